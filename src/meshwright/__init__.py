@@ -1,0 +1,1 @@
+"""Plan, predict, simulate, run and prove the training of large language models."""

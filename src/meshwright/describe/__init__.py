@@ -1,0 +1,1 @@
+"""What exists, as frozen values: accelerators, links, clusters, models, workloads, prices."""

@@ -1,0 +1,52 @@
+"""Accelerators and links as their vendors specify them: ceilings, not what software reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshwright.describe.source import Sources
+from meshwright.errors import InputError, nearest
+
+# A recipe is what people switch on; a number format is what the tensor cores multiply.
+FORMAT_OF_RECIPE: Mapping[str, str] = {"fp32": "tf32", "bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """One accelerator: what its data sheet promises."""
+
+    name: str
+    vendor: str
+    architecture: str  # generation of the cores: decides which fitted efficiencies apply
+    memory_bytes: float
+    memory_bytes_per_s: float
+    dense_flops_per_s: Mapping[str, float]  # by number format: bf16, fp8, fp4, tf32
+    power_cap_w: float
+    softmax_speedup: float = 1.0  # exponentials a clock against the first chip of its generation
+    sources: Sources = field(default_factory=dict)
+
+    def peak_flops_per_s(self, recipe: str) -> float:
+        """Dense FLOP/s of the number format that `recipe` multiplies in."""
+        number_format = FORMAT_OF_RECIPE.get(recipe)
+        if number_format is None:
+            raise InputError(f"no precision named {recipe!r}", where="workload.precision", fix=nearest(recipe, FORMAT_OF_RECIPE))
+        if number_format not in self.dense_flops_per_s:
+            able = [r for r, f in FORMAT_OF_RECIPE.items() if f in self.dense_flops_per_s]
+            raise InputError(
+                f"{self.name} has no {number_format} tensor cores, which precision {recipe!r} needs",
+                where=f"accelerator {self.name}",
+                fix=f"choose precision from {', '.join(able)}",
+            )
+        return self.dense_flops_per_s[number_format]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A kind of network port: bytes per second each way for one accelerator, and the time of one hop."""
+
+    name: str
+    bytes_per_s: float
+    latency_s: float
+    num_planes: int = 1
+    sources: Sources = field(default_factory=dict)

@@ -1,0 +1,234 @@
+"""A transformer as shapes; every count of parameters and FLOPs is derived from them here and nowhere else.
+
+FLOPs are those of matrix multiplications (2 per multiply-add) and of attention, causal attention counted
+once: a token attends to half of the sequence on average. Norms, activations and the softmax are not
+counted, as in everyone's MFU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from meshwright.describe.source import Sources
+from meshwright.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts in the place of the dense MLP."""
+
+    num_experts: int
+    num_active: int  # routed experts a token visits
+    hidden: int  # width of one expert
+    num_shared: int = 0  # experts of the same width that every token visits
+    num_dense_layers: int = 0  # leading layers that keep the dense MLP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """DeepSeek's multi-head latent attention: queries, keys and values come from low-rank vectors."""
+
+    query_rank: int  # 0: queries are projected directly
+    key_value_rank: int
+    nope_dim: int  # per head, without rotary position
+    rope_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The shapes of a decoder-only transformer."""
+
+    name: str
+    num_layers: int
+    hidden: int
+    ffn_hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    gated: bool = True  # SwiGLU: three MLP matrices instead of two
+    biases: bool = False  # on every linear layer
+    attention_biases: bool = False  # on the attention projections alone
+    tied_embeddings: bool = False
+    num_positions: int = 0  # learned positions; 0 where they are rotary
+    layer_norm: bool = False  # LayerNorm (weight and bias) instead of RMSNorm (weight)
+    qk_norm: bool = False
+    attention_sinks: bool = False  # one learned logit a head
+    window: int = 0  # tokens a windowed layer looks back; 0: all layers look at everything
+    num_windowed_layers: int = 0
+    num_prediction_layers: int = 0  # extra multi-token-prediction layers
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+    sources: Sources = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key in ("num_layers", "hidden", "ffn_hidden", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
+            if getattr(self, key) < 1:
+                raise InputError(f"{key} must be at least 1, not {getattr(self, key)}", where=f"model {self.name}: {key}")
+        if self.num_heads % self.num_kv_heads:
+            raise InputError(
+                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key-value heads evenly",
+                where=f"model {self.name}: num_kv_heads",
+                fix="choose a divisor of num_heads",
+            )
+
+    # -- attention ----------------------------------------------------------------------------------
+
+    @property
+    def query_dim(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * (self.latent.nope_dim + self.latent.rope_dim if self.latent else self.head_dim)
+
+    @property
+    def value_dim(self) -> int:
+        """Width of the attention output before its projection."""
+        return self.num_heads * (self.latent.value_dim if self.latent else self.head_dim)
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of keys (or of values) of all key-value heads together, as attention reads them."""
+        return self.query_dim if self.latent else self.num_kv_heads * self.head_dim
+
+    @property
+    def attention_matrix_parameters(self) -> int:
+        """Weights of one layer's attention matrices."""
+        if self.latent is None:
+            return self.hidden * (self.query_dim + 2 * self.kv_dim) + self.query_dim * self.hidden
+        latent = self.latent
+        if latent.query_rank:
+            queries = self.hidden * latent.query_rank + latent.query_rank * self.query_dim
+        else:
+            queries = self.hidden * self.query_dim
+        down = self.hidden * (latent.key_value_rank + latent.rope_dim)
+        up = latent.key_value_rank * self.num_heads * (latent.nope_dim + latent.value_dim)
+        return queries + down + up + self.value_dim * self.hidden
+
+    def attended_tokens(self, seq_len: int) -> float:
+        """Mean number of earlier tokens a token attends to, over all layers: half the sequence, or a window's."""
+        full = seq_len / 2
+        if not self.window or not self.num_windowed_layers:
+            return full
+        window = min(self.window, seq_len)
+        windowed = window - window * window / (2 * seq_len)
+        share = self.num_windowed_layers / self.num_layers
+        return share * windowed + (1 - share) * full
+
+    def attention_flops_per_token(self, seq_len: int) -> float:
+        """Forward FLOPs of one layer's score and value products for one token."""
+        return 2 * (self.query_dim + self.value_dim) * self.attended_tokens(seq_len)
+
+    # -- MLP ----------------------------------------------------------------------------------------
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Matrices of one MLP: gate, up and down, or up and down."""
+        return 3 if self.gated else 2
+
+    @property
+    def dense_mlp_parameters(self) -> int:
+        """Weights of one dense MLP."""
+        return self.mlp_matrices * self.hidden * self.ffn_hidden
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of one routed expert; 0 in a dense model."""
+        return self.mlp_matrices * self.hidden * self.experts.hidden if self.experts else 0
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers whose MLP is a mixture of experts."""
+        return self.num_layers - self.experts.num_dense_layers if self.experts else 0
+
+    @property
+    def num_dense_layers(self) -> int:
+        """Layers whose MLP is dense."""
+        return self.num_layers - self.num_expert_layers
+
+    @property
+    def shared_expert_parameters(self) -> int:
+        """Weights of the experts of one layer that every token visits."""
+        return self.expert_parameters * self.experts.num_shared if self.experts else 0
+
+    @property
+    def router_parameters(self) -> int:
+        """Weights of one layer's router."""
+        return self.hidden * self.experts.num_experts if self.experts else 0
+
+    # -- whole model --------------------------------------------------------------------------------
+
+    @property
+    def small_parameters_per_layer(self) -> int:
+        """Norms, biases and sinks of one layer: too small for FLOPs, counted for memory and totals."""
+        norm = (2 if self.layer_norm else 1) * self.hidden
+        count = 2 * norm
+        if self.qk_norm:
+            count += 2 * self.head_dim
+        if self.attention_sinks:
+            count += self.num_heads
+        if self.latent:
+            count += self.latent.query_rank + self.latent.key_value_rank
+        if self.biases or self.attention_biases:
+            count += self.query_dim + 2 * self.kv_dim
+            # Qwen2-style attention biases leave the output projection without one; GPT-style ones do not.
+            count += self.hidden
+        if self.biases and not self.experts:
+            count += (self.mlp_matrices - 1) * self.ffn_hidden + self.hidden
+        if self.biases and self.experts:
+            width = (self.mlp_matrices - 1) * self.experts.hidden + self.hidden
+            count += self.experts.num_experts * (width + 1)
+        return count
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of the token embedding (and learned positions)."""
+        return (self.vocab_size + self.num_positions) * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights of the output projection: vocab x hidden, also where they are shared with the embedding."""
+        return self.vocab_size * self.hidden
+
+    @property
+    def dense_layer_parameters(self) -> int:
+        """Matrix weights of a layer with a dense MLP."""
+        return self.attention_matrix_parameters + self.dense_mlp_parameters
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters, tied ones once, prediction layers left out as in the published counts."""
+        count = self.num_layers * (self.attention_matrix_parameters + self.small_parameters_per_layer)
+        count += self.num_dense_layers * self.dense_mlp_parameters
+        if self.experts:
+            per_layer = self.experts.num_experts * self.expert_parameters + self.shared_expert_parameters + self.router_parameters
+            count += self.num_expert_layers * per_layer
+        count += self.embedding_parameters + (2 if self.layer_norm else 1) * self.hidden
+        return count if self.tied_embeddings else count + self.head_parameters
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters one token meets: of the routed experts, only those it visits."""
+        if not self.experts:
+            return self.num_parameters
+        idle = (self.experts.num_experts - self.experts.num_active) * self.expert_parameters
+        return self.num_parameters - self.num_expert_layers * idle
+
+    @property
+    def layer_matrix_parameters_per_token(self) -> float:
+        """Matrix weights a token meets in a layer, averaged over the layers."""
+        count = float(self.num_layers * self.attention_matrix_parameters + self.num_dense_layers * self.dense_mlp_parameters)
+        if self.experts:
+            visited = self.experts.num_active * self.expert_parameters + self.shared_expert_parameters + self.router_parameters
+            count += self.num_expert_layers * visited
+        return count / self.num_layers
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Forward and backward FLOPs of one token in pre-training, nothing recomputed, causal attention once."""
+        layer = 2 * self.layer_matrix_parameters_per_token + self.attention_flops_per_token(seq_len)
+        return 3 * (self.num_layers * layer + 2 * self.head_parameters)
+
+    def cut_to(self, num_layers: int) -> Model:
+        """The same model with fewer layers, as people cut one down to fit a small machine."""
+        windowed = round(self.num_windowed_layers * num_layers / self.num_layers)
+        experts = self.experts and replace(self.experts, num_dense_layers=min(self.experts.num_dense_layers, num_layers))
+        return replace(self, name=f"{self.name}-l{num_layers}", num_layers=num_layers, num_windowed_layers=windowed, experts=experts)

@@ -1,0 +1,83 @@
+"""What is to be trained, and until when: sequence, batch, precision, tokens or a quality target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwright.describe.source import Sources
+from meshwright.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """LoRA: the base is frozen; low-rank pairs beside some matrices are trained."""
+
+    rank: int
+    targets: tuple[str, ...]  # of "qkv", "proj", "mlp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convergence:
+    """Samples to reach the target, measured at several global batch sizes."""
+
+    samples_by_batch: Mapping[int, float]
+
+    def samples(self, batch: float) -> float:
+        """Samples to the target at a global batch, on a straight line in log-log between measured batches.
+
+        Beyond the measured batches the nearest one's count is used below (small batches waste nothing) and
+        the last slope above (large batches waste ever more).
+        """
+        batches = sorted(self.samples_by_batch)
+        logs = np.log(batches), np.log([self.samples_by_batch[b] for b in batches])
+        if batch <= batches[-1] or len(batches) == 1:
+            return float(np.exp(np.interp(math.log(batch), *logs)))
+        slope = (logs[1][-1] - logs[1][-2]) / (logs[0][-1] - logs[0][-2])
+        return float(np.exp(logs[1][-1] + max(slope, 0.0) * (math.log(batch) - logs[0][-1])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """How often the model is evaluated, and on how many sequences."""
+
+    num_samples: int
+    every_samples: float  # training samples between two evaluations
+    start_samples: float = 0.0  # no evaluation before this many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One training job."""
+
+    name: str
+    model: str  # name of the model it is defined for; "" where any will do
+    seq_len: int
+    global_batch: int  # sequences a step
+    precision: str = "bf16"  # recipe of the layers' matrix multiplications
+    num_tokens: float = 0.0  # plain pre-training: train on this many
+    convergence: Convergence | None = None  # or: train until a quality target
+    evaluation: Evaluation | None = None
+    adapters: Adapters | None = None
+    target: str = ""  # the quality target in words
+    sources: Sources = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.seq_len < 1 or self.global_batch < 1:
+            raise InputError(
+                f"sequence length {self.seq_len} and global batch {self.global_batch} must be at least 1", where=f"workload {self.name}"
+            )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one global batch."""
+        return self.seq_len * self.global_batch
+
+    def num_steps(self) -> int:
+        """Steps to the target or through all tokens; 0 where the workload states neither."""
+        if self.convergence:
+            return math.ceil(self.convergence.samples(self.global_batch) / self.global_batch)
+        return math.ceil(self.num_tokens / self.tokens_per_step)

@@ -1,0 +1,232 @@
+"""A parallel layout: degrees, their order onto ranks, and how the work is cut and hidden.
+
+`Layout` is one choice; `Layouts` is many of them as columns, so that one call prices them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import InputError, nearest
+
+AXES = ("tp", "cp", "pp", "dp")  # ep is laid over dp (and cp): it takes no ranks of its own
+RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
+CP_KINDS = ("ring", "all-gather", "all-to-all")
+
+_DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "micro_batch")
+_SHORT = {"mbs": "micro_batch", "zero": "zero_stage", "cp_kind": "cp_kind"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One way to spread a training step over accelerators."""
+
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    vp: int = 1  # model chunks on a stage (interleaving)
+    dp: int = 1
+    ep: int = 1
+    micro_batch: int = 1  # sequences
+    zero_stage: int = 1  # 0: everything replicated; 1: optimizer (the distributed optimizer); 2: + gradients; 3: + weights
+    recompute: str = "none"
+    schedule: str = "interleaved"  # with vp=1 the same as 1f1b
+    cp_kind: str = "ring"
+    order: tuple[str, ...] = AXES  # innermost axis first
+    overlap_tp: bool = False
+    overlap_pp: bool = True
+    overlap_dp: bool = True
+    cuda_graphs: bool = True
+    first_stage_layers: int = 0  # 0: even, or what the model's own split gives
+    last_stage_layers: int = 0
+
+    def __post_init__(self) -> None:
+        for key in _DEGREES:
+            if getattr(self, key) < 1:
+                raise InputError(f"{key} must be at least 1, not {getattr(self, key)}", where=f"layout.{key}")
+        if self.zero_stage not in (0, 1, 2, 3):
+            raise InputError(f"ZeRO stage {self.zero_stage} does not exist", where="layout.zero", fix="choose 0, 1, 2 or 3")
+        for key, choices in (("recompute", RECOMPUTE), ("schedule", SCHEDULES), ("cp_kind", CP_KINDS)):
+            if getattr(self, key) not in choices:
+                value = getattr(self, key)
+                raise InputError(f"no {key} named {value!r}", where=f"layout.{key}", fix=f"choose from {', '.join(choices)}")
+        if sorted(self.order) != sorted(AXES):
+            raise InputError(
+                f"rank order {'-'.join(self.order)} must name each of {', '.join(AXES)} once",
+                where="layout.order",
+                fix="for example order=tp-cp-pp-dp (innermost first)",
+            )
+        if self.vp > 1 and self.pp == 1:
+            raise InputError(f"vp={self.vp} model chunks need a pipeline, and pp is 1", where="layout.vp", fix="use vp=1, or pp > 1")
+        if (self.dp * self.cp * self.tp) % self.ep:
+            raise InputError(
+                f"expert degree {self.ep} does not divide dp x cp x tp = {self.dp * self.cp * self.tp}",
+                where="layout.ep",
+                fix=f"choose ep from the divisors of {self.dp * self.cp * self.tp}",
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        """Accelerators the layout takes."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    def num_micro_batches(self, global_batch: int) -> int:
+        """Micro-batches each replica runs in a step."""
+        per_round = self.dp * self.micro_batch
+        if global_batch % per_round:
+            raise InputError(
+                f"dp={self.dp} x mbs={self.micro_batch} = {per_round} does not divide the global batch {global_batch}",
+                where="layout.dp",
+                fix=f"choose dp x mbs from the divisors of {global_batch}: {_divisors_near(global_batch, per_round)}",
+            )
+        return global_batch // per_round
+
+    def stride(self, axis: str) -> int:
+        """Ranks between two neighbours on `axis`."""
+        inner = self.order[: self.order.index(axis)]
+        return math.prod(getattr(self, a) for a in inner)
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """Position of `rank` on every axis."""
+        return {axis: rank // self.stride(axis) % getattr(self, axis) for axis in AXES}
+
+    def rank(self, coordinate: Mapping[str, int]) -> int:
+        """The rank at a position: the inverse of `coordinate`."""
+        return sum(coordinate[axis] * self.stride(axis) for axis in AXES)
+
+    def __str__(self) -> str:
+        parts = [f"tp={self.tp}", f"cp={self.cp}", f"pp={self.pp}", f"vp={self.vp}", f"dp={self.dp}"]
+        if self.ep > 1:
+            parts.append(f"ep={self.ep}")
+        parts.append(f"mbs={self.micro_batch}")
+        if self.zero_stage != 1:
+            parts.append(f"zero={self.zero_stage}")
+        if self.recompute != "none":
+            parts.append(f"recompute={self.recompute}")
+        return ",".join(parts)
+
+
+def _divisors_near(number: int, wanted: int, count: int = 6) -> str:
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    close = sorted(divisors, key=lambda d: abs(math.log(d / wanted)))[:count]
+    return ", ".join(str(d) for d in sorted(close))
+
+
+def parse_layout(text: str, base: Layout | None = None) -> Layout:
+    """The layout that `tp=4,cp=2,...` spells out, on top of `base`."""
+    known = {f.name: f for f in fields(Layout)}
+    names = {**{k: k for k in known}, **_SHORT}
+    changes: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = item.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or key not in names:
+            raise InputError(f"cannot read {item!r} in the layout", where="--layout", fix=f"write KEY=VALUE; {nearest(key, names)}")
+        field_name = names[key]
+        if field_name in changes:
+            raise InputError(f"{key} is given twice", where=f"--layout {text}", fix=f"keep one {key}=")
+        changes[field_name] = _read_value(field_name, value.strip(), known[field_name].default)
+    return replace(base or Layout(), **changes)
+
+
+def _read_value(key: str, value: str, default: object) -> object:
+    if isinstance(default, bool):
+        words = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
+        if value.lower() not in words:
+            raise InputError(f"{key} is {value!r}, not yes or no", where=f"layout.{key}", fix="write yes or no")
+        return words[value.lower()]
+    if isinstance(default, int):
+        try:
+            return int(value)
+        except ValueError:
+            raise InputError(f"{key} is {value!r}, not a whole number", where=f"layout.{key}", fix=f"write {key}=4, for example") from None
+    if isinstance(default, tuple):
+        return tuple(value.split("-"))
+    return value
+
+
+IntColumn = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layouts:
+    """Many layouts as columns of equal length; a row is one layout. Choices by name are stored as their index."""
+
+    tp: IntColumn
+    cp: IntColumn
+    pp: IntColumn
+    vp: IntColumn
+    dp: IntColumn
+    ep: IntColumn
+    micro_batch: IntColumn
+    zero_stage: IntColumn
+    recompute: IntColumn  # index into RECOMPUTE
+    schedule: IntColumn  # index into SCHEDULES
+    cp_kind: IntColumn  # index into CP_KINDS
+    order: IntColumn  # index into ORDERS
+    overlap_tp: IntColumn
+    overlap_pp: IntColumn
+    overlap_dp: IntColumn
+    cuda_graphs: IntColumn
+    first_stage_layers: IntColumn
+    last_stage_layers: IntColumn
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    @staticmethod
+    def of(layouts: Iterable[Layout]) -> Layouts:
+        """Columns of the given layouts, in their order."""
+        rows = list(layouts)
+        columns = {
+            f.name: np.array([_code(f.name, getattr(layout, f.name)) for layout in rows], dtype=np.int64) for f in fields(Layout)
+        }
+        return Layouts(**columns)
+
+    def row(self, index: int) -> Layout:
+        """One row as a layout."""
+        values = {f.name: _decode(f.name, int(getattr(self, f.name)[index])) for f in fields(Layout)}
+        return Layout(**values)
+
+    def take(self, rows: NDArray[Any] | Sequence[int]) -> Layouts:
+        """The rows that an index or mask picks."""
+        return Layouts(**{f.name: getattr(self, f.name)[rows] for f in fields(Layout)})
+
+    def stride(self, axis: str) -> IntColumn:
+        """Ranks between two neighbours on `axis`, for every row."""
+        result = np.ones(len(self), dtype=np.int64)
+        for index in np.unique(self.order):
+            inner = ORDERS[index][: ORDERS[index].index(axis)]
+            product = np.ones(len(self), dtype=np.int64)
+            for other in inner:
+                product = product * getattr(self, other)
+            result = np.where(self.order == index, product, result)
+        return result
+
+
+def _permutations(items: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    if len(items) < 2:
+        return (items,)
+    return tuple((head, *rest) for head in items for rest in _permutations(tuple(i for i in items if i != head)))
+
+
+ORDERS = _permutations(AXES)
+_CHOICES: Mapping[str, Sequence[Any]] = {"recompute": RECOMPUTE, "schedule": SCHEDULES, "cp_kind": CP_KINDS, "order": ORDERS}
+_FLAGS = ("overlap_tp", "overlap_pp", "overlap_dp", "cuda_graphs")
+
+
+def _code(key: str, value: Any) -> int:
+    return _CHOICES[key].index(value) if key in _CHOICES else int(value)
+
+
+def _decode(key: str, code: int) -> Any:
+    if key in _CHOICES:
+        return _CHOICES[key][code]
+    return bool(code) if key in _FLAGS else code

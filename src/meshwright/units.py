@@ -1,0 +1,60 @@
+"""The only conversion factors, and the reading and printing of quantities. Inside, everything is SI."""
+
+from __future__ import annotations
+
+import math
+
+KILO = 1e3
+MEGA = 1e6
+GIGA = 1e9
+TERA = 1e12
+PETA = 1e15
+
+GB = GIGA
+GIB = float(2**30)
+GBIT = GIGA / 8
+MICROSECOND = 1e-6
+MINUTE = 60.0
+HOUR = 3600.0
+DAY = 24 * HOUR
+KWH = 3.6e6
+
+_PREFIXES = ((1e18, "E"), (PETA, "P"), (TERA, "T"), (GIGA, "G"), (MEGA, "M"), (KILO, "k"))
+
+
+def si(value: float, unit: str, digits: int = 4) -> str:
+    """`value` with the largest SI prefix that leaves at least one digit before the point: 12.7 GB."""
+    for factor, prefix in _PREFIXES:
+        if abs(value) >= factor:
+            return f"{value / factor:.{digits}g} {prefix}{unit}"
+    return f"{value:.{digits}g} {unit}".rstrip()
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes as GiB, the unit GPU tools print: 53.1 GiB."""
+    return f"{num_bytes / GIB:.1f} GiB"
+
+
+def seconds(value: float) -> str:
+    """A duration as people say it: 83 us, 1.271 s, 7.07 min, 3.2 h, 12.4 d."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0 s"
+    size = abs(value)
+    if size < 1e-3:
+        return f"{value * 1e6:.3g} us"
+    if size < 1:
+        return f"{value * 1e3:.4g} ms"
+    if size < 2 * MINUTE:
+        return f"{value:.4g} s"
+    if size < 2 * HOUR:
+        return f"{value / MINUTE:.4g} min"
+    if size < 3 * DAY:
+        return f"{value / HOUR:.3g} h"
+    return f"{value / DAY:.3g} d"
+
+
+def usd(value: float) -> str:
+    """Dollars with thousands separated; cents only where they matter."""
+    return f"${value:,.2f}" if abs(value) < 100 else f"${value:,.0f}"
