@@ -22,7 +22,7 @@ class Accelerator:
     memory_bytes: float
     memory_bytes_per_s: float
     dense_flops_per_s: Mapping[str, float]  # by number format: bf16, fp8, fp4, tf32
-    power_cap_w: float
+    power_cap_w: float  # nan where the vendor publishes none
     softmax_speedup: float = 1.0  # exponentials a clock against the first chip of its generation
     sources: Sources = field(default_factory=dict)
 

@@ -49,7 +49,8 @@ class Model:
     vocab_size: int
     gated: bool = True  # SwiGLU: three MLP matrices instead of two
     biases: bool = False  # on every linear layer
-    attention_biases: bool = False  # on the attention projections alone
+    attention_biases: bool = False  # on the four attention projections alone
+    qkv_biases: bool = False  # on queries, keys and values alone, as in Qwen2
     tied_embeddings: bool = False
     num_positions: int = 0  # learned positions; 0 where they are rotary
     layer_norm: bool = False  # LayerNorm (weight and bias) instead of RMSNorm (weight)
@@ -168,16 +169,20 @@ class Model:
             count += self.num_heads
         if self.latent:
             count += self.latent.query_rank + self.latent.key_value_rank
-        if self.biases or self.attention_biases:
+        if self.biases or self.attention_biases or self.qkv_biases:
             count += self.query_dim + 2 * self.kv_dim
-            # Qwen2-style attention biases leave the output projection without one; GPT-style ones do not.
+        if self.biases or self.attention_biases:
             count += self.hidden
         if self.biases and not self.experts:
             count += (self.mlp_matrices - 1) * self.ffn_hidden + self.hidden
         if self.biases and self.experts:
-            width = (self.mlp_matrices - 1) * self.experts.hidden + self.hidden
-            count += self.experts.num_experts * (width + 1)
+            count += self.experts.num_experts * (self.expert_bias_parameters + 1)  # and the router's
         return count
+
+    @property
+    def expert_bias_parameters(self) -> int:
+        """Biases of one routed expert; 0 where there are none."""
+        return (self.mlp_matrices - 1) * self.experts.hidden + self.hidden if self.biases and self.experts else 0
 
     @property
     def embedding_parameters(self) -> int:
@@ -207,10 +212,10 @@ class Model:
 
     @property
     def num_active_parameters(self) -> int:
-        """Parameters one token meets: of the routed experts, only those it visits."""
+        """Parameters one token meets: of the routed experts, only those it visits; the embedding whole."""
         if not self.experts:
             return self.num_parameters
-        idle = (self.experts.num_experts - self.experts.num_active) * self.expert_parameters
+        idle = (self.experts.num_experts - self.experts.num_active) * (self.expert_parameters + self.expert_bias_parameters)
         return self.num_parameters - self.num_expert_layers * idle
 
     @property

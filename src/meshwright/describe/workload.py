@@ -25,15 +25,19 @@ class Convergence:
     """Samples to reach the target, measured at several global batch sizes."""
 
     samples_by_batch: Mapping[int, float]
+    samples_by_precision: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # recipes that converge differently
 
-    def samples(self, batch: float) -> float:
+    def samples(self, batch: float, precision: str = "") -> float:
         """Samples to the target at a global batch, on a straight line in log-log between measured batches.
 
-        Beyond the measured batches the nearest one's count is used below (small batches waste nothing) and
-        the last slope above (large batches waste ever more).
+        A precision with a table of its own uses that. Beyond the measured batches the nearest one's count is used
+        below (small batches waste nothing) and the last slope above (large batches waste ever more).
         """
-        batches = sorted(self.samples_by_batch)
-        logs = np.log(batches), np.log([self.samples_by_batch[b] for b in batches])
+        table = self.samples_by_precision.get(precision, self.samples_by_batch)
+        if batch in table:
+            return float(table[int(batch)])
+        batches = sorted(table)
+        logs = np.log(batches), np.log([table[b] for b in batches])
         if batch <= batches[-1] or len(batches) == 1:
             return float(np.exp(np.interp(math.log(batch), *logs)))
         slope = (logs[1][-1] - logs[1][-2]) / (logs[0][-1] - logs[0][-2])
@@ -47,6 +51,13 @@ class Evaluation:
     num_samples: int
     every_samples: float  # training samples between two evaluations
     start_samples: float = 0.0  # no evaluation before this many
+    start_samples_per_batch: float = 0.0  # and so many more for each sequence of the global batch
+
+    def count(self, samples: float, global_batch: int) -> int:
+        """Evaluations in a run of `samples`: one at each multiple of `every_samples` from the start on, and at least the last."""
+        start = self.start_samples + self.start_samples_per_batch * global_batch
+        first = max(1, math.ceil(start / self.every_samples - 1e-9))
+        return max(1, math.floor(samples / self.every_samples + 1e-9) - first + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,5 +90,5 @@ class Workload:
     def num_steps(self) -> int:
         """Steps to the target or through all tokens; 0 where the workload states neither."""
         if self.convergence:
-            return math.ceil(self.convergence.samples(self.global_batch) / self.global_batch)
+            return math.ceil(self.convergence.samples(self.global_batch, self.precision) / self.global_batch)
         return math.ceil(self.num_tokens / self.tokens_per_step)

@@ -1,0 +1,65 @@
+# Two commands do everything on a fresh machine, each making its own virtual environment: `make run` and `make test`.
+# Needs Python 3.11 or later; installs with uv where it is there, else with pip. `make PYTHON=python3.12 test` picks an interpreter.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+RECORD := llama-3.1-405b azure-gb200-128 mlperf-llama31-405b --layout tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-all check fit accuracy bench clean
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(VENV)/installed  ## predict the record machine: Llama 3.1 405B on 8,192 GB200
+	$(BIN)/meshwright predict $(RECORD)
+
+test: check  ## format, lint, types and tests: what CI runs
+	$(BIN)/pytest -n $(WORKERS)
+
+test-all: check  ## the same, with the tests marked `long`
+	$(BIN)/pytest -n $(WORKERS) -m ""
+
+check: $(VENV)/installed-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fit: $(VENV)/installed-test  ## fit the constants that data sheets do not give
+	$(BIN)/meshwright fit
+
+accuracy: $(VENV)/installed-test  ## write docs/accuracy.md from the measured runs
+	$(BIN)/meshwright accuracy
+
+bench: $(VENV)/installed-test  ## time meshwright itself
+	@for script in benchmarks/*.py; do \
+		test -e "$$script" || { echo "make bench: no script in benchmarks/ yet"; break; }; \
+		echo "$$script"; $(BIN)/python "$$script" || exit 1; \
+	done
+
+clean:  ## remove the virtual environment and what tools left behind
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# uv does not read pip's configuration, so that a machine with a package index of its own may know it from pip alone:
+# where uv cannot install, pip has the last word.
+define install
+	@if command -v uv >/dev/null && uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable $(1); then :; \
+	else $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable $(1); fi
+	@touch $@
+endef
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,.)
+
+$(VENV)/installed-test: pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,'.[test]')
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		found="$$($(PYTHON) --version 2>/dev/null)"; \
+		echo "make: meshwright needs Python 3.11 or later, and $(PYTHON) is $${found:-not there}" >&2; \
+		echo "  fix:   install one, or name it: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || uv venv --quiet --clear --seed --python $(PYTHON) $(VENV) || { rm -rf $(VENV); exit 2; }

@@ -1,0 +1,81 @@
+"""The command `meshwright`: its verbs, and the one place where foreseen failures become a message and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.describe import describe
+from meshwright.errors import MeshwrightError, nearest
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+# click's base of all parser complaints, wherever this typer keeps its click.
+ParserError: type[Exception] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+# A command's module imports what is heavy inside its function, so that --help stays quick.
+for command in (describe,):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"meshwright {version('meshwright')}")
+        raise typer.Exit
+
+
+@app.callback()
+def meshwright(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Plan, predict, simulate, run and prove the training of large language models."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code. Every foreseen failure, ours or the parser's, is one message on stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = app(arguments or ["--help"], prog_name="meshwright", standalone_mode=False) or 0
+    except MeshwrightError as error:
+        print(f"meshwright: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except ParserError as error:
+        print(f"meshwright: {_parser_message(error)}", file=sys.stderr)
+        return BAD_INPUT
+    except (typer.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away: nothing is left to say
+        return 1
+    if code == INTERRUPTED:
+        print("meshwright: interrupted", file=sys.stderr)
+    return int(code)
+
+
+def _parser_message(error: Exception) -> str:
+    """The parser's complaint in our form: what is wrong, and where to look."""
+    format_message = getattr(error, "format_message", error.__str__)
+    what = format_message().strip().split(". Did you mean")[0].rstrip(".")
+    lines = [what[:1].lower() + what[1:]]
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "meshwright"
+    if "such command" in what:
+        lines.append(f"  fix:   {nearest(what.split(chr(39))[1], _command_names())}")
+    else:
+        lines.append(f"  fix:   see {path} --help")
+    return "\n".join(lines)
+
+
+def _command_names() -> list[str]:
+    return [info.name or getattr(info.callback, "__name__", "").replace("_", "-") for info in app.registered_commands]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

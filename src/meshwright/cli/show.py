@@ -1,0 +1,83 @@
+"""Printing that the commands share: tables with units for people, JSON for programs. Colour only on a terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPED_WIDTH = 160  # columns where the output is not a terminal
+
+
+def console() -> Console:
+    """A console on the present stdout: as wide as the terminal, or of a fixed width when piped."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+
+
+def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows under a title; a column whose name ends in `>` is flush right."""
+    table = Table(
+        title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0)
+    )
+    for column in columns:
+        name = column.removesuffix(">")
+        table.add_column(Text(name), justify="right" if column.endswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    _print(table)
+
+
+def show_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:
+    """Print names and values in two columns under a title."""
+    table = Table(
+        title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0)
+    )
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(Text(name), Text(str(value)))
+    _print(table)
+
+
+def show_text(text: str) -> None:
+    """Print a sentence, wrapped to the width."""
+    console().print(Text(text))
+
+
+def _print(table: Table) -> None:
+    """Print without the spaces that would pad the last column, and with a blank line after."""
+    out = console()
+    with out.capture() as captured:
+        out.print(table)
+    for line in captured.get().rstrip("\n").split("\n"):
+        print(line.rstrip())
+    print()
+
+
+def show_json(value: object) -> None:
+    """Print a value as JSON; what is not a number (unknown, unlimited) is null."""
+    print(json.dumps(plain_value(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def plain_value(value: Any) -> Any:
+    """A value in JSON's own types: dataclasses as tables, numpy's as Python's, nan and inf as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain_value(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(inner) for key, inner in value.items()}
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if hasattr(value, "tolist"):  # numpy's scalars and arrays
+        return plain_value(value.tolist())
+    if isinstance(value, Iterable):
+        return [plain_value(inner) for inner in value]
+    return str(value)

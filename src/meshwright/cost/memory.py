@@ -1,0 +1,154 @@
+"""Bytes that training holds on one accelerator: what is kept, for how long, and how much at once.
+
+Every argument may be a number or an array; they broadcast, so one call prices all candidate layouts. What is saved
+for the backward pass follows Megatron-LM with Transformer Engine layers and flash attention: a matrix
+multiplication keeps its input, an activation function its input, a norm its input, attention its queries, keys,
+values, output and one fp32 statistic per head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from meshwright.units import GIB
+
+Column = NDArray[np.float64]
+Quantity = float | Column
+
+BF16_BYTES = 2.0
+FP32_BYTES = 4.0
+
+# One cuBLAS workspace is 32 MiB on Hopper and Blackwell. PyTorch keeps one for the forward and one for the backward
+# thread, Transformer Engine one of its own, and four more for the streams of grouped multiplications.
+CUBLAS_WORKSPACE_BYTES = GIB / 32
+NUM_WORKSPACES = 3
+NUM_GROUPED_WORKSPACES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Bytes per element that a precision recipe keeps."""
+
+    weight_bytes: float = BF16_BYTES  # all copies of a weight that live through the step, but for the optimizer's
+    gradient_bytes: float = FP32_BYTES  # accumulated over micro-batches
+    optimizer_bytes: float = 3 * FP32_BYTES  # Adam: fp32 weight and two moments
+    tensor_bytes: float = BF16_BYTES  # what passes between operations
+    input_bytes: float = BF16_BYTES  # input of a matrix multiplication, kept for the weight gradient
+    preactivation_bytes: float = BF16_BYTES  # input of the activation function; 1 where it is stored in fp8
+    logit_bytes: float = BF16_BYTES + FP32_BYTES  # logits and their fp32 softmax; 2 where one fused kernel works in place
+
+
+# -- what does not change within a step ---------------------------------------------------------------
+
+
+def gathered_bytes(parameters: Quantity, working_parameters: Quantity, bytes_per_weight: float, num_shards: Quantity) -> Column:
+    """Bytes of weights that `num_shards` ranks split (1: whole) and gather `working_parameters` at a time.
+
+    Gathering never takes more than keeping them whole.
+    """
+    return np.asarray(np.minimum(parameters, parameters / num_shards + working_parameters) * bytes_per_weight)
+
+
+def workspace_bytes(grouped: bool) -> float:
+    """Bytes of cuBLAS workspaces in PyTorch's allocator; `grouped` where experts run as grouped multiplications."""
+    return (NUM_WORKSPACES + (NUM_GROUPED_WORKSPACES if grouped else 0)) * CUBLAS_WORKSPACE_BYTES
+
+
+# -- what a micro-batch leaves behind for its backward pass -------------------------------------------
+
+
+def attention_saved_bytes(hidden: int, kv_dim: int, query_dim: int, value_dim: int, num_heads: int, kept: Recipe) -> float:
+    """Bytes per token that one attention block saves: norm input and output, Q, K, V, output, statistics.
+
+    The output projection's input comes on top (`projection_input_bytes`).
+    """
+    norm = (kept.tensor_bytes + kept.input_bytes) * hidden
+    return norm + kept.tensor_bytes * (query_dim + 2 * kv_dim + value_dim) + FP32_BYTES * num_heads
+
+
+def latent_saved_bytes(
+    hidden: int, query_rank: int, kv_rank: int, rope_dim: int, query_dim: int, value_dim: int, num_heads: int, kept: Recipe
+) -> float:
+    """Bytes per token that one latent attention block saves: the low-rank vectors and their norms, then all heads' Q, K, V.
+
+    The output projection's input comes on top (`projection_input_bytes`).
+    """
+    norm = (kept.tensor_bytes + kept.input_bytes) * hidden
+    low_rank = kept.tensor_bytes * (query_rank + kv_rank + rope_dim) + kept.input_bytes * (query_rank + kv_rank)
+    return norm + low_rank + kept.tensor_bytes * 2 * (query_dim + value_dim) + FP32_BYTES * num_heads
+
+
+def projection_input_bytes(value_dim: int, kept: Recipe) -> float:
+    """Bytes per token of the output projection's input, unless it is the very tensor that attention saved."""
+    return 0.0 if kept.input_bytes == kept.tensor_bytes else kept.input_bytes * value_dim
+
+
+def mlp_saved_bytes(hidden: int, ffn_hidden: int, num_inner: int, kept: Recipe) -> float:
+    """Bytes per token that one dense MLP saves: norm input and output, `num_inner` pre-activations, what they become."""
+    norm = (kept.tensor_bytes + kept.input_bytes) * hidden
+    return norm + (num_inner * kept.preactivation_bytes + kept.input_bytes) * ffn_hidden
+
+
+def experts_saved_bytes(
+    hidden: int, num_experts: int, num_active: int, expert_hidden: int, shared_hidden: int, num_inner: int, kept: Recipe
+) -> float:
+    """Bytes per token that one mixture of experts saves, tokens spread evenly over the experts.
+
+    The norm's output stays as it is for the router; each token goes to `num_active` experts as a copy of its own.
+    Assumption: the router keeps logits, scores and probabilities of all experts in fp32.
+    """
+    norm = 2 * kept.tensor_bytes * hidden + 3 * FP32_BYTES * num_experts
+    inner = num_inner * kept.preactivation_bytes + kept.input_bytes
+    shared = inner * shared_hidden
+    if shared_hidden and kept.input_bytes != kept.tensor_bytes:
+        shared += kept.input_bytes * hidden
+    return norm + shared + num_active * (kept.input_bytes * hidden + inner * expert_hidden)
+
+
+# -- how much of it is held at once -------------------------------------------------------------------
+
+
+def chunks_in_flight(pp: ArrayLike, vp: ArrayLike, num_micro_batches: ArrayLike, stage: ArrayLike) -> NDArray[np.int64]:
+    """Model chunks' micro-batches that a stage holds at the end of its warm-up, the first backward still to come.
+
+    1F1B: one for every later stage and one of its own. Interleaved (Narayanan et al. 2021, as Megatron-LM warms
+    up): two for every later stage, a full round of `pp` for every other chunk, and one. Zero-bubble schedules are
+    taken to hold no more (ZB-H1, Qi et al. 2024).
+    """
+    later = np.subtract(pp, stage) - 1
+    held = np.where(np.greater(vp, 1), 2 * later + np.multiply(np.subtract(vp, 1), pp), later) + 1
+    return np.asarray(np.minimum(held, np.multiply(num_micro_batches, vp)), dtype=np.int64)
+
+
+# -- what comes on top at one moment ------------------------------------------------------------------
+
+
+def loss_bytes(tokens: Quantity, hidden: int, vocab_size: int, tp: Quantity, kept: Recipe, trained: bool = True) -> Column:
+    """Bytes on the last stage at the loss: the larger of the cross-entropy's and the output projection's backward.
+
+    `tokens` are those of one context shard. The final norm's input and output are split over `tp`; with tp > 1 the
+    projection's backward gathers the output again, and makes the gradient of it whole and then scattered. The weight
+    gradient is added to the accumulated one directly, but autograd is handed a placeholder of the weight's shape.
+    """
+    shard = kept.tensor_bytes * tokens * hidden / tp
+    logits = tokens * vocab_size / tp
+    gathered = np.where(np.asarray(tp) > 1, 2 * kept.tensor_bytes * tokens * hidden, 0.0)
+    placeholder = kept.tensor_bytes * vocab_size * hidden / tp if trained else 0.0
+    projection = kept.tensor_bytes * logits + placeholder + shard + gathered
+    return np.asarray(2 * shard + np.maximum(kept.logit_bytes * logits, projection))
+
+
+def mlp_backward_bytes(hidden: int, ffn_hidden: int, num_inner: int, kept: Recipe) -> float:
+    """Bytes per token above the saved ones as the activation function's backward runs: its gradients, and the residual's.
+
+    What the down projection had saved is gone by then, and its gradient stands in its place.
+    """
+    return kept.tensor_bytes * (num_inner * ffn_hidden + hidden)
+
+
+def experts_backward_bytes(hidden: int, num_active: int, expert_hidden: int, num_inner: int, kept: Recipe) -> float:
+    """Bytes per token above the saved ones as the experts' backward runs: gradients before and after the all-to-all."""
+    return kept.tensor_bytes * (hidden + num_active * (2 * hidden + num_inner * expert_hidden))

@@ -1,0 +1,354 @@
+"""Pipeline schedules as data, and their exact timing: when every operation of every stage starts and ends.
+
+A schedule is an order of operations per stage and what each waits for; it depends on counts only, so it is built once
+and cached. `evaluate` then walks it with any times. `pipeline.py` holds the closed form of the same quantities.
+
+Words: a stage is one pipeline rank, a chunk one of the `num_chunks` model pieces on it (interleaving), an operation the
+forward (F), backward (B) or, where it is split off, weight-gradient (W) pass of one micro-batch through one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from meshwright.errors import InputError, nearest
+
+FORWARD, BACKWARD, WEIGHT = 0, 1, 2
+KIND_NAMES = ("F", "B", "W")
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_NO_SEND, _HOP, _WRAP = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule:
+    """The operations of a step in an order that respects every dependency; column `i` of each array is operation `i`.
+
+    Operations of one stage stand in the order in which that stage runs them.
+    """
+
+    num_stages: int
+    num_chunks: int
+    num_micro_batches: int
+    stage: Ints
+    chunk: Ints
+    micro_batch: Ints
+    kind: Ints  # FORWARD, BACKWARD or WEIGHT
+    waits_for: Ints  # operation on another stage that must have arrived, or -1
+    message: Ints  # what the result is sent over: nothing, the next stage, or the wrap from last stage to first
+    peak_in_flight: Ints  # per stage: most chunk activations held at once
+    peak_operation: Ints  # per stage: the forward at which that is first reached
+    loop: tuple[list[int], list[int]]  # stage and waits_for + 1 as lists, for the walk in `evaluate`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hops:
+    """Seconds a message between consecutive chunks takes.
+
+    Overlapped, a message delays its receiver alone. Blocking, it also occupies the sender, once per operation that sends:
+    the receiver's half coincides with its own next send, as in Megatron's `send_forward_recv_backward`.
+    """
+
+    hop_s: float = 0.0
+    wrap_s: float | None = None  # from the last stage to the first, one chunk on; None: as any hop
+    overlapped: bool = True
+
+    def by_message(self) -> Floats:
+        """Seconds by kind of message: none, hop, wrap."""
+        return np.array([0.0, self.hop_s, self.hop_s if self.wrap_s is None else self.wrap_s])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """A schedule with its times. Per-operation arrays follow the schedule's columns."""
+
+    schedule: Schedule
+    makespan_s: float
+    start_s: Floats
+    end_s: Floats  # includes the message where it is blocking
+    busy_s: Floats  # per stage
+
+    @property
+    def idle_s(self) -> Floats:
+        """Seconds each stage waits within the makespan: its bubble."""
+        return self.makespan_s - self.busy_s
+
+    @property
+    def peak_at_s(self) -> Floats:
+        """Seconds into the step at which each stage first holds the most activations."""
+        return self.end_s[self.schedule.peak_operation]
+
+
+def evaluate(
+    schedule: Schedule, forward_s: ArrayLike, backward_s: ArrayLike, *, weight_s: ArrayLike | None = None, hops: Hops | None = None
+) -> Timeline:
+    """Start and end of every operation in seconds, given times `[stage][chunk]`.
+
+    An operation starts when its stage has finished the previous one and its input has arrived. `backward_s` is the whole
+    backward; a schedule that splits it needs `weight_s`, the part of it that computes weight gradients.
+    """
+    durations_s, delays_s = _times(schedule, forward_s, backward_s, weight_s, hops or Hops())
+    free_s = [0.0] * schedule.num_stages
+    arrived_s = [0.0]  # entry 0: nothing to wait for
+    starts_s: list[float] = []
+    stages, waits = schedule.loop
+    for stage, wait, duration_s, delay_s in zip(stages, waits, durations_s.tolist(), delays_s.tolist(), strict=True):
+        start_s = free_s[stage]
+        ready_s = arrived_s[wait]
+        if ready_s > start_s:
+            start_s = ready_s
+        starts_s.append(start_s)
+        end_s = start_s + duration_s
+        free_s[stage] = end_s
+        arrived_s.append(end_s + delay_s)
+    start = np.array(starts_s)
+    return Timeline(
+        schedule=schedule,
+        makespan_s=max(free_s),
+        start_s=start,
+        end_s=start + durations_s,
+        busy_s=np.bincount(schedule.stage, weights=durations_s, minlength=schedule.num_stages),
+    )
+
+
+def _times(
+    schedule: Schedule, forward_s: ArrayLike, backward_s: ArrayLike, weight_s: ArrayLike | None, hops: Hops
+) -> tuple[Floats, Floats]:
+    """Seconds each operation occupies its stage, and seconds until its result has arrived after that."""
+    forward, backward = (_grid(schedule, name, s) for name, s in (("forward_s", forward_s), ("backward_s", backward_s)))
+    weight = np.zeros_like(backward)
+    if WEIGHT in schedule.kind[-1:]:
+        if weight_s is None:
+            raise InputError("a schedule that splits the backward needs the weight-gradient time", where="weight_s")
+        weight = _grid(schedule, "weight_s", weight_s)
+        if (weight > backward).any():
+            raise InputError("weight_s is larger than backward_s, of which it is a part", where="weight_s")
+    by_kind = np.stack([forward, backward - weight, weight])
+    durations_s = by_kind[schedule.kind, schedule.stage, schedule.chunk]
+    messages_s = hops.by_message()[schedule.message]
+    if hops.overlapped:
+        return durations_s, messages_s
+    return durations_s + messages_s, np.zeros_like(messages_s)
+
+
+def _grid(schedule: Schedule, name: str, seconds: ArrayLike) -> Floats:
+    """Seconds `[stage][chunk]` as an array of the schedule's shape; one number stands for all."""
+    shape = (schedule.num_stages, schedule.num_chunks)
+    values = np.asarray(seconds, dtype=np.float64)
+    if values.shape not in ((), shape):
+        raise InputError(f"{name} has shape {values.shape}, not {shape}: stages, chunks", where=name)
+    if not (values >= 0).all():
+        raise InputError(f"{name} holds {values.min()}, which is no duration", where=name, fix="give seconds of zero or more")
+    return np.broadcast_to(values, shape)
+
+
+def one_f_one_b(num_stages: int, num_micro_batches: int) -> Schedule:
+    """1F1B: stage `p` runs ahead by `num_stages - p - 1` forwards, then alternates (PipeDream-flush, as in Megatron-LM)."""
+    return _build(num_stages, 1, num_micro_batches, group=num_micro_batches, lead=1, splits_backward=False)
+
+
+def interleaved(num_stages: int, num_chunks: int, num_micro_batches: int, group: int | None = None) -> Schedule:
+    """Interleaved 1F1B as Megatron-LM runs it: groups of micro-batches pass through a stage's chunks in turn.
+
+    Stage `p` runs ahead by `2 (num_stages - p - 1) + (num_chunks - 1) group` forwards. One chunk is plain 1F1B.
+    """
+    if num_chunks == 1:
+        return one_f_one_b(num_stages, num_micro_batches)
+    group = _checked_group(num_stages, num_micro_batches, group)
+    return _build(num_stages, num_chunks, num_micro_batches, group=group, lead=2, splits_backward=False)
+
+
+def zero_bubble(num_stages: int, num_chunks: int, num_micro_batches: int, group: int | None = None) -> Schedule:
+    """Zero bubble: 1F1B whose weight gradients are put off by as many backwards as the stage's rank.
+
+    With one chunk this is ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024): no stage holds more than 1F1B's first.
+    With several it is the interleaved form (ZB1P; `ScheduleInterleavedZeroBubble` in PyTorch).
+    """
+    group = _checked_group(num_stages, num_micro_batches, group)
+    return _build(num_stages, num_chunks, num_micro_batches, group=group, lead=1, splits_backward=True)
+
+
+def schedule(name: str, num_stages: int, num_chunks: int, num_micro_batches: int) -> Schedule:
+    """The schedule that a layout calls `name`."""
+    if name not in _BY_NAME:
+        raise InputError(f"no schedule named {name!r}", where="layout.schedule", fix=nearest(name, _BY_NAME))
+    return _BY_NAME[name](num_stages, num_chunks, num_micro_batches)
+
+
+def _one_chunk(num_stages: int, num_chunks: int, num_micro_batches: int) -> Schedule:
+    if num_chunks != 1:
+        raise InputError(f"1f1b has one chunk per stage, not {num_chunks}", where="layout.vp", fix="use vp=1, or schedule=interleaved")
+    return one_f_one_b(num_stages, num_micro_batches)
+
+
+_BY_NAME: Mapping[str, Callable[[int, int, int], Schedule]] = {
+    "1f1b": _one_chunk,
+    "interleaved": interleaved,
+    "zero-bubble": zero_bubble,
+}
+
+
+def smallest_group(num_stages: int, num_micro_batches: int) -> int:
+    """Micro-batches that pass through a chunk before the next chunk's turn: the fewest that Megatron-LM accepts.
+
+    A group, and what is left for the last one, must fill the pipeline, or operations wait for each other in a circle.
+    Micro-batches too few to fill it (Megatron-LM refuses them) are one group.
+    """
+    if num_micro_batches < num_stages:
+        return num_micro_batches
+    sizes = range(num_stages, num_micro_batches + 1)
+    return next(size for size in sizes if num_micro_batches % size == 0 or num_micro_batches % size >= num_stages)
+
+
+def _checked_group(num_stages: int, num_micro_batches: int, group: int | None) -> int:
+    for name, count in (("num_stages", num_stages), ("num_micro_batches", num_micro_batches)):
+        if count < 1:
+            raise InputError(f"{name} is {count}; a pipeline has at least one", where=name)
+    smallest = smallest_group(num_stages, num_micro_batches)
+    if group is None:
+        return smallest
+    rest = num_micro_batches % group if group > 0 else 0
+    if not smallest <= group <= num_micro_batches or 0 < rest < num_stages:
+        raise InputError(
+            f"groups of {group} do not carry {num_micro_batches} micro-batches through {num_stages} stages",
+            where="group",
+            fix=f"choose a size from {smallest} to {num_micro_batches} that leaves a rest of 0, or of {num_stages} or more",
+        )
+    return group
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """The order in which (chunk, micro-batch) pairs pass through a stage, the same on all: group by group, chunk by chunk."""
+
+    chunk: Ints
+    micro_batch: Ints
+    group_size: Ints  # of the group the turn belongs to: so many turns earlier the micro-batch was in the previous chunk
+
+
+def _turns(num_chunks: int, num_micro_batches: int, group: int) -> _Turns:
+    firsts = np.arange(0, num_micro_batches, group)
+    sizes = np.minimum(group, num_micro_batches - firsts)
+    blocks = np.repeat(sizes, num_chunks)  # one block of turns per group and chunk
+    within = np.arange(num_chunks * num_micro_batches) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+    return _Turns(
+        chunk=np.repeat(np.tile(np.arange(num_chunks), len(sizes)), blocks),
+        micro_batch=np.repeat(np.repeat(firsts, num_chunks), blocks) + within,
+        group_size=np.repeat(blocks, blocks),
+    )
+
+
+@lru_cache(maxsize=64)
+def _build(num_stages: int, num_chunks: int, num_micro_batches: int, *, group: int, lead: int, splits_backward: bool) -> Schedule:
+    """The schedule in which stage `p` runs `lead (num_stages - p - 1) + (num_chunks - 1) group` forwards ahead."""
+    for name, count in (("num_stages", num_stages), ("num_chunks", num_chunks), ("num_micro_batches", num_micro_batches)):
+        if count < 1:
+            raise InputError(f"{name} is {count}; a pipeline has at least one", where=name)
+    turns = _turns(num_chunks, num_micro_batches, group)
+    num_kinds = 3 if splits_backward else 2
+    orders = []
+    for stage in range(num_stages):
+        ahead = min(lead * (num_stages - stage - 1) + (num_chunks - 1) * group, len(turns.chunk))
+        orders.append(_stage_order(len(turns.chunk), ahead, num_kinds, weight_delay=stage))
+    waits_for, message = _dependencies(turns, num_stages, num_chunks, num_kinds)
+    walk = _topological(orders, waits_for.tolist())
+    return _in_walk_order(walk, turns, num_stages, num_chunks, num_kinds, waits_for, message)
+
+
+def _stage_order(num_turns: int, num_ahead: int, num_kinds: int, weight_delay: int) -> Ints:
+    """One stage's operations in the order it runs them, each as `kind * num_turns + turn`.
+
+    Forward `num_ahead + k` comes just before backward `k`, and the weight gradient of `k` just after backward `k + weight_delay`.
+    """
+    turn = np.arange(num_turns)
+    ranks = [3 * (turn - num_ahead), 3 * turn + 1, 3 * (turn + weight_delay) + 2]
+    return np.argsort(np.concatenate(ranks[:num_kinds]), kind="stable")
+
+
+def _dependencies(turns: _Turns, num_stages: int, num_chunks: int, num_kinds: int) -> tuple[Ints, Ints]:
+    """For each operation, numbered `(stage, kind, turn)`: what it waits for on another stage (or -1), and the message it sends.
+
+    A backward's own forward, and a weight gradient's backward, ran earlier on the same stage: the order says so already.
+    """
+    num_turns = len(turns.chunk)
+    turn = np.arange(num_turns)
+    number = np.arange(num_stages * num_kinds * num_turns).reshape(num_stages, num_kinds, num_turns)
+    waits_for = np.full_like(number, -1)
+    message = np.full_like(number, _NO_SEND)
+    enters, leaves = turns.chunk > 0, turns.chunk < num_chunks - 1  # from, to another chunk of the stage
+    before = np.maximum(turn - turns.group_size, 0)
+    # Backward turns mirror the forward ones: the last chunk goes first, so turn `t` is in chunk `num_chunks - 1 - chunk[t]`.
+    for kind, first, last, step in ((FORWARD, 0, num_stages - 1, 1), (BACKWARD, num_stages - 1, 0, -1)):
+        for stage in range(first + step, last + step, step):
+            waits_for[stage, kind] = number[stage - step, kind]
+            message[stage - step, kind] = _HOP
+        waits_for[first, kind] = np.where(enters, number[last, kind, before], -1)
+        message[last, kind] = np.where(leaves, _WRAP, _NO_SEND)
+    return waits_for.ravel(), message.ravel()
+
+
+def _topological(orders: Sequence[Ints], waits_for: Sequence[int]) -> list[int]:
+    """All operations in an order in which each comes after what it waits for; stages take turns, each going as far as it can."""
+    per_stage = len(orders[0])
+    queues = [(order + stage * per_stage).tolist() for stage, order in enumerate(orders)]
+    done = bytearray(per_stage * len(orders) + 1)
+    done[-1] = True  # what nothing waits for: -1
+    walk: list[int] = []
+    positions = [0] * len(orders)
+    while len(walk) < per_stage * len(orders):
+        before = len(walk)
+        for stage, queue in enumerate(queues):
+            position = positions[stage]
+            while position < per_stage and done[waits_for[queue[position]]]:
+                done[queue[position]] = True
+                position += 1
+            walk += queue[positions[stage] : position]
+            positions[stage] = position
+        assert len(walk) > before, "operations wait for each other in a circle"
+    return walk
+
+
+def _in_walk_order(
+    walk: list[int], turns: _Turns, num_stages: int, num_chunks: int, num_kinds: int, waits_for: Ints, message: Ints
+) -> Schedule:
+    operation = np.array(walk)
+    stage, kind, turn = np.unravel_index(operation, (num_stages, num_kinds, len(turns.chunk)))
+    place = np.empty(len(walk) + 1, dtype=np.int64)
+    place[operation] = np.arange(len(walk))
+    place[-1] = -1
+    waits = place[waits_for[operation]]
+    chunk = np.where(kind == FORWARD, turns.chunk[turn], num_chunks - 1 - turns.chunk[turn])
+    peak_in_flight, peak_operation = _peaks(stage, kind, num_stages, num_kinds)
+    return Schedule(
+        num_stages=num_stages,
+        num_chunks=num_chunks,
+        num_micro_batches=len(turns.chunk) // num_chunks,
+        stage=stage,
+        chunk=chunk,
+        micro_batch=turns.micro_batch[turn],
+        kind=kind,
+        waits_for=waits,
+        message=message[operation],
+        peak_in_flight=peak_in_flight,
+        peak_operation=peak_operation,
+        loop=(stage.tolist(), (waits + 1).tolist()),
+    )
+
+
+def _peaks(stage: Ints, kind: Ints, num_stages: int, num_kinds: int) -> tuple[Ints, Ints]:
+    """Per stage: the most activations held, and the operation that first reaches it. The last kind of pass frees them."""
+    change = np.where(kind == FORWARD, 1, np.where(kind == num_kinds - 1, -1, 0))
+    peaks, operations = [], []
+    for p in range(num_stages):
+        mine = np.flatnonzero(stage == p)
+        held = np.cumsum(change[mine])
+        peaks.append(held.max())
+        operations.append(mine[held.argmax()])
+    return np.array(peaks), np.array(operations)

@@ -1,0 +1,203 @@
+"""A Hugging Face config.json -> Model. Only the architectures named here; another one is an error, not a guess."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from meshwright.describe.load import Found, Table, model_from
+from meshwright.describe.model import Model
+from meshwright.errors import InputError, nearest
+
+
+class Config:
+    """The keys of one config.json; a missing one is reported with the file's name."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    def __getitem__(self, key: str) -> Any:
+        if self.values.get(key) is None:
+            raise InputError(f"{key} is missing", where=f"{key} in {self.where}", fix=f"add {key}, or describe the model in TOML")
+        return self.values[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, or `default` where the file has none or null."""
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def count(self, key: str, default: int) -> int:
+        """A whole number, or `default`."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(f"{key} is {value!r}, not a whole number", where=f"{key} in {self.where}", fix="mend the value")
+        return value
+
+
+def load_config(path: Path) -> Model:
+    """The model that a config.json, or a folder holding one, describes."""
+    file = path / "config.json" if path.is_dir() else path
+    values = _read(file)
+    config = Config(values, str(file))
+    model_type = config["model_type"]
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        raise InputError(
+            f"model_type {model_type!r} is not one meshwright can read",
+            where=f"model_type in {file}",
+            fix=f"{nearest(str(model_type), ARCHITECTURES)}; any other model can be described in TOML",
+        )
+    table = ARCHITECTURES[model_type](config)
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    table["sources"] = {"default": {"text": f"Hugging Face config.json at {file}", "date": "as read"}}
+    return model_from(Found(table, name, str(file)))
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror or error}", where=str(file), fix="check the path") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{file.name} is not a text file in UTF-8", where=str(file), fix="save it as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not valid JSON: {error}", where=str(file), fix="mend the file at that place") from None
+    if not isinstance(values, dict):
+        raise InputError("a config.json holds one table of keys", where=str(file), fix="give the file that came with the model")
+    return values
+
+
+def _llama(config: Config) -> Table:
+    """Shapes in the words most architectures share."""
+    table: Table = {
+        "num_layers": config["num_hidden_layers"],
+        "hidden": config["hidden_size"],
+        "ffn_hidden": config["intermediate_size"],
+        "num_heads": config["num_attention_heads"],
+        "vocab_size": config["vocab_size"],
+        "tied_embeddings": config.get("tie_word_embeddings", False),
+        "attention_biases": config.get("attention_bias", False),
+    }
+    for ours, theirs in (("num_kv_heads", "num_key_value_heads"), ("head_dim", "head_dim")):
+        if config.get(theirs) is not None:
+            table[ours] = config[theirs]
+    return table
+
+
+def _mistral(config: Config) -> Table:
+    """All layers look back over the same window, where one is stated."""
+    table = _llama(config)
+    window = config.get("sliding_window")
+    return table | {"window": window, "num_windowed_layers": table["num_layers"]} if window else table
+
+
+def _qwen2(config: Config) -> Table:
+    table = _llama(config) | {"qkv_biases": True, "attention_biases": False}
+    return table | _qwen_window(config)
+
+
+def _qwen3(config: Config) -> Table:
+    return _llama(config) | {"qk_norm": True} | _qwen_window(config)
+
+
+def _qwen_window(config: Config) -> Table:
+    """Qwen looks back over a window only where `use_sliding_window` is on, from layer `max_window_layers` on."""
+    window = config.get("sliding_window")
+    if not window or not config.get("use_sliding_window", False):
+        return {}
+    full = config.count("max_window_layers", 0)
+    return {"window": window, "num_windowed_layers": max(config.count("num_hidden_layers", 0) - full, 0)}
+
+
+def _qwen3_moe(config: Config) -> Table:
+    if config.count("decoder_sparse_step", 1) != 1:
+        raise InputError(
+            f"decoder_sparse_step is {config['decoder_sparse_step']}: experts in some layers only cannot be described yet",
+            where=f"decoder_sparse_step in {config.where}",
+            fix="use a model with experts in every layer",
+        )
+    experts = {
+        "num_experts": config["num_experts"],
+        "num_active": config["num_experts_per_tok"],
+        "hidden": config["moe_intermediate_size"],
+        "num_dense_layers": len(config.get("mlp_only_layers", [])) if isinstance(config.get("mlp_only_layers", []), list) else 0,
+    }
+    return _qwen3(config) | {"experts": experts}
+
+
+def _mixtral(config: Config) -> Table:
+    experts = {
+        "num_experts": config["num_local_experts"],
+        "num_active": config["num_experts_per_tok"],
+        "hidden": config["intermediate_size"],
+    }
+    return _mistral(config) | {"experts": experts}
+
+
+def _deepseek(config: Config) -> Table:
+    """DeepSeek V2 and V3: latent attention, shared experts, leading dense layers."""
+    table = _llama(config)
+    table["latent"] = {
+        "query_rank": config.get("q_lora_rank", 0),
+        "key_value_rank": config["kv_lora_rank"],
+        "nope_dim": config["qk_nope_head_dim"],
+        "rope_dim": config["qk_rope_head_dim"],
+        "value_dim": config["v_head_dim"],
+    }
+    table["head_dim"] = config["v_head_dim"]
+    table["num_prediction_layers"] = config.get("num_nextn_predict_layers", 0)
+    if config.get("n_routed_experts") is not None:
+        table["experts"] = {
+            "num_experts": config["n_routed_experts"],
+            "num_active": config["num_experts_per_tok"],
+            "hidden": config["moe_intermediate_size"],
+            "num_shared": config.get("n_shared_experts", 0),
+            "num_dense_layers": config.get("first_k_dense_replace", 0),
+        }
+    return table
+
+
+def _gpt_oss(config: Config) -> Table:
+    """Biases everywhere, sinks, and a window on every second layer (or where `layer_types` says)."""
+    layers = config.count("num_hidden_layers", 0)
+    types = config.get("layer_types", [])
+    windowed = types.count("sliding_attention") if isinstance(types, list) and types else layers // 2
+    experts = {
+        "num_experts": config["num_local_experts"],
+        "num_active": config["num_experts_per_tok"],
+        "hidden": config["intermediate_size"],
+    }
+    table = _llama(config) | {"biases": True, "attention_biases": False, "attention_sinks": True, "experts": experts}
+    return table | {"window": config.get("sliding_window", 0), "num_windowed_layers": windowed}
+
+
+def _gpt2(config: Config) -> Table:
+    """GPT-2's own words; learned positions, biases, LayerNorm, tied embeddings."""
+    return {
+        "num_layers": config["n_layer"],
+        "hidden": config["n_embd"],
+        "ffn_hidden": config.get("n_inner", 4 * config.count("n_embd", 0)),
+        "num_heads": config["n_head"],
+        "vocab_size": config["vocab_size"],
+        "num_positions": config["n_positions"],
+        "gated": False,
+        "biases": True,
+        "layer_norm": True,
+        "tied_embeddings": config.get("tie_word_embeddings", True),
+    }
+
+
+ARCHITECTURES: Mapping[str, Callable[[Config], Table]] = {
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "gpt2": _gpt2,
+    "gpt_oss": _gpt_oss,
+    "llama": _llama,
+    "mistral": _mistral,
+    "mixtral": _mixtral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+}

@@ -1,0 +1,587 @@
+"""TOML and config.json -> accelerators, links, clusters, models and workloads, in SI units.
+
+A name is looked up in the catalogue (in any case, or by an alias); a path is read as the user's own file. What a file
+holds is checked once, here: every complaint names the file and the key.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from meshwright.describe.cluster import Cluster, Tier
+from meshwright.describe.hardware import FORMAT_OF_RECIPE, Accelerator, Link
+from meshwright.describe.model import Experts, LatentAttention, Model
+from meshwright.describe.source import Source, Sources
+from meshwright.describe.workload import Adapters, Convergence, Evaluation, Workload
+from meshwright.errors import InputError, nearest
+from meshwright.units import GB, GBIT, MICROSECOND, TERA
+
+CATALOGUE = Path(str(resources.files("meshwright.describe").joinpath("catalogue")))
+THIS_MACHINE = "this-machine"
+
+Table = dict[str, Any]
+
+# Bounds far beyond any real thing: they keep every later product finite.
+Count = Annotated[int, Field(ge=1, le=10**8)]
+CountOrNone = Annotated[int, Field(ge=0, le=10**8)]
+Positive = Annotated[float, Field(gt=0, le=1e24, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e24, allow_inf_nan=False)]
+Batch = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
+
+
+class Checked(BaseModel):
+    """A table of a file: known keys only, values of the stated type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
+
+
+Form = TypeVar("Form", bound=Checked)
+
+
+class SourceTable(Checked):
+    """Where a number comes from."""
+
+    text: str
+    date: str
+
+
+class Entry(Checked):
+    """What every entry may say beside its numbers."""
+
+    name: str = ""
+    aliases: list[str] = []
+    note: str = ""
+    sources: dict[str, SourceTable | str] = {}
+
+
+class AcceleratorTable(Entry):
+    vendor: str
+    architecture: str
+    memory_GB: Positive
+    memory_GB_per_s: Positive
+    dense_TFLOP_per_s: Annotated[dict[str, Positive], Field(min_length=1)]
+    power_cap_W: Positive | None = None
+    softmax_speedup: Positive = 1.0
+
+    def value(self, name: str, sources: Sources) -> Accelerator:
+        return Accelerator(
+            name=self.name or name,
+            vendor=self.vendor,
+            architecture=self.architecture,
+            memory_bytes=self.memory_GB * GB,
+            memory_bytes_per_s=self.memory_GB_per_s * GB,
+            dense_flops_per_s={number_format: peak * TERA for number_format, peak in self.dense_TFLOP_per_s.items()},
+            power_cap_w=math.nan if self.power_cap_W is None else self.power_cap_W,
+            softmax_speedup=self.softmax_speedup,
+            sources=sources,
+        )
+
+
+class LinkTable(Entry):
+    GB_per_s: Positive | None = None
+    Gbit_per_s: Positive | None = None
+    latency_us: NotNegative
+    num_planes: Count = 1
+
+    def value(self, name: str, sources: Sources) -> Link:
+        return Link(
+            name=self.name or name,
+            bytes_per_s=_bandwidth(self.GB_per_s, self.Gbit_per_s),
+            latency_s=self.latency_us * MICROSECOND,
+            num_planes=self.num_planes,
+            sources=sources,
+        )
+
+
+class ExpertsTable(Checked):
+    num_experts: Count
+    num_active: Count
+    hidden: Count
+    num_shared: CountOrNone = 0
+    num_dense_layers: CountOrNone = 0
+
+
+class LatentTable(Checked):
+    query_rank: CountOrNone
+    key_value_rank: Count
+    nope_dim: Count
+    rope_dim: CountOrNone
+    value_dim: Count
+
+
+class ModelTable(Entry):
+    num_layers: Count
+    hidden: Count
+    ffn_hidden: Count
+    num_heads: Count
+    vocab_size: Count
+    num_kv_heads: Count | None = None
+    head_dim: Count | None = None
+    gated: bool = True
+    biases: bool = False
+    attention_biases: bool = False
+    qkv_biases: bool = False
+    tied_embeddings: bool = False
+    num_positions: CountOrNone = 0
+    layer_norm: bool = False
+    qk_norm: bool = False
+    attention_sinks: bool = False
+    window: CountOrNone = 0
+    num_windowed_layers: CountOrNone = 0
+    num_prediction_layers: CountOrNone = 0
+    experts: ExpertsTable | None = None
+    latent: LatentTable | None = None
+
+    def value(self, name: str, sources: Sources) -> Model:
+        if self.head_dim is None and self.hidden % self.num_heads:
+            raise InputError(
+                f"hidden size {self.hidden} does not divide into {self.num_heads} heads",
+                where="head_dim",
+                fix="state head_dim, or mend hidden or num_heads",
+            )
+        shapes = self.model_dump(exclude={"name", "aliases", "note", "sources", "experts", "latent", "num_kv_heads", "head_dim"})
+        return Model(
+            **shapes,
+            name=self.name or name,
+            num_kv_heads=self.num_kv_heads or self.num_heads,
+            head_dim=self.head_dim or self.hidden // self.num_heads,
+            experts=Experts(**self.experts.model_dump()) if self.experts else None,
+            latent=LatentAttention(**self.latent.model_dump()) if self.latent else None,
+            sources=sources,
+        )
+
+
+class TierTable(Checked):
+    name: str
+    link: str | LinkTable
+    num_accelerators: Count
+    num_installed: Count | None = None
+    GB_per_s: Positive | None = None
+    Gbit_per_s: Positive | None = None
+    latency_us: NotNegative | None = None
+    num_planes: Count | None = None
+
+    def value(self) -> Tier:
+        of = link(self.link) if isinstance(self.link, str) else self.link.value(self.name, {})
+        stated = self.GB_per_s is not None or self.Gbit_per_s is not None
+        return Tier(
+            name=self.name,
+            link=of.name,
+            num_accelerators=self.num_accelerators,
+            num_installed=self.num_installed or self.num_accelerators,
+            bytes_per_s=_bandwidth(self.GB_per_s, self.Gbit_per_s) if stated else of.bytes_per_s,
+            latency_s=of.latency_s if self.latency_us is None else self.latency_us * MICROSECOND,
+            num_planes=self.num_planes or of.num_planes,
+        )
+
+
+class ClusterTable(Entry):
+    accelerator: str | AcceleratorTable
+    accelerators_per_node: Count
+    tiers: Annotated[list[TierTable], Field(min_length=1)]
+    storage_GB_per_s: Positive | None = None
+    node_overhead_W: NotNegative = 0.0
+    provider: str = ""
+    region: str = ""
+
+    def value(self, name: str, sources: Sources) -> Cluster:
+        given = self.accelerator
+        device = accelerator(given) if isinstance(given, str) else given.value(f"{name}'s accelerator", {})
+        return Cluster(
+            name=self.name or name,
+            accelerator=device,
+            tiers=tuple(tier.value() for tier in self.tiers),
+            accelerators_per_node=self.accelerators_per_node,
+            storage_bytes_per_s=math.inf if self.storage_GB_per_s is None else self.storage_GB_per_s * GB,
+            node_overhead_w=self.node_overhead_W,
+            provider=self.provider,
+            region=self.region,
+            sources=sources,
+        )
+
+
+class ConvergenceTable(Checked):
+    samples_by_batch: Annotated[dict[Batch, Positive], Field(min_length=1)]
+    samples_by_precision: dict[str, Annotated[dict[Batch, Positive], Field(min_length=1)]] = {}
+
+    def value(self) -> Convergence:
+        return Convergence(
+            samples_by_batch=_by_batch(self.samples_by_batch),
+            samples_by_precision={precision: _by_batch(table) for precision, table in self.samples_by_precision.items()},
+        )
+
+
+class EvaluationTable(Checked):
+    num_samples: Count
+    every_samples: Positive
+    start_samples: NotNegative = 0.0
+    start_samples_per_batch: NotNegative = 0.0
+
+
+class AdaptersTable(Checked):
+    rank: Count
+    targets: Annotated[list[Literal["qkv", "proj", "mlp"]], Field(min_length=1)]
+
+
+class WorkloadTable(Entry):
+    model: str = ""
+    seq_len: Count
+    global_batch: Count
+    precision: str = "bf16"
+    num_tokens: NotNegative = 0.0
+    target: str = ""
+    convergence: ConvergenceTable | None = None
+    evaluation: EvaluationTable | None = None
+    adapters: AdaptersTable | None = None
+
+    def value(self, name: str, sources: Sources) -> Workload:
+        if self.precision not in FORMAT_OF_RECIPE:
+            raise InputError(f"no precision named {self.precision!r}", where="precision", fix=nearest(self.precision, FORMAT_OF_RECIPE))
+        return Workload(
+            name=self.name or name,
+            model=self.model,
+            seq_len=self.seq_len,
+            global_batch=self.global_batch,
+            precision=self.precision,
+            num_tokens=self.num_tokens,
+            convergence=self.convergence.value() if self.convergence else None,
+            evaluation=Evaluation(**self.evaluation.model_dump()) if self.evaluation else None,
+            adapters=Adapters(rank=self.adapters.rank, targets=tuple(self.adapters.targets)) if self.adapters else None,
+            target=self.target,
+            sources=sources,
+        )
+
+
+def _bandwidth(gigabytes: float | None, gigabits: float | None) -> float:
+    """Bytes per second from the one of two keys that is given."""
+    if (gigabytes is None) == (gigabits is None):
+        count = "neither" if gigabytes is None else "both"
+        raise InputError(f"{count} of GB_per_s and Gbit_per_s is given", where="GB_per_s", fix="give one of the two, one way")
+    return gigabytes * GB if gigabytes is not None else (gigabits or 0.0) * GBIT
+
+
+def _by_batch(table: Mapping[str, float]) -> dict[int, float]:
+    return {int(batch): samples for batch, samples in table.items()}
+
+
+# -- reading and checking -----------------------------------------------------------------------------
+
+
+def read_toml(path: Path) -> Table:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}", where=str(path), fix="check the path") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path.name} is not a text file in UTF-8", where=str(path), fix="save it as UTF-8") from None
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, as are numbers too long to read
+        raise InputError(f"not valid TOML: {error}", where=str(path), fix="mend the file at that place") from None
+
+
+def checked(form: type[Form], table: object, where: str) -> Form:
+    """`table` in the stated form, or an error that names the first bad key."""
+    try:
+        return form.model_validate(table)
+    except ValidationError as error:
+        raise _complaint(form, error, where) from None
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Complaints raised within name their file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(error.what, where=f"{error.where} in {where}" if error.where else where, fix=error.fix) from None
+
+
+def _complaint(form: type[Checked], error: ValidationError, where: str) -> InputError:
+    """The first of pydantic's findings, in our words."""
+    findings = error.errors(include_url=False, include_context=False)
+    # A union reports each of its members: the deepest finding is the one about the form the user chose.
+    found = max(findings, key=lambda f: len(f["loc"])) if len({f["loc"][:1] for f in findings}) == 1 else findings[0]
+    path = [str(part) for part in found["loc"] if not str(part).endswith("Table") and str(part) not in ("str", "[key]")]
+    key = ".".join(path) or "the whole table"
+    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    place = f"{key} in {where}"
+    kind = found["type"]
+    if kind == "missing":
+        return InputError(f"{key} is missing{more}", where=place, fix=f"add {path[-1]} = ...")
+    if kind == "extra_forbidden":
+        return InputError(f"unknown key {path[-1]!r}{more}", where=place, fix=nearest(path[-1], _keys_at(form, path[:-1])))
+    value = repr(found["input"])
+    shown = value if len(value) < 60 else f"{value[:57]}..."
+    return InputError(f"{key} is {shown}: {_lower_first(found['msg'])}{more}", where=place, fix="mend the value")
+
+
+def _keys_at(form: type[Checked], path: Iterable[str]) -> list[str]:
+    """Keys that the table at `path` below `form` may have."""
+    for part in path:
+        if part.isdigit():
+            continue
+        field = form.model_fields.get(part)
+        inner = _table_in(field.annotation) if field else None
+        if inner is None:
+            break
+        form = inner
+    return list(form.model_fields)
+
+
+def _table_in(annotation: Any) -> type[Checked] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Checked):
+        return annotation
+    return next((found for part in getattr(annotation, "__args__", ()) if (found := _table_in(part))), None)
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def sources_of(entry: Entry, kind: str, where: str) -> Sources:
+    """The entry's sources by key; names stand for the citations of the catalogue file `kind` ("" has none)."""
+    known = citations(kind) if kind else {}
+    found: dict[str, Source] = {}
+    for key, source in entry.sources.items():
+        if isinstance(source, SourceTable):
+            found[key] = Source(source.text, source.date)
+        elif source in known:
+            found[key] = known[source]
+        else:
+            fix = nearest(source, known) if known else "write { text = ..., date = ... }"
+            raise InputError(f"no citation named {source!r}", where=f"sources.{key} in {where}", fix=fix)
+    return found
+
+
+# -- the catalogue ------------------------------------------------------------------------------------
+
+
+def plain(name: str) -> str:
+    """A name as the catalogue spells it: lower case, words joined by hyphens."""
+    return "-".join(name.strip().lower().replace("_", "-").split())
+
+
+@cache
+def tables(kind: str) -> Mapping[str, Table]:
+    """The raw tables of a many-entry catalogue file (accelerators, links), by name."""
+    return {name: table for name, table in read_toml(CATALOGUE / f"{kind}.toml").items() if name not in ("citations", "left_out")}
+
+
+@cache
+def citations(kind: str) -> Mapping[str, Source]:
+    """The named sources of a many-entry catalogue file."""
+    named = read_toml(CATALOGUE / f"{kind}.toml").get("citations", {})
+    return {name: Source(source["text"], source["date"]) for name, source in named.items()}
+
+
+@cache
+def names(kind: str) -> tuple[str, ...]:
+    """Catalogue names of a kind: accelerators, links, models, clusters or workloads."""
+    folder = CATALOGUE / kind
+    if not folder.is_dir():
+        return tuple(sorted(tables(kind)))
+    extra = [THIS_MACHINE] if kind == "clusters" else []
+    return tuple(sorted([path.stem for path in folder.glob("*.toml")] + extra))
+
+
+@cache
+def aliases(kind: str) -> Mapping[str, str]:
+    """Other spellings of a kind's names -> the catalogue's."""
+    if (CATALOGUE / kind).is_dir():
+        entries = {path.stem: read_toml(path) for path in sorted((CATALOGUE / kind).glob("*.toml"))}
+    else:
+        entries = dict(tables(kind))
+    return {plain(alias): name for name, table in entries.items() for alias in table.get("aliases", [])}
+
+
+def _resolved(kind: str, name: str) -> str:
+    """The catalogue's name for `name`, which may be an alias in any case."""
+    wanted = plain(name)
+    if wanted in names(kind):
+        return wanted
+    if wanted in aliases(kind):
+        return aliases(kind)[wanted]
+    known = [*names(kind), *aliases(kind)]
+    raise InputError(f"no {kind[:-1]} named {name!r}", where=f"the catalogue's {kind}", fix=nearest(wanted, known))
+
+
+@dataclass(frozen=True)
+class Found:
+    """A table, what it is called, and where it stands."""
+
+    table: Table
+    name: str
+    where: str
+    citations: str = ""  # the many-entry file whose citations it uses
+
+
+def _in_file(path: Path) -> Found:
+    return Found(read_toml(path), path.stem, str(path))
+
+
+def _in_catalogue(kind: str, name: str) -> Found:
+    if (CATALOGUE / kind).is_dir():
+        return Found(read_toml(CATALOGUE / kind / f"{name}.toml"), name, f"{kind}/{name}.toml")
+    return Found(dict(tables(kind)[name]), name, f"{kind}.toml [{name}]", citations=kind)
+
+
+def accelerator(name: str) -> Accelerator:
+    """The catalogue's accelerator of that name or alias."""
+    return _catalogue_accelerator(_resolved("accelerators", name))
+
+
+@cache
+def _catalogue_accelerator(name: str) -> Accelerator:
+    found = _in_catalogue("accelerators", name)
+    entry = checked(AcceleratorTable, found.table, found.where)
+    return entry.value(name, sources_of(entry, found.citations, found.where))
+
+
+def link(name: str) -> Link:
+    """The catalogue's link of that name or alias."""
+    return _catalogue_link(_resolved("links", name))
+
+
+@cache
+def _catalogue_link(name: str) -> Link:
+    found = _in_catalogue("links", name)
+    entry = checked(LinkTable, found.table, found.where)
+    return entry.value(name, sources_of(entry, found.citations, found.where))
+
+
+def load_model(name: str | Path) -> Model:
+    """The model of that name, or the one that a TOML file, a config.json or a folder holding one describes."""
+    if looks_like_path(name):
+        path = Path(name)
+        if path.suffix == ".toml":
+            return model_from(_in_file(path))
+        from meshwright.describe.config_json import load_config
+
+        return load_config(path)
+    return _catalogue_model(_resolved("models", str(name)))
+
+
+def model_from(found: Found) -> Model:
+    """The model that a table describes."""
+    entry = checked(ModelTable, found.table, found.where)
+    with located(found.where):
+        return entry.value(found.name, sources_of(entry, found.citations, found.where))
+
+
+@cache
+def _catalogue_model(name: str) -> Model:
+    return model_from(_in_catalogue("models", name))
+
+
+def load_cluster(name: str | Path) -> Cluster:
+    """The cluster of that name (`this-machine` is looked at on the spot), or the one in a TOML file."""
+    if looks_like_path(name):
+        return cluster_from(_in_file(Path(name)))
+    return _catalogue_cluster(_resolved("clusters", str(name)))
+
+
+def cluster_from(found: Found) -> Cluster:
+    """The cluster that a table describes."""
+    entry = checked(ClusterTable, found.table, found.where)
+    with located(found.where):
+        return entry.value(found.name, sources_of(entry, found.citations, found.where))
+
+
+@cache
+def _catalogue_cluster(name: str) -> Cluster:
+    if name == THIS_MACHINE:
+        from meshwright.describe.this_machine import this_machine
+
+        return this_machine()
+    return cluster_from(_in_catalogue("clusters", name))
+
+
+def load_workload(name: str | Path) -> Workload:
+    """The workload of that name, or the one in a TOML file."""
+    if looks_like_path(name):
+        return workload_from(_in_file(Path(name)))
+    return _catalogue_workload(_resolved("workloads", str(name)))
+
+
+def workload_from(found: Found) -> Workload:
+    """The workload that a table describes."""
+    entry = checked(WorkloadTable, found.table, found.where)
+    with located(found.where):
+        return entry.value(found.name, sources_of(entry, found.citations, found.where))
+
+
+@cache
+def _catalogue_workload(name: str) -> Workload:
+    return workload_from(_in_catalogue("workloads", name))
+
+
+LOADERS: Mapping[str, Callable[[str], object]] = {
+    "accelerators": accelerator,
+    "links": link,
+    "models": load_model,
+    "clusters": load_cluster,
+    "workloads": load_workload,
+}
+
+
+@cache
+def left_out() -> Mapping[str, str]:
+    """What was asked for and is not in the catalogue, and why."""
+    reasons: dict[str, str] = {}
+    for kind in ("accelerators", "prices", "regions"):
+        reasons |= read_toml(CATALOGUE / f"{kind}.toml").get("left_out", {})
+    return reasons
+
+
+def note(kind: str, name: str) -> str:
+    """The remark beside a catalogue entry, if it has one."""
+    folder = CATALOGUE / kind
+    if folder.is_dir():
+        path = folder / f"{name}.toml"
+        return str(read_toml(path).get("note", "")) if path.exists() else ""
+    return str(tables(kind)[name].get("note", "")) if kind in LOADERS else ""
+
+
+def looks_like_path(name: str | Path) -> bool:
+    """Whether `name` means a file, or a folder with a config.json, rather than a catalogue entry."""
+    if isinstance(name, Path) or "/" in name or "\\" in name or name.endswith((".toml", ".json")):
+        return True
+    try:
+        return bool(name) and (Path(name) / "config.json").is_file()
+    except OSError:  # longer than any path may be
+        return False
+
+
+# -- sources ------------------------------------------------------------------------------------------
+
+
+def unsourced(table: Mapping[str, Any], sources: Iterable[str]) -> list[str]:
+    """Dotted keys of the numbers in `table` that no source vouches for.
+
+    A source stands for its key and all below it; `default` stands for every number of the entry.
+    """
+    vouched = set(sources)
+    if "default" in vouched:
+        return []
+    return [key for key in _number_keys(table) if not any(key == v or key.startswith(f"{v}.") for v in vouched)]
+
+
+def _number_keys(value: object, path: str = "") -> Iterable[str]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _number_keys(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _number_keys(inner, path)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path

@@ -1,0 +1,145 @@
+"""A measured run as the nouns of the field: what was trained, on what, how laid out, and how long a step took."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Workload
+from meshwright.errors import InputError
+from meshwright.layout import Layout
+
+MEGATRON_ORDER = ("tp", "cp", "dp", "pp")  # what Megatron does unless told otherwise: pipeline stages outermost
+
+RECIPE_OF_NAME = {
+    "fp32": "fp32",
+    "tf32": "fp32",
+    "fp16": "bf16",  # the same tensor-core rate and the same bytes
+    "bf16": "bf16",
+    "bf16/fp16": "bf16",
+    "fp8": "fp8",
+    "fp8-cs": "fp8",  # current scaling
+    "fp8-ds": "fp8",  # delayed scaling
+    "fp8 tensorwise": "fp8",
+    "fp8 rowwise": "fp8",
+    "fp8-mx": "mxfp8",
+    "mxfp8": "mxfp8",
+    "fp4": "nvfp4",
+    "nvfp4": "nvfp4",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """One row of a file of measured runs."""
+
+    round: str
+    submitter: str
+    system: str
+    benchmark: str
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    layout: Layout
+    release: str  # of the software: the round, or the container's version; never the framework text
+    measured_s: float  # one step
+    confidence: str
+    vendor: str
+    source_row: int  # line of the file
+    notes: str = ""
+    kind: str = "pretrain"  # or "sft", "lora"
+    peak_memory_bytes: float = 0.0  # measured on the fullest accelerator; 0 where nobody stated it
+    fp8_attention: bool | None = None  # whether attention multiplies in fp8; None where nobody stated it
+    assumptions: tuple[str, ...] = ()  # what the row does not say and was taken for granted
+
+    @property
+    def name(self) -> str:
+        """What the row is called in a report."""
+        return f"{self.round} {self.submitter} {self.system} {self.benchmark}"
+
+    @property
+    def accelerator(self) -> str:
+        """Name of the accelerator in the catalogue."""
+        return self.cluster.accelerator.name
+
+    @property
+    def num_accelerators(self) -> int:
+        """Accelerators in use."""
+        return self.cluster.num_accelerators
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of one replica in one step."""
+        return self.layout.num_micro_batches(self.workload.global_batch)
+
+    @property
+    def family(self) -> tuple[str, str, str]:
+        """Accelerator, precision and release: runs alike enough that one tells what the next will do."""
+        return self.accelerator, self.workload.precision, self.release
+
+    @property
+    def is_nvidia(self) -> bool:
+        """Whether NVIDIA made the accelerator."""
+        return self.vendor == "NVIDIA"
+
+    @property
+    def is_high_confidence(self) -> bool:
+        """Whether the layout was read from the run's own logs and launch files."""
+        return self.confidence == "high"
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the step time is one number: Oracle's 3,072 H100 in v4.1 slow down by 16 % within each run."""
+        return (self.round, self.submitter, self.num_accelerators) != ("v4.1", "Oracle", 3072)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A row that cannot be expressed, and why."""
+
+    name: str
+    reason: str
+    source_row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """The runs of a file: those that can be predicted, and those that cannot."""
+
+    rows: tuple[MeasuredRun, ...]
+    skipped: tuple[Skipped, ...]
+
+    def num_skipped_by_reason(self) -> dict[str, int]:
+        """How many rows were skipped for each reason, the most frequent first."""
+        return dict(Counter(row.reason for row in self.skipped).most_common())
+
+
+def recipe(text: str) -> str:
+    """The precision recipe that `fp8 (delayed)`, `fp4 (nvfp4)` or `FP8-CS` stands for.
+
+    What stands between parentheses refines the name where it is a recipe itself, and is a detail of scaling otherwise.
+    """
+    name, _, detail = text.lower().partition("(")
+    name, detail = name.strip(), detail.strip(" )")
+    if " or " in text.lower():
+        raise InputError(f"the precision is ambiguous: {text}")
+    if "mxfp4" in (name, detail) or name not in RECIPE_OF_NAME:
+        raise InputError(f"no recipe for precision {text!r}")
+    return RECIPE_OF_NAME.get(detail, RECIPE_OF_NAME[name])
+
+
+def check_degrees(layout: Layout, num_accelerators: int, global_batch: int, num_micro_batches: int) -> None:
+    """Refuse a layout that does not fill the machine, or does not make up the batch; 0 micro-batches: not stated."""
+    if layout.num_ranks != num_accelerators:
+        raise InputError(f"tp x cp x pp x dp = {layout.num_ranks} is not the {num_accelerators} accelerators")
+    per_round = layout.dp * layout.micro_batch
+    if global_batch % per_round or (num_micro_batches and per_round * num_micro_batches != global_batch):
+        times = f" x {num_micro_batches} micro-batches" if num_micro_batches else ""
+        raise InputError(f"dp {layout.dp} x micro-batch {layout.micro_batch}{times} do not make up the global batch of {global_batch}")
+
+
+def missing_layout(columns: list[str]) -> InputError:
+    """The reason to skip a row that leaves parts of its layout empty."""
+    return InputError(f"the layout is not stated: {', '.join(columns)} empty")

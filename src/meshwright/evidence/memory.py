@@ -1,0 +1,109 @@
+"""Predicted against measured peak memory: 43 runs of cut-down models on one node of eight B200.
+
+`memory_runs.csv` names a model of the catalogue and says in what the run's model differs from it: fewer layers, and what
+the launch scripts set otherwise (16 key-value heads in the 405B model, one dense layer in DeepSeek-V3, no prediction
+layer). The measured figure is `torch.cuda.max_memory_allocated()`, the largest of all ranks, in GiB; Megatron-LM with
+Transformer Engine 2.11, bf16, fp32 gradients, distributed optimizer, fused cross-entropy, context parallelism by
+all-to-all. No constant is fitted on these rows; which tensors that software allocates was settled with them in view.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.cost.memory import BF16_BYTES
+from meshwright.describe.load import load_model
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Workload
+from meshwright.evidence.table import Row, read_table
+from meshwright.footprint import MOMENTS, footprint, recipe_for
+from meshwright.layout import Layout, Layouts
+from meshwright.units import GIB
+
+RUNS = Path(__file__).with_name("memory_runs.csv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow:
+    """One run: its peak as measured and as predicted, and where the prediction puts it."""
+
+    name: str
+    measured_bytes: float
+    predicted_bytes: float
+    stage: int
+    moment: str
+
+    @property
+    def error_pct(self) -> float:
+        """Predicted against measured; positive where too much was predicted."""
+        return 100 * (self.predicted_bytes / self.measured_bytes - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEvidence:
+    """All runs of a file, and how far off they are."""
+
+    rows: tuple[MemoryRow, ...]
+
+    @property
+    def mean_abs_error_pct(self) -> float:
+        """Mean of the errors' sizes."""
+        return float(np.mean([abs(row.error_pct) for row in self.rows]))
+
+    @property
+    def bias_pct(self) -> float:
+        """Mean of the errors with their signs."""
+        return float(np.mean([row.error_pct for row in self.rows]))
+
+    @property
+    def worst_pct(self) -> float:
+        """The largest error, with its sign."""
+        return max((row.error_pct for row in self.rows), key=abs)
+
+
+def memory_evidence(path: Path = RUNS) -> MemoryEvidence:
+    """Every run of the file, predicted."""
+    return MemoryEvidence(rows=tuple(_predicted(row) for row in read_table(path).rows))
+
+
+def _predicted(row: Row) -> MemoryRow:
+    workload = Workload(
+        name=row.filled("name"),
+        model=row.filled("model"),
+        seq_len=row.count("seq_len"),
+        global_batch=row.count("global_batch"),
+        precision=row.filled("precision"),
+    )
+    fused = replace(recipe_for(workload.precision), logit_bytes=BF16_BYTES)
+    priced = footprint(_model(row), workload, Layouts.of([_layout(row)]), fused)
+    worst = int(priced.stage_peak_bytes[:, 0].argmax())
+    return MemoryRow(
+        name=workload.name,
+        measured_bytes=row.positive("memory_gib") * GIB,
+        predicted_bytes=float(priced.peak_bytes[0]),
+        stage=int(priced.worst_stage[0]),
+        moment=MOMENTS[int(priced.moment[worst, 0])],
+    )
+
+
+def _model(row: Row) -> Model:
+    """The catalogue's model as the run cut it down."""
+    model = load_model(row.filled("model")).cut_to(row.count("num_layers"))
+    experts = model.experts and replace(model.experts, num_dense_layers=row.count("num_dense_layers"))
+    return replace(model, num_kv_heads=row.count("num_kv_heads"), num_prediction_layers=0, experts=experts)
+
+
+def _layout(row: Row) -> Layout:
+    return Layout(
+        tp=row.count("tp"),
+        cp=row.count("cp"),
+        pp=row.count("pp"),
+        vp=row.count("vp"),
+        dp=row.count("dp"),
+        ep=row.count("ep"),
+        micro_batch=row.count("micro_batch"),
+        cp_kind=row.filled("cp_kind"),
+    )

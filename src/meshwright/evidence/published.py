@@ -1,0 +1,258 @@
+"""Measured configurations from papers and vendors' tables, one row each, as measured runs.
+
+Such a row says less than a submission's logs: the network is that of the vendor's reference system, and what is left to the
+source's software is filled in below, by source, and listed in the run's assumptions.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from meshwright.describe.hardware import Accelerator
+from meshwright.describe.load import aliases, load_model, names, plain
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Adapters, Workload
+from meshwright.errors import InputError, nearest
+from meshwright.evidence.machine import machine
+from meshwright.evidence.measured import MEGATRON_ORDER, MeasuredRun, check_degrees, missing_layout, recipe
+from meshwright.evidence.table import Row
+from meshwright.layout import Layout
+from meshwright.units import GIB
+
+REQUIRED = (
+    *("source", "section", "model", "seq", "gpu", "n_gpus", "gbs", "mbs", "tp", "pp"),
+    *("precision", "step_time_s", "tokens_s_gpu"),
+)
+
+COUNTS = ("gbs", "mbs", "tp", "pp", "cp", "vp", "ep", "dp")  # may be empty, but not wrong
+
+GPT_VOCAB = 51200  # Megatron's GPT models of 2021: the GPT-2 vocabulary, padded (arXiv 2104.04473)
+LORA = Adapters(rank=16, targets=("qkv",))  # assumed: the tables do not state rank or targets
+
+_LORA_SAID = (f"adapters: rank {LORA.rank} on {', '.join(LORA.targets)}",)
+_CONTAINER = re.compile(r"^(\d\d\.\d\d(?:\.\d\d)?) NeMo Container")
+_SHAPE = re.compile(r"\bh=(\d{1,7}) l=(\d{1,5}) heads=(\d{1,5})\b")
+_CUT_NOTE = re.compile(r"\blayers cut to (\d{1,5})\b")
+_CUT_NAME = re.compile(r"_l(\d{1,5})(?=_|$)")
+_DEGREES_IN_NAME = re.compile(r"_(?=(?:l|tp|cp|pp|ep|dp|mbc|seq)\d+(?:_|$))")
+_FSDP = re.compile(r"\bFSDP\b(?:=(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """What a source's software is assumed to do where its rows do not say."""
+
+    release: str
+    zero_stage: int = 1
+    overlap_tp: bool = False
+    cp_kind: str = "ring"
+    graphs: tuple[str, ...] = ()  # architectures on which it captures CUDA graphs
+
+
+def software(source: str, section: str) -> Software:
+    """The software behind a row, from where it was published."""
+    container = _CONTAINER.match(section)
+    if container:
+        return _nemo(container[1])
+    nemo = re.search(r"\bNeMo (\d\d\.\d\d)\b", source)
+    if nemo:
+        return _nemo(nemo[1])
+    month = re.search(r"(20\d\d)-?(\d\d)", source)
+    if "torchtitan" in source and month:
+        return Software(f"torchtitan-{month[1]}.{month[2]}", zero_stage=3)
+    for word, made in _SOFTWARE.items():
+        if word in source:
+            return made
+    return Software(plain(source.partition("(")[0]) or "unknown")
+
+
+def _nemo(version: str) -> Software:
+    return Software(f"nemo-{version}", overlap_tp=True, graphs=("blackwell", "blackwell-ultra"))
+
+
+_SOFTWARE = {
+    "vTrain": Software("megatron-deepspeed-2023", zero_stage=0),
+    "Narayanan": Software("megatron-2021", zero_stage=0),
+    "Korthikanti": Software("megatron-2022", zero_stage=0),
+    "MegaScale": Software("megascale-2024", zero_stage=2),
+    "SimuMax": Software("megatron-2025", cp_kind="all-to-all"),
+    "Llama 3 Herd": Software("llama3-2024", zero_stage=2),
+    "Primus": Software("primus-2025"),
+}
+
+
+def row_name(row: Row) -> str:
+    """What a row is called where it cannot be expressed."""
+    return " ".join(row.text(column) for column in ("source", "section", "model", "n_gpus", "gpu", "precision"))
+
+
+def published_run(row: Row) -> MeasuredRun:
+    """The run that a row tells of."""
+    source, section, gpu = row.filled("source"), row.filled("section"), row.filled("gpu")
+    num_accelerators, seq_len, memory_gib = row.count("n_gpus"), row.count("seq"), row.positive_or("memory_gib", 0.0)
+    global_batch, *_ = (row.count_or(column, 0) for column in COUNTS)
+    precision_name = row.filled("precision")
+    measured_s = _step_s(row, num_accelerators, seq_len, global_batch)
+    code = software(source, section)
+    model, model_assumptions = _model(row, seq_len)
+    per_node = 4 if plain(gpu).startswith("gb") else 8
+    built = machine(f"{num_accelerators} x {gpu}", gpu, num_accelerators, per_node)
+    chip = built.cluster.accelerator
+    layout, layout_assumptions = _layout(row, code, chip)
+    check_degrees(layout, num_accelerators, global_batch, 0)
+    kind = _kind(section)
+    precision = recipe(precision_name.partition("(")[0].strip())
+    chip.peak_flops_per_s(precision)  # refuses a format that the chip does not multiply in
+    return MeasuredRun(
+        round=code.release,
+        submitter=source,
+        system=f"{section}, {num_accelerators} x {gpu}, {precision_name}",
+        benchmark=row.text("model"),
+        model=model,
+        cluster=built.cluster,
+        workload=Workload(
+            name=f"{kind} of {model.name}",
+            model=model.name,
+            seq_len=seq_len,
+            global_batch=global_batch,
+            precision=precision,
+            adapters=LORA if kind == "lora" else None,
+        ),
+        layout=layout,
+        release=code.release,
+        measured_s=measured_s,
+        confidence="published",
+        vendor=chip.vendor,
+        source_row=row.line,
+        notes=row.text("note"),
+        kind=kind,
+        peak_memory_bytes=memory_gib * GIB,
+        assumptions=(*built.assumptions, *model_assumptions, *layout_assumptions, *(_LORA_SAID if kind == "lora" else ())),
+    )
+
+
+def _step_s(row: Row, num_accelerators: int, seq_len: int, global_batch: int) -> float:
+    """Seconds of a step, as stated or from the tokens each accelerator gets through in a second."""
+    stated_s, tokens_per_s = row.positive_or("step_time_s", 0.0), row.positive_or("tokens_s_gpu", 0.0)
+    if not global_batch:
+        raise InputError("the global batch is not stated: gbs empty")
+    if not stated_s and not tokens_per_s:
+        raise InputError("neither a step time nor tokens a second are stated")
+    return stated_s or global_batch * seq_len / (num_accelerators * tokens_per_s)
+
+
+def _kind(section: str) -> str:
+    for word, kind in (("SFT", "sft"), ("LoRA", "lora")):
+        if word in section:
+            return kind
+    return "pretrain"
+
+
+# -- layouts --------------------------------------------------------------------------------------------
+
+
+def _layout(row: Row, code: Software, chip: Accelerator) -> tuple[Layout, tuple[str, ...]]:
+    """The row's layout, and what its software was taken to do."""
+    tp, pp, micro_batch = row.count_or("tp", 0), row.count_or("pp", 0), row.count_or("mbs", 0)
+    cp, vp, ep, dp = row.count_or("cp", 1), row.count_or("vp", 1), row.count_or("ep", 1), row.count_or("dp", 0)
+    empty = [column for column in ("tp", "pp", "mbs") if not row.text(column)]
+    if empty:
+        raise missing_layout(empty)
+    note = row.text("note")
+    if pp > 1 and "local batch" in note:
+        raise InputError("the micro-batch is not stated: mbs is a replica's whole batch")
+    fsdp = _FSDP.search(note)
+    layout = Layout(
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        vp=vp,
+        dp=dp or max(row.count("n_gpus") // (tp * cp * pp), 1),
+        ep=ep,
+        micro_batch=micro_batch,
+        zero_stage=3 if fsdp and fsdp[1] != "0" else code.zero_stage,
+        recompute=_recompute(row.text("recompute")),
+        cp_kind=code.cp_kind,
+        order=MEGATRON_ORDER,
+        overlap_tp=tp > 1 and (code.overlap_tp or "async" in note.lower()),
+        cuda_graphs=chip.architecture in code.graphs,
+    )
+    return layout, _said_of(layout, code, recompute_stated=bool(row.text("recompute")))
+
+
+def _recompute(text: str) -> str:
+    """The kind of recompute; `selective+SP` names sequence parallelism too, which is always on here."""
+    kind = text.lower().partition("+")[0] or "none"
+    if kind not in ("none", "selective", "full"):
+        raise InputError(f"no kind of recompute named {text!r}")
+    return kind
+
+
+def _said_of(layout: Layout, code: Software, recompute_stated: bool) -> tuple[str, ...]:
+    graphs, overlap = "on" if layout.cuda_graphs else "off", "on" if layout.overlap_tp else "off"
+    said = [f"software {code.release}: ZeRO stage {layout.zero_stage}, TP overlap {overlap}, CUDA graphs {graphs}, pp outermost"]
+    return (*said, *([] if recompute_stated else ["recompute: none"]))
+
+
+# -- models ---------------------------------------------------------------------------------------------
+
+
+def _model(row: Row, seq_len: int) -> tuple[Model, tuple[str, ...]]:
+    """The model a row names, as the catalogue has it, from the shape in its note, or cut to fewer layers."""
+    text, note = row.filled("model"), row.text("note")
+    shape = _SHAPE.search(note)
+    if shape and plain(text).startswith("gpt"):
+        hidden, num_layers, num_heads = (int(number) for number in shape.groups())
+        return _gpt(hidden, num_layers, num_heads, seq_len), (f"model: vocabulary {GPT_VOCAB:,}",)
+    cut = _CUT_NOTE.search(note) or _CUT_NAME.search(text)
+    if cut:
+        return _cut_model(_DEGREES_IN_NAME.split(text)[0], int(cut[1]))
+    name, _, variant = text.partition("(")
+    model = catalogue_model(name)
+    return (replace(model, num_prediction_layers=0) if variant.startswith("w/o MTP") else model), ()
+
+
+def catalogue_model(name: str) -> Model:
+    """The catalogue's model of that name; never a file, whatever the name looks like."""
+    wanted = plain(name)
+    if wanted not in names("models") and wanted not in aliases("models"):
+        raise InputError(f"no model named {name.strip()!r} in the catalogue", fix=nearest(wanted, names("models")))
+    return load_model(wanted)
+
+
+def _gpt(hidden: int, num_layers: int, num_heads: int, num_positions: int) -> Model:
+    """A GPT of the given shape, as Megatron builds one."""
+    if not num_heads or hidden % num_heads:
+        raise InputError(f"hidden size {hidden} does not divide into {num_heads} heads")
+    return Model(
+        name=f"gpt-h{hidden}-l{num_layers}",
+        num_layers=num_layers,
+        hidden=hidden,
+        ffn_hidden=4 * hidden,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden // num_heads,
+        vocab_size=GPT_VOCAB,
+        gated=False,
+        biases=True,
+        tied_embeddings=True,
+        num_positions=num_positions,
+        layer_norm=True,
+    )
+
+
+def _cut_model(name: str, num_layers: int) -> tuple[Model, tuple[str, ...]]:
+    """A catalogue model with fewer layers.
+
+    A mixture of experts keeps one dense layer and no prediction layer: with DeepSeek-V3's own three dense layers of four,
+    the measured memory would be 40 GB less.
+    """
+    model = catalogue_model(name)
+    if not 1 <= num_layers <= model.num_layers:
+        raise InputError(f"{model.name} has {model.num_layers} layers and cannot be cut to {num_layers}")
+    cut = model.cut_to(num_layers)
+    if cut.experts is None or model.experts is None:
+        return cut, ()
+    experts = replace(cut.experts, num_dense_layers=min(model.experts.num_dense_layers, 1))
+    return replace(cut, experts=experts, num_prediction_layers=0), ("model: one dense layer, no prediction layer",)
