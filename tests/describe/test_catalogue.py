@@ -61,7 +61,9 @@ def test_an_unsourced_number_is_found():
 
 def test_no_alias_hides_a_name_or_another_alias():
     for kind in load.LOADERS:
-        spelled = [load.plain(alias) for name in load.names(kind) if name != load.THIS_MACHINE for alias in raw(kind, name).get("aliases", [])]
+        spelled = [
+            load.plain(alias) for name in load.names(kind) if name != load.THIS_MACHINE for alias in raw(kind, name).get("aliases", [])
+        ]
         assert len(spelled) == len(set(spelled))
         assert not set(spelled) & set(load.names(kind))
 

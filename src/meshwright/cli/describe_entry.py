@@ -188,7 +188,8 @@ def _link_page(entry: Link) -> Page:
 
 @page_of.register
 def _model_page(entry: Model) -> Page:
-    without = entry.num_active_parameters - entry.embedding_parameters
+    # Makers differ on whether the token embedding, a look-up, is active; where it is also the head, it is.
+    without = entry.num_active_parameters - (0 if entry.tied_embeddings else entry.embedding_parameters)
     flops = {seq: entry.flops_per_token(seq) for seq in SEQUENCES}
     pairs: Pairs = [
         ("layers", _layers(entry)),
@@ -205,10 +206,11 @@ def _model_page(entry: Model) -> Page:
         pairs.append(("latent attention", f"query rank {latent.query_rank:,}, key-value rank {latent.key_value_rank:,}"))
     if entry.window:
         pairs.append(("window", f"{entry.window} tokens in {entry.num_windowed_layers} layers"))
+    pairs.append(("parameters", _parameters(entry.num_parameters)))
+    if entry.experts:
+        pairs.append(("active parameters", _parameters(entry.num_active_parameters)))
+        pairs.append(("active, without the token embedding", _parameters(without)))
     pairs += [
-        ("parameters", _parameters(entry.num_parameters)),
-        ("active parameters", _parameters(entry.num_active_parameters)),
-        ("active, without the token embedding", _parameters(without)),
         ("weights in bf16", si(2 * entry.num_parameters, "B")),
         *((f"FLOPs a token, sequence {seq:,}", si(count, "FLOP")) for seq, count in flops.items()),
     ]

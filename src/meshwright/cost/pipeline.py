@@ -107,9 +107,7 @@ def one_f_one_b_s(num_micro_batches: Count, pp: Count, times: ChunkTimes, hop_s:
     and `m - 1` micro-batches more, spent on further laps (whole, or sparing a light end) or on staying.
     """
     m, stages, hops_s = np.asarray(num_micro_batches, dtype=float), np.asarray(pp, dtype=float), 2 * np.asarray(hop_s, dtype=float)
-    alone = stages == 1
-    first_s = np.where(alone, 0.0, times.first_s)
-    last_s = np.where(alone, np.add(times.first_s, times.last_s), times.last_s)
+    first_s, last_s = times.first_s, times.last_s
     has_middle = stages > 2
     lap_s = first_s + last_s + (stages - 1) * hops_s
     left = m - 1
@@ -132,7 +130,9 @@ def one_f_one_b_s(num_micro_batches: Count, pp: Count, times: ChunkTimes, hop_s:
     num_laps, rest = np.divmod(left - depth, np.maximum(stages - 2, 1))
     inner_s = (num_laps * (stages - 3) + np.maximum(rest - 1, 0)) * hops_s
     gains.append(np.where(has_middle & (left > 0), last_s + (depth - 1) * hops_s + inner_s, -np.inf))
-    return np.asarray((m + stages - 1) * (times.forward_s + times.backward_s) + lap_s + np.maximum.reduce(gains))
+    gained_s = np.maximum.reduce(np.broadcast_arrays(*gains))
+    gained_s = np.where(stages > 1, gained_s, left * (first_s + last_s))
+    return np.asarray((m + stages - 1) * (times.forward_s + times.backward_s) + lap_s + gained_s)
 
 
 def _short_lap_s(num_left: Column, last_s: Column, other_s: Column, hops_s: Column) -> Column:
@@ -167,7 +167,11 @@ def interleaved_s(
     on_first_s = plain_ends_s + m * first_s + _off_last_s(stages - 1, f, b, last_s, hop, left)
     switch_s = np.maximum(c - lap_s + (stages - 2) * hop + 2 * (group - stages) * c, 0.0)  # last to first and back, by the wrap
     mostly_first_s = ends_s - switch_s + np.maximum(m - 2 * group, 0) * first_s + np.minimum(m, 2 * group) * last_s
-    return np.asarray(even_s + np.maximum.reduce(np.broadcast_arrays(on_last_s, on_middle_s, on_first_s, mostly_first_s)))
+    # A message longer than the forward: per group, one micro-batch's way back through all chunks, then a climb to the next.
+    way_s = (chunks - 1) * (stages * np.maximum(f, b) + lap_s - group * c) + np.maximum(2 * hop - c, 0.0) * (group - 1) / 2
+    num_ways = np.ceil(m / group) - 1
+    lapping_s = ends_s + np.where(way_s > 0, num_ways * way_s, -np.inf) + np.maximum((num_ways + 1) * last_s, np.minimum(group, m) * last_s)
+    return np.asarray(even_s + np.maximum.reduce(np.broadcast_arrays(on_last_s, on_middle_s, on_first_s, mostly_first_s, lapping_s)))
 
 
 def _end_s(extra_s: Quantity, wait_s: Column, group: Column, chunks: Column) -> Column:
@@ -188,8 +192,48 @@ def _off_last_s(hops: Quantity, f: Quantity, b: Quantity, last_s: Quantity, hop_
 def zero_bubble_s(
     num_micro_batches: Count, pp: Count, vp: Count, times: ChunkTimes, hop_s: Quantity = 0.0, wrap_s: Quantity | None = None
 ) -> Column:
-    """Seconds of a step whose weight gradients are put off (ZB-H1, or with several chunks its interleaved form)."""
-    raise NotImplementedError
+    """Seconds of a step whose weight gradients are put off (ZB-H1, or with several chunks its interleaved form).
+
+    Stage `p` puts them off by `p` backwards, so chains run down the stages without them and end on a stage that catches up.
+    """
+    f, w, hop = times.forward_s, times.weight_s, np.asarray(hop_s, dtype=float)
+    i = times.backward_s - w  # input gradients: what the stage before waits for
+    first_s, last_s, visit_s = times.first_s, times.last_s, times.last_s - times.last_weight_s
+    m, stages, chunks = (np.asarray(x, dtype=float) for x in (num_micro_batches, pp, vp))
+    group = np.asarray(smallest_group(num_micro_batches, pp), dtype=float)
+    final = m - group * (np.ceil(m / group) - 1)
+    lap_s = (stages - 1) * hop + (hop if wrap_s is None else wrap_s)
+    num_turns = m * chunks
+    left = num_turns - 1 - (chunks - 1) * group
+    up = stages - 1
+    wait_s = np.maximum((stages - group) * f + lap_s, 0.0)
+    first_f_s = np.where(chunks > 1, _end_s(times.first_forward_s, wait_s, group, chunks), times.first_forward_s)
+    fill_s = up * (f + hop) + first_f_s
+    # Coming down: turn by turn on the last stage, weight gradients included, or one micro-batch through all chunks without them.
+    by_turns_s = -np.minimum(num_turns - 1, up) * w + np.where(chunks > 1, np.maximum(times.first_backward_s, final * times.first_backward_s - np.where(chunks == 2, np.minimum(stages, final) * np.maximum(times.last_weight_s, 0.0), 0.0)), times.first_backward_s)
+    by_laps_s = (chunks - 1) * ((stages - group) * i + lap_s) + (np.maximum(left - up, 0) + 1 - num_turns) * w + times.first_backward_s
+    drain_s = up * (i + hop) + np.maximum(by_turns_s, by_laps_s)
+    owed_w_s = np.where(chunks > 1, 0.0, np.minimum(m, stages) * times.last_weight_s)
+    hops = np.minimum(up - 1, left - 1)
+    turned_s = np.where(hops >= 1, 2 * hops * hop + (m - hops) * visit_s, -np.inf)
+    turned_s = np.maximum(turned_s, np.where(left >= stages, 2 * up * hop + (m - up) * visit_s + first_s - times.last_weight_s, -np.inf))
+    on_last_s = np.maximum(m * visit_s, turned_s) + m * times.last_weight_s
+    off_last_s = np.where(hops >= 1, 2 * hops * hop + 2 * visit_s, -np.inf)
+    off_last_s = np.maximum(off_last_s, np.where(left > up, 2 * up * hop + 2 * visit_s + np.where(stages > 2, np.maximum((m - stages) * first_s, np.minimum(first_s, 0.0)), (m - stages) * first_s), -np.inf))
+    ends = [
+        fill_s + drain_s + np.maximum(on_last_s - owed_w_s, off_last_s),
+        fill_s + np.maximum(on_last_s, off_last_s + owed_w_s),
+    ]
+    # Stay on a stage to its last weight gradient.
+    for hops in (np.asarray(1.0), up - 1):
+        off_s = fill_s - np.minimum(hops, left) * f + hops * (i + hop) + visit_s
+        off_s = off_s + np.maximum(np.maximum(0.0, 2 * (np.minimum(up - 1, left - 1) - hops) * hop), np.where(left >= stages, 2 * (up - hops) * hop + first_s, 0.0))
+        drained_s = np.maximum(0.0, (up - hops) * (i + hop) - np.minimum(up - hops, num_turns - 1) * w + times.first_backward_s)
+        ends.append(np.where((hops >= 1) & (hops < up), off_s + drained_s, -np.inf))
+    ends.append(fill_s - first_f_s - np.minimum(up, left) * f + up * (i + hop) + visit_s + m * times.first_backward_s + (m - np.minimum(up, left)) * times.first_forward_s + np.maximum(chunks - 1, 0) * wait_s)
+    even_s = num_turns * (f + times.backward_s)
+    total = even_s + np.maximum.reduce(np.broadcast_arrays(*ends))
+    return np.where(stages > 1, total, even_s + m * (first_s + last_s))
 
 
 def smallest_group(num_micro_batches: Count, pp: Count) -> NDArray[np.int64]:

@@ -26,7 +26,7 @@ from meshwright.errors import InputError
 from meshwright.units import GB, MICROSECOND
 
 NAME = "this-machine"
-MEASURE_S = 0.2  # for each of the two measurements
+MEASURE_S = 0.1  # for each of the two measurements
 MATRIX = 512
 COPY_BYTES = 64_000_000
 

@@ -1,0 +1,94 @@
+"""The command line as a whole: help, version, and every failure one message and an exit code."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from meshwright.cli import main as cli
+from meshwright.cli.main import main
+from meshwright.errors import InputError
+
+
+def test_help_lists_the_commands(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Usage: meshwright [OPTIONS] COMMAND [ARGS]...")
+    assert "  describe " in out
+
+
+def test_no_arguments_is_help(capsys):
+    assert main([]) == 0
+    assert capsys.readouterr().out.startswith("Usage: meshwright")
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "meshwright 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["descibe"], "meshwright: no such command 'descibe'\n  fix:   did you mean describe?\n"),
+        (["describe", "--jsn"], "meshwright: no such option: --jsn (Possible options: --json)\n  fix:   see meshwright describe --help\n"),
+        (["describe", "a", "b"], "meshwright: got unexpected extra argument(s) (b)\n  fix:   see meshwright describe --help\n"),
+        (["--nothing"], "meshwright: no such option: --nothing\n  fix:   see meshwright --help\n"),
+    ],
+)
+def test_what_the_parser_refuses(capsys, arguments, message):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", message)
+
+
+def failing(error):
+    def command(*_args, **_kwargs):
+        raise error
+
+    return command
+
+
+def test_our_own_errors(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "app", failing(InputError("tp is 6", where="layout.tp", fix="choose 4")))
+    assert main(["describe"]) == 2
+    assert capsys.readouterr().err == "meshwright: tp is 6\n  where: layout.tp\n  fix:   choose 4\n"
+
+
+def test_an_interrupt(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "app", failing(KeyboardInterrupt()))
+    assert main(["describe"]) == 130
+    assert capsys.readouterr().err == "meshwright: interrupted\n"
+
+
+def test_an_interrupt_inside_a_command(capsys, monkeypatch):
+    monkeypatch.setattr("meshwright.cli.describe_entry.show_catalogue", failing(KeyboardInterrupt()))
+    assert main(["describe"]) == 130
+    assert capsys.readouterr().err == "meshwright: interrupted\n"
+
+
+def test_an_unforeseen_error_is_not_hidden(monkeypatch):
+    monkeypatch.setattr(cli, "app", failing(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        main(["describe"])
+
+
+def test_as_a_module_and_with_the_exit_code():
+    done = subprocess.run([sys.executable, "-m", "meshwright", "describe", "h10"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("meshwright: nothing named 'h10' is in the catalogue\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_help_is_quick_and_light():
+    """Help must not wait for numpy or pydantic; on an idle machine it takes a quarter of the 0.5 s allowed."""
+    heavy = "{'numpy', 'pydantic', 'torch'} & set(sys.modules)"
+    code = f"import sys; from meshwright.cli.main import main; main(['--help']); sys.exit(bool({heavy}))"
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+        times.append(time.perf_counter() - start)
+        assert done.returncode == 0
+    assert min(times) < 1.0

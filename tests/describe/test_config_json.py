@@ -1,0 +1,219 @@
+"""Hugging Face config.json files: the architectures that are read, against the catalogue's own entries."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from meshwright.describe.config_json import ARCHITECTURES
+from meshwright.describe.load import load_model
+from meshwright.errors import InputError, MeshwrightError
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-5,
+}
+DEEPSEEK = {
+    **LLAMA,
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "vocab_size": 129280,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_nextn_predict_layers": 1,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3,
+}
+CONFIGS = {
+    "llama-3.1-8b": LLAMA,
+    "llama-3.2-1b": {
+        **LLAMA,
+        "num_hidden_layers": 16,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
+    "mixtral-8x7b": {
+        **LLAMA,
+        "model_type": "mixtral",
+        "vocab_size": 32000,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+    },
+    "qwen3-30b-a3b": {
+        **LLAMA,
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+    },
+    "deepseek-v3": DEEPSEEK,
+    "deepseek-v2": {
+        **DEEPSEEK,
+        "model_type": "deepseek_v2",
+        "num_hidden_layers": 60,
+        "hidden_size": 5120,
+        "intermediate_size": 12288,
+        "vocab_size": 102400,
+        "num_nextn_predict_layers": 0,
+        "n_routed_experts": 160,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1536,
+        "first_k_dense_replace": 1,
+    },
+    "gpt-oss-20b": {
+        **LLAMA,
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 24,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_attention_heads": 64,
+        "head_dim": 64,
+        "vocab_size": 201088,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "attention_bias": True,
+    },
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_config(config, name="config.json"):
+        path = tmp_path / name
+        path.write_text(json.dumps(config))
+        return path
+
+    return write_config
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_gives_the_catalogues_model(write, name):
+    ours = load_model(name)
+    read = load_model(str(write(CONFIGS[name])))
+    for key in ours.__dataclass_fields__:
+        if key not in ("name", "sources"):
+            assert getattr(read, key) == getattr(ours, key), key
+
+
+def test_gpt2(write):
+    config = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+    assert load_model(str(write(config))).num_parameters == 124_439_808  # as transformers counts it
+
+
+def test_qwen2_has_biases_on_queries_keys_and_values(write):
+    config = {
+        **LLAMA,
+        "model_type": "qwen2",
+        "num_hidden_layers": 28,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+    }
+    assert load_model(str(write(config))).num_parameters == 7_615_616_512  # Qwen2-7B, as transformers counts it
+
+
+def test_mistral_looks_back_over_a_window(write):
+    model = load_model(str(write({**LLAMA, "model_type": "mistral", "vocab_size": 32000, "sliding_window": 4096})))
+    assert (model.num_parameters, model.window, model.num_windowed_layers) == (7_241_732_096, 4096, 32)
+
+
+def test_qwen3_windows_only_where_switched_on(write):
+    config = {**LLAMA, "model_type": "qwen3", "use_sliding_window": True, "sliding_window": 100, "max_window_layers": 20}
+    model = load_model(str(write(config)))
+    assert (model.qk_norm, model.window, model.num_windowed_layers) == (True, 100, 12)
+
+
+def test_a_folder_is_read_by_its_config(write, tmp_path, monkeypatch):
+    write(LLAMA)
+    assert load_model(tmp_path).name == tmp_path.name
+    monkeypatch.chdir(tmp_path.parent)
+    assert load_model(tmp_path.name).hidden == 4096
+
+
+@pytest.mark.parametrize(
+    ("config", "what", "key"),
+    [
+        ({**LLAMA, "model_type": "lama"}, "model_type 'lama' is not one meshwright can read", "model_type"),
+        ({**LLAMA, "model_type": ["llama"]}, "is not one meshwright can read", "model_type"),
+        ({k: v for k, v in LLAMA.items() if k != "model_type"}, "model_type is missing", "model_type"),
+        ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size is missing", "hidden_size"),
+        ({**LLAMA, "num_hidden_layers": -1}, "num_layers is -1", "num_layers"),
+        ({**LLAMA, "vocab_size": "many"}, "vocab_size is 'many'", "vocab_size"),
+        ({**LLAMA, "num_key_value_heads": 5}, "cannot share 5 key-value heads", "num_kv_heads"),
+        ({**CONFIGS["qwen3-30b-a3b"], "decoder_sparse_step": 2}, "experts in some layers only", "decoder_sparse_step"),
+        ([], "holds one table of keys", ""),
+    ],
+)
+def test_a_bad_config_is_reported_with_file_and_key(write, config, what, key):
+    path = write(config)
+    with pytest.raises(InputError) as caught:
+        load_model(str(path))
+    assert what in caught.value.what
+    assert key in caught.value.where
+    assert str(path) in caught.value.where
+
+
+def test_bad_json_and_a_missing_file(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InputError, match="not valid JSON"):
+        load_model(str(tmp_path / "config.json"))
+    with pytest.raises(InputError, match="No such file"):
+        load_model(str(tmp_path / "other.json"))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from([10**400, -(2**70)]) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_config_raises_anything_but_our_error(tmp_path, data):
+    base = data.draw(st.sampled_from(sorted(CONFIGS)))
+    config = dict(CONFIGS[base], model_type=data.draw(st.sampled_from(sorted(ARCHITECTURES))))
+    for key in data.draw(st.lists(st.sampled_from(sorted(config)), max_size=2)):
+        config[key] = data.draw(JSON)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    try:
+        assert load_model(str(path)).num_parameters > 0
+    except MeshwrightError as error:
+        assert error.where
