@@ -31,6 +31,7 @@ RECIPES: Mapping[str, Recipe] = {
     "fp32": Recipe(weight_bytes=4.0, optimizer_bytes=8.0, tensor_bytes=4.0, input_bytes=4.0, preactivation_bytes=4.0, logit_bytes=4.0),
     "bf16": Recipe(),
     "fp8": Recipe(weight_bytes=2.0, gradient_bytes=2.0, input_bytes=1.0),
+    "fp8-current": Recipe(weight_bytes=2.0, gradient_bytes=2.0, input_bytes=1.0),
     "mxfp8": Recipe(weight_bytes=2.0 + 2 / 32, gradient_bytes=2.0, input_bytes=1.0 + 1 / 32),
     "nvfp4": Recipe(weight_bytes=2.0 + 1.0 + 2 / 16, gradient_bytes=2.0, input_bytes=0.5 + 1 / 16),
 }
@@ -50,7 +51,7 @@ def recipe_for(precision: str, accelerator: Accelerator | None = None) -> Recipe
     if precision not in RECIPES:
         raise InputError(f"no precision named {precision!r}", where="workload.precision", fix=nearest(precision, RECIPES))
     recipe = RECIPES[precision]
-    if precision == "fp8" and accelerator is not None and "fp4" in accelerator.dense_flops_per_s:
+    if precision in ("fp8", "fp8-current") and accelerator is not None and "fp4" in accelerator.dense_flops_per_s:
         return replace(recipe, weight_bytes=1.0)
     return recipe
 

@@ -5,19 +5,23 @@ same schedules operation by operation; the tests hold the two within 0.5 % of ea
 
 **The idea.** A step lasts as long as its longest chain of operations that wait for each other. Such a chain starts at stage 0,
 climbs to the last stage on forwards, stays for a while on the stage that holds everyone up, and comes down on backwards.
-Against a step of `m` micro-batches on even stages without messages it gains where it passes a heavier chunk or a message, and
-loses where it moves between stages. Each function below adds up a few such chains and takes the longest.
+Against `m` micro-batches on even stages it gains where it passes a heavier chunk or a message, and loses where it leaves a
+stage that still has work. Each function below adds up a few such chains, in seconds gained, and takes the longest.
 
-**Where it holds** (0.5 %): all middle chunks alike; one extra on the very first chunk and one on the very last, between half a
-chunk less and a quarter of a stage more on the last, a few percent of a stage on the first; a message that the schedule can
-hide, that is up to half a chunk's forward and backward (interleaved) or half its weight gradient (zero-bubble; plain 1F1B has
-no such limit). A longer message, or heavy extras at both ends of an interleaved pipeline, start chains that are not counted
-here: the result is then too short, by a few percent. The same holds for two interleaved stages that are both light.
+**Where 0.5 % holds.** All middle chunks alike; the last chunk heavier by up to a quarter of a stage, or lighter by up to half a
+chunk; the first chunk heavier by up to 1 % of a stage, or as light as the last; messages of up to a quarter of a chunk's time
+(interleaved), up to half its weight gradient (zero-bubble), of any length (1F1B).
+
+**Where it does not.** Messages longer than these: within about 10 % as far as the time of a chunk, mostly too short; up to 30 %
+where the stages do not divide the micro-batches. Two interleaved stages that are both light, which take turns in holding each
+other up: too short by up to 8 %. Zero-bubble with fewer micro-batches than stages: within 7 %; with both ends light and fewer
+than three per stage: too short by up to 2 %.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,39 +110,71 @@ def one_f_one_b_s(num_micro_batches: Count, pp: Count, times: ChunkTimes, hop_s:
     micro-batches later: it loses nothing against staying, and gains two messages per hop. A step is one lap over all stages,
     and `m - 1` micro-batches more, spent on further laps (whole, or sparing a light end) or on staying.
     """
-    m, stages, hops_s = np.asarray(num_micro_batches, dtype=float), np.asarray(pp, dtype=float), 2 * np.asarray(hop_s, dtype=float)
-    first_s, last_s = times.first_s, times.last_s
+    m, stages = (np.asarray(x, dtype=np.float64) for x in (num_micro_batches, pp))
+    first_s, last_s, hops_s = times.first_s, times.last_s, 2 * np.asarray(hop_s, dtype=np.float64)
+    inner = np.maximum(stages - 1, 1)  # stages in a lap that spares one end
     has_middle = stages > 2
     lap_s = first_s + last_s + (stages - 1) * hops_s
     left = m - 1
-    # Whole laps; the rest on the last stage, or on a short lap past the heavier end, or among the middle stages.
-    num_laps, rest = np.divmod(left, stages)
-    middle_s = np.where(has_middle & (rest < stages - 1), 0.0, -np.inf)
-    gains = [left * last_s]
-    gains.append(num_laps * lap_s + _short_lap_s(rest, last_s, np.where(num_laps > 0, np.maximum(first_s, middle_s), -np.inf), hops_s))
-    # Laps that spare the first stage.
-    num_laps, rest = np.divmod(left, np.maximum(stages - 1, 1))
+
+    num_laps, rest = _divided(left, stages)
+    other_s = np.maximum(first_s, np.where(has_middle & (rest < stages - 1), 0.0, -np.inf))
+    whole_s = num_laps * lap_s + _short_lap_s(rest, last_s, np.where(num_laps > 0, other_s, -np.inf), hops_s)
+
+    num_laps, rest = _divided(left, inner)
     other_s = np.where(has_middle & (num_laps > 0), 0.0, -np.inf)
-    gains.append(num_laps * (last_s + (stages - 2) * hops_s) + _short_lap_s(rest, last_s, other_s, hops_s))
-    # Laps that spare the last stage, or staying on the first: both come after a second whole lap.
-    again = left - stages
-    num_laps, rest = np.divmod(np.maximum(again, 0), np.maximum(stages - 1, 1))
-    spared_s = num_laps * (first_s + (stages - 2) * hops_s) + _short_lap_s(rest, last_s, np.where(has_middle, np.maximum(first_s, 0), first_s), hops_s)
-    gains.append(np.where(again >= 0, lap_s + np.maximum(spared_s, again * first_s), -np.inf))
-    # Laps among the middle stages, after one that turns short of the first.
-    depth = np.minimum(stages - 1, left)
-    num_laps, rest = np.divmod(left - depth, np.maximum(stages - 2, 1))
-    inner_s = (num_laps * (stages - 3) + np.maximum(rest - 1, 0)) * hops_s
-    gains.append(np.where(has_middle & (left > 0), last_s + (depth - 1) * hops_s + inner_s, -np.inf))
-    gained_s = np.maximum.reduce(np.broadcast_arrays(*gains))
+    sparing_first_s = num_laps * (last_s + (stages - 2) * hops_s) + _short_lap_s(rest, last_s, other_s, hops_s)
+
+    again = left - stages  # sparing the last stage, or staying on the first, comes after a second whole lap
+    num_laps, rest = _divided(np.maximum(again, 0), inner)
+    other_s = np.where(has_middle, np.maximum(first_s, 0.0), first_s)
+    sparing_last_s = num_laps * (first_s + (stages - 2) * hops_s) + _short_lap_s(rest, last_s, other_s, hops_s)
+    after_second_s = np.where(again >= 0, lap_s + np.maximum(sparing_last_s, again * first_s), -np.inf)
+
+    depth = np.minimum(stages - 1, left)  # laps among the middle stages come after one that spares the first
+    num_laps, rest = _divided(left - depth, np.maximum(stages - 2, 1))
+    among_s = last_s + (depth - 1 + num_laps * (stages - 3) + np.maximum(rest - 1, 0)) * hops_s
+    middle_s = np.where(has_middle & (left > 0), among_s, -np.inf)
+
+    gained_s = _longest_s(left * last_s, whole_s, sparing_first_s, after_second_s, middle_s)
     gained_s = np.where(stages > 1, gained_s, left * (first_s + last_s))
     return np.asarray((m + stages - 1) * (times.forward_s + times.backward_s) + lap_s + gained_s)
 
 
-def _short_lap_s(num_left: Column, last_s: Column, other_s: Column, hops_s: Column) -> Column:
+def _short_lap_s(num_left: Column, last_s: Quantity, other_s: Quantity, hops_s: Column) -> Column:
     """Seconds gained with the micro-batches that whole laps leave: staying last, or one lap over as many stages."""
     lap_s = np.maximum(last_s, other_s) + (num_left - 1) * hops_s
-    return np.where(num_left > 0, np.maximum(num_left * last_s, lap_s), 0.0)
+    return np.asarray(np.where(num_left > 0, np.maximum(num_left * last_s, lap_s), 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What the schedule counts, as floats that broadcast."""
+
+    m: Column
+    stages: Column
+    chunks: Column
+    group: Column  # micro-batches that pass through a chunk before the next chunk's turn
+    final: Column  # the last group's
+    turns: Column  # chunk passes of a stage, each way
+    left: Column  # forwards of the last stage after its first backward
+
+
+def _counts(num_micro_batches: Count, pp: Count, vp: Count) -> _Counts:
+    m, stages, chunks = (np.asarray(x, dtype=np.float64) for x in (num_micro_batches, pp, vp))
+    group = smallest_group(num_micro_batches, pp).astype(np.float64)
+    final = m - group * (np.ceil(m / group) - 1)
+    return _Counts(m, stages, chunks, group, final, turns=m * chunks, left=m * chunks - 1 - (chunks - 1) * group)
+
+
+def _longest_s(*chains_s: Quantity) -> Column:
+    return np.asarray(reduce(np.maximum, chains_s))
+
+
+def _divided(count: Column, size: Column) -> tuple[Column, Column]:
+    """Whole sizes in a count, and the rest; for counts this small faster than `np.divmod` and as exact."""
+    whole = np.floor(count / size)
+    return whole, count - whole * size
 
 
 def interleaved_s(
@@ -150,43 +186,42 @@ def interleaved_s(
     gains two messages: chains stay on one stage, and messages show only while the pipeline fills and drains, one lap over
     the stages per chunk. The first and last stage are neighbours by the wrap.
     """
-    f, b, hop = times.forward_s, times.backward_s, np.asarray(hop_s, dtype=float)
-    c, first_s, last_s = f + b, times.first_s, times.last_s
-    m, stages, chunks = (np.asarray(x, dtype=float) for x in (num_micro_batches, pp, vp))
-    group = np.asarray(smallest_group(num_micro_batches, pp), dtype=float)
-    final = m - group * (np.ceil(m / group) - 1)  # the last group's size
-    lap_s = (stages - 1) * hop + (hop if wrap_s is None else wrap_s)
-    fill_s = np.maximum(stages * f + lap_s - group * f, 0.0)  # waiting per chunk, as a group goes round
-    drain_s = np.maximum(stages * b + lap_s - final * b, 0.0)
-    ends_s = _end_s(times.first_forward_s, fill_s, group, chunks) + _end_s(times.first_backward_s, drain_s, final, chunks)
-    even_s = (m * chunks + stages - 1) * c + 2 * (stages - 1) * hop
-    left = m * chunks - 1 - (chunks - 1) * group  # forwards of the last stage after its first backward
-    on_last_s = m * last_s + ends_s
-    plain_ends_s = (chunks - 1) * (fill_s + drain_s)
-    on_middle_s = np.where(stages > 2, ends_s, plain_ends_s + m * first_s) + _off_last_s(1.0, f, b, last_s, hop, left)
-    on_first_s = plain_ends_s + m * first_s + _off_last_s(stages - 1, f, b, last_s, hop, left)
-    switch_s = np.maximum(c - lap_s + (stages - 2) * hop + 2 * (group - stages) * c, 0.0)  # last to first and back, by the wrap
-    mostly_first_s = ends_s - switch_s + np.maximum(m - 2 * group, 0) * first_s + np.minimum(m, 2 * group) * last_s
-    # A message longer than the forward: per group, one micro-batch's way back through all chunks, then a climb to the next.
-    way_s = (chunks - 1) * (stages * np.maximum(f, b) + lap_s - group * c) + np.maximum(2 * hop - c, 0.0) * (group - 1) / 2
-    num_ways = np.ceil(m / group) - 1
-    lapping_s = ends_s + np.where(way_s > 0, num_ways * way_s, -np.inf) + np.maximum((num_ways + 1) * last_s, np.minimum(group, m) * last_s)
-    return np.asarray(even_s + np.maximum.reduce(np.broadcast_arrays(on_last_s, on_middle_s, on_first_s, mostly_first_s, lapping_s)))
+    n, hop = _counts(num_micro_batches, pp, vp), np.asarray(hop_s, dtype=np.float64)
+    f, b, first_s, last_s = times.forward_s, times.backward_s, times.first_s, times.last_s
+    chunk_s = f + b
+    lap_s = (n.stages - 1) * hop + (hop if wrap_s is None else wrap_s)
+    fill_s = np.maximum((n.stages - n.group) * f + lap_s, 0.0)  # waiting per chunk, as the first group goes round
+    drain_s = np.maximum((n.stages - n.final) * b + lap_s, 0.0)
+    ends_s = _end_s(times.first_forward_s, fill_s, n.group, n.chunks) + _end_s(times.first_backward_s, drain_s, n.final, n.chunks)
+    plain_s = (n.chunks - 1) * (fill_s + drain_s)
+
+    on_middle_s = np.where(n.stages > 2, ends_s, plain_s + n.m * first_s) + _off_last_s(1.0, times, hop, n.left)
+    on_first_s = plain_s + n.m * first_s + _off_last_s(n.stages - 1, times, hop, n.left)
+    to_first_s = np.maximum((1 + 2 * (n.group - n.stages)) * chunk_s + (n.stages - 2) * hop - lap_s, 0.0)  # and back, by the wrap
+    mostly_first_s = ends_s - to_first_s + np.maximum(n.m - 2 * n.group, 0) * first_s + np.minimum(n.m, 2 * n.group) * last_s
+    # Messages longer than a forward: in each group one micro-batch's way back through all chunks, and a climb to the next group.
+    back_s = (n.chunks - 1) * (n.stages * np.maximum(f, b) + lap_s - n.group * chunk_s)
+    back_s = back_s + np.maximum(2 * hop - chunk_s, 0.0) * (n.group - 1) / 2
+    num_back = np.ceil(n.m / n.group) - 1
+    backs_s = np.where((back_s > 0) & (num_back > 0), ends_s + num_back * back_s + (num_back + 1) * last_s, -np.inf)
+
+    gained_s = _longest_s(n.m * last_s + ends_s, on_middle_s, on_first_s, mostly_first_s, backs_s)
+    return np.asarray((n.turns + n.stages - 1) * chunk_s + 2 * (n.stages - 1) * hop + gained_s)
 
 
 def _end_s(extra_s: Quantity, wait_s: Column, group: Column, chunks: Column) -> Column:
-    """Seconds gained while the pipeline fills: one micro-batch through all chunks, or the group through the first chunk and then one."""
-    return np.maximum(extra_s + (chunks - 1) * wait_s, group * extra_s + (chunks - 2) * wait_s)
+    """Seconds gained while the pipeline fills (or drains): one micro-batch goes through all chunks, or the group through the first."""
+    return np.asarray(np.maximum(extra_s + (chunks - 1) * wait_s, group * extra_s + (chunks - 2) * wait_s))
 
 
-def _off_last_s(hops: Quantity, f: Quantity, b: Quantity, last_s: Quantity, hop_s: Column, left: Column) -> Column:
+def _off_last_s(hops: Quantity, times: ChunkTimes, hop_s: Column, left: Column) -> Column:
     """Seconds gained (mostly lost) by staying `hops` before the last stage, with or without a visit there at either end."""
-    way_s = hops * (f + b + 2 * hop_s)
-    turns = np.minimum(2 * hops, left)
-    at_start_s = way_s + last_s - turns * f
-    at_end_s = way_s + last_s - turns * b
+    way_s = hops * (times.forward_s + times.backward_s + 2 * hop_s)
+    passed = np.minimum(2 * hops, left)
+    at_start_s = way_s + times.last_s - passed * times.forward_s
+    at_end_s = way_s + times.last_s - passed * times.backward_s
     both_s = np.where(left > 2 * hops, at_start_s + at_end_s, 0.0)
-    return np.maximum.reduce(np.broadcast_arrays(np.zeros_like(both_s), at_start_s, at_end_s, both_s)) - way_s
+    return _longest_s(0.0, at_start_s, at_end_s, both_s) - way_s
 
 
 def zero_bubble_s(
@@ -194,46 +229,121 @@ def zero_bubble_s(
 ) -> Column:
     """Seconds of a step whose weight gradients are put off (ZB-H1, or with several chunks its interleaved form).
 
-    Stage `p` puts them off by `p` backwards, so chains run down the stages without them and end on a stage that catches up.
+    Stage `p` puts them off by `p` backwards. Chains run down the stages without them, and may end on a stage that catches up.
     """
-    f, w, hop = times.forward_s, times.weight_s, np.asarray(hop_s, dtype=float)
-    i = times.backward_s - w  # input gradients: what the stage before waits for
-    first_s, last_s, visit_s = times.first_s, times.last_s, times.last_s - times.last_weight_s
-    m, stages, chunks = (np.asarray(x, dtype=float) for x in (num_micro_batches, pp, vp))
-    group = np.asarray(smallest_group(num_micro_batches, pp), dtype=float)
-    final = m - group * (np.ceil(m / group) - 1)
-    lap_s = (stages - 1) * hop + (hop if wrap_s is None else wrap_s)
-    num_turns = m * chunks
-    left = num_turns - 1 - (chunks - 1) * group
-    up = stages - 1
-    wait_s = np.maximum((stages - group) * f + lap_s, 0.0)
-    first_f_s = np.where(chunks > 1, _end_s(times.first_forward_s, wait_s, group, chunks), times.first_forward_s)
-    fill_s = up * (f + hop) + first_f_s
-    # Coming down: turn by turn on the last stage, weight gradients included, or one micro-batch through all chunks without them.
-    by_turns_s = -np.minimum(num_turns - 1, up) * w + np.where(chunks > 1, np.maximum(times.first_backward_s, final * times.first_backward_s - np.where(chunks == 2, np.minimum(stages, final) * np.maximum(times.last_weight_s, 0.0), 0.0)), times.first_backward_s)
-    by_laps_s = (chunks - 1) * ((stages - group) * i + lap_s) + (np.maximum(left - up, 0) + 1 - num_turns) * w + times.first_backward_s
-    drain_s = up * (i + hop) + np.maximum(by_turns_s, by_laps_s)
-    owed_w_s = np.where(chunks > 1, 0.0, np.minimum(m, stages) * times.last_weight_s)
-    hops = np.minimum(up - 1, left - 1)
-    turned_s = np.where(hops >= 1, 2 * hops * hop + (m - hops) * visit_s, -np.inf)
-    turned_s = np.maximum(turned_s, np.where(left >= stages, 2 * up * hop + (m - up) * visit_s + first_s - times.last_weight_s, -np.inf))
-    on_last_s = np.maximum(m * visit_s, turned_s) + m * times.last_weight_s
-    off_last_s = np.where(hops >= 1, 2 * hops * hop + 2 * visit_s, -np.inf)
-    off_last_s = np.maximum(off_last_s, np.where(left > up, 2 * up * hop + 2 * visit_s + np.where(stages > 2, np.maximum((m - stages) * first_s, np.minimum(first_s, 0.0)), (m - stages) * first_s), -np.inf))
-    ends = [
-        fill_s + drain_s + np.maximum(on_last_s - owed_w_s, off_last_s),
-        fill_s + np.maximum(on_last_s, off_last_s + owed_w_s),
-    ]
-    # Stay on a stage to its last weight gradient.
-    for hops in (np.asarray(1.0), up - 1):
-        off_s = fill_s - np.minimum(hops, left) * f + hops * (i + hop) + visit_s
-        off_s = off_s + np.maximum(np.maximum(0.0, 2 * (np.minimum(up - 1, left - 1) - hops) * hop), np.where(left >= stages, 2 * (up - hops) * hop + first_s, 0.0))
-        drained_s = np.maximum(0.0, (up - hops) * (i + hop) - np.minimum(up - hops, num_turns - 1) * w + times.first_backward_s)
-        ends.append(np.where((hops >= 1) & (hops < up), off_s + drained_s, -np.inf))
-    ends.append(fill_s - first_f_s - np.minimum(up, left) * f + up * (i + hop) + visit_s + m * times.first_backward_s + (m - np.minimum(up, left)) * times.first_forward_s + np.maximum(chunks - 1, 0) * wait_s)
-    even_s = num_turns * (f + times.backward_s)
-    total = even_s + np.maximum.reduce(np.broadcast_arrays(*ends))
-    return np.where(stages > 1, total, even_s + m * (first_s + last_s))
+    n, hop = _counts(num_micro_batches, pp, vp), np.asarray(hop_s, dtype=np.float64)
+    split = _Split(n, times, hop, (n.stages - 1) * hop + (hop if wrap_s is None else wrap_s))
+    on_last_s, off_last_s, owed_s = split.stays_s()
+    gained_s = split.fill_s + _longest_s(
+        split.drain_s + np.maximum(on_last_s - owed_s, off_last_s),  # down to the first stage, and its last weight gradient
+        np.maximum(on_last_s, off_last_s + owed_s),  # or the last stage's
+        split.short_of_last_s(np.asarray(1.0)),
+        split.short_of_last_s(n.stages - 2),
+        split.on_first_s(),
+        split.laps_s(),
+    )
+    gained_s = np.where(n.stages > 1, gained_s, n.m * (times.first_s + times.last_s))
+    return np.asarray(n.turns * (times.forward_s + times.backward_s) + gained_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Chains of a schedule that splits the backward, in seconds gained over the turns of one stage.
+
+    A `visit` passes the last chunk forward and backward, without its weight gradient.
+    """
+
+    n: _Counts
+    times: ChunkTimes
+    hop_s: Column
+    lap_s: Column  # messages of one lap over all stages
+
+    @property
+    def up(self) -> Column:
+        return self.n.stages - 1
+
+    @property
+    def input_s(self) -> Quantity:
+        """Seconds of the input gradient: what the stage before waits for."""
+        return self.times.backward_s - self.times.weight_s
+
+    @property
+    def visit_s(self) -> Quantity:
+        return self.times.last_s - self.times.last_weight_s
+
+    @property
+    def wait_s(self) -> Column:
+        """Seconds of waiting per chunk, as the first group goes round."""
+        return np.maximum((self.n.stages - self.n.group) * self.times.forward_s + self.lap_s, 0.0)
+
+    @property
+    def entry_s(self) -> Column:
+        """Seconds the first chunk's extra, and laps longer than the group, add to the climb."""
+        extra_s = self.times.first_forward_s
+        return np.where(self.n.chunks > 1, _end_s(extra_s, self.wait_s, self.n.group, self.n.chunks), extra_s)
+
+    @property
+    def fill_s(self) -> Column:
+        """Seconds until the last stage has its first forward."""
+        return self.up * (self.times.forward_s + self.hop_s) + self.entry_s
+
+    @property
+    def drain_s(self) -> Column:
+        """Seconds gained by coming down: turn by turn on the last stage first, or one micro-batch through all chunks."""
+        n, t = self.n, self.times
+        caught_up_s = np.where(n.chunks == 2, np.minimum(n.stages, n.final) * np.maximum(t.last_weight_s, 0.0), 0.0)
+        group_s = np.where(n.chunks > 1, n.final * t.first_backward_s - caught_up_s, -np.inf)
+        by_turns_s = np.maximum(t.first_backward_s, group_s) - np.minimum(n.turns - 1, self.up) * t.weight_s
+        num_weights = np.maximum(n.left - self.up, 0) + 1
+        laps_s = (n.chunks - 1) * ((n.stages - n.group) * self.input_s + self.lap_s)
+        by_laps_s = laps_s - (n.turns - num_weights) * t.weight_s + t.first_backward_s
+        return np.asarray(self.up * (self.input_s + self.hop_s) + np.maximum(by_turns_s, by_laps_s))
+
+    def stays_s(self) -> tuple[Column, Column, Column]:
+        """Seconds gained between fill and drain: on the last stage, on others, and the last stage's weight gradients owed then.
+
+        The first `pp - 1` turns have no weight gradients, so a chain may go down and up again then and lose nothing.
+        """
+        n, up, hop_s, visit_s, first_s = self.n, self.up, self.hop_s, self.visit_s, self.times.first_s
+        hops = np.minimum(up - 1, n.left - 1)
+        dip_s = np.where(hops >= 1, 2 * hops * hop_s + (n.m - hops) * visit_s, -np.inf)
+        full_dip_s = 2 * up * hop_s + (n.m - up) * visit_s + first_s - self.times.last_weight_s
+        dip_s = np.maximum(dip_s, np.where(n.left >= n.stages, full_dip_s, -np.inf))
+        on_last_s = np.maximum(n.m * visit_s, dip_s) + n.m * self.times.last_weight_s
+        on_middle_s = np.where(hops >= 1, 2 * hops * hop_s + 2 * visit_s, -np.inf)
+        on_first_s = (n.m - n.stages) * first_s
+        on_first_s = np.where(n.stages > 2, np.maximum(on_first_s, np.minimum(first_s, 0.0)), on_first_s)
+        off_last_s = np.maximum(on_middle_s, np.where(n.left > up, 2 * up * hop_s + 2 * visit_s + on_first_s, -np.inf))
+        owed_s = np.where(n.chunks > 1, 0.0, np.minimum(n.m, n.stages) * self.times.last_weight_s)
+        return on_last_s, off_last_s, owed_s
+
+    def short_of_last_s(self, hops: Column) -> Column:
+        """Seconds gained by staying on the middle stage `hops` before the last, and ending there or on the first."""
+        n, t, up, hop_s = self.n, self.times, self.up, self.hop_s
+        down_s = hops * (self.input_s + hop_s) - np.minimum(hops, n.left) * t.forward_s + self.visit_s
+        dip_s = np.maximum(2 * (np.minimum(up - 1, n.left - 1) - hops) * hop_s, 0.0)
+        dip_s = np.maximum(dip_s, np.where(n.left >= n.stages, 2 * (up - hops) * hop_s + t.first_s, 0.0))
+        drained_s = (up - hops) * (self.input_s + hop_s) - np.minimum(up - hops, n.turns - 1) * t.weight_s + t.first_backward_s
+        return np.where((hops >= 1) & (hops < up), down_s + dip_s + np.maximum(drained_s, 0.0), -np.inf)
+
+    def on_first_s(self) -> Column:
+        """Seconds gained by staying on the first stage to its last weight gradient."""
+        n, t = self.n, self.times
+        passed = np.minimum(self.up, n.left)
+        own_s = n.m * t.first_backward_s + (n.m - passed) * t.first_forward_s
+        down_s = self.up * (self.input_s + self.hop_s) - passed * t.forward_s + self.visit_s
+        return down_s + own_s + (n.chunks - 1) * self.wait_s - self.entry_s
+
+    def laps_s(self) -> Column:
+        """Seconds gained where messages outlast half the weight gradients: lap after lap, one weight gradient in each."""
+        n, t, up = self.n, self.times, self.up
+        num_laps, rest = _divided(n.left + n.stages, n.stages)
+        extras_s = ((num_laps - 1) * t.first_s + num_laps * self.visit_s) / n.chunks + np.minimum(rest, 1) * np.minimum(self.visit_s, 0.0)
+        messages_s = 2 * ((num_laps - 1) * up + np.maximum(rest - 1, 0)) * self.hop_s
+        drained_s = (n.chunks - 1) * np.maximum((n.stages - n.group) * self.input_s + self.lap_s - n.group * t.weight_s, 0.0)
+        down_s = up * (self.input_s + self.hop_s) + t.first_backward_s + drained_s
+        gained_s = messages_s + extras_s + down_s - (n.left + 1 - num_laps) * t.weight_s
+        return np.where(2 * self.hop_s > t.weight_s, gained_s, -np.inf)
 
 
 def smallest_group(num_micro_batches: Count, pp: Count) -> NDArray[np.int64]:
@@ -243,13 +353,14 @@ def smallest_group(num_micro_batches: Count, pp: Count) -> NDArray[np.int64]:
     Micro-batches too few to fill it (Megatron-LM refuses them) are one group.
     """
     m, stages = np.broadcast_arrays(np.asarray(num_micro_batches, dtype=np.int64), np.asarray(pp, dtype=np.int64))
-    group = np.minimum(m, stages)
-    while True:
-        rest = m % group
-        short = (rest > 0) & (rest < stages)
-        if not short.any():
-            return group
-        group = group + short
+    flat_m, flat_stages = m.ravel(), stages.ravel()
+    group: NDArray[np.int64] = np.minimum(flat_m, flat_stages)
+    unsettled = np.arange(group.size)
+    while unsettled.size:
+        rest = flat_m[unsettled] % group[unsettled]
+        unsettled = unsettled[(rest > 0) & (rest < flat_stages[unsettled])]
+        group[unsettled] += 1
+    return group.reshape(m.shape)
 
 
 def peak_in_flight(
@@ -263,4 +374,4 @@ def peak_in_flight(
     zero = np.asarray(zero_bubble)
     ahead = np.where(zero, stages - 1, np.where(chunks > 1, 2, 1) * (stages - 1 - p))
     waiting = np.where(chunks > 1, (chunks - 1) * smallest_group(m, stages), 0)
-    return np.minimum(m * chunks, ahead + waiting + 1)
+    return np.asarray(np.minimum(m * chunks, ahead + waiting + 1))

@@ -16,6 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from meshwright.cost.pipeline import smallest_group
 from meshwright.errors import InputError, nearest
 
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
@@ -114,7 +115,7 @@ def evaluate(
         makespan_s=max(free_s),
         start_s=start,
         end_s=start + durations_s,
-        busy_s=np.bincount(schedule.stage, weights=durations_s, minlength=schedule.num_stages),
+        busy_s=np.bincount(schedule.stage, weights=durations_s, minlength=schedule.num_stages).astype(np.float64),
     )
 
 
@@ -124,7 +125,7 @@ def _times(
     """Seconds each operation occupies its stage, and seconds until its result has arrived after that."""
     forward, backward = (_grid(schedule, name, s) for name, s in (("forward_s", forward_s), ("backward_s", backward_s)))
     weight = np.zeros_like(backward)
-    if WEIGHT in schedule.kind[-1:]:
+    if schedule.kind.max() == WEIGHT:
         if weight_s is None:
             raise InputError("a schedule that splits the backward needs the weight-gradient time", where="weight_s")
         weight = _grid(schedule, "weight_s", weight_s)
@@ -175,7 +176,7 @@ def zero_bubble(num_stages: int, num_chunks: int, num_micro_batches: int, group:
     return _build(num_stages, num_chunks, num_micro_batches, group=group, lead=1, splits_backward=True)
 
 
-def schedule(name: str, num_stages: int, num_chunks: int, num_micro_batches: int) -> Schedule:
+def schedule_named(name: str, num_stages: int, num_chunks: int, num_micro_batches: int) -> Schedule:
     """The schedule that a layout calls `name`."""
     if name not in _BY_NAME:
         raise InputError(f"no schedule named {name!r}", where="layout.schedule", fix=nearest(name, _BY_NAME))
@@ -195,23 +196,9 @@ _BY_NAME: Mapping[str, Callable[[int, int, int], Schedule]] = {
 }
 
 
-def smallest_group(num_stages: int, num_micro_batches: int) -> int:
-    """Micro-batches that pass through a chunk before the next chunk's turn: the fewest that Megatron-LM accepts.
-
-    A group, and what is left for the last one, must fill the pipeline, or operations wait for each other in a circle.
-    Micro-batches too few to fill it (Megatron-LM refuses them) are one group.
-    """
-    if num_micro_batches < num_stages:
-        return num_micro_batches
-    sizes = range(num_stages, num_micro_batches + 1)
-    return next(size for size in sizes if num_micro_batches % size == 0 or num_micro_batches % size >= num_stages)
-
-
 def _checked_group(num_stages: int, num_micro_batches: int, group: int | None) -> int:
-    for name, count in (("num_stages", num_stages), ("num_micro_batches", num_micro_batches)):
-        if count < 1:
-            raise InputError(f"{name} is {count}; a pipeline has at least one", where=name)
-    smallest = smallest_group(num_stages, num_micro_batches)
+    _check_counts(num_stages=num_stages, num_micro_batches=num_micro_batches)
+    smallest = int(smallest_group(num_micro_batches, num_stages))
     if group is None:
         return smallest
     rest = num_micro_batches % group if group > 0 else 0
@@ -222,6 +209,12 @@ def _checked_group(num_stages: int, num_micro_batches: int, group: int | None) -
             fix=f"choose a size from {smallest} to {num_micro_batches} that leaves a rest of 0, or of {num_stages} or more",
         )
     return group
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise InputError(f"{name} is {count}; a pipeline has at least one", where=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +241,7 @@ def _turns(num_chunks: int, num_micro_batches: int, group: int) -> _Turns:
 @lru_cache(maxsize=64)
 def _build(num_stages: int, num_chunks: int, num_micro_batches: int, *, group: int, lead: int, splits_backward: bool) -> Schedule:
     """The schedule in which stage `p` runs `lead (num_stages - p - 1) + (num_chunks - 1) group` forwards ahead."""
-    for name, count in (("num_stages", num_stages), ("num_chunks", num_chunks), ("num_micro_batches", num_micro_batches)):
-        if count < 1:
-            raise InputError(f"{name} is {count}; a pipeline has at least one", where=name)
+    _check_counts(num_stages=num_stages, num_chunks=num_chunks, num_micro_batches=num_micro_batches)
     turns = _turns(num_chunks, num_micro_batches, group)
     num_kinds = 3 if splits_backward else 2
     orders = []

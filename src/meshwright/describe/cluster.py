@@ -25,6 +25,7 @@ class Tier:
     bytes_per_s: float  # each way and accelerator, with all planes up
     latency_s: float
     num_planes: int = 1
+    routing: str = "adaptive"  # see hardware.ROUTINGS
 
     def __post_init__(self) -> None:
         if self.num_accelerators < 1 or self.num_installed < self.num_accelerators:

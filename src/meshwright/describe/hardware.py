@@ -8,8 +8,14 @@ from dataclasses import dataclass, field
 from meshwright.describe.source import Sources
 from meshwright.errors import InputError, nearest
 
-# A recipe is what people switch on; a number format is what the tensor cores multiply.
-FORMAT_OF_RECIPE: Mapping[str, str] = {"fp32": "tf32", "bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+# A recipe is what people switch on; a number format is what the tensor cores multiply. "fp8" scales tensors by what was seen in
+# earlier steps (delayed), "fp8-current" by what it finds in them (tensorwise, current scaling).
+FORMAT_OF_RECIPE: Mapping[str, str] = {"fp32": "tf32", "bf16": "bf16", "fp8": "fp8", "fp8-current": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+
+
+# How a network spreads traffic over its paths: a switched scale-up domain; InfiniBand and Spectrum-X pick paths by load; packets
+# sprayed over planes; or a hash that sends each flow down one path, whatever else goes there.
+ROUTINGS = ("scale-up", "adaptive", "spray", "hashed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,4 +55,5 @@ class Link:
     bytes_per_s: float
     latency_s: float
     num_planes: int = 1
+    routing: str = "adaptive"  # one of ROUTINGS
     sources: Sources = field(default_factory=dict)

@@ -92,6 +92,7 @@ class LinkTable(Entry):
     Gbit_per_s: Positive | None = None
     latency_us: NotNegative
     num_planes: Count = 1
+    routing: Literal["scale-up", "adaptive", "spray", "hashed"] = "adaptive"
 
     def value(self, name: str, sources: Sources) -> Link:
         return Link(
@@ -99,6 +100,7 @@ class LinkTable(Entry):
             bytes_per_s=_bandwidth(self.GB_per_s, self.Gbit_per_s),
             latency_s=self.latency_us * MICROSECOND,
             num_planes=self.num_planes,
+            routing=self.routing,
             sources=sources,
         )
 
@@ -182,6 +184,7 @@ class TierTable(Checked):
             bytes_per_s=_bandwidth(self.GB_per_s, self.Gbit_per_s) if stated else of.bytes_per_s,
             latency_s=of.latency_s if self.latency_us is None else self.latency_us * MICROSECOND,
             num_planes=self.num_planes or of.num_planes,
+            routing=of.routing,
         )
 
 
@@ -238,6 +241,7 @@ class WorkloadTable(Entry):
     seq_len: Count
     global_batch: Count
     precision: str = "bf16"
+    attention_precision: Literal["bf16", "fp8"] = "bf16"
     num_tokens: NotNegative = 0.0
     target: str = ""
     convergence: ConvergenceTable | None = None
@@ -253,6 +257,7 @@ class WorkloadTable(Entry):
             seq_len=self.seq_len,
             global_batch=self.global_batch,
             precision=self.precision,
+            attention_precision=self.attention_precision,
             num_tokens=self.num_tokens,
             convergence=self.convergence.value() if self.convergence else None,
             evaluation=Evaluation(**self.evaluation.model_dump()) if self.evaluation else None,

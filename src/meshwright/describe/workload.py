@@ -69,6 +69,7 @@ class Workload:
     seq_len: int
     global_batch: int  # sequences a step
     precision: str = "bf16"  # recipe of the layers' matrix multiplications
+    attention_precision: str = "bf16"  # of the score and value products: bf16 or fp8
     num_tokens: float = 0.0  # plain pre-training: train on this many
     convergence: Convergence | None = None  # or: train until a quality target
     evaluation: Evaluation | None = None
@@ -80,6 +81,12 @@ class Workload:
         if self.seq_len < 1 or self.global_batch < 1:
             raise InputError(
                 f"sequence length {self.seq_len} and global batch {self.global_batch} must be at least 1", where=f"workload {self.name}"
+            )
+        if self.attention_precision not in ("bf16", "fp8"):
+            raise InputError(
+                f"attention does not run in {self.attention_precision!r}",
+                where=f"workload {self.name}: attention_precision",
+                fix="choose bf16 or fp8",
             )
 
     @property

@@ -94,6 +94,7 @@ def machine(name: str, device: str, num_accelerators: int, per_node: int, host_n
         bytes_per_s=fabric.bytes_per_s,
         latency_s=fabric.link.latency_s,
         num_planes=fabric.num_planes,
+        routing=fabric.link.routing,
     )
     cluster = Cluster(name=name, accelerator=chip, tiers=(*inner, outer), accelerators_per_node=per_node)
     alone = inner[-1].num_accelerators == num_accelerators
@@ -146,6 +147,7 @@ def _tier(name: str, kind: Link, num_accelerators: int, num_installed: int) -> T
         num_installed=max(num_installed, num_accelerators),
         bytes_per_s=kind.bytes_per_s,
         latency_s=kind.latency_s,
+        routing=kind.routing,
     )
 
 

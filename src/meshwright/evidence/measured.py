@@ -20,10 +20,10 @@ RECIPE_OF_NAME = {
     "bf16": "bf16",
     "bf16/fp16": "bf16",
     "fp8": "fp8",
-    "fp8-cs": "fp8",  # current scaling
-    "fp8-ds": "fp8",  # delayed scaling
-    "fp8 tensorwise": "fp8",
-    "fp8 rowwise": "fp8",
+    "fp8-cs": "fp8-current",
+    "fp8-ds": "fp8",
+    "fp8 tensorwise": "fp8-current",
+    "fp8 rowwise": "fp8-current",
     "fp8-mx": "mxfp8",
     "mxfp8": "mxfp8",
     "fp4": "nvfp4",
@@ -51,7 +51,6 @@ class MeasuredRun:
     notes: str = ""
     kind: str = "pretrain"  # or "sft", "lora"
     peak_memory_bytes: float = 0.0  # measured on the fullest accelerator; 0 where nobody stated it
-    fp8_attention: bool | None = None  # whether attention multiplies in fp8; None where nobody stated it
     assumptions: tuple[str, ...] = ()  # what the row does not say and was taken for granted
 
     @property
@@ -127,7 +126,10 @@ def recipe(text: str) -> str:
         raise InputError(f"the precision is ambiguous: {text}")
     if "mxfp4" in (name, detail) or name not in RECIPE_OF_NAME:
         raise InputError(f"no recipe for precision {text!r}")
-    return RECIPE_OF_NAME.get(detail, RECIPE_OF_NAME[name])
+    for spelling in (f"{name} {detail}", detail):
+        if spelling in RECIPE_OF_NAME:
+            return RECIPE_OF_NAME[spelling]
+    return RECIPE_OF_NAME[name]
 
 
 def check_degrees(layout: Layout, num_accelerators: int, global_batch: int, num_micro_batches: int) -> None:

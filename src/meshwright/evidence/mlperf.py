@@ -49,7 +49,13 @@ def mlperf_run(row: Row) -> MeasuredRun:
     model_name, workload_name = _benchmark(benchmark)
     built = machine(f"{submitter} {system}", device, num_accelerators, per_node, *_networks(row))
     precision, assumptions = _precision(row.text("precision"), built.cluster.accelerator)
-    workload = replace(_workload(workload_name, model_name), seq_len=seq_len, global_batch=global_batch, precision=precision)
+    workload = replace(
+        _workload(workload_name, model_name),
+        seq_len=seq_len,
+        global_batch=global_batch,
+        precision=precision,
+        attention_precision="fp8" if _flag(row, "fp8_attention", False) else "bf16",
+    )
     return MeasuredRun(
         round=round_name,
         submitter=submitter,
@@ -66,7 +72,6 @@ def mlperf_run(row: Row) -> MeasuredRun:
         source_row=row.line,
         notes=row.text("notes"),
         kind="lora" if workload.adapters else "pretrain",
-        fp8_attention=_flag(row, "fp8_attention", None),
         assumptions=(*built.assumptions, *assumptions, *_order_said(row, layout)),
     )
 

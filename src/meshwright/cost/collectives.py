@@ -1,0 +1,48 @@
+"""Time of collectives on a network of tiers.
+
+A group of ranks is described by how many of its members share one domain of each tier, from the inside out: (2, 128) is two in a rack
+and 128 in all. Arrays have the tiers as their first axis and broadcast over the others, so one call prices all candidate layouts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Quantity = float | NDArray[np.float64]
+Tiers = NDArray[np.float64]  # first axis: tiers
+
+
+def _inside(members: Tiers) -> Tiers:
+    """Members in a domain of the tier below each tier; alone below the innermost."""
+    return np.concatenate([np.ones_like(members[:1]), members[:-1]])
+
+
+def gather_s(payload_bytes: Quantity, members: Tiers, bytes_per_s: Tiers, hop_s: Quantity = 0.0) -> Any:
+    """Seconds until each member holds the whole payload, of which it had a share: an all-gather, or backwards a reduce-scatter.
+
+    Rings through all members, as many as there are members in a domain so that each uses its own port to the tier above: a port
+    of tier k carries the payload but for one share, divided by the members below. The slowest tier that is crossed decides.
+    `hop_s` is what each of the n - 1 rounds costs whatever its size.
+    """
+    size = members[-1]
+    crossed = members > _inside(members)
+    port_bytes = payload_bytes * (size - 1) / size / _inside(members)
+    return np.max(np.where(crossed, port_bytes / bytes_per_s, 0.0), axis=0) + (size - 1) * hop_s
+
+
+def all_to_all_s(sent_bytes: Quantity, members: Tiers, bytes_per_s: Tiers, hop_s: Quantity = 0.0) -> Any:
+    """Seconds until every member has sent its `sent_bytes` in equal shares to all members.
+
+    What goes to members beyond a domain of tier k - 1 but within one of tier k crosses tier k; the tiers work side by side.
+    """
+    share = (members - _inside(members)) / members[-1]
+    return np.max(sent_bytes * share / bytes_per_s, axis=0) + np.where(members[-1] > 1, hop_s, 0.0)
+
+
+def neighbour_s(message_bytes: Quantity, members: Tiers, bytes_per_s: Tiers, latency_s: Tiers) -> Any:
+    """Seconds of a message to the next member, over the outermost tier that any such message crosses: a pipeline waits for its slowest."""
+    crossed = members > _inside(members)
+    return np.max(np.where(crossed, message_bytes / bytes_per_s + latency_s, 0.0), axis=0)

@@ -1,0 +1,368 @@
+"""The closed form of a training step: a Question and Layouts (columns) -> seconds of every part.
+
+Parts are those of every predicted, simulated and measured step: compute, exposed time per axis, bubble, optimizer, data, overhead.
+They add up to the step. All columns broadcast: one question with many layouts, or as many questions as layouts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright import software as sw
+from meshwright.cost.collectives import all_to_all_s, gather_s, neighbour_s
+from meshwright.cost.compute import layer_backward_bytes, layer_forward_bytes, matmul_flops_per_s, matmul_s
+from meshwright.cost.overlap import exposed_s
+from meshwright.cost.pipeline import ChunkTimes, busiest_stage_s, pipeline_s
+from meshwright.layout import CP_KINDS, RECOMPUTE, SCHEDULES, Layouts
+from meshwright.placement import Placement, place
+from meshwright.question import BY_COLUMNS, BY_ROWS, EXPERT, Question
+from meshwright.software import Constants
+from meshwright.split import Split, stage_layers
+
+Column = NDArray[np.float64]
+PARTS = ("compute", "exposed_tp", "exposed_cp", "exposed_pp", "exposed_dp", "exposed_ep", "bubble", "optimizer", "data", "overhead")
+TOKEN_BYTES = 4.0  # of one training token in storage
+BF16_BYTES = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Seconds of one micro-batch in one layer on one rank, forward and backward apart."""
+
+    matmul: tuple[Column, Column]
+    attention: tuple[Column, Column]
+    memory: tuple[Column, Column]
+    gaps: tuple[Column, Column]
+    exposed_tp: tuple[Column, Column]
+    exposed_cp: tuple[Column, Column]
+    exposed_ep: tuple[Column, Column]
+    weight_s: Column  # of the backward: weight gradients
+
+    def compute_s(self, way: int) -> Column:
+        """Seconds that compute takes, forward (0) or backward (1)."""
+        return self.matmul[way] + self.attention[way] + self.memory[way] + self.gaps[way]
+
+    def exposed_s(self, way: int) -> Column:
+        """Seconds that communication within the layer adds."""
+        return self.exposed_tp[way] + self.exposed_cp[way] + self.exposed_ep[way]
+
+    def total_s(self, way: int) -> Column:
+        """Seconds of the layer."""
+        return self.compute_s(way) + self.exposed_s(way)
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """Seconds of every part of a step, and what an evaluation and a drawing need beside them; one row per layout."""
+
+    seconds: dict[str, Column]  # by PARTS
+    times: ChunkTimes
+    message_s: Column
+    forward_share: Column  # of a micro-batch's time in the busiest stage
+    recomputed_flops: Column  # per token, beyond the model's
+    split: Split
+    num_micro_batches: NDArray[np.int64]
+
+    @property
+    def step_time_s(self) -> Column:
+        """Seconds of the whole step."""
+        return np.sum([self.seconds[part] for part in PARTS], axis=0)
+
+
+class Pricer:
+    """The intermediate quantities of one call, named once: rates, tokens, bandwidths."""
+
+    def __init__(self, question: Question, layouts: Layouts, constants: Constants) -> None:
+        self.q, self.l, self.c = question, layouts, constants
+        q, c = question, constants
+        blackwell = np.asarray(q.is_blackwell) > 0
+        self.slowdown = np.exp(q.log_factor)
+        low_pj = np.where(blackwell, np.where(np.asarray(q.is_fp4) > 0, c.blackwell_fp4_pj, c.blackwell_fp8_pj), c.hopper_fp8_pj)
+        pj = np.where(np.asarray(q.is_bf16) > 0, q.bf16_pj, low_pj)
+        self.matmul_flops_per_s = matmul_flops_per_s(q.peak_flops_per_s, sw.MATMUL_CEILING, pj * 1e-12, q.power_cap_w)
+        self.bf16_flops_per_s = matmul_flops_per_s(q.bf16_flops_per_s, sw.MATMUL_CEILING, np.asarray(q.bf16_pj) * 1e-12, q.power_cap_w)
+        share = np.where(blackwell, c.blackwell_attention, c.hopper_attention) * np.power(q.softmax_speedup, c.softmax_exponent)
+        fp8 = np.where(np.asarray(q.fp8_attention) > 0, sw.FP8_ATTENTION_SPEEDUP, 1.0)
+        self.attention_flops_per_s = self.bf16_flops_per_s * share * fp8
+        self.memory_bytes_per_s = q.memory_bytes_per_s * np.asarray(c.memory_efficiency)
+        self.contention = np.where(blackwell, c.blackwell_contention, c.hopper_contention)
+        fabric = np.where(q.tier_is_hashed > 0, c.fabric_efficiency * c.hashed_efficiency, c.fabric_efficiency)
+        self.tier_bytes_per_s = q.tier_bytes_per_s * np.where(q.tier_is_scale_up > 0, sw.SCALE_UP_EFFICIENCY, fabric)
+        self.placement: Placement = place(layouts, q.tier_size)
+        self.tp, self.cp, self.pp = (getattr(layouts, axis).astype(np.float64) for axis in ("tp", "cp", "pp"))
+        self.vp, self.dp, self.ep = (getattr(layouts, axis).astype(np.float64) for axis in ("vp", "dp", "ep"))
+        self.tokens = layouts.micro_batch * q.seq_len / self.cp  # of a micro-batch on one rank, before tensor parallelism
+        self.graphs = layouts.cuda_graphs > 0
+        self.num_micro_batches = np.maximum(np.asarray(q.global_batch) // (layouts.dp * layouts.micro_batch), 1).astype(np.int64)
+        self.train_matmuls = 2.0 - np.asarray(q.frozen)  # matrix products of a backward per forward: no weight gradients where frozen
+
+    # -- one layer ----------------------------------------------------------------------------------
+
+    def layer(self) -> Layer:
+        """Seconds of a layer for one micro-batch."""
+        forward_s = self._matmul_forward_s()
+        attention_s = self.tokens * self.q.attention_flops / self.tp / self.attention_flops_per_s
+        memory = self._memory_s()
+        gap_s = (self.c.layer_s + np.where(self.graphs, 0.0, self.c.eager_layer_s)) * np.ones_like(self.tokens)
+        matmul = self._slowed(forward_s, self.train_matmuls * forward_s)
+        attention = self._slowed(attention_s, sw.BACKWARD_ATTENTION * attention_s)
+        exposed_tp = self._tp_s()
+        exposed_cp = self._cp_s(attention[0])
+        return self._recompute(
+            Layer(
+                matmul=matmul,
+                attention=attention,
+                memory=self._slowed(*memory),
+                gaps=self._slowed(gap_s, 2 * gap_s),
+                exposed_tp=(exposed_tp, exposed_tp),
+                exposed_cp=exposed_cp,
+                exposed_ep=self._ep_s(),
+                weight_s=(self.train_matmuls - 1) * matmul[0],
+            )
+        )
+
+    def _slowed(self, forward_s: Any, backward_s: Any) -> tuple[Column, Column]:
+        """Both ways under the release's factor, broadcast to all rows."""
+        ones = np.ones_like(self.tokens)
+        return forward_s * self.slowdown * ones, backward_s * self.slowdown * ones
+
+    def _matmul_forward_s(self) -> Column:
+        q = self.q
+        columns = np.where(q.matrix_cut == BY_COLUMNS, q.matrix_columns / self.tp, q.matrix_columns)
+        inner = np.where(q.matrix_cut == BY_ROWS, q.matrix_inner / self.tp, q.matrix_inner)
+        is_expert = q.matrix_cut == EXPERT
+        num_local = np.maximum(np.asarray(q.num_experts) / self.ep, 1.0)
+        rows = np.where(is_expert, self.tokens / self.tp * q.experts_per_token / num_local, self.tokens)
+        count = np.where(is_expert, q.matrix_count * num_local, q.matrix_count)
+        each_s = matmul_s(rows, columns, inner, self.matmul_flops_per_s, sw.MATMUL_HALF_SIZE)
+        return np.asarray(np.sum(count * each_s, axis=0))
+
+    def _memory_s(self) -> tuple[Column, Column]:
+        """Seconds of norms, adds, rotary, activation and casts, which sequence and tensor parallelism cut alike."""
+        q = self.q
+        qkv = q.query_dim + 2 * np.asarray(q.kv_dim)
+        forward = layer_forward_bytes(q.hidden, qkv, q.ffn_active, q.gated, q.cast_bytes, q.query_dim)
+        backward = layer_backward_bytes(q.hidden, qkv, q.ffn_active, q.gated, q.cast_bytes)
+        ring = (self.cp - 1) * (self.l.cp_kind == CP_KINDS.index("ring"))  # each further round corrects the sums of the one before
+        sorted_bytes = 4 * BF16_BYTES * q.hidden * q.experts_per_token * q.expert_layers  # tokens to experts and back, read and written
+        per_token_s = self.tokens / self.tp / self.memory_bytes_per_s
+        return (forward + ring * q.query_dim * 12 + sorted_bytes) * per_token_s, (backward + ring * qkv * 8 + sorted_bytes) * per_token_s
+
+    def _tp_s(self) -> Column:
+        """Seconds of tensor parallelism in one direction of a layer: two gathers and two scatters of the hidden states."""
+        payload = self.tokens * self.q.hidden * BF16_BYTES
+        each_s = gather_s(payload, self.placement.members["tp"], self.tier_bytes_per_s)
+        return np.asarray(4 * each_s * np.where(self.l.overlap_tp > 0, 1 - sw.TP_HIDDEN, 1.0))
+
+    def _cp_s(self, attention_s: Column) -> tuple[Column, Column]:
+        """Seconds context parallelism adds: a ring hides behind attention, a gather and an all-to-all do not."""
+        q, members = self.q, self.placement.members["cp"]
+        kv_bytes = self.tokens * 2 * q.kv_dim / self.tp * BF16_BYTES  # of one rank
+        rounds_s = neighbour_s(kv_bytes, members, self.tier_bytes_per_s, q.tier_latency_s) * (self.cp - 1)
+        ring = (np.maximum(rounds_s - attention_s, 0.0), np.maximum(2 * rounds_s - sw.BACKWARD_ATTENTION * attention_s, 0.0))
+        gathered_s = gather_s(kv_bytes * self.cp, members, self.tier_bytes_per_s)
+        heads_bytes = self.tokens * 2 * (np.asarray(q.query_dim) + q.kv_dim) / self.tp * BF16_BYTES
+        switched_s = all_to_all_s(heads_bytes, members, self.tier_bytes_per_s)
+        kinds = self.l.cp_kind
+        forward = np.select([kinds == 0, kinds == 1], [ring[0], gathered_s], switched_s)
+        backward = np.select([kinds == 0, kinds == 1], [ring[1], 2 * gathered_s], switched_s)
+        return forward, backward
+
+    def _ep_s(self) -> tuple[Column, Column]:
+        """Seconds of sending tokens to their experts and back, each way of a layer."""
+        q = self.q
+        sent = self.tokens / self.tp * q.experts_per_token * q.hidden * BF16_BYTES * q.expert_layers
+        inner = self.placement.joint("cp", "dp")
+        members = np.minimum(inner, self.ep)
+        each_s = 2 * all_to_all_s(sent, members, self.tier_bytes_per_s)
+        return each_s, each_s
+
+    def _recompute(self, layer: Layer) -> Layer:
+        """The layer with what recomputing adds to its backward: attention (selective), or the whole forward (full)."""
+        kind = self.l.recompute
+        full, some = kind == RECOMPUTE.index("full"), kind == RECOMPUTE.index("selective")
+
+        def again(pair: tuple[Column, Column], which: NDArray[np.bool_]) -> tuple[Column, Column]:
+            return pair[0], pair[1] + np.where(which, pair[0], 0.0)
+
+        return Layer(
+            matmul=again(layer.matmul, full),
+            attention=again(layer.attention, full | some),
+            memory=again(layer.memory, full),
+            gaps=again(layer.gaps, full),
+            exposed_tp=again(layer.exposed_tp, full),
+            exposed_cp=again(layer.exposed_cp, full | some),
+            exposed_ep=again(layer.exposed_ep, full),
+            weight_s=layer.weight_s,
+        )
+
+    # -- the ends of the model, and messages --------------------------------------------------------
+
+    def head_s(self) -> tuple[Column, Column]:
+        """Seconds of the output projection (bf16) and the loss, forward and backward, of one micro-batch."""
+        q = self.q
+        product_s = matmul_s(self.tokens, np.asarray(q.vocab) / self.tp, q.hidden, self.bf16_flops_per_s, 0.0)
+        loss_s = self.tokens * q.vocab / self.tp * sw.LOSS_BYTES / self.memory_bytes_per_s
+        return self._slowed(product_s + loss_s, self.train_matmuls * product_s + loss_s)
+
+    def embedding_s(self) -> Column:
+        """Seconds of looking up (or scattering into) the embedding: each token's vector read and written."""
+        return np.asarray(self.tokens * self.q.hidden / self.tp * 2 * BF16_BYTES / self.memory_bytes_per_s * self.slowdown)
+
+    def message_s(self) -> Column:
+        """Seconds of the hidden states of one micro-batch from one stage to the next."""
+        message = self.tokens * self.q.hidden / self.tp * BF16_BYTES
+        return np.asarray(neighbour_s(message, self.placement.members["pp"], self.tier_bytes_per_s, self.q.tier_latency_s))
+
+    # -- between replicas ---------------------------------------------------------------------------
+
+    def parameters(self, split: Split) -> tuple[Column, Column]:
+        """Trained parameters on the fullest rank: those all data-parallel ranks share, and routed experts."""
+        q = self.q
+        layers = np.maximum(np.maximum(split.first, split.last), split.middle).astype(np.float64)
+        frozen = np.asarray(q.frozen) > 0
+        per_layer = np.where(frozen, q.adapter_parameters, q.layer_parameters)
+        tables = np.where(self.pp > 1, 1.0, 2.0 - np.asarray(q.tied))
+        ends = np.where(frozen, 0.0, q.embedding_parameters * tables)
+        experts = np.where(frozen, 0.0, q.expert_parameters)
+        return (layers * per_layer + ends) / self.tp, layers * experts / self.ep
+
+    def data_parallel_s(self, split: Split, layer: Layer) -> Column:
+        """Seconds of gradient reduction and weight gathering that the step does not hide."""
+        shared, experts = self.parameters(split)
+        reduce_s, gather_s_ = self._traffic_s(shared, self.placement.joint("cp", "dp"))
+        per_expert_rank = np.maximum(self.dp * self.cp * self.tp / self.ep, 1.0)
+        members = np.clip(self.placement.joint("cp", "dp") * self.tp / self.ep, 1.0, per_expert_rank)
+        members[-1] = per_expert_rank
+        expert_reduce_s, expert_gather_s = self._traffic_s(experts, members)
+        return self._exposed_dp_s(split, layer, reduce_s + expert_reduce_s, gather_s_ + expert_gather_s, shared + experts)
+
+    def _traffic_s(self, parameters: Column, members: Column) -> tuple[Column, Column]:
+        """Seconds of reducing all gradients and of gathering all weights once, hidden or not."""
+        buckets = np.maximum(parameters / sw.BUCKET_PARAMETERS, (parameters > 0).astype(float))
+        rounds_s = np.where(members[-1] > 1, buckets * (members[-1] - 1) * self.c.round_s, 0.0)
+        reduce_s = gather_s(parameters * self.q.reduce_bytes, members, self.tier_bytes_per_s) + rounds_s
+        weights_s = gather_s(parameters * self.q.gather_bytes, members, self.tier_bytes_per_s) + rounds_s
+        return reduce_s, weights_s
+
+    def _exposed_dp_s(self, split: Split, layer: Layer, reduce_s: Column, weights_s: Column, parameters: Column) -> Column:
+        """What stays exposed, by ZeRO stage.
+
+        Gradients of a chunk leave when its last micro-batch has gone backward; weights of a chunk arrive before its first goes forward:
+        all but one of `vp` chunks hide behind the others' turns of `pp` micro-batches. Without a pipeline they hide layer by layer
+        behind one micro-batch. ZeRO 2 reduces every micro-batch; ZeRO 3 also gathers weights for each forward and backward.
+        """
+        piped = self.pp > 1
+        turns = np.where(piped, np.minimum(self.pp, self.num_micro_batches) * (self.vp - 1) / self.vp, 1 - 1 / split.middle)
+        layers = split.middle.astype(np.float64)
+        hiding = [turns * layers * layer.total_s(way) for way in (0, 1)]
+        pieces = np.where(piped, self.vp, np.maximum(parameters / sw.BUCKET_PARAMETERS, 1.0))
+        zero = self.l.zero_stage
+        each = np.where(zero >= 2, self.num_micro_batches, 1)
+        gather_backward_s = np.where(zero == 3, weights_s, 0.0)
+        gather_forward_s = np.where(zero == 0, 0.0, weights_s)
+        reduce_s = np.where(zero == 0, 2 * reduce_s, reduce_s)  # an all-reduce is both
+        micro_hiding = [layers * layer.total_s(way) for way in (0, 1)]
+        hide = [np.where(zero >= 2, micro_hiding[way], hiding[way]) for way in (0, 1)]
+        contention = np.where(self.l.overlap_dp > 0, self.contention, 1.0)
+        once_s = exposed_s(gather_forward_s, hide[0], pieces, contention) * np.where(zero == 3, self.num_micro_batches, 1)
+        return np.asarray(once_s + each * exposed_s(reduce_s + gather_backward_s, hide[1], pieces, contention))
+
+    def optimizer_s(self, split: Split) -> Column:
+        """Seconds of Adam on this rank's shard, and of what passes over all gradients and weights once a step."""
+        shared, experts = self.parameters(split)
+        ranks = np.where(self.l.zero_stage > 0, self.dp * self.cp, 1.0)
+        expert_ranks = np.where(self.l.zero_stage > 0, np.maximum(self.dp * self.cp * self.tp / self.ep, 1.0), 1.0)
+        moved = sw.OPTIMIZER_BYTES * (shared / ranks + experts / expert_ranks) + sw.STEP_BYTES * (shared + experts)
+        return np.asarray(moved / self.memory_bytes_per_s)
+
+
+def price(question: Question, layouts: Layouts, constants: Constants) -> StepParts:
+    """The parts of a step for every row, in closed form."""
+    pricer = Pricer(question, layouts, constants)
+    split = stage_layers(question.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
+    layer, head, embedding_s = pricer.layer(), pricer.head_s(), pricer.embedding_s()
+    message_s = pricer.message_s()
+    times = _chunk_times(pricer, split, layer, head, embedding_s, message_s)
+    m = pricer.num_micro_batches
+    zero_bubble = (layouts.schedule == SCHEDULES.index("zero-bubble")) & (layouts.pp > 1)
+    overlapped = layouts.overlap_pp > 0
+    total_s = pipeline_s(m, layouts.pp, layouts.vp, times, np.where(overlapped, message_s, 0.0), zero_bubble=zero_bubble)
+    busy_s = busiest_stage_s(m, layouts.pp, layouts.vp, times)
+    slowest = 1 + np.asarray(constants.chip_spread) * (np.sqrt(2 * np.log(np.maximum(question.num_accelerators, 8))) - np.sqrt(2 * np.log(8)))
+    # The busiest stage's time is compute, what its layers expose, and per operation the host's time and its messages.
+    layers = _busiest_layers(split, layer, head, embedding_s, layouts)
+    exposed = {axis: m * layers * sum(getattr(layer, f"exposed_{axis}")) for axis in ("tp", "cp", "ep")}
+    operations = np.where(layouts.pp > 1, 2.0 * m * layouts.vp, 0.0)
+    host_s = operations * np.where(pricer.graphs, 0.0, constants.eager_chunk_s) * pricer.slowdown
+    messages_s = operations * message_s * np.where(overlapped, sw.PP_EXPOSED, 1.0)
+    compute_s = busy_s - host_s - messages_s - sum(exposed.values())
+    seconds = {
+        "compute": compute_s * slowest,
+        **{f"exposed_{axis}": exposed[axis] * slowest for axis in exposed},
+        "exposed_pp": messages_s * slowest,
+        "exposed_dp": pricer.data_parallel_s(split, layer),
+        "bubble": (total_s - busy_s) * slowest,
+        "optimizer": pricer.optimizer_s(split) * pricer.slowdown,
+        "overhead": (sw.STEP_S * pricer.slowdown + host_s * slowest) * np.ones_like(pricer.tokens),
+    }
+    read_s = question.seq_len * np.asarray(question.global_batch) * TOKEN_BYTES / question.storage_bytes_per_s
+    seconds["data"] = np.maximum(read_s - sum(seconds.values()), 0.0) * np.ones_like(pricer.tokens)
+    forward_s = layers * layer.total_s(0) + np.where(layouts.pp > 1, 0.0, head[0])
+    whole_s = layers * (layer.total_s(0) + layer.total_s(1)) + np.where(layouts.pp > 1, 0.0, head[0] + head[1])
+    return StepParts(
+        seconds=seconds,
+        times=times,
+        message_s=message_s,
+        forward_share=forward_s / whole_s,
+        recomputed_flops=_recomputed_flops(question, layouts),
+        split=split,
+        num_micro_batches=m,
+    )
+
+
+def _chunk_times(
+    pricer: Pricer, split: Split, layer: Layer, head: tuple[Column, Column], embedding_s: Column, message_s: Column
+) -> ChunkTimes:
+    """Seconds of a middle chunk, and what the first and last chunk take beyond it."""
+    piped = pricer.pp > 1
+    overlapped = pricer.l.overlap_pp > 0
+    each_s = np.where(pricer.graphs, 0.0, pricer.c.eager_chunk_s) * pricer.slowdown
+    each_s = np.where(piped, each_s + message_s * np.where(overlapped, sw.PP_EXPOSED, 1.0), 0.0)
+    per_chunk = split.middle / pricer.vp
+    first, last = (np.where(piped, count - split.middle, 0.0) for count in (split.first, split.last))
+    extra = np.asarray(pricer.q.prediction_layers, dtype=np.float64)
+    tail = [last * layer.total_s(way) + head[way] + extra * (layer.total_s(way) + head[way]) for way in (0, 1)]
+    return ChunkTimes(
+        forward_s=per_chunk * layer.total_s(0) + each_s,
+        backward_s=per_chunk * layer.total_s(1) + each_s,
+        weight_s=per_chunk * layer.weight_s,
+        first_forward_s=first * layer.total_s(0) + embedding_s,
+        first_backward_s=first * layer.total_s(1) + embedding_s,
+        first_weight_s=first * layer.weight_s,
+        last_forward_s=tail[0],
+        last_backward_s=tail[1],
+        last_weight_s=last * layer.weight_s,
+    )
+
+
+def _busiest_layers(split: Split, layer: Layer, head: tuple[Column, Column], embedding_s: Column, layouts: Layouts) -> Column:
+    """Layers on the stage with the most work."""
+    each_s = layer.total_s(0) + layer.total_s(1)
+    ends_s = (split.first * each_s + 2 * embedding_s, split.last * each_s + head[0] + head[1])
+    middle_s = np.where(layouts.pp > 2, split.middle * each_s, -np.inf)
+    busiest = np.argmax(np.stack([ends_s[0], middle_s, ends_s[1]]), axis=0)
+    return np.where(layouts.pp == 1, split.middle, np.choose(busiest, [split.first, split.middle, split.last])).astype(np.float64)
+
+
+def _recomputed_flops(question: Question, layouts: Layouts) -> Column:
+    """FLOPs a token costs again because activations were dropped."""
+    per_layer = 2 * (np.asarray(question.layer_parameters) + question.experts_per_token * np.asarray(question.expert_parameters) / question.num_experts)
+    full = question.num_layers * (per_layer + question.attention_flops)
+    some = question.num_layers * np.asarray(question.attention_flops)
+    kinds = [layouts.recompute == RECOMPUTE.index("full"), layouts.recompute == RECOMPUTE.index("selective")]
+    return np.select(kinds, [full * np.ones(len(layouts)), some * np.ones(len(layouts))], 0.0)
