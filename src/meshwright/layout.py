@@ -185,9 +185,7 @@ class Layouts:
     def of(layouts: Iterable[Layout]) -> Layouts:
         """Columns of the given layouts, in their order."""
         rows = list(layouts)
-        columns = {
-            f.name: np.array([_code(f.name, getattr(layout, f.name)) for layout in rows], dtype=np.int64) for f in fields(Layout)
-        }
+        columns = {f.name: np.array([_code(f.name, getattr(layout, f.name)) for layout in rows], dtype=np.int64) for f in fields(Layout)}
         return Layouts(**columns)
 
     def row(self, index: int) -> Layout:

@@ -210,7 +210,9 @@ def _tiers(cluster: Cluster) -> dict[str, NDArray[np.float64]]:
     """Columns of the tiers, the outermost repeated up to a fixed number."""
     tiers = list(cluster)
     if len(tiers) > MAX_TIERS:
-        raise InputError(f"cluster {cluster.name!r} has {len(tiers)} tiers; at most {MAX_TIERS} are priced", where=f"cluster {cluster.name}")
+        raise InputError(
+            f"cluster {cluster.name!r} has {len(tiers)} tiers; at most {MAX_TIERS} are priced", where=f"cluster {cluster.name}"
+        )
     tiers += [tiers[-1]] * (MAX_TIERS - len(tiers))
 
     def column(values: list[float]) -> NDArray[np.float64]:

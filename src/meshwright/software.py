@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,30 @@ FP8_ATTENTION_SPEEDUP = 1.35  # over bf16: the products are twice as fast, the e
 BACKWARD_ATTENTION = 2.5  # forwards a backward of flash attention takes: five products against two
 CAST_BYTES = {"fp32": 0.0, "bf16": 0.0, "fp8": 4.0, "fp8-current": 6.0, "mxfp8": 6.0, "nvfp4": 9.0}
 # read 2, write 1 in each orientation; current scaling and blocks read once more for the maximum; NVFP4 also rotates and scales twice
-GATHER_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "fp8-current": 1.0, "mxfp8": 1.0, "nvfp4": 2.0}  # a parameter, when weights are gathered
-REDUCE_BYTES = {"fp32": 4.0, "bf16": 4.0, "fp8": 2.0, "fp8-current": 2.0, "mxfp8": 2.0, "nvfp4": 2.0}  # a parameter, when gradients are reduced
+GATHER_BYTES = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8-current": 1.0,
+    "mxfp8": 1.0,
+    "nvfp4": 2.0,
+}  # a parameter, when weights are gathered
+REDUCE_BYTES = {
+    "fp32": 4.0,
+    "bf16": 4.0,
+    "fp8": 2.0,
+    "fp8-current": 2.0,
+    "mxfp8": 2.0,
+    "nvfp4": 2.0,
+}  # a parameter, when gradients are reduced
 SCALE_UP_EFFICIENCY = 0.85  # of the NVLink rate: NCCL all-reduce on GB200 NVL72 reaches 65 % at 0.5 GiB and 93 % at 4 GiB (hardware facts)
 TP_HIDDEN = 0.9  # of tensor-parallel traffic, where it is overlapped with the products
+ADAPTER_TP_HIDDEN = 0.0  # the same where adapters sit beside the products: their own traffic comes between
 PP_EXPOSED = 0.1  # of a pipeline message, where it is overlapped: the copy in and out
 BUCKET_PARAMETERS = 134_217_728.0  # of one data-parallel reduction (record machine's setting)
 OPTIMIZER_BYTES = 30.0  # Adam on a parameter's shard: gradient, master, two moments read, three written, weight written
-STEP_BYTES = 6.0  # a parameter and step beside that: gradients zeroed, gathered weights copied
-STEP_S = 0.012  # host work at the end of a step: norm, clipping, logging
+STEP_BYTES = 12.0  # a parameter and step beside that: gradients zeroed and cast, gathered weights copied and cast
+STEP_S = 0.004  # host work at the end of a step: norm, clipping, logging
 LOSS_BYTES = 8.0  # a logit, forward or backward: written once in bf16, read in fp32 halves
 CHIP_REFERENCE = (700.0, 989e12)  # watts and bf16 FLOP/s of the H100: chips of no fitted generation are taken as equally efficient
 
@@ -79,16 +94,16 @@ FITTED: Mapping[str, Fitted] = {
         meaning="gaps between the kernels of a layer's forward, with CUDA graphs", unit="s", expected=60e-6, spread=30e-6, low=0.0, high=1e-3
     ),
     "eager_layer_s": Fitted(
-        meaning="further gaps of a layer's forward without CUDA graphs", unit="s", expected=50e-6, spread=80e-6, low=0.0, high=1e-3
+        meaning="further gaps of a layer's forward without CUDA graphs", unit="s", expected=100e-6, spread=100e-6, low=0.0, high=1e-3
     ),
     "eager_chunk_s": Fitted(
-        meaning="host time of one pipeline operation without CUDA graphs", unit="s", expected=600e-6, spread=300e-6, low=0.0, high=2e-3
+        meaning="host time of one pipeline operation without CUDA graphs", unit="s", expected=800e-6, spread=300e-6, low=0.0, high=2e-3
     ),
     "fabric_efficiency": Fitted(
         meaning="bandwidth of adaptive fabrics that collectives reach", unit="fraction", expected=0.75, spread=0.1, low=0.3, high=1.0
     ),
     "hashed_efficiency": Fitted(
-        meaning="of that, what flows hashed onto single paths reach", unit="fraction", expected=0.4, spread=0.1, low=0.1, high=1.0
+        meaning="of that, what flows hashed onto single paths reach", unit="fraction", expected=0.25, spread=0.05, low=0.1, high=1.0
     ),
     "round_s": Fitted(meaning="one round of a ring", unit="s", expected=2e-6, spread=1e-6, low=0.0, high=2e-5),
     "hopper_contention": Fitted(
@@ -98,7 +113,7 @@ FITTED: Mapping[str, Fitted] = {
         meaning="hidden data-parallel time that compute pays for, Blackwell", unit="fraction", expected=0.2, spread=0.1, low=0.0, high=1.0
     ),
     "chip_spread": Fitted(
-        meaning="spread of speed between chips of a kind: the slowest of N sets the pace", unit="fraction", expected=0.033, spread=0.007,
+        meaning="spread of speed between chips of a kind: the slowest of N sets the pace", unit="fraction", expected=0.025, spread=0.007,
         low=0.0, high=0.08,
     ),
     **{
@@ -136,36 +151,50 @@ class Constants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """A software stack as the predictor sees it: the fitted constants, and the release's time against the reference."""
+    """A software stack as the predictor sees it: the fitted constants, and its time against the reference release."""
 
     name: str
     constants: Constants
-    release: str
+    release: str  # of MLPerf or a container; the nearest one fitted
     log_factor: float  # ln of its time over the reference release's
+    finetuning: Mapping[str, float]  # the same for jobs that train adapters, by generation of the chip
     known: bool  # whether runs of this very release were fitted
+    evaluation_s: float = 0.0  # what an evaluation takes beside its forward passes
     note: str = ""
+
+    def log_factor_of(self, has_adapters: bool, generation: str) -> float:
+        """ln of the time of a job over the reference: adapters run another code path, with factors of its own."""
+        return self.finetuning.get(generation, 0.0) if has_adapters else self.log_factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedValues:
-    """What `meshwright fit` wrote: constants, releases (logarithms), and what they were fitted on."""
+    """What `meshwright fit` wrote: constants, factors of releases (logarithms), and what they were fitted on."""
 
     constants: Constants
-    releases: Mapping[str, float]
+    releases: Mapping[str, float]  # MLPerf rounds and containers of published tables
+    finetuning: Mapping[str, Mapping[str, float]]  # by generation, then release
     fitted_on: str
     date: str
-    evaluation_s: float = 0.0
-    releases_of_others: Mapping[str, float] = field(default_factory=dict)  # containers of published tables: one factor each
+    evaluation_s: float = 0.0  # what an evaluation takes beside its forward passes
 
     def software(self, release: str) -> Software:
         """The stack of a release; of one that was never fitted, its nearest relative by version."""
-        table = {**self.releases, **self.releases_of_others}
-        if release in table:
-            return Software(name=release, constants=self.constants, release=release, log_factor=table[release], known=True)
-        relative = nearest_release(release, table)
-        note = f"no run of {release} was fitted: taken as {relative}, its nearest relative"
+        known = release in self.releases
+        relative = release if known else nearest_release(release, self.releases)
+        finetuning = {}
+        for generation, table in self.finetuning.items():
+            if any(_version(name)[0] == _version(relative)[0] for name in table):
+                finetuning[generation] = table[nearest_release(relative, table)]
         return Software(
-            name=release, constants=self.constants, release=relative, log_factor=table[relative], known=False, note=note
+            name=release,
+            constants=self.constants,
+            release=relative,
+            log_factor=self.releases[relative],
+            finetuning=finetuning,
+            known=known,
+            evaluation_s=self.evaluation_s,
+            note="" if known else f"no run of {release} was fitted: taken as {relative}, its nearest relative",
         )
 
 
@@ -202,22 +231,15 @@ def fitted_values(path: Path = CONSTANTS_FILE) -> FittedValues:
 def values_of(data: Mapping[str, Any]) -> FittedValues:
     """Fitted values from their JSON form."""
     values = {name: float(entry["value"]) for name, entry in data["constants"].items()}
-    constants = Constants(**{f.name: values[f.name] for f in fields(Constants)})
     releases = {name.removeprefix("release "): value for name, value in values.items() if name.startswith("release ")}
     return FittedValues(
-        constants=constants,
-        releases={**releases, REFERENCE_RELEASE: 0.0},
+        constants=Constants(**{f.name: values[f.name] for f in fields(Constants)}),
+        releases={**releases, REFERENCE_RELEASE: 0.0, **data["containers"]},
+        finetuning=data["finetuning"],
         fitted_on=str(data["fitted_on"]),
         date=str(data["date"]),
-        evaluation_s=float(data.get("evaluation_s", 0.0)),
-        releases_of_others={name: float(value) for name, value in data.get("releases_of_others", {}).items()},
+        evaluation_s=float(data["evaluation_s"]),
     )
-
-
-def expected_values() -> FittedValues:
-    """What one would say before seeing any run: the start of the fit."""
-    constants = Constants(**{f.name: FITTED[f.name].expected for f in fields(Constants)})
-    return FittedValues(constants=constants, releases=dict.fromkeys(RELEASES, 0.0), fitted_on="nothing", date="")
 
 
 def software(name: str = "") -> Software:
@@ -247,4 +269,10 @@ def read_profile(path: Path) -> Software:
 
 def as_json(stack: Software) -> dict[str, Any]:
     """A profile as `calibrate` writes it."""
-    return {"name": stack.name, "release": stack.release, "log_factor": stack.log_factor, "note": stack.note, "constants": asdict(stack.constants)}
+    return {
+        "name": stack.name,
+        "release": stack.release,
+        "log_factor": stack.log_factor,
+        "note": stack.note,
+        "constants": asdict(stack.constants),
+    }

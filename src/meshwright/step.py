@@ -156,7 +156,8 @@ class Pricer:
         """Seconds of tensor parallelism in one direction of a layer: two gathers and two scatters of the hidden states."""
         payload = self.tokens * self.q.hidden * BF16_BYTES
         each_s = gather_s(payload, self.placement.members["tp"], self.tier_bytes_per_s)
-        return np.asarray(4 * each_s * np.where(self.l.overlap_tp > 0, 1 - sw.TP_HIDDEN, 1.0))
+        hidden = np.where(np.asarray(self.q.frozen) > 0, sw.ADAPTER_TP_HIDDEN, sw.TP_HIDDEN)
+        return np.asarray(4 * each_s * np.where(self.l.overlap_tp > 0, 1 - hidden, 1.0))
 
     def _cp_s(self, attention_s: Column) -> tuple[Column, Column]:
         """Seconds context parallelism adds: a ring hides behind attention, a gather and an all-to-all do not."""
@@ -293,7 +294,9 @@ def price(question: Question, layouts: Layouts, constants: Constants) -> StepPar
     overlapped = layouts.overlap_pp > 0
     total_s = pipeline_s(m, layouts.pp, layouts.vp, times, np.where(overlapped, message_s, 0.0), zero_bubble=zero_bubble)
     busy_s = busiest_stage_s(m, layouts.pp, layouts.vp, times)
-    slowest = 1 + np.asarray(constants.chip_spread) * (np.sqrt(2 * np.log(np.maximum(question.num_accelerators, 8))) - np.sqrt(2 * np.log(8)))
+    slowest = 1 + np.asarray(constants.chip_spread) * (
+        np.sqrt(2 * np.log(np.maximum(question.num_accelerators, 8))) - np.sqrt(2 * np.log(8))
+    )
     # The busiest stage's time is compute, what its layers expose, and per operation the host's time and its messages.
     layers = _busiest_layers(split, layer, head, embedding_s, layouts)
     exposed = {axis: m * layers * sum(getattr(layer, f"exposed_{axis}")) for axis in ("tp", "cp", "ep")}
@@ -361,7 +364,9 @@ def _busiest_layers(split: Split, layer: Layer, head: tuple[Column, Column], emb
 
 def _recomputed_flops(question: Question, layouts: Layouts) -> Column:
     """FLOPs a token costs again because activations were dropped."""
-    per_layer = 2 * (np.asarray(question.layer_parameters) + question.experts_per_token * np.asarray(question.expert_parameters) / question.num_experts)
+    per_layer = 2 * (
+        np.asarray(question.layer_parameters) + question.experts_per_token * np.asarray(question.expert_parameters) / question.num_experts
+    )
     full = question.num_layers * (per_layer + question.attention_flops)
     some = question.num_layers * np.asarray(question.attention_flops)
     kinds = [layouts.recompute == RECOMPUTE.index("full"), layouts.recompute == RECOMPUTE.index("selective")]

@@ -7,7 +7,7 @@ also has a value expected beforehand, which counts as an observation of its own:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from meshwright.software import (
     REFERENCE_RELEASE,
     RELEASES,
     Constants,
-    FittedValues,
     nearest_release,
 )
 from meshwright.step import price
@@ -29,6 +28,7 @@ BENCHMARKS = ("gpt3", "llama31_405b", "llama31_8b")
 # Percent that equal jobs of different submitters differ by: eight B200 with one layout spread over 2.7 % on the 8B model; on the large
 # ones the rows of one round obey one law within 1 %.
 ROW_SPREAD_PCT = {"gpt3": 1.0, "llama31_405b": 1.0, "llama31_8b": 2.5}
+UNCONFIRMED = 2.0  # times that spread where no wall clock confirms the logged step time
 EXPECTATION_WEIGHT = 3.0  # residuals of this many spreads: how firmly expected values are held
 RELEASE_STEP = 0.086  # ln: how much one release differs from the next, as a spread
 OUTLIER = 3.0  # residuals beyond this count by their size, not their square
@@ -56,7 +56,7 @@ class Rows:
             layouts=Layouts.of([run.layout for run in runs]),
             measured_s=np.array([run.measured_s for run in runs]),
             release=np.array([RELEASES.index(nearest_release(run.release, known)) for run in runs]),
-            spread=np.array([ROW_SPREAD_PCT.get(run.benchmark, 2.5) / 100 for run in runs]),
+            spread=np.array([_spread(run) for run in runs]),
         )
 
     def take(self, mask: NDArray[np.bool_]) -> Rows:
@@ -70,12 +70,15 @@ class Rows:
 
     def log_errors(self, values: Mapping[str, float]) -> Errors:
         """ln(predicted / measured) of every row with these constants."""
-        from dataclasses import replace
-
         constants = Constants(**{f.name: values[f.name] for f in fields(Constants)})
         factors = np.array([values.get(f"release {name}", 0.0) for name in RELEASES])[self.release]
         predicted_s = price(replace(self.question, log_factor=factors), self.layouts, constants).step_time_s
         return np.asarray(np.log(predicted_s / self.measured_s))
+
+
+def _spread(run: MeasuredRun) -> float:
+    """ln by which a run may differ from its like."""
+    return ROW_SPREAD_PCT.get(run.benchmark, 2.5) / 100 * (1.0 if run.wall_s else UNCONFIRMED)
 
 
 def fit(rows: Rows, start: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -99,13 +102,6 @@ def fit(rows: Rows, start: Mapping[str, float] | None = None) -> dict[str, float
     first = np.clip(first, bounds[0] + 1e-9, bounds[1] - 1e-9)
     found = least_squares(residuals, first, bounds=bounds, loss="soft_l1", f_scale=OUTLIER, x_scale="jac")
     return values(found.x)
-
-
-def as_values(values: Mapping[str, float], fitted_on: str, date: str) -> FittedValues:
-    """The fitted values in the form the predictor reads."""
-    constants = Constants(**{f.name: values[f.name] for f in fields(Constants)})
-    releases = {name: values.get(f"release {name}", 0.0) for name in RELEASES}
-    return FittedValues(constants=constants, releases=releases, fitted_on=fitted_on, date=date)
 
 
 def leave_one_out(runs: Sequence[MeasuredRun], start: Mapping[str, float], done: Callable[[], None] = lambda: None) -> Errors:

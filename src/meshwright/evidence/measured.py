@@ -48,6 +48,8 @@ class MeasuredRun:
     confidence: str
     vendor: str
     source_row: int  # line of the file
+    wall_s: float = 0.0  # the same by the wall clock; 0 where nobody stated it
+    evaluation_s: float = 0.0  # one evaluation; 0 where nobody stated it
     notes: str = ""
     kind: str = "pretrain"  # or "sft", "lora"
     peak_memory_bytes: float = 0.0  # measured on the fullest accelerator; 0 where nobody stated it

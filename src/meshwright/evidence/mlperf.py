@@ -67,6 +67,8 @@ def mlperf_run(row: Row) -> MeasuredRun:
         layout=layout,
         release=round_name,
         measured_s=measured_s,
+        wall_s=row.positive_or("step_time_wall_s", 0.0),
+        evaluation_s=row.positive_or("eval_time_s", 0.0),
         confidence=row.text("layout_confidence") or "not stated",
         vendor=row.text("vendor") or built.cluster.accelerator.vendor,
         source_row=row.line,

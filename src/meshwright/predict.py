@@ -1,0 +1,199 @@
+"""Model x Cluster x Workload x Layouts (columns) -> Prediction: step time and its parts, memory, throughput, time to train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.schedule import Hops, Timeline, evaluate, schedule_named
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Workload
+from meshwright.errors import InputError
+from meshwright.footprint import Footprint, footprint, recipe_for
+from meshwright.layout import Layout, Layouts
+from meshwright.question import GENERATION, question
+from meshwright.software import Software, software
+from meshwright.split import check_split
+from meshwright.step import PARTS, StepParts, price
+from meshwright.uncertainty import Interval, interval
+
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What layouts will do: a column per quantity, a row per layout."""
+
+    layouts: Layouts
+    step_time_s: Column
+    low_s: Column  # 80 % interval
+    high_s: Column
+    parts: dict[str, Column]  # seconds, by step.PARTS; they add up to the step
+    memory: Footprint
+    tokens_per_s: Column
+    mfu: Column  # model FLOPs, causal attention once, of the peak of the layers' number format
+    hfu: Column  # the same with what is recomputed
+    time_to_train_s: Column
+    evaluation_s: Column  # one evaluation
+    num_steps: int
+    num_evaluations: int
+    interval: Interval
+    software: Software
+    detail: StepParts
+
+
+def parts(model: Model, cluster: Cluster, workload: Workload, layouts: Layouts, stack: Software) -> StepParts:
+    """The parts of a step of every layout under a software stack."""
+    generation = GENERATION.get(cluster.accelerator.architecture, "hopper")
+    factor = stack.log_factor_of(workload.adapters is not None, generation)
+    return price(question(model, cluster, workload, factor), layouts, stack.constants)
+
+
+def predict(model: Model, cluster: Cluster, workload: Workload, layouts: Layouts, stack: Software | None = None) -> Prediction:
+    """Price every layout; which of them are legal is the caller's to know (see `check`)."""
+    stack = stack or software()
+    chip = cluster.accelerator
+    priced = parts(model, cluster, workload, layouts, stack)
+    step_s, bounds = priced.step_time_s, interval(model, cluster, workload, stack)
+    num_steps = workload.num_steps()
+    num_evaluations = num_evaluations_of(workload, num_steps)
+    evaluation_s = evaluation_time_s(workload, layouts, priced) + stack.evaluation_s * (num_evaluations > 0)
+    tokens_per_s = workload.tokens_per_step / step_s
+    flops_per_token = training_flops_per_token(model, workload)
+    peak = chip.peak_flops_per_s(workload.precision) * cluster.num_accelerators
+    return Prediction(
+        layouts=layouts,
+        step_time_s=step_s,
+        low_s=step_s * bounds.low,
+        high_s=step_s * bounds.high,
+        parts=priced.seconds,
+        memory=footprint(model, workload, layouts, recipe_for(workload.precision, chip)),
+        tokens_per_s=tokens_per_s,
+        mfu=tokens_per_s * flops_per_token / peak,
+        hfu=tokens_per_s * (flops_per_token + priced.recomputed_flops) / peak,
+        time_to_train_s=num_steps * step_s + num_evaluations * evaluation_s,
+        evaluation_s=evaluation_s,
+        num_steps=num_steps,
+        num_evaluations=num_evaluations,
+        interval=bounds,
+        software=stack,
+        detail=priced,
+    )
+
+
+def training_flops_per_token(model: Model, workload: Workload) -> float:
+    """FLOPs that training needs for one token: of a frozen base, no weight gradients."""
+    if workload.adapters is None:
+        return model.flops_per_token(workload.seq_len)
+    products = 2 * (model.num_layers * model.layer_matrix_parameters_per_token + model.head_parameters)
+    return 2 * products + 3 * model.num_layers * model.attention_flops_per_token(workload.seq_len)
+
+
+def num_evaluations_of(workload: Workload, num_steps: int) -> int:
+    """Evaluations in a run of so many steps."""
+    if workload.evaluation is None or num_steps == 0:
+        return 0
+    return workload.evaluation.count(num_steps * workload.global_batch, workload.global_batch)
+
+
+def evaluation_time_s(workload: Workload, layouts: Layouts, priced: StepParts) -> Column:
+    """Seconds of the forward passes of one evaluation: every replica takes its share in micro-batches through the same pipeline."""
+    if workload.evaluation is None:
+        return np.zeros(len(layouts))
+    times = priced.times
+    rounds = np.ceil(workload.evaluation.num_samples / (layouts.dp * layouts.micro_batch))
+    ends_s = np.where(layouts.pp == 1, times.first_forward_s + times.last_forward_s, np.maximum(times.last_forward_s, 0.0))
+    fill_s = (layouts.pp - 1) * (times.forward_s + priced.message_s)
+    return np.asarray(rounds * (layouts.vp * times.forward_s + ends_s) + fill_s)
+
+
+def check(model: Model, cluster: Cluster, workload: Workload, layout: Layout) -> None:
+    """Raise an InputError where the layout does not divide the model, the batch or the machine: which number, and what would."""
+    if layout.num_ranks != cluster.num_accelerators:
+        raise InputError(
+            f"tp={layout.tp} x cp={layout.cp} x pp={layout.pp} x dp={layout.dp} = {layout.num_ranks} accelerators, "
+            f"but {cluster.name} has {cluster.num_accelerators} in use",
+            where="layout",
+            fix=_fill_advice(layout, cluster),
+        )
+    layout.num_micro_batches(workload.global_batch)
+    check_split(model.num_layers, layout.pp, layout.vp, layout.first_stage_layers, layout.last_stage_layers)
+    for what, count in (("attention heads", model.num_heads), ("vocabulary entries", model.vocab_size), ("MLP columns", model.ffn_hidden)):
+        if count % layout.tp:
+            _refuse("tp", layout.tp, count, what)
+    pieces = 2 * layout.cp * layout.tp if layout.cp > 1 else layout.tp  # causal balance gives a rank two pieces of the sequence
+    if workload.seq_len % pieces:
+        raise InputError(
+            f"a sequence of {workload.seq_len} tokens does not divide into {pieces} pieces (cp={layout.cp}, tp={layout.tp})",
+            where="layout.cp",
+            fix="choose cp and tp whose product, twice over with cp, divides the sequence",
+        )
+    if model.experts and model.experts.num_experts % layout.ep:
+        _refuse("ep", layout.ep, model.experts.num_experts, "experts")
+    if layout.ep > 1 and not model.experts:
+        raise InputError(f"ep={layout.ep}, but {model.name} has no experts", where="layout.ep", fix="leave ep out")
+    if layout.cp_kind == "all-to-all" and model.num_kv_heads % (layout.cp * layout.tp):
+        _refuse("cp", layout.cp * layout.tp, model.num_kv_heads, "key-value heads (all-to-all gives each rank whole heads)")
+
+
+def _refuse(axis: str, degree: int, count: int, what: str) -> None:
+    divisors = ", ".join(str(d) for d in range(1, min(count, 4096) + 1) if count % d == 0 and d <= 512)
+    names = {"tp": "tensor degree", "ep": "expert degree", "cp": "context x tensor degree"}
+    raise InputError(f"{names[axis]} {degree} does not divide {count} {what}", where=f"layout.{axis}", fix=f"choose from {divisors}")
+
+
+def _fill_advice(layout: Layout, cluster: Cluster) -> str:
+    inner = layout.tp * layout.cp * layout.pp
+    if cluster.num_accelerators % inner == 0:
+        return f"use dp={cluster.num_accelerators // inner}, or --gpus {layout.num_ranks}"
+    return f"use --gpus {layout.num_ranks}, or degrees whose product is {cluster.num_accelerators}"
+
+
+def timeline(model: Model, cluster: Cluster, workload: Workload, layout: Layout, stack: Software | None = None) -> Timeline:
+    """The exact schedule of one step: when every operation of every stage starts and ends."""
+    return _exact(predict(model, cluster, workload, Layouts.of([layout]), stack), layout)
+
+
+def _exact(prediction: Prediction, layout: Layout) -> Timeline:
+    times, detail = prediction.detail.times, prediction.detail
+    pp, vp = layout.pp, layout.vp
+
+    def grid(middle: Any, first: Any, last: Any) -> NDArray[np.float64]:
+        cells = np.full((pp, vp), float(np.ravel(middle)[0]))
+        cells[0, 0] += float(np.ravel(first)[0])
+        cells[-1, -1] += float(np.ravel(last)[0])
+        return cells
+
+    name = layout.schedule if layout.schedule == "zero-bubble" else ("interleaved" if vp > 1 else "1f1b")
+    order = schedule_named(name, pp, vp, int(detail.num_micro_batches[0]))
+    weight_s = grid(times.weight_s, times.first_weight_s, times.last_weight_s) if name == "zero-bubble" else None
+    backward_s = grid(times.backward_s, times.first_backward_s, times.last_backward_s)
+    return evaluate(
+        order,
+        grid(times.forward_s, times.first_forward_s, times.last_forward_s),
+        backward_s,
+        weight_s=weight_s,
+        hops=Hops(hop_s=float(detail.message_s[0]) if layout.overlap_pp else 0.0),
+    )
+
+
+def exact_step_s(prediction: Prediction, layout: Layout) -> float:
+    """Seconds of the step with the pipeline timed operation by operation instead of in closed form."""
+    parts = {part: float(prediction.parts[part][0]) for part in PARTS}
+    closed_s = _closed_pipeline_s(prediction)
+    slowest = (parts["compute"] + parts["bubble"] + sum(parts[f"exposed_{a}"] for a in ("tp", "cp", "ep", "pp"))) / max(closed_s, 1e-30)
+    return sum(parts.values()) + (_exact(prediction, layout).makespan_s - closed_s) * slowest
+
+
+def _closed_pipeline_s(prediction: Prediction) -> float:
+    from meshwright.cost.pipeline import pipeline_s
+    from meshwright.layout import SCHEDULES
+
+    layouts, detail = prediction.layouts, prediction.detail
+    zero_bubble = (layouts.schedule == SCHEDULES.index("zero-bubble")) & (layouts.pp > 1)
+    hop_s = np.where(layouts.overlap_pp > 0, detail.message_s, 0.0)
+    return float(pipeline_s(detail.num_micro_batches, layouts.pp, layouts.vp, detail.times, hop_s, zero_bubble=zero_bubble)[0])
