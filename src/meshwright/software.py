@@ -91,7 +91,7 @@ FITTED: Mapping[str, Fitted] = {
         meaning="HBM bandwidth that elementwise kernels reach", unit="fraction", expected=0.75, spread=0.1, low=0.3, high=1.0
     ),
     "layer_s": Fitted(
-        meaning="gaps between the kernels of a layer's forward, with CUDA graphs", unit="s", expected=60e-6, spread=30e-6, low=0.0, high=1e-3
+        meaning="gaps between kernels of a layer's forward, with CUDA graphs", unit="s", expected=60e-6, spread=30e-6, low=0.0, high=1e-3
     ),
     "eager_layer_s": Fitted(
         meaning="further gaps of a layer's forward without CUDA graphs", unit="s", expected=100e-6, spread=100e-6, low=0.0, high=1e-3

@@ -70,7 +70,7 @@ class StepParts:
     @property
     def step_time_s(self) -> Column:
         """Seconds of the whole step."""
-        return np.sum([self.seconds[part] for part in PARTS], axis=0)
+        return np.asarray(np.sum([self.seconds[part] for part in PARTS], axis=0))
 
 
 class Pricer:
@@ -326,6 +326,14 @@ def price(question: Question, layouts: Layouts, constants: Constants) -> StepPar
         split=split,
         num_micro_batches=m,
     )
+
+
+def _slowest_of(num_accelerators: Any, chip_spread: Any) -> Any:
+    """How much longer the slowest of so many chips takes than the slowest of eight.
+
+    The largest of N normal deviates lies about sqrt(2 ln N) spreads out; chips of one kind differ in what their power cap allows.
+    """
+    return 1 + np.asarray(chip_spread) * (np.sqrt(2 * np.log(np.maximum(num_accelerators, 8))) - np.sqrt(2 * np.log(8)))
 
 
 def _chunk_times(
