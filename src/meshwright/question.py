@@ -26,7 +26,7 @@ from meshwright.software import BF16_PJ_PER_FLOP, CAST_BYTES, CHIP_REFERENCE, GA
 BY_COLUMNS, BY_ROWS, WHOLE, EXPERT = range(4)
 GENERATION = {"hopper": "hopper", "blackwell": "blackwell", "blackwell-ultra": "blackwell"}
 MAX_TIERS = 4
-NUM_MATRICES = 10
+NUM_MATRICES = 11  # as many as DeepSeek-V3 has: latent attention, dense, routed and shared experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

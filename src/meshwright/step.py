@@ -98,6 +98,7 @@ class Pricer:
         self.tokens = layouts.micro_batch * q.seq_len / self.cp  # of a micro-batch on one rank, before tensor parallelism
         self.graphs = layouts.cuda_graphs > 0
         self.num_micro_batches = np.maximum(np.asarray(q.global_batch) // (layouts.dp * layouts.micro_batch), 1).astype(np.int64)
+        self.operation_s = np.where(self.graphs, sw.GRAPH_CHUNK_S, c.eager_chunk_s) * self.slowdown  # of the host, each
         self.train_matmuls = 2.0 - np.asarray(q.frozen)  # matrix products of a backward per forward: no weight gradients where frozen
 
     # -- one layer ----------------------------------------------------------------------------------
@@ -107,7 +108,8 @@ class Pricer:
         forward_s = self._matmul_forward_s()
         attention_s = self.tokens * self.q.attention_flops / self.tp / self.attention_flops_per_s
         memory = self._memory_s()
-        gap_s = (self.c.layer_s + np.where(self.graphs, 0.0, self.c.eager_layer_s)) * np.ones_like(self.tokens)
+        rounds = (self.cp - 1) * (self.l.cp_kind == CP_KINDS.index("ring"))
+        gap_s = self.c.layer_s + np.where(self.graphs, 0.0, self.c.eager_layer_s) + sw.RING_ROUND_S * rounds
         matmul = self._slowed(forward_s, self.train_matmuls * forward_s)
         attention = self._slowed(attention_s, sw.BACKWARD_ATTENTION * attention_s)
         exposed_tp = self._tp_s()
@@ -301,7 +303,7 @@ def price(question: Question, layouts: Layouts, constants: Constants) -> StepPar
     layers = _busiest_layers(split, layer, head, embedding_s, layouts)
     exposed = {axis: m * layers * sum(getattr(layer, f"exposed_{axis}")) for axis in ("tp", "cp", "ep")}
     operations = np.where(layouts.pp > 1, 2.0 * m * layouts.vp, 0.0)
-    host_s = operations * np.where(pricer.graphs, 0.0, constants.eager_chunk_s) * pricer.slowdown
+    host_s = operations * pricer.operation_s
     messages_s = operations * message_s * np.where(overlapped, sw.PP_EXPOSED, 1.0)
     compute_s = busy_s - host_s - messages_s - sum(exposed.values())
     seconds = {
@@ -321,7 +323,7 @@ def price(question: Question, layouts: Layouts, constants: Constants) -> StepPar
         seconds=seconds,
         times=times,
         message_s=message_s,
-        forward_share=forward_s / whole_s,
+        forward_share=forward_s / np.maximum(whole_s, 1e-30),
         recomputed_flops=_recomputed_flops(question, layouts),
         split=split,
         num_micro_batches=m,
@@ -342,8 +344,7 @@ def _chunk_times(
     """Seconds of a middle chunk, and what the first and last chunk take beyond it."""
     piped = pricer.pp > 1
     overlapped = pricer.l.overlap_pp > 0
-    each_s = np.where(pricer.graphs, 0.0, pricer.c.eager_chunk_s) * pricer.slowdown
-    each_s = np.where(piped, each_s + message_s * np.where(overlapped, sw.PP_EXPOSED, 1.0), 0.0)
+    each_s = np.where(piped, pricer.operation_s + message_s * np.where(overlapped, sw.PP_EXPOSED, 1.0), 0.0)
     per_chunk = split.middle / pricer.vp
     first, last = (np.where(piped, count - split.middle, 0.0) for count in (split.first, split.last))
     extra = np.asarray(pricer.q.prediction_layers, dtype=np.float64)

@@ -1,0 +1,1 @@
+"""Which layout, and what it will do."""

@@ -1,0 +1,27 @@
+"""What a software stack can do: the choices that a search may open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.layout import CP_KINDS, ORDERS, RECOMPUTE, SCHEDULES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """The choices a search may make, and the settings it takes as they are."""
+
+    max_tp: int = 0  # 0: as the model allows
+    max_cp: int = 0
+    max_pp: int = 0
+    max_vp: int = 0
+    max_micro_batch: int = 0
+    zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+    recompute: tuple[str, ...] = RECOMPUTE
+    schedules: tuple[str, ...] = SCHEDULES
+    cp_kinds: tuple[str, ...] = CP_KINDS
+    orders: tuple[tuple[str, ...], ...] = ORDERS
+    overlap_tp: bool = False
+    overlap_pp: bool = True
+    overlap_dp: bool = True
+    cuda_graphs: bool = True
