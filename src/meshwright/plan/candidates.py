@@ -22,6 +22,7 @@ from meshwright.plan.features import Features
 from meshwright.split import stage_layers
 
 ROWS = 16_384  # of one batch of columns: large enough for numpy, small enough for the cache
+STRIDE = 64  # rows of degrees crossed at a time
 Ints = NDArray[np.int64]
 
 
@@ -101,7 +102,8 @@ def rank_orders(rows: Sequence[tuple[int, ...]], cluster: Cluster, features: Fea
     distinct = sorted({(row[0], row[1], row[2], row[4]) for row in rows})
     allowed = [i for i, order in enumerate(ORDERS) if order in features.orders and fixed.allows("order", order)]
     base = np.array(distinct, dtype=np.int64).reshape(-1, 4)
-    sizes, seen = tier_sizes(cluster), [set() for _ in distinct]  # type: list[set[bytes]]
+    sizes = tier_sizes(cluster)
+    seen: list[set[bytes]] = [set() for _ in distinct]
     kept: dict[tuple[int, ...], list[int]] = {key: [] for key in distinct}
     ones = np.ones(len(distinct), dtype=np.int64)
     for index in allowed:
@@ -118,28 +120,32 @@ def rank_orders(rows: Sequence[tuple[int, ...]], cluster: Cluster, features: Fea
     return kept
 
 
-def candidates(
-    model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed | None = None
-) -> Iterator[tuple[Layouts, int]]:
-    """Batches of legal layouts, and how many rows of degrees (of how many) they come from; see `num_degrees`."""
-    fixed = fixed or Fixed({})
-    rows = degrees(model, cluster, workload, features, fixed)
-    if not rows:
-        return
+def batches(rows: Sequence[tuple[int, ...]], cluster: Cluster, features: Features, fixed: Fixed) -> Iterator[tuple[Layouts, int]]:
+    """Batches of all legal layouts of these rows of degrees, in their order, each with the number of rows done before it."""
     orders = rank_orders(rows, cluster, features, fixed)
-    grid = np.array(rows, dtype=np.int64)
+    grid = np.array(rows, dtype=np.int64).reshape(-1, 7)
     batch: list[Layouts] = []
-    size, done = 0, 0
-    for start in range(0, len(grid), 256):
-        part = _crossed(grid[start : start + 256], orders, features, fixed)
-        done = start + min(256, len(grid) - start)
+    size, first = 0, 0
+    for start in range(0, len(grid), STRIDE):
+        part = _crossed(grid[start : start + STRIDE], orders, features, fixed)
         batch.append(part)
         size += len(part)
         if size >= ROWS:
-            yield concatenated(batch), done
-            batch, size = [], 0
+            yield concatenated(batch), first
+            batch, size, first = [], 0, start + STRIDE
     if batch:
-        yield concatenated(batch), done
+        yield concatenated(batch), first
+
+
+def bare(rows: Sequence[tuple[int, ...]], features: Features) -> Layouts:
+    """One layout per row of degrees with the cheapest choices: what bounds all layouts of that row."""
+    grid = np.array(rows, dtype=np.int64).reshape(-1, 7)
+    ones = np.ones(len(grid), dtype=np.int64)
+    columns = {f.name: ones * 0 for f in fields(Layouts)} | dict(
+        zip(("tp", "cp", "pp", "vp", "dp", "ep", "micro_batch"), grid.T, strict=True)
+    )
+    columns |= {"zero_stage": ones, "overlap_tp": ones, "overlap_pp": ones, "overlap_dp": ones, "cuda_graphs": ones * features.cuda_graphs}
+    return Layouts(**{**columns, "cp_kind": ones * CP_KINDS.index("all-gather")})
 
 
 def _crossed(grid: Ints, orders: dict[tuple[int, ...], list[int]], features: Features, fixed: Fixed) -> Layouts:
@@ -156,12 +162,10 @@ def _crossed(grid: Ints, orders: dict[tuple[int, ...], list[int]], features: Fea
     legal = (cp > 1) | (kind == choices[:, 3].min())
     legal &= np.where(schedule == SCHEDULES.index("zero-bubble"), pp > 1, (schedule == SCHEDULES.index("interleaved")) == (vp > 1))
     legal &= (dp * cp > 1) | (zero == choices[:, 0].min())
-    ones = np.ones(n * k, dtype=np.int64)
-    return Layouts(
-        tp=tp, cp=cp, pp=pp, vp=vp, dp=dp, ep=ep, micro_batch=size, zero_stage=zero, recompute=recompute, schedule=schedule, cp_kind=kind,
-        order=np.repeat(order, k), overlap_tp=ones * features.overlap_tp, overlap_pp=ones * features.overlap_pp,
-        overlap_dp=ones * features.overlap_dp, cuda_graphs=ones * features.cuda_graphs, first_stage_layers=ones * 0, last_stage_layers=ones * 0,
-    ).take(legal)  # fmt: skip
+    ones, flags = np.ones(n * k, dtype=np.int64), ("overlap_tp", "overlap_pp", "overlap_dp", "cuda_graphs")
+    searched = {"zero_stage": zero, "recompute": recompute, "schedule": schedule, "cp_kind": kind, "order": np.repeat(order, k)}
+    settings = {flag: ones * getattr(features, flag) for flag in flags} | {"first_stage_layers": ones * 0, "last_stage_layers": ones * 0}
+    return Layouts(tp=tp, cp=cp, pp=pp, vp=vp, dp=dp, ep=ep, micro_batch=size, **searched, **settings).take(legal)
 
 
 def _choices(features: Features, fixed: Fixed) -> Ints:
