@@ -1,0 +1,108 @@
+"""A plan: one layout of one job on one machine, with what it is predicted to do; and its file.
+
+The file is JSON that explains itself: it holds the descriptions in full, so that simulation and training need nothing else, and a version, so
+that a later reader knows what it reads. `plan_schema` publishes its JSON Schema.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Workload
+from meshwright.errors import InputError
+from meshwright.layout import Layout
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that simulation and training read."""
+
+    version: int = VERSION
+    name: str
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    layout: Layout
+    software: str  # release or profile that the prediction stands on
+    step_time_s: float
+    low_s: float
+    high_s: float
+    parts_s: Mapping[str, float]  # by step.PARTS; they add up to the closed form of the step
+    placement: Mapping[str, tuple[str, ...]]  # axis -> tiers it crosses
+    spares_per_domain: int  # accelerators of an innermost domain that the plan leaves idle
+    peak_memory_bytes: float
+    time_to_train_s: float
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise InputError(
+                f"plan version {self.version}, but this is written for version {VERSION}",
+                where="version",
+                fix="make the plan again with `meshwright plan`",
+            )
+        if self.layout.num_ranks != self.cluster.num_accelerators:
+            raise InputError(
+                f"the layout takes {self.layout.num_ranks} accelerators and the cluster has {self.cluster.num_accelerators} in use",
+                where="layout",
+                fix="make the plan again with `meshwright plan`",
+            )
+
+    def write(self, path: Path) -> None:
+        """Write the plan as JSON."""
+        try:
+            path.write_text(json.dumps(_plain(asdict(self)), indent=1) + "\n")
+        except OSError as error:
+            raise InputError(f"cannot write the plan: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a file, checked."""
+    from pydantic import ValidationError
+
+    try:
+        return _adapter().validate_json(path.read_bytes())  # type: ignore[no-any-return]
+    except OSError as error:
+        raise InputError(
+            f"cannot read the plan: {error.strerror}", where=str(path), fix="make one with `meshwright plan ... --out FILE`"
+        ) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise InputError(f"this is no plan: {key}: {first['msg']}", where=str(path), fix="make it again with `meshwright plan`") from None
+    except InputError as error:
+        raise InputError(error.what, where=f"{error.where} in {path}", fix=error.fix) from None
+
+
+def plan_schema() -> dict[str, Any]:
+    """The JSON Schema of a plan file."""
+    schema: dict[str, Any] = _adapter().json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "meshwright plan", **schema}
+
+
+@cache
+def _adapter() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Plan)
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's own types; a number JSON cannot write becomes the word that reads back as it."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
