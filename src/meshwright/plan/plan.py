@@ -1,7 +1,7 @@
 """A plan: one layout of one job on one machine, with what it is predicted to do; and its file.
 
-The file is JSON that explains itself: it holds the descriptions in full, so that simulation and training need nothing else, and a version, so
-that a later reader knows what it reads. `plan_schema` publishes its JSON Schema.
+The file is JSON that explains itself: it holds the descriptions in full, so that simulation and training need nothing else, and a
+version, so that a later reader knows what it reads. `plan_schema` publishes its JSON Schema.
 """
 
 from __future__ import annotations

@@ -1,0 +1,247 @@
+"""Why a plan is what it is: what each axis carries over which tier, what hides it, what limits the step, and what one change would buy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright import software as sw
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Workload
+from meshwright.errors import MeshwrightError
+from meshwright.footprint import footprint, recipe_for, spare_bytes
+from meshwright.layout import CP_KINDS, Layout, Layouts
+from meshwright.placement import tiers_of
+from meshwright.predict import check, parts
+from meshwright.question import GENERATION, question
+from meshwright.software import Software, software
+from meshwright.step import BF16_BYTES, PARTS, Pricer, StepParts
+from meshwright.units import seconds, si
+
+BEHIND = {
+    "tp": "the matrix products of the same layer",
+    "cp": "the attention of the round before",
+    "pp": "other micro-batches",
+    "dp": "the backward (gradients) and the next forward (weights)",
+    "ep": "nothing",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisTraffic:
+    """What one axis carries in a step, on one accelerator."""
+
+    axis: str
+    degree: int
+    tiers: tuple[str, ...]
+    num_bytes: float
+    num_messages: float
+    traffic_s: float  # if nothing were hidden
+    exposed_s: float
+    behind: str
+
+    @property
+    def hidden_s(self) -> float:
+        """Seconds of traffic that the step does not wait for."""
+        return max(self.traffic_s - self.exposed_s, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change to the plan, and the step it would give."""
+
+    what: str
+    step_time_s: float
+    gain_pct: float  # of time per token; negative: slower
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """A plan explained."""
+
+    axes: tuple[AxisTraffic, ...]
+    limit: str  # what takes the most time beside compute, in a sentence
+    reasons: tuple[str, ...]
+    changes: tuple[Change, ...]  # the most useful first
+
+
+def explain(model: Model, cluster: Cluster, workload: Workload, layout: Layout, stack: Software | None = None) -> Explanation:
+    """Explain one layout."""
+    stack = stack or software()
+    priced = parts(model, cluster, workload, Layouts.of([layout]), stack)
+    axes = traffic(model, cluster, workload, layout, stack, priced)
+    return Explanation(
+        axes=axes,
+        limit=_limit(priced),
+        reasons=_reasons(model, cluster, workload, layout, axes),
+        changes=_changes(model, cluster, workload, layout, stack, float(priced.step_time_s[0])),
+    )
+
+
+# -- what the axes carry --------------------------------------------------------------------------------
+
+
+def traffic(
+    model: Model, cluster: Cluster, workload: Workload, layout: Layout, stack: Software, priced: StepParts
+) -> tuple[AxisTraffic, ...]:
+    """Bytes, messages and seconds of every axis of more than one rank."""
+    crossed = tiers_of(layout, cluster)
+    factor = stack.log_factor_of(workload.adapters is not None, GENERATION.get(cluster.accelerator.architecture, "hopper"))
+    columns = Layouts.of([replace(layout, overlap_tp=False, overlap_pp=False, overlap_dp=False)])
+    pricer = Pricer(question(model, cluster, workload, factor), columns, stack.constants)
+    found = []
+    for axis, carried in (("tp", _tensor), ("cp", _context), ("pp", _pipeline), ("dp", _data), ("ep", _expert)):
+        degree = getattr(layout, axis)
+        if degree == 1 and not (axis == "dp" and layout.cp > 1):
+            continue
+        num_bytes, num_messages, traffic_s = carried(pricer, priced, layout)
+        found.append(
+            AxisTraffic(
+                axis=axis,
+                degree=degree,
+                tiers=crossed.get(axis, crossed.get("dp", ())),
+                num_bytes=num_bytes,
+                num_messages=num_messages,
+                traffic_s=traffic_s,
+                exposed_s=float(priced.seconds[f"exposed_{axis}"][0]),
+                behind=BEHIND[axis],
+            )
+        )
+    return tuple(found)
+
+
+def _per_step(priced: StepParts) -> float:
+    """Layer passes of the fullest stage in a step."""
+    return float(priced.num_micro_batches[0] * max(priced.split.first[0], priced.split.middle[0], priced.split.last[0]))
+
+
+def _tensor(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
+    each = float(pricer.tokens[0]) * float(pricer.q.hidden) * BF16_BYTES * (layout.tp - 1) / layout.tp
+    passes = _per_step(priced)
+    return 8 * each * passes, 8 * passes, float(2 * pricer._tp_s()[0]) * passes
+
+
+def _context(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
+    no_attention = np.zeros_like(pricer.tokens)
+    traffic_s = float(sum(way[0] for way in pricer._cp_s(no_attention)))
+    passes, kv = _per_step(priced), float(pricer.tokens[0]) * 2 * float(pricer.q.kv_dim) / layout.tp * BF16_BYTES
+    heads = float(pricer.tokens[0]) * 2 * (float(pricer.q.query_dim) + float(pricer.q.kv_dim)) / layout.tp * BF16_BYTES
+    each = {"ring": 3 * kv * (layout.cp - 1), "all-gather": 3 * kv * (layout.cp - 1), "all-to-all": 2 * heads * (layout.cp - 1) / layout.cp}
+    messages = {"ring": 3.0 * (layout.cp - 1), "all-gather": 3.0, "all-to-all": 8.0}
+    return each[layout.cp_kind] * passes, messages[layout.cp_kind] * passes, traffic_s * passes
+
+
+def _pipeline(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
+    message = float(pricer.tokens[0]) * float(pricer.q.hidden) / layout.tp * BF16_BYTES
+    count = 2.0 * float(priced.num_micro_batches[0]) * layout.vp
+    return message * count, count, float(priced.message_s[0]) * count
+
+
+def _data(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
+    shared, experts = (float(column[0]) for column in pricer.parameters(priced.split))
+    ranks = layout.dp * layout.cp
+    per_parameter = float(pricer.q.reduce_bytes) + (float(pricer.q.gather_bytes) if layout.zero_stage else float(pricer.q.reduce_bytes))
+    times = {0: 1, 1: 1, 2: int(priced.num_micro_batches[0]), 3: int(priced.num_micro_batches[0])}[layout.zero_stage]
+    buckets = max((shared + experts) / sw.BUCKET_PARAMETERS, 1.0)
+    traffic_s = float(pricer.data_parallel_s(priced.split, pricer.layer())[0])
+    return (shared + experts) * per_parameter * (ranks - 1) / ranks * times, 2 * buckets * times, traffic_s
+
+
+def _expert(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
+    q = pricer.q
+    each = float(pricer.tokens[0]) / layout.tp * float(q.experts_per_token) * float(q.hidden) * BF16_BYTES * float(q.expert_layers)
+    passes = _per_step(priced)
+    return 4 * each * (layout.ep - 1) / layout.ep * passes, 4 * passes, float(sum(way[0] for way in pricer._ep_s())) * passes
+
+
+# -- why ------------------------------------------------------------------------------------------------
+
+_NAMES = {
+    "compute": "compute",
+    "bubble": "the pipeline bubble",
+    "optimizer": "the optimizer's passes over memory",
+    "data": "storage",
+    "overhead": "the host",
+    **{f"exposed_{axis}": f"{axis} traffic that nothing hides" for axis in ("tp", "cp", "pp", "dp", "ep")},
+}
+
+
+def _limit(priced: StepParts) -> str:
+    step_s = float(priced.step_time_s[0])
+    shares = sorted(((float(priced.seconds[part][0]) / step_s, part) for part in PARTS), reverse=True)
+    (first, part), (second, other) = shares[0], shares[1]
+    return f"{_NAMES[part]} takes {first:.0%} of the step; next is {_NAMES[other]} with {second:.1%}"
+
+
+def _reasons(model: Model, cluster: Cluster, workload: Workload, layout: Layout, axes: tuple[AxisTraffic, ...]) -> tuple[str, ...]:
+    """Sentences on the mapping: which axes stay inside, which cross, and why that is right."""
+    inner = cluster.tiers[0]
+    replica = layout.tp * layout.cp * layout.pp
+    said = []
+    if replica == inner.num_accelerators and len(cluster.tiers) > 1:
+        said.append(
+            f"A replica is a {inner.name}: tp {layout.tp} x cp {layout.cp} x pp {layout.pp} = {replica} accelerators, so tensor, context "
+            f"and pipeline traffic stays on {inner.link}, and data parallelism alone crosses the {cluster.tiers[-1].name}."
+        )
+    elif replica < inner.num_accelerators:
+        said.append(f"{inner.num_accelerators // replica} replicas share a {inner.name} ({inner.link}).")
+    for axis in axes:
+        if axis.tiers and axis.traffic_s > 0:
+            share = axis.hidden_s / axis.traffic_s
+            said.append(
+                f"{axis.axis} moves {si(axis.num_bytes, 'B', 3)} in {axis.num_messages:,.0f} messages over {' and '.join(axis.tiers)}: "
+                f"{seconds(axis.traffic_s)}, of which {share:.0%} hides behind {axis.behind}."
+            )
+    return tuple(said)
+
+
+# -- what if --------------------------------------------------------------------------------------------
+
+
+def _changes(model: Model, cluster: Cluster, workload: Workload, layout: Layout, stack: Software, step_s: float) -> tuple[Change, ...]:
+    per_token = step_s / workload.tokens_per_step
+    tried: list[tuple[str, Callable[[], tuple[Cluster, Workload, Layout]]]] = [
+        ("twice the micro-batches (twice the batch)", lambda: (cluster, replace(workload, global_batch=2 * workload.global_batch), layout)),
+        ("twice the outermost network", lambda: (_faster(cluster, -1, 2.0), workload, layout)),
+        ("twice the innermost network", lambda: (_faster(cluster, 0, 2.0), workload, layout)),
+        ("half the outermost network", lambda: (_faster(cluster, -1, 0.5), workload, layout)),
+        ("twice the micro-batch size", lambda: (cluster, workload, replace(layout, micro_batch=2 * layout.micro_batch))),
+        ("tensor traffic overlapped with products", lambda: (cluster, workload, replace(layout, overlap_tp=True))),
+        ("pipeline stages outermost", lambda: (cluster, workload, replace(layout, order=("tp", "cp", "dp", "pp")))),
+        ("replicas outermost", lambda: (cluster, workload, replace(layout, order=("tp", "cp", "pp", "dp")))),
+        ("zero-bubble schedule", lambda: (cluster, workload, replace(layout, schedule="zero-bubble"))),
+        *((f"context parallelism as {kind}", lambda kind=kind: (cluster, workload, replace(layout, cp_kind=kind))) for kind in CP_KINDS),
+    ]
+    found = []
+    for what, make in tried:
+        try:
+            changed = make()
+            check(model, *changed)
+        except MeshwrightError:
+            continue
+        if (
+            changed == (cluster, workload, layout)
+            or (what.startswith("context") and layout.cp == 1)
+            or (layout.pp == 1 and "bubble" in what)
+        ):
+            continue
+        found.append(_change(what, model, *changed, stack, per_token))
+    return tuple(sorted(found, key=lambda change: -change.gain_pct))
+
+
+def _faster(cluster: Cluster, index: int, times: float) -> Cluster:
+    tiers = list(cluster.tiers)
+    tiers[index] = replace(tiers[index], bytes_per_s=times * tiers[index].bytes_per_s)
+    return replace(cluster, tiers=tuple(tiers))
+
+
+def _change(what: str, model: Model, cluster: Cluster, workload: Workload, layout: Layout, stack: Software, per_token: float) -> Change:
+    columns = Layouts.of([layout])
+    step_s = float(parts(model, cluster, workload, columns, stack).step_time_s[0])
+    memory = footprint(model, workload, columns, recipe_for(workload.precision, cluster.accelerator))
+    gain = (1 - step_s / workload.tokens_per_step / per_token) * 100
+    return Change(what=what, step_time_s=step_s, gain_pct=gain, fits=bool(spare_bytes(memory, cluster.accelerator)[0] >= 0))
