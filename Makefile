@@ -46,8 +46,9 @@ clean:  ## remove the virtual environment and what tools left behind
 # uv does not read pip's configuration, so that a machine with a package index of its own may know it from pip alone:
 # where uv cannot install, pip has the last word.
 define install
-	@if command -v uv >/dev/null && uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable $(1); then :; \
+	@if command -v uv >/dev/null && uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable $(1); then :; \
 	else $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable $(1); fi
+	@$(BIN)/python -m compileall -q src/meshwright
 	@touch $@
 endef
 

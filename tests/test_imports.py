@@ -17,9 +17,12 @@ ARROW = (
     ("report", "simulate", "train"),  # what passes between them is a file
     ("evidence", "ledger"),
     ("plan",),
+    ("outcome", "serving"),
     ("predict",),
+    ("step", "uncertainty"),
+    ("question",),
     ("placement", "footprint"),
-    ("split",),
+    ("split", "software"),
     ("layout",),
     ("cost",),
     ("describe",),

@@ -35,7 +35,7 @@ class FitError(MeshwrightError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """A sentence that offers the known names closest to `name`, or all of them when none is close."""
     names = sorted(known)
-    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"use one of {', '.join(names)}" if names else "nothing is known here"

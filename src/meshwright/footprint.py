@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from meshwright.cost import memory
 from meshwright.cost.memory import BF16_BYTES, FP32_BYTES, Column, Recipe
+from meshwright.cost.pipeline import peak_in_flight
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import FitError, InputError, nearest
-from meshwright.layout import CP_KINDS, RECOMPUTE, Layout, Layouts
+from meshwright.layout import CP_KINDS, RECOMPUTE, SCHEDULES, Layout, Layouts
 from meshwright.split import Split, stage_layers
 from meshwright.units import GB, gib
 
@@ -226,9 +227,9 @@ def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | 
     split = stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
     cut = _Cut.of(shapes, layouts, split, stage)
     weights, gradients, optimizer = _static_bytes(shapes, layouts, cut)
-    chunks = memory.chunks_in_flight(
-        layouts.pp, layouts.vp, np.maximum(workload.global_batch // (layouts.dp * layouts.micro_batch), 1), stage
-    )
+    micro_batches = np.maximum(workload.global_batch // (layouts.dp * layouts.micro_batch), 1)
+    zero_bubble = (layouts.schedule == SCHEDULES.index("zero-bubble")) & (layouts.pp > 1)
+    chunks = peak_in_flight(micro_batches, layouts.pp, layouts.vp, stage, zero_bubble)
     tokens = layouts.micro_batch * (workload.seq_len / layouts.cp)
     chunk_bytes = _saved_bytes(shapes, layouts, cut) * (tokens / layouts.tp) / layouts.vp
     extra, moment = _extra_bytes(shapes, layouts, cut, tokens, chunk_bytes)

@@ -20,6 +20,7 @@ RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
 CP_KINDS = ("ring", "all-gather", "all-to-all")
 
+LARGEST = 10**9  # of any count in a layout: products of two of them stay within an int64 column
 _DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "micro_batch")
 _SHORT = {"mbs": "micro_batch", "zero": "zero_stage", "cp_kind": "cp_kind"}
 
@@ -48,9 +49,12 @@ class Layout:
     last_stage_layers: int = 0
 
     def __post_init__(self) -> None:
-        for key in _DEGREES:
-            if getattr(self, key) < 1:
-                raise InputError(f"{key} must be at least 1, not {getattr(self, key)}", where=f"layout.{key}")
+        for key, least in (*((key, 1) for key in _DEGREES), ("first_stage_layers", 0), ("last_stage_layers", 0)):
+            value = getattr(self, key)
+            if value < least:
+                raise InputError(f"{key} must be at least {least}, not {value}", where=f"layout.{key}")
+            if value > LARGEST:
+                raise InputError(f"{key} must be at most {LARGEST}", where=f"layout.{key}")
         if self.zero_stage not in (0, 1, 2, 3):
             raise InputError(f"ZeRO stage {self.zero_stage} does not exist", where="layout.zero", fix="choose 0, 1, 2 or 3")
         for key, choices in (("recompute", RECOMPUTE), ("schedule", SCHEDULES), ("cp_kind", CP_KINDS)):
@@ -114,8 +118,9 @@ class Layout:
 
 
 def _divisors_near(number: int, wanted: int, count: int = 6) -> str:
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    close = sorted(divisors, key=lambda d: abs(math.log(d / wanted)))[:count]
+    small = [d for d in range(1, min(math.isqrt(number), 10**6) + 1) if number % d == 0]
+    divisors = {*small, *(number // d for d in small)}
+    close = sorted(divisors, key=lambda d: abs(math.log(d) - math.log(wanted)))[:count]
     return ", ".join(str(d) for d in sorted(close))
 
 
@@ -200,7 +205,7 @@ class Layouts:
     def stride(self, axis: str) -> IntColumn:
         """Ranks between two neighbours on `axis`, for every row."""
         result = np.ones(len(self), dtype=np.int64)
-        for index in np.unique(self.order):
+        for index in np.flatnonzero(np.bincount(self.order)):  # np.unique would import all of numpy.ma
             inner = ORDERS[index][: ORDERS[index].index(axis)]
             product = np.ones(len(self), dtype=np.int64)
             for other in inner:

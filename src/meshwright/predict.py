@@ -158,18 +158,18 @@ def timeline(model: Model, cluster: Cluster, workload: Workload, layout: Layout,
     return _exact(predict(model, cluster, workload, Layouts.of([layout]), stack), layout)
 
 
-def _exact(prediction: Prediction, layout: Layout) -> Timeline:
+def _exact(prediction: Prediction, layout: Layout, row: int = 0) -> Timeline:
     times, detail = prediction.detail.times, prediction.detail
     pp, vp = layout.pp, layout.vp
 
     def grid(middle: Any, first: Any, last: Any) -> NDArray[np.float64]:
-        cells = np.full((pp, vp), float(np.ravel(middle)[0]))
-        cells[0, 0] += float(np.ravel(first)[0])
-        cells[-1, -1] += float(np.ravel(last)[0])
+        cells = np.full((pp, vp), float(np.ravel(middle)[row]))
+        cells[0, 0] += float(np.ravel(first)[row])
+        cells[-1, -1] += float(np.ravel(last)[row])
         return cells
 
     name = layout.schedule if layout.schedule == "zero-bubble" else ("interleaved" if vp > 1 else "1f1b")
-    order = schedule_named(name, pp, vp, int(detail.num_micro_batches[0]))
+    order = schedule_named(name, pp, vp, int(detail.num_micro_batches[row]))
     weight_s = grid(times.weight_s, times.first_weight_s, times.last_weight_s) if name == "zero-bubble" else None
     backward_s = grid(times.backward_s, times.first_backward_s, times.last_backward_s)
     return evaluate(
@@ -177,23 +177,23 @@ def _exact(prediction: Prediction, layout: Layout) -> Timeline:
         grid(times.forward_s, times.first_forward_s, times.last_forward_s),
         backward_s,
         weight_s=weight_s,
-        hops=Hops(hop_s=float(detail.message_s[0]) if layout.overlap_pp else 0.0),
+        hops=Hops(hop_s=float(detail.message_s[row]) if layout.overlap_pp else 0.0),
     )
 
 
-def exact_step_s(prediction: Prediction, layout: Layout) -> float:
-    """Seconds of the step with the pipeline timed operation by operation instead of in closed form."""
-    parts = {part: float(prediction.parts[part][0]) for part in PARTS}
-    closed_s = _closed_pipeline_s(prediction)
+def exact_step_s(prediction: Prediction, layout: Layout, row: int = 0) -> float:
+    """Seconds of the step of layout number `row` with the pipeline timed operation by operation instead of in closed form."""
+    parts = {part: float(prediction.parts[part][row]) for part in PARTS}
+    closed_s = _closed_pipeline_s(prediction, row)
     slowest = (parts["compute"] + parts["bubble"] + sum(parts[f"exposed_{a}"] for a in ("tp", "cp", "ep", "pp"))) / max(closed_s, 1e-30)
-    return sum(parts.values()) + (_exact(prediction, layout).makespan_s - closed_s) * slowest
+    return sum(parts.values()) + (_exact(prediction, layout, row).makespan_s - closed_s) * slowest
 
 
-def _closed_pipeline_s(prediction: Prediction) -> float:
+def _closed_pipeline_s(prediction: Prediction, row: int) -> float:
     from meshwright.cost.pipeline import pipeline_s
     from meshwright.layout import SCHEDULES
 
     layouts, detail = prediction.layouts, prediction.detail
     zero_bubble = (layouts.schedule == SCHEDULES.index("zero-bubble")) & (layouts.pp > 1)
     hop_s = np.where(layouts.overlap_pp > 0, detail.message_s, 0.0)
-    return float(pipeline_s(detail.num_micro_batches, layouts.pp, layouts.vp, detail.times, hop_s, zero_bubble=zero_bubble)[0])
+    return float(pipeline_s(detail.num_micro_batches, layouts.pp, layouts.vp, detail.times, hop_s, zero_bubble=zero_bubble)[row])

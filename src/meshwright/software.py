@@ -212,15 +212,14 @@ def nearest_release(release: str, known: Mapping[str, float]) -> str:
 def _version(release: str) -> tuple[str, float]:
     """Kind and position in time of `v5.1` or `nemo-26.04.01`: rounds come twice a year, containers monthly."""
     kind, _, number = release.rpartition("-") if "-" in release else ("mlperf", "", release.lstrip("v"))
+    scale = 2.0 if kind == "mlperf" else 12.0
     try:
-        parts = [int(part) for part in number.split(".")]
-    except ValueError:
+        parts = [int(part) for part in number.split(".")] + [0, 0]
+        return kind, parts[0] + min(parts[1] / scale, 0.99) + parts[2] / 1000
+    except (ValueError, OverflowError):
         raise InputError(
             f"cannot read a version in software release {release!r}", where="software", fix="write a round such as v5.1, or nemo-26.04"
         ) from None
-    scale = 2.0 if kind == "mlperf" else 12.0
-    minor = parts[1] if len(parts) > 1 else 0
-    return kind, parts[0] + minor / scale + (parts[2] if len(parts) > 2 else 0) / 1000
 
 
 @cache
@@ -253,20 +252,33 @@ def software(name: str = "") -> Software:
 
 
 def read_profile(path: Path) -> Software:
-    """A software profile from a file of `meshwright calibrate`."""
+    """A software profile from a file of `meshwright calibrate`: with the constants it was made with, so that it stays what it was."""
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
         stack = fitted_values().software(str(data["release"]))
-        factor = float(data["log_factor"])
-        if not math.isfinite(factor):
-            raise ValueError
-        return replace(stack, name=str(data["name"]), log_factor=factor, known=True, note=str(data.get("note", "")))
+        return replace(
+            stack,
+            name=str(data["name"]),
+            constants=Constants(**{f.name: _finite(data["constants"][f.name]) for f in fields(Constants)}),
+            log_factor=_finite(data["log_factor"]),
+            finetuning={str(generation): _finite(factor) for generation, factor in data["finetuning"].items()},
+            evaluation_s=_finite(data["evaluation_s"]),
+            known=True,
+            note=str(data["note"]),
+        )
     except OSError as error:
-        raise InputError(f"cannot read the software profile: {error.strerror}", where=str(path)) from None
-    except (ValueError, KeyError, TypeError):
+        raise InputError(f"cannot read the software profile: {error.strerror or error}", where=str(path)) from None
+    except (InputError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise InputError(
             "this is no software profile", where=str(path), fix="make one with `meshwright calibrate LOG --layout ... --out FILE`"
         ) from None
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is not a finite number")
+    return number
 
 
 def as_json(stack: Software) -> dict[str, Any]:
@@ -275,6 +287,8 @@ def as_json(stack: Software) -> dict[str, Any]:
         "name": stack.name,
         "release": stack.release,
         "log_factor": stack.log_factor,
+        "finetuning": dict(stack.finetuning),
+        "evaluation_s": stack.evaluation_s,
         "note": stack.note,
         "constants": asdict(stack.constants),
     }

@@ -112,8 +112,8 @@ class Pricer:
         gap_s = self.c.layer_s + np.where(self.graphs, 0.0, self.c.eager_layer_s) + sw.RING_ROUND_S * rounds
         matmul = self._slowed(forward_s, self.train_matmuls * forward_s)
         attention = self._slowed(attention_s, sw.BACKWARD_ATTENTION * attention_s)
-        exposed_tp = self._tp_s()
-        exposed_cp = self._cp_s(attention[0])
+        exposed_tp = self.tensor_s()
+        exposed_cp = self.context_s(attention[0])
         return self._recompute(
             Layer(
                 matmul=matmul,
@@ -122,7 +122,7 @@ class Pricer:
                 gaps=self._slowed(gap_s, 2 * gap_s),
                 exposed_tp=(exposed_tp, exposed_tp),
                 exposed_cp=exposed_cp,
-                exposed_ep=self._ep_s(),
+                exposed_ep=self.expert_s(),
                 weight_s=(self.train_matmuls - 1) * matmul[0],
             )
         )
@@ -154,14 +154,14 @@ class Pricer:
         per_token_s = self.tokens / self.tp / self.memory_bytes_per_s
         return (forward + ring * q.query_dim * 12 + sorted_bytes) * per_token_s, (backward + ring * qkv * 8 + sorted_bytes) * per_token_s
 
-    def _tp_s(self) -> Column:
+    def tensor_s(self) -> Column:
         """Seconds of tensor parallelism in one direction of a layer: two gathers and two scatters of the hidden states."""
         payload = self.tokens * self.q.hidden * BF16_BYTES
         each_s = gather_s(payload, self.placement.members["tp"], self.tier_bytes_per_s)
         hidden = np.where(np.asarray(self.q.frozen) > 0, sw.ADAPTER_TP_HIDDEN, sw.TP_HIDDEN)
         return np.asarray(4 * each_s * np.where(self.l.overlap_tp > 0, 1 - hidden, 1.0))
 
-    def _cp_s(self, attention_s: Column) -> tuple[Column, Column]:
+    def context_s(self, attention_s: Column) -> tuple[Column, Column]:
         """Seconds context parallelism adds: a ring hides behind attention, a gather and an all-to-all do not."""
         q, members = self.q, self.placement.members["cp"]
         kv_bytes = self.tokens * 2 * q.kv_dim / self.tp * BF16_BYTES  # of one rank
@@ -175,7 +175,7 @@ class Pricer:
         backward = np.select([kinds == 0, kinds == 1], [ring[1], 2 * gathered_s], switched_s)
         return forward, backward
 
-    def _ep_s(self) -> tuple[Column, Column]:
+    def expert_s(self) -> tuple[Column, Column]:
         """Seconds of sending tokens to their experts and back, each way of a layer."""
         q = self.q
         sent = self.tokens / self.tp * q.experts_per_token * q.hidden * BF16_BYTES * q.expert_layers
@@ -296,9 +296,7 @@ def price(question: Question, layouts: Layouts, constants: Constants) -> StepPar
     overlapped = layouts.overlap_pp > 0
     total_s = pipeline_s(m, layouts.pp, layouts.vp, times, np.where(overlapped, message_s, 0.0), zero_bubble=zero_bubble)
     busy_s = busiest_stage_s(m, layouts.pp, layouts.vp, times)
-    slowest = 1 + np.asarray(constants.chip_spread) * (
-        np.sqrt(2 * np.log(np.maximum(question.num_accelerators, 8))) - np.sqrt(2 * np.log(8))
-    )
+    slowest = _slowest_of(question.num_accelerators, constants.chip_spread)
     # The busiest stage's time is compute, what its layers expose, and per operation the host's time and its messages.
     layers = _busiest_layers(split, layer, head, embedding_s, layouts)
     exposed = {axis: m * layers * sum(getattr(layer, f"exposed_{axis}")) for axis in ("tp", "cp", "ep")}
@@ -311,7 +309,7 @@ def price(question: Question, layouts: Layouts, constants: Constants) -> StepPar
         **{f"exposed_{axis}": exposed[axis] * slowest for axis in exposed},
         "exposed_pp": messages_s * slowest,
         "exposed_dp": pricer.data_parallel_s(split, layer),
-        "bubble": (total_s - busy_s) * slowest,
+        "bubble": np.maximum(total_s - busy_s, 0.0) * slowest,
         "optimizer": pricer.optimizer_s(split) * pricer.slowdown,
         "overhead": (sw.STEP_S * pricer.slowdown + host_s * slowest) * np.ones_like(pricer.tokens),
     }

@@ -1,13 +1,15 @@
 """How far a predicted time may be off: 80 % intervals from what the predictor got wrong on comparable runs it had not seen.
 
-`evidence/residuals.json`, written by `meshwright fit`, holds ln(predicted/measured) of every run, predicted by a fit that left out that run
-(`row`) or its whole family (`family`). A question is compared with those runs: the closer its like, the narrower the interval.
+`evidence/residuals.json`, written by `meshwright fit`, holds ln(predicted/measured) of every run, predicted by a fit that left out that
+run (`row`) or its whole family (`family_out`). A question takes the closest pool of those runs that has nine or more, and its interval
+leaves out a tenth of them on either side: so it is wide where past predictions were off, and lopsided where they were off one way.
+A question like no run that was fitted is compared with runs on other chips or software, which were predicted without any.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,12 +20,16 @@ import numpy as np
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
+from meshwright.question import GENERATION
 from meshwright.software import Software
 
 RESIDUALS_FILE = Path(__file__).parent / "evidence" / "residuals.json"
 COVERAGE = 0.8
 LARGE = 50e9  # parameters: above, a step is long compared with everything that happens once a step
-FEWEST = 5  # runs that make a pool of their own
+FEWEST = 9  # runs that make a pool: of fewer, a tenth on either side is less than one run
+FAR_FACTOR = 2.0  # more accelerators than so many times those measured, or a model as much larger or smaller, counts as not measured
+
+Entry = Mapping[str, Any]  # one run of residuals.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,17 @@ class Interval:
     kin: str  # what the question was compared with
     num_runs: int
     distance: str  # "measured", "near", "far"
+    note: str = ""  # in what the question lies outside its evidence; empty where it does not
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """What makes two runs comparable."""
+
+    kind: str  # "large", "small", "experts", "adapters"
+    software: str  # "round", "container", "other"
+    architecture: str
+    family: tuple[str, str, str]  # accelerator, precision, release
 
 
 @cache
@@ -46,30 +63,134 @@ def residuals(path: Path = RESIDUALS_FILE) -> Mapping[str, Any]:
 def interval(model: Model, cluster: Cluster, workload: Workload, stack: Software, table: Mapping[str, Any] | None = None) -> Interval:
     """The interval of a question.
 
-    measured: the accelerator, number format and release were all run; errors of single runs left out.
-    near: the generation was run, but not this accelerator, format or release together; errors of whole families left out.
-    far: chips of other generations, which were never fitted; errors on those that were measured all the same.
+    measured: the accelerator, number format and release were run together, at about this size; errors of single runs left out.
+    near: the chip's generation and the kind of software were run, but not this; errors of whole families left out.
+    far: a chip or software of a kind that no constant was fitted for; errors on those that were measured all the same.
     """
-    runs = (table or residuals())["runs"]
-    family = (cluster.accelerator.name, workload.precision, stack.release)
-    like = [run for run in runs if run["kind"] == _kind(model, workload)] or runs
-    generation = cluster.accelerator.architecture
-    if not any(run["architecture"] == generation and run["fitted"] for run in runs):
-        return _interval([run["row"] for run in runs if not run["fitted"]], "chips that no constant was fitted for", "far")
-    if stack.known and any(tuple(run["family"]) == family for run in like):
-        kin = [run["row"] for run in like if run["fitted"] and tuple(run["family"]) == family]
-        own = kin if len(kin) >= FEWEST else [run["row"] for run in like if run["fitted"]]
-        return _interval(own, "runs of this accelerator, precision and release, each left out in turn", "measured")
-    return _interval([run["family_out"] for run in like if run["fitted"]], "families of runs left out whole", "near")
+    runs: Sequence[Entry] = (table or residuals())["runs"]
+    asked = Likeness(
+        kind=kind_of(model, workload),
+        software=software_kind(stack.release),
+        architecture=cluster.accelerator.architecture,
+        family=(cluster.accelerator.name, workload.precision, stack.release),
+    )
+    fitted = [run for run in runs if run["fitted"]]
+    if asked.architecture not in GENERATION:
+        return _far(asked, runs, f"no constant was fitted for {cluster.accelerator.name} or chips of its generation")
+    if asked.software == "other":
+        return _far(asked, runs, f"no factor was fitted for {stack.release} or software of its kind")
+    beyond = _beyond(asked, fitted, stack, model.num_parameters, cluster.num_accelerators)
+    return _near(asked, fitted, beyond) if beyond else _measured(asked, fitted)
 
 
-def _kind(model: Model, workload: Workload) -> str:
+def kind_of(model: Model, workload: Workload) -> str:
+    """What sort of job it is, as far as its errors go: adapters, mixtures of experts, large or small dense models."""
     if workload.adapters:
         return "adapters"
+    if model.experts:
+        return "experts"
     return "large" if model.num_parameters >= LARGE else "small"
 
 
-def _interval(errors: Sequence[float], kin: str, distance: str) -> Interval:
-    """Factors from the spread of ln(predicted/measured): the truth lies as far to either side as past truths did."""
-    half = float(np.quantile(np.abs(errors), COVERAGE))
-    return Interval(low=float(np.exp(-half)), high=float(np.exp(half)), kin=kin, num_runs=len(errors), distance=distance)
+def software_kind(release: str) -> str:
+    """Submissions of a round are tuned run by run; containers are run as published; anything else was not fitted."""
+    if release.startswith("nemo-"):
+        return "container"
+    return "round" if release.startswith("v") else "other"
+
+
+# -- pools ----------------------------------------------------------------------------------------------
+
+
+def _measured(asked: Likeness, fitted: Sequence[Entry]) -> Interval:
+    alike = _alike(asked)
+    pools = {
+        f"runs of {' '.join(asked.family)}": lambda run: alike(run) and _family(run) == asked.family,
+        f"{_named(asked)}": alike,
+    }
+    return _closest(fitted, pools, "row", "each left out in turn", "measured")
+
+
+def _near(asked: Likeness, fitted: Sequence[Entry], note: str) -> Interval:
+    pools = {
+        f"{_named(asked)}": _alike(asked),
+        f"{asked.kind} models": lambda run: run["kind"] == asked.kind,
+        "all fitted runs": lambda run: True,
+    }
+    return _closest(fitted, pools, "family_out", "whole families left out", "near", note)
+
+
+def _far(asked: Likeness, runs: Sequence[Entry], note: str) -> Interval:
+    unfitted = [run for run in runs if not run["fitted"]]
+    alike = _alike(asked)
+
+    def same_chip(run: Entry) -> bool:
+        return bool(run["architecture"] == asked.architecture)
+
+    pools = {
+        f"{_named(asked)} on {asked.architecture}": lambda run: alike(run) and same_chip(run),
+        f"runs on {asked.architecture}": same_chip,
+        f"{_named(asked)} on chips that nothing was fitted for": alike,
+        "runs on chips or software that nothing was fitted for": lambda run: True,
+    }
+    return _closest(unfitted, pools, "row", "predicted as they stand", "far", note)
+
+
+def _closest(
+    runs: Sequence[Entry], pools: Mapping[str, Callable[[Entry], bool]], column: str, how: str, distance: str, note: str = ""
+) -> Interval:
+    """The interval of the first pool that has enough runs; of the last one where none has."""
+    named = [(name, [float(run[column]) for run in runs if belongs(run)]) for name, belongs in pools.items()]
+    name, errors = next((pool for pool in named if len(pool[1]) >= FEWEST), named[-1])
+    low, high = bounds(errors)
+    return Interval(low=low, high=high, kin=f"{name}, {how}", num_runs=len(errors), distance=distance, note=note)
+
+
+def bounds(errors: Sequence[float]) -> tuple[float, float]:
+    """Factors on a prediction from ln(predicted/measured) of its like: a tenth of the truths lie below, a tenth above.
+
+    The k-th of n errors in order stands for the share k/(n+1) (Weibull), so that the next run falls inside in 80 of 100 cases however
+    few there are. The prediction itself always lies inside.
+    """
+    tail = (1 - COVERAGE) / 2
+    least, most = np.quantile(errors, [tail, 1 - tail], method="weibull")
+    return float(np.exp(-max(most, 0.0))), float(np.exp(-min(least, 0.0)))
+
+
+def _alike(asked: Likeness) -> Callable[[Entry], bool]:
+    return lambda run: run["kind"] == asked.kind and software_kind(run["family"][2]) == asked.software
+
+
+def _family(run: Entry) -> tuple[str, ...]:
+    return tuple(run["family"])
+
+
+def _named(asked: Likeness) -> str:
+    jobs = {"large": "large dense models", "small": "small dense models", "experts": "mixtures of experts", "adapters": "adapters"}
+    origin = {"round": "MLPerf rounds", "container": "published container tables"}
+    return f"{jobs[asked.kind]} in {origin.get(asked.software, 'other tables')}"
+
+
+# -- outside the evidence -------------------------------------------------------------------------------
+
+
+def _beyond(asked: Likeness, fitted: Sequence[Entry], stack: Software, num_parameters: float, num_accelerators: int) -> str:
+    """In what a question lies outside the runs of its family, in words; empty where it does not."""
+    alike = _alike(asked)
+    own = [run for run in fitted if alike(run) and _family(run) == asked.family]
+    if not stack.known:
+        return stack.note or f"no run of {stack.name} was fitted"
+    if not own:
+        return f"no {_named(asked)} measured with {' '.join(asked.family)}"
+    most = max(run["num_accelerators"] for run in own)
+    if num_accelerators > FAR_FACTOR * most:
+        return f"{num_accelerators:,} accelerators; the most measured with {' '.join(asked.family)} are {most:,}"
+    sizes = [run["num_parameters"] for run in own]
+    if not min(sizes) / FAR_FACTOR <= num_parameters <= max(sizes) * FAR_FACTOR:
+        return f"{num_parameters / 1e9:.3g} B parameters; models measured with {' '.join(asked.family)} have {_span(sizes)}"
+    return ""
+
+
+def _span(sizes: Sequence[float]) -> str:
+    least, most = min(sizes) / 1e9, max(sizes) / 1e9
+    return f"{least:.3g} B" if least == most else f"{least:.3g} to {most:.3g} B"

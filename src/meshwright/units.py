@@ -52,7 +52,7 @@ def seconds(value: float) -> str:
         return f"{value / MINUTE:.4g} min"
     if size < 3 * DAY:
         return f"{value / HOUR:.3g} h"
-    return f"{value / DAY:.3g} d"
+    return f"{value / DAY:.3g} d" if size < 1000 * DAY else f"{value / DAY:,.0f} d"
 
 
 def usd(value: float) -> str:

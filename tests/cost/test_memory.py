@@ -7,6 +7,7 @@ import pytest
 
 from meshwright.cost import memory
 from meshwright.cost.memory import Recipe
+from meshwright.cost.pipeline import peak_in_flight
 
 BF16 = Recipe()
 FP8 = Recipe(input_bytes=1.0)
@@ -52,12 +53,12 @@ def test_experts_save_one_copy_of_the_token_for_each_expert_it_visits():
     ],
 )
 def test_chunks_in_flight(pp, vp, num_micro_batches, stage, expected):
-    assert memory.chunks_in_flight(pp, vp, num_micro_batches, stage) == expected
+    assert peak_in_flight(num_micro_batches, pp, vp, stage) == expected
 
 
 def test_interleaving_holds_a_little_more_than_1f1b():
     pp, vp = 8, np.array([1, 2, 4, 8])
-    share = memory.chunks_in_flight(pp, vp, 1000, 0) / vp
+    share = peak_in_flight(1000, pp, vp, 0) / vp
     assert share[0] == 8
     np.testing.assert_allclose(share[1:], pp * (1 + (pp - 1) / (pp * vp[1:])), rtol=0.02)  # the closed form, give or take 1 / vp
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from meshwright.units import GIB
 
@@ -109,18 +109,6 @@ def experts_saved_bytes(
 
 
 # -- how much of it is held at once -------------------------------------------------------------------
-
-
-def chunks_in_flight(pp: ArrayLike, vp: ArrayLike, num_micro_batches: ArrayLike, stage: ArrayLike) -> NDArray[np.int64]:
-    """Model chunks' micro-batches that a stage holds at the end of its warm-up, the first backward still to come.
-
-    1F1B: one for every later stage and one of its own. Interleaved (Narayanan et al. 2021, as Megatron-LM warms
-    up): two for every later stage, a full round of `pp` for every other chunk, and one. Zero-bubble schedules are
-    taken to hold no more (ZB-H1, Qi et al. 2024).
-    """
-    later = np.subtract(pp, stage) - 1
-    held = np.where(np.greater(vp, 1), 2 * later + np.multiply(np.subtract(vp, 1), pp), later) + 1
-    return np.asarray(np.minimum(held, np.multiply(num_micro_batches, vp)), dtype=np.int64)
 
 
 # -- what comes on top at one moment ------------------------------------------------------------------

@@ -4,7 +4,8 @@
 2. One factor per container release on the dense Llama tables of NeMo and Megatron-Bridge, and nothing else.
 3. One factor per generation and release on the Llama 2 70B LoRA rows.
 4. What an evaluation takes beside its forward passes, one constant.
-5. Residuals of runs that were left out, for the intervals.
+5. Residuals of runs that were left out, for the intervals; and of those that nothing was fitted on: mixtures of experts, chips and
+   software of other kinds.
 """
 
 from __future__ import annotations
@@ -18,19 +19,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.errors import InputError
 from meshwright.evidence.fit import BENCHMARKS, Rows, fit, leave_family_out, leave_one_out
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.runs import high_confidence_nvidia, read_runs
 from meshwright.layout import Layouts
 from meshwright.predict import evaluation_time_s, parts
 from meshwright.question import GENERATION
-from meshwright.software import FITTED, FittedValues, Software, values_of
+from meshwright.software import FITTED, REFERENCE_RELEASE, FittedValues, Software, nearest_release, values_of
 from meshwright.step import StepParts
-from meshwright.uncertainty import LARGE
+from meshwright.uncertainty import kind_of, software_kind
 
 HERE = Path(__file__).parent
 MEASURED_CSV = HERE / "measured_runs.csv"
 PUBLISHED_CSV = HERE / "published_runs.csv"
+UNFITTED_CSV = HERE / "unfitted_runs.csv"  # software of kinds that no factor was fitted for; every tenth of vTrain's single-node rows
 Log = NDArray[np.float64]
 
 
@@ -43,8 +46,10 @@ class Refit:
 
     def write(self, folder: Path = HERE) -> None:
         """Write both files where the predictor reads them."""
-        for name, data in (("constants.json", self.constants), ("residuals.json", self.residuals)):
-            (folder / name).write_text(json.dumps(data, indent=1) + "\n")
+        (folder / "constants.json").write_text(json.dumps(self.constants, indent=1) + "\n", encoding="utf-8")
+        head = {name: value for name, value in self.residuals.items() if name != "runs"}
+        runs = ",\n".join(json.dumps(run) for run in self.residuals["runs"])  # a line each
+        (folder / "residuals.json").write_text(json.dumps(head)[:-1] + f', "runs": [\n{runs}\n]}}\n', encoding="utf-8")
 
 
 def pretraining(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
@@ -77,20 +82,28 @@ def refit(measured: Path, published: Path, date: str, progress: Callable[[str], 
     family_out = leave_family_out(joint, values)
     stacks = values_of(constants)
     entries = [_entry(run, a, b) for run, a, b in zip(joint, row_out, family_out, strict=True)]
-    entries += _table_entries(llama, stacks, lambda run: run.release, lambda run: "")
-    entries += _table_entries(adapters, stacks, lambda run: (_generation(run), run.release), _generation)
+    entries += _table_entries(llama, stacks, lambda run: containers)
+    entries += _table_entries(adapters, stacks, lambda run: stacks.finetuning[_generation(run)])
+    experts = [run for run in tables if run.kind == "pretrain" and run.model.experts]
+    entries += [_entry(run, e, e) for run, e in zip(experts, log_errors(experts, stacks), strict=True)]
     others = [run for run in runs if run.vendor != "NVIDIA" and run.is_high_confidence]
-    entries += [_entry(run, e, e, fitted=False) for run, e in zip(others, log_errors(others, stacks), strict=True)]
+    others += read_runs(UNFITTED_CSV).rows
+    entries += [_entry(run, e, e) for run, e in zip(others, log_errors(others, stacks), strict=True)]
     return Refit(constants, {"date": date, "measured": measured.name, "published": published.name, "runs": entries})
 
 
 def log_errors(runs: Sequence[MeasuredRun], values: FittedValues) -> Log:
     """ln(predicted / measured) of every run with its own release's stack."""
-    return np.array([np.log(_predicted_s(run, values) / run.measured_s) for run in runs])
+    return np.array([np.log(_parts(run, stack_of(run, values)).step_time_s[0] / run.measured_s) for run in runs])
 
 
-def _predicted_s(run: MeasuredRun, values: FittedValues) -> float:
-    return float(_parts(run, values.software(run.release)).step_time_s[0])
+def stack_of(run: MeasuredRun, values: FittedValues) -> Software:
+    """The stack of a run's own release; of software of a kind that was never fitted, the reference release under its name."""
+    try:
+        return values.software(run.release)
+    except InputError:
+        note = f"no factor was fitted for software such as {run.release}: taken as {REFERENCE_RELEASE}"
+        return replace(values.software(REFERENCE_RELEASE), name=run.release, release=run.release, known=False, note=note)
 
 
 def _parts(run: MeasuredRun, stack: Software) -> StepParts:
@@ -145,31 +158,34 @@ def _evaluation_s(runs: Sequence[MeasuredRun], values: FittedValues) -> float:
     return max(float(np.median(left)), 0.0)
 
 
-def _entry(run: MeasuredRun, row: float, family_out: float, fitted: bool = True) -> dict[str, Any]:
-    kind = "adapters" if run.workload.adapters else ("large" if run.model.num_parameters >= LARGE else "small")
+def _entry(run: MeasuredRun, row: float, family_out: float) -> dict[str, Any]:
     return {
         "name": run.name,
         "family": list(run.family),
         "architecture": run.cluster.accelerator.architecture,
-        "kind": kind,
+        "kind": kind_of(run.model, run.workload),
         "benchmark": run.benchmark,
         "num_accelerators": run.num_accelerators,
+        "num_parameters": run.model.num_parameters,
         "row": round(float(row), 5),
         "family_out": round(float(family_out), 5),
-        "fitted": fitted,
+        "fitted": run.cluster.accelerator.architecture in GENERATION and software_kind(run.release) != "other",
     }
 
 
 def _table_entries(
-    runs: Sequence[MeasuredRun], values: FittedValues, key: Callable[[MeasuredRun], Any], pool: Callable[[MeasuredRun], Any]
+    runs: Sequence[MeasuredRun], values: FittedValues, factors: Callable[[MeasuredRun], Mapping[str, float]]
 ) -> list[dict[str, Any]]:
-    """Residuals of runs whose only fitted number is a factor: by the factor without the run, and by those of the other releases."""
-    raw = {id(run): _error_with(run, values, 0.0) for run in runs}
+    """Residuals of runs whose only fitted number is a factor, of those that `factors` gives by release.
+
+    By the factor without the run (the median moves by what the others' median error then is), and by that of the nearest other release.
+    """
+    errors = log_errors(runs, values)
     entries = []
-    for run in runs:
-        own = [raw[id(other)] for other in runs if other is not run and key(other) == key(run)]
-        others = [raw[id(other)] for other in runs if key(other) != key(run) and pool(other) == pool(run)]
-        others = others or [raw[id(other)] for other in runs if key(other) != key(run)]
-        family = raw[id(run)] - float(np.median(others))
-        entries.append(_entry(run, raw[id(run)] - float(np.median(own)) if own else family, family))
+    for i, run in enumerate(runs):
+        table = factors(run)
+        own = [errors[j] for j, other in enumerate(runs) if j != i and other.release == run.release and factors(other) is table]
+        others = {name: factor for name, factor in table.items() if name != run.release}
+        family = _error_with(run, values, others[nearest_release(run.release, others)])
+        entries.append(_entry(run, errors[i] - float(np.median(own)) if own else family, family))
     return entries

@@ -6,9 +6,10 @@ to the machine, divide the model and the batch, and rank orders that put every a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,15 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.layout import AXES, CP_KINDS, ORDERS, RECOMPUTE, SCHEDULES, Layout, Layouts
 from meshwright.placement import place, tier_sizes
-from meshwright.plan.features import Features
+from meshwright.plan.features import FLAGS, Features
 from meshwright.split import stage_layers
 
-ROWS = 16_384  # of one batch of columns: large enough for numpy, small enough for the cache
+ROWS = 8_192  # of one batch of columns: large enough for numpy, small enough for the cache
 STRIDE = 64  # rows of degrees crossed at a time
+DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "micro_batch")  # a row of degrees holds them in this order
+INTERLEAVED, ZERO_BUBBLE, ALL_TO_ALL = SCHEDULES.index("interleaved"), SCHEDULES.index("zero-bubble"), CP_KINDS.index("all-to-all")
 Ints = NDArray[np.int64]
+Row = tuple[int, ...]
 
 
 def divisors(number: int) -> list[int]:
@@ -34,34 +38,55 @@ def divisors(number: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Degrees and choices the user fixed; the search leaves them alone."""
+    """Degrees and choices the user fixed, by the names of a layout's fields; the search leaves them alone."""
 
-    values: dict[str, object]
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def allows(self, key: str, value: object) -> bool:
         """Whether a value may be searched."""
         return key not in self.values or self.values[key] == value
 
+    def narrowed(self, features: Features) -> Features:
+        """The features with every choice and switch that is fixed; the user may fix what a stack lacks."""
+        lists = {"zero_stage": "zero_stages", "recompute": "recompute", "schedule": "schedules", "cp_kind": "cp_kinds", "order": "orders"}
+        changes = {lists[key]: (value,) for key, value in self.values.items() if key in lists}
+        return replace(features, **changes, **{key: value for key, value in self.values.items() if key in FLAGS})
 
-def degrees(model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed) -> list[tuple[int, ...]]:
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Layers stated for the first and the last stage; 0 where none are."""
+        return int(self.values.get("first_stage_layers", 0)), int(self.values.get("last_stage_layers", 0))
+
+
+# -- degrees --------------------------------------------------------------------------------------------
+
+
+def degrees(model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed) -> list[Row]:
     """Every (tp, cp, pp, vp, dp, ep, micro-batch) that divides the machine, the model and the batch."""
     total = cluster.num_accelerators
-    found: list[tuple[int, ...]] = []
+    found: list[Row] = []
     for tp in _tensor_degrees(model, total, features):
         for cp in _context_degrees(workload, total // tp, tp, features):
             for pp in divisors(total // (tp * cp)):
                 dp = total // (tp * cp * pp)
                 if pp > model.num_layers + 2 or workload.global_batch % dp or (features.max_pp and pp > features.max_pp):
                     continue
-                if not all(fixed.allows(axis, value) for axis, value in (("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp))):
-                    continue
-                chunks = [vp for vp in _chunks(model.num_layers, pp, features.max_vp) if fixed.allows("vp", vp)]
-                experts = [ep for ep in _expert_degrees(model, dp * cp * tp) if fixed.allows("ep", ep)]
-                sizes = [size for size in divisors(workload.global_batch // dp) if fixed.allows("micro_batch", size)]
-                if features.max_micro_batch:
-                    sizes = [size for size in sizes if size <= features.max_micro_batch]
-                found += [(tp, cp, pp, vp, dp, ep, size) for vp in chunks for ep in experts for size in sizes]
+                if all(fixed.allows(axis, value) for axis, value in (("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp))):
+                    found += _inner_degrees(model, workload, features, fixed, (tp, cp, pp, dp))
     return found
+
+
+def _inner_degrees(
+    model: Model, workload: Workload, features: Features, fixed: Fixed, outer: tuple[int, int, int, int]
+) -> Iterator[Row]:
+    """Rows of (tp, cp, pp, dp) with every number of chunks, experts' degree and micro-batch that they allow."""
+    tp, cp, pp, dp = outer
+    chunks = [vp for vp in _chunks(model.num_layers, pp, features.max_vp, fixed.ends) if fixed.allows("vp", vp)]
+    experts = [ep for ep in _expert_degrees(model, dp * cp * tp) if fixed.allows("ep", ep)]
+    sizes = [size for size in divisors(workload.global_batch // dp) if fixed.allows("micro_batch", size)]
+    if features.max_micro_batch:
+        sizes = [size for size in sizes if size <= features.max_micro_batch]
+    return ((tp, cp, pp, vp, dp, ep, size) for vp in chunks for ep in experts for size in sizes)
 
 
 def _tensor_degrees(model: Model, total: int, features: Features) -> list[int]:
@@ -82,13 +107,11 @@ def _context_degrees(workload: Workload, total: int, tp: int, features: Features
 
 
 @cache
-def _chunks(num_layers: int, pp: int, most: int) -> tuple[int, ...]:
+def _chunks(num_layers: int, pp: int, most: int, ends: tuple[int, int]) -> tuple[int, ...]:
     """Chunks a stage may hold so that the layers divide."""
-    if pp == 1:
-        return (1,)
-    limit = max((num_layers + 2) // pp, 1)
+    limit = 1 if pp == 1 else max((num_layers + 2) // pp, 1)
     chunks = np.arange(1, min(limit, most or limit) + 1)
-    return tuple(chunks[stage_layers(num_layers, pp, chunks).legal].tolist())
+    return tuple(chunks[stage_layers(num_layers, pp, chunks, *ends).legal].tolist())
 
 
 def _expert_degrees(model: Model, ranks: int) -> list[int]:
@@ -97,19 +120,16 @@ def _expert_degrees(model: Model, ranks: int) -> list[int]:
     return [ep for ep in divisors(model.experts.num_experts) if ranks % ep == 0]
 
 
-def rank_orders(rows: Sequence[tuple[int, ...]], cluster: Cluster, features: Features, fixed: Fixed) -> dict[tuple[int, ...], list[int]]:
+def rank_orders(rows: Sequence[Row], cluster: Cluster, features: Features) -> dict[Row, list[int]]:
     """For every (tp, cp, pp, dp), indices of the rank orders that differ in where an axis lands."""
     distinct = sorted({(row[0], row[1], row[2], row[4]) for row in rows})
-    allowed = [i for i, order in enumerate(ORDERS) if order in features.orders and fixed.allows("order", order)]
     base = np.array(distinct, dtype=np.int64).reshape(-1, 4)
     sizes = tier_sizes(cluster)
     seen: list[set[bytes]] = [set() for _ in distinct]
-    kept: dict[tuple[int, ...], list[int]] = {key: [] for key in distinct}
+    kept: dict[Row, list[int]] = {key: [] for key in distinct}
     ones = np.ones(len(distinct), dtype=np.int64)
-    for index in allowed:
-        columns = (
-            {f.name: ones for f in fields(Layouts)} | dict(zip(("tp", "cp", "pp", "dp"), base.T, strict=True)) | {"order": ones * index}
-        )
+    for index in (i for i, order in enumerate(ORDERS) if order in features.orders):
+        columns = {f.name: ones for f in fields(Layouts)} | dict(zip(AXES, base.T, strict=True)) | {"order": ones * index}
         members = place(Layouts(**columns), sizes).members
         where = np.concatenate([members[axis] for axis in AXES]).T
         for i, key in enumerate(distinct):
@@ -120,70 +140,107 @@ def rank_orders(rows: Sequence[tuple[int, ...]], cluster: Cluster, features: Fea
     return kept
 
 
-def batches(rows: Sequence[tuple[int, ...]], cluster: Cluster, features: Features, fixed: Fixed) -> Iterator[tuple[Layouts, int]]:
-    """Batches of all legal layouts of these rows of degrees, in their order, each with the number of rows done before it."""
-    orders = rank_orders(rows, cluster, features, fixed)
-    grid = np.array(rows, dtype=np.int64).reshape(-1, 7)
-    batch: list[Layouts] = []
-    size, first = 0, 0
-    for start in range(0, len(grid), STRIDE):
-        part = _crossed(grid[start : start + STRIDE], orders, features, fixed)
-        batch.append(part)
-        size += len(part)
-        if size >= ROWS:
+# -- choices --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Rows of degrees, and all that may be chosen beside them."""
+
+    rows: Sequence[Row]
+    orders: Mapping[Row, list[int]]  # by (tp, cp, pp, dp)
+    features: Features
+    num_kv_heads: int
+    ends: tuple[int, int]  # layers stated for the first and last stage
+
+    @staticmethod
+    def of(model: Model, cluster: Cluster, rows: Sequence[Row], features: Features, fixed: Fixed) -> Space:
+        """The space over these rows of degrees."""
+        return Space(rows, rank_orders(rows, cluster, features), features, model.num_kv_heads, fixed.ends)
+
+    def sorted(self, order: Ints) -> Space:
+        """The same space with its rows in another order."""
+        return replace(self, rows=[self.rows[i] for i in order])
+
+    def num_layouts(self, first: int = 0) -> int:
+        """Legal layouts of the rows from number `first` on."""
+        if first >= len(self.rows):
+            return 0
+        tp, cp, pp, vp, dp, _, _ = np.array(self.rows[first:], dtype=np.int64).T
+        orders = np.array([len(self.orders[(row[0], row[1], row[2], row[4])]) for row in self.rows[first:]])
+        options = self.features
+        schedules = sum((self._runs(SCHEDULES.index(name), pp, vp) for name in options.schedules), np.zeros(len(tp), dtype=np.int64))
+        kinds = sum((self._has(CP_KINDS.index(kind), tp, cp) for kind in options.cp_kinds), np.zeros(len(tp), dtype=np.int64))
+        stages = np.where(dp * cp > 1, len(options.zero_stages), 1)
+        return int((orders * schedules * kinds * stages * len(options.recompute)).sum())
+
+    def batches(self, zero_stages: Sequence[int], recompute: Sequence[str]) -> Iterator[tuple[Layouts, int]]:
+        """Batches of all legal layouts with these ZeRO stages and kinds of recompute, row by row, each with the rows done before it."""
+        grid = np.array(self.rows, dtype=np.int64).reshape(-1, len(DEGREES))
+        choices = self._choices(zero_stages, recompute)
+        batch: list[Layouts] = []
+        size, first = 0, 0
+        for start in range(0, len(grid), STRIDE):
+            part = self._crossed(grid[start : start + STRIDE], choices)
+            batch.append(part)
+            size += len(part)
+            if size >= ROWS:
+                yield concatenated(batch), first
+                batch, size, first = [], 0, start + STRIDE
+        if batch:
             yield concatenated(batch), first
-            batch, size, first = [], 0, start + STRIDE
-    if batch:
-        yield concatenated(batch), first
 
+    def _choices(self, zero_stages: Sequence[int], recompute: Sequence[str]) -> Ints:
+        """Every (ZeRO stage, recompute, schedule, kind of cp) as indices."""
+        found = [
+            (zero, RECOMPUTE.index(dropped), SCHEDULES.index(schedule), CP_KINDS.index(kind))
+            for zero in zero_stages
+            for dropped in recompute
+            for schedule in self.features.schedules
+            for kind in self.features.cp_kinds
+        ]
+        return np.array(found, dtype=np.int64).reshape(-1, 4)
 
-def bare(rows: Sequence[tuple[int, ...]], features: Features) -> Layouts:
-    """One layout per row of degrees with the cheapest choices: what bounds all layouts of that row."""
-    grid = np.array(rows, dtype=np.int64).reshape(-1, 7)
-    ones = np.ones(len(grid), dtype=np.int64)
-    columns = {f.name: ones * 0 for f in fields(Layouts)} | dict(
-        zip(("tp", "cp", "pp", "vp", "dp", "ep", "micro_batch"), grid.T, strict=True)
-    )
-    columns |= {"zero_stage": ones, "overlap_tp": ones, "overlap_pp": ones, "overlap_dp": ones, "cuda_graphs": ones * features.cuda_graphs}
-    return Layouts(**{**columns, "cp_kind": ones * CP_KINDS.index("all-gather")})
+    def _crossed(self, grid: Ints, choices: Ints) -> Layouts:
+        """Rows of degrees crossed with every rank order and choice that is legal for them."""
+        picks = [self.orders[(row[0], row[1], row[2], row[4])] for row in grid.tolist()]
+        rows = np.repeat(grid, [len(pick) for pick in picks], axis=0)
+        order = np.array([index for pick in picks for index in pick], dtype=np.int64)
+        n, k = len(rows), len(choices)
+        place_of, choice_of = np.divmod(np.arange(n * k), k)
+        tp, cp, pp, vp, dp = (rows[place_of, i] for i in range(5))
+        zero, _, schedule, kind = choices.T[:, choice_of]
+        # One name per thing: without replicas there is one ZeRO stage.
+        legal = self._has(kind, tp, cp) & self._runs(schedule, pp, vp) & ((dp * cp > 1) | (zero == choices[:, 0].min()))
+        place_of, choice_of = place_of[legal], choice_of[legal]
+        columns = dict(zip(DEGREES, rows.T[:, place_of], strict=True))
+        columns |= dict(zip(("zero_stage", "recompute", "schedule", "cp_kind"), choices.T[:, choice_of], strict=True))
+        constant = {flag: int(getattr(self.features, flag)) for flag in FLAGS}
+        constant |= dict(zip(("first_stage_layers", "last_stage_layers"), self.ends, strict=True))
+        columns |= {key: np.full(len(place_of), value, dtype=np.int64) for key, value in constant.items()}
+        return Layouts(**columns, order=order[place_of])
 
+    def _has(self, kind: Any, tp: Ints, cp: Ints) -> NDArray[np.bool_]:
+        """Where a kind of context parallelism may be: one for all without it, and by all-to-all a rank holds whole heads."""
+        only = min(CP_KINDS.index(name) for name in self.features.cp_kinds)
+        return np.where(cp > 1, (kind != ALL_TO_ALL) | (self.num_kv_heads % (cp * tp) == 0), kind == only)
 
-def _crossed(grid: Ints, orders: dict[tuple[int, ...], list[int]], features: Features, fixed: Fixed) -> Layouts:
-    """Rows of degrees crossed with every choice that is legal for them."""
-    picks = [[order for order in orders[(row[0], row[1], row[2], row[4])]] for row in grid.tolist()]
-    repeats = np.array([len(pick) for pick in picks])
-    rows, order = np.repeat(grid, repeats, axis=0), np.array([o for pick in picks for o in pick], dtype=np.int64)
-    choices = _choices(features, fixed)
-    n, k = len(rows), len(choices)
-    wide, picked = np.repeat(rows, k, axis=0), np.tile(choices, (n, 1))
-    tp, cp, pp, vp, dp, ep, size = wide.T
-    zero, recompute, schedule, kind = picked.T
-    # One name per thing: without cp there is one kind of it, without a pipeline one schedule, without replicas one ZeRO stage.
-    legal = (cp > 1) | (kind == choices[:, 3].min())
-    legal &= np.where(schedule == SCHEDULES.index("zero-bubble"), pp > 1, (schedule == SCHEDULES.index("interleaved")) == (vp > 1))
-    legal &= (dp * cp > 1) | (zero == choices[:, 0].min())
-    ones, flags = np.ones(n * k, dtype=np.int64), ("overlap_tp", "overlap_pp", "overlap_dp", "cuda_graphs")
-    searched = {"zero_stage": zero, "recompute": recompute, "schedule": schedule, "cp_kind": kind, "order": np.repeat(order, k)}
-    settings = {flag: ones * getattr(features, flag) for flag in flags} | {"first_stage_layers": ones * 0, "last_stage_layers": ones * 0}
-    return Layouts(tp=tp, cp=cp, pp=pp, vp=vp, dp=dp, ep=ep, micro_batch=size, **searched, **settings).take(legal)
+    def _runs(self, schedule: Any, pp: Ints, vp: Ints) -> NDArray[np.bool_]:
+        """Where a schedule may run: 1F1B has one chunk, interleaving several (or one, where it alone is open), zero bubble a pipeline."""
+        several = (vp > 1) | ("1f1b" not in self.features.schedules)
+        return np.where(schedule == ZERO_BUBBLE, pp > 1, np.where(schedule == INTERLEAVED, several, vp == 1))
 
-
-def _choices(features: Features, fixed: Fixed) -> Ints:
-    """Every (ZeRO stage, recompute, schedule, kind of cp) as indices."""
-    return np.array(
-        [
-            (zero, RECOMPUTE.index(recompute), SCHEDULES.index(schedule), CP_KINDS.index(kind))
-            for zero in features.zero_stages
-            if fixed.allows("zero_stage", zero)
-            for recompute in features.recompute
-            if fixed.allows("recompute", recompute)
-            for schedule in features.schedules
-            if fixed.allows("schedule", schedule)
-            for kind in features.cp_kinds
-            if fixed.allows("cp_kind", kind)
-        ],
-        dtype=np.int64,
-    ).reshape(-1, 4)
+    def bare(self, schedule: str) -> Layouts:
+        """One layout per row of degrees with the cheapest of every choice but the schedule: what bounds all layouts of that row."""
+        grid = np.array(self.rows, dtype=np.int64).reshape(-1, len(DEGREES))
+        options = self.features
+        kind = "ring" if options.cp_kinds == ("ring",) else "all-gather"  # the ring corrects its sums every round
+        chosen = {"zero_stage": int(max(options.zero_stages) > 0), "schedule": SCHEDULES.index(schedule), "cp_kind": CP_KINDS.index(kind)}
+        chosen |= {"recompute": min(RECOMPUTE.index(name) for name in options.recompute), "order": ORDERS.index(AXES)}
+        chosen |= {flag: int(getattr(options, flag)) for flag in FLAGS}
+        chosen |= dict(zip(("first_stage_layers", "last_stage_layers"), self.ends, strict=True))
+        columns = {key: np.full(len(grid), value, dtype=np.int64) for key, value in chosen.items()}
+        return Layouts(**dict(zip(DEGREES, grid.T, strict=True)), **columns)
 
 
 def concatenated(batches: Sequence[Layouts]) -> Layouts:

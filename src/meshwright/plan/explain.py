@@ -122,12 +122,12 @@ def _per_step(priced: StepParts) -> float:
 def _tensor(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
     each = float(pricer.tokens[0]) * float(pricer.q.hidden) * BF16_BYTES * (layout.tp - 1) / layout.tp
     passes = _per_step(priced)
-    return 8 * each * passes, 8 * passes, float(2 * pricer._tp_s()[0]) * passes
+    return 8 * each * passes, 8 * passes, float(2 * pricer.tensor_s()[0]) * passes
 
 
 def _context(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
     no_attention = np.zeros_like(pricer.tokens)
-    traffic_s = float(sum(way[0] for way in pricer._cp_s(no_attention)))
+    traffic_s = float(sum(way[0] for way in pricer.context_s(no_attention)))
     passes, kv = _per_step(priced), float(pricer.tokens[0]) * 2 * float(pricer.q.kv_dim) / layout.tp * BF16_BYTES
     heads = float(pricer.tokens[0]) * 2 * (float(pricer.q.query_dim) + float(pricer.q.kv_dim)) / layout.tp * BF16_BYTES
     each = {"ring": 3 * kv * (layout.cp - 1), "all-gather": 3 * kv * (layout.cp - 1), "all-to-all": 2 * heads * (layout.cp - 1) / layout.cp}
@@ -155,7 +155,7 @@ def _expert(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, f
     q = pricer.q
     each = float(pricer.tokens[0]) / layout.tp * float(q.experts_per_token) * float(q.hidden) * BF16_BYTES * float(q.expert_layers)
     passes = _per_step(priced)
-    return 4 * each * (layout.ep - 1) / layout.ep * passes, 4 * passes, float(sum(way[0] for way in pricer._ep_s())) * passes
+    return 4 * each * (layout.ep - 1) / layout.ep * passes, 4 * passes, float(sum(way[0] for way in pricer.expert_s())) * passes
 
 
 # -- why ------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from meshwright.layout import CP_KINDS, ORDERS, RECOMPUTE, SCHEDULES
 
+FLAGS = ("overlap_tp", "overlap_pp", "overlap_dp", "cuda_graphs")  # switches that are taken as they are
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:

@@ -5,7 +5,8 @@ unpriced, and none can drop the best (`tests/plan/test_search.py` compares with 
 - a layout that does not fit is not priced in time (it is counted, and the nearest miss remembered);
 - recomputing more never shortens a step, so it is tried only where recomputing less does not fit;
 - sharding more than the optimizer never shortens a step, so ZeRO 2 and 3 are tried only where ZeRO 1 does not fit;
-- communication and the bubble only add to a step, so degrees whose bare compute is slower than the slowest layout kept are left.
+- communication only adds to a step, so degrees are left whose step is slower than the slowest layout kept even on a network that takes
+  no time, but for tensor parallelism over the fastest link there is.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright import software as sw
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import FitError, InputError
 from meshwright.footprint import RESERVE_BYTES, Footprint, footprint, recipe_for
 from meshwright.layout import RECOMPUTE, Layout, Layouts
-from meshwright.plan.candidates import Fixed, bare, batches, concatenated, degrees
+from meshwright.plan.candidates import DEGREES, Fixed, Row, Space, concatenated, degrees
 from meshwright.plan.features import Features
 from meshwright.predict import exact_step_s, predict
 from meshwright.question import GENERATION, Question, question
@@ -32,18 +34,23 @@ from meshwright.step import price
 from meshwright.units import gib
 
 EXACT = 500  # of the best in closed form, priced again from the exact schedule
+TOO_LONG = 1.02  # the most by which the closed form exceeds the exact schedule (`tests/plan/test_search.py`)
 Progress = Callable[[int, int], None]  # rows of degrees done, and in all
+Column = NDArray[np.float64]
+Choice = tuple[int, int]  # ZeRO stage, index into RECOMPUTE
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search found: layouts from the best on, with their step times."""
+    """What a search found: layouts from the best on, with their step times.
+
+    Every legal layout is counted once: priced, pruned or unfit.
+    """
 
     layouts: tuple[Layout, ...]
     step_time_s: tuple[float, ...]  # from the exact schedule
-    num_layouts: int  # fully priced
-    num_pruned: int  # legal, dropped unpriced because a lesser choice fits
-    num_bounded: int  # rows of degrees left because their bare compute is too slow already
+    num_layouts: int  # legal, fitting, fully priced
+    num_pruned: int  # legal, dropped unpriced: a lesser choice fits, or the degrees' bound is too slow already
     num_unfit: int  # legal, but too large for the memory
     search_s: float
 
@@ -53,7 +60,6 @@ class _Tally:
     num_layouts: int = 0
     num_pruned: int = 0
     num_unfit: int = 0
-    num_skipped_rows: int = 0
     nearest_bytes: float = np.inf  # memory the nearest miss lacks
     nearest: Layout | None = None
 
@@ -73,117 +79,146 @@ def search(
 ) -> Found:
     """The fastest layouts that fit, from the best on."""
     started = time.perf_counter()
-    stack, features, fixed = stack or software(), features or Features(), fixed or Fixed({})
-    factor = stack.log_factor_of(workload.adapters is not None, GENERATION.get(cluster.accelerator.architecture, "hopper"))
-    asked = question(model, cluster, workload, factor)
-    rows, tally = degrees(model, cluster, workload, features, fixed), _Tally()
-    if not rows:
-        raise _no_degrees(model, cluster, workload, fixed)
-    bound_s = _bounds_s(asked, rows, features, stack)
-    order = np.argsort(bound_s, kind="stable")
-    rows, bound_s = [rows[i] for i in order], bound_s[order]
-    room_bytes = cluster.accelerator.memory_bytes - reserve_bytes
-    recipe = recipe_for(workload.precision, cluster.accelerator)
-
-    def memory(layouts: Layouts) -> Footprint:
-        return footprint(model, workload, layouts, recipe)
-
-    best, best_s = list[Layouts](), list[NDArray[np.float64]]()
-    plain = _first_choices(features) if prune else features
-    count = max(keep, EXACT)
-    for batch, done in batches(rows, cluster, plain, fixed):
-        if prune and best_s and len(best_s[0]) >= count and bound_s[done] > best_s[0].max():
-            tally.num_skipped_rows = len(rows) - done
+    stack, fixed = stack or software(), fixed or Fixed()
+    features = fixed.narrowed(features or Features())
+    asked = _asked(model, cluster, workload, stack)
+    space, bound_s = _bounded_space(model, cluster, workload, stack, features, fixed, asked)
+    memory = _Memory(model, cluster, workload, reserve_bytes)
+    best, tally = _Best(asked, stack, max(keep, EXACT)), _Tally()
+    lesser = min(features.recompute, key=RECOMPUTE.index)
+    opened = space.batches((min(features.zero_stages),), (lesser,)) if prune else space.batches(features.zero_stages, features.recompute)
+    for batch, done in opened:
+        if prune and bound_s[done] > best.limit_s:
+            tally.num_pruned += space.num_layouts(done)
             break
-        fitting = _fitting(batch, memory, room_bytes, features, fixed, tally) if prune else _all_fitting(batch, memory, room_bytes, tally)
-        if len(fitting):
-            _keep_best(asked, fitting, stack, best, best_s, count)
-            tally.num_layouts += len(fitting)
-        progress(done, len(rows))
-    progress(len(rows), len(rows))
-    if not best:
+        fitting = memory.least(batch, features, tally) if prune else batch.take(memory.fits(batch, tally))
+        best.add(fitting)
+        tally.num_layouts += len(fitting)
+        progress(done, len(space.rows))
+    progress(len(space.rows), len(space.rows))
+    if not tally.num_layouts:
         raise _nothing_fits(cluster, tally)
-    ranked, seconds = _exact(model, cluster, workload, stack, concatenated(best), np.concatenate(best_s), keep)
+    ranked, seconds = _exact(model, cluster, workload, stack, best, keep)
     return Found(
         layouts=ranked,
         step_time_s=seconds,
         num_layouts=tally.num_layouts,
         num_pruned=tally.num_pruned,
-        num_bounded=tally.num_skipped_rows,
         num_unfit=tally.num_unfit,
         search_s=time.perf_counter() - started,
     )
 
 
-def _bounds_s(asked: Question, rows: Sequence[tuple[int, ...]], features: Features, stack: Software) -> NDArray[np.float64]:
-    """Seconds below which no layout of a row of degrees can come: its busiest stage on a network that takes no time."""
-    free = replace(asked, tier_bytes_per_s=np.full_like(asked.tier_bytes_per_s, np.inf), tier_latency_s=np.zeros_like(asked.tier_latency_s))
-    seconds = price(free, bare(rows, features), replace(stack.constants, round_s=0.0)).seconds
-    return np.asarray(seconds["compute"] + seconds["optimizer"] + seconds["overhead"])
+def fastest_bound_s(model: Model, cluster: Cluster, workload: Workload, stack: Software, features: Features, fixed: Fixed) -> float:
+    """Seconds below which no layout on this machine can come; inf where no degrees divide it."""
+    features = fixed.narrowed(features)
+    try:
+        _, bound_s = _bounded_space(model, cluster, workload, stack, features, fixed, _asked(model, cluster, workload, stack))
+    except InputError:
+        return float(np.inf)
+    return float(bound_s[0])
+
+
+def _asked(model: Model, cluster: Cluster, workload: Workload, stack: Software) -> Question:
+    factor = stack.log_factor_of(workload.adapters is not None, GENERATION.get(cluster.accelerator.architecture, "hopper"))
+    return question(model, cluster, workload, factor)
+
+
+# -- bounds ---------------------------------------------------------------------------------------------
+
+
+def _bounded_space(
+    model: Model, cluster: Cluster, workload: Workload, stack: Software, features: Features, fixed: Fixed, asked: Question
+) -> tuple[Space, Column]:
+    """All that may be searched, the degrees with the lowest bound first, and those bounds in seconds."""
+    rows = degrees(model, cluster, workload, features, fixed)
+    if not rows:
+        raise _no_degrees(model, cluster, workload, features, fixed)
+    space = Space.of(model, cluster, rows, features, fixed)
+    bound_s = _bounds_s(asked, space, stack)
+    order = np.argsort(bound_s, kind="stable")
+    return space.sorted(order), bound_s[order]
+
+
+def _bounds_s(asked: Question, space: Space, stack: Software) -> Column:
+    """Seconds below which no layout of a row of degrees can come.
+
+    Its step under the kindest schedule on a network that takes no time, but for tensor parallelism: that has a domain to itself, whose
+    links are the fastest of the machine.
+    """
+    constants = stack.constants
+    hashed = np.where(asked.tier_is_hashed > 0, constants.hashed_efficiency, 1.0) * constants.fabric_efficiency
+    reached = asked.tier_bytes_per_s * np.where(asked.tier_is_scale_up > 0, sw.SCALE_UP_EFFICIENCY, hashed)
+    free = np.full_like(asked.tier_bytes_per_s, np.inf)
+    free[0] = reached.max() / sw.SCALE_UP_EFFICIENCY
+    tp = np.array([row[0] for row in space.rows], dtype=np.float64)
+    kind_network = replace(
+        asked,
+        tier_size=np.concatenate([tp[None], np.repeat(asked.tier_size[1:], len(tp), axis=1)]),
+        tier_bytes_per_s=free,
+        tier_latency_s=np.zeros_like(free),
+        tier_is_scale_up=np.ones_like(free),
+        tier_is_hashed=np.zeros_like(free),
+    )
+    kinds = {"zero-bubble"} & set(space.features.schedules) | {"1f1b" for name in space.features.schedules if name != "zero-bubble"}
+    silent = replace(constants, round_s=0.0)
+    return np.min([price(kind_network, space.bare(kind), silent).step_time_s for kind in sorted(kinds)], axis=0)
 
 
 # -- what fits ------------------------------------------------------------------------------------------
 
 
-def _first_choices(features: Features) -> Features:
-    """The features with only the cheapest recompute and the ZeRO stages up to 1 (or the lowest there is)."""
-    stages = tuple(stage for stage in features.zero_stages if stage <= 1) or (min(features.zero_stages),)
-    least = min(features.recompute, key=RECOMPUTE.index)
-    return replace(features, zero_stages=stages, recompute=(least,))
+class _Memory:
+    """What there is, and which layouts need no more."""
+
+    def __init__(self, model: Model, cluster: Cluster, workload: Workload, reserve_bytes: float) -> None:
+        self.room_bytes = cluster.accelerator.memory_bytes - reserve_bytes
+        self._job = model, workload
+        self._recipe = recipe_for(workload.precision, cluster.accelerator)
+
+    def footprint(self, layouts: Layouts) -> Footprint:
+        """Bytes of every layout."""
+        return footprint(*self._job, layouts, self._recipe)
+
+    def fits(self, layouts: Layouts, tally: _Tally) -> NDArray[np.bool_]:
+        """Which rows are legal and fit; the nearest of the others is remembered."""
+        priced = self.footprint(layouts)
+        peak = np.where(priced.legal, priced.peak_bytes, np.inf)
+        fits = peak <= self.room_bytes
+        missed = np.flatnonzero(~fits & np.isfinite(peak))
+        tally.num_unfit += len(missed)
+        if len(missed):
+            nearest = int(missed[np.argmin(peak[missed])])
+            if peak[nearest] - self.room_bytes < tally.nearest_bytes:
+                tally.nearest_bytes, tally.nearest = float(peak[nearest] - self.room_bytes), layouts.row(nearest)
+        return np.asarray(fits)
+
+    def least(self, batch: Layouts, features: Features, tally: _Tally) -> Layouts:
+        """Every row with each (ZeRO stage, recompute) that fits where no lesser one does."""
+        kinds = sorted(RECOMPUTE.index(name) for name in features.recompute)
+        sharing = batch.dp * batch.cp > 1
+        kept: list[Layouts] = []
+        fitted: dict[Choice, NDArray[np.bool_]] = {}
+        for stage in sorted(features.zero_stages):
+            # Without replicas all stages are one and the same.
+            legal = sharing if stage > min(features.zero_stages) else np.ones(len(batch), dtype=bool)
+            for kind in kinds:
+                covered = [ok for choice, ok in fitted.items() if _is_lesser(choice, (stage, kind))]
+                lesser = np.logical_or.reduce(covered) & legal if covered else np.zeros(len(batch), dtype=bool)
+                tally.num_pruned += int(lesser.sum())
+                tried = np.flatnonzero(legal & ~lesser)
+                rows = _with(batch.take(tried), zero_stage=stage, recompute=kind)
+                good = self.fits(rows, tally)
+                fitted[(stage, kind)] = lesser.copy()
+                fitted[(stage, kind)][tried[good]] = True
+                kept.append(rows.take(good))
+        return concatenated(kept)
 
 
-def _all_fitting(batch: Layouts, memory: Callable[[Layouts], Footprint], room_bytes: float, tally: _Tally) -> Layouts:
-    """The rows that fit, every choice tried."""
-    return batch.take(_fits(batch, memory(batch), room_bytes, tally))
-
-
-def _fitting(
-    batch: Layouts, memory: Callable[[Layouts], Footprint], room_bytes: float, features: Features, fixed: Fixed, tally: _Tally
-) -> Layouts:
-    """The rows that fit, and for those that do not, the least sharding and recomputing that makes them."""
-    sharing = batch.dp * batch.cp > 1
-    harder = [
-        (stage, RECOMPUTE.index(kind))
-        for kind in features.recompute
-        if fixed.allows("recompute", kind)
-        for stage in sorted(features.zero_stages)
-        if stage >= 1 and fixed.allows("zero_stage", stage)
-    ]
-    fits = _fits(batch, memory(batch), room_bytes, tally)
-    kept = [batch.take(fits)]
-    tally.num_pruned += int(fits.sum()) * max(len(harder) - 1, 0)
-    # ZeRO 0 that does not fit is covered by the row of ZeRO 1 beside it, where that stage is open.
-    has_one = any(stage == 1 for stage, _ in harder)
-    left = batch.take(~fits & (sharing | ~has_one) & ((batch.zero_stage > 0) | (not has_one)))
-    alone = batch.take(~fits & ~sharing & has_one)
-    for rows in (left, alone):
-        if len(rows):
-            kept += _escalated(rows, harder, memory, room_bytes, tally)
-    return concatenated(kept)
-
-
-def _escalated(
-    rows: Layouts, harder: Sequence[tuple[int, int]], memory: Callable[[Layouts], Footprint], room_bytes: float, tally: _Tally
-) -> list[Layouts]:
-    """For every row, the choices that fit where no lesser choice does."""
-    kept: list[Layouts] = []
-    fitted: dict[tuple[int, int], NDArray[np.bool_]] = {}
-    for stage, kind in harder:
-        lesser = np.zeros(len(rows), dtype=bool)
-        for (other_stage, other_kind), ok in fitted.items():
-            if other_stage <= stage and other_kind <= kind:
-                lesser |= ok
-        tried = _with(rows, zero_stage=stage, recompute=kind)
-        ok = np.zeros(len(rows), dtype=bool)
-        open_rows = np.flatnonzero(~lesser)
-        if len(open_rows):
-            part = tried.take(open_rows)
-            good = _fits(part, memory(part), room_bytes, tally)
-            ok[open_rows[good]] = True
-            kept.append(part.take(good))
-        tally.num_pruned += int(lesser.sum())
-        fitted[(stage, kind)] = ok | lesser
-    return kept
+def _is_lesser(choice: Choice, other: Choice) -> bool:
+    """Whether a (ZeRO stage, recompute) is never slower than another: replicated (stage 0) and sharded optimizers do not compare."""
+    (stage, kind), (other_stage, other_kind) = choice, other
+    return kind <= other_kind and (stage == other_stage or 1 <= stage <= other_stage)
 
 
 def _with(rows: Layouts, **values: int) -> Layouts:
@@ -191,68 +226,67 @@ def _with(rows: Layouts, **values: int) -> Layouts:
     return Layouts(**{**columns, **{key: np.full(len(rows), value, dtype=np.int64) for key, value in values.items()}})
 
 
-def _fits(layouts: Layouts, priced: Footprint, room_bytes: float, tally: _Tally) -> NDArray[np.bool_]:
-    """Which rows are legal and fit; the nearest of the others is remembered."""
-    peak = np.where(priced.legal, priced.peak_bytes, np.inf)
-    fits = peak <= room_bytes
-    missed = peak[~fits]
-    tally.num_unfit += int(np.isfinite(missed).sum())
-    if missed.size:
-        nearest = int(np.argmin(np.where(fits, np.inf, peak)))
-        if peak[nearest] - room_bytes < tally.nearest_bytes:
-            tally.nearest_bytes, tally.nearest = float(peak[nearest] - room_bytes), layouts.row(nearest)
-    return np.asarray(fits)
-
-
 # -- what is fast ---------------------------------------------------------------------------------------
 
 
-def _keep_best(
-    asked: Question, layouts: Layouts, stack: Software, best: list[Layouts], best_s: list[NDArray[np.float64]], count: int
-) -> None:
-    """Price the rows and keep the best `count` of all so far, in place."""
-    step_s = price(asked, layouts, stack.constants).step_time_s
-    limit = best_s[0].max() if best_s and len(best_s[0]) >= count else np.inf
-    fast = np.flatnonzero(step_s < limit)
-    if not len(fast):
-        return
-    rows, seconds = concatenated([*best, layouts.take(fast)]), np.concatenate([*best_s, step_s[fast]])
-    order = np.argsort(seconds, kind="stable")[:count]
-    best[:], best_s[:] = [rows.take(order)], [seconds[order]]
+class _Best:
+    """The fastest layouts so far, in closed form."""
+
+    def __init__(self, asked: Question, stack: Software, count: int) -> None:
+        self._asked, self._stack, self._count = asked, stack, count
+        self.layouts: Layouts = Layouts.of([])
+        self.step_s: Column = np.empty(0)
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds of the slowest that is kept; anything is kept while there is room."""
+        return float(self.step_s[-1]) if len(self.step_s) >= self._count else float(np.inf)
+
+    def add(self, layouts: Layouts) -> None:
+        """Price the rows and keep the best of all so far."""
+        if not len(layouts):
+            return
+        step_s = price(self._asked, layouts, self._stack.constants).step_time_s
+        fast = np.flatnonzero(step_s < self.limit_s)
+        if len(fast):
+            rows, seconds = concatenated([self.layouts, layouts.take(fast)]), np.concatenate([self.step_s, step_s[fast]])
+            order = np.argsort(seconds, kind="stable")[: self._count]
+            self.layouts, self.step_s = rows.take(order), seconds[order]
 
 
 def _exact(
-    model: Model, cluster: Cluster, workload: Workload, stack: Software, layouts: Layouts, step_s: NDArray[np.float64], keep: int
+    model: Model, cluster: Cluster, workload: Workload, stack: Software, best: _Best, keep: int
 ) -> tuple[tuple[Layout, ...], tuple[float, ...]]:
-    """The best rows priced from the exact schedule, from the best on.
-
-    Only rows that could still be among the best are timed: the closed form is within a few percent of the exact time.
-    """
-    order = np.argsort(step_s, kind="stable")
+    """The best rows priced from the exact schedule, from the best on; those too far behind in closed form to come first are left."""
+    prediction = predict(model, cluster, workload, best.layouts, stack)
     exact: list[tuple[float, int]] = []
-    for rank, index in enumerate(order[:EXACT]):
-        if len(exact) >= keep and step_s[index] > 1.03 * sorted(exact)[keep - 1][0]:
+    for row, closed_s in enumerate(best.step_s.tolist()):
+        if len(exact) >= keep and closed_s > TOO_LONG * sorted(exact)[keep - 1][0]:
             break
-        layout = layouts.row(int(index))
-        seconds = (
-            exact_step_s(predict(model, cluster, workload, Layouts.of([layout]), stack), layout) if layout.pp > 1 else float(step_s[index])
-        )
-        exact.append((seconds, rank))
-    exact.sort()
-    chosen = [layouts.row(int(order[rank])) for _, rank in exact[:keep]]
-    return tuple(chosen), tuple(seconds for seconds, _ in exact[:keep])
+        exact.append((exact_step_s(prediction, best.layouts.row(row), row) if best.layouts.pp[row] > 1 else closed_s, row))
+    chosen = sorted(exact)[:keep]
+    return tuple(best.layouts.row(row) for _, row in chosen), tuple(seconds for seconds, _ in chosen)
 
 
 # -- nothing --------------------------------------------------------------------------------------------
 
 
-def _no_degrees(model: Model, cluster: Cluster, workload: Workload, fixed: Fixed) -> InputError:
-    said = ", ".join(f"{key}={value}" for key, value in fixed.values.items())
+def _no_degrees(model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed) -> InputError:
+    """The complaint that nothing divides, with what would, were one of the fixed degrees free."""
+    said = ", ".join(f"{key}={value}" for key, value in fixed.values.items() if key in DEGREES)
+    fix = "choose a number of accelerators and a batch with common divisors (powers of two times the nodes)"
+    for key in (key for key in fixed.values if key in DEGREES):
+        others = Fixed({name: value for name, value in fixed.values.items() if name != key})
+        rows: list[Row] = degrees(model, cluster, workload, features, others)
+        if rows:
+            able = sorted({row[DEGREES.index(key)] for row in rows})
+            fix = f"with the rest as it is, choose {key} from {', '.join(map(str, able))}"
+            break
     return InputError(
-        f"no degrees multiply to {cluster.num_accelerators} accelerators and divide {model.name} and a batch of {workload.global_batch}"
-        + (f" with {said}" if said else ""),
+        f"no degrees multiply to {cluster.num_accelerators:,} accelerators and divide {model.name}, "
+        f"a sequence of {workload.seq_len:,} and a batch of {workload.global_batch:,}" + (f" with {said}" if said else ""),
         where="plan",
-        fix="free a fixed degree, or choose a number of accelerators and a batch with common divisors (powers of two times the nodes)",
+        fix=fix,
     )
 
 

@@ -1,0 +1,31 @@
+"""Write the accuracy page: what was asked of the predictor and what it reaches, from the measured runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def accuracy(
+    out: Annotated[Path, typer.Option(help="The page; its plot goes into a folder of the same name.")] = Path("docs/accuracy.md"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Write the accuracy page from the measured runs."""
+    from datetime import date
+
+    from meshwright.cli.fit import need_extra, need_folder, progress, show_figures
+    from meshwright.cli.show import show_json, show_text
+    from meshwright.evidence.accuracy import headline
+    from meshwright.evidence.accuracy_page import write_page
+
+    need_extra()
+    need_folder(out.parent)
+    with progress() as step:
+        written = write_page(out, date.today().isoformat(), step)
+    if as_json:
+        show_json({"figures": headline(), "written": [str(path) for path in written]})
+    else:
+        show_figures(headline())
+        show_text(f"written: {', '.join(str(path) for path in written)}")

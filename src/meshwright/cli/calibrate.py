@@ -1,0 +1,83 @@
+"""Make a software profile from the logs of one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from meshwright.evidence.calibrate import Calibration
+
+
+def calibrate(
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG", help="MLPerf logs of one job, or CSVs with step,step_time_s.")],
+    layout: Annotated[str, typer.Option(help="How the run was laid out: tp=8,cp=2,pp=8,vp=8,dp=4,mbs=1,...")],
+    cluster: Annotated[str, typer.Option(help="The machine: a catalogue name or a TOML file.")],
+    model: Annotated[str, typer.Option(help="The model, where it is not the benchmark's.")] = "",
+    workload: Annotated[str, typer.Option(help="The workload, where it is not the benchmark's.")] = "",
+    gpus: Annotated[int | None, typer.Option(min=1, help="Accelerators in use, where the log does not say.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step, where the log does not say.")] = None,
+    precision: Annotated[str, typer.Option(help="bf16, fp8, fp8-current, mxfp8, nvfp4; else the workload's.")] = "",
+    release: Annotated[str, typer.Option(help="Start from this release (v5.0); else from the closest.")] = "",
+    name: Annotated[str, typer.Option(help="What to call the profile.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Write the profile here, for predict --software.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
+) -> None:
+    """Make a software profile from one run: how fast its software computes."""
+    from meshwright.cli.show import show_json
+    from meshwright.evidence.calibrate import calibrate as calibrated
+    from meshwright.evidence.calibrate import described, observe
+    from meshwright.layout import parse_layout
+
+    wanted = parse_layout(layout)
+    observed = observe(logs)
+    job = described(
+        observed, wanted, cluster, model=model, workload=workload, num_accelerators=gpus or 0, global_batch=batch or 0, precision=precision
+    )
+    result = calibrated(observed, job, release, name)
+    if out:
+        result.write(out)
+    if as_json:
+        show_json(result.as_json())
+    else:
+        _show(result, f"{model or job.model.name} {cluster} {workload or job.workload.name} --layout {layout}", out)
+
+
+def _show(result: Calibration, question: str, out: Path | None) -> None:
+    from meshwright.cli.show import show_pairs, show_text
+
+    show_pairs(f"software profile {result.profile.name}", _pairs(result))
+    if result.is_unusual:
+        show_text("So large a change is more often a wrong layout, precision or batch than other software: compare them with the run.\n")
+    workload, file = result.job.workload, out or "profile.json"
+    options = f"--gpus {result.job.cluster.num_accelerators} --batch {workload.global_batch} --seq {workload.seq_len}"
+    show_text(f"written to {out}; use it with" if out else f"add --out {file} to keep it; then use it with")
+    print(f"  meshwright predict {question} {options} --precision {workload.precision} --software {file}")
+
+
+def _pairs(result: Calibration) -> list[tuple[str, str]]:
+    from meshwright.units import seconds
+
+    observed, job, workload = result.observed, result.job, result.job.workload
+    measured_s, steps = observed.step_time_s, observed.steps
+    spread = f"{steps.robust_std_pct:.2f} % from step to step"
+    if len(observed.files) > 1:
+        spread += f", {observed.run_spread_pct:.2f} % from the fastest to the slowest file"
+
+    def against(predicted_s: float) -> str:
+        error_pct = round(100 * (predicted_s / measured_s - 1), 2) + 0.0  # no minus before zero
+        return f"{seconds(predicted_s)} ({error_pct:+.2f} %)"
+
+    return [
+        ("from", f"{len(observed.files)} files" if len(observed.files) > 1 else observed.files[0]),
+        ("job", f"{job.model.name}, {workload.global_batch} x {workload.seq_len} tokens a step in {workload.precision}"),
+        ("machine", f"{job.cluster.num_accelerators} {job.cluster.accelerator.name} as in {job.cluster.name}"),
+        ("layout", f"{job.layout} in order {'-'.join(job.layout.order)}"),
+        ("measured step", f"{seconds(measured_s)}, median of {len(steps.steady_s)} steady steps ({steps.method})"),
+        ("its spread", spread),
+        (f"predicted before, release {result.release.release}", against(result.release_step_s)),
+        ("predicted after", against(result.profile_step_s)),
+        ("this software", result.verdict),
+    ]

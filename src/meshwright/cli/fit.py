@@ -1,0 +1,99 @@
+"""Fit the constants that data sheets do not give, and the residuals that intervals are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from meshwright.evidence.accuracy import Figure
+    from meshwright.evidence.refit import Refit
+
+
+def fit(
+    measured: Annotated[Path | None, typer.Option(help="MLPerf submissions; by default the package's.", show_default=False)] = None,
+    published: Annotated[Path | None, typer.Option(help="Published tables; by default the package's.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for both files; by default the package's.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+) -> None:
+    """Fit all constants on measured runs, each run and family left out in turn."""
+    from datetime import date
+
+    from meshwright.cli.show import show_json
+    from meshwright.evidence.accuracy import evidence_with, time_figures
+    from meshwright.evidence.refit import HERE, MEASURED_CSV, PUBLISHED_CSV, refit
+    from meshwright.software import values_of
+
+    need_extra()
+    files, folder = (measured or MEASURED_CSV, published or PUBLISHED_CSV), out or HERE
+    need_folder(folder)
+    with progress() as step:
+        found = refit(*files, date.today().isoformat(), step)
+    found.write(folder)
+    figures = time_figures(evidence_with(values_of(found.constants), *files), found.residuals)
+    if as_json:
+        written = [str(folder / name) for name in ("constants.json", "residuals.json")]
+        show_json({**found.constants, "num_constants": len(found.constants["constants"]), "figures": figures, "written": written})
+    else:
+        _show(found, figures, folder)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Say on a terminal what is being done; nothing where the output goes elsewhere."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("reading the runs") as status:
+        yield status.update
+
+
+def need_extra() -> None:
+    """Refuse where the extra `fit` is not installed."""
+    from importlib.util import find_spec
+
+    from meshwright.errors import InputError
+
+    missing = [name for name in ("scipy", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"this needs {' and '.join(missing)}", where="the extra `fit`", fix="pip install 'meshwright[fit]'")
+
+
+def need_folder(folder: Path) -> None:
+    """Make a folder where there is none; refuse where none can be."""
+    from meshwright.errors import InputError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot write there: {error.strerror}", where=f"--out {folder}", fix="name a folder that can be written"
+        ) from None
+
+
+def _show(found: Refit, figures: Sequence[Figure], folder: Path) -> None:
+    from meshwright.cli.show import show_table, show_text
+
+    cells = [
+        (name, f"{one['value']:.4g}", one["unit"], _pair(one["expected"], " +- "), _pair(one["bounds"], " - "), one["meaning"])
+        for name, one in found.constants["constants"].items()
+    ]
+    show_table(f"{len(cells)} fitted constants", ("constant", "value>", "unit", "expected", "bounds", "meaning"), cells)
+    show_text(f"fitted on {found.constants['fitted_on']}\n")
+    show_figures(figures)
+    show_text(f"written: {folder / 'constants.json'}, {folder / 'residuals.json'}")
+
+
+def _pair(values: Sequence[float], between: str) -> str:
+    return between.join(f"{value:g}" for value in values)
+
+
+def show_figures(figures: Sequence[Figure]) -> None:
+    """Print what was asked and what is reached."""
+    from meshwright.cli.show import show_table
+
+    cells = [(figure.name, figure.asked, figure.said, "" if figure.is_met else "missed") for figure in figures]
+    show_table("asked and reached", ("", "asked", "reached>", ""), cells)

@@ -1,0 +1,326 @@
+"""How right the predictor is, as figures: what was asked of it and what it reaches on the runs carried with the package."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshwright import software as assumptions
+from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.evidence.fit import Rows, fit
+from meshwright.evidence.measured import MeasuredRun, Runs
+from meshwright.evidence.memory import memory_evidence
+from meshwright.evidence.power import PowerRun, busy_shares, end_to_end_kwh, fit_power_constants, held_out_errors_pct, power_runs
+from meshwright.evidence.refit import MEASURED_CSV, PUBLISHED_CSV, UNFITTED_CSV, dense_llama, pretraining
+from meshwright.evidence.runs import high_confidence_nvidia, read_runs
+from meshwright.evidence.validate import Checked, Summary, summary, summary_of, validate
+from meshwright.layout import Layouts, parse_layout
+from meshwright.predict import Prediction, predict
+from meshwright.software import FITTED, FittedValues, fitted_values, software
+from meshwright.uncertainty import bounds, residuals, software_kind
+from meshwright.units import MINUTE
+
+PEERS_TOML = Path(__file__).with_name("peers.toml")
+LARGE_BENCHMARKS = ("gpt3", "llama31_405b")
+RECORD = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b", "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1")
+RECORD_STEP_S, RECORD_RUN_S = 1.2704, 7.069 * MINUTE  # medians of the three logs: MLPerf Training v6.0, Azure 2048xAzure_GB200
+METERED_KWH = 415.4  # GPT-3 on 512 H100, MLPerf Training v4.0, at the wall
+MOST_CONSTANTS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number that was asked for: between which bounds, and what it is."""
+
+    name: str
+    reached: float
+    unit: str = "%"
+    at_least: float = -np.inf
+    at_most: float = np.inf
+
+    @property
+    def asked(self) -> str:
+        """The bounds in words."""
+        if np.isfinite(self.at_least):
+            return f"{self.at_least:g} to {self.at_most:g}{self._unit}"
+        return f"at most {self.at_most:g}{self._unit}" if np.isfinite(self.at_most) else "reported"
+
+    @property
+    def said(self) -> str:
+        """What was reached, with its unit."""
+        return f"{self.reached:.0f}" if not self.unit else f"{self.reached:.2f}{self._unit}"
+
+    @property
+    def is_met(self) -> bool:
+        """Whether what was asked is reached."""
+        return self.at_least <= self.reached <= self.at_most
+
+    @property
+    def _unit(self) -> str:
+        return f" {self.unit}" if self.unit else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All runs that the package carries, predicted."""
+
+    measured: tuple[Checked, ...]
+    published: tuple[Checked, ...]
+    unfitted: tuple[Checked, ...]
+    files: Mapping[str, Runs]  # with the rows that could not be expressed
+
+    def joint(self) -> list[Checked]:
+        """The rows of the joint fit."""
+        return _picked(self.measured, pretraining)
+
+    def large(self) -> list[Checked]:
+        """GPT-3 and 405B: NVIDIA, layout confidence high, clean."""
+        return [row for row in self.joint() if row.run.benchmark in LARGE_BENCHMARKS]
+
+    def small(self) -> list[Checked]:
+        """Llama 3.1 8B, alike."""
+        return [row for row in self.joint() if row.run.benchmark == "llama31_8b"]
+
+    def adapters(self) -> list[Checked]:
+        """Llama 2 70B LoRA, alike."""
+        return [row for row in _picked(self.measured, high_confidence_nvidia) if row.run.kind == "lora"]
+
+    def other_vendors(self) -> list[Checked]:
+        """Rows on chips that no constant was fitted for."""
+        return [row for row in self.measured if not row.run.is_nvidia]
+
+    def dense_tables(self) -> list[Checked]:
+        """Pre-training of dense Llama models in published tables."""
+        return _picked(self.published, dense_llama)
+
+    def expert_tables(self) -> list[Checked]:
+        """Pre-training of mixtures of experts in published tables."""
+        return [row for row in self.published if row.run.kind == "pretrain" and row.run.model.experts]
+
+
+def _picked(checked: Sequence[Checked], pick: Callable[[Sequence[MeasuredRun]], list[MeasuredRun]]) -> list[Checked]:
+    kept = {id(run) for run in pick([row.run for row in checked])}
+    return [row for row in checked if id(row.run) in kept]
+
+
+@cache
+def evidence() -> Evidence:
+    """Every carried run, predicted with the carried constants."""
+    return evidence_with(fitted_values())
+
+
+def evidence_with(values: FittedValues, measured: Path = MEASURED_CSV, published: Path = PUBLISHED_CSV) -> Evidence:
+    """The runs of the files, predicted with these constants."""
+    paths = {"MLPerf submissions": measured, "published tables": published, "other software": UNFITTED_CSV}
+    files = {name: read_runs(path) for name, path in paths.items()}
+    first, second, third = (tuple(validate(runs.rows, values)) for runs in files.values())
+    return Evidence(first, second, third, files)
+
+
+# -- runs left out --------------------------------------------------------------------------------------
+
+
+def left_out(column: str, *kinds: str, table: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Entries of MLPerf rows that were fitted, by a fit without the row (`row`) or its family (`family_out`).
+
+    `error_pct` is the error then, `covered` whether an interval made without the row, or its family, would have held.
+    """
+    runs = (table or residuals())["runs"]
+    entries = [run for run in runs if run["fitted"] and run["kind"] in kinds and software_kind(run["family"][2]) == "round"]
+    return [{**run, "error_pct": 100 * float(np.expm1(run[column])), "covered": _would_hold(run, entries, column)} for run in entries]
+
+
+def _would_hold(run: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], column: str) -> bool:
+    alike = [other for other in entries if other["kind"] == run["kind"]]
+    if column == "family_out":
+        others = [other for other in alike if other["family"] != run["family"]]
+    else:
+        others = [other for other in alike if other is not run]
+    low, high = bounds([other[column] for other in others])
+    return bool(low <= np.exp(-run[column]) <= high)
+
+
+def left_out_summary(entries: Sequence[Mapping[str, Any]]) -> Summary:
+    """Errors and coverage of left-out runs."""
+    return summary_of([run["error_pct"] for run in entries], [run["covered"] for run in entries])
+
+
+# -- single machines ------------------------------------------------------------------------------------
+
+
+def record_prediction() -> Prediction:
+    """The record machine: Llama 3.1 405B on 8,192 GB200, predicted with the stack of its round."""
+    model, cluster, workload, layout = RECORD
+    layouts = Layouts.of([parse_layout(layout)])
+    return predict(load_model(model), load_cluster(cluster), load_workload(workload), layouts, software("v6.0"))
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """Metered runs and the errors of their power, predicted by constants fitted on the others; and a whole run's energy."""
+
+    runs: tuple[PowerRun, ...]
+    held_out_pct: tuple[float, ...]
+    gpt3_kwh: float  # 512 H100, with the duration predicted too
+
+
+def energy() -> Energy:
+    """Errors of metered runs, each left out in turn."""
+    runs = power_runs()
+    busy = busy_shares(runs)
+    gpt3 = next(run for run in runs if (run.benchmark, run.num_accelerators, run.meter) == ("gpt3", 512, "ac"))
+    constants = fit_power_constants(runs, busy)
+    return Energy(runs, tuple(held_out_errors_pct(runs, busy).tolist()), end_to_end_kwh(gpt3, constants))
+
+
+# -- the headline ---------------------------------------------------------------------------------------
+
+
+def headline() -> list[Figure]:
+    """Everything that was asked, beside what is reached; needs scipy for the energy rows."""
+    return [*time_figures(evidence(), residuals()), *_interval_figures(evidence()), *_machine_figures(), *_other_figures()]
+
+
+def time_figures(rows: Evidence, table: Mapping[str, Any]) -> list[Figure]:
+    """Errors of step times, with every run fitted and with runs left out."""
+    large, small = summary(rows.large()), summary(rows.small())
+    row_out = left_out_summary(left_out("row", "large", table=table))
+    family_out = left_out_summary(left_out("family_out", "large", "small", table=table))
+    return [
+        Figure(name="GPT-3 and 405B, mean error", reached=large.mape_pct, at_most=1.5),
+        Figure(name="GPT-3 and 405B, worst", reached=abs(large.worst_pct), at_most=6),
+        Figure(name="GPT-3 and 405B, each row left out, mean", reached=row_out.mape_pct, at_most=2),
+        Figure(name="Llama 3.1 8B, mean error", reached=small.mape_pct, at_most=4),
+        Figure(name="Llama 3.1 8B, worst", reached=abs(small.worst_pct), at_most=10),
+        Figure(name="Each family left out whole, mean", reached=family_out.mape_pct, at_most=8),
+        Figure(name="Each family left out whole, worst", reached=abs(family_out.worst_pct), at_most=20),
+        Figure(name="Llama 2 70B LoRA, mean error", reached=summary(rows.adapters()).mape_pct, at_most=10),
+        Figure(name="Dense Llama in published tables, mean error", reached=summary(rows.dense_tables()).mape_pct, at_most=8),
+        Figure(name="Mixtures of experts in published tables, mean error", reached=summary(rows.expert_tables()).mape_pct),
+    ]
+
+
+def _interval_figures(rows: Evidence) -> list[Figure]:
+    family_out = left_out_summary(left_out("family_out", "large", "small"))
+    bounds_pct: dict[str, Any] = {"at_least": 70, "at_most": 95}
+    return [
+        Figure(name="80 % interval, MLPerf rows inside", reached=summary(rows.measured).coverage_pct, **bounds_pct),
+        Figure(name="80 % interval, rows of published tables inside", reached=summary(rows.published).coverage_pct, **bounds_pct),
+        Figure(name="80 % interval, families left out inside", reached=family_out.coverage_pct, **bounds_pct),
+    ]
+
+
+def _machine_figures() -> list[Figure]:
+    record = record_prediction()
+    step_pct = 100 * (float(record.step_time_s[0]) / RECORD_STEP_S - 1)
+    run_pct = 100 * (float(record.time_to_train_s[0]) / RECORD_RUN_S - 1)
+    return [
+        Figure(name="Record machine, step time off by", reached=abs(step_pct), at_most=2),
+        Figure(name="Record machine, time to train off by", reached=abs(run_pct), at_most=3),
+    ]
+
+
+def _other_figures() -> list[Figure]:
+    metered = energy()
+    return [
+        Figure(name="Peak memory of cut-down models on B200, mean error", reached=memory_evidence().mean_abs_error_pct, at_most=1.5),
+        Figure(name="Power of metered runs, each left out, mean error", reached=float(np.abs(metered.held_out_pct).mean()), at_most=10),
+        Figure(name="Energy of GPT-3 on 512 H100 off by", reached=100 * abs(metered.gpt3_kwh / METERED_KWH - 1), at_most=5),
+        Figure(name="Fitted constants", reached=len(FITTED), unit="", at_most=MOST_CONSTANTS),
+    ]
+
+
+# -- peers ----------------------------------------------------------------------------------------------
+
+
+@cache
+def peers() -> Mapping[str, Any]:
+    """Other planners' errors, as carried."""
+    return tomllib.loads(PEERS_TOML.read_text(encoding="utf-8"))
+
+
+def on_peer_run(machine: Mapping[str, Any]) -> list[Checked]:
+    """Our rows of one of the peers' seven runs; several where the round is not stated, none where we have no row."""
+    wanted = (machine["benchmark"], machine["accelerator"], machine["num_accelerators"])
+    return [row for row in evidence().large() if (row.run.benchmark, row.run.accelerator, row.run.num_accelerators) == wanted]
+
+
+# -- assumptions ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """A number that was chosen, not fitted: its reason, and what the mean error of the large models is with less and more of it."""
+
+    name: str
+    value: Any
+    reason: str
+    less_pct: float
+    more_pct: float
+
+
+def sensitivity(change: float = 0.2, done: Callable[[str], None] = lambda _: None) -> list[Assumption]:
+    """Every assumption of the predictor, and the mean error of GPT-3 and 405B after a refit with each a fifth smaller and larger."""
+    runs = [row.run for row in evidence().joint()]
+    is_large = np.array([run.benchmark in LARGE_BENCHMARKS for run in runs])
+
+    def refitted_pct(name: str, factor: float) -> float:
+        done(name)
+        with _assumed(name, factor):
+            rows = Rows.of(runs)
+            errors = rows.log_errors(fit(rows))
+        return 100 * float(np.abs(np.expm1(errors[is_large])).mean())
+
+    return [
+        Assumption(name, getattr(assumptions, name), reason, refitted_pct(name, 1 - change), refitted_pct(name, 1 + change))
+        for name, reason in assumption_reasons().items()
+    ]
+
+
+def assumption_reasons() -> dict[str, str]:
+    """Names of the assumptions in `software.py`, and the comments that give their reasons."""
+    source = inspect.getsource(assumptions)
+    lines = source.splitlines()
+    start = lines.index("# Assumptions.") + 1
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.lineno > start:
+            break
+        if isinstance(node, ast.Assign) and node.lineno > start and isinstance(node.targets[0], ast.Name):
+            after = lines[(node.end_lineno or node.lineno) - 1 :]
+            beside = after[0].partition("#")[2] or (after[1].removeprefix("#") if len(after) > 1 and after[1].startswith("#") else "")
+            found[node.targets[0].id] = beside.strip()
+    return found
+
+
+@contextmanager
+def _assumed(name: str, factor: float) -> Iterator[None]:
+    """An assumption scaled for a while. It is a module's constant, so nothing else may predict meanwhile."""
+    value = getattr(assumptions, name)
+    if isinstance(value, dict):
+        kept = dict(value)
+        value.update({key: _scaled(number, factor) for key, number in kept.items()})  # in place: others hold the same dict
+        try:
+            yield
+        finally:
+            value.update(kept)
+    else:
+        setattr(assumptions, name, tuple(_scaled(v, factor) for v in value) if isinstance(value, tuple) else _scaled(value, factor))
+        try:
+            yield
+        finally:
+            setattr(assumptions, name, value)
+
+
+def _scaled(value: float, factor: float) -> float:
+    """A share stays a share: what was below 1 does not pass it."""
+    return min(value * factor, 1.0) if value < 1 else value * factor

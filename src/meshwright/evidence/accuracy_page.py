@@ -1,0 +1,443 @@
+"""`docs/accuracy.md`: the figures of `accuracy.py` as a page, with a scatter plot; every number on it is computed."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshwright.evidence import accuracy
+from meshwright.evidence.accuracy import Assumption, Energy, Evidence, Figure
+from meshwright.evidence.memory import memory_evidence
+from meshwright.evidence.validate import Checked, Summary, family_name, grouped, summary
+from meshwright.software import FITTED, fitted_values
+from meshwright.uncertainty import kind_of, software_kind
+from meshwright.units import KILO
+
+PLOT = "predicted-against-measured.svg"
+SERIES = {  # colour-blind safe (Okabe and Ito)
+    "GPT-3 175B": "#0072B2",
+    "Llama 3.1 405B": "#D55E00",
+    "Llama 3.1 8B": "#009E73",
+    "Llama 2 70B LoRA": "#CC79A7",
+    "dense models, published tables": "#56B4E9",
+    "mixtures of experts": "#E69F00",
+    "chips that nothing was fitted for": "#999999",
+}
+SERIES_OF_BENCHMARK = {
+    "gpt3": "GPT-3 175B",
+    "llama31_405b": "Llama 3.1 405B",
+    "llama31_8b": "Llama 3.1 8B",
+    "llama2_70b_lora": "Llama 2 70B LoRA",
+}
+# Why a row is off, as far as is known: round, accelerator, benchmark, precision ("" for any), sign of the error -> reason.
+REASONS: Mapping[tuple[str, str, str, str, int], str] = {
+    ("v6.0", "gb300", "llama31_405b", "", 1): "copied by hand, and no wall clock confirms it; its release factor is the record's too",
+    ("", "gb300", "", "fp8-current", 1): "GB300 in fp8 is faster than predicted: its higher power cap may gain more than the model allows",
+    ("", "gb300", "", "fp8", 1): "GB300 in fp8 is faster than predicted: its higher power cap may gain more than the model allows",
+    ("v5.1", "h100", "llama31_8b", "fp8", -1): "hashed Ethernet without CUDA graphs: the only 8B row of its kind",
+}
+STRAINED = 1.5  # spreads from the expected value
+Cells = Iterable[Sequence[object]]
+
+
+def write_page(path: Path, date: str, done: Callable[[str], None] = lambda _: None) -> list[Path]:
+    """Write the page and, in a folder of its name beside it, its plot; return both paths."""
+    plot = path.with_suffix("") / PLOT
+    plot.parent.mkdir(parents=True, exist_ok=True)
+    done("plot")
+    scatter(plot, accuracy.evidence())
+    path.write_text(page(date, f"{plot.parent.name}/{plot.name}", accuracy.sensitivity(done=done)), encoding="utf-8")
+    return [path, plot]
+
+
+def page(date: str, plot: str, assumptions: Sequence[Assumption]) -> str:
+    """The whole page."""
+    rows, metered = accuracy.evidence(), accuracy.energy()
+    sections = [
+        _opening(date, plot, rows),
+        headline_section(accuracy.headline()),
+        _constants_section(),
+        _families_section(rows),
+        _left_out_section(),
+        _interval_section(rows),
+        _tables_section(rows),
+        _adapters_section(rows),
+        _unfitted_section(rows),
+        _memory_and_energy_section(metered),
+        _peers_section(),
+        _assumptions_section(assumptions, summary(rows.large()).mape_pct),
+        _short_section(rows),
+        _skipped_section(rows),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+# -- sections -------------------------------------------------------------------------------------------
+
+
+def _opening(date: str, plot: str, rows: Evidence) -> str:
+    num_rows = len(rows.measured) + len(rows.published) + len(rows.unfitted)
+    return f"""# How right the predictions are
+
+Written by `meshwright accuracy` on {date}, with Python {platform.python_version()} on {_machine()}; do not edit.
+{num_rows} measured runs of other people's machines are predicted with the constants fitted on {fitted_values().date}. Errors are of the
+step time: positive where too much was predicted. `meshwright validate` prints them row by row.
+
+![Predicted against measured step time; the band is 10 % to either side]({plot})"""
+
+
+def _machine() -> str:
+    return f"{os.cpu_count()} cores ({platform.machine()}, {platform.system()})"
+
+
+def headline_section(figures: Sequence[Figure]) -> str:
+    """What was asked and what is reached."""
+    cells = [(figure.name, figure.asked, figure.said, _verdict(figure)) for figure in figures]
+    return "## Asked and reached\n\n" + _table(("", "asked", "reached", ""), cells, right=(2,))
+
+
+def _verdict(figure: Figure) -> str:
+    if figure.asked == "reported":
+        return ""
+    return "yes" if figure.is_met else "**no**"
+
+
+def _constants_section() -> str:
+    values = fitted_values()
+    cells = [
+        (name, f"{_fitted_value(name):.4g}", one.unit, f"{one.expected:g} +- {one.spread:g}", f"{one.low:g} to {one.high:g}", one.meaning)
+        for name, one in FITTED.items()
+    ]
+    columns = ("constant", "value", "unit", "expected", "bounds", "meaning")
+    said = f"{len(FITTED)} constants, one joint fit: {values.fitted_on}. `meshwright fit` makes them; no row or system has one of its own."
+    return f"## Fitted constants\n\n{said}\n\n" + _table(columns, cells, right=(1,))
+
+
+def _fitted_value(name: str) -> float:
+    values, release = fitted_values(), name.removeprefix("release ")
+    return float(values.releases[release] if release in values.releases else getattr(values.constants, name))
+
+
+def _families_section(rows: Evidence) -> str:
+    parts = [
+        "## By benchmark and family",
+        "A family is accelerator, precision and round. NVIDIA GPUs, layout confidence high, the unclean run left out.",
+    ]
+    for title, chosen in (("GPT-3 and Llama 3.1 405B", rows.large()), ("Llama 3.1 8B", rows.small())):
+        parts.append(f"### {title}\n\n" + _summaries({**grouped(chosen, family_name), "**all**": chosen}, "family"))
+    off = sorted(rows.joint(), key=lambda row: -abs(row.error_pct))[:10]
+    cells = [(_name(row), f"{row.run.num_accelerators:,}", f"{row.error_pct:+.1f}", reason(row)) for row in off]
+    parts.append("### The ten rows furthest off\n\n" + _table(("run", "accelerators", "error, %", "known reason"), cells, right=(1, 2)))
+    return "\n\n".join(parts)
+
+
+def reason(row: Checked) -> str:
+    """Why a row is off, where it is known."""
+    run, sign = row.run, 1 if row.error_pct > 0 else -1
+    values = (run.round, run.accelerator, run.benchmark, run.workload.precision, sign)
+    for wanted, said in REASONS.items():
+        if all(want in ("", value) for want, value in zip(wanted, values, strict=True)):
+            return said
+    return ""
+
+
+def _left_out_section() -> str:
+    entries = accuracy.left_out("family_out", "large", "small")
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        groups.setdefault(" ".join(entry["family"]), []).append(entry)
+    named: dict[str, Sequence[Mapping[str, Any]]] = {**dict(sorted(groups.items())), "**all**": entries}
+    cells = [(name, *_numbers(accuracy.left_out_summary(group))) for name, group in named.items()]
+    rows_out = accuracy.left_out_summary(accuracy.left_out("row", "large", "small"))
+    return f"""## A machine nobody measured
+
+Every row of a family is held out; the constants are fitted on the other families, and the family is predicted from its data sheet and
+the nearest release that is left. Whether the interval held is judged by one made without that family. With single rows left out instead,
+the mean error is {rows_out.mape_pct:.2f} %, the worst {rows_out.worst_pct:+.1f} %.
+
+{_table(("family", *_COLUMNS), cells, right=range(1, 6))}"""
+
+
+def _interval_section(rows: Evidence) -> str:
+    kinds = ("large", "small"), ("adapters",)
+    left_out, adapters_out = (accuracy.left_out_summary(accuracy.left_out("row", *kind)) for kind in kinds)
+    family_out, adapters_family = (accuracy.left_out_summary(accuracy.left_out("family_out", *kind)) for kind in kinds)
+    everything = [*rows.measured, *rows.published, *rows.unfitted]
+    groups = grouped(everything, lambda row: f"{row.interval.distance}: {_sort(row)}")
+    cells = [
+        (name, len(group), f"{_width(group, 'low'):+.0f} to {_width(group, 'high'):+.0f}", f"{summary(group).coverage_pct:.0f}")
+        for name, group in {**groups, "**all**": everything}.items()
+    ]
+    return f"""## Intervals
+
+An interval is made of what the predictor got wrong on the closest nine or more runs that it had not seen, a tenth of them left out on
+either side; `measured`, `near` and `far` say how close those are. Rows that were fitted lie inside more often than 80 in 100, because the
+interval is that of a run that was not. The median interval of a class is given in per cent of the prediction. GPT-3, 405B and 8B rows left
+out one by one lie inside in {left_out.coverage_pct:.0f} of 100 cases, LoRA rows in {adapters_out.coverage_pct:.0f};
+with whole families left out, in {family_out.coverage_pct:.0f} and {adapters_family.coverage_pct:.0f}.
+
+{_table(("class", "rows", "interval, %", "inside, %"), cells, right=range(1, 4))}"""
+
+
+def _sort(row: Checked) -> str:
+    names = {"large": "large dense models", "small": "small dense models", "experts": "mixtures of experts", "adapters": "adapters"}
+    source = "MLPerf" if row.run.release.startswith("v") else ("containers" if row.run.release.startswith("nemo") else "other software")
+    return f"{names[kind_of(row.run.model, row.run.workload)]}, {source}, {row.run.vendor}"
+
+
+def _width(group: Sequence[Checked], side: str) -> float:
+    return 100 * (float(np.median([getattr(row.interval, side) for row in group])) - 1)
+
+
+def _tables_section(rows: Evidence) -> str:
+    dense, experts = rows.dense_tables(), rows.expert_tables()
+    return f"""## Other people's tables
+
+NeMo's and Megatron-Bridge's own tables, read by container release. One factor per release is fitted on the dense Llama rows, nothing else.
+
+### Dense Llama models
+
+{_summaries({**grouped(dense, lambda row: row.run.release), "**all**": dense}, "release")}
+
+### Mixtures of experts, nothing fitted
+
+{_summaries({**grouped(experts, lambda row: row.run.model.name), "**all**": experts}, "model")}"""
+
+
+def _adapters_section(rows: Evidence) -> str:
+    adapters = rows.adapters()
+    return f"""## Fine-tuning: Llama 2 70B LoRA
+
+One factor per generation and round is fitted on these rows.
+
+{_summaries({**grouped(adapters, family_name), "**all**": adapters}, "family")}"""
+
+
+def _unfitted_section(rows: Evidence) -> str:
+    others, software = rows.other_vendors(), list(rows.unfitted)
+    return f"""## What nothing was fitted for
+
+Chips of other makers are taken to reach the share of their peak that the H100 does, with the software of NVIDIA's submissions of the round.
+
+{_summaries({**grouped(others, lambda row: f"{row.run.accelerator}, {row.run.benchmark}"), "**all**": others}, "accelerator")}
+
+Software of other kinds is taken as the reference release, which is tuned better than most: so it is predicted too fast.
+
+{_summaries({**grouped(software, lambda row: f"{row.run.release}, {row.run.accelerator}"), "**all**": software}, "software")}"""
+
+
+def _memory_and_energy_section(metered: Energy) -> str:
+    memory = memory_evidence()
+    cells = [
+        (" ".join(run.run_name), run.meter, f"{run.num_accelerators:,}", f"{run.node_power_w / KILO:.2f}", f"{error:+.1f}")
+        for run, error in zip(metered.runs, metered.held_out_pct, strict=True)
+    ]
+    return f"""## Memory and energy
+
+Peak memory of {len(memory.rows)} cut-down models on eight B200 (SimuMax): mean error {memory.mean_abs_error_pct:.2f} %,
+bias {memory.bias_pct:+.2f} %, worst {memory.worst_pct:+.2f} %.
+No constant is fitted on these; which tensors that software allocates was settled with them in view.
+
+Power of a node, each metered run predicted by constants fitted on the others. GPT-3 on 512 H100 with its duration predicted too:
+{metered.gpt3_kwh:.1f} kWh, metered {accuracy.METERED_KWH:g} kWh.
+
+{_table(("run", "meter", "accelerators", "metered, kW a node", "error, %"), cells, right=(2, 3, 4))}"""
+
+
+def _peers_section() -> str:
+    peers = accuracy.peers()
+    found = [(_machine_name(machine), accuracy.on_peer_run(machine)) for machine in peers["runs"]]
+    held_out = {entry["name"]: entry["error_pct"] for entry in accuracy.left_out("row", "large")}
+    ours = {name: [row.error_pct for row in rows] for name, rows in found if rows}
+    left_out = {name: [held_out[row.run.name] for row in rows] for name, rows in found if rows}
+    lines = [
+        _our_line("meshwright", ours, f"fitted on these among others; {len(ours)} of the {len(found)} machines"),
+        _our_line("meshwright, row left out", left_out, "fitted on the others"),
+        *(_peer_line(planner) for planner in peers["planners"]),
+    ]
+    cells = [(name, _name(row), f"{row.error_pct:+.1f}", f"{held_out[row.run.name]:+.1f}") for name, rows in found for row in rows]
+    claims = "; ".join(f"{claim['name']} {claim['text']}" for claim in peers["claims"])
+    return f"""## Beside other planners
+
+{len(found)} runs ({peers["source"]}, {peers["date"]}). Not in the files carried here, and so missing from our mean:
+{"; ".join(name for name, rows in found if not rows)}.
+Where the round is not stated all our rows of that machine are shown and count together as one. The other planners were not fitted on
+any of these rows.
+
+{_table(("planner", "mean error, %", "worst, %", ""), lines, right=(1, 2))}
+
+{_table(("run", "our row", "error, %", "row left out, %"), cells, right=(2, 3))}
+
+Claimed elsewhere, without code to run: {claims}."""
+
+
+def _our_line(name: str, errors: Mapping[str, Sequence[float]], note: str) -> tuple[str, ...]:
+    mean = float(np.mean([np.mean(np.abs(machine)) for machine in errors.values()]))
+    return name, f"{mean:.1f}", f"{max((one for machine in errors.values() for one in machine), key=abs):+.1f}", note
+
+
+def _peer_line(planner: Mapping[str, Any]) -> tuple[str, ...]:
+    note = "; ".join(text for text in (planner["note"], f"cannot express {planner['cannot_express']}") if text)
+    return f"{planner['name']} {planner['version']}", f"{planner['mape_pct']:.1f}", f"{planner['worst_pct']:+.0f}", note
+
+
+def _machine_name(machine: Mapping[str, Any]) -> str:
+    benchmark = SERIES_OF_BENCHMARK[machine["benchmark"]]
+    return f"{benchmark} on {machine['num_accelerators']:,} {machine['accelerator'].upper()}"
+
+
+def _assumptions_section(assumptions: Sequence[Assumption], mape_pct: float) -> str:
+    cells = [
+        (f"`{one.name}`", _value(one.value), f"{one.less_pct - mape_pct:+.2f}", f"{one.more_pct - mape_pct:+.2f}", one.reason)
+        for one in assumptions
+    ]
+    return f"""## Assumptions
+
+Numbers that were chosen for a reason and are not fitted, though not blind to the rows. The columns give by how much the mean error of
+GPT-3 and 405B ({mape_pct:.2f} %) changes, in points, when the number is a fifth smaller or larger and everything is fitted again; shares
+stay below 1.
+
+{_table(("assumption", "value", "-20 %", "+20 %", "reason"), cells, right=(2, 3))}"""
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {number:g}" for key, number in value.items())
+    return ", ".join(f"{number:g}" for number in value) if isinstance(value, tuple) else f"{value:g}"
+
+
+def _short_section(rows: Evidence) -> str:
+    others, experts, unfitted = summary(rows.other_vendors()), summary(rows.expert_tables()), summary(rows.unfitted)
+    missed = "; ".join(figure.name for figure in accuracy.headline() if not figure.is_met)
+    off = max(rows.adapters(), key=lambda row: abs(row.error_pct))
+    families = grouped(rows.adapters(), family_name)
+    loosest = max(families, key=lambda name: summary(families[name]).mape_pct)
+    entries = accuracy.left_out("family_out", "large", "small")
+    releases = fitted_values().releases
+    rounds = [factor for name, factor in releases.items() if software_kind(name) == "round"]
+    spread_pct = 100 * float(np.expm1(max(rounds) - min(rounds)))
+    return f"""## What falls short
+
+- {"Missed: " + missed if missed else "Nothing that was asked is missed"}. What follows is wide of the mark all the same.
+- Mixtures of experts: {experts.mape_pct:.0f} % off on average, bias {experts.bias_pct:+.0f} %.
+  Sorting tokens and sending them to experts are priced as bandwidth alone and experts as evenly loaded;
+  the tables do not state dispatch, overlap or recompute.
+- Chips of other makers: bias {others.bias_pct:+.0f} %, worst {others.worst_pct:+.0f} %. Nothing was fitted on them; one measured run and
+  `meshwright calibrate` give them a software profile of their own.
+- Software of other kinds: bias {unfitted.bias_pct:+.0f} %, for the same reason.
+- LoRA: worst {off.error_pct:+.0f} % ({_name(off)});
+  the family furthest off is {loosest}, {summary(families[loosest]).mape_pct:.0f} % on average.
+- A release that nobody measured: of the {accuracy.left_out_summary(entries).mape_pct:.1f} % that families left out are off by,
+  {_shared_pct(entries):.1f} points are common to all rows of a family. Rounds differ by up to {spread_pct:.0f} % in their software alone,
+  which no data sheet tells.
+- Constants that the rows pulled more than {STRAINED:g} spreads from what was expected of them: {_strained()}. They stand for something that
+  is not priced as well as for what they are called, so they mean less than the others where they are used far from the rows."""
+
+
+def _strained() -> str:
+    """The constants far from their expected values, with both."""
+    found = {name: (_fitted_value(name), one) for name, one in FITTED.items() if not name.startswith("release ")}
+    far = [
+        f"`{name}` ({value:.3g} {one.unit}, expected {one.expected:g} +- {one.spread:g})"
+        for name, (value, one) in found.items()
+        if abs(value - one.expected) > STRAINED * one.spread
+    ]
+    return ", ".join(far) or "none"
+
+
+def _shared_pct(entries: Sequence[Mapping[str, Any]]) -> float:
+    """Mean size of the families' biases, each counted as often as it has rows."""
+    families: dict[tuple[str, ...], list[float]] = {}
+    for entry in entries:
+        families.setdefault(tuple(entry["family"]), []).append(entry["error_pct"])
+    return sum(abs(sum(errors)) for errors in families.values()) / len(entries)
+
+
+def _skipped_section(rows: Evidence) -> str:
+    cells = [(name, reason, count) for name, runs in rows.files.items() for reason, count in runs.num_skipped_by_reason().items()]
+    return "## Rows that could not be expressed\n\n" + _table(("runs", "reason", "rows"), cells, right=(2,))
+
+
+# -- tables ---------------------------------------------------------------------------------------------
+
+_COLUMNS = ("rows", "mean error, %", "bias, %", "worst, %", "inside interval, %")
+
+
+def _summaries(groups: Mapping[str, Sequence[Checked]], what: str) -> str:
+    return _table((what, *_COLUMNS), [(name, *_numbers(summary(group))) for name, group in groups.items()], right=range(1, 6))
+
+
+def _numbers(one: Summary) -> tuple[object, ...]:
+    return one.num_runs, f"{one.mape_pct:.2f}", f"{one.bias_pct:+.2f}", f"{one.worst_pct:+.1f}", f"{one.coverage_pct:.0f}"
+
+
+def _table(columns: Sequence[str], rows: Cells, right: Iterable[int] = ()) -> str:
+    flush = set(right)
+    rule = ["---:" if i in flush else "---" for i in range(len(columns))]
+    lines = [columns, rule, *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _name(row: Checked) -> str:
+    benchmark = SERIES_OF_BENCHMARK.get(row.run.benchmark, row.run.benchmark)
+    return f"{row.run.round} {row.run.submitter}, {benchmark}, {' '.join(row.run.family[:2])}"
+
+
+# -- plot -----------------------------------------------------------------------------------------------
+
+
+def scatter(path: Path, rows: Evidence) -> None:
+    """Predicted against measured step time, both logarithmic, one colour a benchmark; SVG or PNG by the path's name."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    settings: Any = {"svg.hashsalt": "meshwright", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
+    with pyplot.rc_context(settings):
+        figure, axes = pyplot.subplots(figsize=(7.2, 6.4), layout="constrained")
+        checked = [*rows.measured, *rows.published]
+        _band(axes, checked)
+        for order, (name, colour) in enumerate(SERIES.items()):
+            own = [row for row in checked if series(row) == name]
+            style: Any = {"s": 26, "color": colour, "alpha": 0.75, "linewidths": 0.4, "edgecolors": "white", "zorder": 20 - order}
+            axes.scatter([row.run.measured_s for row in own], [row.predicted_s for row in own], label=f"{name} ({len(own)})", **style)
+        _label(axes)
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=110)
+        pyplot.close(figure)
+
+
+def series(row: Checked) -> str:
+    """Which colour a row has."""
+    if not row.run.is_nvidia:
+        return "chips that nothing was fitted for"
+    if row.run.model.experts:
+        return "mixtures of experts"
+    return SERIES_OF_BENCHMARK.get(row.run.benchmark, "dense models, published tables")
+
+
+def _band(axes: Any, checked: Sequence[Checked]) -> None:
+    """The line where both agree, and 10 % to either side."""
+    times = [time_s for row in checked for time_s in (row.run.measured_s, row.predicted_s)]
+    ends = np.array([min(times) / 1.3, max(times) * 1.3])
+    axes.fill_between(ends, ends * 0.9, ends * 1.1, color="#000000", alpha=0.08, linewidth=0, label="10 % to either side", zorder=1)
+    axes.plot(ends, ends, color="#444444", linewidth=0.8, zorder=2)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+
+
+def _label(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    axes.grid(which="major", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set(xlabel="measured step time, s", ylabel="predicted step time, s")
+    axes.legend(frameon=False, fontsize=9, loc="upper left")

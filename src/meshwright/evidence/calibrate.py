@@ -1,0 +1,338 @@
+"""One run -> a software profile: how much longer or shorter its software computes than the release that comes closest.
+
+A run says one number that a data sheet cannot: its step time. One number decides one factor, that on everything which computes;
+networks, memory and the shape of the schedule stay as they are for everyone. A step never gets shorter when computing takes
+longer, so the factor at which the predicted step is the measured one is found by halving an interval.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Workload
+from meshwright.errors import InputError
+from meshwright.evidence.mlperf import BENCHMARKS
+from meshwright.layout import Layout, Layouts
+from meshwright.mllog import Log, StepTimes, read_log, read_step_times, step_times
+from meshwright.predict import check, parts
+from meshwright.question import GENERATION
+from meshwright.software import RELEASES, Software, as_json, fitted_values, software
+from meshwright.uncertainty import residuals
+
+FASTEST, SLOWEST = math.log(1 / 4), math.log(32)  # compute against the reference release: beyond these the run was another one
+HALVINGS = 60
+UNUSUAL_PCT = 40.0  # change of compute against a release that more often means a wrong layout than other software
+
+_NODES = re.compile(r"^\s*(\d{1,6})\s*x", re.IGNORECASE)  # the platform as submissions write it: 64xNVIDIA HGX H100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What the files of one run say. A zero or an empty text: they do not."""
+
+    files: tuple[str, ...]
+    steps: StepTimes
+    medians_s: tuple[float, ...]  # of each file
+    benchmark: str = ""
+    global_batch: int = 0
+    num_micro_batches: int = 0
+    seq_len: int = 0
+    num_nodes: int = 0
+
+    @property
+    def step_time_s(self) -> float:
+        """Median seconds of a steady step, over all files."""
+        return self.steps.median_s
+
+    @property
+    def run_spread_pct(self) -> float:
+        """Slowest against fastest file, by their medians, in per cent; 0 of a single one."""
+        return 100 * (max(self.medians_s) / min(self.medians_s) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What was run, in the nouns of the field."""
+
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    layout: Layout
+
+    @property
+    def generation(self) -> str:
+        """Generation whose fitted efficiencies apply."""
+        return GENERATION.get(self.cluster.accelerator.architecture, "hopper")
+
+    def step_s(self, stack: Software) -> float:
+        """Predicted seconds of a step under a software stack."""
+        return float(parts(self.model, self.cluster, self.workload, Layouts.of([self.layout]), stack).step_time_s[0])
+
+    def log_factor(self, stack: Software) -> float:
+        """ln of the job's compute time over the reference, under a stack."""
+        return stack.log_factor_of(self.workload.adapters is not None, self.generation)
+
+    def with_log_factor(self, stack: Software, log_factor: float) -> Software:
+        """The stack with another factor for jobs of this kind: adapters have theirs by generation."""
+        if self.workload.adapters is None:
+            return replace(stack, log_factor=log_factor)
+        return replace(stack, finetuning={**stack.finetuning, self.generation: log_factor})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A software profile and the run that made it."""
+
+    observed: Observed
+    job: Job
+    release: Software  # where it started
+    release_step_s: float
+    profile: Software
+    profile_step_s: float
+
+    @property
+    def change_pct(self) -> float:
+        """Compute time against the release's, in per cent: negative is faster."""
+        return 100 * (math.exp(self.job.log_factor(self.profile) - self.job.log_factor(self.release)) - 1)
+
+    @property
+    def verdict(self) -> str:
+        """The change in words."""
+        direction = "slower" if self.change_pct > 0 else "faster"
+        return f"computes {abs(self.change_pct):.1f} % {direction} than release {self.release.release}"
+
+    @property
+    def is_unusual(self) -> bool:
+        """Whether the change is so large that the description is the likelier cause."""
+        return abs(self.change_pct) > UNUSUAL_PCT
+
+    def as_json(self) -> dict[str, Any]:
+        """The profile with the run it came from: what `--out` writes."""
+        return {**as_json(self.profile), "calibrated_on": self._run()}
+
+    def _run(self) -> dict[str, Any]:
+        observed, job = self.observed, self.job
+        return {
+            "files": list(observed.files),
+            "benchmark": observed.benchmark,
+            "model": job.model.name,
+            "cluster": job.cluster.name,
+            "accelerator": job.cluster.accelerator.name,
+            "num_accelerators": job.cluster.num_accelerators,
+            "workload": job.workload.name,
+            "precision": job.workload.precision,
+            "seq_len": job.workload.seq_len,
+            "global_batch": job.workload.global_batch,
+            "num_micro_batches": job.layout.num_micro_batches(job.workload.global_batch),
+            "layout": {**asdict(job.layout), "order": "-".join(job.layout.order)},
+            "step_time_s": observed.step_time_s,
+            "num_steps": len(observed.steps.steady_s),
+            "step_spread_pct": observed.steps.robust_std_pct,
+            "run_spread_pct": observed.run_spread_pct,
+            "read_from": observed.steps.method,
+            "release_step_time_s": self.release_step_s,
+            "profile_step_time_s": self.profile_step_s,
+            "change_pct": self.change_pct,
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the profile where `--software` can read it."""
+        try:
+            path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"cannot write the profile: {error.strerror or error}", where=str(path), fix="choose another --out") from None
+
+
+# -- what was observed --------------------------------------------------------------------------------
+
+
+def observe(files: Sequence[str | Path]) -> Observed:
+    """The run that MLPerf logs, or step-time CSVs (`*.csv`), of one and the same job tell of."""
+    paths = [str(file) for file in files]
+    tables = [path for path in paths if path.lower().endswith(".csv")]
+    if not tables:
+        return _observed_in_logs([read_log(path) for path in paths])
+    if len(tables) < len(paths):
+        other = next(path for path in paths if path not in tables)
+        raise InputError(f"a CSV ({tables[0]}) beside a log ({other})", where="LOG...", fix="give logs, or step-time CSVs, not both")
+    return _observed(paths, [read_step_times(path) for path in paths])
+
+
+def _observed(files: Sequence[str], steps: Sequence[StepTimes], **said: Any) -> Observed:
+    return Observed(files=tuple(files), steps=StepTimes.joined(steps), medians_s=tuple(part.median_s for part in steps), **said)
+
+
+def _observed_in_logs(logs: Sequence[Log]) -> Observed:
+    for log in logs:
+        log.required("run_stop")
+    said = {
+        "benchmark": _agreed(logs, "benchmark", lambda log: log.benchmark),
+        "global_batch": _agreed(logs, "global batch", lambda log: log.global_batch_size),
+        "num_micro_batches": _agreed(logs, "micro-batches of a step", _num_micro_batches),
+        "seq_len": _agreed(logs, "sequence length", lambda log: log.seq_len or 0),
+        "num_nodes": _agreed(logs, "nodes", _num_nodes),
+    }
+    return _observed([log.path for log in logs], [step_times(log) for log in logs], **said)
+
+
+def _agreed(logs: Sequence[Log], what: str, of: Callable[[Log], Any]) -> Any:
+    """What all logs say; an error that names the first two that differ."""
+    first = of(logs[0])
+    for log in logs[1:]:
+        if of(log) != first:
+            raise InputError(
+                f"the logs are of different runs: {what} {first} and {of(log)}",
+                where=f"{logs[0].path} and {log.path}",
+                fix="give logs of one job only, and calibrate the others apart",
+            )
+    return first
+
+
+def _num_micro_batches(log: Log) -> int:
+    return log.gradient_accumulation_steps if log.first("gradient_accumulation_steps") else 0
+
+
+def _num_nodes(log: Log) -> int:
+    """Nodes by the platform's name; 0 where it does not begin with a count."""
+    platform = log.first("submission_platform")
+    count = _NODES.match(str(platform.value)) if platform else None
+    return int(count[1]) if count else 0
+
+
+# -- what was run -------------------------------------------------------------------------------------
+
+
+def described(
+    observed: Observed,
+    layout: Layout,
+    cluster: str,
+    *,
+    model: str = "",
+    workload: str = "",
+    num_accelerators: int = 0,
+    global_batch: int = 0,
+    precision: str = "",
+) -> Job:
+    """The job of an observed run: what its files say, and for the rest what the caller does. Where both speak they must agree."""
+    known_model, known_workload = _names(observed, model, workload)
+    base = load_workload(known_workload)
+    batch = _one_of("global batch", observed.global_batch, global_batch, "--batch") or base.global_batch
+    trained = replace(base, seq_len=observed.seq_len or base.seq_len, global_batch=batch, precision=precision or base.precision)
+    machine = load_cluster(cluster)
+    size = num_accelerators or observed.num_nodes * machine.accelerators_per_node or machine.num_accelerators
+    job = Job(model=load_model(known_model or base.model), cluster=machine.resized(size), workload=trained, layout=layout)
+    _check_job(job, observed)
+    return job
+
+
+def _names(observed: Observed, model: str, workload: str) -> tuple[str, str]:
+    """Names of the model ("" where the workload knows) and the workload."""
+    if not workload and observed.benchmark not in BENCHMARKS:
+        said = f"benchmark {observed.benchmark!r} is not one of {', '.join(BENCHMARKS)}" if observed.benchmark else "a CSV names no job"
+        raise InputError(f"which workload was run? {said}", where=observed.files[0], fix="add --workload (and --model)")
+    if workload:
+        known = model or (BENCHMARKS[observed.benchmark][0] if observed.benchmark in BENCHMARKS else load_workload(workload).model)
+        if not known:
+            raise InputError(f"workload {workload} is for any model", where=observed.files[0], fix="add --model")
+        return known, workload
+    benchmark_model, benchmark_workload = BENCHMARKS[observed.benchmark]
+    return model or benchmark_model, benchmark_workload
+
+
+def _one_of(what: str, logged: int, given: int, option: str) -> int:
+    """What the log or the caller says; an error where they contradict each other."""
+    if logged and given and logged != given:
+        raise InputError(f"{option} says {what} {given}, but the log says {logged}", where=option, fix=f"leave {option} out")
+    return logged or given
+
+
+def _check_job(job: Job, observed: Observed) -> None:
+    """Refuse a layout that does not divide the job, or does not give the micro-batches that the log states."""
+    job.cluster.accelerator.peak_flops_per_s(job.workload.precision)
+    check(job.model, job.cluster, job.workload, job.layout)
+    num_micro_batches = job.layout.num_micro_batches(job.workload.global_batch)
+    if observed.num_micro_batches and num_micro_batches != observed.num_micro_batches:
+        raise InputError(
+            f"the layout makes {num_micro_batches} micro-batches of a global batch of {job.workload.global_batch} "
+            f"(dp={job.layout.dp}, mbs={job.layout.micro_batch}), but the log says {observed.num_micro_batches}",
+            where=observed.files[0],
+            fix=f"choose dp and mbs whose product is {job.workload.global_batch // observed.num_micro_batches}",
+        )
+
+
+# -- the factor ---------------------------------------------------------------------------------------
+
+
+def calibrate(observed: Observed, job: Job, release: str = "", name: str = "") -> Calibration:
+    """The profile with which the job's predicted step is the observed one, starting from a release or else from the closest."""
+    start = software(release) if release else _closest_release(observed, job)
+    log_factor = _log_factor(observed, job, start)
+    found = job.with_log_factor(start, log_factor)
+    profile = replace(found, name=name or _profile_name(observed, job), known=True, note=_note(observed, job))
+    return Calibration(
+        observed=observed,
+        job=job,
+        release=start,
+        release_step_s=job.step_s(start),
+        profile=profile,
+        profile_step_s=job.step_s(profile),
+    )
+
+
+def _closest_release(observed: Observed, job: Job) -> Software:
+    """The release of MLPerf whose predicted step is nearest to the observed one: a log does not say its own.
+
+    Where runs of such jobs on this chip in this precision were measured, only of their releases.
+    """
+    adapted, chip = job.workload.adapters is not None, [job.cluster.accelerator.name, job.workload.precision]
+    like = [run for run in residuals()["runs"] if (run["kind"] == "adapters") == adapted and list(run["family"][:2]) == chip]
+    measured = {run["family"][2] for run in like} & {*RELEASES}
+    stacks = [fitted_values().software(name) for name in RELEASES if name in measured or not measured]
+    return min(stacks, key=lambda stack: abs(math.log(job.step_s(stack) / observed.step_time_s)))
+
+
+def _log_factor(observed: Observed, job: Job, start: Software) -> float:
+    """ln of the factor on compute at which the predicted step is the observed one."""
+    low, high = FASTEST, SLOWEST
+    reach_s = [job.step_s(job.with_log_factor(start, factor)) for factor in (low, high)]
+    if not reach_s[0] < observed.step_time_s < reach_s[1]:
+        raise _out_of_reach(observed, job, reach_s)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if job.step_s(job.with_log_factor(start, middle)) < observed.step_time_s:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _out_of_reach(observed: Observed, job: Job, reach_s: Sequence[float]) -> InputError:
+    fast = observed.step_time_s <= reach_s[0]
+    side, factor, bound_s = ("short", FASTEST, reach_s[0]) if fast else ("long", SLOWEST, reach_s[1])
+    return InputError(
+        f"a step of {observed.step_time_s:.4g} s is too {side} for this description: with compute {math.exp(factor):g} x as long as "
+        f"the reference release's it would take {bound_s:.4g} s",
+        where=f"{observed.files[0]} as {job.model.name} on {job.cluster.num_accelerators} {job.cluster.accelerator.name}, {job.layout}",
+        fix="check model, batch, precision, layout and cluster against the run",
+    )
+
+
+def _profile_name(observed: Observed, job: Job) -> str:
+    return f"{observed.benchmark or job.workload.name}-{job.cluster.num_accelerators}x-{job.cluster.accelerator.name}"
+
+
+def _note(observed: Observed, job: Job) -> str:
+    count = f"{len(observed.files)} files" if len(observed.files) > 1 else Path(observed.files[0]).name
+    return (
+        f"calibrated on {count}: {job.model.name} on {job.cluster.num_accelerators} {job.cluster.accelerator.name} "
+        f"({job.layout}), {observed.step_time_s:.5g} s a step"
+    )

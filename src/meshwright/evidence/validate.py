@@ -1,0 +1,162 @@
+"""Predictions of measured runs, beside what was measured: errors, bias, worst, and how often the 80 % interval held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.evidence.measured import MeasuredRun
+from meshwright.evidence.refit import stack_of
+from meshwright.layout import Layouts
+from meshwright.question import GENERATION, question, stacked
+from meshwright.software import FittedValues, Software, fitted_values
+from meshwright.step import price
+from meshwright.uncertainty import Interval, interval
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One measured run and its prediction."""
+
+    run: MeasuredRun
+    predicted_s: float
+    interval: Interval
+    software: Software
+
+    @property
+    def error_pct(self) -> float:
+        """Predicted against measured; positive where too much was predicted."""
+        return 100 * (self.predicted_s / self.run.measured_s - 1)
+
+    @property
+    def low_s(self) -> float:
+        """Lower end of the 80 % interval."""
+        return self.predicted_s * self.interval.low
+
+    @property
+    def high_s(self) -> float:
+        """Upper end of the 80 % interval."""
+        return self.predicted_s * self.interval.high
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the measured time lies in the interval."""
+        return self.low_s <= self.run.measured_s <= self.high_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Errors of several runs, in per cent; all zero where there are none."""
+
+    num_runs: int
+    mape_pct: float
+    bias_pct: float
+    worst_pct: float  # the largest, with its sign
+    coverage_pct: float
+
+
+def validate(runs: Sequence[MeasuredRun], values: FittedValues | None = None) -> list[Checked]:
+    """Every run predicted with the stack of its own release, all in one call."""
+    if not runs:
+        return []
+    values = values or fitted_values()
+    stacks = [stack_of(run, values) for run in runs]
+    predicted_s = _predicted_s(runs, stacks, values)
+    return [
+        Checked(run, float(time_s), interval(run.model, run.cluster, run.workload, stack), stack)
+        for run, stack, time_s in zip(runs, stacks, predicted_s, strict=True)
+    ]
+
+
+def _predicted_s(runs: Sequence[MeasuredRun], stacks: Sequence[Software], values: FittedValues) -> NDArray[np.float64]:
+    questions = [
+        question(run.model, run.cluster, run.workload, stack.log_factor_of(run.workload.adapters is not None, _generation(run)))
+        for run, stack in zip(runs, stacks, strict=True)
+    ]
+    return price(stacked(questions), Layouts.of([run.layout for run in runs]), values.constants).step_time_s
+
+
+def _generation(run: MeasuredRun) -> str:
+    return GENERATION.get(run.cluster.accelerator.architecture, "hopper")
+
+
+def summary(checked: Sequence[Checked]) -> Summary:
+    """How far off the predictions are together."""
+    return summary_of([row.error_pct for row in checked], [row.is_covered for row in checked])
+
+
+def summary_of(errors_pct: Sequence[float] | NDArray[np.float64], covered: Sequence[bool] = ()) -> Summary:
+    """The same from errors in per cent."""
+    if not len(errors_pct):
+        return Summary(num_runs=0, mape_pct=0.0, bias_pct=0.0, worst_pct=0.0, coverage_pct=0.0)
+    errors = np.asarray(errors_pct, dtype=np.float64)
+    return Summary(
+        num_runs=len(errors),
+        mape_pct=float(np.abs(errors).mean()),
+        bias_pct=float(errors.mean()),
+        worst_pct=float(errors[np.abs(errors).argmax()]),
+        coverage_pct=100 * float(np.mean(covered)) if len(covered) else 0.0,
+    )
+
+
+def grouped(checked: Iterable[Checked], key: Callable[[Checked], str]) -> dict[str, list[Checked]]:
+    """The rows by a name of theirs, names in order."""
+    groups: dict[str, list[Checked]] = {}
+    for row in checked:
+        groups.setdefault(key(row), []).append(row)
+    return dict(sorted(groups.items()))
+
+
+def family_name(row: Checked) -> str:
+    """Accelerator, precision and release in one line."""
+    return " ".join(row.run.family)
+
+
+def as_json(checked: Sequence[Checked]) -> dict[str, Any]:
+    """Rows and summaries as `meshwright validate --json` prints them."""
+    whole = summary(checked)
+    return {
+        "rows": [_row_json(row) for row in checked],
+        "num_rows": whole.num_runs,
+        "mape_pct": whole.mape_pct,
+        "bias_pct": whole.bias_pct,
+        "worst_pct": whole.worst_pct,
+        "coverage_pct": whole.coverage_pct,
+        "by_benchmark": _summaries(grouped(checked, lambda row: row.run.benchmark)),
+        "by_accelerator": _summaries(grouped(checked, lambda row: row.run.accelerator)),
+        "by_family": _summaries(grouped(checked, family_name)),
+    }
+
+
+def _summaries(groups: Mapping[str, Sequence[Checked]]) -> dict[str, Summary]:
+    return {name: summary(rows) for name, rows in groups.items()}
+
+
+def _row_json(row: Checked) -> dict[str, Any]:
+    run = row.run
+    return {
+        "round": run.round,
+        "submitter": run.submitter,
+        "system": run.system,
+        "benchmark": run.benchmark,
+        "accelerator": run.accelerator,
+        "num_accelerators": run.num_accelerators,
+        "precision": run.workload.precision,
+        "confidence": run.confidence,
+        "kind": run.kind,
+        "layout": str(run.layout),
+        "measured_s": run.measured_s,
+        "predicted_s": row.predicted_s,
+        "low_s": row.low_s,
+        "high_s": row.high_s,
+        "error_pct": row.error_pct,
+        "distance": row.interval.distance,
+        "compared_with": row.interval.kin,
+        "outside": row.interval.note,
+        "software": row.software.note or row.software.release,
+        "assumptions": run.assumptions,
+    }

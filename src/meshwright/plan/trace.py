@@ -1,0 +1,405 @@
+"""The predicted step of a plan as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+A process is a pipeline stage (one accelerator of it), a thread one of its streams. Operations stand where the exact schedule puts them;
+what the closed form adds around it is laid out so that the last event ends with the predicted step:
+
+- the first weights to be gathered come before the first operation, the last gradients to be reduced after the last one; what traffic
+  between replicas takes from the compute that hides it, and the slowest chip, stretch the operations evenly;
+- traffic within layers is one slice per axis and operation, at the operation's start, with the seconds it takes in all;
+- optimizer and host work come last, on all stages at once, since the norm of the gradient waits for everyone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright import software as sw
+from meshwright.cost.schedule import BACKWARD, FORWARD, KIND_NAMES, WEIGHT, Timeline
+from meshwright.errors import InputError
+from meshwright.layout import Layouts
+from meshwright.plan.explain import traffic
+from meshwright.plan.plan import Plan
+from meshwright.predict import parts, timeline
+from meshwright.question import GENERATION, question
+from meshwright.software import Software, software
+from meshwright.step import Pricer, StepParts
+
+STREAMS = ("compute", "communication: tp, cp, ep", "communication: pp", "communication: dp")
+COMPUTE, WITHIN, STAGES, REPLICAS = range(len(STREAMS))
+MAX_BUCKETS = 32  # slices of one chunk's gradients or weights; more are drawn as so many
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Something that occupies one stream of one stage."""
+
+    stage: int
+    stream: int
+    name: str
+    start_s: float
+    end_s: float
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """An arrow from a message to the operation that waits for it."""
+
+    from_stage: int
+    start_s: float
+    to_stage: int
+    end_s: float
+
+
+def write_trace(plan: Plan, path: Path, stack: Software | None = None) -> None:
+    """Write the predicted step as a trace in JSON."""
+    text = json.dumps(trace(plan, stack), separators=(",", ":"))
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write the trace: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+
+
+def trace(plan: Plan, stack: Software | None = None) -> dict[str, Any]:
+    """The predicted step in the Trace Event Format: metadata, complete events and flows, times in microseconds."""
+    step = LaidOut.of(plan, stack or software(plan.software))
+    events = [*_metadata(plan), *_complete(step.slices()), *_arrows(step.flows())]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "plan": plan.name,
+            "layout": str(plan.layout),
+            "software": plan.software,
+            "step_time_s": plan.step_time_s,
+            "origin": "predicted by meshwright, not measured",
+        },
+    }
+
+
+# -- when things happen ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replicas:
+    """Seconds of traffic between replicas in a step, on one accelerator, hidden or not."""
+
+    gather_s: float  # of weights
+    reduce_s: float  # of gradients
+    gathers_once: bool  # before the first forwards; else with every operation
+    reduces_once: bool  # after the last backwards; else with every micro-batch
+    parameters: float  # on the fullest rank
+
+    def share(self, once: bool, seconds: float) -> float:
+        """Of all traffic between replicas, what `seconds` of it are, where it is of the kind that happens once."""
+        return seconds / (self.gather_s + self.reduce_s) if once and seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaidOut:
+    """A predicted step laid out in time: its clock, and what its operations carry. All moments are seconds from the step's start."""
+
+    plan: Plan
+    schedule: Timeline
+    replicas: _Replicas
+    within_s: dict[str, tuple[float, float]]  # axis -> seconds of a layer, forward and backward
+    layers: Floats  # stage x chunk
+    message_s: float
+    stretch: float  # seconds of the step for one of the bare schedule
+    data_s: float  # until the batch is there
+    weights_s: float  # until the first weights are there too: the first operation starts
+    drained_s: float  # the last operation has ended
+    reduced_s: float  # the last gradients are there
+    optimized_s: float
+
+    @staticmethod
+    def of(plan: Plan, stack: Software) -> LaidOut:
+        """The step of a plan under the software it was priced with."""
+        job = (plan.model, plan.cluster, plan.workload)
+        priced = parts(*job, Layouts.of([plan.layout]), stack)
+        pricer = _unhidden(plan, stack)
+        replicas = _replicas(plan, stack, priced, pricer)
+        schedule = timeline(*job, plan.layout, stack)
+        open_s = _open_s(plan, stack)
+        head_s = open_s * replicas.share(replicas.gathers_once, replicas.gather_s)
+        tail_s = open_s * replicas.share(replicas.reduces_once, replicas.reduce_s)
+        data_s, optimizer_s = plan.parts_s["data"], plan.parts_s["optimizer"]
+        host_s = min(sw.STEP_S * float(np.ravel(pricer.slowdown)[0]), plan.parts_s["overhead"])
+        drained_s = plan.step_time_s - host_s - optimizer_s - tail_s
+        return LaidOut(
+            plan=plan,
+            schedule=schedule,
+            replicas=replicas,
+            within_s=_within_s(plan, pricer),
+            layers=_layers(plan, priced),
+            message_s=float(priced.message_s[0]),
+            stretch=(drained_s - data_s - head_s) / schedule.makespan_s,
+            data_s=data_s,
+            weights_s=data_s + head_s,
+            drained_s=drained_s,
+            reduced_s=drained_s + tail_s,
+            optimized_s=plan.step_time_s - host_s,
+        )
+
+    @property
+    def start_s(self) -> Floats:
+        """When each operation starts."""
+        return self.weights_s + self.stretch * self.schedule.start_s
+
+    @property
+    def end_s(self) -> Floats:
+        """When each operation ends."""
+        return self.weights_s + self.stretch * self.schedule.end_s
+
+    def slices(self) -> Iterator[Slice]:
+        """Everything that takes time, stage by stage."""
+        for stage in range(self.plan.layout.pp):
+            yield from _operations(self, stage)
+            yield from _messages(self, stage)
+            yield from _between_replicas(self, stage)
+            yield from _ends(self, stage)
+
+    def flows(self) -> Iterator[Flow]:
+        """An arrow for every message between stages."""
+        order, start_s = self.schedule.schedule, self.start_s
+        sent_s = _sent_s(self)
+        for index in np.flatnonzero(order.waits_for >= 0):
+            sender = int(order.waits_for[index])
+            yield Flow(int(order.stage[sender]), float(sent_s[sender]), int(order.stage[index]), float(start_s[index]))
+
+
+def _unhidden(plan: Plan, stack: Software) -> Pricer:
+    """The prices of the plan with nothing hidden behind anything."""
+    factor = stack.log_factor_of(plan.workload.adapters is not None, GENERATION.get(plan.cluster.accelerator.architecture, "hopper"))
+    bare = replace(plan.layout, overlap_tp=False, overlap_pp=False, overlap_dp=False)
+    return Pricer(question(plan.model, plan.cluster, plan.workload, factor), Layouts.of([bare]), stack.constants)
+
+
+def _open_s(plan: Plan, stack: Software) -> float:
+    """Of the exposed data-parallel time, what the step waits for: the rest is compute that its hidden traffic slows."""
+    uncontended = replace(stack, constants=replace(stack.constants, hopper_contention=0.0, blackwell_contention=0.0))
+    priced = parts(plan.model, plan.cluster, plan.workload, Layouts.of([plan.layout]), uncontended)
+    return min(float(priced.seconds["exposed_dp"][0]), plan.parts_s["exposed_dp"])
+
+
+def _replicas(plan: Plan, stack: Software, priced: StepParts, pricer: Pricer) -> _Replicas:
+    """The traffic between replicas, shared out between weights and gradients by their bytes."""
+    layout = plan.layout
+    axes = traffic(plan.model, plan.cluster, plan.workload, layout, stack, priced)
+    total_s = sum(axis.traffic_s for axis in axes if axis.axis == "dp")
+    num_micro_batches = int(priced.num_micro_batches[0])
+    gathers = {0: 0, 1: 1, 2: 1, 3: 2 * num_micro_batches}[layout.zero_stage]
+    reduces = {0: 2, 1: 1, 2: num_micro_batches, 3: num_micro_batches}[layout.zero_stage]  # an all-reduce is both
+    gathered, reduced = gathers * float(pricer.q.gather_bytes), reduces * float(pricer.q.reduce_bytes)
+    return _Replicas(
+        gather_s=total_s * gathered / (gathered + reduced),
+        reduce_s=total_s * reduced / (gathered + reduced),
+        gathers_once=layout.zero_stage < 3,
+        reduces_once=layout.zero_stage < 2,
+        parameters=float(sum(column[0] for column in pricer.parameters(priced.split))),
+    )
+
+
+def _within_s(plan: Plan, pricer: Pricer) -> dict[str, tuple[float, float]]:
+    """Seconds that each axis within a layer takes, hidden or not, forward and backward."""
+    layer, layout = pricer.layer(), plan.layout
+    ring = [float(way[0]) for way in pricer.context_s(np.zeros_like(pricer.tokens))]
+    context = (ring[0], ring[1] + (ring[0] if layout.recompute != "none" else 0.0))
+    tensor, expert = ((float(pair[0][0]), float(pair[1][0])) for pair in (layer.exposed_tp, layer.exposed_ep))
+    found = {"tp": tensor, "cp": context, "ep": expert}
+    return {axis: pair for axis, pair in found.items() if getattr(layout, axis) > 1 and sum(pair) > 0}
+
+
+def _layers(plan: Plan, priced: StepParts) -> Floats:
+    """Layers in each chunk of each stage."""
+    layout, split = plan.layout, priced.split
+    first, middle, last = (float(column[0]) for column in (split.first, split.middle, split.last))
+    cells = np.full((layout.pp, layout.vp), middle / layout.vp)
+    if layout.pp > 1:
+        cells[0, 0] += first - middle
+        cells[-1, -1] += last - middle
+    return cells
+
+
+# -- one stage ------------------------------------------------------------------------------------------
+
+
+def _operations(step: LaidOut, stage: int) -> Iterator[Slice]:
+    """The operations of a stage, and under each what tp, cp and ep carry in it."""
+    order, start_s, end_s = step.schedule.schedule, step.start_s, step.end_s
+    for i in np.flatnonzero(order.stage == stage):
+        kind, chunk, micro_batch = int(order.kind[i]), int(order.chunk[i]), int(order.micro_batch[i])
+        layers = float(step.layers[stage, chunk])
+        name = f"{KIND_NAMES[kind]} chunk {chunk} mb {micro_batch}"
+        yield Slice(stage, COMPUTE, name, float(start_s[i]), float(end_s[i]), {"layers": layers})
+        if kind != WEIGHT:
+            yield from _within(step, stage, name, kind, layers, float(start_s[i]), float(end_s[i]))
+
+
+def _within(step: LaidOut, stage: int, name: str, kind: int, layers: float, start_s: float, end_s: float) -> Iterator[Slice]:
+    for axis, pair in step.within_s.items():
+        seconds = pair[0 if kind == FORWARD else 1] * layers * step.stretch
+        stop_s = min(start_s + seconds, end_s)
+        yield Slice(stage, WITHIN, f"{axis}: {name}", start_s, stop_s, {"axis": axis, "traffic_us": _us(seconds)})
+        start_s = stop_s
+
+
+def _sent_s(step: LaidOut) -> Floats:
+    """When the message of each operation sets out: after it where messages overlap, within it where they block."""
+    blocking_s = 0.0 if step.plan.layout.overlap_pp else step.stretch * step.message_s
+    return np.maximum(step.end_s - blocking_s, step.start_s)
+
+
+def _messages(step: LaidOut, stage: int) -> Iterator[Slice]:
+    """What a stage sends to its neighbours; a message that would reach into the next is cut there, its own length in its arguments."""
+    order, sent_s = step.schedule.schedule, _sent_s(step)
+    senders = np.flatnonzero((order.stage == stage) & (order.message > 0))
+    senders = senders[np.argsort(sent_s[senders], kind="stable")]
+    starts_s = sent_s[senders]
+    stops_s = np.minimum(starts_s + step.stretch * step.message_s, [*starts_s[1:], math.inf])
+    for i, start_s, stop_s in zip(senders, starts_s.tolist(), stops_s.tolist(), strict=True):
+        what = "activations" if order.kind[i] == FORWARD else "gradients"
+        name = f"send {what} chunk {order.chunk[i]} mb {order.micro_batch[i]}"
+        yield Slice(stage, STAGES, name, start_s, stop_s, {"axis": "pp", "message_us": _us(step.message_s)})
+
+
+def _ends(step: LaidOut, stage: int) -> Iterator[Slice]:
+    if step.data_s > 0:
+        yield Slice(stage, COMPUTE, "wait for data", 0.0, step.data_s)
+    yield Slice(stage, COMPUTE, "optimizer", step.reduced_s, step.optimized_s)
+    yield Slice(stage, COMPUTE, "host: norm, clipping, logging", step.optimized_s, step.plan.step_time_s)
+
+
+# -- between replicas -----------------------------------------------------------------------------------
+
+
+def _between_replicas(step: LaidOut, stage: int) -> Iterator[Slice]:
+    """Weights gathered and gradients reduced by one rank of a stage: once a step in buckets, or with every operation (ZeRO 2 and 3)."""
+    replicas = step.replicas
+    if replicas.gather_s + replicas.reduce_s <= 0:
+        return
+    if replicas.gathers_once and replicas.gather_s > 0:
+        yield from _gathers(step, stage)
+    if not (replicas.gathers_once and replicas.reduces_once):
+        yield from _with_every_operation(step, stage)
+    if replicas.reduces_once:
+        yield from _reductions(step, stage)
+
+
+def _gathers(step: LaidOut, stage: int) -> Iterator[Slice]:
+    """Weights, chunk by chunk in the order of their first forwards: each there before it is needed."""
+    firsts = _by_chunk(step, stage, FORWARD, last=False)
+    names, needed_s, each_s = _buckets(step, firsts, step.replicas.gather_s, inside=step.start_s)
+    before_s = np.cumsum(each_s)
+    factor = min(1.0, float(((needed_s - step.data_s) / before_s).min()))  # hiding assumed in closed form may be more than there is
+    stops_s = step.data_s + factor * before_s
+    for name, stop_s, seconds in zip(names, stops_s.tolist(), each_s.tolist(), strict=True):
+        yield Slice(stage, REPLICAS, f"all-gather weights {name}", stop_s - factor * seconds, stop_s, _said(seconds))
+
+
+def _reductions(step: LaidOut, stage: int) -> Iterator[Slice]:
+    """Gradients, chunk by chunk as their last backwards end; all there when the optimizer starts."""
+    kind = WEIGHT if (step.schedule.schedule.kind == WEIGHT).any() else BACKWARD
+    lasts = _by_chunk(step, stage, kind, last=True)
+    names, ready_s, each_s = _buckets(step, lasts, step.replicas.reduce_s, inside=step.end_s)
+    after_s = np.cumsum(each_s[::-1])[::-1]  # of a bucket and all that follow
+    factor = min(1.0, float(((step.reduced_s - ready_s) / after_s).min()))
+    what = "all-reduce gradients" if step.plan.layout.zero_stage == 0 else "reduce-scatter gradients"
+    free_s = 0.0
+    for name, bucket_ready_s, seconds in zip(names, ready_s.tolist(), each_s.tolist(), strict=True):
+        start_s = max(free_s, bucket_ready_s)
+        free_s = start_s + factor * seconds
+        yield Slice(stage, REPLICAS, f"{what} {name}", start_s, free_s, _said(seconds))
+
+
+def _by_chunk(step: LaidOut, stage: int, kind: int, *, last: bool) -> list[int]:
+    """The first or last operation of a kind in each chunk of a stage, in the order of time."""
+    order = step.schedule.schedule
+    mine = np.flatnonzero((order.stage == stage) & (order.kind == kind))
+    found: dict[int, int] = {}
+    for i in mine if last else mine[::-1]:  # later entries overwrite earlier ones
+        found[int(order.chunk[i])] = int(i)
+    return sorted(found.values(), key=lambda i: float(step.start_s[i]))
+
+
+def _buckets(step: LaidOut, operations: Sequence[int], total_s: float, inside: Floats) -> tuple[list[str], Floats, Floats]:
+    """Names, moments and seconds of the buckets of each chunk.
+
+    In a pipeline a chunk's buckets share the moment of its operation; without one, layers take their turns within the operation.
+    """
+    per_chunk = step.replicas.parameters / len(operations) / sw.BUCKET_PARAMETERS
+    count = min(max(math.ceil(per_chunk), 1), MAX_BUCKETS)
+    names, moments = [], []
+    for i in operations:
+        chunk = int(step.schedule.schedule.chunk[i])
+        names += [f"chunk {chunk}, bucket {bucket + 1} of {count}" for bucket in range(count)]
+        moments += [float(inside[i])] * count
+    if step.plan.layout.pp == 1:
+        (i,) = operations
+        turns = np.arange(count) + (0 if inside[i] == step.start_s[i] else 1)
+        moments = (step.start_s[i] + (step.end_s[i] - step.start_s[i]) * turns / count).tolist()
+    return names, np.array(moments), np.full(len(names), total_s / len(names))
+
+
+def _with_every_operation(step: LaidOut, stage: int) -> Iterator[Slice]:
+    """Traffic that comes with each operation: ZeRO 3 gathers for both ways, ZeRO 2 and 3 reduce after each backward."""
+    order, replicas = step.schedule.schedule, step.replicas
+    each = order.num_micro_batches * order.num_chunks
+    gather_s = 0.0 if replicas.gathers_once else replicas.gather_s / (2 * each)
+    reduce_s = 0.0 if replicas.reduces_once else replicas.reduce_s / each
+    for i in np.flatnonzero((order.stage == stage) & (order.kind != WEIGHT)):
+        of = f"chunk {order.chunk[i]} mb {order.micro_batch[i]}"
+        start_s, end_s = float(step.start_s[i]), float(step.end_s[i])
+        backward = order.kind[i] == BACKWARD
+        for name, seconds in (("all-gather weights", gather_s), ("reduce-scatter gradients", reduce_s if backward else 0.0)):
+            if seconds > 0:
+                stop_s = min(start_s + seconds, end_s)
+                yield Slice(stage, REPLICAS, f"{name} {of}", start_s, stop_s, _said(seconds))
+                start_s = stop_s
+
+
+def _said(seconds: float) -> dict[str, Any]:
+    return {"axis": "dp", "traffic_us": _us(seconds)}
+
+
+# -- the trace event format -----------------------------------------------------------------------------
+
+
+def _us(seconds: float) -> float:
+    """Microseconds, to the nanosecond: equal moments stay equal."""
+    return round(seconds * 1e9) / 1e3
+
+
+def _metadata(plan: Plan) -> Iterator[dict[str, Any]]:
+    for stage in range(plan.layout.pp):
+        yield {"name": "process_name", "ph": "M", "pid": stage, "tid": 0, "args": {"name": f"stage {stage} of {plan.layout.pp}"}}
+        yield {"name": "process_sort_index", "ph": "M", "pid": stage, "tid": 0, "args": {"sort_index": stage}}
+        for stream, name in enumerate(STREAMS):
+            yield {"name": "thread_name", "ph": "M", "pid": stage, "tid": stream, "args": {"name": name}}
+            yield {"name": "thread_sort_index", "ph": "M", "pid": stage, "tid": stream, "args": {"sort_index": stream}}
+
+
+def _complete(slices: Iterator[Slice]) -> Iterator[dict[str, Any]]:
+    """Slices as complete events, ordered within each thread."""
+    for s in sorted(slices, key=lambda s: (s.stage, s.stream, s.start_s, s.end_s)):
+        start_us = _us(s.start_s)
+        duration_us = round(_us(s.end_s) - start_us, 3)
+        event = {"name": s.name, "cat": STREAMS[s.stream].split(":")[0], "ph": "X", "pid": s.stage, "tid": s.stream}
+        yield {**event, "ts": start_us, "dur": max(duration_us, 0.0), "args": s.args}
+
+
+def _arrows(flows: Iterator[Flow]) -> Iterator[dict[str, Any]]:
+    for number, flow in enumerate(flows):
+        arrow = {"name": "message", "cat": "pp", "id": number}
+        yield {**arrow, "ph": "s", "pid": flow.from_stage, "tid": STAGES, "ts": _us(flow.start_s)}
+        yield {**arrow, "ph": "f", "bp": "e", "pid": flow.to_stage, "tid": COMPUTE, "ts": _us(flow.end_s)}

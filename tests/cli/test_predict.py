@@ -1,0 +1,261 @@
+"""`meshwright predict`: the record machine, all it prints for people and for programs, and what bad input gets."""
+
+import io
+import json
+import re
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.describe.load import load_cluster
+from meshwright.footprint import PARTS as MEMORY_PARTS
+from meshwright.step import PARTS
+
+NOUNS = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
+LAYOUT = "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"
+SMALL = ("llama-3.1-8b", "dgx-h100-superpod", "mlperf-llama31-8b", "--gpus", "64", "--layout", "tp=2")
+
+
+@pytest.fixture
+def run(capsys):
+    def run_command(*arguments):
+        code = main(["predict", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run_command
+
+
+@pytest.fixture
+def answer(run):
+    def answer_of(*arguments):
+        code, out, err = run(*arguments, "--json")
+        assert (code, err) == (0, "")
+        return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+
+    return answer_of
+
+
+# -- the record machine ---------------------------------------------------------------------------------
+
+
+def test_the_record_machine_is_met(answer):
+    said = answer(*NOUNS, "--layout", LAYOUT)
+    assert said["step_time_s"] == pytest.approx(1.2704, rel=0.02)
+    assert said["time_to_train_min"] == pytest.approx(7.07, rel=0.03)
+    assert said["low_s"] < 1.2704 < said["high_s"]
+    assert said["exact_step_time_s"] == pytest.approx(said["step_time_s"], rel=0.005)
+
+
+def test_json_holds_every_key_and_its_parts_add_up(answer):
+    said = answer(*NOUNS, "--layout", LAYOUT)
+    assert list(said["parts"]) == list(PARTS)
+    assert sum(said["parts"].values()) == pytest.approx(said["step_time_s"])
+    assert len(said["memory"]) == 8
+    for stage in said["memory"]:
+        assert sum(stage[f"{part}_bytes"] for part in MEMORY_PARTS) == pytest.approx(stage["peak_bytes"])
+    assert said["tokens_per_s"] == pytest.approx(1024 * 8192 / said["step_time_s"])
+    assert said["tokens_per_s_per_gpu"] == pytest.approx(said["tokens_per_s"] / 8192)
+    assert (said["num_steps"], said["num_evaluations"]) == (324, 4)
+    assert said["time_to_train_min"] * 60 == pytest.approx(324 * said["step_time_s"] + 4 * said["evaluation_s"])
+    assert said["cost_usd"] == pytest.approx(8192 * said["time_to_train_min"] / 60 * said["price"]["usd_per_accelerator_hour"])
+    assert said["price"].items() >= {"provider": "azure", "kind": "on-demand", "date": "2025"}.items() and said["price"]["source"]
+    assert said["facility_kwh"] == pytest.approx(1.17 * said["energy_kwh"])
+    for low, middle, high in (
+        ("low_s", "step_time_s", "high_s"),
+        ("time_to_train_low_min", "time_to_train_min", "time_to_train_high_min"),
+        ("cost_low_usd", "cost_usd", "cost_high_usd"),
+        ("energy_low_kwh", "energy_kwh", "energy_high_kwh"),
+        ("carbon_low_kg", "carbon_kg", "carbon_high_kg"),
+        ("water_low_l", "water_l", "water_high_l"),
+    ):
+        assert said[low] < said[middle] < said[high]
+    assert 0 < said["mfu"] <= said["hfu"] < 1 and "causal attention counted once" in said["mfu_formula"]
+    assert said["placement"] == {"tp": ["rack"], "cp": ["rack"], "pp": ["rack"], "dp": ["fabric"]}
+    assert set(said["evidence"]) == {"distance", "compared_with", "num_runs", "note"} and said["evidence"]["distance"] == "measured"
+    assert (said["model"], said["cluster"]["name"], said["workload"]["name"]) == NOUNS
+    assert (said["software"], said["layout"]["dp"]) == ("v6.0", 128)
+
+
+def test_dp_left_out_fills_the_machine(answer):
+    whole, filled = answer(*NOUNS, "--layout", LAYOUT), answer(*NOUNS, "--layout", LAYOUT.replace("dp=128,", ""))
+    assert filled == whole
+    half = answer(*NOUNS, "--layout", "tp=4,cp=2,pp=8,vp=8", "--gpus", "4096")
+    assert (half["layout"]["dp"], half["cluster"]["num_accelerators"]) == (64, 4096)
+
+
+def test_options_change_the_job(answer):
+    said = answer(*NOUNS, "--layout", LAYOUT, "--batch", "2048", "--seq", "4096", "--precision", "mxfp8", "--software", "v5.1")
+    assert said["workload"] == {"name": NOUNS[2], "seq_len": 4096, "global_batch": 2048, "precision": "mxfp8"}
+    assert said["software"] == "v5.1"
+    said = answer(*NOUNS, "--layout", LAYOUT, "--provider", "coreweave", "--price-kind", "reserved", "--region", "norway")
+    assert (said["price"]["usd_per_accelerator_hour"], said["region"]["name"]) == (4.2, "norway")
+    assert said["water_l"] is None and said["unknown"] == {"water": "coreweave publishes no litres a kWh"}
+
+
+def test_an_expert_degree_counts_the_replicas_that_fill_the_machine(answer):
+    said = answer("qwen3-30b-a3b", "hgx-b200-ndr", "pretrain-1t", "--layout", "ep=8,recompute=full", "--gpus", "64", "--batch", "256")
+    assert (said["layout"]["dp"], said["layout"]["ep"]) == (64, 8)
+
+
+def test_a_model_the_workload_was_not_made_for_is_remarked_on(answer):
+    said = answer("llama-3.1-70b", *NOUNS[1:], "--layout", "tp=4,pp=4,vp=4,mbs=1", "--gpus", "512")
+    assert said["notes"][-1] == f"{NOUNS[2]} is defined for llama-3.1-405b: its samples to the target are taken for llama-3.1-70b too"
+
+
+TPUS = """\
+accelerator = "tpu-v5p"
+accelerators_per_node = 4
+[[tiers]]
+name = "pod"
+link = "ici-v5p"
+num_accelerators = 256
+"""
+
+
+def test_what_nobody_states_is_null_and_said_in_words(run, answer, tmp_path):
+    (tmp_path / "pod.toml").write_text(TPUS)
+    arguments = ("llama-3.1-8b", str(tmp_path / "pod.toml"), "pretrain-1t", "--layout", "tp=4", "--batch", "256")
+    said = answer(*arguments)
+    assert [said[key] for key in ("energy_kwh", "facility_kwh", "carbon_kg", "water_l", "node_w")] == [None] * 5
+    assert said["evidence"]["distance"] == "far"
+    out = run(*arguments)[1]
+    assert re.search(r"energy +unknown +power of tpu-v5p not stated by the vendor\n", out)
+    assert "nan" not in out and "this question lies far from the evidence" in out
+
+
+# -- for people -----------------------------------------------------------------------------------------
+
+TEXT = """\
+llama-3.1-405b on azure-gb200-128 (8,192 gb200), mlperf-llama31-405b
+layout tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1 8 micro-batches, order tp-cp-pp-dp
+step 1,024 x 8,192 tokens nvfp4, software v6.0
+
+answer
+step time # s 80 % interval # s to # s; by the exact schedule # s
+throughput # M tokens/s # tokens/s an accelerator
+MFU # % HFU # %; causal attention counted once
+time to train # min # min to # min; 324 steps, 4 evaluations of # s
+cost $# $# to $#; azure on-demand, $27.04 an accelerator and hour (2025)
+or $# coreweave reserved, $# coreweave on-demand
+energy # kWh # kWh to # kWh; at the wall; hosts: 1,867 W a node, stated for azure-gb200-128
+facility # kWh # kWh to # kWh; with PUE 1.17 (azure, 2025)
+carbon # kg # kg to # kg; 369.473 g CO2e/kWh, grid of usa (2023, lifecycle)
+water # l # l to # l; on site, 0.27 l/kWh (azure, 2025)
+
+step
+part seconds share
+compute # ms # % #
+exposed tp # ms # % #
+exposed pp # us # %
+exposed dp # ms # % #
+bubble # ms # % #
+optimizer # ms # % #
+overhead # ms # % #
+step # s 100.0 %
+
+axes
+axis ranks crosses exposed
+tp 4 rack # ms
+cp 2 rack 0 s
+pp 8 rack # us
+dp 128 fabric # ms
+
+memory of gb200: 173.2 GiB, of which 3.7 GiB is kept back
+stage layers weights gradients optimizer activations loss buffers peak full peak at
+0 (first) 15 # GiB # GiB # GiB # GiB # GiB # GiB # GiB # % backward of the embedding
+1 (fullest) 16 # GiB # GiB # GiB # GiB # GiB # GiB # GiB # % first backward, warm-up over
+7 (last) 15 # GiB # GiB # GiB # GiB # GiB # GiB # GiB # % loss
+
+evidence: compared with # runs (#); this question lies inside the evidence
+"""
+
+
+def test_the_record_machine_for_people(run):
+    code, out, err = run(*NOUNS, "--layout", LAYOUT)
+    assert (code, err) == (0, "")
+    assert not re.search(r"\x1b|nan|inf\b", out)
+    lines = (re.sub(" +", " ", line).strip() for line in out.split("\n"))
+    for line, form in zip(lines, TEXT.split("\n"), strict=True):  # a fit changes the numbers: # stands for those
+        assert re.fullmatch(re.escape(form).replace(r"\#", r"[^ ]+" if "runs" not in form else r".+"), line), (line, form)
+
+
+def test_bars_are_plain_where_the_output_is(monkeypatch):
+    plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", plain)
+    assert main(["predict", *NOUNS, "--layout", LAYOUT]) == 0
+    plain.flush()
+    assert re.search(rb"compute .*%  #{20,}\n", plain.buffer.getvalue())
+
+
+def test_help_names_every_option(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    for option in (
+        "--layout",
+        "--gpus",
+        "--batch",
+        "--seq",
+        "--precision",
+        "--software",
+        "--provider",
+        "--price-kind",
+        "--region",
+        "--json",
+    ):
+        assert option in out
+
+
+# -- bad input ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("llama-3.1-404b", *NOUNS[1:], "--layout", LAYOUT), "no model named 'llama-3.1-404b'.*did you mean llama-3.1-405b"),
+        ((NOUNS[0], "azure-gb200", "mlperf-lama31", "--layout", LAYOUT), "no workload named 'mlperf-lama31'.*did you mean mlperf-llama31"),
+        (("missing.toml", *NOUNS[1:], "--layout", LAYOUT), "cannot read missing.toml: No such file.*fix: +check the path"),
+        ((*NOUNS, "--layout", "tp=4,cp=2,pp=8,dp=100"), "= 6400 accelerators, but .* has 8192 in use.*use dp=128, or --gpus 6400"),
+        ((*NOUNS, "--layout", "tp=3,cp=2,pp=8"), "tp x cp x pp = 48 does not divide the 8192 accelerators.*--gpus 8160"),
+        ((*NOUNS, "--layout", "tp=6,cp=2,pp=8,vp=8", "--gpus", "6144"), "tensor degree 6 does not divide 128 attention heads.*1, 2, 4"),
+        ((*NOUNS, "--layout", "tp=4,cp=2,pp=8,vp=5"), "126 layers do not divide.*layout.*vp"),
+        ((*NOUNS, "--layout", "tp=4,cp=2,pp=8,vp=8,mbs=3"), "= 384 does not divide the global batch 1024.*256, 512"),
+        ((*NOUNS, "--layout", "tp=4,cp=2,pp=8,vp=8,mbs=-1"), "micro_batch must be at least 1, not -1.*layout.micro_batch"),
+        ((*NOUNS, "--layout", "tp=4,cq=2"), "cannot read 'cq=2' in the layout.*did you mean cp"),
+        ((*NOUNS, "--layout", "tp=four"), "tp is 'four', not a whole number"),
+        ((*NOUNS, "--layout", "tp=4,tp=2"), "tp is given twice"),
+        ((*NOUNS, "--layout", "tp=4,dp"), "cannot read 'dp' in the layout"),
+        ((*NOUNS, "--layout", LAYOUT, "--gpu", "8"), "no such option: --gpu .*--gpus"),
+        ((*NOUNS, "--layout", LAYOUT, "--gpus", "0"), "at least one accelerator, not 0"),
+        ((*NOUNS, "--layout", LAYOUT, "--batch", "-4"), "global batch -4 must be at least 1"),
+        ((*NOUNS, "--layout", LAYOUT, "--batch", "many"), "invalid value for '--batch'"),
+        (NOUNS, "missing option '--layout'"),
+        ((*NOUNS[:2], "--layout", LAYOUT), "missing argument 'workload'"),
+        ((*NOUNS, "--layout", LAYOUT, "--precision", "fp6"), "no precision named 'fp6'.*did you mean fp8"),
+        ((*SMALL, "--precision", "nvfp4"), "h100 has no fp4 tensor cores.*choose precision from"),
+        ((*NOUNS, "--layout", LAYOUT, "--software", "profile.json"), "cannot read the software profile.*where: profile.json"),
+        ((*NOUNS, "--layout", LAYOUT, "--software", "tensorflow"), "cannot read a version in software release 'tensorflow'"),
+        ((*NOUNS, "--layout", LAYOUT, "--provider", "azur"), "no provider named 'azur'.*did you mean azure"),
+        ((*NOUNS, "--layout", LAYOUT, "--price-kind", "lease"), "no price kind named 'lease'.*on-demand, spot, reserved"),
+        ((*NOUNS, "--layout", LAYOUT, "--region", "virgina"), "no region named 'virgina'.*did you mean virginia"),
+        ((*NOUNS, "--layout", LAYOUT, "--cooling", "ice"), "no cooling by 'ice'.*air, liquid"),
+    ],
+    ids=lambda value: " ".join(value[3:]) if isinstance(value, tuple) else "",
+)  # fmt: skip
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=("text", "json"))
+def test_bad_input_is_one_message(run, arguments, message, form):
+    code, out, err = run(*arguments, *form)
+    assert (code, out) == (2, "")
+    assert err.startswith("meshwright: ") and len(err.rstrip("\n").split("\n")) <= 3
+    assert re.search(message, err, re.DOTALL), err
+
+
+def test_a_layout_that_does_not_fit_says_by_how_much_and_where(run, answer):
+    arguments = (*NOUNS, "--layout", "tp=4,cp=2,pp=1", "--gpus", "1024")
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    found = re.match(r"meshwright: the layout needs ([\d,]+) bytes \([\d.]+ GiB\) more memory than gb200 has, on stage 0: ", err)
+    assert found
+    said = answer(*arguments, "--ignore-memory")  # it can be priced all the same
+    room_bytes = load_cluster("azure-gb200-128").accelerator.memory_bytes - 4e9  # what is kept back
+    assert said["memory"][0]["peak_bytes"] - room_bytes == pytest.approx(float(found[1].replace(",", "")), abs=1)

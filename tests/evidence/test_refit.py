@@ -1,0 +1,62 @@
+"""`meshwright fit` from carried data to carried constants."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.evidence.refit import HERE, MEASURED_CSV, PUBLISHED_CSV, UNFITTED_CSV, Refit, dense_llama, pretraining, refit, stack_of
+from meshwright.evidence.runs import read_runs
+from meshwright.software import REFERENCE_RELEASE, fitted_values
+
+CONSTANTS = json.loads((HERE / "constants.json").read_text())
+RESIDUALS = json.loads((HERE / "residuals.json").read_text())
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    Refit(CONSTANTS, RESIDUALS).write(tmp_path)
+    assert json.loads((tmp_path / "constants.json").read_text()) == CONSTANTS
+    assert json.loads((tmp_path / "residuals.json").read_text()) == RESIDUALS
+
+
+def test_rows_of_the_joint_fit() -> None:
+    runs = pretraining(read_runs(MEASURED_CSV).rows)
+    assert len(runs) == 48
+    assert {run.vendor for run in runs} == {"NVIDIA"} and {run.kind for run in runs} == {"pretrain"}
+    assert f"{len(runs)} pre-training rows" in CONSTANTS["fitted_on"]
+
+
+def test_one_factor_per_container_and_nothing_else_from_published_tables() -> None:
+    llama = dense_llama(read_runs(PUBLISHED_CSV).rows)
+    assert set(CONSTANTS["containers"]) == {run.release for run in llama}
+
+
+def test_a_residual_for_every_fitted_row_and_for_those_that_nothing_was_fitted_on() -> None:
+    runs = RESIDUALS["runs"]
+    num_fitted = sum(run["fitted"] for run in runs)
+    assert num_fitted > 200 and len(runs) - num_fitted >= len(read_runs(UNFITTED_CSV).rows)
+    assert not any(run["fitted"] for run in runs if run["architecture"] in ("cdna3", "ampere", "ada"))
+
+
+def test_software_of_another_kind_is_taken_as_the_reference_under_its_own_name() -> None:
+    run = read_runs(UNFITTED_CSV).rows[0]
+    stack = stack_of(run, fitted_values())
+    assert (stack.release, stack.known, stack.log_factor) == (run.release, False, 0.0)
+    assert REFERENCE_RELEASE in stack.note
+    assert stack_of(replace(run, release="v5.0"), fitted_values()).known
+
+
+@pytest.mark.long
+def test_the_carried_files_are_those_of_the_fit() -> None:
+    found = refit(MEASURED_CSV, PUBLISHED_CSV, CONSTANTS["date"])
+    for name, one in CONSTANTS["constants"].items():
+        assert found.constants["constants"][name]["value"] == pytest.approx(one["value"], rel=1e-2, abs=1e-3), name
+    assert found.constants["containers"] == pytest.approx(CONSTANTS["containers"], abs=1e-3)
+    assert [run["name"] for run in found.residuals["runs"]] == [run["name"] for run in RESIDUALS["runs"]]
+    for column in ("row", "family_out"):
+        pairs = zip(found.residuals["runs"], RESIDUALS["runs"], strict=True)
+        assert np.abs([a[column] - b[column] for a, b in pairs]).max() < 2e-3

@@ -1,0 +1,156 @@
+"""What a run takes: money, energy, carbon and water worked by hand, and what stays unknown, with the reason."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.cost.energy import PowerConstants
+from meshwright.describe.load import accelerator, load_cluster, load_model, load_workload
+from meshwright.errors import InputError
+from meshwright.layout import Layouts, parse_layout
+from meshwright.outcome import Spread, busy_seconds, busy_share, node_w, outcome
+from meshwright.predict import predict
+from meshwright.uncertainty import Interval
+from meshwright.units import HOUR, KWH
+
+MODEL, RECORD, WORKLOAD = load_model("llama-3.1-405b"), load_cluster("azure-gb200-128"), load_workload("mlperf-llama31-405b")
+LAYOUTS = Layouts.of([parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1")])
+PREDICTION = predict(MODEL, RECORD, WORKLOAD, LAYOUTS)
+# The record machine for an hour, give or take: what it takes can be worked by hand.
+AN_HOUR = replace(PREDICTION, time_to_train_s=np.array([HOUR]), interval=Interval(0.9, 1.2, "nothing", 0, "near"))
+CONSTANTS = PowerConstants(waiting_fraction=0.3, host_w_per_accelerator=200.0, fan_fraction=0.1, wall_per_dc=1.05)
+
+
+def spread_of(value: float) -> tuple[float, float, float]:
+    return pytest.approx((value, 0.9 * value, 1.2 * value))
+
+
+def values(spread: Spread | None) -> tuple[float, float, float]:
+    assert spread is not None
+    return spread.value, spread.low, spread.high
+
+
+def test_cost_matches_a_hand_worked_case() -> None:
+    # 8,192 accelerators for an hour at azure's 27.04 dollars
+    takes = outcome(AN_HOUR, RECORD, WORKLOAD)
+    assert values(takes.accelerator_hours) == spread_of(8192)
+    assert takes.offer is not None and (takes.offer.price.provider, takes.offer.price.kind) == ("azure", "on-demand")
+    assert values(takes.offer.cost_usd) == spread_of(8192 * 27.04)
+
+
+def test_every_listed_price_is_an_alternative_cheapest_first() -> None:
+    costs = [offer.cost_usd.value for offer in outcome(AN_HOUR, RECORD, WORKLOAD).alternatives]
+    assert costs == sorted(costs) == pytest.approx([8192 * 4.2, 8192 * 10.5, 8192 * 27.04])
+
+
+@pytest.mark.parametrize(
+    ("asked", "provider", "usd"),
+    [
+        ({"provider": "coreweave"}, "coreweave", 10.5),
+        ({"provider": "coreweave", "price_kind": "reserved"}, "coreweave", 4.2),
+        ({"price_kind": "reserved"}, "coreweave", 4.2),  # azure lists none
+    ],
+)
+def test_a_price_that_is_asked_for(asked: dict[str, str], provider: str, usd: float) -> None:
+    offer = outcome(AN_HOUR, RECORD, WORKLOAD, **asked).offer
+    assert offer is not None and (offer.price.provider, offer.price.usd_per_accelerator_hour) == (provider, usd)
+
+
+def test_without_a_provider_the_median_on_demand_price_stands() -> None:
+    offer = outcome(AN_HOUR, replace(RECORD, provider=""), WORKLOAD).offer
+    assert offer is not None and offer.price.kind == "on-demand" and offer.price.usd_per_accelerator_hour == 10.5
+
+
+def test_a_price_that_is_asked_for_and_not_listed_is_an_error() -> None:
+    with pytest.raises(InputError, match="no spot price is listed for gb200 from azure"):
+        outcome(AN_HOUR, RECORD, WORKLOAD, provider="azure", price_kind="spot")
+
+
+def test_energy_carbon_and_water_match_a_hand_worked_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    # half busy: 4 x 1,200 x (0.3 + 0.7 x 0.5) = 3,120 W and 1,867 W beside; 2,048 nodes for an hour: 10,213.376 kWh
+    monkeypatch.setattr("meshwright.outcome.power_constants", lambda: CONSTANTS)
+    monkeypatch.setattr("meshwright.outcome.busy_share", lambda *_: np.array([0.5]))
+    takes = outcome(AN_HOUR, RECORD, WORKLOAD)
+    energy_kwh = 2048 * (3120 + 1867) / 1000
+    assert takes.node_w == pytest.approx(4987)
+    assert values(takes.energy_j and takes.energy_j.times(1 / KWH)) == spread_of(energy_kwh)
+    assert values(takes.facility_energy_j and takes.facility_energy_j.times(1 / KWH)) == spread_of(energy_kwh * 1.17)
+    assert values(takes.carbon_kg) == spread_of(energy_kwh * 1.17 * 369.473 / 1000)
+    assert values(takes.water_l) == spread_of(energy_kwh * 0.27)
+    assert takes.unknown == {}
+
+
+def test_the_grid_is_the_one_asked_for_or_the_clusters_or_the_default() -> None:
+    assert outcome(AN_HOUR, RECORD, WORKLOAD, region="eastus").region.name == "virginia"
+    assert outcome(AN_HOUR, replace(RECORD, region="france"), WORKLOAD).region.name == "france"
+    assert outcome(AN_HOUR, replace(RECORD, region=""), WORKLOAD).region.name == "usa"
+    with pytest.raises(InputError, match="no region named 'mars'"):
+        outcome(AN_HOUR, RECORD, WORKLOAD, region="mars")
+
+
+def test_nodes_that_state_nothing_are_like_the_metered_ones() -> None:
+    # half busy: 8 x 700 x 0.65 = 3,640 W and 8 x 200 W: 5,240 W; a tenth for fans, 5 % lost in the power supply
+    bare = replace(load_cluster("dgx-h100-superpod"), node_overhead_w=0.0)
+    assert node_w(bare, 0.5, CONSTANTS) == (pytest.approx(5240 * 1.1 * 1.05), "as metered nodes cooled by air")
+    assert node_w(bare, 0.5, CONSTANTS, "liquid") == (pytest.approx(5240 * 1.05), "as metered nodes cooled by liquid")
+    assert node_w(replace(RECORD, node_overhead_w=0.0), 0.5, CONSTANTS)[1] == "as metered nodes cooled by liquid"
+
+
+def test_what_a_cluster_states_of_its_nodes_includes_fans_unless_cooling_is_asked_for() -> None:
+    stated = load_cluster("dgx-h100-superpod")
+    assert node_w(stated, 0.5, CONSTANTS) == (pytest.approx(3640 + 4600), "4,600 W a node, stated for dgx-h100-superpod")
+    assert node_w(stated, 0.5, CONSTANTS, "air")[0] == pytest.approx(5240 * 1.1 * 1.05)
+    with pytest.raises(InputError, match="no cooling by 'ice'"):
+        node_w(stated, 0.5, CONSTANTS, "ice")
+
+
+def test_busy_seconds_match_a_hand_worked_case() -> None:
+    # a release half as fast: compute and optimizer 1.1 s are 0.55 s of work, beside 0.1 + 0.2 + 0.3 s of exposed tp, cp and ep
+    parts = {part: np.array([9.0]) for part in PREDICTION.parts}
+    parts |= {"compute": np.array([1.0]), "optimizer": np.array([0.1])}
+    parts |= {f"exposed_{axis}": np.array([s]) for axis, s in (("tp", 0.1), ("cp", 0.2), ("ep", 0.3))}
+    made = replace(PREDICTION, parts=parts, software=replace(PREDICTION.software, log_factor=math.log(2)))
+    assert busy_seconds(made, RECORD, WORKLOAD)[0] == pytest.approx([0.55 + 0.6])
+
+
+def test_a_run_is_busy_for_a_share_of_it() -> None:
+    assert 0.3 < busy_share(PREDICTION, RECORD, WORKLOAD)[0] < 1
+    fast = replace(PREDICTION, software=replace(PREDICTION.software, log_factor=-1.0))
+    assert busy_share(fast, RECORD, WORKLOAD)[0] == 1
+
+
+def test_an_accelerator_without_prices_or_stated_power_says_so() -> None:
+    chip = replace(accelerator("rtx-4090"), power_cap_w=math.nan)
+    takes = outcome(AN_HOUR, replace(RECORD, accelerator=chip), WORKLOAD)
+    assert (takes.offer, takes.alternatives, takes.energy_j, takes.carbon_kg, takes.water_l, takes.node_w) == (None, (), *[None] * 4)
+    assert takes.unknown == {
+        "cost": "no on-demand price is listed for rtx-4090",
+        "energy": "power of rtx-4090 not stated by the vendor",
+        "water": "power of rtx-4090 not stated by the vendor",
+    }
+
+
+def test_halls_that_publish_no_water_leave_it_unknown() -> None:
+    takes = outcome(AN_HOUR, replace(RECORD, provider="coreweave"), WORKLOAD)
+    assert takes.energy_j is not None and takes.water_l is None
+    assert takes.unknown == {"water": "coreweave publishes no litres a kWh"}
+
+
+def test_a_workload_without_an_end_has_no_time_to_train() -> None:
+    endless = replace(WORKLOAD, convergence=None, evaluation=None)
+    takes = outcome(predict(MODEL, RECORD, endless, LAYOUTS), RECORD, endless)
+    assert (takes.time_to_train_s, takes.accelerator_hours, takes.offer, takes.energy_j) == (None, None, None, None)
+    assert set(takes.unknown.values()) == {"mlperf-llama31-405b states neither tokens nor a target"}
+
+
+def test_the_example_prints_what_stands_beside_it() -> None:
+    example = Path(__file__).parents[1] / "examples" / "predict_record.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=True)
+    assert done.stdout == example.with_suffix(".txt").read_text(encoding="utf-8")

@@ -1,0 +1,117 @@
+"""Intervals: quantiles of what was got wrong on comparable runs, wider and lopsided where those were."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshwright.describe.load import accelerator, load_cluster, load_model, load_workload
+from meshwright.describe.workload import Adapters
+from meshwright.software import fitted_values
+from meshwright.uncertainty import FEWEST, Interval, bounds, interval, kind_of, residuals, software_kind
+
+MODEL = load_model("llama-3.1-405b")
+CLUSTER = load_cluster("azure-gb200-128")
+WORKLOAD = load_workload("mlperf-llama31-405b")
+FABRIC = replace(CLUSTER.tiers[-1], num_accelerators=32768, num_installed=40000)
+FOUR_TIMES = replace(CLUSTER, tiers=(*CLUSTER.tiers[:-1], FABRIC))
+
+
+def entry(row: float, family_out: float = 0.2, **changes: Any) -> dict[str, Any]:
+    return {
+        "family": ["gb200", "nvfp4", "v6.0"],
+        "architecture": "blackwell",
+        "kind": "large",
+        "num_accelerators": 8192,
+        "num_parameters": 405e9,
+        "row": row,
+        "family_out": family_out,
+        "fitted": True,
+    } | changes
+
+
+def table(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {"runs": list(entries)}
+
+
+def asked(release: str = "v6.0", runs: dict[str, Any] | None = None, **changes: Any) -> Interval:
+    nouns = {"model": MODEL, "cluster": CLUSTER, "workload": WORKLOAD} | changes
+    return interval(nouns["model"], nouns["cluster"], nouns["workload"], fitted_values().software(release), runs)
+
+
+def test_bounds_match_a_hand_worked_case() -> None:
+    # nine errors: the tenth on either side is the first and the last
+    errors = [-0.04, -0.03, -0.02, -0.01, 0.0, 0.01, 0.02, 0.03, 0.08]
+    assert bounds(errors) == pytest.approx((math.exp(-0.08), math.exp(0.04)))
+
+
+def test_bounds_hold_eighty_of_a_hundred_whatever_the_number() -> None:
+    errors = [i / 1000 for i in range(-49, 50)]  # 99 errors: ten lie at or beyond each bound
+    low, high = bounds(errors)
+    assert sum(low <= math.exp(-error) <= high for error in errors) == pytest.approx(0.8 * 100, abs=1)
+
+
+def test_a_prediction_lies_in_its_own_interval_even_where_past_ones_were_all_too_low() -> None:
+    low, high = bounds([-0.5, -0.4, -0.3] * 4)
+    assert low == 1.0 and high == pytest.approx(math.exp(0.5))
+
+
+def test_a_family_with_enough_runs_speaks_for_itself() -> None:
+    own = [entry(0.01)] * FEWEST
+    others = [entry(0.5, family=["h100", "fp8", "v5.0"])] * 20
+    found = asked(runs=table(*own, *others))
+    assert found.distance == "measured" and found.num_runs == FEWEST
+    assert found.low == pytest.approx(math.exp(-0.01)) and found.high == 1.0
+
+
+def test_a_small_family_is_judged_with_its_like_and_never_with_other_software() -> None:
+    like = [entry(0.05, family=["h100", "fp8", "v5.0"])] * FEWEST
+    tables = [entry(0.9, family=["gb200", "nvfp4", "nemo-26.04"])] * 20
+    found = asked(runs=table(entry(0.05), *like, *tables))
+    assert found.distance == "measured" and found.num_runs == FEWEST + 1
+    assert found.low == pytest.approx(math.exp(-0.05))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"model": load_model("llama-3.1-70b")}, "70.6 B parameters"),
+        ({"cluster": FOUR_TIMES}, "32,768"),
+        ({"workload": replace(WORKLOAD, precision="bf16")}, "gb200 bf16 v6.0"),
+        ({"release": "v6.1"}, "no run of v6.1"),
+    ],
+)
+def test_beyond_what_was_run_whole_families_left_out_decide_and_a_note_says_why(changes: dict[str, Any], word: str) -> None:
+    found = asked(runs=table(*[entry(0.01)] * 12), **changes)
+    assert found.distance == "near" and word in found.note
+    assert found.low == pytest.approx(math.exp(-0.2))
+
+
+def test_chips_of_other_generations_are_far() -> None:
+    other = replace(CLUSTER, accelerator=accelerator("mi300x"))
+    found = asked(cluster=other, workload=replace(WORKLOAD, precision="bf16"))
+    assert found.distance == "far" and "mi300x" in found.note
+    assert found.low == 1.0 and found.high > 1.3  # such chips were predicted too fast
+
+
+def test_kinds() -> None:
+    assert kind_of(MODEL, WORKLOAD) == "large"
+    assert kind_of(load_model("llama-3.1-8b"), WORKLOAD) == "small"
+    assert kind_of(load_model("deepseek-v3"), WORKLOAD) == "experts"
+    assert kind_of(MODEL, replace(WORKLOAD, adapters=Adapters(rank=16, targets=("qkv",)))) == "adapters"
+    assert [software_kind(name) for name in ("v5.1", "nemo-26.04", "torchtitan-2024.12")] == ["round", "container", "other"]
+
+
+def test_the_record_machine_is_measured_and_its_interval_is_a_few_per_cent() -> None:
+    found = asked()
+    assert found.distance == "measured" and not found.note
+    assert 0.93 < found.low < 0.99 and 1.01 < found.high < 1.07
+
+
+def test_carried_residuals_are_whole() -> None:
+    runs = residuals()["runs"]
+    assert {run["kind"] for run in runs} == {"large", "small", "experts", "adapters"}
+    assert all(math.isfinite(run["row"]) and math.isfinite(run["family_out"]) for run in runs)

@@ -1,0 +1,70 @@
+"""Quantities as people read them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright import units
+from meshwright.units import gib, seconds, si, usd
+
+
+def test_the_factors():
+    assert units.GBIT * 8 == units.GB
+    assert units.GIB == 1024**3
+    assert (units.DAY, units.HOUR, units.KWH) == (86400.0, 3600.0, 1000 * units.HOUR)
+
+
+@pytest.mark.parametrize(
+    "value, unit, text",
+    [
+        (12.7e9, "B", "12.7 GB"),
+        (989e12, "FLOP/s", "989 TFLOP/s"),
+        (1e3, "W", "1 kW"),
+        (999.0, "W", "999 W"),
+        (0.0, "W", "0 W"),
+        (-2.5e6, "B", "-2.5 MB"),
+        (3e21, "FLOP", "3000 EFLOP"),
+        (7.0, "", "7"),
+    ],
+)
+def test_si(value, unit, text):
+    assert si(value, unit) == text
+
+
+def test_si_keeps_as_many_digits_as_asked():
+    assert si(123456.0, "B", digits=2) == "1.2e+02 kB"
+    assert si(1.23456e9, "B", digits=3) == "1.23 GB"
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (83e-6, "83 us"),
+        (0.0125, "12.5 ms"),
+        (1.2704, "1.27 s"),
+        (119.0, "119 s"),
+        (7.07 * 60, "7.07 min"),
+        (3.2 * 3600, "3.2 h"),
+        (12.4 * 86400, "12.4 d"),
+        (0.0, "0 s"),
+        (-0.5, "-500 ms"),
+        (math.inf, "inf"),
+        (math.nan, "nan"),
+    ],
+)
+def test_seconds(value, text):
+    assert seconds(value) == text
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_any_number_can_be_printed(value):
+    assert seconds(value) and si(value, "B") and gib(value) and usd(value)
+
+
+def test_gib_and_dollars():
+    assert gib(53.06 * 2**30) == "53.1 GiB"
+    assert (usd(1234567.0), usd(99.5), usd(-3.0)) == ("$1,234,567", "$99.50", "$-3.00")
