@@ -104,7 +104,7 @@ def test_nodes_that_state_nothing_are_like_the_metered_ones() -> None:
 
 
 def test_what_a_cluster_states_of_its_nodes_includes_fans_unless_cooling_is_asked_for() -> None:
-    stated = load_cluster("dgx-h100-superpod")
+    stated = replace(load_cluster("dgx-h100-superpod"), node_overhead_w=4600.0)
     assert node_w(stated, 0.5, CONSTANTS) == (pytest.approx(3640 + 4600), "4,600 W a node, stated for dgx-h100-superpod")
     assert node_w(stated, 0.5, CONSTANTS, "air")[0] == pytest.approx(5240 * 1.1 * 1.05)
     with pytest.raises(InputError, match="no cooling by 'ice'"):

@@ -35,7 +35,9 @@ class FitError(MeshwrightError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """A sentence that offers the known names closest to `name`, or all of them when none is close."""
     names = sorted(known)
-    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.6)
+    likeness = {other: difflib.SequenceMatcher(None, name.lower(), other.lower()).ratio() for other in names}
+    best = max(likeness.values(), default=0.0)
+    close = sorted((other for other in names if likeness[other] >= max(0.5, best - 0.1)), key=lambda other: -likeness[other])[:3]
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"use one of {', '.join(names)}" if names else "nothing is known here"

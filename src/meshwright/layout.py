@@ -126,6 +126,11 @@ def _divisors_near(number: int, wanted: int, count: int = 6) -> str:
 
 def parse_layout(text: str, base: Layout | None = None) -> Layout:
     """The layout that `tp=4,cp=2,...` spells out, on top of `base`."""
+    return replace(base or Layout(), **read_choices(text))
+
+
+def read_choices(text: str) -> dict[str, Any]:
+    """The values that `tp=4,cp=2,...` spells out, by the names of a layout's fields."""
     known = {f.name: f for f in fields(Layout)}
     names = {**{k: k for k in known}, **_SHORT}
     changes: dict[str, Any] = {}
@@ -138,7 +143,7 @@ def parse_layout(text: str, base: Layout | None = None) -> Layout:
         if field_name in changes:
             raise InputError(f"{key} is given twice", where=f"--layout {text}", fix=f"keep one {key}=")
         changes[field_name] = _read_value(field_name, value.strip(), known[field_name].default)
-    return replace(base or Layout(), **changes)
+    return changes
 
 
 def _read_value(key: str, value: str, default: object) -> object:

@@ -133,7 +133,7 @@ def test_the_release_is_the_round_and_never_the_framework(tmp_path: Path) -> Non
     "text, precision",
     [
         ("fp8 (delayed)", "fp8"),
-        ("fp8 (tensorwise)", "fp8"),
+        ("fp8 (tensorwise)", "fp8-current"),
         ("fp8 (hybrid delayed)", "fp8"),
         ("fp8 (mxfp8)", "mxfp8"),
         ("fp4 (nvfp4)", "nvfp4"),
@@ -211,7 +211,7 @@ def test_a_vendor_table_row_gives_a_step_time_from_tokens(tmp_path: Path) -> Non
     run = one(tmp_path, BRIDGE)
     assert run.measured_s == pytest.approx(256 * 8192 / (64 * 4096))  # 8 s
     assert (run.release, run.round, run.kind, run.confidence) == ("nemo-26.04", "nemo-26.04", "pretrain", "published")
-    assert (run.model.name, run.workload.precision, run.layout.zero_stage) == ("llama-3.1-70b", "fp8", 3)
+    assert (run.model.name, run.workload.precision, run.layout.zero_stage) == ("llama-3.1-70b", "fp8-current", 3)
     assert run.layout.order == ("tp", "cp", "dp", "pp")
     assert run.name.endswith("26.04 NeMo Container / Pre-Training Performance, 64 x GB200, FP8-CS (FP8-MX) LLAMA3_70B")
 

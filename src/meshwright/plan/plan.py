@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -37,7 +38,7 @@ class Plan:
     step_time_s: float
     low_s: float
     high_s: float
-    parts_s: Mapping[str, float]  # by step.PARTS; they add up to the closed form of the step
+    parts_s: Mapping[str, float]  # by step.PARTS; they add up to the step, what the exact schedule adds is in the bubble
     placement: Mapping[str, tuple[str, ...]]  # axis -> tiers it crosses
     spares_per_domain: int  # accelerators of an innermost domain that the plan leaves idle
     peak_memory_bytes: float
@@ -60,10 +61,19 @@ class Plan:
 
     def write(self, path: Path) -> None:
         """Write the plan as JSON."""
-        try:
-            path.write_text(json.dumps(_plain(asdict(self)), indent=1) + "\n")
-        except OSError as error:
-            raise InputError(f"cannot write the plan: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+        write_whole(path, json.dumps(_plain(asdict(self)), indent=1) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all: under another name first, so that a reader or a broken-off run never sees half of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path.name}: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def read_plan(path: Path) -> Plan:

@@ -1,0 +1,149 @@
+"""What if: one value of the machine or the job changed, by the key that its file would use (`fabric.planes=7`, `gpus=7168`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from meshwright.describe.cluster import Cluster, Tier
+from meshwright.describe.hardware import FORMAT_OF_RECIPE, Accelerator
+from meshwright.describe.workload import Workload
+from meshwright.errors import InputError, nearest
+from meshwright.units import GB, GBIT, MICROSECOND, TERA
+
+LARGEST = 1e24
+
+TierChange = Callable[[Tier, float], Tier]
+ChipChange = Callable[[Accelerator, float], Accelerator]
+
+
+def _planes(tier: Tier, up: float) -> Tier:
+    """The tier with only so many of its planes up: each carries an even share."""
+    if up != int(up) or not 1 <= up <= tier.num_planes:
+        raise InputError(
+            f"{tier.name} has {tier.num_planes} planes, so {up:g} cannot be up",
+            where=f"--set {tier.name}.planes",
+            fix=f"choose from 1 to {tier.num_planes}",
+        )
+    return replace(tier, bytes_per_s=tier.bytes_per_s * up / tier.num_planes)
+
+
+TIER_CHANGES: Mapping[str, TierChange] = {
+    "planes": _planes,
+    "GB_per_s": lambda tier, value: replace(tier, bytes_per_s=value * GB),
+    "Gbit_per_s": lambda tier, value: replace(tier, bytes_per_s=value * GBIT),
+    "latency_us": lambda tier, value: replace(tier, latency_s=value * MICROSECOND),
+}
+CHIP_CHANGES: Mapping[str, ChipChange] = {
+    "memory_GB": lambda chip, value: replace(chip, memory_bytes=value * GB),
+    "memory_GB_per_s": lambda chip, value: replace(chip, memory_bytes_per_s=value * GB),
+    "power_cap_W": lambda chip, value: replace(chip, power_cap_w=value),
+}
+WORKLOAD_COUNTS = ("seq_len", "global_batch")
+WORKLOAD_KEYS = (*WORKLOAD_COUNTS, "precision", "attention_precision", "num_tokens")
+
+
+def changed(cluster: Cluster, workload: Workload, assignments: Iterable[str]) -> tuple[Cluster, Workload]:
+    """The machine and the job with every KEY=VALUE applied; the number of accelerators last, since domains change it too."""
+    last: list[tuple[str, str]] = []
+    for text in assignments:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not value:
+            raise InputError(f"cannot read {text!r}", where="--set", fix="write KEY=VALUE, such as fabric.planes=7")
+        _check_known(key, cluster)
+        if key == "gpus":
+            last.append((key, value))
+        elif key.startswith("workload."):
+            workload = _changed_workload(workload, key, value)
+        else:
+            cluster = _changed_cluster(cluster, key, value)
+    for key, value in last:
+        cluster = cluster.resized(_count(key, value))
+    return cluster, workload
+
+
+def known_keys(cluster: Cluster) -> list[str]:
+    """Every key that may be set for this machine."""
+    tiers = [f"{tier.name}.{key}" for tier in cluster for key in (*TIER_CHANGES, "num_accelerators")]
+    chips = [f"accelerator.{key}" for key in (*CHIP_CHANGES, *_format_keys(cluster))]
+    return ["gpus", *tiers, *chips, "cluster.storage_GB_per_s", *(f"workload.{key}" for key in WORKLOAD_KEYS)]
+
+
+def _check_known(key: str, cluster: Cluster) -> None:
+    known = known_keys(cluster)
+    if key not in known:
+        raise InputError(f"no value {key!r} can be set on {cluster.name}", where="--set", fix=nearest(key, known))
+
+
+def _format_keys(cluster: Cluster) -> list[str]:
+    return [f"dense_TFLOP_per_s.{name}" for name in cluster.accelerator.dense_flops_per_s]
+
+
+def _changed_cluster(cluster: Cluster, key: str, value: str) -> Cluster:
+    noun, _, name = key.partition(".")
+    if noun == "cluster":
+        return replace(cluster, storage_bytes_per_s=_number(key, value) * GB)
+    if noun == "accelerator":
+        return replace(cluster, accelerator=_changed_chip(cluster.accelerator, name, _number(key, value)))
+    index = next(i for i, tier in enumerate(cluster) if tier.name == noun)
+    if name == "num_accelerators":
+        return using(cluster, index, _count(key, value))
+    tiers = list(cluster.tiers)
+    tiers[index] = TIER_CHANGES[name](tiers[index], _number(key, value))
+    return replace(cluster, tiers=tuple(tiers))
+
+
+def _changed_chip(chip: Accelerator, name: str, value: float) -> Accelerator:
+    if name in CHIP_CHANGES:
+        return CHIP_CHANGES[name](chip, value)
+    number_format = name.partition(".")[2]
+    return replace(chip, dense_flops_per_s={**chip.dense_flops_per_s, number_format: value * TERA})
+
+
+def _changed_workload(workload: Workload, key: str, value: str) -> Workload:
+    name = key.partition(".")[2]
+    if name in WORKLOAD_COUNTS:
+        return replace(workload, **{name: _count(key, value)})
+    if name == "num_tokens":
+        return replace(workload, num_tokens=_number(key, value), convergence=None)
+    if name == "precision" and value not in FORMAT_OF_RECIPE:
+        raise InputError(f"no precision named {value!r}", where=f"--set {key}", fix=nearest(value, FORMAT_OF_RECIPE))
+    return replace(workload, **{name: value})
+
+
+def using(cluster: Cluster, index: int, num_used: int) -> Cluster:
+    """The machine with so many accelerators of each domain of a tier in use; as many domains as before."""
+    tier = cluster.tiers[index]
+    outermost = index == len(cluster.tiers) - 1
+    if outermost:
+        return cluster.resized(num_used)
+    if num_used > tier.num_installed:
+        raise InputError(
+            f"a {tier.name} has {tier.num_installed} accelerators, fewer than {num_used}",
+            where=f"{tier.name}.num_accelerators",
+            fix=f"use at most {tier.num_installed}",
+        )
+    inner = tuple(replace(t, num_accelerators=math.gcd(t.num_accelerators, num_used)) for t in cluster.tiers[:index])
+    outer = []
+    for other in cluster.tiers[index + 1 :]:
+        size = other.num_accelerators // tier.num_accelerators * num_used
+        outer.append(replace(other, num_accelerators=size, num_installed=max(other.num_installed, size)))
+    return replace(cluster, tiers=(*inner, replace(tier, num_accelerators=num_used), *outer))
+
+
+def _number(key: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise InputError(f"{key} is {value!r}, not a number", where="--set", fix=f"write {key}=100, for example") from None
+    if not 0 < number <= LARGEST:
+        raise InputError(f"{key} is {value}, which is not positive and finite", where="--set", fix="give a number above 0")
+    return number
+
+
+def _count(key: str, value: str) -> int:
+    number = _number(key, value.replace("_", ""))
+    if number != int(number) or number > 10**8:
+        raise InputError(f"{key} is {value}, not a whole number up to 10^8", where="--set", fix=f"write {key}=1024, for example")
+    return int(number)
