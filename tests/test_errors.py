@@ -27,7 +27,8 @@ def test_every_kind_is_caught_as_one(kind):
 
 def test_close_names_are_offered_first():
     assert nearest("h10", ["h100", "gb300", "tpu-v5p"]) == "did you mean h100?"
-    assert nearest("H100", ["h100", "h200"]) == "did you mean h100 or h200?"
+    assert nearest("H100", ["h100", "h200"]) == "did you mean h100?"
+    assert nearest("h10x", ["h100", "gb300", "h101"]) == "did you mean h100 or h101?"
 
 
 def test_where_none_is_close_all_are_offered():

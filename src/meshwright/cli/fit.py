@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+WRITTEN = ("constants.json", "residuals.json", "power_constants.json")  # the last only beside the package's own
+
 if TYPE_CHECKING:
     from meshwright.evidence.accuracy import Figure
     from meshwright.evidence.refit import Refit
@@ -33,13 +35,27 @@ def fit(
     need_folder(folder)
     with progress() as step:
         found = refit(*files, date.today().isoformat(), step)
-    found.write(folder)
+        found.write(folder)
+        if folder == HERE:
+            step("power of nodes")
+            _refit_power()
     figures = time_figures(evidence_with(values_of(found.constants), *files), found.residuals)
     if as_json:
-        written = [str(folder / name) for name in ("constants.json", "residuals.json")]
+        written = [str(folder / name) for name in WRITTEN if folder == HERE or name != "power_constants.json"]
         show_json({**found.constants, "num_constants": len(found.constants["constants"]), "figures": figures, "written": written})
     else:
         _show(found, figures, folder)
+
+
+def _refit_power() -> None:
+    """Fit node power again: what it takes for busy is predicted with the constants just written."""
+    from meshwright.evidence.power import write_power_constants
+    from meshwright.software import fitted_values
+    from meshwright.uncertainty import residuals
+
+    fitted_values.cache_clear()
+    residuals.cache_clear()
+    write_power_constants()
 
 
 @contextmanager

@@ -1,0 +1,115 @@
+"""What a plan is chosen for, and within what: an objective, and a deadline or a budget.
+
+Every objective is a number of a whole run that is better when it is lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwright.cost.energy import run_energy_j
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.workload import Workload
+from meshwright.errors import InputError, nearest
+from meshwright.outcome import Spread, node_w, power_constants
+from meshwright.plan.make import PricedPlan
+from meshwright.units import DAY, HOUR, MINUTE, seconds, usd
+
+OBJECTIVES = ("time", "cost", "energy", "carbon", "tokens-per-dollar")
+_UNITS = {"s": 1.0, "min": MINUTE, "h": HOUR, "d": DAY}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """What to make small, and what must hold."""
+
+    objective: str = "time"
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise InputError(f"no objective named {self.objective!r}", where="--objective", fix=nearest(self.objective, OBJECTIVES))
+
+    @property
+    def compares_sizes(self) -> bool:
+        """Whether the answer depends on how many accelerators are used."""
+        return self.objective != "time" or self.deadline_s is not None or self.budget_usd is not None
+
+    def value(self, priced: PricedPlan) -> float:
+        """What the run takes of the objective; lower is better."""
+        takes, name = priced.outcome, self.objective
+        if name == "time":
+            return takes.time_to_train_s.value if takes.time_to_train_s else priced.plan.step_time_s
+        if name in ("cost", "tokens-per-dollar"):  # the run's tokens are given, so that most for a dollar is least in all
+            return _known(takes.offer.cost_usd if takes.offer else None, "cost", takes.unknown)
+        return _known(takes.energy_j if name == "energy" else takes.carbon_kg, "energy", takes.unknown)
+
+    def allows(self, priced: PricedPlan) -> bool:
+        """Whether a plan keeps the deadline and the budget."""
+        return self.late_s(priced) <= 0 and self.over_usd(priced) <= 0
+
+    def late_s(self, priced: PricedPlan) -> float:
+        """Seconds past the deadline; below 0 before it."""
+        if self.deadline_s is None:
+            return 0.0
+        return _known(priced.outcome.time_to_train_s, "time_to_train", priced.outcome.unknown) - self.deadline_s
+
+    def over_usd(self, priced: PricedPlan) -> float:
+        """Dollars over the budget; below 0 within it."""
+        if self.budget_usd is None:
+            return 0.0
+        offer = priced.outcome.offer
+        return _known(offer.cost_usd if offer else None, "cost", priced.outcome.unknown) - self.budget_usd
+
+    def missed(self, priced: PricedPlan) -> str:
+        """By how much a plan misses, in words."""
+        late_s, over_usd = self.late_s(priced), self.over_usd(priced)
+        said = [f"{seconds(late_s)} past the deadline"] if late_s > 0 else []
+        return " and ".join([*said, *([f"{usd(over_usd)} over the budget"] if over_usd > 0 else [])])
+
+
+def _known(spread: Spread | None, key: str, unknown: Mapping[str, str]) -> float:
+    if spread is None:
+        reason = unknown.get(key, "it is not known")
+        fix = "set workload.num_tokens" if "states neither" in reason else "choose another objective, or name --provider and --price-kind"
+        raise InputError(f"cannot reckon the {key.replace('_', ' ')}: {reason}", where="--objective", fix=fix)
+    return spread.value
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What no run on a machine can stay under."""
+
+    time_s: float
+    cost_usd: float  # 0 where no price is known
+    energy_j: float
+
+    def of(self, objective: str, grams_per_j: float = 0.0) -> float:
+        """The floor of an objective; carbon is in proportion to energy."""
+        if objective == "time":
+            return self.time_s
+        return self.cost_usd if objective in ("cost", "tokens-per-dollar") else self.energy_j * (grams_per_j or 1.0)
+
+
+def floor(cluster: Cluster, workload: Workload, step_s: float, usd_per_hour: float) -> Floor:
+    """The least a run takes whose steps cannot be shorter than `step_s`: accelerators that only wait, and no evaluation."""
+    time_s = max(workload.num_steps(), 1) * step_s
+    waiting_w, _ = node_w(cluster, 0.0, power_constants())
+    nodes = cluster.num_accelerators / cluster.accelerators_per_node
+    energy_j = float(run_energy_j(waiting_w, nodes, time_s)) if waiting_w == waiting_w else 0.0
+    return Floor(time_s, cluster.num_accelerators * time_s / HOUR * usd_per_hour, energy_j)
+
+
+def read_duration(text: str) -> float:
+    """Seconds of `7d`, `36h`, `90min`, `20s`."""
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = text[len(number) :].strip()
+    try:
+        value = float(number) * _UNITS[unit]
+    except (KeyError, ValueError):
+        raise InputError(f"cannot read a duration in {text!r}", where="--deadline", fix="write 7d, 36h, 90min or 20s") from None
+    if not 0 < value < 1e12:
+        raise InputError(f"a deadline of {text} is none", where="--deadline", fix="give a duration above 0")
+    return value

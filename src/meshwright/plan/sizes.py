@@ -1,0 +1,240 @@
+"""How many accelerators: machines of every sensible size, each searched, the best chosen; and the front of time against cost.
+
+Sizes are 1, 3, 5 or 7 times powers of two, in domains and below one: a ladder that does not depend on where it ends, so that more
+accelerators allowed never means a worse plan. A domain may leave spares (64 of 72 in use), or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Workload
+from meshwright.errors import FitError, InputError, MeshwrightError
+from meshwright.footprint import RESERVE_BYTES
+from meshwright.plan.candidates import Fixed
+from meshwright.plan.features import Features
+from meshwright.plan.make import PricedPlan, Terms, priced_plan
+from meshwright.plan.objective import Aim, Floor, floor
+from meshwright.plan.search import Found, fastest_bound_s, search
+from meshwright.plan.whatif import using
+from meshwright.software import Software, software
+from meshwright.units import si
+
+ODD = (1, 3, 5, 7)
+RERANKED = 50  # of the fastest layouts, when not time but energy decides
+Progress = Callable[[str, int, int], None]  # what is searched, rows done and in all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What a plan is asked for, beside the machine's size."""
+
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    stack: Software = field(default_factory=software)
+    features: Features = field(default_factory=Features)
+    fixed: Fixed = field(default_factory=Fixed)
+    terms: Terms = field(default_factory=Terms)
+    aim: Aim = field(default_factory=Aim)
+    keep: int = 5
+    reserve_bytes: float = RESERVE_BYTES
+
+    def on(self, cluster: Cluster) -> Ask:
+        """The same question of another machine."""
+        return replace(self, cluster=cluster)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """One machine, searched: its best plans and what the search did."""
+
+    cluster: Cluster
+    plans: tuple[PricedPlan, ...]  # the best first, by the aim
+    found: Found
+
+    @property
+    def best(self) -> PricedPlan:
+        return self.plans[0]
+
+
+def searched(ask: Ask, progress: Progress = lambda what, done, total: None) -> Searched:
+    """The best plans on one machine."""
+    by_energy = ask.aim.objective in ("energy", "carbon")
+    name = f"{ask.cluster.num_accelerators:,} accelerators"
+    found = search(
+        ask.model,
+        ask.cluster,
+        ask.workload,
+        stack=ask.stack,
+        features=ask.features,
+        fixed=ask.fixed,
+        keep=max(ask.keep, RERANKED) if by_energy else ask.keep,
+        reserve_bytes=ask.reserve_bytes,
+        progress=lambda done, total: progress(name, done, total),
+    )
+    plans = [priced_plan(ask.model, ask.cluster, ask.workload, layout, ask.stack, ask.terms) for layout in found.layouts]
+    if by_energy:
+        plans.sort(key=ask.aim.value)
+    return Searched(cluster=ask.cluster, plans=tuple(plans[: ask.keep]), found=found)
+
+
+# -- sizes ----------------------------------------------------------------------------------------------
+
+
+def ladder(limit: int) -> list[int]:
+    """1, 3, 5 and 7 times every power of two, up to a limit."""
+    return sorted(odd << power for odd in ODD for power in range(max(limit, 1).bit_length()) if odd << power <= limit)
+
+
+def used_per_domain(cluster: Cluster) -> list[int]:
+    """How many accelerators of a domain to try: as described, all that are installed, and the largest power of two."""
+    inner = cluster.tiers[0]
+    return sorted({inner.num_accelerators, inner.num_installed, 1 << (inner.num_installed.bit_length() - 1)})
+
+
+def machines_up_to(cluster: Cluster, most: int) -> list[Cluster]:
+    """Machines like this one of up to `most` accelerators, the largest first: parts of a domain, and whole domains."""
+    if len(cluster.tiers) == 1:
+        sizes = {*ladder(min(most, cluster.tiers[0].num_installed)), *(n for n in [cluster.num_accelerators] if n <= most)}
+        return [cluster.resized(size) for size in sorted(sizes, reverse=True)]
+    found = {}
+    for used in used_per_domain(cluster):
+        machine = using(cluster, 0, used)
+        for count in ladder(most // used):
+            found[(used * count, used)] = machine.resized(used * count)
+    smallest = min(used_per_domain(cluster))
+    for size in ladder(min(most, smallest - 1)):
+        found[(size, size)] = cluster.resized(size)
+    if cluster.num_accelerators <= most:
+        found[(cluster.num_accelerators, cluster.tiers[0].num_accelerators)] = cluster
+    return [found[key] for key in sorted(found, reverse=True)]
+
+
+def machines_of(cluster: Cluster, size: int) -> list[Cluster]:
+    """Machines like this one of exactly `size` accelerators, which differ in how many of a domain they use."""
+    found = {machine.tiers[0].num_accelerators: machine for machine in [cluster.resized(size)]}
+    if len(cluster.tiers) > 1:
+        for used in used_per_domain(cluster):
+            if size % used == 0:
+                found.setdefault(used, using(cluster, 0, used).resized(size))
+        if size <= cluster.tiers[0].num_installed:
+            found.setdefault(size, using(cluster, 0, size).resized(size))
+    return [found[used] for used in sorted(found, reverse=True)]
+
+
+# -- choosing -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Survey:
+    """Machines searched so far."""
+
+    searched: list[Searched] = field(default_factory=list)
+    num_bounded: int = 0  # machines left because their floor is too high already
+    misses: list[str] = field(default_factory=list)  # why machines have no plan
+
+    def front(self) -> list[Searched]:
+        """Those that no other beats in both time and cost, the fastest first; without a price, the fastest of each size."""
+        points = sorted(self.searched, key=lambda point: (_time_s(point), _cost_usd(point)))
+        kept: list[Searched] = []
+        for point in points:
+            if not kept or _cost_usd(point) < _cost_usd(kept[-1]):
+                kept.append(point)
+        return kept
+
+
+def _time_s(point: Searched) -> float:
+    takes = point.best.outcome.time_to_train_s
+    return takes.value if takes else point.best.plan.step_time_s
+
+
+def _cost_usd(point: Searched) -> float:
+    offer = point.best.outcome.offer
+    return offer.cost_usd.value if offer else float(point.cluster.num_accelerators * _time_s(point))
+
+
+def survey(ask: Ask, machines: Sequence[Cluster], *, front: bool, progress: Progress = lambda what, done, total: None) -> Survey:
+    """Search machines of several sizes, but for those whose floor shows that they cannot win.
+
+    For the front, those that a machine already searched beats in both time and cost; else those that one beats in the objective and
+    that are not needed to keep the deadline or the budget.
+    """
+    result = Survey()
+    bounds_s = [fastest_bound_s(ask.model, machine, ask.workload, ask.stack, ask.features, ask.fixed) for machine in machines]
+    for machine, step_s in _most_promising_first(ask, machines, bounds_s):
+        low = floor(machine, ask.workload, step_s, _usd_per_hour(result))
+        if any(_beaten(ask.aim, low, point, front) for point in result.searched):
+            result.num_bounded += 1
+            continue
+        try:
+            result.searched.append(searched(ask.on(machine), progress))
+        except FitError as error:
+            result.misses.append(error.what)
+    if not result.searched:
+        raise _none(ask, machines, result)
+    return result
+
+
+def _most_promising_first(ask: Ask, machines: Sequence[Cluster], bounds_s: Sequence[float]) -> list[tuple[Cluster, float]]:
+    """Machines that allow a layout with the least a step takes on each, in the order of what the objective could become."""
+    pairs = [(machine, step_s) for machine, step_s in zip(machines, bounds_s, strict=True) if np.isfinite(step_s)]
+    return sorted(pairs, key=lambda pair: floor(pair[0], ask.workload, pair[1], 1.0).of(ask.aim.objective))
+
+
+def _usd_per_hour(result: Survey) -> float:
+    """What an accelerator costs, as far as a searched machine has told; 0 where none has."""
+    offer = result.searched[0].best.outcome.offer if result.searched else None
+    return offer.price.usd_per_accelerator_hour if offer else 0.0
+
+
+def _beaten(aim: Aim, low: Floor, point: Searched, front: bool) -> bool:
+    """Whether a searched machine is at least as good as anything above a floor."""
+    if front:
+        return _time_s(point) <= low.time_s and _cost_usd(point) <= low.cost_usd
+    if not aim.allows(point.best):
+        return False
+    takes = point.best.outcome
+    carbon = takes.carbon_kg.value / takes.energy_j.value if takes.carbon_kg and takes.energy_j else 1.0
+    return aim.value(point.best) <= low.of(aim.objective, carbon if aim.objective == "carbon" else 0.0)
+
+
+def chosen(ask: Ask, result: Survey) -> Searched:
+    """The best machine that keeps deadline and budget; of equals the smallest."""
+    able = [point for point in result.searched if ask.aim.allows(point.best)]
+    if able:
+        return min(able, key=lambda point: (ask.aim.value(point.best), point.cluster.num_accelerators))
+    nearest = min(result.searched, key=lambda point: _miss(ask.aim, point))
+    wanted = ask.aim.missed(nearest.best)
+    raise FitError(
+        f"no plan keeps what was asked: the nearest, {nearest.cluster.num_accelerators:,} accelerators with "
+        f"{nearest.best.plan.layout}, comes out {wanted}",
+        where="--deadline, --budget",
+        fix="allow more time, money or accelerators (--max-gpus), or another price (--price-kind)",
+    )
+
+
+def _miss(aim: Aim, point: Searched) -> float:
+    """How far a machine misses, in parts of what was allowed."""
+    late = max(aim.late_s(point.best), 0.0) / (aim.deadline_s or 1.0)
+    return late + max(aim.over_usd(point.best), 0.0) / (aim.budget_usd or 1.0)
+
+
+def _none(ask: Ask, machines: Sequence[Cluster], result: Survey) -> MeshwrightError:
+    if result.misses:
+        return FitError(
+            f"no layout fits any of {len(result.misses)} sizes; of the largest: {result.misses[0]}",
+            where="plan",
+            fix="use more accelerators, a smaller batch or sequence, a lower precision, or open recompute and ZeRO 3",
+        )
+    most = max(machine.num_accelerators for machine in machines)
+    return InputError(
+        f"no degrees divide {ask.model.name} and a batch of {ask.workload.global_batch:,} on any size up to {si(most, '')} accelerators",
+        where="plan",
+        fix="free a fixed degree, or choose a batch with more divisors",
+    )

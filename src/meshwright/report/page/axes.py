@@ -1,0 +1,47 @@
+"""Scales and ticks of charts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+Scale = Callable[[float], float]  # a value -> a pixel
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """About `count` round values from `low` to `high`: steps of 1, 2 or 5 times a power of ten."""
+    span = high - low
+    if not span > 0:
+        return [low]
+    rough = span / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * times for times in (1, 2, 5, 10) if power * times >= rough * 0.999)
+    return [round(step * k, 12) for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round values between two positive ones, for a logarithmic axis: 1, 2, 5 a decade, or fewer over many decades."""
+    decades = math.log10(high / low)
+    steps: Sequence[int] = (1, 2, 5) if decades <= 3 else (1,)
+    if decades < 0.7:
+        return [tick for tick in ticks(low, high, 5) if tick > 0]
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    values = (step * 10.0**power for power in range(first, last + 1) for step in steps)
+    return [value for value in values if low * 0.999 <= value <= high * 1.001]
+
+
+def linear(low: float, high: float, start: float, stop: float) -> Scale:
+    """A straight scale from `low`..`high` to pixels `start`..`stop`."""
+    return lambda value: start + (stop - start) * (value - low) / (high - low)
+
+
+def logarithmic(low: float, high: float, start: float, stop: float) -> Scale:
+    """A logarithmic scale from `low`..`high` to pixels `start`..`stop`."""
+    return lambda value: start + (stop - start) * math.log(value / low) / math.log(high / low)
+
+
+def padded(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:
+    """Ends of a logarithmic axis that holds positive `values` with some room."""
+    low, high = min(values), max(values)
+    room = max((high / low) ** share, 1.08)
+    return low / room, high * room

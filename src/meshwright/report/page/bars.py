@@ -1,0 +1,176 @@
+"""Bars in table cells: the waterfall of a step, what changes would buy, traffic hidden and exposed, memory by stage.
+
+A bar is an SVG as wide as its cell, drawn in percent: so the numbers beside it stay text, and the table fits any width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from meshwright.footprint import PARTS as MEMORY_PARTS
+from meshwright.footprint import RESERVE_BYTES
+from meshwright.plan.explain import AxisTraffic, Change
+from meshwright.report.page.colours import part_colour, var
+from meshwright.report.page.facts import Facts
+from meshwright.report.page.markup import Html, joined, legend, swatch, table, tag
+from meshwright.units import GIB, gib, seconds, si
+
+MEMORY_COLOURS = dict(zip(MEMORY_PARTS, ("weights", "gradients", "moments", "activations", "loss", "buffers"), strict=True))
+BAR_HEIGHT = 16
+NO_DIFFERENCE_PCT = 0.05
+
+Span = tuple[float, float, str]  # from, to (shares of the width), colour
+
+
+def bar(spans: Iterable[Span], *marks: Html, height: int = BAR_HEIGHT) -> Html:
+    """A bar of spans; what it says stands in the cells beside it, so it is hidden from screen readers."""
+    rects = (
+        tag("rect", x=f"{100 * low:.3f}%", y=1, width=f"{100 * max(high - low, 0.0015):.3f}%", height=height - 2, fill=colour, rx=1)
+        for low, high, colour in spans
+    )
+    return tag("svg", rects, marks, class_="bar", width="100%", height=height, aria_hidden="true")
+
+
+def mark(at: float, colour: str, height: int = BAR_HEIGHT, dash: str | None = None) -> Html:
+    """A thin upright line at a share of the width."""
+    x = f"{100 * at:.3f}%"
+    return tag("line", x1=x, x2=x, y1=0, y2=height, stroke=colour, stroke_width=1.5, stroke_dasharray=dash)
+
+
+# -- the step -------------------------------------------------------------------------------------------
+
+
+def waterfall(facts: Facts) -> Html:
+    """The parts of the step one after the other, and the step with its interval."""
+    plan, step_s = facts.plan, facts.plan.step_time_s
+    full_s = max(plan.high_s, step_s) if plan.high_s < 1.5 * step_s else 1.1 * step_s
+    rows: list[tuple[Html, ...]] = []
+    done_s = 0.0
+    for part in facts.parts:
+        colour = part_colour(part.colour)
+        span = sorted((done_s, done_s + part.seconds))
+        done_s += part.seconds
+        drawn = bar([(span[0] / full_s, span[1] / full_s, colour)], mark(done_s / full_s, var("line")))
+        rows.append((swatch(colour, part.name), drawn, _cell(seconds(part.seconds)), _cell(f"{100 * part.seconds / step_s:.1f}")))
+    whole = bar([(0.0, step_s / full_s, var("ink"))], _whisker(plan.low_s / full_s, min(plan.high_s / full_s, 1.0)))
+    rows.append((tag("b", "step"), whole, tag("b", seconds(step_s)), tag("b", "100.0")))
+    caption = f"Parts of one step of {facts.prediction.num_steps:,}" if facts.prediction.num_steps else "Parts of one step"
+    return table(("part", "from the start of the step", "time>", "% of step>"), rows, caption, "bars")
+
+
+def _cell(text: str) -> Html:
+    return tag("span", text)
+
+
+def _whisker(low: float, high: float) -> Html:
+    """The interval, over the bar of the step."""
+    middle = BAR_HEIGHT / 2
+    line = tag("line", x1=f"{100 * low:.3f}%", x2=f"{100 * high:.3f}%", y1=middle, y2=middle, stroke=var("warn"), stroke_width=2)
+    return joined(line, mark(low, var("warn")), mark(min(high, 0.998), var("warn")))
+
+
+# -- the axes -------------------------------------------------------------------------------------------
+
+
+def axes_table(axes: Sequence[AxisTraffic]) -> Html:
+    """What each axis carries in a step on one accelerator, and how much of it the step waits for."""
+    longest_s = max((max(axis.traffic_s, axis.exposed_s) for axis in axes), default=1.0) or 1.0
+    rows = [_axis_row(axis, longest_s) for axis in axes]
+    columns = ("axis", "crosses", "carries>", "messages>", "takes>", "exposed>", "exposed / hidden", "hides behind")
+    return table(columns, rows, "What each axis carries in one step, on one accelerator", "bars axes")
+
+
+def _axis_row(axis: AxisTraffic, longest_s: float) -> tuple[Html | str, ...]:
+    colour = var(axis.axis)
+    exposed = min(axis.exposed_s, longest_s) / longest_s
+    hidden = axis.hidden_s / longest_s
+    spans = [(0.0, exposed, colour)]
+    drawn = bar(spans, tag("rect", **_hollow(exposed, hidden, colour)) if hidden > 0 else Html(""))
+    return (
+        tag("b", f"{axis.axis} {axis.degree}", style=f"color:{colour}"),
+        " + ".join(axis.tiers) or "one accelerator",
+        si(axis.num_bytes, "B", 3),
+        f"{axis.num_messages:,.0f}",
+        seconds(axis.traffic_s),
+        seconds(axis.exposed_s),
+        drawn,
+        axis.behind,
+    )
+
+
+def _hollow(start: float, width: float, colour: str) -> dict[str, str | float]:
+    """A span of what is hidden: an outline with a breath of its colour."""
+    edge = {"fill": colour, "fill-opacity": 0.16, "stroke": colour, "stroke-width": 1, "stroke-opacity": 0.7}
+    return {"x": f"{100 * start:.3f}%", "width": f"{100 * width:.3f}%", "y": 1.5, "height": BAR_HEIGHT - 3, **edge}
+
+
+# -- changes --------------------------------------------------------------------------------------------
+
+
+def changes_table(changes: Sequence[Change]) -> Html:
+    """What one change would buy in time per token; losses far beyond the largest gain are cut, with an arrow."""
+    felt = [change for change in changes if abs(change.gain_pct) >= NO_DIFFERENCE_PCT]
+    rest = [change.what for change in changes if abs(change.gain_pct) < NO_DIFFERENCE_PCT]
+    top = max((change.gain_pct for change in felt), default=1.0)
+    bottom = max(min((change.gain_pct for change in felt), default=0.0), -1.2 * max(top, 5.0))
+    top = max(top, 0.0) or -0.1 * bottom
+    rows = [_change_row(change, bottom, top) for change in felt]
+    columns = ("change", "slower | faster", "gain %>", "step>", "fits")
+    note = tag("p", f"Without effect here: {'; '.join(rest)}.", class_="small") if rest else None
+    return joined(table(columns, rows, "What one change would buy, in time per token", "bars"), note)
+
+
+def _change_row(change: Change, bottom: float, top: float) -> tuple[Html | str, ...]:
+    def at(gain: float) -> float:
+        return (gain - min(bottom, 0.0)) / (top - min(bottom, 0.0))
+
+    gain = max(change.gain_pct, bottom)
+    colour = var("data") if change.gain_pct > 0 else var("loss")
+    low, high = sorted((at(0.0), at(gain)))
+    arrow = tag("text", "\u25c2", x=1, y=12, fill=var("paper"), font_size=11) if change.gain_pct < bottom else Html("")
+    drawn = bar([(low, high, colour)], mark(at(0.0), var("ink")), arrow)
+    fits = "yes" if change.fits else tag("b", "no", style=f"color:{var('warn')}")
+    return change.what, drawn, f"{change.gain_pct:+.1f}", seconds(change.step_time_s), fits
+
+
+# -- memory ---------------------------------------------------------------------------------------------
+
+
+def memory_table(facts: Facts) -> Html:
+    """Bytes at the peak of every stage, against what the accelerator has; stages that are alike share a row."""
+    chip = facts.plan.cluster.accelerator
+    full = max(chip.memory_bytes, max(stage["peak_bytes"] for stage in facts.stages))
+    marks = (mark((chip.memory_bytes - RESERVE_BYTES) / full, var("warn"), dash="3 2"), mark(chip.memory_bytes / full - 0.001, var("ink")))
+    rows = []
+    for first, last, stage in _alike(facts.stages):
+        name = f"{first}" if first == last else f"{first} \u2013 {last}"
+        share = f"{100 * stage['peak_bytes'] / chip.memory_bytes:.0f}"
+        biggest = ((stage[f"{part}_bytes"] / GIB, part) for part in MEMORY_PARTS)
+        parts = (f"{size:.1f}" if size >= 0.05 else "\u2013" for size, _ in biggest)
+        rows.append((name, f"{stage['layers']}", bar(_memory_spans(stage, full), *marks), f"{stage['peak_bytes'] / GIB:.1f}", share, *parts))
+    columns = ("stage", "layers>", "at the peak", "peak GiB>", "% full>", *(f"{part}>" for part in MEMORY_PARTS))
+    colours = [(var(MEMORY_COLOURS[part]), part) for part in MEMORY_PARTS]
+    room = f"Line: {gib(chip.memory_bytes)} of {chip.name}; dashed: less {gib(RESERVE_BYTES)} kept back for context, NCCL and fragments."
+    return joined(legend(colours), table(columns, rows, f"Memory of one accelerator by pipeline stage, GiB. {room}", "bars memory"))
+
+
+def _memory_spans(stage: dict[str, float], full: float) -> list[Span]:
+    spans, done = [], 0.0
+    for part in MEMORY_PARTS:
+        size = stage[f"{part}_bytes"] / full
+        if size > 0:
+            spans.append((done, done + size, var(MEMORY_COLOURS[part])))
+        done += size
+    return spans
+
+
+def _alike(stages: Sequence[dict[str, float]]) -> list[tuple[int, int, dict[str, float]]]:
+    """Runs of stages that hold the same: number of the first, of the last, and what they hold."""
+    runs: list[tuple[int, int, dict[str, float]]] = []
+    for number, stage in enumerate(stages):
+        same = {key: value for key, value in stage.items() if key != "stage"}
+        if runs and {key: value for key, value in runs[-1][2].items() if key != "stage"} == same:
+            runs[-1] = (runs[-1][0], number, stage)
+        else:
+            runs.append((number, number, stage))
+    return runs

@@ -1,0 +1,176 @@
+"""The rack picture: the accelerators of the innermost network domain, coloured by what the plan puts on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.layout import AXES
+from meshwright.plan.plan import Plan
+from meshwright.report.page.colours import ink_on, stage_colour, var
+from meshwright.report.page.markup import Html, joined, legend, svg, tag
+
+WIDTH = 460.0
+LABEL_WIDTH = 46.0
+CELL_HEIGHT = 21.0
+MAX_CELLS = 256  # drawn; what is left out is said
+MAX_DOMAINS = 8  # of the first replica, where it spans several
+HINTED = 3  # outlines behind, for the domains not drawn
+LETTERS = {"tp": "t", "cp": "c", "pp": "p", "dp": "d"}
+WORDS = {"tp": "tensor", "cp": "context", "pp": "pipeline stage", "dp": "replica"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rack:
+    """What is drawn: which domains, how their cells are arranged, and which axis gives the colours."""
+
+    plan: Plan
+    domains: tuple[int, ...]
+    num_columns: int
+    num_rows: int  # of one domain, spares included
+    coloured: str  # axis
+    seen: tuple[int, ...]  # coordinates on that axis that occur
+    marked: tuple[str, ...]  # axes whose coordinates stand in the cells
+
+    @staticmethod
+    def of(plan: Plan) -> Rack:
+        """The domains that hold the first replica, in the order of its ranks."""
+        layout, inner = plan.layout, plan.cluster.tiers[0]
+        replica = [layout.rank(coordinate) // inner.num_accelerators for coordinate in _replica(plan)]
+        columns = min(plan.cluster.accelerators_per_node, inner.num_installed)
+        rows = math.ceil(min(inner.num_installed, MAX_CELLS) / columns)
+        domains = tuple(dict.fromkeys(replica))[: max(min(MAX_DOMAINS, MAX_CELLS // (rows * columns)), 1)]
+        coloured = "pp" if layout.pp > 1 else "dp" if layout.dp > 1 else "cp" if layout.cp > 1 else "tp"
+        varying = {axis for axis in AXES for d in domains if len(_coordinates(plan, d, axis)) > 1}
+        varying |= {axis for axis in ("tp", "cp") if getattr(layout, axis) > 1}
+        marked = tuple(axis for axis in AXES if axis in varying and axis != coloured)
+        seen = tuple(sorted({value for d in domains for value in _coordinates(plan, d, coloured)}))
+        return Rack(plan, domains, columns, rows, coloured, seen, marked)
+
+    @property
+    def num_colours(self) -> int:
+        """Different colours there are: stages, or replicas of the domains drawn."""
+        return max(self.seen) + 1
+
+    @property
+    def names_replica(self) -> bool:
+        """Whether one domain is exactly one replica."""
+        layout = self.plan.layout
+        return len(self.domains) == 1 and _coordinates(self.plan, 0, "dp") == {0} and layout.num_ranks // layout.dp == self.size
+
+    @property
+    def size(self) -> int:
+        """Accelerators in use in a domain."""
+        return self.plan.cluster.tiers[0].num_accelerators
+
+
+def _replica(plan: Plan) -> Iterator[dict[str, int]]:
+    """Coordinates of the first replica; of a large one, what suffices to see its domains."""
+    layout = plan.layout
+    for pp in range(layout.pp):
+        for cp in range(layout.cp):
+            for tp in range(layout.tp):
+                yield {"tp": tp, "cp": cp, "pp": pp, "dp": 0}
+
+
+def _coordinates(plan: Plan, domain: int, axis: str) -> set[int]:
+    size = plan.cluster.tiers[0].num_accelerators
+    return {plan.layout.coordinate(rank)[axis] for rank in range(domain * size, domain * size + min(size, MAX_CELLS))}
+
+
+def rack_picture(plan: Plan) -> Html:
+    """The picture, its legend and what it leaves out."""
+    rack = Rack.of(plan)
+    stacked = rack.num_rows <= 2  # small domains: one below the other
+    domain_height = rack.num_rows * CELL_HEIGHT + (14.0 if stacked else 30.0)
+    offset = 7.0 * _num_hinted(rack)
+    drawn, y = [], offset
+    for domain in rack.domains:
+        hints = _outlines(rack, y, domain_height) if domain == rack.domains[0] and len(rack.domains) == 1 else Html("")
+        drawn.append(joined(hints, _domain(rack, domain, y, domain_height, compact=stacked)))
+        y += domain_height + 5.0
+    label = f"{rack.plan.cluster.tiers[0].name} {rack.domains[0]}: accelerators coloured by {WORDS[rack.coloured]}"
+    picture = svg(WIDTH + offset + 2.0, y, label, *drawn, class_="chart rack")
+    return joined(picture, legend(_colours(rack)), *(tag("p", line, class_="small") for line in _said(rack)))
+
+
+def _num_hinted(rack: Rack) -> int:
+    return min(HINTED, _num_domains(rack.plan) - 1) if len(rack.domains) == 1 else 0
+
+
+def _num_domains(plan: Plan) -> int:
+    return plan.cluster.num_accelerators // plan.cluster.tiers[0].num_accelerators
+
+
+def _outlines(rack: Rack, y: float, height: float) -> Html:
+    """The next domains, as cards behind the first."""
+    frames = []
+    for depth in range(_num_hinted(rack), 0, -1):
+        place = {"x": 1.0 + 7.0 * depth, "y": y - 7.0 * depth, "width": WIDTH, "height": height, "rx": 6.0}
+        frames.append(tag("rect", **place, fill=var("panel"), stroke=var("soft"), stroke_opacity=1.0 - 0.22 * depth))
+    return joined(*frames)
+
+
+def _domain(rack: Rack, domain: int, y: float, height: float, *, compact: bool) -> Html:
+    """A domain: its frame, its title and its trays of accelerators."""
+    inner = rack.plan.cluster.tiers[0]
+    frame = tag("rect", x=1.0, y=y, width=WIDTH, height=height, rx=6.0, fill=var("paper"), stroke=var("soft"))
+    top = y + (7.0 if compact else 24.0)
+    count = f"{inner.num_accelerators} of {inner.num_installed} in use" if rack.plan.spares_per_domain else f"{inner.num_accelerators} in use"
+    title = f"{inner.name} {domain} \u00b7 {rack.plan.cluster.accelerator.name} \u00b7 {count} \u00b7 {inner.link}"
+    heading = Html("") if compact else tag("text", title, x=11.0, y=y + 16.0, font_size=11.5, font_weight=600, fill=var("ink"))
+    rows = (_tray(rack, domain, row, top + row * CELL_HEIGHT, compact) for row in range(rack.num_rows))
+    return joined(frame, heading, *rows)
+
+
+def _tray(rack: Rack, domain: int, row: int, y: float, compact: bool) -> Html:
+    name = f"{rack.plan.cluster.tiers[0].name} {domain}" if compact and row == 0 else f"tray {row}"
+    label = tag("text", name, x=9.0, y=y + 14.0, font_size=10.0, fill=var("soft"))
+    width = (WIDTH - LABEL_WIDTH - 12.0) / rack.num_columns
+    cells = []
+    for column in range(rack.num_columns):
+        slot = row * rack.num_columns + column
+        if slot < rack.plan.cluster.tiers[0].num_installed:
+            cells.append(_cell(rack, domain, slot, LABEL_WIDTH + 4.0 + column * width, y, width))
+    return joined(label, *cells)
+
+
+def _cell(rack: Rack, domain: int, slot: int, x: float, y: float, width: float) -> Html:
+    box = {"x": x + 1.0, "y": y + 1.0, "width": width - 2.0, "height": CELL_HEIGHT - 2.0, "rx": 3.0}
+    centre: dict[str, str | float] = {"x": x + width / 2, "y": y + 14.2, "font_size": 10.0, "text_anchor": "middle"}
+    if slot >= rack.size:
+        spare = tag("rect", **box, fill=var("faint"), stroke=var("line"), stroke_dasharray="3 2")
+        return joined(spare, tag("text", "spare" if width > 34 else "", **centre, fill=var("soft")))
+    rank = domain * rack.size + slot
+    at = rack.plan.layout.coordinate(rank)
+    colour = stage_colour(at[rack.coloured], rack.num_colours)
+    words = ", ".join(f"{axis} {value}" for axis, value in at.items())
+    marks = " ".join(f"{LETTERS[axis]}{at[axis]}" for axis in rack.marked)
+    small = {**centre, "font_size": min(10.0, (width - 4.0) / max(0.58 * len(marks), 1.0))}
+    shown = tag("text", marks, **small, fill=ink_on(colour)) if marks else Html("")
+    return tag("g", tag("title", f"rank {rank}: {words}"), tag("rect", **box, fill=colour), shown)
+
+
+def _colours(rack: Rack) -> list[tuple[str, str]]:
+    """Swatches: all of them, or the first, some between and the last."""
+    seen, word = rack.seen, {"pp": "stage", "dp": "replica", "cp": "context rank", "tp": "tensor rank"}[rack.coloured]
+    shown = seen if len(seen) <= 16 else [*seen[:6], *seen[6:-3 : max((len(seen) - 9) // 4, 1)], *seen[-3:]]
+    entries = [(stage_colour(value, rack.num_colours), f"{word if value == shown[0] else ''} {value}".strip()) for value in shown]
+    spare = [(var("faint"), "spare")] if rack.plan.spares_per_domain else []
+    return [*entries, *spare]
+
+
+def _said(rack: Rack) -> Iterator[str]:
+    """What the marks mean, and what the picture leaves out."""
+    plan, inner, count = rack.plan, rack.plan.cluster.tiers[0], _num_domains(rack.plan)
+    if rack.marked:
+        yield "Marks: " + ", ".join(f"{LETTERS[axis]} = {WORDS[axis]} coordinate ({axis} {getattr(plan.layout, axis)})" for axis in rack.marked)
+    if rack.names_replica and count > 1:
+        yield f"One {inner.name} is one replica. The other {count - 1:,} {inner.name}s look the same: replicas 1 to {count - 1:,}."
+    elif count > len(rack.domains):
+        yield f"Drawn: {len(rack.domains)} of {count:,} {inner.name}s, the first that hold replica 0."
+    if inner.num_installed > MAX_CELLS:
+        yield f"Drawn: the first {MAX_CELLS} of the {inner.num_installed:,} accelerators of a {inner.name}."
+    if plan.layout.ep > 1:
+        yield f"Experts (ep {plan.layout.ep}) are laid over the ranks of dp, cp and tp; they take no accelerators of their own."

@@ -1,0 +1,164 @@
+"""The pipeline timeline of one step: a row per stage, an operation per rectangle, the ends of the step beside them.
+
+A schedule of very many operations is drawn in columns of time instead: how much of a column each kind of operation fills is how much of
+the column's height it takes, so areas stay right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.schedule import KIND_NAMES
+from meshwright.plan.trace import LaidOut
+from meshwright.report.page.axes import ticks
+from meshwright.report.page.colours import kind_colour, var
+from meshwright.report.page.markup import Html, joined, legend, number, svg, tag
+from meshwright.units import seconds
+
+WIDTH = 1180.0
+LABELS = 62.0  # width of the row labels
+ROW = 20.0
+MAX_OPERATIONS = 5000  # drawn one by one
+NUM_CELLS = 12_000  # stages x columns of time, where there are more
+LEVELS = 20  # heights a share is rounded to: runs of equal columns become one
+KINDS = ("forward", "backward", "weight gradient")
+
+
+def timeline_picture(step: LaidOut) -> Html:
+    """The picture with its legend and a sentence on how to read it."""
+    num_stages = step.plan.layout.pp
+    row = ROW if num_stages <= 24 else max(480.0 / num_stages, 8.0)
+    height = num_stages * row + 46.0
+    each = len(step.schedule.start_s) <= MAX_OPERATIONS
+    rows = _operations(step, row) if each else _columns(step, row)
+    label = f"Timeline of one step: {num_stages} pipeline stages, {len(step.schedule.start_s):,} operations, {seconds(step.plan.step_time_s)}"
+    drawing = svg(WIDTH, height, label, _background(step, row), *rows, _ends(step, row), _labels(num_stages, row), _time_axis(step, row))
+    box = tag("div", drawing, class_="scroll wide", tabindex="0", role="region", aria_label="Pipeline timeline")
+    return joined(legend(_legend(step)), box, tag("p", _said(step, each), class_="small"))
+
+
+def _x(step: LaidOut, at_s: float) -> float:
+    return LABELS + (WIDTH - LABELS - 2.0) * at_s / step.plan.step_time_s
+
+
+def _background(step: LaidOut, row: float) -> Html:
+    """Where stages wait: what no operation covers."""
+    left, right = _x(step, 0.0), _x(step, step.plan.step_time_s)
+    return tag("rect", x=left, y=0, width=right - left, height=step.plan.layout.pp * row, fill=var("faint"))
+
+
+def _operations(step: LaidOut, row: float) -> Iterator[Html]:
+    """A rectangle for every operation, with its name and times for whoever points at it."""
+    order, starts_s, ends_s = step.schedule.schedule, step.start_s, step.end_s
+    for i, (start_s, end_s) in enumerate(zip(starts_s.tolist(), ends_s.tolist(), strict=True)):
+        kind, chunk, stage = int(order.kind[i]), int(order.chunk[i]), int(order.stage[i])
+        name = f"{KIND_NAMES[kind]} chunk {chunk} mb {order.micro_batch[i]}, stage {stage}: {seconds(end_s - start_s)} from {seconds(start_s)}"
+        left = _x(step, start_s)
+        box = {"x": left, "y": stage * row + 1.0, "width": max(_x(step, end_s) - left - 0.35, 0.15), "height": row - 2.0}
+        yield tag("rect", tag("title", name), **box, fill=kind_colour(kind, chunk, order.num_chunks))
+
+
+def _columns(step: LaidOut, row: float) -> Iterator[Html]:
+    """Shares of each kind in columns of time, as one path a kind."""
+    num_columns = max(NUM_CELLS // step.plan.layout.pp, 100)
+    shares = _shares(step, num_columns)
+    width = (_x(step, step.plan.step_time_s) - LABELS) / num_columns
+    below = np.zeros(shares.shape[1:])
+    for kind in range(shares.shape[0]):
+        levels = np.round(shares[kind] * LEVELS) / LEVELS
+        path = "".join(_run_paths(below, levels, row, width))
+        yield tag("path", d=path, fill=kind_colour(kind, 0, 1))
+        below = below + levels
+
+
+def _shares(step: LaidOut, num_columns: int) -> NDArray[np.float64]:
+    """Share of every column of time that each kind fills on each stage: kinds x stages x columns."""
+    order, edges_s = step.schedule.schedule, np.linspace(0.0, step.plan.step_time_s, num_columns + 1)
+    shares = np.zeros((int(order.kind.max()) + 1, order.num_stages, num_columns))
+    for kind, stage in np.ndindex(shares.shape[:2]):
+        mine = np.flatnonzero((order.kind == kind) & (order.stage == stage))
+        starts_s, ends_s = step.start_s[mine], step.end_s[mine]
+        # Busy time up to a moment: operations of a stage do not overlap, so it is piecewise linear between their ends.
+        moments_s = np.stack([starts_s, ends_s], axis=1).ravel()
+        busy_s = np.concatenate([[0.0], np.cumsum(ends_s - starts_s)])
+        done_s = np.stack([busy_s[:-1], busy_s[1:]], axis=1).ravel()
+        shares[kind, stage] = np.diff(np.interp(edges_s, moments_s, done_s)) * num_columns / step.plan.step_time_s
+    return shares
+
+
+def _run_paths(below: NDArray[np.float64], levels: NDArray[np.float64], row: float, width: float) -> Iterator[str]:
+    """Rectangles of runs of equal columns, each as a path; they stand on what is `below`."""
+    inner = row - 2.0
+    for stage in range(levels.shape[0]):
+        tops, heights = below[stage], levels[stage]
+        changes = np.flatnonzero((np.diff(tops) != 0) | (np.diff(heights) != 0)) + 1
+        for start, stop in zip([0, *changes.tolist()], [*changes.tolist(), len(heights)], strict=True):
+            if heights[start] > 0:
+                x, y = LABELS + start * width, stage * row + 1.0 + inner * float(tops[start])
+                across, down = number((stop - start) * width), number(inner * float(heights[start]))
+                yield f"M{number(x)} {number(y)}h{across}v{down}h-{across}z"
+
+
+def _ends(step: LaidOut, row: float) -> Html:
+    """What the step waits for before the first operation and after the last, on all stages at once."""
+    total = step.plan.layout.pp * row
+    phases = (
+        ("data", 0.0, step.data_s, "waiting for storage"),
+        ("dp", step.data_s, step.weights_s, "waiting for the first weights"),
+        ("dp", step.drained_s, step.reduced_s, "waiting for the last gradients"),
+        ("optimizer", step.reduced_s, step.optimized_s, "optimizer"),
+        ("overhead", step.optimized_s, step.plan.step_time_s, "host"),
+    )
+    drawn = []
+    for colour, start_s, end_s, name in phases:
+        if end_s > start_s:
+            left = _x(step, start_s)
+            title = tag("title", f"{name}: {seconds(end_s - start_s)}")
+            width = max(_x(step, end_s) - left, 0.3)
+            drawn.append(tag("rect", title, x=left, y=0, width=width, height=total, fill=var(colour), fill_opacity=0.75))
+    return joined(*drawn)
+
+
+def _labels(num_stages: int, row: float) -> Html:
+    every = max(round(11.0 / row), 1)
+    return joined(
+        *(
+            tag("text", f"stage {stage}", x=LABELS - 8.0, y=stage * row + row / 2 + 4.0, text_anchor="end", font_size=11, fill=var("soft"))
+            for stage in range(0, num_stages, every)
+        )
+    )
+
+
+def _time_axis(step: LaidOut, row: float) -> Html:
+    base = step.plan.layout.pp * row
+    drawn = []
+    for at_s in ticks(0.0, step.plan.step_time_s, 10):
+        x = _x(step, at_s)
+        drawn.append(tag("line", x1=x, x2=x, y1=base, y2=base + 5.0, stroke=var("soft")))
+        drawn.append(tag("text", seconds(at_s), x=x, y=base + 18.0, text_anchor="middle", font_size=11, fill=var("soft")))
+    return joined(*drawn, tag("text", "time in the step", x=WIDTH - 2.0, y=base + 36.0, text_anchor="end", font_size=11, fill=var("soft")))
+
+
+def _legend(step: LaidOut) -> list[tuple[str, str]]:
+    order = step.schedule.schedule
+    each = len(step.schedule.start_s) <= MAX_OPERATIONS
+    entries = []
+    for kind in range(int(order.kind.max()) + 1):
+        if each and order.num_chunks > 1:
+            entries.append((kind_colour(kind, 0, order.num_chunks), f"{KINDS[kind]}, first chunk"))
+            entries.append((kind_colour(kind, order.num_chunks - 1, order.num_chunks), "last chunk"))
+        else:
+            entries.append((kind_colour(kind, 0, 1), KINDS[kind]))
+    waits = [(var("dp"), "waiting for weights or gradients")] if step.replicas.gather_s + step.replicas.reduce_s > 0 else []
+    return [*entries, (var("faint"), "idle"), *waits, (var("optimizer"), "optimizer"), (var("overhead"), "host")]
+
+
+def _said(step: LaidOut, each: bool) -> str:
+    order, schedule = step.schedule.schedule, step.schedule
+    idle = 100 * float(schedule.idle_s.mean()) / schedule.makespan_s
+    count = f"{len(schedule.start_s):,} operations: {order.num_micro_batches:,} micro-batches x {order.num_chunks} chunks x {order.num_stages} stages"
+    how = "; point at one for its times" if each else "; too many to draw one by one: the height of a colour is its share of that time"
+    return f"{count}{how}. Stages idle {idle:.1f} % of the pipeline's time on average."
