@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.pipeline import ChunkTimes, pipeline_s
 from meshwright.cost.schedule import Hops, Timeline, evaluate, schedule_named
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
@@ -158,18 +159,18 @@ def timeline(model: Model, cluster: Cluster, workload: Workload, layout: Layout,
     return _exact(predict(model, cluster, workload, Layouts.of([layout]), stack), layout)
 
 
-def _exact(prediction: Prediction, layout: Layout, row: int = 0) -> Timeline:
-    times, detail = prediction.detail.times, prediction.detail
+def _exact(prediction: Prediction, layout: Layout, row: int = 0, num_micro_batches: int = 0) -> Timeline:
+    times, detail = _times_of(prediction.detail.times, row), prediction.detail
     pp, vp = layout.pp, layout.vp
 
     def grid(middle: Any, first: Any, last: Any) -> NDArray[np.float64]:
-        cells = np.full((pp, vp), float(np.ravel(middle)[row]))
-        cells[0, 0] += float(np.ravel(first)[row])
-        cells[-1, -1] += float(np.ravel(last)[row])
+        cells = np.full((pp, vp), middle)
+        cells[0, 0] += first
+        cells[-1, -1] += last
         return cells
 
     name = layout.schedule if layout.schedule == "zero-bubble" else ("interleaved" if vp > 1 else "1f1b")
-    order = schedule_named(name, pp, vp, int(detail.num_micro_batches[row]))
+    order = schedule_named(name, pp, vp, num_micro_batches or int(detail.num_micro_batches[row]))
     weight_s = grid(times.weight_s, times.first_weight_s, times.last_weight_s) if name == "zero-bubble" else None
     backward_s = grid(times.backward_s, times.first_backward_s, times.last_backward_s)
     return evaluate(
@@ -183,17 +184,26 @@ def _exact(prediction: Prediction, layout: Layout, row: int = 0) -> Timeline:
 
 def exact_step_s(prediction: Prediction, layout: Layout, row: int = 0) -> float:
     """Seconds of the step of layout number `row` with the pipeline timed operation by operation instead of in closed form."""
-    parts = {part: float(prediction.parts[part][row]) for part in PARTS}
-    closed_s = _closed_pipeline_s(prediction, row)
-    slowest = (parts["compute"] + parts["bubble"] + sum(parts[f"exposed_{a}"] for a in ("tp", "cp", "ep", "pp"))) / max(closed_s, 1e-30)
-    return sum(parts.values()) + (_exact(prediction, layout, row).makespan_s - closed_s) * slowest
+    return sum(float(prediction.parts[part][row]) for part in PARTS) + schedule_excess_s(prediction, layout, row)
 
 
-def _closed_pipeline_s(prediction: Prediction, row: int) -> float:
-    from meshwright.cost.pipeline import pipeline_s
-    from meshwright.layout import SCHEDULES
+def schedule_excess_s(prediction: Prediction, layout: Layout, row: int = 0, num_micro_batches: int = 0) -> float:
+    """Seconds by which the exact schedule of layout number `row` is longer than its closed form, or of a step of so many micro-batches."""
+    whole_s = _closed_pipeline_s(prediction, layout, row)
+    inside = ("compute", "bubble", "exposed_tp", "exposed_cp", "exposed_ep", "exposed_pp")
+    slowest = sum(float(prediction.parts[part][row]) for part in inside) / max(whole_s, 1e-30)
+    closed_s = _closed_pipeline_s(prediction, layout, row, num_micro_batches) if num_micro_batches else whole_s
+    return (_exact(prediction, layout, row, num_micro_batches).makespan_s - closed_s) * slowest
 
-    layouts, detail = prediction.layouts, prediction.detail
-    zero_bubble = (layouts.schedule == SCHEDULES.index("zero-bubble")) & (layouts.pp > 1)
-    hop_s = np.where(layouts.overlap_pp > 0, detail.message_s, 0.0)
-    return float(pipeline_s(detail.num_micro_batches, layouts.pp, layouts.vp, detail.times, hop_s, zero_bubble=zero_bubble)[row])
+
+def _times_of(times: ChunkTimes, row: int) -> ChunkTimes:
+    """The times of one row, as numbers."""
+    return ChunkTimes(**{f.name: float(np.ravel(getattr(times, f.name))[row]) for f in fields(ChunkTimes)})
+
+
+def _closed_pipeline_s(prediction: Prediction, layout: Layout, row: int, num_micro_batches: int = 0) -> float:
+    detail = prediction.detail
+    m = num_micro_batches or int(detail.num_micro_batches[row])
+    hop_s = float(detail.message_s[row]) if layout.overlap_pp else 0.0
+    zero_bubble = layout.schedule == "zero-bubble" and layout.pp > 1
+    return float(pipeline_s(m, layout.pp, layout.vp, _times_of(detail.times, row), hop_s, zero_bubble=zero_bubble))

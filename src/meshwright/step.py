@@ -296,7 +296,7 @@ def price(question: Question, layouts: Layouts, constants: Constants) -> StepPar
     overlapped = layouts.overlap_pp > 0
     total_s = pipeline_s(m, layouts.pp, layouts.vp, times, np.where(overlapped, message_s, 0.0), zero_bubble=zero_bubble)
     busy_s = busiest_stage_s(m, layouts.pp, layouts.vp, times)
-    slowest = _slowest_of(question.num_accelerators, constants.chip_spread)
+    slowest = slowest_of(question.num_accelerators, constants.chip_spread)
     # The busiest stage's time is compute, what its layers expose, and per operation the host's time and its messages.
     layers = _busiest_layers(split, layer, head, embedding_s, layouts)
     exposed = {axis: m * layers * sum(getattr(layer, f"exposed_{axis}")) for axis in ("tp", "cp", "ep")}
@@ -328,7 +328,7 @@ def price(question: Question, layouts: Layouts, constants: Constants) -> StepPar
     )
 
 
-def _slowest_of(num_accelerators: Any, chip_spread: Any) -> Any:
+def slowest_of(num_accelerators: Any, chip_spread: Any) -> Any:
     """How much longer the slowest of so many chips takes than the slowest of eight.
 
     The largest of N normal deviates lies about sqrt(2 ln N) spreads out; chips of one kind differ in what their power cap allows.

@@ -76,9 +76,7 @@ def degrees(model: Model, cluster: Cluster, workload: Workload, features: Featur
     return found
 
 
-def _inner_degrees(
-    model: Model, workload: Workload, features: Features, fixed: Fixed, outer: tuple[int, int, int, int]
-) -> Iterator[Row]:
+def _inner_degrees(model: Model, workload: Workload, features: Features, fixed: Fixed, outer: tuple[int, int, int, int]) -> Iterator[Row]:
     """Rows of (tp, cp, pp, dp) with every number of chunks, experts' degree and micro-batch that they allow."""
     tp, cp, pp, dp = outer
     chunks = [vp for vp in _chunks(model.num_layers, pp, features.max_vp, fixed.ends) if fixed.allows("vp", vp)]

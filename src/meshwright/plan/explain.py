@@ -18,8 +18,10 @@ from meshwright.placement import tiers_of
 from meshwright.predict import check, parts
 from meshwright.question import GENERATION, question
 from meshwright.software import Software, software
-from meshwright.step import BF16_BYTES, PARTS, Pricer, StepParts
+from meshwright.step import BF16_BYTES, PARTS, Pricer, StepParts, slowest_of
 from meshwright.units import seconds, si
+
+NOTICEABLE_PCT = 0.05  # a change that buys or costs less is not worth a line
 
 BEHIND = {
     "tp": "the matrix products of the same layer",
@@ -94,6 +96,7 @@ def traffic(
     columns = Layouts.of([replace(layout, overlap_tp=False, overlap_pp=False, overlap_dp=False)])
     pricer = Pricer(question(model, cluster, workload, factor), columns, stack.constants)
     found = []
+    slowest = float(slowest_of(cluster.num_accelerators, stack.constants.chip_spread))  # as in the parts of the step
     for axis, carried in (("tp", _tensor), ("cp", _context), ("pp", _pipeline), ("dp", _data), ("ep", _expert)):
         degree = getattr(layout, axis)
         if degree == 1 and not (axis == "dp" and layout.cp > 1):
@@ -106,7 +109,7 @@ def traffic(
                 tiers=crossed.get(axis, crossed.get("dp", ())),
                 num_bytes=num_bytes,
                 num_messages=num_messages,
-                traffic_s=traffic_s,
+                traffic_s=traffic_s if axis == "dp" else traffic_s * slowest,
                 exposed_s=float(priced.seconds[f"exposed_{axis}"][0]),
                 behind=BEHIND[axis],
             )
@@ -121,8 +124,8 @@ def _per_step(priced: StepParts) -> float:
 
 def _tensor(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
     each = float(pricer.tokens[0]) * float(pricer.q.hidden) * BF16_BYTES * (layout.tp - 1) / layout.tp
-    passes = _per_step(priced)
-    return 8 * each * passes, 8 * passes, float(2 * pricer.tensor_s()[0]) * passes
+    ways, passes = 3 if layout.recompute == "full" else 2, _per_step(priced)  # recomputing goes forward once more
+    return 4 * ways * each * passes, 4 * ways * passes, float(ways * pricer.tensor_s()[0]) * passes
 
 
 def _context(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
@@ -230,7 +233,7 @@ def _changes(model: Model, cluster: Cluster, workload: Workload, layout: Layout,
         ):
             continue
         found.append(_change(what, model, *changed, stack, per_token))
-    return tuple(sorted(found, key=lambda change: -change.gain_pct))
+    return tuple(sorted((change for change in found if abs(change.gain_pct) >= NOTICEABLE_PCT), key=lambda change: -change.gain_pct))
 
 
 def _faster(cluster: Cluster, index: int, times: float) -> Cluster:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from meshwright.units import DAY, HOUR, MINUTE
+
 Scale = Callable[[float], float]  # a value -> a pixel
 
 
@@ -30,9 +32,15 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [value for value in values if low * 0.999 <= value <= high * 1.001]
 
 
-def linear(low: float, high: float, start: float, stop: float) -> Scale:
-    """A straight scale from `low`..`high` to pixels `start`..`stop`."""
-    return lambda value: start + (stop - start) * (value - low) / (high - low)
+def time_ticks(low_s: float, high_s: float) -> list[float]:
+    """Round durations between two positive ones, for a logarithmic axis: seconds, minutes, hours, days as people say them."""
+    if high_s < 1.0:
+        return log_ticks(low_s, high_s)
+    minutes, days = (1, 2, 5, 10, 20, 30), (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+    short = [step * power for power in (0.001, 0.01, 0.1, 1.0) for step in (1, 2, 5)]
+    said = [*short, 10.0, 20.0, 30.0, *(MINUTE * m for m in minutes), *(HOUR * h for h in (1, 2, 5, 10)), *(DAY * d for d in days)]
+    found = [value for value in said if low_s <= value <= high_s]
+    return found if len(found) > 1 else log_ticks(low_s, high_s)
 
 
 def logarithmic(low: float, high: float, start: float, stop: float) -> Scale:

@@ -25,7 +25,7 @@ Span = tuple[float, float, str]  # from, to (shares of the width), colour
 def bar(spans: Iterable[Span], *marks: Html, height: int = BAR_HEIGHT) -> Html:
     """A bar of spans; what it says stands in the cells beside it, so it is hidden from screen readers."""
     rects = (
-        tag("rect", x=f"{100 * low:.3f}%", y=1, width=f"{100 * max(high - low, 0.0015):.3f}%", height=height - 2, fill=colour, rx=1)
+        tag("rect", x=f"{100 * low:.3f}%", y=1, width=f"{100 * max(high - low, 0.005):.3f}%", height=height - 2, fill=colour, rx=1)
         for low, high, colour in spans
     )
     return tag("svg", rects, marks, class_="bar", width="100%", height=height, aria_hidden="true")
@@ -50,12 +50,11 @@ def waterfall(facts: Facts) -> Html:
         colour = part_colour(part.colour)
         span = sorted((done_s, done_s + part.seconds))
         done_s += part.seconds
-        drawn = bar([(span[0] / full_s, span[1] / full_s, colour)], mark(done_s / full_s, var("line")))
+        drawn = bar([(span[0] / full_s, span[1] / full_s, colour)])
         rows.append((swatch(colour, part.name), drawn, _cell(seconds(part.seconds)), _cell(f"{100 * part.seconds / step_s:.1f}")))
     whole = bar([(0.0, step_s / full_s, var("ink"))], _whisker(plan.low_s / full_s, min(plan.high_s / full_s, 1.0)))
     rows.append((tag("b", "step"), whole, tag("b", seconds(step_s)), tag("b", "100.0")))
-    caption = f"Parts of one step of {facts.prediction.num_steps:,}" if facts.prediction.num_steps else "Parts of one step"
-    return table(("part", "from the start of the step", "time>", "% of step>"), rows, caption, "bars")
+    return table(("part", "in order", "time>", "% of step>"), rows, "Parts of the step", class_="bars")
 
 
 def _cell(text: str) -> Html:
@@ -77,7 +76,8 @@ def axes_table(axes: Sequence[AxisTraffic]) -> Html:
     longest_s = max((max(axis.traffic_s, axis.exposed_s) for axis in axes), default=1.0) or 1.0
     rows = [_axis_row(axis, longest_s) for axis in axes]
     columns = ("axis", "crosses", "carries>", "messages>", "takes>", "exposed>", "exposed / hidden", "hides behind")
-    return table(columns, rows, "What each axis carries in one step, on one accelerator", "bars axes")
+    caption = "What each axis carries in one step, on one accelerator; filled bars are what the step waits for, pale ones what is hidden"
+    return table(columns, rows, "What each axis carries", caption=caption, class_="bars axes")
 
 
 def _axis_row(axis: AxisTraffic, longest_s: float) -> tuple[Html | str, ...]:
@@ -100,7 +100,7 @@ def _axis_row(axis: AxisTraffic, longest_s: float) -> tuple[Html | str, ...]:
 
 def _hollow(start: float, width: float, colour: str) -> dict[str, str | float]:
     """A span of what is hidden: an outline with a breath of its colour."""
-    edge = {"fill": colour, "fill-opacity": 0.16, "stroke": colour, "stroke-width": 1, "stroke-opacity": 0.7}
+    edge: dict[str, str | float] = {"fill": colour, "fill-opacity": 0.16, "stroke": colour, "stroke-width": 1, "stroke-opacity": 0.7}
     return {"x": f"{100 * start:.3f}%", "width": f"{100 * width:.3f}%", "y": 1.5, "height": BAR_HEIGHT - 3, **edge}
 
 
@@ -115,9 +115,9 @@ def changes_table(changes: Sequence[Change]) -> Html:
     bottom = max(min((change.gain_pct for change in felt), default=0.0), -1.2 * max(top, 5.0))
     top = max(top, 0.0) or -0.1 * bottom
     rows = [_change_row(change, bottom, top) for change in felt]
-    columns = ("change", "slower | faster", "gain %>", "step>", "fits")
+    columns = ("change", "slower | faster", "gain %>", "step>")
     note = tag("p", f"Without effect here: {'; '.join(rest)}.", class_="small") if rest else None
-    return joined(table(columns, rows, "What one change would buy, in time per token", "bars"), note)
+    return joined(table(columns, rows, "What one change would buy", class_="bars"), note)
 
 
 def _change_row(change: Change, bottom: float, top: float) -> tuple[Html | str, ...]:
@@ -129,8 +129,8 @@ def _change_row(change: Change, bottom: float, top: float) -> tuple[Html | str, 
     low, high = sorted((at(0.0), at(gain)))
     arrow = tag("text", "\u25c2", x=1, y=12, fill=var("paper"), font_size=11) if change.gain_pct < bottom else Html("")
     drawn = bar([(low, high, colour)], mark(at(0.0), var("ink")), arrow)
-    fits = "yes" if change.fits else tag("b", "no", style=f"color:{var('warn')}")
-    return change.what, drawn, f"{change.gain_pct:+.1f}", seconds(change.step_time_s), fits
+    what = change.what if change.fits else joined(change.what, " ", tag("b", "(does not fit)", style=f"color:{var('warn')}"))
+    return what, drawn, f"{change.gain_pct:+.1f}", seconds(change.step_time_s)
 
 
 # -- memory ---------------------------------------------------------------------------------------------
@@ -147,11 +147,13 @@ def memory_table(facts: Facts) -> Html:
         share = f"{100 * stage['peak_bytes'] / chip.memory_bytes:.0f}"
         biggest = ((stage[f"{part}_bytes"] / GIB, part) for part in MEMORY_PARTS)
         parts = (f"{size:.1f}" if size >= 0.05 else "\u2013" for size, _ in biggest)
-        rows.append((name, f"{stage['layers']}", bar(_memory_spans(stage, full), *marks), f"{stage['peak_bytes'] / GIB:.1f}", share, *parts))
+        rows.append(
+            (name, f"{stage['layers']}", bar(_memory_spans(stage, full), *marks), f"{stage['peak_bytes'] / GIB:.1f}", share, *parts)
+        )
     columns = ("stage", "layers>", "at the peak", "peak GiB>", "% full>", *(f"{part}>" for part in MEMORY_PARTS))
     colours = [(var(MEMORY_COLOURS[part]), part) for part in MEMORY_PARTS]
     room = f"Line: {gib(chip.memory_bytes)} of {chip.name}; dashed: less {gib(RESERVE_BYTES)} kept back for context, NCCL and fragments."
-    return joined(legend(colours), table(columns, rows, f"Memory of one accelerator by pipeline stage, GiB. {room}", "bars memory"))
+    return joined(legend(colours), table(columns, rows, "Memory by stage", caption=f"GiB on one accelerator. {room}", class_="bars memory"))
 
 
 def _memory_spans(stage: dict[str, float], full: float) -> list[Span]:

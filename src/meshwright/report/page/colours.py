@@ -38,7 +38,11 @@ PALETTE: Mapping[str, tuple[str, str]] = {
 PART_COLOURS: Mapping[str, str] = {f"exposed_{axis}": axis for axis in ("tp", "cp", "pp", "dp", "ep")}  # the others by their own names
 
 # Forward, backward and weight-gradient passes: a ramp each, from a stage's first chunk to its last.
-KIND_RAMPS = (((0.83, 0.055, 250.0), (0.50, 0.09, 258.0)), ((0.84, 0.085, 128.0), (0.52, 0.105, 140.0)), ((0.86, 0.07, 70.0), (0.60, 0.1, 55.0)))
+KIND_RAMPS = (
+    ((0.83, 0.055, 250.0), (0.50, 0.09, 258.0)),
+    ((0.84, 0.085, 128.0), (0.52, 0.105, 140.0)),
+    ((0.86, 0.07, 70.0), (0.60, 0.1, 55.0)),
+)
 
 
 def var(name: str) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from meshwright.report.page.axes import Scale, log_ticks, logarithmic, padded
+from meshwright.report.page.axes import Scale, log_ticks, logarithmic, padded, time_ticks
 from meshwright.report.page.colours import var
 from meshwright.report.page.markup import Html, joined, legend, svg, table, tag
 from meshwright.units import seconds, usd
 
-WIDTH, HEIGHT = 520.0, 320.0
-LEFT, RIGHT, TOP, BOTTOM = 66.0, 18.0, 14.0, 46.0
+WIDTH, HEIGHT = 460.0, 300.0
+LEFT, RIGHT, TOP, BOTTOM = 62.0, 18.0, 26.0, 46.0
+MAX_LABELS = 12
+LABEL_ROOM = 50.0
 KIND_WORDS = {"weak": "weak scaling: batch grows with the machine", "strong": "strong scaling: the batch stays"}
 
 
@@ -40,12 +42,21 @@ class ParetoPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantity:
+    """What an axis shows: its name, how a value is written, and where ticks go."""
+
+    name: str
+    said: Callable[[float], str]
+    ticks: Callable[[float, float], list[float]]
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """Two logarithmic axes and the box they span."""
 
     x: Scale
     y: Scale
-    drawn: Html = field(default=Html(""))
+    drawn: Html
 
 
 # -- scaling --------------------------------------------------------------------------------------------
@@ -53,18 +64,25 @@ class Frame:
 
 def scaling_chart(points: Sequence[ScalingPoint]) -> Html:
     """Step time over accelerators with error bars, the ideal dashed, and the same numbers as a table."""
-    values = [value for p in points for value in (p.low_s, p.high_s, p.step_time_s)]
-    frame = _frame([float(p.num_accelerators) for p in points], values, "accelerators", "step time", seconds)
-    kinds = [kind for kind in KIND_WORDS if any(p.kind == kind for p in points)]
-    curves = [_curve(frame, sorted((p for p in points if p.kind == kind), key=lambda p: p.num_accelerators), kind) for kind in kinds]
-    drawing = svg(WIDTH, HEIGHT, "Step time over the number of accelerators, with 80 % intervals", frame.drawn, *curves)
-    return joined(legend((var(kind), KIND_WORDS[kind]) for kind in kinds), drawing, _scaling_table(points))
+    curves = {kind: sorted((p for p in points if p.kind == kind), key=lambda p: p.num_accelerators) for kind in KIND_WORDS}
+    curves = {kind: of_kind for kind, of_kind in curves.items() if of_kind}
+    values = [value for p in points for value in (p.low_s, p.high_s)]
+    values += [value for kind, of_kind in curves.items() for value in _ideal(of_kind, kind)]
+    frame = _frame([float(p.num_accelerators) for p in points], values, COUNT, STEP)
+    drawn = [_curve(frame, of_kind, kind) for kind, of_kind in curves.items()]
+    drawing = svg(WIDTH, HEIGHT, "Step time over the number of accelerators, with 80 % intervals", frame.drawn, *drawn)
+    return joined(legend((var(kind), KIND_WORDS[kind]) for kind in curves), drawing, _scaling_table(points))
+
+
+def _ideal(points: Sequence[ScalingPoint], kind: str) -> list[float]:
+    """Step times if nothing were lost from the smallest machine on."""
+    first = points[0]
+    return [first.step_time_s * (first.num_accelerators / p.num_accelerators if kind == "strong" else 1.0) for p in points]
 
 
 def _curve(frame: Frame, points: Sequence[ScalingPoint], kind: str) -> Html:
-    colour, first = var(kind), points[0]
+    colour, ideal = var(kind), _ideal(points, kind)
     drawn = []
-    ideal = [first.step_time_s * (first.num_accelerators / p.num_accelerators if kind == "strong" else 1.0) for p in points]
     at = [frame.x(float(p.num_accelerators)) for p in points]
     drawn.append(_line(list(zip(at, [frame.y(value) for value in ideal], strict=True)), colour, "4 3", 1.0))
     drawn.append(_line([(x, frame.y(p.step_time_s)) for x, p in zip(at, points, strict=True)], colour, None, 2.0))
@@ -78,11 +96,27 @@ def _curve(frame: Frame, points: Sequence[ScalingPoint], kind: str) -> Html:
 
 
 def _scaling_table(points: Sequence[ScalingPoint]) -> Html:
+    ordered = sorted(points, key=lambda p: (p.kind == "strong", p.num_accelerators))
     rows = [
-        (p.kind, f"{p.num_accelerators:,}", seconds(p.step_time_s), f"{seconds(p.low_s)} \u2013 {seconds(p.high_s)}", f"{100 * p.efficiency:.1f}", p.note)
-        for p in sorted(points, key=lambda p: (p.kind == "strong", p.num_accelerators))
+        (
+            p.kind,
+            f"{p.num_accelerators:,}",
+            seconds(p.step_time_s),
+            f"{seconds(p.low_s)} \u2013 {seconds(p.high_s)}",
+            f"{100 * p.efficiency:.1f}",
+        )
+        for p in ordered
     ]
-    return table(("scaling", "accelerators>", "step>", "80 % interval>", "efficiency %>", "layout"), rows, "Scaling")
+    columns = ("scaling", "accelerators>", "step>", "80 % interval>", "efficiency %>")
+    caption = "Dashed: nothing lost. Efficiency is throughput per accelerator, of the smallest machine of its kind."
+    return _noted(columns, rows, [p.note for p in ordered], "Scaling", caption)
+
+
+def _noted(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], notes: Sequence[str], label: str, caption: str) -> Html:
+    """The table with a column of notes, where there are any."""
+    if not any(notes):
+        return table(columns, rows, label, caption=caption)
+    return table((*columns, "note"), [(*row, note) for row, note in zip(rows, notes, strict=True)], label, caption=caption, class_="noted")
 
 
 # -- Pareto ---------------------------------------------------------------------------------------------
@@ -92,19 +126,18 @@ def pareto_chart(points: Sequence[ParetoPoint], here: ParetoPoint | None = None)
     """Cost over time to train, a point per number of accelerators; the plan itself is ringed."""
     ordered = sorted(points, key=lambda p: p.time_to_train_s)
     every = [*ordered, *([here] if here else [])]
-    frame = _frame([p.time_to_train_s for p in every], [p.cost_usd for p in every], "time to train", "cost", usd, seconds)
-    path = [(frame.x(p.time_to_train_s), frame.y(p.cost_usd)) for p in ordered]
-    drawn = [_line(path, var("accent"), None, 2.0)]
-    drawn += [_pareto_point(frame, p, label=len(ordered) <= 12 or not i % math.ceil(len(ordered) / 12)) for i, p in enumerate(ordered)]
+    frame = _frame([p.time_to_train_s for p in every], [p.cost_usd for p in every], RUN, COST)
+    drawn = [_line([(frame.x(p.time_to_train_s), frame.y(p.cost_usd)) for p in ordered], var("accent"), None, 2.0)]
+    spacing = math.ceil(len(ordered) / MAX_LABELS)
+    drawn += [_pareto_point(frame, p, label=number % spacing == 0) for number, p in enumerate(ordered)]
     if here:
-        drawn.append(
-            tag("circle", tag("title", "this plan"), cx=frame.x(here.time_to_train_s), cy=frame.y(here.cost_usd), r=7.5, fill="none", stroke=var("ink"), stroke_width=1.6)
-        )
-    entries = [(var("accent"), "fastest plan of a number of accelerators")]
+        place = {"cx": frame.x(here.time_to_train_s), "cy": frame.y(here.cost_usd), "r": 7.5}
+        drawn.append(tag("circle", tag("title", "this plan"), **place, fill="none", stroke=var("ink"), stroke_width=1.6))
     drawing = svg(WIDTH, HEIGHT, "Cost over time to train: the Pareto front over numbers of accelerators", frame.drawn, *drawn)
-    rows = [(f"{p.num_accelerators:,}", seconds(p.time_to_train_s), usd(p.cost_usd), p.note) for p in ordered]
-    ring = tag("p", "Ringed: this plan.", class_="small") if here else None
-    return joined(legend(entries), drawing, ring, table(("accelerators>", "time to train>", "cost>", "layout"), rows, "Pareto front"))
+    rows = [(f"{p.num_accelerators:,}", seconds(p.time_to_train_s), usd(p.cost_usd)) for p in ordered]
+    caption = "Numbers in the chart are accelerators" + ("; the ring is this plan." if here else ".")
+    listed = _noted(("accelerators>", "time to train>", "cost>"), rows, [p.note for p in ordered], "Pareto front", caption)
+    return joined(legend([(var("accent"), "the best plan of each number of accelerators")]), drawing, listed)
 
 
 def _pareto_point(frame: Frame, point: ParetoPoint, *, label: bool) -> Html:
@@ -123,24 +156,41 @@ def _line(points: Sequence[tuple[float, float]], colour: str, dash: str | None, 
     return tag("polyline", points=path, fill="none", stroke=colour, stroke_width=width, stroke_dasharray=dash, stroke_linejoin="round")
 
 
-def _frame(xs: Sequence[float], ys: Sequence[float], x_name: str, y_name: str, y_said: object, x_said: object = None) -> Frame:
-    """Axes with ticks around positive values."""
+def _frame(xs: Sequence[float], ys: Sequence[float], across: Quantity, up: Quantity) -> Frame:
+    """Logarithmic axes with ticks around positive values."""
     x_ends, y_ends = padded(xs), padded(ys)
-    x = logarithmic(*x_ends, LEFT, WIDTH - RIGHT)
-    y = logarithmic(*y_ends, HEIGHT - BOTTOM, TOP)
-    said_y, said_x = (said if callable(said) else _count for said in (y_said, x_said))
-    drawn = [tag("rect", x=LEFT, y=TOP, width=WIDTH - LEFT - RIGHT, height=HEIGHT - TOP - BOTTOM, fill="none", stroke=var("line"))]
-    for value in log_ticks(*y_ends):
+    x, y = logarithmic(*x_ends, LEFT, WIDTH - RIGHT), logarithmic(*y_ends, HEIGHT - BOTTOM, TOP)
+    base = HEIGHT - BOTTOM
+    drawn = [tag("rect", x=LEFT, y=TOP, width=WIDTH - LEFT - RIGHT, height=base - TOP, fill="none", stroke=var("line"))]
+    for value in up.ticks(*y_ends):
         drawn.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), stroke=var("faint")))
-        drawn.append(tag("text", said_y(value), x=LEFT - 6.0, y=y(value) + 4.0, text_anchor="end", font_size=11, fill=var("soft")))
-    x_ticks = sorted(set(xs)) if x_said is None and len(set(xs)) <= 7 else log_ticks(*x_ends)
-    for value in x_ticks:
-        drawn.append(tag("line", x1=x(value), x2=x(value), y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM + 5.0, stroke=var("soft")))
-        drawn.append(tag("text", said_x(value), x=x(value), y=HEIGHT - BOTTOM + 18.0, text_anchor="middle", font_size=11, fill=var("soft")))
-    drawn.append(tag("text", x_name, x=WIDTH - RIGHT, y=HEIGHT - 8.0, text_anchor="end", font_size=12, fill=var("ink")))
-    drawn.append(tag("text", y_name, x=LEFT + 8.0, y=TOP + 16.0, font_size=12, fill=var("ink")))
+        drawn.append(_label(up.said(value), LEFT - 6.0, y(value) + 4.0, "end"))
+    for value in _apart(across.ticks(*x_ends), x):
+        drawn.append(tag("line", x1=x(value), x2=x(value), y1=base, y2=base + 5.0, stroke=var("soft")))
+        drawn.append(_label(across.said(value), x(value), base + 18.0, "middle"))
+    drawn.append(_label(across.name, WIDTH - RIGHT, HEIGHT - 8.0, "end", "ink"))
+    drawn.append(_label(up.name, LEFT, TOP - 9.0, "start", "ink"))
     return Frame(x, y, joined(*drawn))
+
+
+def _apart(values: Sequence[float], x: Scale) -> list[float]:
+    """The values that stand far enough from the one before for their labels to be read."""
+    kept: list[float] = []
+    for value in values:
+        if not kept or x(value) - x(kept[-1]) >= LABEL_ROOM:
+            kept.append(value)
+    return kept
+
+
+def _label(words: str, x: float, y: float, anchor: str, colour: str = "soft") -> Html:
+    return tag("text", words, x=x, y=y, text_anchor=anchor, font_size=12, fill=var(colour))
 
 
 def _count(value: float) -> str:
     return f"{value:,.0f}"
+
+
+COUNT = Quantity("accelerators", _count, log_ticks)
+STEP = Quantity("step time", seconds, time_ticks)
+RUN = Quantity("time to train", seconds, time_ticks)
+COST = Quantity("cost", usd, log_ticks)

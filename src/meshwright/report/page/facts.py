@@ -22,17 +22,13 @@ SAME = 1e-6  # relative difference below which two predictions are one
 
 PART_NAMES = {
     "compute": "compute",
-    "exposed_tp": "tensor traffic, exposed",
-    "exposed_cp": "context traffic, exposed",
-    "exposed_pp": "pipeline messages, exposed",
-    "exposed_dp": "replica traffic, exposed",
-    "exposed_ep": "expert traffic, exposed",
+    **{f"exposed_{axis}": f"exposed {axis}" for axis in ("tp", "cp", "pp", "dp", "ep")},
     "bubble": "pipeline bubble",
     "optimizer": "optimizer",
-    "data": "waiting for storage",
-    "overhead": "host overhead",
+    "data": "storage",
+    "overhead": "host",
 }
-CORRECTION = "exact schedule less closed form"
+CORRECTION = "exact schedule"  # less the closed form
 
 
 @dataclass(frozen=True, slots=True)

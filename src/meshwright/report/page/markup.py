@@ -63,13 +63,14 @@ def svg(width: float, height: float, label: str, *children: Child | Iterable[Chi
     return tag("svg", *children, viewBox=box, role="img", aria_label=label, class_=class_)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Child]], caption: str = "", class_: str = "") -> Html:
+def table(columns: Sequence[str], rows: Iterable[Sequence[Child]], label: str, *, caption: str = "", class_: str | None = None) -> Html:
     """A table in a box of its own, in which it scrolls where the page is narrow. A column whose name ends in > is right-aligned."""
     sides = ["num" if name.endswith(">") else None for name in columns]
     head = tag("tr", (tag("th", name.rstrip(">"), class_=side, scope="col") for name, side in zip(columns, sides, strict=True)))
     body = [tag("tr", (tag("td", cell, class_=side) for cell, side in zip(row, sides, strict=True))) for row in rows]
-    inside = (tag("caption", caption) if caption else None, tag("thead", head), tag("tbody", *body))
-    return tag("div", tag("table", *inside, class_=class_ or None), class_="scroll", tabindex="0", role="region", aria_label=caption or "table")
+    inside = tag("table", tag("thead", head), tag("tbody", *body), class_=class_, aria_label=label)
+    above = tag("p", caption, class_="caption") if caption else None  # not in the table: there it would be as wide, and scroll with it
+    return joined(above, tag("div", inside, class_="scroll", tabindex="0", role="region", aria_label=label))
 
 
 def swatch(colour: str, label: str) -> Html:

@@ -34,7 +34,9 @@ def timeline_picture(step: LaidOut) -> Html:
     height = num_stages * row + 46.0
     each = len(step.schedule.start_s) <= MAX_OPERATIONS
     rows = _operations(step, row) if each else _columns(step, row)
-    label = f"Timeline of one step: {num_stages} pipeline stages, {len(step.schedule.start_s):,} operations, {seconds(step.plan.step_time_s)}"
+    label = (
+        f"Timeline of one step: {num_stages} pipeline stages, {len(step.schedule.start_s):,} operations, {seconds(step.plan.step_time_s)}"
+    )
     drawing = svg(WIDTH, height, label, _background(step, row), *rows, _ends(step, row), _labels(num_stages, row), _time_axis(step, row))
     box = tag("div", drawing, class_="scroll wide", tabindex="0", role="region", aria_label="Pipeline timeline")
     return joined(legend(_legend(step)), box, tag("p", _said(step, each), class_="small"))
@@ -55,7 +57,9 @@ def _operations(step: LaidOut, row: float) -> Iterator[Html]:
     order, starts_s, ends_s = step.schedule.schedule, step.start_s, step.end_s
     for i, (start_s, end_s) in enumerate(zip(starts_s.tolist(), ends_s.tolist(), strict=True)):
         kind, chunk, stage = int(order.kind[i]), int(order.chunk[i]), int(order.stage[i])
-        name = f"{KIND_NAMES[kind]} chunk {chunk} mb {order.micro_batch[i]}, stage {stage}: {seconds(end_s - start_s)} from {seconds(start_s)}"
+        name = (
+            f"{KIND_NAMES[kind]} chunk {chunk} mb {order.micro_batch[i]}, stage {stage}: {seconds(end_s - start_s)} from {seconds(start_s)}"
+        )
         left = _x(step, start_s)
         box = {"x": left, "y": stage * row + 1.0, "width": max(_x(step, end_s) - left - 0.35, 0.15), "height": row - 2.0}
         yield tag("rect", tag("title", name), **box, fill=kind_colour(kind, chunk, order.num_chunks))
@@ -66,12 +70,12 @@ def _columns(step: LaidOut, row: float) -> Iterator[Html]:
     num_columns = max(NUM_CELLS // step.plan.layout.pp, 100)
     shares = _shares(step, num_columns)
     width = (_x(step, step.plan.step_time_s) - LABELS) / num_columns
+    reached = np.round(np.cumsum(shares, axis=0) * LEVELS) / LEVELS  # sums are rounded, so that what is left over is idle time
     below = np.zeros(shares.shape[1:])
     for kind in range(shares.shape[0]):
-        levels = np.round(shares[kind] * LEVELS) / LEVELS
-        path = "".join(_run_paths(below, levels, row, width))
+        path = "".join(_run_paths(below, reached[kind] - below, row, width))
         yield tag("path", d=path, fill=kind_colour(kind, 0, 1))
-        below = below + levels
+        below = reached[kind]
 
 
 def _shares(step: LaidOut, num_columns: int) -> NDArray[np.float64]:
@@ -138,7 +142,8 @@ def _time_axis(step: LaidOut, row: float) -> Html:
     for at_s in ticks(0.0, step.plan.step_time_s, 10):
         x = _x(step, at_s)
         drawn.append(tag("line", x1=x, x2=x, y1=base, y2=base + 5.0, stroke=var("soft")))
-        drawn.append(tag("text", seconds(at_s), x=x, y=base + 18.0, text_anchor="middle", font_size=11, fill=var("soft")))
+        anchor = "end" if x > WIDTH - 20.0 else "middle"
+        drawn.append(tag("text", seconds(at_s), x=x, y=base + 18.0, text_anchor=anchor, font_size=11, fill=var("soft")))
     return joined(*drawn, tag("text", "time in the step", x=WIDTH - 2.0, y=base + 36.0, text_anchor="end", font_size=11, fill=var("soft")))
 
 
@@ -159,6 +164,9 @@ def _legend(step: LaidOut) -> list[tuple[str, str]]:
 def _said(step: LaidOut, each: bool) -> str:
     order, schedule = step.schedule.schedule, step.schedule
     idle = 100 * float(schedule.idle_s.mean()) / schedule.makespan_s
-    count = f"{len(schedule.start_s):,} operations: {order.num_micro_batches:,} micro-batches x {order.num_chunks} chunks x {order.num_stages} stages"
+    words = ((order.num_micro_batches, "micro-batches"), (order.num_chunks, "chunks"), (order.num_stages, "stages"))
+    counted = " x ".join(f"{number:,} {word}" for number, word in words if number > 1)
+    count = f"{len(schedule.start_s):,} operations" + (f" of {counted}" if counted else "")
     how = "; point at one for its times" if each else "; too many to draw one by one: the height of a colour is its share of that time"
-    return f"{count}{how}. Stages idle {idle:.1f} % of the pipeline's time on average."
+    bubble = f" Stages idle {idle:.1f} % of the pipeline's time on average." if order.num_stages > 1 else ""
+    return f"{count}{how}.{bubble}"

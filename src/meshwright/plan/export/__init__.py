@@ -1,0 +1,54 @@
+"""A plan in the words of other people's stacks, one file per stack.
+
+Each file says at its top which plan it came from and what the stack cannot express; what would run as something else is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from meshwright.errors import InputError, nearest
+from meshwright.plan.export import deepspeed, hostfile, megatron, megatron_bridge, torchtitan
+from meshwright.plan.plan import Plan, write_whole
+
+PLACED: Mapping[str, Callable[[Plan, Sequence[str]], str]] = {
+    "hostfile": hostfile.host_file,
+    "hostfile-pp-last": hostfile.host_file_pp_last,
+    "rankfile": hostfile.rank_file,
+    "rankfile-pp-last": hostfile.rank_file_pp_last,
+    "environment": hostfile.environment,
+}
+
+
+def _on_placeholders(kind: str) -> Callable[[Plan], str]:
+    return lambda plan: PLACED[kind](plan, ())
+
+
+EXPORTS: Mapping[str, Callable[[Plan], str]] = {
+    "megatron": megatron.arguments,
+    "megatron-bridge": megatron_bridge.overrides,
+    "torchtitan": torchtitan.job_file,
+    "deepspeed": deepspeed.configuration,
+    **{kind: _on_placeholders(kind) for kind in PLACED},
+}
+
+VENDORS = ("NVIDIA", "AMD")  # whose accelerators these stacks drive through torch and NCCL (or RCCL)
+
+
+def export(plan: Plan, kind: str, path: Path, hosts: Sequence[str] = ()) -> None:
+    """Write the plan for a stack; `hosts` names the nodes in the order of the machine where the file names any."""
+    write_whole(path, exported(plan, kind, hosts))
+
+
+def exported(plan: Plan, kind: str, hosts: Sequence[str] = ()) -> str:
+    """The plan for a stack, as text."""
+    if kind not in EXPORTS:
+        raise InputError(f"no export named {kind!r}", where="export", fix=nearest(kind, EXPORTS))
+    if plan.cluster.accelerator.vendor not in VENDORS:
+        raise InputError(
+            f"these stacks do not run on {plan.cluster.accelerator.name} of {plan.cluster.accelerator.vendor}",
+            where="cluster.accelerator",
+            fix=f"export plans for accelerators of {' or '.join(VENDORS)}",
+        )
+    return PLACED[kind](plan, hosts) if hosts and kind in PLACED else EXPORTS[kind](plan)

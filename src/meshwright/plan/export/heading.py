@@ -1,0 +1,38 @@
+"""The top of every exported file: which plan it came from, and what the foreign stack cannot say."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from meshwright.plan.plan import Plan
+from meshwright.units import seconds
+
+WIDTH = 118  # of a comment's text
+
+
+def origin(plan: Plan) -> list[str]:
+    """The plan in a few lines: its name, layout, machine, job and prediction."""
+    machine, job, layout = plan.cluster, plan.workload, plan.layout
+    return [
+        f"plan: {plan.name} (plan file version {plan.version}, priced with {plan.software})",
+        f"layout: {layout}, order {'-'.join(layout.order)}, schedule {layout.schedule}",
+        f"machine: {machine.num_accelerators} x {machine.accelerator.name} of {machine.name}",
+        f"job: {plan.model.name}, {job.global_batch} sequences of {job.seq_len} tokens a step, {job.precision}",
+        f"predicted: {seconds(plan.step_time_s)} a step ({seconds(plan.low_s)} to {seconds(plan.high_s)})",
+    ]
+
+
+def heading(plan: Plan, what: str, limits: Sequence[str]) -> list[str]:
+    """Comment lines: what the file is, where it comes from, what it leaves to the reader."""
+    lines = [comment(f"{what}, written by meshwright"), *(comment(line) for line in origin(plan))]
+    if limits:
+        lines += [comment("Not said here, and to be set by hand:"), *(comment(limit, bullet=True) for limit in limits)]
+    return "\n".join(lines).split("\n")
+
+
+def comment(text: str, bullet: bool = False, indent: str = "") -> str:
+    """A sentence as comment lines, wrapped."""
+    first, rest = ("- ", "  ") if bullet else ("", "")
+    lines = textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(f"{indent}# {line}" for line in lines)

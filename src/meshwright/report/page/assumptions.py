@@ -1,0 +1,168 @@
+"""Every assumption behind a plan, with where it comes from: what was chosen, what was fitted, what was looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from meshwright import footprint
+from meshwright import software as sw
+from meshwright.describe.load import link
+from meshwright.describe.source import Sources
+from meshwright.errors import InputError
+from meshwright.outcome import POWER_FILE, power_constants
+from meshwright.report.page.facts import Facts
+from meshwright.units import gib, seconds, usd
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """One number the prediction stands on."""
+
+    what: str
+    value: str
+    origin: str  # its source, the reason for it, or what was expected before it was fitted
+
+
+# What each constant of software.py means; its value is read from there. A test holds that none is missing.
+CHOSEN: Mapping[str, tuple[str, str, str]] = {  # name -> meaning, unit, reason
+    "MATMUL_CEILING": ("matrix products, of the peak, where power does not limit them", "", "what the best kernels reach"),
+    "MATMUL_HALF_SIZE": ("columns or rows at which a product reaches half its rate", "", "one tile of 128 columns is mostly edge"),
+    "BF16_PJ_PER_FLOP": ("energy of a bf16 FLOP at the power cap", "pJ", "measured maxima of H100, B200, GB200, B300 (MAMF)"),
+    "FP8_ATTENTION_SPEEDUP": ("attention in fp8 over bf16", "x", "the products are twice as fast, the exponentials are not"),
+    "BACKWARD_ATTENTION": ("forwards that a backward of flash attention takes", "x", "five products against two"),
+    "CAST_BYTES": ("memory traffic of casting an element to the recipe", "bytes", "reads and writes of each orientation, and the maximum"),
+    "GATHER_BYTES": ("a parameter, when weights are gathered", "bytes", "the format weights are gathered in"),
+    "REDUCE_BYTES": ("a parameter, when gradients are reduced", "bytes", "the format gradients are reduced in"),
+    "SCALE_UP_EFFICIENCY": (
+        "of the NVLink rate, what collectives reach",
+        "",
+        "NCCL all-reduce on GB200 NVL72: 65 % at 0.5 GiB, 93 % at 4 GiB",
+    ),
+    "TP_HIDDEN": ("of tensor traffic, hidden where it is overlapped", "", "chosen"),
+    "ADAPTER_TP_HIDDEN": ("the same where adapters sit beside the products", "", "their own traffic comes between"),
+    "RING_ROUND_S": ("one more round of ring attention, forward", "s", "further kernels; twice that backward"),
+    "GRAPH_CHUNK_S": ("a pipeline operation inside a CUDA graph", "s", "its sends, receives and their joins"),
+    "PP_EXPOSED": ("of a pipeline message, exposed where it is overlapped", "", "the copy in and out"),
+    "BUCKET_PARAMETERS": ("parameters of one data-parallel reduction", "", "the record machine's setting"),
+    "OPTIMIZER_BYTES": ("Adam on a parameter's shard", "bytes", "gradient, master, two moments read; three written, and the weight"),
+    "STEP_BYTES": ("a parameter and step beside that", "bytes", "gradients zeroed and cast, gathered weights copied and cast"),
+    "STEP_S": ("host work at the end of a step", "s", "norm, clipping, logging"),
+    "LOSS_BYTES": ("a logit, forward or backward", "bytes", "written once in bf16, read in fp32 halves"),
+    "CHIP_REFERENCE": (
+        "W and bf16 FLOP/s that unfitted chips are scaled from",
+        "",
+        "H100: chips of no fitted generation are taken as equally efficient",
+    ),
+}
+
+
+def chosen() -> list[Assumption]:
+    """What was chosen for a reason, and not fitted."""
+    found = [Assumption(meaning, _value(getattr(sw, name), unit), reason) for name, (meaning, unit, reason) in CHOSEN.items()]
+    reserve = "CUDA context, NCCL channels, buffers of overlapped collectives, fragments"
+    found.append(Assumption("memory kept back on every accelerator", gib(footprint.RESERVE_BYTES), reserve))
+    layers = "the layer at work and the one fetched ahead"
+    found.append(Assumption("layers that ZeRO 3 holds gathered", f"{footprint.NUM_GATHERED_LAYERS}", layers))
+    return found
+
+
+def fitted(facts: Facts) -> list[Assumption]:
+    """What was fitted on measured runs, at the plan's software."""
+    constants = facts.stack.constants
+    found = [
+        Assumption(entry.meaning, _value(getattr(constants, name), _unit(entry.unit)), _expected(entry))
+        for name, entry in sw.FITTED.items()
+        if not name.startswith("release ")
+    ]
+    release = f"time of {facts.stack.name} against {sw.REFERENCE_RELEASE}'s, as a logarithm (fitted as {facts.stack.release})"
+    found.append(Assumption(release, f"{facts.stack.log_factor:+.3f}", facts.stack.note or "0 \u00b1 0.15"))
+    for name, value in _power().items():
+        found.append(Assumption(f"node power: {name.replace('_', ' ')}", f"{value:.4g}", "fitted freely"))
+    return found
+
+
+def fitted_on() -> str:
+    """What the constants were fitted on."""
+    values = sw.fitted_values()
+    return f"Fitted on {values.fitted_on} ({values.date}); node power on metered runs ({POWER_FILE.name})."
+
+
+def _expected(entry: sw.Fitted) -> str:
+    unit = _unit(entry.unit)
+    return f"{_value(entry.expected, unit)} \u00b1 {_value(entry.spread, unit)}"
+
+
+def looked_up(facts: Facts) -> list[Assumption]:
+    """Where the descriptions of model, machine and job come from, and prices, grid and halls."""
+    plan, takes = facts.plan, facts.takes
+    named: tuple[tuple[str, str, Sources], ...] = (
+        ("model", plan.model.name, plan.model.sources),
+        ("cluster", plan.cluster.name, plan.cluster.sources),
+        ("accelerator", plan.cluster.accelerator.name, plan.cluster.accelerator.sources),
+        *((f"link of {tier.name}", tier.link, _link_sources(tier.link)) for tier in plan.cluster),
+        ("workload", plan.workload.name, plan.workload.sources),
+    )
+    found = [entry for kind, name, sources in named for entry in _of(kind, name, sources)]
+    if takes.offer:
+        price = takes.offer.price
+        value = f"{usd(price.usd_per_accelerator_hour)} an accelerator and hour, {price.provider} {price.kind}"
+        found.append(Assumption("price", value, str(price.source)))
+    grid, halls = takes.region, takes.facility
+    found.append(
+        Assumption(f"grid of {grid.name}", f"{grid.grid_gco2e_per_kwh:g} g CO2e/kWh, {grid.method}, {grid.year}", str(grid.source))
+    )
+    found.append(Assumption(f"halls of {halls.name}", f"PUE {halls.pue:g}, {halls.year}", str(halls.source)))
+    found.append(Assumption("watts beside the accelerators", takes.hosts, "see the cluster, or the node power constants"))
+    return found
+
+
+def evidence(facts: Facts) -> str:
+    """What the interval stands on, in a sentence."""
+    bounds = facts.prediction.interval
+    where = {"measured": "inside the evidence", "near": "near the evidence", "far": "far from the evidence"}[bounds.distance]
+    factors = f"{100 * (bounds.low - 1):+.1f} % to {100 * (bounds.high - 1):+.1f} %"
+    kin = f"from the errors on {bounds.num_runs} runs ({bounds.kin})"
+    return f"The 80 % interval, {factors}, comes {kin}. This question lies {where}."
+
+
+def _of(kind: str, name: str, sources: Sources) -> Iterator[Assumption]:
+    if not sources:
+        yield Assumption(kind, name, "no source is stated")
+    for key, source in sources.items():
+        yield Assumption(kind if key == "default" else f"{kind}: {key}", name, str(source))
+
+
+def _link_sources(name: str) -> Sources:
+    """Sources of a link; none of one that only the plan's own file describes."""
+    try:
+        return link(name).sources
+    except InputError:
+        return {}
+
+
+def _power() -> Mapping[str, float]:
+    constants = power_constants()
+    return {
+        "waiting fraction of the cap": constants.waiting_fraction,
+        "host W an accelerator": constants.host_w_per_accelerator,
+        "fans, share of the heat": constants.fan_fraction,
+        "wall over DC": constants.wall_per_dc,
+    }
+
+
+def _unit(unit: str) -> str:
+    return "" if unit in ("fraction", "1") else unit
+
+
+def _value(value: object, unit: str) -> str:
+    """A number, or a table or pair of them, with its unit."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {number:g}" for key, number in value.items()) + (f" {unit}" if unit else "")
+    if isinstance(value, tuple):
+        return ", ".join(f"{number:g}" for number in value) + (f" {unit}" if unit else "")
+    assert isinstance(value, int | float)
+    if unit == "s":
+        return seconds(value)
+    shown = f"{value:,.0f}" if abs(value) >= 1e6 else f"{value:.4g}"
+    return f"{shown} {unit}".strip()

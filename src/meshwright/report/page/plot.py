@@ -1,0 +1,146 @@
+"""A plan on one slide: an SVG of 16:9 with the answer, the waterfall of the step and what each axis carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from meshwright.errors import InputError
+from meshwright.outcome import Outcome
+from meshwright.plan.explain import AxisTraffic
+from meshwright.plan.plan import Plan
+from meshwright.report.page.colours import part_colour, resolved, var
+from meshwright.report.page.facts import Facts, Part, facts_of
+from meshwright.report.page.markup import Html, joined, tag
+from meshwright.software import Software
+from meshwright.units import gib, seconds, si, usd
+
+WIDTH, HEIGHT, MARGIN = 1600.0, 900.0, 70.0
+MIDDLE = 520.0  # where the charts start
+FONTS = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
+
+
+def write_plot(plan: Plan, path: Path, *, stack: Software | None = None, takes: Outcome | None = None) -> None:
+    """Write the slide as SVG, its colours written out, so that programs for slides can show it."""
+    if path.suffix.lower() != ".svg":
+        raise InputError(
+            f"a plot is written as SVG, not as {path.suffix or 'a file without ending'}", where=str(path), fix="name it FILE.svg"
+        )
+    try:
+        path.write_text(plan_plot(facts_of(plan, stack, takes)), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write the plot: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+
+
+def plan_plot(facts: Facts) -> str:
+    """The slide as SVG."""
+    paper = tag("rect", width=WIDTH, height=HEIGHT, fill=var("paper"))
+    title = tag("title", f"{facts.plan.name}: plan")
+    inside = joined(title, paper, _heading(facts), *_numbers(facts), *_waterfall(facts), *_axes(facts), _foot(facts))
+    size: dict[str, str | float] = {
+        "viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
+        "width": WIDTH,
+        "height": HEIGHT,
+        "font_family": FONTS,
+        "role": "img",
+    }
+    drawing = tag(
+        "svg", inside, xmlns="http://www.w3.org/2000/svg", **size, aria_label=f"{facts.plan.name}: step time by part, and traffic by axis"
+    )
+    return resolved(drawing) + "\n"
+
+
+def _text(words: str, x: float, y: float, size: float, colour: str = "ink", weight: int = 400, anchor: str = "start") -> Html:
+    return tag("text", words, x=x, y=y, font_size=size, font_weight=weight, fill=var(colour), text_anchor=anchor)
+
+
+def _heading(facts: Facts) -> Html:
+    """Name, and the axes as chips."""
+    plan = facts.plan
+    size = min(40.0, (WIDTH - 2 * MARGIN) / (0.58 * max(len(plan.name), 1)))
+    drawn = [_text(plan.name, MARGIN, 92.0, size, weight=700)]
+    x = MARGIN
+    for axis in ("tp", "cp", "pp", "dp", "ep"):
+        degree = getattr(plan.layout, axis)
+        if degree > 1:
+            words = f"{axis} {degree}"
+            width = 26.0 + 12.5 * len(words)
+            drawn.append(tag("rect", x=x, y=116.0, width=width, height=38.0, rx=19.0, fill=var(axis)))
+            drawn.append(_text(words, x + width / 2, 142.0, 21.0, "paper", 700, "middle"))
+            x += width + 10.0
+    workload = plan.workload
+    tokens = f"{workload.global_batch:,} x {workload.seq_len:,} tokens, {workload.precision}"
+    said = f"{plan.cluster.num_accelerators:,} {plan.cluster.accelerator.name}, {tokens}"
+    return joined(*drawn, _text(said, x + 8.0, 142.0, 20.0, "soft"))
+
+
+def _numbers(facts: Facts) -> Iterator[Html]:
+    """The answer in five numbers, down the left side."""
+    plan, takes = facts.plan, facts.takes
+    cost, time_s = takes.offer.cost_usd if takes.offer else None, takes.time_to_train_s
+    shown = (
+        ("step time", seconds(plan.step_time_s), f"{seconds(plan.low_s)} to {seconds(plan.high_s)} (80 %)"),
+        ("time to train", seconds(time_s.value) if time_s else "unknown", f"{takes.num_steps:,} steps" if time_s else ""),
+        ("cost", usd(cost.value) if cost else "unknown", f"{usd(cost.low)} to {usd(cost.high)}" if cost else ""),
+        ("tokens a second", si(facts.tokens_per_s, ""), f"MFU {100 * facts.mfu:.1f} %"),
+        ("peak memory", gib(plan.peak_memory_bytes), f"of {gib(plan.cluster.accelerator.memory_bytes)}"),
+    )
+    for row, (label, value, remark) in enumerate(shown):
+        y = 222.0 + row * 124.0
+        yield joined(
+            _text(label, MARGIN, y, 18.0, "soft"),
+            _text(value, MARGIN, y + 44.0, 42.0, weight=700),
+            _text(remark, MARGIN, y + 71.0, 17.0, "soft"),
+        )
+
+
+def _waterfall(facts: Facts) -> Iterator[Html]:
+    """The parts of the step one after the other."""
+    parts, step_s = facts.parts, facts.plan.step_time_s
+    row = min(36.0, 350.0 / (len(parts) + 1))
+    left, right = MIDDLE + 190.0, WIDTH - MARGIN - 190.0
+    yield _text("Where the step goes", MIDDLE, 222.0, 22.0, weight=700)
+    done_s = 0.0
+    for number, part in enumerate([*parts, Part("step", "ink", step_s)]):
+        is_step = number == len(parts)
+        start_s, end_s = (0.0, step_s) if is_step else sorted((done_s, done_s + part.seconds))
+        done_s += part.seconds
+        y, scale = 244.0 + number * row, (right - left) / step_s
+        colour = var("ink") if is_step else part_colour(part.colour)
+        weight = 700 if is_step else 400
+        yield _text(part.name, MIDDLE, y + row * 0.62, 18.0, weight=weight)
+        yield tag(
+            "rect", x=left + start_s * scale, y=y + 3.0, width=max((end_s - start_s) * scale, 1.5), height=row - 8.0, fill=colour, rx=2.0
+        )
+        yield _text(seconds(part.seconds), WIDTH - MARGIN - 74.0, y + row * 0.62, 18.0, weight=weight, anchor="end")
+        yield _text(f"{100 * part.seconds / step_s:.1f} %", WIDTH - MARGIN, y + row * 0.62, 18.0, "soft", anchor="end")
+
+
+def _axes(facts: Facts) -> Iterator[Html]:
+    """What each axis carries, over which tier, exposed and hidden."""
+    axes = facts.explanation.axes
+    longest_s = max((max(axis.traffic_s, axis.exposed_s) for axis in axes), default=1.0) or 1.0
+    yield _text("What the axes carry: exposed, and hidden (pale)", MIDDLE, 646.0, 22.0, weight=700)
+    for number, axis in enumerate(axes):
+        yield _axis(axis, 668.0 + number * 34.0, longest_s)
+
+
+def _axis(axis: AxisTraffic, y: float, longest_s: float) -> Html:
+    left, right, base = MIDDLE + 400.0, WIDTH - MARGIN - 190.0, y + 22.0
+    scale = (right - left) / longest_s
+    exposed = min(axis.exposed_s, longest_s) * scale
+    bars = [tag("rect", x=left, y=y + 5.0, width=max(exposed, 1.5), height=22.0, fill=var(axis.axis), rx=2.0)]
+    if axis.hidden_s > 0:
+        place = {"x": left + exposed, "y": y + 5.0, "width": max(axis.hidden_s * scale, 1.0), "height": 22.0, "rx": 2.0}
+        bars.append(tag("rect", **place, fill=var(axis.axis), fill_opacity=0.22))
+    return joined(
+        _text(f"{axis.axis} {axis.degree}", MIDDLE, base, 18.0, axis.axis, 700),
+        _text(" + ".join(axis.tiers), MIDDLE + 100.0, base, 18.0),
+        _text(si(axis.num_bytes, "B", 3), MIDDLE + 380.0, base, 18.0, anchor="end"),
+        *bars,
+        _text(f"{seconds(axis.exposed_s)} exposed", WIDTH - MARGIN, base, 18.0, "soft", anchor="end"),
+    )
+
+
+def _foot(facts: Facts) -> Html:
+    return _text(f"predicted by meshwright, software {facts.stack.name}, layout {facts.plan.layout}", MARGIN, HEIGHT - 28.0, 15.0, "soft")

@@ -1,0 +1,221 @@
+"""The page stands alone, says what the plan says, escapes what users wrote, and fits wide and narrow windows."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from meshwright.describe.source import Source
+from meshwright.errors import InputError
+from meshwright.layout import Layouts
+from meshwright.outcome import outcome
+from meshwright.plan.make import make_plan
+from meshwright.plan.plan import Plan
+from meshwright.predict import predict
+from meshwright.report.page.curves import ParetoPoint, ScalingPoint
+from meshwright.report.page.markup import VOID
+from meshwright.report.page.plan_page import plan_page, write_plan_page
+from meshwright.software import software
+from meshwright.units import gib, seconds, usd
+
+LARGEST_BYTES = 1_500_000
+FETCHING = ("src", "href", "srcset", "data", "action", "poster", "xlink:href")
+EVIL = '<script>alert("1")</script>&\'"'
+SCALING = [
+    ScalingPoint(num_accelerators=n, step_time_s=s, low_s=0.97 * s, high_s=1.04 * s, efficiency=e, kind=kind, note="tp=4")
+    for n, s, e, kind in ((4096, 1.23, 1.0, "weak"), (8192, 1.25, 0.98, "weak"), (4096, 2.2, 1.0, "strong"), (8192, 1.25, 0.88, "strong"))
+]
+PARETO = [ParetoPoint(num_accelerators=n, time_to_train_s=s, cost_usd=c) for n, s, c in ((8192, 416.0, 25_600.0), (4096, 790.0, 22_000.0))]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=5000"),
+)
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes; fails on tags that do not close in turn."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def words(page: str) -> str:
+    return " ".join(" ".join(Elements(page).text).split())
+
+
+def test_the_page_is_one_small_well_formed_file_that_fetches_nothing(plan: Plan) -> None:
+    page = plan_page(plan, scaling=SCALING, pareto=PARETO)
+    assert len(page.encode()) < LARGEST_BYTES
+    elements = Elements(page).found
+    assert not {tag for tag, _ in elements} & {"script", "link", "iframe", "img", "object", "embed", "image", "use"}
+    assert not [key for _, attributes in elements for key in attributes if key in FETCHING or key.startswith("on")]
+    assert "url(" not in page and "@import" not in page
+    assert "nan" not in re.findall(r"[a-z]+", " ".join(v or "" for _, attributes in elements for v in attributes.values()))
+
+
+def test_the_page_says_what_the_plan_says(record: Plan) -> None:
+    page = words(plan_page(record))
+    takes = outcome(predict(record.model, record.cluster, record.workload, Layouts.of([record.layout])), record.cluster, record.workload)
+    assert takes.offer and takes.time_to_train_s
+    numbers = (record.step_time_s, record.low_s, record.high_s, record.time_to_train_s, *(s for s in record.parts_s.values() if s > 0))
+    for said in (*(seconds(s) for s in numbers), usd(takes.offer.cost_usd.value), gib(record.peak_memory_bytes)):
+        assert said in page
+    for said in ("tp 4", "cp 2", "pp 8", "dp 128", "A replica is a rack", "8 spares a rack", "127 racks look the same"):
+        assert said in page
+
+
+@pytest.mark.parametrize("name", ["answer", "mapping", "step", "timeline", "memory", "assumptions"])
+def test_every_section_is_there(plan: Plan, name: str) -> None:
+    assert f'id="{name}"' in plan_page(plan)
+
+
+def test_every_picture_says_in_words_what_it_shows(plan: Plan) -> None:
+    drawings = [attributes for tag, attributes in Elements(plan_page(plan, scaling=SCALING, pareto=PARETO)).found if tag == "svg"]
+    assert len(drawings) > 5
+    assert all(d.get("aria-hidden") == "true" or (d.get("role") == "img" and d.get("aria-label")) for d in drawings)
+
+
+def test_scaling_pareto_and_runners_up_come_when_given(record: Plan) -> None:
+    assert "Scaling" not in plan_page(record).split("<main>")[1]
+    page = words(plan_page(record, scaling=SCALING, pareto=PARETO, runners_up=[replace(record, step_time_s=1.5)]))
+    for said in ("strong scaling", "88.0", "Time against cost", "$22,000", "The runners-up", "1.5 s", "+19.6"):
+        assert said in page
+
+
+def test_sources_of_all_descriptions_are_named(plan: Plan) -> None:
+    page = words(plan_page(plan))
+    for described in (plan.model, plan.cluster, plan.cluster.accelerator, plan.workload):
+        for source in described.sources.values():
+            assert " ".join(str(source).split()) in page
+
+
+def test_what_users_wrote_is_escaped(record: Plan) -> None:
+    tiers = tuple(replace(tier, name=f"{EVIL}{tier.name}", link=EVIL) for tier in record.cluster.tiers)
+    chip = replace(record.cluster.accelerator, name=EVIL)
+    cluster = replace(record.cluster, name=EVIL, tiers=tiers, accelerator=chip, sources={EVIL: Source(EVIL, EVIL)})
+    model, job = replace(record.model, name=EVIL), replace(record.workload, name=EVIL, model=EVIL, target=EVIL)
+    plan = make_plan(model, cluster, job, record.layout, name=EVIL)
+    point = replace(SCALING[0], note=EVIL)
+    page = plan_page(plan, scaling=[point], pareto=[replace(PARETO[0], note=EVIL)], runners_up=[plan])
+    assert "<script" not in page
+    assert html.escape(EVIL) in page
+    assert not [tag for tag, _ in Elements(page).found if tag == "script"]
+
+
+def test_a_plan_of_other_constants_is_marked_as_such(record: Plan) -> None:
+    assert "make it again" in plan_page(replace(record, step_time_s=2.0))
+    assert "make it again" not in plan_page(record)
+
+
+def test_a_plan_under_a_profile_needs_the_profile(record: Plan, tmp_path: Path) -> None:
+    stack = replace(software(), name="ours", log_factor=0.1)
+    plan = make_plan(record.model, record.cluster, record.workload, record.layout, stack)
+    write_plan_page(plan, tmp_path / "plan.html", stack=stack)
+    assert "make it again" not in (tmp_path / "plan.html").read_text(encoding="utf-8")
+    with pytest.raises(InputError):
+        write_plan_page(plan, tmp_path / "plan.html")
+
+
+def test_a_folder_that_does_not_exist_is_named(record: Plan, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot write the page"):
+        write_plan_page(record, tmp_path / "none" / "plan.html")
+
+
+def test_the_same_plan_gives_the_same_bytes(record: Plan) -> None:
+    assert plan_page(record) == plan_page(record)
+
+
+# -- in a browser ---------------------------------------------------------------------------------------
+
+# A window of its own for each width: the page inside sees a viewport that wide, narrower than a headless browser's can be.
+WRAPPER = """<!doctype html><body style="margin:0">
+<iframe width="1280" height="800" style="border:0" srcdoc="{page}"></iframe>
+<iframe width="390" height="800" style="border:0" srcdoc="{page}"></iframe>
+<script>
+for (const frame of document.querySelectorAll("iframe")) frame.addEventListener("load", () => {{
+  const page = frame.contentDocument, root = page.documentElement, said = document.createElement("p");
+  const outside = e => !e.closest(".scroll, svg") && e.getBoundingClientRect().right > root.clientWidth + 1;
+  const num_outside = [...page.querySelectorAll("body *")].filter(outside).length;
+  said.textContent = ["widths", frame.contentWindow.innerWidth, root.scrollWidth, num_outside, root.scrollHeight].join(" ");
+  document.body.append(said);
+}});
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("chromium")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def browse(profile: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    assert CHROMIUM
+    return subprocess.run(
+        [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *arguments], capture_output=True, text=True, timeout=120, check=True
+    )
+
+
+def widths(page: str, profile: Path, folder: Path) -> tuple[dict[int, tuple[int, int, int]], str]:
+    """By width of the window: the page's own width, elements that stick out, and its height; and what the browser logged."""
+    (folder / "wrapper.html").write_text(WRAPPER.format(page=html.escape(page)), encoding="utf-8")
+    said = browse(profile, "--window-size=1700,1700", "--dump-dom", (folder / "wrapper.html").as_uri())
+    found = [tuple(map(int, match)) for match in re.findall(r"<p>widths (\d+) (\d+) (\d+) (\d+)</p>", said.stdout)]
+    return {window: (width, outside, height) for window, width, outside, height in found}, said.stderr
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_the_page_fits_wide_and_narrow_windows_without_scrolling_sideways(plan: Plan, profile: Path, tmp_path: Path) -> None:
+    measured, logged = widths(plan_page(plan, scaling=SCALING, pareto=PARETO, runners_up=[plan]), profile, tmp_path)
+    assert set(measured) == {1280, 390}
+    for window, (width, num_outside, height) in measured.items():
+        assert width <= window
+        assert num_outside == 0
+        assert height > 1000
+    assert "CONSOLE" not in logged
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_a_page_that_is_too_wide_would_be_noticed(profile: Path, tmp_path: Path) -> None:
+    measured, logged = widths('<div style="width:600px">wide</div><script>console.error("told")</script>', profile, tmp_path)
+    assert measured[390][:2] == (608, 1)
+    assert "CONSOLE" in logged
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_a_browser_draws_the_page(record: Plan, profile: Path, tmp_path: Path) -> None:
+    write_plan_page(record, tmp_path / "plan.html")
+    picture = tmp_path / "plan.png"
+    said = browse(profile, "--window-size=1280,2400", f"--screenshot={picture}", (tmp_path / "plan.html").as_uri())
+    header = picture.read_bytes()[:24]
+    assert header[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", header[16:24]) == (1280, 2400)
+    assert picture.stat().st_size > 50_000  # an empty page is a few kilobytes
+    assert "CONSOLE" not in said.stderr
