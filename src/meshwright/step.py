@@ -65,6 +65,7 @@ class StepParts:
     forward_share: Column  # of a micro-batch's time in the busiest stage
     recomputed_flops: Column  # per token, beyond the model's
     split: Split
+    busiest_layers: Column  # on the stage with the most work
     num_micro_batches: NDArray[np.int64]
 
     @property
@@ -324,6 +325,7 @@ def price(question: Question, layouts: Layouts, constants: Constants) -> StepPar
         forward_share=forward_s / np.maximum(whole_s, 1e-30),
         recomputed_flops=_recomputed_flops(question, layouts),
         split=split,
+        busiest_layers=layers,
         num_micro_batches=m,
     )
 

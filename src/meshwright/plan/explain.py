@@ -118,8 +118,8 @@ def traffic(
 
 
 def _per_step(priced: StepParts) -> float:
-    """Layer passes of the fullest stage in a step."""
-    return float(priced.num_micro_batches[0] * max(priced.split.first[0], priced.split.middle[0], priced.split.last[0]))
+    """Layer passes of the busiest stage in a step."""
+    return float(priced.num_micro_batches[0] * priced.busiest_layers[0])
 
 
 def _tensor(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
