@@ -62,7 +62,6 @@ class StepParts:
     seconds: dict[str, Column]  # by PARTS
     times: ChunkTimes
     message_s: Column
-    forward_share: Column  # of a micro-batch's time in the busiest stage
     recomputed_flops: Column  # per token, beyond the model's
     split: Split
     busiest_layers: Column  # on the stage with the most work
@@ -316,13 +315,10 @@ def price(question: Question, layouts: Layouts, constants: Constants) -> StepPar
     }
     read_s = question.seq_len * np.asarray(question.global_batch) * TOKEN_BYTES / question.storage_bytes_per_s
     seconds["data"] = np.maximum(read_s - sum(seconds.values()), 0.0) * np.ones_like(pricer.tokens)
-    forward_s = layers * layer.total_s(0) + np.where(layouts.pp > 1, 0.0, head[0])
-    whole_s = layers * (layer.total_s(0) + layer.total_s(1)) + np.where(layouts.pp > 1, 0.0, head[0] + head[1])
     return StepParts(
         seconds=seconds,
         times=times,
         message_s=message_s,
-        forward_share=forward_s / np.maximum(whole_s, 1e-30),
         recomputed_flops=_recomputed_flops(question, layouts),
         split=split,
         busiest_layers=layers,
