@@ -309,7 +309,7 @@ def price(question: Question, layouts: Layouts, constants: Constants) -> StepPar
         **{f"exposed_{axis}": exposed[axis] * slowest for axis in exposed},
         "exposed_pp": messages_s * slowest,
         "exposed_dp": pricer.data_parallel_s(split, layer),
-        "bubble": np.maximum(total_s - busy_s, 0.0) * slowest,
+        "bubble": np.where(layouts.pp > 1, np.maximum(total_s - busy_s, 0.0), 0.0) * slowest,
         "optimizer": pricer.optimizer_s(split) * pricer.slowdown,
         "overhead": (sw.STEP_S * pricer.slowdown + host_s * slowest) * np.ones_like(pricer.tokens),
     }

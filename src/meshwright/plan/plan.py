@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -65,13 +66,23 @@ class Plan:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all: under another name first, so that a reader or a broken-off run never sees half of it."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a file whole or not at all."""
+    with drafted(path) as draft:
+        try:
+            draft.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"cannot write {path.name}: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """A name to write under that becomes `path` once all is written: a reader, or a run broken off, never leaves half a file."""
+    draft = path.with_name(f".{os.getpid()}.{path.name}")
     try:
-        draft.write_text(text, encoding="utf-8")
+        yield draft
         draft.replace(path)
     except OSError as error:
-        raise InputError(f"cannot write {path.name}: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+        raise InputError(f"cannot write {path.name}: {error.strerror}", where=str(path), fix="choose another name") from None
     finally:
         draft.unlink(missing_ok=True)
 

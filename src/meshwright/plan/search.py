@@ -41,6 +41,7 @@ CLOSED_EXCESS = 1.001
 LONG = 4  # rounds of the pipeline after which a step grows evenly
 Progress = Callable[[int, int], None]  # rows of degrees done, and in all
 Column = NDArray[np.float64]
+Score = Callable[[Prediction], Column]  # of every row: what makes one better than another, if not its time
 Choice = tuple[int, int]  # ZeRO stage, index into RECOMPUTE
 
 
@@ -79,9 +80,10 @@ def search(
     keep: int = 5,
     reserve_bytes: float = RESERVE_BYTES,
     prune: bool = True,
+    score: Score | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Found:
-    """The fastest layouts that fit, from the best on."""
+    """The fastest layouts that fit, from the best on; with a `score`, those of the fastest that have the lowest."""
     started = time.perf_counter()
     stack, fixed = stack or software(), fixed or Fixed()
     features = fixed.narrowed(features or Features())
@@ -102,7 +104,7 @@ def search(
     progress(len(space.rows), len(space.rows))
     if not tally.num_layouts:
         raise _nothing_fits(cluster, tally)
-    ranked, seconds = _exact(model, cluster, workload, stack, best, keep)
+    ranked, seconds = _exact(predict(model, cluster, workload, best.layouts, stack), best, keep, score)
     return Found(
         layouts=ranked,
         step_time_s=seconds,
@@ -258,19 +260,26 @@ class _Best:
             self.layouts, self.step_s = rows.take(order), seconds[order]
 
 
-def _exact(
-    model: Model, cluster: Cluster, workload: Workload, stack: Software, best: _Best, keep: int
-) -> tuple[tuple[Layout, ...], tuple[float, ...]]:
-    """The best rows priced from the exact schedule, from the best on; those that are too slow in closed form already are left."""
-    prediction = predict(model, cluster, workload, best.layouts, stack)
+def _exact(prediction: Prediction, best: _Best, keep: int, score: Score | None) -> tuple[tuple[Layout, ...], tuple[float, ...]]:
+    """The best rows priced from the exact schedule, from the best on."""
     layouts = [best.layouts.row(row) for row in range(len(best.step_s))]
+    if score is None:
+        rows = _fastest(prediction, layouts, best.step_s.tolist(), keep)
+    else:
+        rows = np.argsort(score(prediction), kind="stable")[:keep].tolist()
+    timed = [(exact_step_s(prediction, layouts[row], row) if layouts[row].pp > 1 else float(best.step_s[row]), row) for row in rows]
+    chosen = sorted(timed) if score is None else timed
+    return tuple(layouts[row] for _, row in chosen), tuple(seconds for seconds, _ in chosen)
+
+
+def _fastest(prediction: Prediction, layouts: Sequence[Layout], step_s: Sequence[float], keep: int) -> list[int]:
+    """Rows of the fastest by the exact schedule; those that are too slow in closed form already are left."""
     timed: list[tuple[float, int]] = []
-    for row, closed_s in enumerate(best.step_s.tolist()):
+    for row, closed_s in enumerate(step_s):
         if len(timed) >= keep and closed_s > CLOSED_EXCESS * timed[keep - 1][0]:
             break
         bisect.insort(timed, (closed_s + _excess_s(prediction, layouts[row], row), row))
-    chosen = sorted((exact_step_s(prediction, layouts[row], row) if layouts[row].pp > 1 else best.step_s[row], row) for _, row in timed[:keep])
-    return tuple(layouts[row] for _, row in chosen), tuple(float(seconds) for seconds, _ in chosen)
+    return [row for _, row in timed[:keep]]
 
 
 def _excess_s(prediction: Prediction, layout: Layout, row: int) -> float:

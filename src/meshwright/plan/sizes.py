@@ -10,23 +10,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import FitError, InputError, MeshwrightError
 from meshwright.footprint import RESERVE_BYTES
+from meshwright.outcome import busy_share, node_w, power_constants
 from meshwright.plan.candidates import Fixed
 from meshwright.plan.features import Features
 from meshwright.plan.make import PricedPlan, Terms, priced_plan
 from meshwright.plan.objective import Aim, Floor, floor
 from meshwright.plan.search import Found, fastest_bound_s, search
 from meshwright.plan.whatif import using
+from meshwright.predict import Prediction
 from meshwright.software import Software, software
 from meshwright.units import si
 
 ODD = (1, 3, 5, 7)
-RERANKED = 50  # of the fastest layouts, when not time but energy decides
+Column = NDArray[np.float64]
 Progress = Callable[[str, int, int], None]  # what is searched, rows done and in all
 
 
@@ -74,14 +77,20 @@ def searched(ask: Ask, progress: Progress = lambda what, done, total: None) -> S
         stack=ask.stack,
         features=ask.features,
         fixed=ask.fixed,
-        keep=max(ask.keep, RERANKED) if by_energy else ask.keep,
+        keep=ask.keep,
         reserve_bytes=ask.reserve_bytes,
+        score=(lambda prediction: _run_energy(prediction, ask)) if by_energy else None,
         progress=lambda done, total: progress(name, done, total),
     )
     plans = [priced_plan(ask.model, ask.cluster, ask.workload, layout, ask.stack, ask.terms) for layout in found.layouts]
-    if by_energy:
-        plans.sort(key=ask.aim.value)
-    return Searched(cluster=ask.cluster, plans=tuple(plans[: ask.keep]), found=found)
+    return Searched(cluster=ask.cluster, plans=tuple(plans), found=found)
+
+
+def _run_energy(prediction: Prediction, ask: Ask) -> Column:
+    """What ranks layouts by the energy of their run (and so by its carbon): watts of a node, for as long as the run takes."""
+    (waiting_w, _), (working_w, _) = (node_w(ask.cluster, busy, power_constants()) for busy in (0.0, 1.0))
+    share = busy_share(prediction, ask.cluster, ask.workload) if prediction.num_steps else np.zeros(len(prediction.step_time_s))
+    return np.asarray(prediction.time_to_train_s * (waiting_w + (working_w - waiting_w) * share))
 
 
 # -- sizes ----------------------------------------------------------------------------------------------
@@ -165,6 +174,8 @@ def survey(ask: Ask, machines: Sequence[Cluster], *, front: bool, progress: Prog
     For the front, those that a machine already searched beats in both time and cost; else those that one beats in the objective and
     that are not needed to keep the deadline or the budget.
     """
+    if len(machines) == 1:
+        return Survey([searched(ask.on(machines[0]), progress)])
     result = Survey()
     bounds_s = [fastest_bound_s(ask.model, machine, ask.workload, ask.stack, ask.features, ask.fixed) for machine in machines]
     for machine, step_s in _most_promising_first(ask, machines, bounds_s):

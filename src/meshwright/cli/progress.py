@@ -1,0 +1,36 @@
+"""A progress bar on stderr, shown only on a terminal and only for what takes longer than a second."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+PATIENCE_S = 1.0
+Report = Callable[[str, int, int], None]  # what is done, how far, and of how much
+
+
+@contextmanager
+def progress_bar() -> Iterator[Report]:
+    """A function to report progress to."""
+    if not sys.stderr.isatty():
+        yield lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("")
+    started_s = time.monotonic()
+
+    def report(what: str, done: int, total: int) -> None:
+        if time.monotonic() - started_s > PATIENCE_S:
+            bar.start()  # does nothing where it runs already
+            bar.update(task, description=what, completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        bar.stop()

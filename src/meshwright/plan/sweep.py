@@ -1,0 +1,131 @@
+"""How a job scales: the best plan at several numbers of accelerators, and what that says of efficiency.
+
+Weak scaling lets the batch grow with the machine, strong scaling keeps it. Efficiency is throughput per accelerator against that of the
+smallest machine. Its interval takes the errors of the two predictions as independent, which is the widest they can be: what the predictor
+gets wrong at one size it mostly gets wrong at the next, in the same direction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from meshwright.errors import InputError, nearest
+from meshwright.plan.make import PricedPlan
+from meshwright.plan.sizes import Ask, Progress, machines_of, searched
+
+MODES = ("weak", "strong")
+# Spread of the step between runs of one job on one machine: medians of the three logs of the MLPerf v6.0 record are 1.2957, 1.2701 and
+# 1.2704 s (MLCommons training_results_v6.0, 2026-06).
+RUN_TO_RUN = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One size."""
+
+    num_accelerators: int
+    global_batch: int
+    best: PricedPlan
+    efficiency: float  # of the smallest size's throughput per accelerator
+    efficiency_low: float  # 80 % interval
+    efficiency_high: float
+
+    @property
+    def tokens_per_s_each(self) -> float:
+        """Tokens a second and accelerator."""
+        return float(self.best.prediction.tokens_per_s[0]) / self.num_accelerators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Sizes from the smallest on."""
+
+    mode: str
+    points: tuple[Point, ...]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the efficiencies can and cannot say: one sentence for each size that differs from the smallest by too little."""
+        first = self.points[0]
+        return tuple(sentence for point in self.points[1:] if (sentence := _doubt(first, point)))
+
+
+def _doubt(first: Point, point: Point) -> str:
+    """Why a small difference shows nothing; empty where it is large enough to be seen."""
+    difference = abs(point.efficiency - 1)
+    reach = max(point.efficiency_high / point.efficiency, point.efficiency / point.efficiency_low) - 1
+    sizes = f"between {first.num_accelerators:,} and {point.num_accelerators:,} accelerators"
+    if difference < RUN_TO_RUN:
+        return (
+            f"The predicted difference {sizes} is {difference:.1%}, less than the {RUN_TO_RUN:.0%} by which runs of one job differ from each "
+            f"other: a pair of runs cannot show it, and an efficiency of {point.efficiency:.1%} means no more than that the two are alike."
+        )
+    if difference < reach:
+        return (
+            f"The predicted difference {sizes} is {difference:.1%}, within the {reach:.1%} that two predictions may be off: "
+            "its size is uncertain, and so may be its direction."
+        )
+    return ""
+
+
+def sweep(
+    ask: Ask, sizes: Sequence[int], mode: str = "weak", base: int | None = None, progress: Progress = lambda what, done, total: None
+) -> Sweep:
+    """The best plan at every size; with weak scaling, `base` is the size at which the batch is the workload's."""
+    if mode not in MODES:
+        raise InputError(f"no kind of scaling named {mode!r}", where="--mode", fix=nearest(mode, MODES))
+    if not sizes:
+        raise InputError("no number of accelerators is given", where="--gpus", fix="write --gpus 512,1024")
+    ordered = sorted(set(sizes))
+    base = base or (ask.cluster.num_accelerators if ask.cluster.num_accelerators in ordered else ordered[0])
+    found: list[tuple[int, int, PricedPlan]] = []
+    for size in ordered:
+        batch = _batch(ask.workload.global_batch, size, base, ordered) if mode == "weak" else ask.workload.global_batch
+        found.append((size, batch, _best(replace(ask, workload=replace(ask.workload, global_batch=batch), keep=1), size, progress)))
+    return Sweep(mode=mode, points=tuple(_point(found[0], one) for one in found))
+
+
+def _batch(batch: int, size: int, base: int, sizes: Sequence[int]) -> int:
+    """Sequences a step when the batch grows with the machine."""
+    if batch * size % base:
+        step = base // math.gcd(batch, base)
+        raise InputError(
+            f"a batch of {batch} on {base:,} accelerators grows to {batch * size / base:.2f} on {size:,}, which is no whole number",
+            where=f"--gpus {','.join(map(str, sizes))}",
+            fix=f"choose multiples of {step}, or another --base",
+        )
+    return batch * size // base
+
+
+def _best(ask: Ask, size: int, progress: Progress) -> PricedPlan:
+    plans = [searched(ask.on(machine), progress).best for machine in machines_of(ask.cluster, size)]
+    return min(plans, key=ask.aim.value)
+
+
+def _point(first: tuple[int, int, PricedPlan], one: tuple[int, int, PricedPlan]) -> Point:
+    (size, batch, best), (base_size, _, base) = one, first
+    efficiency = _each(best, size) / _each(base, base_size)
+    slower, faster = _logs(best)
+    base_slower, base_faster = _logs(base)
+    alone = size == base_size
+    down, up = (0.0, 0.0) if alone else (math.hypot(slower, base_faster), math.hypot(faster, base_slower))
+    return Point(
+        num_accelerators=size,
+        global_batch=batch,
+        best=best,
+        efficiency=efficiency,
+        efficiency_low=efficiency * math.exp(-down),
+        efficiency_high=efficiency * math.exp(up),
+    )
+
+
+def _each(priced: PricedPlan, size: int) -> float:
+    return float(priced.prediction.tokens_per_s[0]) / size
+
+
+def _logs(priced: PricedPlan) -> tuple[float, float]:
+    """How much slower and faster a step may be than predicted, as logarithms."""
+    plan = priced.plan
+    return math.log(plan.high_s / plan.step_time_s), math.log(plan.step_time_s / plan.low_s)
