@@ -38,7 +38,8 @@ def plan(
     trace: Annotated[Path | None, typer.Option(help="Write the step as a trace for Perfetto.", show_default=False)] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a slide as .svg.", show_default=False)] = None,
     exports: Annotated[
-        list[str] | None, typer.Option("--export", help="KIND=FILE: another stack's launch file; --export list names them.", show_default=False)
+        list[str] | None,
+        typer.Option("--export", help="KIND=FILE: another stack's launch file; --export list names them.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
@@ -62,4 +63,4 @@ def plan(
     if as_json:
         plan_show.show_as_json(answer)
     else:
-        plan_show.show_tables(answer, files.written)
+        plan_show.show_tables(answer, files)

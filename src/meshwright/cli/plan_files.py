@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.errors import InputError, MeshwrightError, nearest
+from meshwright.errors import InputError, nearest
+from meshwright.plan.objective import Aim
 from meshwright.plan.plan import drafted
 
 if TYPE_CHECKING:
     from meshwright.cli.plan_answer import Answer
     from meshwright.cli.progress import Report
+    from meshwright.plan.make import PricedPlan
     from meshwright.plan.sweep import Sweep
     from meshwright.report.page.curves import ParetoPoint, ScalingPoint
 
@@ -105,29 +107,43 @@ def _write_page(answer: Answer, path: Path, progress: Report) -> None:
         )
 
 
-def _curves(answer: Answer, progress: Report) -> tuple[Sequence[ScalingPoint], Sequence[ParetoPoint]]:
-    """Points of the page's curves: sizes around the plan's, with the batch growing and with it as it is; one that has no plan is left."""
+def _curves(answer: Answer, progress: Report) -> tuple[list[ScalingPoint], list[ParetoPoint]]:
+    """Points of the page's curves: sizes around the plan's, with the batch growing and with it as it is, and time against cost."""
     from meshwright.plan.sweep import MODES, sweep
-    from meshwright.report.page.curves import ParetoPoint, ScalingPoint
 
-    ask = replace(answer.ask, cluster=answer.plan.cluster, keep=1)
+    ask = replace(answer.ask, cluster=answer.plan.cluster, keep=1, aim=Aim())
     size = ask.cluster.num_accelerators
-    scaling: list[ScalingPoint] = []
-    front: list[ParetoPoint] = []
-    for mode in MODES:
-        sizes = [n for factor in PAGE_FACTORS if (n := int(size * factor)) > 0 and _works(ask, n, mode, progress)]
-        found = sweep(ask, sizes, mode, base=size, progress=progress)
-        scaling += _scaling(found)
-        if mode == "strong" and not answer.front:
-            priced = [point.best for point in found.points]
-            front = [
-                ParetoPoint(
-                    num_accelerators=one.plan.cluster.num_accelerators,
-                    time_to_train_s=one.outcome.time_to_train_s.value,
-                    cost_usd=one.outcome.offer.cost_usd.value,
-                    note=str(one.plan.layout),
-                )
-                for one in priced
-                if one.outcome.time_to_train_s and one.outcome.offer
-            ]
-    return scaling, front or _front(answer)
+    sizes = sorted({max(int(size * factor), 1) for factor in PAGE_FACTORS})
+    weak, strong = (sweep(ask, sizes, mode, base=size, progress=progress) for mode in MODES)
+    points = [point.best for point in answer.front] or [point.best for point in strong.points]
+    return [*_scaling(weak), *_scaling(strong)], [found for priced in points if (found := _pareto(priced))]
+
+
+def _scaling(found: Sweep) -> Iterator[ScalingPoint]:
+    from meshwright.report.page.curves import ScalingPoint
+
+    for point in found.points:
+        plan = point.best.plan
+        yield ScalingPoint(
+            num_accelerators=point.num_accelerators,
+            step_time_s=plan.step_time_s,
+            low_s=plan.low_s,
+            high_s=plan.high_s,
+            efficiency=point.efficiency,
+            kind=found.mode,
+            note=str(plan.layout),
+        )
+
+
+def _pareto(priced: PricedPlan) -> ParetoPoint | None:
+    from meshwright.report.page.curves import ParetoPoint
+
+    takes = priced.outcome
+    if not takes.time_to_train_s or not takes.offer:
+        return None
+    return ParetoPoint(
+        num_accelerators=priced.plan.cluster.num_accelerators,
+        time_to_train_s=takes.time_to_train_s.value,
+        cost_usd=takes.offer.cost_usd.value,
+        note=str(priced.plan.layout),
+    )

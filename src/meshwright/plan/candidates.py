@@ -49,7 +49,7 @@ class Fixed:
     def narrowed(self, features: Features) -> Features:
         """The features with every choice and switch that is fixed; the user may fix what a stack lacks."""
         lists = {"zero_stage": "zero_stages", "recompute": "recompute", "schedule": "schedules", "cp_kind": "cp_kinds", "order": "orders"}
-        changes = {lists[key]: (value,) for key, value in self.values.items() if key in lists}
+        changes: dict[str, Any] = {lists[key]: (value,) for key, value in self.values.items() if key in lists}
         return replace(features, **changes, **{key: value for key, value in self.values.items() if key in FLAGS})
 
     @property
@@ -221,12 +221,12 @@ class Space:
     def _has(self, kind: Any, tp: Ints, cp: Ints) -> NDArray[np.bool_]:
         """Where a kind of context parallelism may be: one for all without it, and by all-to-all a rank holds whole heads."""
         only = min(CP_KINDS.index(name) for name in self.features.cp_kinds)
-        return np.where(cp > 1, (kind != ALL_TO_ALL) | (self.num_kv_heads % (cp * tp) == 0), kind == only)
+        return np.asarray(np.where(cp > 1, (kind != ALL_TO_ALL) | (self.num_kv_heads % (cp * tp) == 0), kind == only))
 
     def _runs(self, schedule: Any, pp: Ints, vp: Ints) -> NDArray[np.bool_]:
         """Where a schedule may run: 1F1B has one chunk, interleaving several (or one, where it alone is open), zero bubble a pipeline."""
         several = (vp > 1) | ("1f1b" not in self.features.schedules)
-        return np.where(schedule == ZERO_BUBBLE, pp > 1, np.where(schedule == INTERLEAVED, several, vp == 1))
+        return np.asarray(np.where(schedule == ZERO_BUBBLE, pp > 1, np.where(schedule == INTERLEAVED, several, vp == 1)))
 
     def bare(self, schedule: str) -> Layouts:
         """One layout per row of degrees with the cheapest of every choice but the schedule: what bounds all layouts of that row."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.footprint import footprint, recipe_for, spare_bytes
-from meshwright.layout import CP_KINDS, Layout, Layouts
+from meshwright.layout import AXES, CP_KINDS, Layout, Layouts
 from meshwright.placement import tiers_of
 from meshwright.predict import check, parts
 from meshwright.question import GENERATION, question
@@ -182,16 +182,7 @@ def _limit(priced: StepParts) -> str:
 
 def _reasons(model: Model, cluster: Cluster, workload: Workload, layout: Layout, axes: tuple[AxisTraffic, ...]) -> tuple[str, ...]:
     """Sentences on the mapping: which axes stay inside, which cross, and why that is right."""
-    inner = cluster.tiers[0]
-    replica = layout.tp * layout.cp * layout.pp
-    said = []
-    if replica == inner.num_accelerators and len(cluster.tiers) > 1:
-        said.append(
-            f"A replica is a {inner.name}: tp {layout.tp} x cp {layout.cp} x pp {layout.pp} = {replica} accelerators, so tensor, context "
-            f"and pipeline traffic stays on {inner.link}, and data parallelism alone crosses the {cluster.tiers[-1].name}."
-        )
-    elif replica < inner.num_accelerators:
-        said.append(f"{inner.num_accelerators // replica} replicas share a {inner.name} ({inner.link}).")
+    said = list(_mapping(cluster, layout))
     for axis in axes:
         if axis.tiers and axis.traffic_s > 0:
             share = axis.hidden_s / axis.traffic_s
@@ -200,6 +191,28 @@ def _reasons(model: Model, cluster: Cluster, workload: Workload, layout: Layout,
                 f"{seconds(axis.traffic_s)}, of which {share:.0%} hides behind {axis.behind}."
             )
     return tuple(said)
+
+
+def _mapping(cluster: Cluster, layout: Layout) -> Iterator[str]:
+    """How replicas lie on the innermost domains."""
+    inner, crossed = cluster.tiers[0], tiers_of(layout, cluster)
+    replica = layout.tp * layout.cp * layout.pp
+    inside = [axis for axis in ("tp", "cp", "pp") if crossed.get(axis, (inner.name,)) == (inner.name,)]
+    if len(cluster.tiers) == 1:
+        return
+    if replica == inner.num_accelerators and len(inside) == 3:
+        yield (
+            f"A replica is a {inner.name}: tp {layout.tp} x cp {layout.cp} x pp {layout.pp} = {replica} accelerators, so tensor, context "
+            f"and pipeline traffic stays on {inner.link}, and data parallelism alone crosses the {cluster.tiers[-1].name}."
+        )
+    elif replica < inner.num_accelerators and len(inside) == 3:
+        yield f"{inner.num_accelerators // replica} replicas share a {inner.name} ({inner.link})."
+    else:
+        spans = [f"{axis} stays on {inner.link}" for axis in inside if axis in crossed]
+        beyond = [f"{axis} crosses the {crossed[axis][-1]}" for axis in AXES if axis in crossed and axis not in inside]
+        if spans or beyond:
+            where = ", ".join([*spans, *beyond])
+            yield f"A replica takes {replica:,} accelerators, a {inner.name} has {inner.num_accelerators:,}: {where}."
 
 
 # -- what if --------------------------------------------------------------------------------------------

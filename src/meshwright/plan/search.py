@@ -168,7 +168,7 @@ def _bounds_s(asked: Question, space: Space, stack: Software) -> Column:
     )
     kinds = {"zero-bubble"} & set(space.features.schedules) | {"1f1b" for name in space.features.schedules if name != "zero-bubble"}
     silent = replace(constants, round_s=0.0)
-    return np.min([price(kind_network, space.bare(kind), silent).step_time_s for kind in sorted(kinds)], axis=0)
+    return np.asarray(np.min([price(kind_network, space.bare(kind), silent).step_time_s for kind in sorted(kinds)], axis=0))
 
 
 # -- what fits ------------------------------------------------------------------------------------------

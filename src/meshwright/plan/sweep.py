@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, MeshwrightError, nearest
 from meshwright.plan.make import PricedPlan
-from meshwright.plan.sizes import Ask, Progress, machines_of, searched
+from meshwright.plan.sizes import Ask, Progress, chosen, machines_of, survey
 
 MODES = ("weak", "strong")
 # Spread of the step between runs of one job on one machine: medians of the three logs of the MLPerf v6.0 record are 1.2957, 1.2701 and
@@ -44,6 +44,7 @@ class Sweep:
 
     mode: str
     points: tuple[Point, ...]
+    misses: tuple[tuple[int, MeshwrightError], ...] = ()  # sizes without a plan, and why
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -59,8 +60,8 @@ def _doubt(first: Point, point: Point) -> str:
     sizes = f"between {first.num_accelerators:,} and {point.num_accelerators:,} accelerators"
     if difference < RUN_TO_RUN:
         return (
-            f"The predicted difference {sizes} is {difference:.1%}, less than the {RUN_TO_RUN:.0%} by which runs of one job differ from each "
-            f"other: a pair of runs cannot show it, and an efficiency of {point.efficiency:.1%} means no more than that the two are alike."
+            f"The predicted difference {sizes} is {difference:.1%}, less than the {RUN_TO_RUN:.0%} by which runs of one job differ: "
+            f"a pair of runs cannot show it, and an efficiency of {point.efficiency:.1%} says no more than that the two are alike."
         )
     if difference < reach:
         return (
@@ -81,10 +82,16 @@ def sweep(
     ordered = sorted(set(sizes))
     base = base or (ask.cluster.num_accelerators if ask.cluster.num_accelerators in ordered else ordered[0])
     found: list[tuple[int, int, PricedPlan]] = []
+    misses: list[tuple[int, MeshwrightError]] = []
     for size in ordered:
-        batch = _batch(ask.workload.global_batch, size, base, ordered) if mode == "weak" else ask.workload.global_batch
-        found.append((size, batch, _best(replace(ask, workload=replace(ask.workload, global_batch=batch), keep=1), size, progress)))
-    return Sweep(mode=mode, points=tuple(_point(found[0], one) for one in found))
+        try:
+            batch = _batch(ask.workload.global_batch, size, base, ordered) if mode == "weak" else ask.workload.global_batch
+            found.append((size, batch, _best(replace(ask, workload=replace(ask.workload, global_batch=batch), keep=1), size, progress)))
+        except MeshwrightError as error:
+            misses.append((size, error))
+    if not found:
+        raise misses[0][1]
+    return Sweep(mode=mode, points=tuple(_point(found[0], one) for one in found), misses=tuple(misses))
 
 
 def _batch(batch: int, size: int, base: int, sizes: Sequence[int]) -> int:
@@ -100,8 +107,7 @@ def _batch(batch: int, size: int, base: int, sizes: Sequence[int]) -> int:
 
 
 def _best(ask: Ask, size: int, progress: Progress) -> PricedPlan:
-    plans = [searched(ask.on(machine), progress).best for machine in machines_of(ask.cluster, size)]
-    return min(plans, key=ask.aim.value)
+    return chosen(ask, survey(ask, machines_of(ask.cluster, size), front=False, progress=progress)).best
 
 
 def _point(first: tuple[int, int, PricedPlan], one: tuple[int, int, PricedPlan]) -> Point:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.hardware import FORMAT_OF_RECIPE, Accelerator
@@ -103,13 +104,14 @@ def _changed_chip(chip: Accelerator, name: str, value: float) -> Accelerator:
 
 def _changed_workload(workload: Workload, key: str, value: str) -> Workload:
     name = key.partition(".")[2]
+    changes: dict[str, Any] = {name: value}
     if name in WORKLOAD_COUNTS:
-        return replace(workload, **{name: _count(key, value)})
-    if name == "num_tokens":
-        return replace(workload, num_tokens=_number(key, value), convergence=None)
-    if name == "precision" and value not in FORMAT_OF_RECIPE:
+        changes = {name: _count(key, value)}
+    elif name == "num_tokens":
+        changes = {name: _number(key, value), "convergence": None}
+    elif name == "precision" and value not in FORMAT_OF_RECIPE:
         raise InputError(f"no precision named {value!r}", where=f"--set {key}", fix=nearest(value, FORMAT_OF_RECIPE))
-    return replace(workload, **{name: value})
+    return replace(workload, **changes)
 
 
 def using(cluster: Cluster, index: int, num_used: int) -> Cluster:

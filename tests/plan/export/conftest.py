@@ -1,4 +1,4 @@
-"""Plans that the export tests share, and the foreign packages where they are installed (the extra `export`)."""
+"""Plans that the export tests share, and the foreign packages where they are installed (the extra `export-test`)."""
 
 import importlib.util
 import warnings

@@ -1,4 +1,4 @@
-"""DeepSpeed's own parser on exported files; skipped where DeepSpeed is not installed (the extra `export`)."""
+"""DeepSpeed's own parser on exported files; skipped where DeepSpeed is not installed (the extra `export-test`)."""
 
 import json
 import types

@@ -1,4 +1,4 @@
-"""Exported arguments against Megatron's packages of PyPI; skipped where they are not installed (the extra `export`).
+"""Exported arguments against Megatron's packages of PyPI; skipped where they are not installed (the extra `export-test`).
 
 Megatron-LM's parser (megatron/training/arguments.py) is in no package of PyPI. Names are held against the fields of megatron-core and
 megatron-bridge that the parser fills, values against megatron-core's own checks, rank order against the groups that it makes.

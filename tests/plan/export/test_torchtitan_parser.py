@@ -1,4 +1,4 @@
-"""torchtitan's own parser on exported files; skipped where torchtitan is not installed (the extra `export`)."""
+"""torchtitan's own parser on exported files; skipped where torchtitan is not installed (the extra `export-test`)."""
 
 import pytest
 

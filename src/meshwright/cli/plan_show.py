@@ -1,0 +1,249 @@
+"""How the answer of `meshwright plan` is shown: as tables for people, as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from meshwright.cli.plan_answer import Answer
+from meshwright.cli.show import show_json, show_pairs, show_table, show_text
+from meshwright.layout import AXES, Layout
+from meshwright.outcome import Spread
+from meshwright.plan.explain import AxisTraffic, Change, Explanation
+from meshwright.plan.make import PricedPlan
+from meshwright.plan.plan import Plan
+from meshwright.plan.sizes import Searched
+from meshwright.step import PARTS
+from meshwright.units import KWH, MINUTE, gib, seconds, si, usd
+
+NUM_RANKS_SHOWN = 6
+NUM_CHANGES_SHOWN = 6
+SHORT = {"micro_batch": "mbs", "zero_stage": "zero"}
+
+
+# -- for programs ---------------------------------------------------------------------------------------
+
+
+def show_as_json(answer: Answer) -> None:
+    """Print everything under the names that later tools use."""
+    found = answer.best.found
+    show_json(
+        {
+            "plans": [plan_json(priced) for priced in answer.plans],
+            "num_layouts": found.num_layouts,
+            "num_pruned": found.num_pruned,
+            "num_unfit": found.num_unfit,
+            "search_s": answer.search_s,
+            "num_accelerators": answer.plan.cluster.num_accelerators,
+            "num_machines": len(answer.survey.searched),
+            "objective": answer.ask.aim.objective,
+            "explanation": _explanation_json(answer.explanation) if answer.explanation else None,
+            "spares": {**asdict(answer.spares), "total": answer.spares.total},
+            "pareto": [_point_json(point) for point in answer.front],
+            "without_set": plan_json(answer.before) if answer.before else None,
+            "model": answer.plan.model.name,
+            "cluster": answer.plan.cluster.name,
+            "workload": answer.plan.workload.name,
+            "software": answer.plan.software,
+            "notes": answer.plan.notes,
+        }
+    )
+
+
+def plan_json(priced: PricedPlan) -> dict[str, Any]:
+    """One plan with what it takes."""
+    plan, said, takes = priced.plan, priced.prediction, priced.outcome
+    cost_usd = takes.offer.cost_usd if takes.offer else None
+    return {
+        "layout": layout_json(plan.layout),
+        "step_time_s": plan.step_time_s,
+        "low_s": plan.low_s,
+        "high_s": plan.high_s,
+        "parts": {part: plan.parts_s[part] for part in PARTS},
+        "tokens_per_s": said.tokens_per_s[0],
+        "mfu": said.mfu[0],
+        "memory_peak_bytes": plan.peak_memory_bytes,
+        "time_to_train_min": _value(takes.time_to_train_s, MINUTE),
+        "cost_usd": _value(cost_usd),
+        "energy_kwh": _value(takes.energy_j, KWH),
+        "carbon_kg": _value(takes.carbon_kg),
+        "water_l": _value(takes.water_l),
+        "tokens_per_dollar": said.num_steps * plan.workload.tokens_per_step / cost_usd.value if cost_usd else None,
+        "num_accelerators": plan.cluster.num_accelerators,
+        "placement": plan.placement,
+    }
+
+
+def layout_json(layout: Layout) -> dict[str, Any]:
+    """A layout under the names that `--layout` takes, and the whole of it as `--layout` would be told."""
+    values = {SHORT.get(key, key): value for key, value in asdict(layout).items()} | {"order": "-".join(layout.order)}
+    told = {key: "yes" if value is True else "no" if value is False else value for key, value in values.items()}
+    return {**values, "text": ",".join(f"{key}={value}" for key, value in told.items())}
+
+
+def _value(spread: Spread | None, unit: float = 1.0) -> float | None:
+    return spread.value / unit if spread else None
+
+
+def _explanation_json(said: Explanation) -> dict[str, Any]:
+    axes = [{**asdict(axis), "hidden_s": axis.hidden_s} for axis in said.axes]
+    return {"axes": axes, "limit": said.limit, "reasons": said.reasons, "changes": [asdict(change) for change in said.changes]}
+
+
+def _point_json(point: Searched) -> dict[str, Any]:
+    return plan_json(point.best)
+
+
+# -- for people -----------------------------------------------------------------------------------------
+
+
+def show_tables(answer: Answer, files: Iterable[tuple[str, Path]] = ()) -> None:
+    """Print the answer first, then the runners-up, why, where the ranks stand, and what the search did."""
+    plan = answer.plan
+    chip = plan.cluster.accelerator.name
+    title = f"{plan.model.name} on {plan.cluster.name} ({plan.cluster.num_accelerators:,} {chip}), {plan.workload.name}"
+    show_pairs(title, _answer(answer))
+    show_table(f"the {len(answer.plans)} best by {answer.ask.aim.objective}", _columns(answer), _rows(answer))
+    if answer.front:
+        show_table("time against cost", ("accelerators>", "time to train>", "cost>", "energy>", "layout"), map(_front_row, answer.front))
+    if answer.explanation:
+        _show_explanation(answer.explanation)
+    ranks = answer.ranks
+    first = ranks.rows(NUM_RANKS_SHOWN)
+    show_table(f"ranks (the first {len(first)} of {len(ranks):,})", [f"{name}>" for name in ranks.columns], first)
+    show_text(_statistics(answer))
+    bounds = answer.best.best.prediction.interval
+    show_text(f"interval: from {bounds.num_runs} runs, {bounds.kin}")
+    for note in filter(None, (answer.ask.stack.note, bounds.note)):
+        show_text(f"note: {note}")
+    for what, path in files:
+        show_text(f"wrote the {what}: {path}")
+
+
+def _answer(answer: Answer) -> Iterator[tuple[str, str]]:
+    priced, plan = answer.best.best, answer.plan
+    takes, said, layout = priced.outcome, priced.prediction, plan.layout
+    m = layout.num_micro_batches(plan.workload.global_batch)
+    yield "layout", f"{layout}  {', '.join(filter(None, [f'{m:,} micro-batches', _choices(layout)]))}, order {'-'.join(layout.order)}"
+    yield "step time", f"{seconds(plan.step_time_s)}  80 % interval {seconds(plan.low_s)} to {seconds(plan.high_s)}"
+    if answer.before:
+        yield "without --set", _against(answer.before.plan, plan)
+    tokens_per_s = float(said.tokens_per_s[0])
+    each = tokens_per_s / plan.cluster.num_accelerators
+    yield "throughput", f"{si(tokens_per_s, '')} tokens/s  {each:,.0f} an accelerator, MFU {100 * float(said.mfu[0]):.1f} %"
+    reserve = gib(plan.cluster.accelerator.memory_bytes)
+    yield "memory", f"{gib(plan.peak_memory_bytes)} of {reserve} at the peak of the fullest stage"
+    yield "time to train", _spread(takes.time_to_train_s, seconds, f"{said.num_steps:,} steps", takes.unknown.get("time_to_train"))
+    offer = takes.offer
+    price = f"{offer.price.provider} {offer.price.kind}, {usd(offer.price.usd_per_accelerator_hour)} an hour each" if offer else ""
+    yield "cost", _spread(offer.cost_usd if offer else None, usd, price, takes.unknown.get("cost"))
+    halls = f"at the wall, {si(takes.node_w, 'W')} a node" if takes.node_w else ""
+    yield "energy", _spread(takes.energy_j, _kwh, halls, takes.unknown.get("energy"))
+    grid = f"{takes.region.name}, {takes.region.grid_gco2e_per_kwh:g} g/kWh, PUE {takes.facility.pue:g}"
+    yield "carbon", _spread(takes.carbon_kg, lambda kg: f"{si(kg * 1000, 'g CO2e')}", grid, takes.unknown.get("energy"))
+    yield "spares", _spares(answer)
+
+
+def _against(before: Plan, after: Plan) -> str:
+    ratio = after.step_time_s / before.step_time_s - 1
+    same = "the same layout" if before.layout == after.layout else str(before.layout)
+    sizes = "" if before.cluster.num_accelerators == after.cluster.num_accelerators else f" on {before.cluster.num_accelerators:,}"
+    return f"{seconds(before.step_time_s)}{sizes}  so {abs(ratio):.1%} {'longer' if ratio > 0 else 'shorter'} with it; {same}"
+
+
+def _spread(spread: Spread | None, shown: Any, remark: str, unknown: str | None) -> str:
+    if spread is None:
+        return f"unknown  {unknown or ''}".rstrip()
+    return f"{shown(spread.value)}  {shown(spread.low)} to {shown(spread.high)}" + (f"; {remark}" if remark else "")
+
+
+def _kwh(energy_j: float) -> str:
+    return si(energy_j / KWH * 1e3, "Wh")
+
+
+def _spares(answer: Answer) -> str:
+    spares = answer.spares
+    if not spares.per_domain:
+        return f"none: every accelerator of {spares.num_domains} {spares.domain}s is used" if spares.num_domains > 1 else "none"
+    used = spares.num_installed - spares.per_domain
+    return f"{spares.total:,}: {used} of {spares.num_installed} in each of {spares.num_domains} {spares.domain}s are used"
+
+
+def _columns(answer: Answer) -> tuple[str, ...]:
+    parts = (f"{part}>" for part in _parts(answer))
+    return ("#>", *(f"{name}>" for name in _degrees(answer)), "choices", "order", "step>", "vs best>", *parts, "memory>")
+
+
+def _degrees(answer: Answer) -> dict[str, str]:
+    """Columns of the layout's numbers, under their short names; those that are 1 in all plans are left out, but for the axes."""
+    names = {**{axis: axis for axis in AXES}, "vp": "vp", "ep": "ep", "mbs": "micro_batch"}
+    shown = (*AXES, "vp", "mbs")
+    return {name: key for name, key in names.items() if name in shown or any(getattr(p.plan.layout, key) > 1 for p in answer.plans)}
+
+
+def _choices(layout: Layout) -> str:
+    """What was chosen beside the degrees, in few words."""
+    said = [layout.schedule] if layout.pp > 1 else []
+    said += [layout.cp_kind] if layout.cp > 1 else []
+    said += [f"ZeRO {layout.zero_stage}"] if layout.zero_stage != 1 else []
+    return ", ".join([*said, *([f"recompute {layout.recompute}"] if layout.recompute != "none" else [])])
+
+
+def _parts(answer: Answer) -> dict[str, tuple[str, ...]]:
+    """Columns of the table: parts of the step that are there in any of the plans, the small ones together."""
+    wanted: dict[str, tuple[str, ...]] = {"compute": ("compute",), **{f"exp. {axis}": (f"exposed_{axis}",) for axis in (*AXES, "ep")}}
+    wanted |= {"bubble": ("bubble",), "rest": ("optimizer", "data", "overhead")}
+    return {name: parts for name, parts in wanted.items() if any(priced.plan.parts_s[p] > 0 for priced in answer.plans for p in parts)}
+
+
+def _rows(answer: Answer) -> Iterator[tuple[str, ...]]:
+    best_s = answer.plan.step_time_s
+    for number, priced in enumerate(answer.plans, 1):
+        plan = priced.plan
+        degrees = [str(getattr(plan.layout, key)) for key in _degrees(answer).values()]
+        spent = [seconds(sum(plan.parts_s[part] for part in parts)) for parts in _parts(answer).values()]
+        times = seconds(plan.step_time_s), f"+{plan.step_time_s / best_s - 1:.2%}" if number > 1 else "-", *spent
+        yield str(number), *degrees, _choices(plan.layout), "-".join(plan.layout.order), *times, gib(plan.peak_memory_bytes)
+
+
+def _front_row(point: Searched) -> tuple[str, ...]:
+    takes, size = point.best.outcome, point.cluster.num_accelerators
+    time_said = seconds(takes.time_to_train_s.value) if takes.time_to_train_s else "unknown"
+    cost = usd(takes.offer.cost_usd.value) if takes.offer else "unknown"
+    return f"{size:,}", time_said, cost, _kwh(takes.energy_j.value) if takes.energy_j else "unknown", str(point.best.plan.layout)
+
+
+def _show_explanation(said: Explanation) -> None:
+    columns = ("axis", "ranks>", "crosses", "bytes>", "messages>", "traffic>", "hidden>", "exposed>", "hides behind")
+    show_table("why: what each axis carries in a step, on one accelerator", columns, map(_axis_row, said.axes))
+    show_text(f"{said.limit[0].upper()}{said.limit[1:]}.")
+    for reason in said.reasons:
+        if not reason.startswith(tuple(f"{axis.axis} moves" for axis in said.axes)):  # the table says so already
+            show_text(reason)
+    print()
+    if said.changes:
+        changes = said.changes[:NUM_CHANGES_SHOWN]
+        show_table("what one change would buy", ("change", "time a token>", "step>", ""), map(_change_row, changes))
+
+
+def _axis_row(axis: AxisTraffic) -> tuple[str, ...]:
+    share = f"{axis.hidden_s / axis.traffic_s:.0%}" if axis.traffic_s else "-"
+    moved = [si(axis.num_bytes, "B", 3), f"{axis.num_messages:,.0f}", seconds(axis.traffic_s)]
+    return axis.axis, str(axis.degree), " + ".join(axis.tiers) or "-", *moved, share, seconds(axis.exposed_s), axis.behind
+
+
+def _change_row(change: Change) -> tuple[str, ...]:
+    return change.what, f"{-change.gain_pct:+.1f} %", seconds(change.step_time_s), "" if change.fits else "does not fit"
+
+
+def _statistics(answer: Answer) -> str:
+    found, result = answer.best.found, answer.survey
+    said = (
+        f"{found.num_layouts:,} layouts priced, {found.num_pruned:,} pruned (none can be better), {found.num_unfit:,} do not fit, "
+        f"in {found.search_s:.2f} s"
+    )
+    if len(result.searched) > 1 or result.num_bounded:
+        said += f"; {len(result.searched)} sizes searched in {answer.search_s:.1f} s, {result.num_bounded} more cannot win"
+    return said
