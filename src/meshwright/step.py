@@ -6,7 +6,7 @@ They add up to the step. All columns broadcast: one question with many layouts, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -286,6 +286,7 @@ class Pricer:
 
 def price(question: Question, layouts: Layouts, constants: Constants) -> StepParts:
     """The parts of a step for every row, in closed form."""
+    question = _without_padding(question)
     pricer = Pricer(question, layouts, constants)
     split = stage_layers(question.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
     layer, head, embedding_s = pricer.layer(), pricer.head_s(), pricer.embedding_s()
@@ -332,6 +333,18 @@ def slowest_of(num_accelerators: Any, chip_spread: Any) -> Any:
     The largest of N normal deviates lies about sqrt(2 ln N) spreads out; chips of one kind differ in what their power cap allows.
     """
     return 1 + np.asarray(chip_spread) * (np.sqrt(2 * np.log(np.maximum(num_accelerators, 8))) - np.sqrt(2 * np.log(8)))
+
+
+def _without_padding(question: Question) -> Question:
+    """The question without matrices that no row has and tiers that repeat the one below: they cost time and add nothing."""
+    used = np.asarray(question.matrix_count).any(axis=1)
+    matrices = {name: getattr(question, name)[used] for name in ("matrix_columns", "matrix_inner", "matrix_cut", "matrix_count")}
+    names = ("tier_size", "tier_bytes_per_s", "tier_latency_s", "tier_is_scale_up", "tier_is_hashed")
+    columns = [getattr(question, name) for name in names]
+    last = len(columns[0])
+    while last > 1 and all(np.array_equal(column[last - 1], column[last - 2]) for column in columns):
+        last -= 1
+    return replace(question, **matrices, **{name: column[:last] for name, column in zip(names, columns, strict=True)})
 
 
 def _chunk_times(

@@ -4,7 +4,8 @@ The closed form prices columns; the best few hundred are then re-priced from the
 unpriced, and none can drop the best (`tests/plan/test_search.py` compares with the search that prices everything):
 - a layout that does not fit is not priced in time (it is counted, and the nearest miss remembered);
 - recomputing more never shortens a step, so it is tried only where recomputing less does not fit;
-- sharding more than the optimizer never shortens a step, so ZeRO 2 and 3 are tried only where ZeRO 1 does not fit;
+- sharding more than the optimizer never shortens a pipelined step of several micro-batches, so ZeRO 2 and 3 are tried there only where
+  ZeRO 1 does not fit;
 - communication only adds to a step, so degrees are left whose step is slower than the slowest layout kept even on a network that takes
   no time, but for tensor parallelism over the fastest link there is.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -83,7 +84,10 @@ def search(
     score: Score | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Found:
-    """The fastest layouts that fit, from the best on; with a `score`, those of the fastest that have the lowest."""
+    """The fastest layouts that fit, from the best on; with a `score`, those of the fastest that have the lowest.
+
+    Of layouts that differ only in their ZeRO stage and recompute the best one stands for all.
+    """
     started = time.perf_counter()
     stack, fixed = stack or software(), fixed or Fixed()
     features = fixed.narrowed(features or Features())
@@ -168,7 +172,9 @@ def _bounds_s(asked: Question, space: Space, stack: Software) -> Column:
     )
     kinds = {"zero-bubble"} & set(space.features.schedules) | {"1f1b" for name in space.features.schedules if name != "zero-bubble"}
     silent = replace(constants, round_s=0.0)
-    return np.asarray(np.min([price(kind_network, space.bare(kind), silent).step_time_s for kind in sorted(kinds)], axis=0))
+    steps = [price(kind_network, space.bare(kind), silent) for kind in sorted(kinds)]
+    # Replicas exchange nothing: experts that are shared out over tensor ranks would, and differently in every ZeRO stage.
+    return np.asarray(np.min([step.step_time_s - step.seconds["exposed_dp"] for step in steps], axis=0))
 
 
 # -- what fits ------------------------------------------------------------------------------------------
@@ -200,17 +206,18 @@ class _Memory:
         return np.asarray(fits)
 
     def least(self, batch: Layouts, features: Features, tally: _Tally) -> Layouts:
-        """Every row with each (ZeRO stage, recompute) that fits where no lesser one does."""
+        """Every row with each (ZeRO stage, recompute) that fits where none that is never slower does."""
         kinds = sorted(RECOMPUTE.index(name) for name in features.recompute)
         sharing = batch.dp * batch.cp > 1
+        num_micro_batches = self._job[1].global_batch // (batch.dp * batch.micro_batch)
+        comparable = (batch.pp > 1) & (num_micro_batches > 1)
         kept: list[Layouts] = []
         fitted: dict[Choice, NDArray[np.bool_]] = {}
         for stage in sorted(features.zero_stages):
             # Without replicas all stages are one and the same.
             legal = sharing if stage > min(features.zero_stages) else np.ones(len(batch), dtype=bool)
             for kind in kinds:
-                covered = [ok for choice, ok in fitted.items() if _is_lesser(choice, (stage, kind))]
-                lesser = np.logical_or.reduce(covered) & legal if covered else np.zeros(len(batch), dtype=bool)
+                lesser = legal & _covered(fitted, (stage, kind), comparable)
                 tally.num_pruned += int(lesser.sum())
                 tried = np.flatnonzero(legal & ~lesser)
                 rows = _with(batch.take(tried), zero_stage=stage, recompute=kind)
@@ -221,10 +228,20 @@ class _Memory:
         return concatenated(kept)
 
 
-def _is_lesser(choice: Choice, other: Choice) -> bool:
-    """Whether a (ZeRO stage, recompute) is never slower than another: replicated (stage 0) and sharded optimizers do not compare."""
-    (stage, kind), (other_stage, other_kind) = choice, other
-    return kind <= other_kind and (stage == other_stage or 1 <= stage <= other_stage)
+def _covered(fitted: dict[Choice, NDArray[np.bool_]], choice: Choice, comparable: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows in which a choice that is never slower fits: recompute no more, and the same ZeRO stage or, where they compare, a lower one.
+
+    Replicated (stage 0) and sharded optimizers do not compare. Nor do higher stages where a step has one micro-batch or no pipeline:
+    they reduce no more often there, and are priced as hiding gradients behind all layers, where stage 1 leaves a chunk or layer open.
+    """
+    stage, kind = choice
+    covered = np.zeros(len(comparable), dtype=bool)
+    for (other_stage, other_kind), ok in fitted.items():
+        if other_kind <= kind and other_stage == stage:
+            covered |= ok
+        elif other_kind <= kind and 1 <= other_stage < stage:
+            covered |= ok & comparable
+    return covered
 
 
 def _with(rows: Layouts, **values: int) -> Layouts:
@@ -262,23 +279,38 @@ class _Best:
 
 def _exact(prediction: Prediction, best: _Best, keep: int, score: Score | None) -> tuple[tuple[Layout, ...], tuple[float, ...]]:
     """The best rows priced from the exact schedule, from the best on."""
-    layouts = [best.layouts.row(row) for row in range(len(best.step_s))]
+    layouts = _distinct(best.layouts)
     if score is None:
-        rows = _fastest(prediction, layouts, best.step_s.tolist(), keep)
+        rows = _fastest(prediction, layouts, best.step_s, keep)
     else:
-        rows = np.argsort(score(prediction), kind="stable")[:keep].tolist()
+        scores = score(prediction)
+        rows = sorted(layouts, key=lambda row: (float(scores[row]), row))[:keep]
     timed = [(exact_step_s(prediction, layouts[row], row) if layouts[row].pp > 1 else float(best.step_s[row]), row) for row in rows]
     chosen = sorted(timed) if score is None else timed
     return tuple(layouts[row] for _, row in chosen), tuple(seconds for seconds, _ in chosen)
 
 
-def _fastest(prediction: Prediction, layouts: Sequence[Layout], step_s: Sequence[float], keep: int) -> list[int]:
+def _distinct(rows: Layouts) -> dict[int, Layout]:
+    """By row, the layouts that differ in more than how much they shard and recompute: of those that do not, the first."""
+    seen: set[Layout] = set()
+    found: dict[int, Layout] = {}
+    for row in range(len(rows)):
+        layout = rows.row(row)
+        alike = replace(layout, zero_stage=1, recompute="none")
+        if alike not in seen:
+            seen.add(alike)
+            found[row] = layout
+    return found
+
+
+def _fastest(prediction: Prediction, layouts: Mapping[int, Layout], step_s: Column, keep: int) -> list[int]:
     """Rows of the fastest by the exact schedule; those that are too slow in closed form already are left."""
     timed: list[tuple[float, int]] = []
-    for row, closed_s in enumerate(step_s):
+    for row, layout in layouts.items():
+        closed_s = float(step_s[row])
         if len(timed) >= keep and closed_s > CLOSED_EXCESS * timed[keep - 1][0]:
             break
-        bisect.insort(timed, (closed_s + _excess_s(prediction, layouts[row], row), row))
+        bisect.insort(timed, (closed_s + _excess_s(prediction, layout, row), row))
     return [row for _, row in timed[:keep]]
 
 

@@ -171,8 +171,8 @@ def _cost_usd(point: Searched) -> float:
 def survey(ask: Ask, machines: Sequence[Cluster], *, front: bool, progress: Progress = lambda what, done, total: None) -> Survey:
     """Search machines of several sizes, but for those whose floor shows that they cannot win.
 
-    For the front, those that a machine already searched beats in both time and cost; else those that one beats in the objective and
-    that are not needed to keep the deadline or the budget.
+    For the front, those that a machine already searched beats in both time and cost; else those that one which keeps deadline and budget
+    beats in the objective, or that cannot keep them.
     """
     if len(machines) == 1:
         return Survey([searched(ask.on(machines[0]), progress)])
@@ -195,7 +195,12 @@ def survey(ask: Ask, machines: Sequence[Cluster], *, front: bool, progress: Prog
 def _most_promising_first(ask: Ask, machines: Sequence[Cluster], bounds_s: Sequence[float]) -> list[tuple[Cluster, float]]:
     """Machines that allow a layout with the least a step takes on each, in the order of what the objective could become."""
     pairs = [(machine, step_s) for machine, step_s in zip(machines, bounds_s, strict=True) if np.isfinite(step_s)]
-    return sorted(pairs, key=lambda pair: floor(pair[0], ask.workload, pair[1], 1.0).of(ask.aim.objective))
+
+    def rank(pair: tuple[Cluster, float]) -> tuple[bool, float]:
+        low = floor(pair[0], ask.workload, pair[1], 1.0)
+        return low.time_s > (ask.aim.deadline_s or np.inf), low.of(ask.aim.objective)
+
+    return sorted(pairs, key=rank)
 
 
 def _usd_per_hour(result: Survey) -> float:
@@ -210,6 +215,8 @@ def _beaten(aim: Aim, low: Floor, point: Searched, front: bool) -> bool:
         return _time_s(point) <= low.time_s and _cost_usd(point) <= low.cost_usd
     if not aim.allows(point.best):
         return False
+    if low.time_s > (aim.deadline_s or np.inf) or low.cost_usd > (aim.budget_usd or np.inf):
+        return True
     takes = point.best.outcome
     carbon = takes.carbon_kg.value / takes.energy_j.value if takes.carbon_kg and takes.energy_j else 1.0
     return aim.value(point.best) <= low.of(aim.objective, carbon if aim.objective == "carbon" else 0.0)
