@@ -38,7 +38,9 @@ def test_every_candidate_is_legal_and_stands_once():
 def test_all_degrees_that_divide_are_there():
     found = {(layout.tp, layout.cp, layout.pp, layout.dp, layout.micro_batch) for layout in all_layouts(Features(max_vp=1))}
     wanted = set()
-    for tp, cp, pp, dp in ((tp, cp, pp, 16 // (tp * cp * pp)) for tp in (1, 2, 4, 8, 16) for cp in (1, 2, 4, 8, 16) for pp in (1, 2, 4, 8, 16)):
+    for tp, cp, pp, dp in (
+        (tp, cp, pp, 16 // (tp * cp * pp)) for tp in (1, 2, 4, 8, 16) for cp in (1, 2, 4, 8, 16) for pp in (1, 2, 4, 8, 16)
+    ):
         for size in (1, 2, 4, 8):
             try:
                 check(MODEL, CLUSTER, WORKLOAD, Layout(tp=tp, cp=cp, pp=pp, dp=dp, micro_batch=size))
@@ -76,7 +78,9 @@ def test_interleaving_alone_covers_one_chunk():
     assert {layout.vp for layout in layouts} >= {1, 2} and {layout.schedule for layout in layouts} == {"interleaved"}
 
 
-@pytest.mark.parametrize("fixed", [{"tp": 2, "micro_batch": 2}, {"order": ("tp", "cp", "dp", "pp"), "zero_stage": 3}, {"cuda_graphs": False}])
+@pytest.mark.parametrize(
+    "fixed", [{"tp": 2, "micro_batch": 2}, {"order": ("tp", "cp", "dp", "pp"), "zero_stage": 3}, {"cuda_graphs": False}]
+)
 def test_the_space_counts_what_it_makes(fixed):
     features = Fixed(fixed).narrowed(Features())
     rows = degrees(MODEL, CLUSTER, WORKLOAD, features, Fixed(fixed))

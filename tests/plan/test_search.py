@@ -94,7 +94,9 @@ def test_the_rules_hold_for_every_layout(name):
     space, bound_s = _bounded_space(model, cluster, workload, STACK, Features(), Fixed(), asked)
     bounds = dict(zip(space.rows, bound_s, strict=True))
     for batch, _ in space.batches((1,), ("none",)):
-        choices = {(z, r): price(asked, _with(batch, zero_stage=z, recompute=r), STACK.constants).step_time_s for z in range(4) for r in range(3)}
+        choices = {
+            (z, r): price(asked, _with(batch, zero_stage=z, recompute=r), STACK.constants).step_time_s for z in range(4) for r in range(3)
+        }
         comparable = (batch.pp > 1) & (workload.global_batch // (batch.dp * batch.micro_batch) > 1)
         for zero in range(4):
             assert (choices[zero, 1] >= choices[zero, 0] * (1 - 1e-12)).all()
@@ -112,7 +114,7 @@ def test_the_exact_schedule_is_never_shorter_than_the_closed_form():
         model, cluster, workload = JOBS[name]
         workload = replace(workload, global_batch=4 * workload.global_batch)
         space = Space.of(model, cluster, degrees(model, cluster, workload, Features(), Fixed()), Features(), Fixed())
-        piped = [batch.take(batch.pp > 1) for batch, _ in space.batches((1,), ("none",))][0]
+        piped = next(batch.take(batch.pp > 1) for batch, _ in space.batches((1,), ("none",)))
         some = piped.take(rng.choice(len(piped), 150, replace=False))
         prediction = predict(model, cluster, workload, some, STACK)
         for row in range(len(some)):
@@ -125,7 +127,9 @@ def test_a_long_step_is_timed_by_a_straight_line():
     for schedule in ("1f1b", "zero-bubble", "interleaved"):
         layout = Layout(tp=2, pp=4, vp=2 if schedule == "interleaved" else 1, dp=2, schedule=schedule)
         prediction = predict(model, cluster, workload, Layouts.of([layout]), STACK)
-        assert _excess_s(prediction, layout, 0) == pytest.approx(schedule_excess_s(prediction, layout), abs=1e-3 * prediction.step_time_s[0])
+        assert _excess_s(prediction, layout, 0) == pytest.approx(
+            schedule_excess_s(prediction, layout), abs=1e-3 * prediction.step_time_s[0]
+        )
 
 
 # -- where memory is short ------------------------------------------------------------------------------

@@ -1,0 +1,180 @@
+"""`meshwright plan`: what it prints for people and programs, the files it writes, and what bad input gets."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.layout import parse_layout
+from meshwright.plan.plan import read_plan
+from meshwright.step import PARTS
+
+SMALL = ("llama-3.2-1b", "dgx-h100-superpod", "pretrain-1t", "--gpus", "16", "--batch", "32", "--seq", "2048")
+RECORD = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
+STACK = "tp=4,cp=2,pp=8,zero=1,recompute=none,schedule=interleaved,cp_kind=ring"
+
+
+@pytest.fixture
+def run(capsys):
+    def run_command(*arguments):
+        code = main(["plan", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run_command
+
+
+@pytest.fixture
+def answer(run):
+    def answer_of(*arguments):
+        code, out, err = run(*arguments, "--json")
+        assert (code, err) == (0, "")
+        return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+
+    return answer_of
+
+
+# -- for programs ---------------------------------------------------------------------------------------
+
+
+def test_json_holds_the_best_first_and_its_parts_add_up(answer):
+    said = answer(*SMALL, "--keep", "3")
+    plans = said["plans"]
+    assert len(plans) == 3 and [p["step_time_s"] for p in plans] == sorted(p["step_time_s"] for p in plans)
+    for plan in plans:
+        assert {"tp", "cp", "pp", "vp", "dp", "ep", "mbs", "zero", "recompute", "schedule", "cp_kind", "order"} <= set(plan["layout"])
+        assert list(plan["parts"]) == list(PARTS) and sum(plan["parts"].values()) == pytest.approx(plan["step_time_s"])
+        assert plan["low_s"] <= plan["step_time_s"] <= plan["high_s"]
+        assert plan["tokens_per_s"] == pytest.approx(32 * 2048 / plan["step_time_s"])
+        assert 0 < plan["mfu"] < 1 and 0 < plan["memory_peak_bytes"] < 80e9
+        assert min(plan["time_to_train_min"], plan["cost_usd"], plan["energy_kwh"], plan["carbon_kg"]) > 0
+    assert min(said["num_layouts"], said["num_pruned"]) > 0 and said["num_unfit"] >= 0 and said["search_s"] > 0
+    assert {"axes", "limit", "reasons", "changes"} == set(said["explanation"])
+    assert said["spares"] == {"domain": "node", "per_domain": 0, "num_installed": 8, "num_domains": 2, "total": 0}
+
+
+def test_a_layout_in_json_is_one_that_predict_takes(answer, capsys):
+    plan = answer(*SMALL, "--keep", "1")["plans"][0]
+    layout = parse_layout(plan["layout"]["text"])
+    assert (layout.tp, layout.dp, layout.micro_batch) == (plan["layout"]["tp"], plan["layout"]["dp"], plan["layout"]["mbs"])
+    assert main(["predict", *SMALL, "--layout", plan["layout"]["text"], "--exact", "--json"]) == 0
+    predicted = json.loads(capsys.readouterr().out)
+    assert predicted["exact_step_time_s"] == pytest.approx(plan["step_time_s"], rel=1e-9)
+
+
+def test_the_record_machine_is_planned_as_it_was_run(answer):
+    said = answer(*RECORD, "--layout", STACK, "--keep", "1")
+    best = said["plans"][0]
+    assert best["layout"]["dp"] == 128 and best["placement"] == {"tp": ["rack"], "cp": ["rack"], "pp": ["rack"], "dp": ["fabric"]}
+    assert any("A replica is a rack" in reason for reason in said["explanation"]["reasons"])
+    assert said["spares"] == {"domain": "rack", "per_domain": 8, "num_installed": 72, "num_domains": 128, "total": 1024}
+
+
+def test_what_if_on_one_line_shows_the_change(answer):
+    said = answer(*RECORD, "--layout", STACK, "--keep", "1", "--set", "fabric.planes=7", "--set", "gpus=7168", "--batch", "896")
+    assert said["num_accelerators"] == 7168 and said["plans"][0]["layout"]["dp"] == 112
+    slower = answer(*RECORD, "--layout", STACK, "--keep", "1", "--set", "fabric.planes=4")
+    assert slower["plans"][0]["step_time_s"] > slower["without_set"]["step_time_s"]
+
+
+def test_a_whole_domain_is_used_where_that_is_faster(answer):
+    said = answer(*RECORD, "--gpus", "576", "--keep", "1", "--batch", "72", "--no-explain", "--layout", "tp=4,cp=2,mbs=1")
+    assert said["spares"]["per_domain"] in (0, 8) and said["explanation"] is None
+    assert said["num_machines"] >= 1
+
+
+def test_the_size_is_chosen_and_the_front_shown(answer):
+    cheap = answer(*SMALL[:3], "--batch", "32", "--seq", "2048", "--max-gpus", "16", "--objective", "cost", "--pareto", "--keep", "1")
+    front = cheap["pareto"]
+    assert [p["cost_usd"] for p in front] == sorted((p["cost_usd"] for p in front), reverse=True)
+    assert cheap["plans"][0]["cost_usd"] == pytest.approx(min(p["cost_usd"] for p in front))
+    assert cheap["num_accelerators"] < front[0]["num_accelerators"] <= 16
+
+
+# -- for people -----------------------------------------------------------------------------------------
+
+
+def test_the_answer_comes_first_and_everything_has_its_unit(run):
+    code, out, err = run(*SMALL, "--keep", "2")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "llama-3.2-1b on dgx-h100-superpod (16 h100), pretrain-1t" and lines[1].startswith("layout ")
+    assert all(name in out for name in ("step time", "throughput", "memory", "time to train", "cost", "energy", "carbon", "spares"))
+    for title in ("the 2 best by time", "why: what each axis carries", "what one change would buy", "ranks (the first 6 of 16)"):
+        assert title in out
+    assert "layouts priced" in lines[-2] and lines[-1].startswith("interval: from ")
+    assert "\x1b" not in out and max(map(len, lines)) <= 160
+
+
+def test_no_explanation_where_none_is_wanted(run):
+    _, out, _ = run(*SMALL, "--no-explain")
+    assert "why:" not in out and "the 5 best by time" in out
+
+
+# -- files ----------------------------------------------------------------------------------------------
+
+
+def test_every_file_is_written_whole(run, tmp_path):
+    names = {"--out": "plan.json", "--rank-map": "ranks.csv", "--html": "page.html", "--trace": "trace.json", "--plot": "slide.svg"}
+    files = [word for option, name in names.items() for word in (option, str(tmp_path / name))]
+    code, out, _ = run(*SMALL, *files, "--export", f"megatron={tmp_path / 'args.sh'}", "--export", f"hostfile={tmp_path / 'hosts'}")
+    assert code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names.values(), "args.sh", "hosts"])
+    plan = read_plan(tmp_path / "plan.json")
+    assert plan.layout.num_ranks == 16 and plan.step_time_s > 0
+    with (tmp_path / "ranks.csv").open() as file:
+        assert len(list(csv.reader(file))) == 17
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert "weak scaling" in (tmp_path / "page.html").read_text() and (tmp_path / "slide.svg").read_text().startswith("<svg")
+    assert "--tensor-model-parallel-size" in (tmp_path / "args.sh").read_text()
+    assert f"wrote the plan: {tmp_path / 'plan.json'}" in out.replace("\n", "")
+
+
+def test_an_interrupt_leaves_no_half_written_file(tmp_path):
+    command = [sys.executable, "-m", "meshwright", "plan", *RECORD, "--pareto", "--max-gpus", "9216", "--out", str(tmp_path / "plan.json")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and err == b"meshwright: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- bad input ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, what",
+    [
+        (("--set", "fabric.plans=7"), "did you mean fabric.planes"),
+        (("--set", "fabric.GB_per_s=0"), "not positive"),
+        (("--layout", "tp=3"), "choose tp from 1, 2, 4, 8"),
+        (("--layout", "tpp=2"), "cannot read 'tpp=2'"),
+        (("--layout", "recompute=some"), "no recompute named 'some'"),
+        (("--layout", "order=tp-cp"), "must name each of"),
+        (("--objective", "speed"), "no objective named 'speed'"),
+        (("--deadline", "soon"), "cannot read a duration"),
+        (("--deadline", "1s"), "no plan keeps what was asked"),
+        (("--max-gpus", "8"), "given twice"),
+        (("--headroom", "79"), "no layout fits"),
+        (("--precision", "nvfp4"), "no fp4 tensor cores"),
+        (("--provider", "nobody"), "no provider named 'nobody'"),
+        (("--region", "atlantis"), "no region named 'atlantis'"),
+        (("--software", "v99x"), "cannot read a version"),
+        (("--out", "no-such-folder/plan.json"), "no folder no-such-folder"),
+        (("--rank-map", "ranks.txt"), ".csv or .json"),
+        (("--plot", "slide.png"), ".svg"),
+        (("--export", "slurm=x"), "no export named 'slurm'"),
+        (("--export", "megatron"), "names no file"),
+        (("--keep", "0"), "invalid value for '--keep'"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_2(run, arguments, what):
+    code, out, err = run(*SMALL, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("meshwright: ") and what in err and "Traceback" not in err
