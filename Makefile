@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
-RECORD := llama-3.1-405b azure-gb200-128 mlperf-llama31-405b --layout tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1
+RECORD := llama-3.1-405b azure-gb200-128 mlperf-llama31-405b
+RECORD_LAYOUT := --layout tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all check fit accuracy bench clean
@@ -13,8 +14,9 @@ RECORD := llama-3.1-405b azure-gb200-128 mlperf-llama31-405b --layout tp=4,cp=2,
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: $(VENV)/installed  ## predict the record machine: Llama 3.1 405B on 8,192 GB200
-	$(BIN)/meshwright predict $(RECORD)
+run: $(VENV)/installed  ## plan and predict the record machine: Llama 3.1 405B on 8,192 GB200
+	$(BIN)/meshwright plan $(RECORD) --keep 5
+	$(BIN)/meshwright predict $(RECORD) $(RECORD_LAYOUT)
 
 test: check  ## format, lint, types and tests: what CI runs
 	$(BIN)/pytest -n $(WORKERS)

@@ -54,7 +54,7 @@ def test_json_holds_the_best_first_and_its_parts_add_up(answer):
         assert 0 < plan["mfu"] < 1 and 0 < plan["memory_peak_bytes"] < 80e9
         assert min(plan["time_to_train_min"], plan["cost_usd"], plan["energy_kwh"], plan["carbon_kg"]) > 0
     assert min(said["num_layouts"], said["num_pruned"]) > 0 and said["num_unfit"] >= 0 and said["search_s"] > 0
-    assert {"axes", "limit", "reasons", "changes"} == set(said["explanation"])
+    assert {"axes", "limit", "reasons", "changes"} == set(said["explanation"]) == set(plans[2]["explanation"])
     assert said["spares"] == {"domain": "node", "per_domain": 0, "num_installed": 8, "num_domains": 2, "total": 0}
 
 
@@ -107,7 +107,7 @@ def test_the_answer_comes_first_and_everything_has_its_unit(run):
     assert all(name in out for name in ("step time", "throughput", "memory", "time to train", "cost", "energy", "carbon", "spares"))
     for title in ("the 2 best by time", "why: what each axis carries", "what one change would buy", "ranks (the first 6 of 16)"):
         assert title in out
-    assert "layouts priced" in lines[-2] and lines[-1].startswith("interval: from ")
+    assert "#2 against #1: +" in out and "layouts priced" in lines[-3] and lines[-2].startswith("interval: from ")
     assert "\x1b" not in out and max(map(len, lines)) <= 160
 
 

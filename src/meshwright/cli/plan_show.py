@@ -31,7 +31,7 @@ def show_as_json(answer: Answer) -> None:
     found = answer.best.found
     show_json(
         {
-            "plans": [plan_json(priced) for priced in answer.plans],
+            "plans": [_plan_and_why(answer, priced) for priced in answer.plans],
             "num_layouts": found.num_layouts,
             "num_pruned": found.num_pruned,
             "num_unfit": found.num_unfit,
@@ -50,6 +50,11 @@ def show_as_json(answer: Answer) -> None:
             "notes": answer.plan.notes,
         }
     )
+
+
+def _plan_and_why(answer: Answer, priced: PricedPlan) -> dict[str, Any]:
+    why = {"explanation": _explanation_json(answer.why(priced.plan))} if answer.explanation else {}
+    return {**plan_json(priced), **why}
 
 
 def plan_json(priced: PricedPlan) -> dict[str, Any]:
@@ -106,6 +111,10 @@ def show_tables(answer: Answer, files: Iterable[tuple[str, Path]] = ()) -> None:
     title = f"{plan.model.name} on {plan.cluster.name} ({plan.cluster.num_accelerators:,} {chip}), {plan.workload.name}"
     show_pairs(title, _answer(answer))
     show_table(f"the {len(answer.plans)} best by {answer.ask.aim.objective}", _columns(answer), _rows(answer))
+    for sentence in _behind(answer):
+        show_text(sentence)
+    if len(answer.plans) > 1:
+        print()
     if answer.front:
         show_table("time against cost", ("accelerators>", "time to train>", "cost>", "energy>", "layout"), map(_front_row, answer.front))
     if answer.explanation:
@@ -126,7 +135,8 @@ def _answer(answer: Answer) -> Iterator[tuple[str, str]]:
     priced, plan = answer.best.best, answer.plan
     takes, said, layout = priced.outcome, priced.prediction, plan.layout
     m = layout.num_micro_batches(plan.workload.global_batch)
-    yield "layout", f"{layout}  {', '.join(filter(None, [f'{m:,} micro-batches', _choices(layout)]))}, order {'-'.join(layout.order)}"
+    batches = f"{m:,} micro-batch{'es' if m > 1 else ''}"
+    yield "layout", f"{layout}  {', '.join(filter(None, [batches, _choices(layout)]))}, order {'-'.join(layout.order)}"
     yield "step time", f"{seconds(plan.step_time_s)}  80 % interval {seconds(plan.low_s)} to {seconds(plan.high_s)}"
     if answer.before:
         yield "without --set", _against(answer.before.plan, plan)
@@ -142,7 +152,7 @@ def _answer(answer: Answer) -> Iterator[tuple[str, str]]:
     halls = f"at the wall, {si(takes.node_w, 'W')} a node" if takes.node_w else ""
     yield "energy", _spread(takes.energy_j, _kwh, halls, takes.unknown.get("energy"))
     grid = f"{takes.region.name}, {takes.region.grid_gco2e_per_kwh:g} g/kWh, PUE {takes.facility.pue:g}"
-    yield "carbon", _spread(takes.carbon_kg, lambda kg: f"{si(kg * 1000, 'g CO2e')}", grid, takes.unknown.get("energy"))
+    yield "carbon", _spread(takes.carbon_kg, _carbon, grid, takes.unknown.get("energy"))
     yield "spares", _spares(answer)
 
 
@@ -157,6 +167,10 @@ def _spread(spread: Spread | None, shown: Any, remark: str, unknown: str | None)
     if spread is None:
         return f"unknown  {unknown or ''}".rstrip()
     return f"{shown(spread.value)}  {shown(spread.low)} to {shown(spread.high)}" + (f"; {remark}" if remark else "")
+
+
+def _carbon(kg: float) -> str:
+    return f"{kg:.4g} kg CO2e" if kg < 1000 else f"{kg / 1000:,.4g} t CO2e"
 
 
 def _kwh(energy_j: float) -> str:
@@ -206,6 +220,17 @@ def _rows(answer: Answer) -> Iterator[tuple[str, ...]]:
         spent = [seconds(sum(plan.parts_s[part] for part in parts)) for parts in _parts(answer).values()]
         times = seconds(plan.step_time_s), f"+{plan.step_time_s / best_s - 1:.2%}" if number > 1 else "-", *spent
         yield str(number), *degrees, _choices(plan.layout), "-".join(plan.layout.order), *times, gib(plan.peak_memory_bytes)
+
+
+def _behind(answer: Answer) -> Iterator[str]:
+    """For every runner-up, the parts of the step in which it loses most against the best, and where it gains."""
+    best = answer.plan
+    for number, priced in enumerate(answer.plans[1:], 2):
+        plan = priced.plan
+        gaps = {part: plan.parts_s[part] - best.parts_s[part] for part in PARTS}
+        largest = sorted((part for part in PARTS if abs(gaps[part]) > 1e-4 * best.step_time_s), key=lambda part: -abs(gaps[part]))[:3]
+        said = ", ".join(f"{'+' if gaps[part] > 0 else '-'}{seconds(abs(gaps[part]))} {part.replace('_', ' ')}" for part in largest)
+        yield f"#{number} against #1: {said or 'the same in every part'}"
 
 
 def _front_row(point: Searched) -> tuple[str, ...]:
