@@ -61,7 +61,8 @@ def test_the_newest_release_is_the_default():
         ("v6.1", "v6.0"),
         ("v9.0", "v6.0"),
         ("v2.1", "v3.0"),
-        ("v3.5", "v4.0"),  # rounds are .0 and .1: beyond them the next year's is closest
+        ("v3.5", "v3.1"),  # rounds are .0 and .1: a further one of the year follows right behind
+        ("v4.2", "v4.1"),
         ("v5.0.1", "v5.0"),
         ("v5", "v5.0"),
     ],
@@ -171,3 +172,8 @@ def test_no_file_raises_anything_but_our_own_error(tmp_path_factory, content):
 def test_a_profile_that_is_not_there():
     with pytest.raises(InputError, match="cannot read the software profile: No such file or directory"):
         software("nowhere.json")
+
+
+@pytest.mark.parametrize("name", ["v5.0", "V5.0", "5.0"])
+def test_a_round_is_known_however_it_is_spelt(name):
+    assert (software(name).release, software(name).known) == ("v5.0", True)

@@ -26,6 +26,7 @@ def entry(row: float, family_out: float = 0.2, **changes: Any) -> dict[str, Any]
         "architecture": "blackwell",
         "kind": "large",
         "num_accelerators": 8192,
+        "fabric_bytes_per_s": 100e9,
         "num_parameters": 405e9,
         "row": row,
         "family_out": family_out,

@@ -210,12 +210,9 @@ class Layouts:
     def stride(self, axis: str) -> IntColumn:
         """Ranks between two neighbours on `axis`, for every row."""
         result = np.ones(len(self), dtype=np.int64)
-        for index in np.flatnonzero(np.bincount(self.order)):  # np.unique would import all of numpy.ma
-            inner = ORDERS[index][: ORDERS[index].index(axis)]
-            product = np.ones(len(self), dtype=np.int64)
-            for other in inner:
-                product = product * getattr(self, other)
-            result = np.where(self.order == index, product, result)
+        for other in AXES:
+            if other != axis:
+                result *= np.where(_IS_INSIDE[other, axis][self.order], getattr(self, other), 1)
         return result
 
 
@@ -226,6 +223,9 @@ def _permutations(items: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 ORDERS = _permutations(AXES)
+_IS_INSIDE = {  # by order: whether the first axis varies faster than the second
+    (one, other): np.array([order.index(one) < order.index(other) for order in ORDERS]) for one in AXES for other in AXES
+}
 _CHOICES: Mapping[str, Sequence[Any]] = {"recompute": RECOMPUTE, "schedule": SCHEDULES, "cp_kind": CP_KINDS, "order": ORDERS}
 _FLAGS = ("overlap_tp", "overlap_pp", "overlap_dp", "cuda_graphs")
 

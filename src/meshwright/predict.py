@@ -15,7 +15,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.footprint import Footprint, footprint, recipe_for
-from meshwright.layout import Layout, Layouts
+from meshwright.layout import AXES, Layout, Layouts
 from meshwright.question import GENERATION, question
 from meshwright.software import Software, software
 from meshwright.split import check_split
@@ -110,6 +110,17 @@ def evaluation_time_s(workload: Workload, layouts: Layouts, priced: StepParts) -
     ends_s = np.where(layouts.pp == 1, times.first_forward_s + times.last_forward_s, np.maximum(times.last_forward_s, 0.0))
     fill_s = (layouts.pp - 1) * (times.forward_s + priced.message_s)
     return np.asarray(rounds * (layouts.vp * times.forward_s + ends_s) + fill_s)
+
+
+def usual_layout(model: Model, cluster: Cluster, workload: Workload) -> Layout:
+    """The switches and rank order that stacks of this kind run with where a user does not say, degrees all 1.
+
+    As in the measured rows: tensor traffic is overlapped but for NVFP4, and CUDA graphs came with Blackwell. Experts want their ranks
+    close together, so pipeline stages go outermost.
+    """
+    blackwell = GENERATION.get(cluster.accelerator.architecture) == "blackwell"
+    order = ("tp", "cp", "dp", "pp") if model.experts else AXES
+    return Layout(overlap_tp=workload.precision != "nvfp4", cuda_graphs=blackwell, order=order)
 
 
 def check(model: Model, cluster: Cluster, workload: Workload, layout: Layout) -> None:

@@ -182,6 +182,8 @@ class FittedValues:
 
     def software(self, release: str) -> Software:
         """The stack of a release; of one that was never fitted, its nearest relative by version."""
+        if release not in self.releases and f"v{release.lower().lstrip('v')}" in self.releases:
+            release = f"v{release.lower().lstrip('v')}"
         known = release in self.releases
         relative = release if known else nearest_release(release, self.releases)
         finetuning = {}
@@ -211,11 +213,12 @@ def nearest_release(release: str, known: Mapping[str, float]) -> str:
 
 def _version(release: str) -> tuple[str, float]:
     """Kind and position in time of `v5.1` or `nemo-26.04.01`: rounds come twice a year, containers monthly."""
-    kind, _, number = release.rpartition("-") if "-" in release else ("mlperf", "", release.lstrip("v"))
-    scale = 2.0 if kind == "mlperf" else 12.0
+    kind, _, number = release.rpartition("-") if "-" in release else ("mlperf", "", release.lower().lstrip("v"))
     try:
         parts = [int(part) for part in number.split(".")] + [0, 0]
-        return kind, parts[0] + min(parts[1] / scale, 0.99) + parts[2] / 1000
+        # Rounds so far are x.0 and x.1; a further one of the same year would follow right behind.
+        within = 0.5 * min(parts[1], 1) + min(parts[1] / 100, 0.4) if kind == "mlperf" else min(parts[1] / 12.0, 0.99)
+        return kind, parts[0] + within + parts[2] / 1000
     except (ValueError, OverflowError):
         raise InputError(
             f"cannot read a version in software release {release!r}", where="software", fix="write a round such as v5.1, or nemo-26.04"

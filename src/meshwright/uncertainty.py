@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.question import GENERATION
 from meshwright.software import Software
+from meshwright.units import si
 
 RESIDUALS_FILE = Path(__file__).parent / "evidence" / "residuals.json"
 COVERAGE = 0.8
@@ -79,7 +80,7 @@ def interval(model: Model, cluster: Cluster, workload: Workload, stack: Software
         return _far(asked, runs, f"no constant was fitted for {cluster.accelerator.name} or chips of its generation")
     if asked.software == "other":
         return _far(asked, runs, f"no factor was fitted for {stack.release} or software of its kind")
-    beyond = _beyond(asked, fitted, stack, model.num_parameters, cluster.num_accelerators)
+    beyond = _beyond(asked, fitted, stack, model.num_parameters, cluster)
     return _near(asked, fitted, beyond) if beyond else _measured(asked, fitted)
 
 
@@ -133,7 +134,9 @@ def _far(asked: Likeness, runs: Sequence[Entry], note: str) -> Interval:
         f"{_named(asked)} on chips that nothing was fitted for": alike,
         "runs on chips or software that nothing was fitted for": lambda run: True,
     }
-    return _closest(unfitted, pools, "row", "predicted as they stand", "far", note)
+    found = _closest(unfitted, pools, "row", "predicted as they stand", "far", note)
+    lopsided = " (such runs took longer than predicted: expect the upper part of the interval)" if found.low > 0.999 else ""
+    return replace(found, note=note + lopsided)
 
 
 def _closest(
@@ -174,7 +177,7 @@ def _named(asked: Likeness) -> str:
 # -- outside the evidence -------------------------------------------------------------------------------
 
 
-def _beyond(asked: Likeness, fitted: Sequence[Entry], stack: Software, num_parameters: float, num_accelerators: int) -> str:
+def _beyond(asked: Likeness, fitted: Sequence[Entry], stack: Software, num_parameters: float, cluster: Cluster) -> str:
     """In what a question lies outside the runs of its family, in words; empty where it does not."""
     alike = _alike(asked)
     own = [run for run in fitted if alike(run) and _family(run) == asked.family]
@@ -182,9 +185,12 @@ def _beyond(asked: Likeness, fitted: Sequence[Entry], stack: Software, num_param
         return stack.note or f"no run of {stack.name} was fitted"
     if not own:
         return f"no {_named(asked)} measured with {' '.join(asked.family)}"
-    most = max(run["num_accelerators"] for run in own)
+    num_accelerators, most = cluster.num_accelerators, max(run["num_accelerators"] for run in own)
     if num_accelerators > FAR_FACTOR * most:
         return f"{num_accelerators:,} accelerators; the most measured with {' '.join(asked.family)} are {most:,}"
+    slowest, fabric = min(run["fabric_bytes_per_s"] for run in own), cluster.tiers[-1]
+    if cluster.tiers[0].num_accelerators < num_accelerators and fabric.bytes_per_s * FAR_FACTOR < slowest:
+        return f"a network of {si(fabric.bytes_per_s, 'B/s')} an accelerator; the slowest measured is {si(slowest, 'B/s')}"
     sizes = [run["num_parameters"] for run in own]
     if not min(sizes) / FAR_FACTOR <= num_parameters <= max(sizes) * FAR_FACTOR:
         return f"{num_parameters / 1e9:.3g} B parameters; models measured with {' '.join(asked.family)} have {_span(sizes)}"

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.evidence.calibrate import Calibration, calibrate, described, observe
-from meshwright.layout import parse_layout
+from meshwright.layout import Layout, parse_layout
 from meshwright.software import read_profile
 from meshwright.units import seconds
 
@@ -21,7 +21,16 @@ ARGUMENTS = ["calibrate", LOG, "--model", "llama-3.1-8b", "--cluster", "dgx-h100
 def expected() -> Calibration:
     """The same by the library: constants are fitted again from time to time, words are not."""
     seen = observe([LOG])
-    return calibrate(seen, described(seen, parse_layout(LAYOUT), "dgx-h100-superpod", model="llama-3.1-8b", precision="fp8"))
+    return calibrate(
+        seen,
+        described(
+            seen,
+            parse_layout(LAYOUT, Layout(overlap_tp=True, cuda_graphs=False)),
+            "dgx-h100-superpod",
+            model="llama-3.1-8b",
+            precision="fp8",
+        ),
+    )
 
 
 def error_pct(predicted_s: float, measured_s: float) -> str:

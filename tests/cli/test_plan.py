@@ -1,15 +1,14 @@
 """`meshwright plan`: what it prints for people and programs, the files it writes, and what bad input gets."""
 
 import csv
+import io
 import json
-import signal
-import subprocess
 import sys
-import time
 
 import pytest
 
 from meshwright.cli.main import main
+from meshwright.cli.progress import progress_bar
 from meshwright.layout import parse_layout
 from meshwright.plan.plan import read_plan
 from meshwright.step import PARTS
@@ -107,7 +106,7 @@ def test_the_answer_comes_first_and_everything_has_its_unit(run):
     assert all(name in out for name in ("step time", "throughput", "memory", "time to train", "cost", "energy", "carbon", "spares"))
     for title in ("the 2 best by time", "why: what each axis carries", "what one change would buy", "ranks (the first 6 of 16)"):
         assert title in out
-    assert "#2 against #1: +" in out and "layouts priced" in lines[-3] and lines[-2].startswith("interval: from ")
+    assert "#2 against #1: " in out and "layouts priced" in lines[-3] and lines[-2].startswith("interval: from ")
     assert "\x1b" not in out and max(map(len, lines)) <= 160
 
 
@@ -135,14 +134,37 @@ def test_every_file_is_written_whole(run, tmp_path):
     assert f"wrote the plan: {tmp_path / 'plan.json'}" in out.replace("\n", "")
 
 
-def test_an_interrupt_leaves_no_half_written_file(tmp_path):
-    command = [sys.executable, "-m", "meshwright", "plan", *RECORD, "--pareto", "--max-gpus", "9216", "--out", str(tmp_path / "plan.json")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    time.sleep(3)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 130 and err == b"meshwright: interrupted\n"
+def test_an_interrupt_leaves_no_half_written_file(run, tmp_path, monkeypatch):
+    def broken_off(plan, path, stack):
+        path.write_text("half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("meshwright.plan.trace.write_trace", broken_off)
+    assert run(*SMALL, "--trace", str(tmp_path / "trace.json")) == (130, "", "meshwright: interrupted\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_search_writes_nothing(run, tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("meshwright.plan.search.price", interrupted)
+    assert run(*SMALL, "--out", str(tmp_path / "plan.json"))[0] == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_long_search_shows_its_progress_on_a_terminal_only(monkeypatch):
+    monkeypatch.setattr("meshwright.cli.progress.PATIENCE_S", 0.0)
+    for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with progress_bar() as report:
+            report("8,192 accelerators", 3, 10)
+        assert ("8,192 accelerators" in stream.getvalue()) == shown
 
 
 # -- bad input ------------------------------------------------------------------------------------------

@@ -129,6 +129,7 @@ def test_what_nobody_states_is_null_and_said_in_words(run, answer, tmp_path):
 TEXT = """\
 llama-3.1-405b on azure-gb200-128 (8,192 gb200), mlperf-llama31-405b
 layout tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1 8 micro-batches, order tp-cp-pp-dp
+TP overlap off, CUDA graphs on
 step 1,024 x 8,192 tokens nvfp4, software v6.0
 
 answer
@@ -232,7 +233,7 @@ def test_help_names_every_option(run):
         (NOUNS, "missing option '--layout'"),
         ((*NOUNS[:2], "--layout", LAYOUT), "missing argument 'workload'"),
         ((*NOUNS, "--layout", LAYOUT, "--precision", "fp6"), "no precision named 'fp6'.*did you mean fp8"),
-        ((*SMALL, "--precision", "nvfp4"), "h100 has no fp4 tensor cores.*choose precision from"),
+        ((*SMALL, "--precision", "nvfp4"), "h100 has no fp4 tensor cores.*choose another precision"),
         ((*NOUNS, "--layout", LAYOUT, "--software", "profile.json"), "cannot read the software profile.*where: profile.json"),
         ((*NOUNS, "--layout", LAYOUT, "--software", "tensorflow"), "cannot read a version in software release 'tensorflow'"),
         ((*NOUNS, "--layout", LAYOUT, "--provider", "azur"), "no provider named 'azur'.*did you mean azure"),

@@ -149,9 +149,13 @@ def test_what_is_empty_has_a_stated_default(tmp_path: Path) -> None:
     run = one(tmp_path, RECORD, **empty, cp="", vp="", dp="", num_micro_batches="", layout_confidence="", vendor="")
     assert str(run.layout) == "tp=4,cp=1,pp=8,vp=1,dp=256,mbs=1"
     assert run.layout.order == ("tp", "cp", "dp", "pp")
-    assert (run.layout.overlap_tp, run.layout.overlap_pp, run.layout.cuda_graphs, run.layout.recompute) == (False, True, False, "none")
+    assert (run.layout.overlap_tp, run.layout.overlap_pp, run.layout.cuda_graphs, run.layout.recompute) == (True, True, False, "none")
     assert (run.confidence, run.vendor) == ("not stated", "NVIDIA")
-    assert run.assumptions == ("precision: fp8, as in most rows that state one", "rank order: pp outermost, Megatron's default")
+    assert run.assumptions == (
+        "precision: fp8, as in most rows that state one",
+        "rank order: pp outermost, Megatron's default",
+        "TP overlap: on, as in most rows of that precision",
+    )
 
 
 def test_columns_that_only_refine_may_be_left_out(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from meshwright import step
 from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.load import accelerator, load_cluster, load_model, load_workload
 from meshwright.describe.model import Experts, Model
@@ -264,3 +265,18 @@ def test_a_faster_link_never_gives_a_slower_best_plan(drawn, index, times):
     tiers = list(cluster.tiers)
     tiers[index] = replace(tiers[index], bytes_per_s=times * tiers[index].bytes_per_s)
     assert best_s(model, replace(cluster, tiers=tuple(tiers)), workload) <= best_s(*drawn) * (1 + 1e-9)
+
+
+# -- speed without a change -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["experts", "odd racks", "adapters"])
+def test_pricing_without_padding_changes_no_bit(name, monkeypatch):
+    model, cluster, workload = JOBS[name]
+    asked = _asked(model, cluster, workload, STACK)
+    space = Space.of(model, cluster, degrees(model, cluster, workload, Features(), Fixed()), Features(), Fixed())
+    layouts, _ = next(space.batches((0, 1, 2, 3), ("none", "full")))
+    lean = price(asked, layouts, STACK.constants).seconds
+    monkeypatch.setattr(step, "_without_padding", lambda question: question)
+    padded = price(asked, layouts, STACK.constants).seconds
+    assert all(np.array_equal(lean[part], padded[part]) for part in step.PARTS)

@@ -26,16 +26,20 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
     """Make a software profile from one run: how fast its software computes."""
+    from dataclasses import replace
+
     from meshwright.cli.show import show_json
     from meshwright.evidence.calibrate import calibrate as calibrated
     from meshwright.evidence.calibrate import described, observe
     from meshwright.layout import parse_layout
+    from meshwright.predict import usual_layout
 
     wanted = parse_layout(layout)
     observed = observe(logs)
     job = described(
         observed, wanted, cluster, model=model, workload=workload, num_accelerators=gpus or 0, global_batch=batch or 0, precision=precision
     )
+    job = replace(job, layout=parse_layout(layout, usual_layout(job.model, job.cluster, job.workload)))
     result = calibrated(observed, job, release, name)
     if out:
         result.write(out)

@@ -39,7 +39,7 @@ def plan(
     plot: Annotated[Path | None, typer.Option(help="Write a slide as .svg.", show_default=False)] = None,
     exports: Annotated[
         list[str] | None,
-        typer.Option("--export", help="KIND=FILE: another stack's launch file; --export list names them.", show_default=False),
+        typer.Option("--export", help="KIND=FILE: for another stack: megatron, torchtitan, hostfile ...", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:

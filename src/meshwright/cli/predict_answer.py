@@ -18,12 +18,13 @@ from meshwright.footprint import RESERVE_BYTES, check_fits, recipe_for, stages
 from meshwright.layout import AXES, Layout, Layouts, parse_layout
 from meshwright.outcome import Offer, Outcome, Spread
 from meshwright.placement import tiers_of
-from meshwright.predict import Prediction, check, exact_step_s, predict
+from meshwright.predict import Prediction, check, exact_step_s, predict, usual_layout
 from meshwright.software import software
 from meshwright.step import PARTS
 from meshwright.units import KWH, MINUTE, gib, seconds, si, usd
 
 MAX_OPERATIONS = 100_000  # of a schedule that is timed exactly without being asked: well under 0.1 s
+MOST_OPERATIONS = 20_000_000  # a schedule takes some hundred bytes an operation
 BAR_WIDTH = 40  # characters of a part that is the whole step
 EIGHTHS = ("", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589")
 NUM_OTHER_PRICES = 3
@@ -86,14 +87,15 @@ def job(
         seq_len=task.seq_len if seq is None else seq,
         precision=precision or task.precision,
     )
-    return Job(load_model(model), machine, task, filled_layout(layout, machine))
+    described = load_model(model)
+    return Job(described, machine, task, filled_layout(layout, machine, usual_layout(described, machine, task)))
 
 
-def filled_layout(text: str, cluster: Cluster) -> Layout:
-    """The layout that `text` spells out; without dp, with as many replicas as the machine holds."""
+def filled_layout(text: str, cluster: Cluster, usual: Layout) -> Layout:
+    """The layout that `text` spells out on top of the usual switches; without dp, with as many replicas as the machine holds."""
     items = {item.partition("=")[0].strip(): item for item in text.split(",")}
     if "dp" in items:
-        return parse_layout(text)
+        return parse_layout(text, usual)
     inner = parse_layout(",".join(item for key, item in items.items() if key in ("tp", "cp", "pp"))).num_ranks
     if cluster.num_accelerators % inner:
         raise InputError(
@@ -101,7 +103,7 @@ def filled_layout(text: str, cluster: Cluster) -> Layout:
             where=f"--layout {text}",
             fix=f"choose degrees that do, or --gpus {max(cluster.num_accelerators // inner, 1) * inner}",
         )
-    return parse_layout(text, Layout(dp=cluster.num_accelerators // inner))
+    return parse_layout(text, replace(usual, dp=cluster.num_accelerators // inner))
 
 
 def priced(job: Job, software_name: str, *, ignore_memory: bool) -> Prediction:
@@ -116,6 +118,12 @@ def priced(job: Job, software_name: str, *, ignore_memory: bool) -> Prediction:
 def exact_step_time_s(job: Job, prediction: Prediction, *, insist: bool) -> float | None:
     """Seconds of the step by its exact schedule; None where that is long and nobody insists."""
     num_operations = 2 * job.layout.pp * job.layout.vp * int(prediction.detail.num_micro_batches[0])
+    if insist and num_operations > MOST_OPERATIONS:
+        raise InputError(
+            f"an exact schedule of {num_operations:,} operations would not fit in memory",
+            where="--exact",
+            fix=f"leave --exact out, or ask for a batch of at most {MOST_OPERATIONS:,} operations (2 x pp x vp x micro-batches)",
+        )
     return exact_step_s(prediction, job.layout) if insist or num_operations <= MAX_OPERATIONS else None
 
 
@@ -230,8 +238,13 @@ def _question(answer: Answer) -> list[Line]:
     workload = job.workload
     return [
         ("layout", str(job.layout), f"{answer.prediction.detail.num_micro_batches[0]:,} micro-batches, order {'-'.join(job.layout.order)}"),
+        ("", "", f"TP overlap {_switch(job.layout.overlap_tp)}, CUDA graphs {_switch(job.layout.cuda_graphs)}"),
         ("step", f"{workload.global_batch:,} x {workload.seq_len:,} tokens", f"{workload.precision}, software {stack.name}"),
     ]
+
+
+def _switch(on: bool) -> str:
+    return "on" if on else "off"
 
 
 def _speed(answer: Answer) -> list[Line]:
@@ -249,7 +262,11 @@ def _speed(answer: Answer) -> list[Line]:
 def _run(answer: Answer) -> list[Line]:
     takes, said = answer.outcome, answer.prediction
     halls, grid = takes.facility, takes.region
-    evaluations = f", {said.num_evaluations} evaluations of {seconds(float(said.evaluation_s[0]))}" if said.num_evaluations else ""
+    evaluations = (
+        f", {said.num_evaluations} evaluation{'' if said.num_evaluations == 1 else 's'} of {seconds(float(said.evaluation_s[0]))}"
+        if said.num_evaluations
+        else ""
+    )
     drawn = f"with PUE {halls.pue:g} ({halls.name}, {halls.year})"
     carbon = f"{grid.grid_gco2e_per_kwh:g} g CO2e/kWh, grid of {grid.name} ({grid.year}, {grid.method})"
     water = f"on site, {halls.wue_l_per_kwh:g} l/kWh ({halls.name}, {halls.year})"

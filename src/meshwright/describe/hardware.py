@@ -32,17 +32,23 @@ class Accelerator:
     softmax_speedup: float = 1.0  # exponentials a clock against the first chip of its generation
     sources: Sources = field(default_factory=dict)
 
+    def can_run(self, recipe: str) -> bool:
+        """Whether the chip multiplies in what `recipe` needs; scaling by blocks came with the chips that have fp4."""
+        number_format = FORMAT_OF_RECIPE[recipe]
+        return number_format in self.dense_flops_per_s and (recipe != "mxfp8" or "fp4" in self.dense_flops_per_s)
+
     def peak_flops_per_s(self, recipe: str) -> float:
         """Dense FLOP/s of the number format that `recipe` multiplies in."""
         number_format = FORMAT_OF_RECIPE.get(recipe)
         if number_format is None:
             raise InputError(f"no precision named {recipe!r}", where="workload.precision", fix=nearest(recipe, FORMAT_OF_RECIPE))
-        if number_format not in self.dense_flops_per_s:
-            able = [r for r, f in FORMAT_OF_RECIPE.items() if f in self.dense_flops_per_s]
+        if not self.can_run(recipe):
+            able = [name for name in FORMAT_OF_RECIPE if self.can_run(name)]
+            what = "block-scaled" if recipe == "mxfp8" else number_format
             raise InputError(
-                f"{self.name} has no {number_format} tensor cores, which precision {recipe!r} needs",
+                f"{self.name} has no {what} tensor cores, which precision {recipe!r} needs",
                 where=f"accelerator {self.name}",
-                fix=f"choose precision from {', '.join(able)}",
+                fix=f"choose another precision (--precision): {', '.join(able)}",
             )
         return self.dense_flops_per_s[number_format]
 

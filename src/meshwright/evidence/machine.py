@@ -43,6 +43,7 @@ REFERENCE_FABRIC: Mapping[str, str] = {
     "cdna4": "roce-400",
 }
 
+TRAY = 4  # accelerators of an NVL72 tray
 INFINIBAND = ("hdr", "ndr", "xdr")
 ETHERNET = ("ethernet-100", "roce-200", "roce-400", "spectrum-x-mrc")
 
@@ -58,8 +59,9 @@ _GENERATION_GBIT = {"XDR": 800.0, "NDR": 400.0, "HDR": 200.0}
 _INFINIBAND = re.compile(r"\bIB\b|infiniband|quantum", re.IGNORECASE)
 _ETHERNET = re.compile(r"ethernet|roce|spectrum|\dGbe\b", re.IGNORECASE)
 _MRC = re.compile(r"\bMRC\b")
+_SPECTRUM = re.compile(r"spectrum-?\s?x", re.IGNORECASE)
 _PLANES = re.compile(r"\b(\d{1,3})-plane\b", re.IGNORECASE)
-_PCIE = re.compile(r"\bpcie\s*(?:gen)?\s*(\d)", re.IGNORECASE)
+_PCIE = re.compile(r"\bpcie\b\s*(?:gen)?\s*(\d)?", re.IGNORECASE)
 _BRIDGE = re.compile(r"(?:(\d)-way\b.*)?\bbridge\b", re.IGNORECASE)
 
 
@@ -85,7 +87,8 @@ def machine(name: str, device: str, num_accelerators: int, per_node: int, host_n
     """The cluster that `num_accelerators` of `device`, `per_node` to a node, and two texts on its networks describe."""
     chip = accelerator(device)
     inner = _inner_tiers(chip, num_accelerators, per_node, scale_up)
-    fabric = read_fabric(chip, per_node, host_network)
+    tray = min(per_node, TRAY) if chip.name.startswith("gb") else per_node  # ports are counted by tray, also where a node is a rack
+    fabric = read_fabric(chip, tray, host_network)
     outer = Tier(
         name="fabric",
         link=fabric.link.name,
@@ -113,7 +116,7 @@ def _inner_tiers(chip: Accelerator, num_accelerators: int, per_node: int, text: 
     node = math.gcd(num_accelerators, per_node)
     pcie = _PCIE.search(text)
     if pcie and "nvlink" not in text.lower():
-        return (_tier("node", link(f"pcie-{pcie[1]}"), node, per_node),)
+        return (_tier("node", link(f"pcie-{pcie[1] or 5}"), node, per_node),)
     bridge = _BRIDGE.search(text)
     if bridge or chip.name.endswith("-nvl"):
         ways = min(int(bridge[1]) if bridge and bridge[1] else BRIDGE_WAYS, per_node)
@@ -191,8 +194,8 @@ def _item_gbit_per_s(item: str, per_node: int) -> float | None:
 
 def _nearest_link(text: str, gbit_per_s: float, reference: str) -> Link:
     """The catalogue's link of the kind the text names, closest in speed: it lends its name and latency."""
-    if _MRC.search(text):
-        return link("spectrum-x-mrc")
+    if _MRC.search(text) or _SPECTRUM.search(text):
+        return link("spectrum-x-mrc")  # Spectrum-X picks paths by load where MRC sprays: neither hashes
     names_infiniband = _INFINIBAND.search(text) or (reference in INFINIBAND and not _ETHERNET.search(text))
     kinds = INFINIBAND if names_infiniband else ETHERNET
     return min(map(link, kinds), key=lambda kind: abs(math.log(kind.bytes_per_s / GBIT / gbit_per_s)))

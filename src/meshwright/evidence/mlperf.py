@@ -74,7 +74,7 @@ def mlperf_run(row: Row) -> MeasuredRun:
         source_row=row.line,
         notes=row.text("notes"),
         kind="lora" if workload.adapters else "pretrain",
-        assumptions=(*built.assumptions, *assumptions, *_order_said(row, layout)),
+        assumptions=(*built.assumptions, *assumptions, *_order_said(row, layout), *_overlap_said(row, layout)),
     )
 
 
@@ -123,13 +123,18 @@ def _layout(row: Row, num_accelerators: int, global_batch: int) -> Layout:
         zero_stage=1 if _flag(row, "distributed_optimizer", True) else 0,
         recompute=_recompute(row.text("activation_recompute")),
         order=_order(row.text("rank_order")),
-        overlap_tp=bool(_flag(row, "tp_comm_overlap", False)),
+        overlap_tp=bool(_flag(row, "tp_comm_overlap", _usual_overlap(row))),
         overlap_pp=bool(_flag(row, "p2p_overlap", True)),
         overlap_dp=bool(_flag(row, "dp_overlap_grad_reduce", True) and _flag(row, "dp_overlap_param_gather", True)),
         cuda_graphs=row.text("cuda_graph").lower() not in ("", "no", "none", "off", "false", "0"),
     )
     check_degrees(layout, num_accelerators, global_batch, num_micro_batches)
     return layout
+
+
+def _usual_overlap(row: Row) -> bool:
+    """Whether tensor traffic is overlapped where the row does not say: everywhere but with FP4, as in the rows that do."""
+    return "fp4" not in row.text("precision").lower()
 
 
 def _flag(row: Row, column: str, default: bool | None) -> bool | None:
@@ -157,3 +162,9 @@ def _order(text: str) -> tuple[str, ...]:
 def _order_said(row: Row, layout: Layout) -> tuple[str, ...]:
     """The assumed rank order, where a pipeline makes it matter."""
     return ("rank order: pp outermost, Megatron's default",) if layout.pp > 1 and not row.text("rank_order") else ()
+
+
+def _overlap_said(row: Row, layout: Layout) -> tuple[str, ...]:
+    """The assumed overlap of tensor traffic, where there is any."""
+    state = "on" if layout.overlap_tp else "off"
+    return (f"TP overlap: {state}, as in most rows of that precision",) if layout.tp > 1 and not row.text("tp_comm_overlap") else ()

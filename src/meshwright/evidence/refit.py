@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ HERE = Path(__file__).parent
 MEASURED_CSV = HERE / "measured_runs.csv"
 PUBLISHED_CSV = HERE / "published_runs.csv"
 UNFITTED_CSV = HERE / "unfitted_runs.csv"  # software of kinds that no factor was fitted for; every tenth of vTrain's single-node rows
+FEWEST_RUNS = 2  # that make a factor
 Log = NDArray[np.float64]
 
 
@@ -134,7 +136,9 @@ def _factors(runs: Sequence[MeasuredRun], values: FittedValues, key: Callable[[M
 
     The factor stretches compute, not communication, so it is found in a few rounds.
     """
-    factors: dict[Any, float] = dict.fromkeys(map(key, runs), 0.0)
+    counts = Counter(map(key, runs))
+    # A factor from one run would be a correction of that run: such a release is taken as its nearest relative.
+    factors: dict[Any, float] = {name: 0.0 for name, count in counts.items() if count >= FEWEST_RUNS}
     for _ in range(6):
         for name in factors:
             own = [run for run in runs if key(run) == name]
@@ -166,6 +170,7 @@ def _entry(run: MeasuredRun, row: float, family_out: float) -> dict[str, Any]:
         "kind": kind_of(run.model, run.workload),
         "benchmark": run.benchmark,
         "num_accelerators": run.num_accelerators,
+        "fabric_bytes_per_s": run.cluster.tiers[-1].bytes_per_s,
         "num_parameters": run.model.num_parameters,
         "row": round(float(row), 5),
         "family_out": round(float(family_out), 5),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ def summary(checked: Sequence[Checked]) -> Summary:
 def summary_of(errors_pct: Sequence[float] | NDArray[np.float64], covered: Sequence[bool] = ()) -> Summary:
     """The same from errors in per cent."""
     if not len(errors_pct):
-        return Summary(num_runs=0, mape_pct=0.0, bias_pct=0.0, worst_pct=0.0, coverage_pct=0.0)
+        return Summary(num_runs=0, mape_pct=nan, bias_pct=nan, worst_pct=nan, coverage_pct=nan)
     errors = np.asarray(errors_pct, dtype=np.float64)
     return Summary(
         num_runs=len(errors),

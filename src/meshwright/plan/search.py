@@ -29,7 +29,7 @@ from meshwright.footprint import RESERVE_BYTES, Footprint, footprint, recipe_for
 from meshwright.layout import RECOMPUTE, Layout, Layouts
 from meshwright.plan.candidates import DEGREES, Fixed, Row, Space, concatenated, degrees
 from meshwright.plan.features import Features
-from meshwright.predict import Prediction, exact_step_s, predict, schedule_excess_s
+from meshwright.predict import Prediction, exact_step_s, predict, schedule_excess_s, usual_layout
 from meshwright.question import GENERATION, Question, question
 from meshwright.software import Software, software
 from meshwright.step import price
@@ -70,6 +70,12 @@ class _Tally:
     nearest: Layout | None = None
 
 
+def usual_features(model: Model, cluster: Cluster, workload: Workload) -> Features:
+    """Every choice open, and the switches as stacks of this kind of chip and precision have them."""
+    usual = usual_layout(model, cluster, workload)
+    return Features(overlap_tp=usual.overlap_tp, cuda_graphs=usual.cuda_graphs)
+
+
 def search(
     model: Model,
     cluster: Cluster,
@@ -90,7 +96,7 @@ def search(
     """
     started = time.perf_counter()
     stack, fixed = stack or software(), fixed or Fixed()
-    features = fixed.narrowed(features or Features())
+    features = fixed.narrowed(features or usual_features(model, cluster, workload))
     asked = _asked(model, cluster, workload, stack)
     space, bound_s = _bounded_space(model, cluster, workload, stack, features, fixed, asked)
     memory = _Memory(model, cluster, workload, reserve_bytes)
@@ -119,9 +125,9 @@ def search(
     )
 
 
-def fastest_bound_s(model: Model, cluster: Cluster, workload: Workload, stack: Software, features: Features, fixed: Fixed) -> float:
+def fastest_bound_s(model: Model, cluster: Cluster, workload: Workload, stack: Software, features: Features | None, fixed: Fixed) -> float:
     """Seconds below which no layout on this machine can come; inf where no degrees divide it."""
-    features = fixed.narrowed(features)
+    features = fixed.narrowed(features or usual_features(model, cluster, workload))
     try:
         _, bound_s = _bounded_space(model, cluster, workload, stack, features, fixed, _asked(model, cluster, workload, stack))
     except InputError:

@@ -41,7 +41,7 @@ class Ask:
     cluster: Cluster
     workload: Workload
     stack: Software = field(default_factory=software)
-    features: Features = field(default_factory=Features)
+    features: Features | None = None  # None: as stacks of this kind usually are
     fixed: Fixed = field(default_factory=Fixed)
     terms: Terms = field(default_factory=Terms)
     aim: Aim = field(default_factory=Aim)
