@@ -179,8 +179,7 @@ class Pricer:
         """Seconds of sending tokens to their experts and back, each way of a layer."""
         q = self.q
         sent = self.tokens / self.tp * q.experts_per_token * q.hidden * BF16_BYTES * q.expert_layers
-        inner = self.placement.joint("cp", "dp")
-        members = np.minimum(inner, self.ep)
+        members = np.minimum(self.placement.joint("tp", "cp", "dp"), self.ep)  # experts take the innermost ranks of a stage
         each_s = 2 * all_to_all_s(sent, members, self.tier_bytes_per_s)
         return each_s, each_s
 
@@ -270,7 +269,7 @@ class Pricer:
         gather_forward_s = np.where(zero == 0, 0.0, weights_s)
         reduce_s = np.where(zero == 0, 2 * reduce_s, reduce_s)  # an all-reduce is both
         micro_hiding = [layers * layer.total_s(way) for way in (0, 1)]
-        hide = [np.where(zero >= 2, micro_hiding[way], hiding[way]) for way in (0, 1)]
+        hide = [np.where(zero >= 2, np.minimum(micro_hiding[way], hiding[way]), hiding[way]) for way in (0, 1)]
         contention = np.where(self.l.overlap_dp > 0, self.contention, 1.0)
         once_s = exposed_s(gather_forward_s, hide[0], pieces, contention) * np.where(zero == 3, self.num_micro_batches, 1)
         return np.asarray(once_s + each * exposed_s(reduce_s + gather_backward_s, hide[1], pieces, contention))
