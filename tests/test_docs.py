@@ -142,7 +142,7 @@ def said(case: tuple[Path, Command]) -> str:
 @pytest.mark.parametrize("case", COMMANDS, ids=said)
 def test_every_command_parses(case):
     verb, *arguments = case[1].arguments
-    typer.main.get_command(app).commands[verb].make_context(verb, arguments)
+    assert typer.main.get_command(app).commands[verb].make_context(verb, arguments).info_name == verb
 
 
 @pytest.mark.parametrize("case", [case for case in COMMANDS if case[1].is_cheap], ids=said)

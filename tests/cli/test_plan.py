@@ -19,23 +19,8 @@ STACK = "tp=4,cp=2,pp=8,zero=1,recompute=none,schedule=interleaved,cp_kind=ring"
 
 
 @pytest.fixture
-def run(capsys):
-    def run_command(*arguments):
-        code = main(["plan", *arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run_command
-
-
-@pytest.fixture
-def answer(run):
-    def answer_of(*arguments):
-        code, out, err = run(*arguments, "--json")
-        assert (code, err) == (0, "")
-        return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
-
-    return answer_of
+def verb():
+    return "plan"
 
 
 # -- for programs ---------------------------------------------------------------------------------------

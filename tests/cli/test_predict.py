@@ -1,7 +1,6 @@
 """`meshwright predict`: the record machine, all it prints for people and for programs, and what bad input gets."""
 
 import io
-import json
 import re
 
 import pytest
@@ -17,23 +16,8 @@ SMALL = ("llama-3.1-8b", "dgx-h100-superpod", "mlperf-llama31-8b", "--gpus", "64
 
 
 @pytest.fixture
-def run(capsys):
-    def run_command(*arguments):
-        code = main(["predict", *arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run_command
-
-
-@pytest.fixture
-def answer(run):
-    def answer_of(*arguments):
-        code, out, err = run(*arguments, "--json")
-        assert (code, err) == (0, "")
-        return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
-
-    return answer_of
+def verb():
+    return "predict"
 
 
 # -- the record machine ---------------------------------------------------------------------------------

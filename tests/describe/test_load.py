@@ -2,7 +2,6 @@
 
 import math
 import re
-from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -322,5 +321,9 @@ def test_arbitrary_text(tmp_path, text):
 @settings(max_examples=150, deadline=None)
 def test_arbitrary_names(name):
     for loader in load.LOADERS.values():
-        with suppress(MeshwrightError):
-            loader(name)
+        try:
+            found = loader(name)
+        except MeshwrightError as error:
+            assert error.what
+        else:
+            assert found.name

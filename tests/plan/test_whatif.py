@@ -48,8 +48,9 @@ def test_the_chip_and_the_job_change():
 
 def test_every_known_key_can_be_set():
     values = {"workload.precision": "bf16", "workload.attention_precision": "bf16", "fabric.num_accelerators": "4096", "gpus": "512"}
-    for key in known_keys(RECORD):
-        changed(RECORD, JOB, [f"{key}={values.get(key, '1')}"])
+    already = {"rack.planes", "workload.attention_precision"}  # one plane, bf16: setting them changes nothing
+    for key in set(known_keys(RECORD)) - already:
+        assert changed(RECORD, JOB, [f"{key}={values.get(key, '1')}"]) != (RECORD, JOB), key
 
 
 @pytest.mark.parametrize(

@@ -107,4 +107,4 @@ def test_hashed_paths_get_more_queue_pairs(planned):
 def test_a_shell_can_read_it(record, tmp_path):
     path = tmp_path / "launch.sh"
     path.write_text(hostfile.environment(record))
-    subprocess.run(["bash", "-n", str(path)], check=True)
+    assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0

@@ -49,7 +49,7 @@ def test_torchtitan_reads_the_degrees(planned, titan, layout, precision):
 def test_torchtitan_takes_the_degrees_for_the_world(planned, titan, imported):
     dims = imported("torchtitan.distributed.parallel_dims")
     read = titan(planned("tp=2,cp=2,pp=4,vp=2,dp=4")).parallelism
-    dims.ParallelDims(
+    accepted = dims.ParallelDims(
         dp_replicate=read.data_parallel_replicate_degree,
         dp_shard=read.data_parallel_shard_degree,
         cp=read.context_parallel_degree,
@@ -59,6 +59,7 @@ def test_torchtitan_takes_the_degrees_for_the_world(planned, titan, imported):
         etp=read.expert_tensor_parallel_degree,
         world_size=64,
     )
+    assert (accepted.tp, accepted.cp, accepted.pp, accepted.world_size) == (2, 2, 4, 64)
 
 
 @pytest.mark.parametrize("layout, schedule", [("pp=4,dp=16", "1f1b"), ("pp=4,vp=2,dp=16", ""), ("pp=4,vp=2,dp=16", "zero-bubble")])
