@@ -133,6 +133,10 @@ def check(model: Model, cluster: Cluster, workload: Workload, layout: Layout) ->
             fix=_fill_advice(layout, cluster),
         )
     layout.num_micro_batches(workload.global_batch)
+    if layout.schedule == "1f1b" and layout.vp > 1:
+        raise InputError(
+            f"1F1B runs one chunk a stage, and vp is {layout.vp}", where="layout.schedule", fix="use schedule=interleaved, or vp=1"
+        )
     check_split(model.num_layers, layout.pp, layout.vp, layout.first_stage_layers, layout.last_stage_layers)
     for what, count in (("attention heads", model.num_heads), ("vocabulary entries", model.vocab_size), ("MLP columns", model.ffn_hidden)):
         if count % layout.tp:

@@ -40,7 +40,7 @@ def test_without_scipy(capsys, monkeypatch):
     assert main(["fit"]) == 2
     assert (
         capsys.readouterr().err
-        == "meshwright: this needs scipy and matplotlib\n  where: the extra `fit`\n  fix:   pip install 'meshwright[fit]'\n"
+        == "meshwright: this needs scipy and matplotlib\n  where: the extra `fit`\n  fix:   pip install '.[fit]' in the project's folder, or 'meshwright[fit]'\n"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.describe import economics, load
 from meshwright.describe.cluster import Cluster
-from meshwright.describe.economics import Facility, Region
+from meshwright.describe.economics import Facility, Provider, Region
 from meshwright.describe.hardware import Accelerator, Link
 from meshwright.describe.model import Model
 from meshwright.describe.source import Source
@@ -42,6 +42,7 @@ def finders() -> Mapping[str, tuple[Callable[[], Iterable[str]], Callable[[str],
         kinds[kind] = (partial(load.names, kind), loader)
     kinds["regions"] = (economics.regions, economics.region)
     kinds["facilities"] = (economics.facilities, economics.facility)
+    kinds["providers"] = (economics.providers, economics.provider)
     return kinds
 
 
@@ -51,7 +52,6 @@ def finders() -> Mapping[str, tuple[Callable[[], Iterable[str]], Callable[[str],
 def show_catalogue(*, as_json: bool) -> None:
     """Every name by kind, the price list's providers, and what was left out."""
     kinds = {kind: list(names()) for kind, (names, _) in finders().items()}
-    kinds["providers"] = list(economics.providers())
     left_out = load.left_out()
     if as_json:
         show_json({**kinds, "left_out": left_out})
@@ -81,7 +81,7 @@ def show_entry(name: str, *, as_json: bool) -> None:
         show_table(title, columns, rows)
     if sources:
         show_table("sources", ("key", "source", "date"), [(_key_words(k, sources), s.text, s.date) for k, s in sources.items()])
-    else:
+    elif not isinstance(entry, Provider):  # whose prices have theirs beside them
         show_text("sources: none stated")
 
 
@@ -174,6 +174,18 @@ def _accelerator_page(entry: Accelerator) -> Page:
     columns = ("provider", "kind", "an hour>", "instance", "date", "source")
     tables = (("prices of one", columns, rows),) if rows else ()
     return Page(kind="accelerator", pairs=pairs, derived={"ridge_flops_per_byte": ridge, "prices": listed}, tables=tables)
+
+
+@page_of.register
+def _provider_page(entry: Provider) -> Page:
+    rows: list[tuple[object, ...]] = [
+        (p.accelerator, p.kind, usd(p.usd_per_accelerator_hour), p.instance, p.date, p.source.text + (f"; {p.note}" if p.note else ""))
+        for p in entry.prices
+    ]
+    columns = ("accelerator", "kind", "an hour>", "instance", "date", "source")
+    return Page(
+        kind="provider", pairs=[("prices listed", f"{len(rows)}")], derived={}, tables=(("prices of one accelerator", columns, rows),)
+    )
 
 
 @page_of.register

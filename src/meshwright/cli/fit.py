@@ -75,7 +75,11 @@ def need_extra() -> None:
 
     missing = [name for name in ("scipy", "matplotlib") if find_spec(name) is None]
     if missing:
-        raise InputError(f"this needs {' and '.join(missing)}", where="the extra `fit`", fix="pip install 'meshwright[fit]'")
+        raise InputError(
+            f"this needs {' and '.join(missing)}",
+            where="the extra `fit`",
+            fix="pip install '.[fit]' in the project's folder, or 'meshwright[fit]'",
+        )
 
 
 def need_folder(folder: Path) -> None:

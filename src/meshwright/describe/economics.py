@@ -133,6 +133,22 @@ def providers() -> tuple[str, ...]:
     return tuple(sorted({p.provider for p in all_prices()}))
 
 
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A provider and all it lists."""
+
+    name: str
+    prices: tuple[Price, ...]
+
+
+def provider(name: str) -> Provider:
+    """The price list of one provider, by accelerator."""
+    if plain(name) not in providers():
+        raise InputError(f"no provider named {name!r} in the price list", where="provider", fix=nearest(name, providers()))
+    listed = (price for price in all_prices() if price.provider == plain(name))
+    return Provider(plain(name), tuple(sorted(listed, key=lambda price: (price.accelerator, price.usd_per_accelerator_hour))))
+
+
 @cache
 def _tables(kind: str) -> Mapping[str, dict[str, Any]]:
     tables: Mapping[str, dict[str, Any]] = read_toml(CATALOGUE / "regions.toml")[kind]
