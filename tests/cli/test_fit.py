@@ -39,8 +39,8 @@ def test_without_scipy(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["fit"]) == 2
     assert (
-        capsys.readouterr().err
-        == "meshwright: this needs scipy and matplotlib\n  where: the extra `fit`\n  fix:   pip install '.[fit]' in the project's folder, or 'meshwright[fit]'\n"
+        capsys.readouterr().err == "meshwright: this needs scipy and matplotlib\n  where: the extra `fit`\n"
+        "  fix:   pip install '.[fit]' in the project's folder, or 'meshwright[fit]'\n"
     )
 
 
