@@ -1,7 +1,8 @@
-"""`python -m meshwright` is the command `meshwright`."""
+"""`python -m meshwright` is the command line."""
 
 import sys
 
-from meshwright.cli.main import main
+from meshwright.cli import run
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(run())

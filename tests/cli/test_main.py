@@ -7,6 +7,7 @@ import time
 import pytest
 
 from meshwright.cli import main as cli
+from meshwright.cli import run
 from meshwright.cli.main import main
 from meshwright.errors import InputError
 
@@ -92,3 +93,12 @@ def test_help_is_quick_and_light():
         times.append(time.perf_counter() - start)
         assert done.returncode == 0
     assert min(times) < 1.0
+
+
+def test_ctrl_c_while_commands_are_loaded_is_one_line(monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("meshwright.cli.main.main", interrupted)
+    assert run() == 130
+    assert capsys.readouterr().err == "meshwright: interrupted\n"
