@@ -83,3 +83,9 @@ def test_the_plot_is_an_svg_and_the_same_every_time(tmp_path: Path) -> None:
         scatter(tmp_path / name, evidence())
     assert ET.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_what_the_weighting_rule_does_is_said_as_it_is():
+    even = accuracy.even_weights()
+    assert f"With equal weights its step is {even.record_pct:+.1f} % off" in PAGE.read_text()
+    assert even.large_pct == pytest.approx(1.2, abs=0.3)  # the rule moves the record, hardly the mean

@@ -7,7 +7,7 @@ import inspect
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright import software as assumptions
 from meshwright.describe.load import load_cluster, load_model, load_workload
-from meshwright.evidence.fit import Rows, fit
+from meshwright.evidence.fit import Rows, fit, row_spread
 from meshwright.evidence.measured import MeasuredRun, Runs
 from meshwright.evidence.memory import memory_evidence
 from meshwright.evidence.power import PowerRun, busy_shares, end_to_end_kwh, fit_power_constants, held_out_errors_pct, power_runs
@@ -284,6 +284,28 @@ def sensitivity(change: float = 0.2, done: Callable[[str], None] = lambda _: Non
         Assumption(name, getattr(assumptions, name), reason, refitted_pct(name, 1 - change), refitted_pct(name, 1 + change))
         for name, reason in assumption_reasons().items()
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class EvenWeights:
+    """What a fit says that gives rows no wall clock confirms the same weight as the others."""
+
+    record_pct: float  # error of the record machine's step
+    large_pct: float  # mean error of GPT-3 and 405B
+    worst_pct: float
+
+
+def even_weights() -> EvenWeights:
+    """The figures without the rule of `fit.UNCONFIRMED`, which decides between two rows of round v6.0 that contradict each other."""
+    checked = evidence().joint()
+    runs = [row.run for row in checked]
+    rows = Rows.of(runs)
+    spread = np.array([row_spread(run, unconfirmed=1.0) for run in runs])
+    even = replace(rows, spread=spread)
+    errors = 100 * np.expm1(even.log_errors(fit(even)))
+    large = errors[[run.benchmark != "llama31_8b" for run in runs]]
+    record = errors[[run.round == "v6.0" and run.accelerator == "gb200" for run in runs]]
+    return EvenWeights(float(record[0]), float(np.abs(large).mean()), float(large[np.argmax(np.abs(large))]))
 
 
 def assumption_reasons() -> dict[str, str]:

@@ -56,7 +56,7 @@ class Rows:
             layouts=Layouts.of([run.layout for run in runs]),
             measured_s=np.array([run.measured_s for run in runs]),
             release=np.array([RELEASES.index(nearest_release(run.release, known)) for run in runs]),
-            spread=np.array([_spread(run) for run in runs]),
+            spread=np.array([row_spread(run) for run in runs]),
         )
 
     def take(self, mask: NDArray[np.bool_]) -> Rows:
@@ -76,9 +76,9 @@ class Rows:
         return np.asarray(np.log(predicted_s / self.measured_s))
 
 
-def _spread(run: MeasuredRun) -> float:
+def row_spread(run: MeasuredRun, unconfirmed: float = UNCONFIRMED) -> float:
     """ln by which a run may differ from its like."""
-    return ROW_SPREAD_PCT.get(run.benchmark, 2.5) / 100 * (1.0 if run.wall_s else UNCONFIRMED)
+    return ROW_SPREAD_PCT.get(run.benchmark, 2.5) / 100 * (1.0 if run.wall_s else unconfirmed)
 
 
 def fit(rows: Rows, start: Mapping[str, float] | None = None) -> dict[str, float]:
