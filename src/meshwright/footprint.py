@@ -268,8 +268,8 @@ class _Cut:
 
 def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column, Column, Column]:
     """Weights, gradients and optimizer states. Routed experts are split over ep, and sharded over what is left of the ranks."""
-    recipe, ranks = shapes.recipe, layouts.dp * layouts.cp
-    expert_ranks = np.maximum(ranks * layouts.tp // layouts.ep, 1)
+    recipe, ranks = shapes.recipe, layouts.sharing_ranks
+    expert_ranks = np.maximum(layouts.dp * layouts.cp * layouts.tp // layouts.ep, 1)
     common, routed = _parameters(shapes, layouts, cut)
     per_layer = (shapes.dense_layer_parameters + shapes.model.shared_expert_parameters) / layouts.tp
     shards = np.where(layouts.zero_stage >= 3, ranks, 1), np.where(layouts.zero_stage >= 3, expert_ranks, 1)

@@ -22,6 +22,7 @@ CP_KINDS = ("ring", "all-gather", "all-to-all")
 
 LARGEST = 10**9  # of any count in a layout: products of two of them stay within an int64 column
 _DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "micro_batch")
+_OPTIONAL = ("zero_ranks", "first_stage_layers", "last_stage_layers")  # 0: not stated
 _SHORT = {"mbs": "micro_batch", "zero": "zero_stage", "cp_kind": "cp_kind"}
 
 
@@ -37,6 +38,7 @@ class Layout:
     ep: int = 1
     micro_batch: int = 1  # sequences
     zero_stage: int = 1  # 0: everything replicated; 1: optimizer (the distributed optimizer); 2: + gradients; 3: + weights
+    zero_ranks: int = 0  # replicas (dp x cp) that share one copy of what is sharded, the rest hold their own; 0: all of them
     recompute: str = "none"
     schedule: str = "interleaved"  # with vp=1 the same as 1f1b
     cp_kind: str = "ring"
@@ -49,7 +51,7 @@ class Layout:
     last_stage_layers: int = 0
 
     def __post_init__(self) -> None:
-        for key, least in (*((key, 1) for key in _DEGREES), ("first_stage_layers", 0), ("last_stage_layers", 0)):
+        for key, least in (*((key, 1) for key in _DEGREES), *((key, 0) for key in _OPTIONAL)):
             value = getattr(self, key)
             if value < least:
                 raise InputError(f"{key} must be at least {least}, not {value}", where=f"layout.{key}")
@@ -57,6 +59,12 @@ class Layout:
                 raise InputError(f"{key} must be at most {LARGEST}", where=f"layout.{key}")
         if self.zero_stage not in (0, 1, 2, 3):
             raise InputError(f"ZeRO stage {self.zero_stage} does not exist", where="layout.zero", fix="choose 0, 1, 2 or 3")
+        if self.zero_ranks and (self.dp * self.cp) % self.zero_ranks:
+            raise InputError(
+                f"{self.zero_ranks} ranks cannot share a state evenly among dp x cp = {self.dp * self.cp} replicas",
+                where="layout.zero_ranks",
+                fix=f"choose a divisor of {self.dp * self.cp}, or 0 for all of them",
+            )
         for key, choices in (("recompute", RECOMPUTE), ("schedule", SCHEDULES), ("cp_kind", CP_KINDS)):
             if getattr(self, key) not in choices:
                 value = getattr(self, key)
@@ -75,6 +83,11 @@ class Layout:
                 where="layout.ep",
                 fix=f"choose ep from the divisors of {self.dp * self.cp * self.tp}",
             )
+
+    @property
+    def sharing_ranks(self) -> int:
+        """Replicas that share one copy of what ZeRO shards."""
+        return self.zero_ranks or self.dp * self.cp
 
     @property
     def num_ranks(self) -> int:
@@ -112,6 +125,8 @@ class Layout:
         parts.append(f"mbs={self.micro_batch}")
         if self.zero_stage != 1:
             parts.append(f"zero={self.zero_stage}")
+        if self.zero_ranks:
+            parts.append(f"zero_ranks={self.zero_ranks}")
         if self.recompute != "none":
             parts.append(f"recompute={self.recompute}")
         return ",".join(parts)
@@ -177,6 +192,7 @@ class Layouts:
     ep: IntColumn
     micro_batch: IntColumn
     zero_stage: IntColumn
+    zero_ranks: IntColumn
     recompute: IntColumn  # index into RECOMPUTE
     schedule: IntColumn  # index into SCHEDULES
     cp_kind: IntColumn  # index into CP_KINDS
@@ -206,6 +222,11 @@ class Layouts:
     def take(self, rows: NDArray[Any] | Sequence[int]) -> Layouts:
         """The rows that an index or mask picks."""
         return Layouts(**{f.name: getattr(self, f.name)[rows] for f in fields(Layout)})
+
+    @property
+    def sharing_ranks(self) -> IntColumn:
+        """Replicas that share one copy of what ZeRO shards, for every row."""
+        return np.where(self.zero_ranks > 0, self.zero_ranks, self.dp * self.cp)
 
     def stride(self, axis: str) -> IntColumn:
         """Ranks between two neighbours on `axis`, for every row."""

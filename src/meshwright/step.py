@@ -236,7 +236,10 @@ class Pricer:
     def data_parallel_s(self, split: Split, layer: Layer) -> Column:
         """Seconds of gradient reduction and weight gathering that the step does not hide."""
         shared, experts = self.parameters(split)
-        reduce_s, gather_s_ = self._traffic_s(shared, self.placement.joint("cp", "dp"))
+        members = self.placement.joint("cp", "dp")
+        sharing = np.minimum(members, self.l.sharing_ranks)
+        reduce_s, gather_s_ = self._traffic_s(shared, sharing)
+        reduce_s = reduce_s + self._across_s(shared, members, sharing)
         per_expert_rank = np.maximum(self.dp * self.cp * self.tp / self.ep, 1.0)
         members = np.clip(self.placement.joint("cp", "dp") * self.tp / self.ep, 1.0, per_expert_rank)
         members[-1] = per_expert_rank
@@ -250,6 +253,13 @@ class Pricer:
         reduce_s = gather_s(parameters * self.q.reduce_bytes, members, self.tier_bytes_per_s) + rounds_s
         weights_s = gather_s(parameters * self.q.gather_bytes, members, self.tier_bytes_per_s) + rounds_s
         return reduce_s, weights_s
+
+    def _across_s(self, parameters: Column, members: Column, sharing: Column) -> Column:
+        """Seconds of summing shards over the groups that each hold a whole state: an all-reduce of one rank's share."""
+        if not (self.l.zero_ranks > 0).any():
+            return np.zeros_like(parameters)
+        reduce_s, _ = self._traffic_s(parameters / self.l.sharing_ranks, members / sharing)
+        return np.asarray(2 * reduce_s)
 
     def _exposed_dp_s(self, split: Split, layer: Layer, reduce_s: Column, weights_s: Column, parameters: Column) -> Column:
         """What stays exposed, by ZeRO stage.
@@ -277,7 +287,7 @@ class Pricer:
     def optimizer_s(self, split: Split) -> Column:
         """Seconds of Adam on this rank's shard, and of what passes over all gradients and weights once a step."""
         shared, experts = self.parameters(split)
-        ranks = np.where(self.l.zero_stage > 0, self.dp * self.cp, 1.0)
+        ranks = np.where(self.l.zero_stage > 0, self.l.sharing_ranks, 1.0)
         expert_ranks = np.where(self.l.zero_stage > 0, np.maximum(self.dp * self.cp * self.tp / self.ep, 1.0), 1.0)
         moved = sw.OPTIMIZER_BYTES * (shared / ranks + experts / expert_ranks) + sw.STEP_BYTES * (shared + experts)
         return np.asarray(moved / self.memory_bytes_per_s)

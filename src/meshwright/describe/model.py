@@ -36,6 +36,19 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RotaryScaling:
+    """Llama 3's stretching of rotary positions for contexts longer than those first trained on.
+
+    Dimensions that turn fewer than `low_turns` times over the original context are slowed by `factor`, those above `high_turns` kept.
+    """
+
+    factor: float
+    original_positions: int
+    low_turns: float = 1.0
+    high_turns: float = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """The shapes of a decoder-only transformer."""
 
@@ -53,6 +66,9 @@ class Model:
     qkv_biases: bool = False  # on queries, keys and values alone, as in Qwen2
     tied_embeddings: bool = False
     num_positions: int = 0  # learned positions; 0 where they are rotary
+    rotary_theta: float = 10000.0  # base of the rotary wavelengths
+    rotary_scaling: RotaryScaling | None = None
+    norm_epsilon: float = 1e-5
     layer_norm: bool = False  # LayerNorm (weight and bias) instead of RMSNorm (weight)
     qk_norm: bool = False
     attention_sinks: bool = False  # one learned logit a head

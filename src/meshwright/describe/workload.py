@@ -61,6 +61,32 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How the model is trained: AdamW, clipping, and a learning rate that warms up and then falls along a cosine."""
+
+    learning_rate: float
+    min_learning_rate: float = 0.0
+    warmup_samples: float = 0.0
+    decay_samples: float = 0.0  # where the cosine ends; 0: the rate stays
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1  # of matrices
+    clip_norm: float = 1.0  # 0: gradients are not clipped
+    target_loss: float = 0.0  # validation loss that ends the run; 0: none
+    most_samples: float = 0.0  # the run ends here, target or not; 0: at the workload's own count
+
+    def rate(self, samples: float) -> float:
+        """Learning rate of the step that begins after `samples`."""
+        if samples < self.warmup_samples:
+            return self.learning_rate * samples / self.warmup_samples
+        if self.decay_samples <= self.warmup_samples:
+            return self.learning_rate
+        done = min((samples - self.warmup_samples) / (self.decay_samples - self.warmup_samples), 1.0)
+        return self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * (1 + math.cos(math.pi * done)) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """One training job."""
 
@@ -74,6 +100,8 @@ class Workload:
     convergence: Convergence | None = None  # or: train until a quality target
     evaluation: Evaluation | None = None
     adapters: Adapters | None = None
+    training: Training | None = None  # what the trainer needs beside; None: only predicted
+    packed: bool = False  # sequences hold several documents, and attention does not cross them
     target: str = ""  # the quality target in words
     sources: Sources = field(default_factory=dict)
 

@@ -57,6 +57,15 @@ class Fixed:
         """Layers stated for the first and the last stage; 0 where none are."""
         return int(self.values.get("first_stage_layers", 0)), int(self.values.get("last_stage_layers", 0))
 
+    @property
+    def zero_ranks(self) -> int:
+        """Replicas that share one sharded state; 0: all."""
+        return int(self.values.get("zero_ranks", 0))
+
+    def shares(self, num_replicas: int) -> bool:
+        """Whether so many replicas divide into groups that each share a state."""
+        return not self.zero_ranks or num_replicas % self.zero_ranks == 0
+
 
 # -- degrees --------------------------------------------------------------------------------------------
 
@@ -71,7 +80,8 @@ def degrees(model: Model, cluster: Cluster, workload: Workload, features: Featur
                 dp = total // (tp * cp * pp)
                 if pp > model.num_layers + 2 or workload.global_batch % dp or (features.max_pp and pp > features.max_pp):
                     continue
-                if all(fixed.allows(axis, value) for axis, value in (("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp))):
+                wanted = all(fixed.allows(axis, value) for axis, value in (("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp)))
+                if wanted and fixed.shares(dp * cp):
                     found += _inner_degrees(model, workload, features, fixed, (tp, cp, pp, dp))
     return found
 
@@ -150,11 +160,12 @@ class Space:
     features: Features
     num_kv_heads: int
     ends: tuple[int, int]  # layers stated for the first and last stage
+    zero_ranks: int  # replicas that share one sharded state; 0: all
 
     @staticmethod
     def of(model: Model, cluster: Cluster, rows: Sequence[Row], features: Features, fixed: Fixed) -> Space:
         """The space over these rows of degrees."""
-        return Space(rows, rank_orders(rows, cluster, features), features, model.num_kv_heads, fixed.ends)
+        return Space(rows, rank_orders(rows, cluster, features), features, model.num_kv_heads, fixed.ends, fixed.zero_ranks)
 
     def sorted(self, order: Ints) -> Space:
         """The same space with its rows in another order."""
@@ -214,7 +225,7 @@ class Space:
         columns = dict(zip(DEGREES, rows.T[:, place_of], strict=True))
         columns |= dict(zip(("zero_stage", "recompute", "schedule", "cp_kind"), choices.T[:, choice_of], strict=True))
         constant = {flag: int(getattr(self.features, flag)) for flag in FLAGS}
-        constant |= dict(zip(("first_stage_layers", "last_stage_layers"), self.ends, strict=True))
+        constant |= dict(zip(("first_stage_layers", "last_stage_layers"), self.ends, strict=True), zero_ranks=self.zero_ranks)
         columns |= {key: np.full(len(place_of), value, dtype=np.int64) for key, value in constant.items()}
         return Layouts(**columns, order=order[place_of])
 
@@ -236,7 +247,7 @@ class Space:
         chosen = {"zero_stage": int(max(options.zero_stages) > 0), "schedule": SCHEDULES.index(schedule), "cp_kind": CP_KINDS.index(kind)}
         chosen |= {"recompute": min(RECOMPUTE.index(name) for name in options.recompute), "order": ORDERS.index(AXES)}
         chosen |= {flag: int(getattr(options, flag)) for flag in FLAGS}
-        chosen |= dict(zip(("first_stage_layers", "last_stage_layers"), self.ends, strict=True))
+        chosen |= dict(zip(("first_stage_layers", "last_stage_layers"), self.ends, strict=True), zero_ranks=self.zero_ranks)
         columns = {key: np.full(len(grid), value, dtype=np.int64) for key, value in chosen.items()}
         return Layouts(**dict(zip(DEGREES, grid.T, strict=True)), **columns)
 

@@ -1,0 +1,43 @@
+"""First weights: drawn tensor by tensor from the seed and the tensor's name, so that every layout begins with the same model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from meshwright.describe.model import Model
+from meshwright.train.checkpoint import Piece
+
+STD = 0.02
+
+
+def initial_weights(model: Model, seed: int) -> Callable[[Piece], None]:
+    """A filler of pieces: matrices normal with spread 0.02, those that write into the residual less by the root of their number.
+
+    A tensor is drawn whole and cut, on the piece's device; the last one drawn is kept, because its pieces come one after another.
+    """
+    kept: dict[str, Tensor] = {}
+
+    def fill(piece: Piece) -> None:
+        name = piece.name.partition("/")[2]
+        if name not in kept:
+            kept.clear()
+            kept[name] = draw(model, name, piece.shape, seed, piece.tensor.device)
+        spans = tuple(slice(a, a + n) for a, n in zip(piece.start, piece.tensor.shape, strict=True))
+        piece.tensor.copy_(kept[name][spans])
+
+    return fill
+
+
+def draw(model: Model, name: str, shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
+    """The whole tensor `name` at the start, in fp32."""
+    if len(shape) == 1:
+        return torch.zeros(shape, device=device) if name.endswith("bias") else torch.ones(shape, device=device)
+    std = STD / math.sqrt(2 * model.num_layers) if name.endswith(("attention.o.weight", "mlp.down.weight")) else STD
+    number = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1
+    generator = torch.Generator(device=device).manual_seed(number)
+    return torch.normal(0.0, std, shape, generator=generator, device=device)

@@ -1,0 +1,277 @@
+"""One rank's part of the model under a layout, ready to take steps: chunks, reductions, optimizer.
+
+A step reads as the algorithm: every micro-batch forward and backward, gradients summed, clipped by the global norm, applied. Loss is
+summed over tokens and divided by the tokens of the whole batch, so that the result is the same however the batch is cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Training, Workload
+from meshwright.errors import InputError
+from meshwright.train import context_parallel, tensor_parallel
+from meshwright.train.checkpoint import Piece
+from meshwright.train.data_parallel import DataParallel, Numbers, add_across_tensor_ranks
+from meshwright.train.fully_sharded import FullySharded
+from meshwright.train.mesh import Mesh
+from meshwright.train.pipeline_parallel import MicroBatch, Stage, make_chunks
+from meshwright.train.shards import Shard, square_sum
+from meshwright.train.transformer import IGNORED_LABEL, Attention, Block
+
+BUCKET_PARAMETERS = 25_000_000
+SMALLEST_BUCKETS = 4  # a chunk's gradients leave in at least so many messages, so that some leave early
+NUMBERS = {"fp32": Numbers(), "bf16": Numbers(compute=torch.bfloat16)}
+
+Fill = Callable[[Piece], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step gave, over all ranks."""
+
+    loss: float  # per token that carries loss
+    grad_norm: float
+    num_tokens: int  # that carry loss
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether loss and gradients are numbers."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+class Replica:
+    """This rank's chunks of the model, and what it takes to train them."""
+
+    def __init__(self, model: Model, workload: Workload, mesh: Mesh, training: Training) -> None:
+        layout = mesh.layout
+        check_trainable(model, workload, mesh)
+        self.model, self.workload, self.mesh, self.training = model, workload, mesh, training
+        self.numbers = NUMBERS[workload.precision]
+        self.num_micro_batches = layout.num_micro_batches(workload.global_batch)
+        num_tokens = workload.seq_len // layout.cp
+        chunks = make_chunks(model, mesh)
+        for chunk in chunks:
+            tensor_parallel.split(chunk, mesh.tp)
+            context_parallel.split(chunk, mesh.cp, layout.cp_kind, workload.seq_len)
+            set_recompute(chunk, layout.recompute)
+        self.data = [self._data_parallel(chunk) for chunk in chunks]
+        shape = (layout.micro_batch, num_tokens // layout.tp, model.hidden)
+        self.stage = Stage(mesh, chunks, self.num_micro_batches, shape, self.numbers.compute)
+        self.shards: list[Shard] = [shard for data in self.data for shard in data.shards]
+        self.tied = [shard for shard in self.shards if model.tied_embeddings and layout.pp > 1 and _holds(shard, "embed.weight")]
+        for shard in self.tied:
+            shard.counted = mesh.pp.index == 0
+        self.optimizer = adamw(self.shards, training)
+
+    # -- a step ---------------------------------------------------------------------------------------
+
+    def gradients(self, batch: Sequence[MicroBatch]) -> StepResult:
+        """Forward and backward of one batch; summed gradients are left in the shards, to be divided by the tokens."""
+        for data in self.data:
+            data.start()
+        nominal = self.workload.tokens_per_step
+        losses = self.stage.run(batch, self.data[0].loss_scale / nominal, self._add_gradient, self._before)
+        for data in self.data:
+            data.finish()
+        add_across_tensor_ranks(self.shards, self.mesh.tp)
+        self._add_across_tied_ends()
+        counted = [(micro_batch.labels != IGNORED_LABEL).sum() for micro_batch in batch]
+        return self._summed(losses, counted, nominal)
+
+    def update(self, result: StepResult, learning_rate: float) -> None:
+        """Apply the gradients that `gradients` left, clipped by their global norm."""
+        scale = self.workload.tokens_per_step / result.num_tokens
+        if self.training.clip_norm and result.grad_norm > self.training.clip_norm:
+            scale *= self.training.clip_norm / result.grad_norm
+        with self.mesh.timer.part("optimizer"):
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            for shard in self.shards:
+                shard.values.grad = None if shard.gradient is None else shard.gradient.mul_(scale).view_as(shard.values)
+            self.optimizer.step()
+            for shard in self.shards:
+                shard.values.grad = None
+        for data in self.data:
+            data.publish()
+
+    def evaluate(self, batch: Sequence[MicroBatch]) -> tuple[float, int]:
+        """Summed loss and tokens of micro-batches, over all ranks, nothing learned."""
+        losses = self.stage.evaluate(batch, self._before)
+        counted = [(micro_batch.labels != IGNORED_LABEL).sum() for micro_batch in batch]
+        loss, tokens, _ = self._world_sum(losses, counted, torch.zeros((), dtype=torch.float64, device=self.mesh.device))
+        return loss, round(tokens)
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    def weights(self) -> Iterator[Piece]:
+        """This rank's pieces of the weights, in the optimizer's precision."""
+        for shard in self.shards:
+            yield from shard.pieces(shard.values.detach(), "weights")
+
+    def state(self) -> Iterator[Piece]:
+        """All that a checkpoint holds of this rank: weights and both moments."""
+        for shard in self.shards:
+            kept = self.optimizer.state[shard.values]
+            yield from shard.pieces(shard.values.detach(), "weights")
+            yield from shard.pieces(kept["exp_avg"], "adam_mean")
+            yield from shard.pieces(kept["exp_avg_sq"], "adam_square")
+
+    def owned_state(self) -> Iterator[Piece]:
+        """The pieces of `state` that this rank saves: of copies, the first rank's."""
+        for piece in self.state():
+            if self._owns(piece.name.partition("/")[2]):
+                yield piece
+
+    def fill_weights(self, fill: Fill) -> None:
+        """Draw or load the weights, piece by piece, and bring them to all ranks."""
+        with torch.no_grad():
+            for piece in self.weights():
+                fill(piece)
+        self.publish()
+
+    def publish(self) -> None:
+        """Bring values that were written into the shards into the weights."""
+        with torch.no_grad():
+            for data in self.data:
+                data.publish()
+
+    def set_num_updates(self, number: int) -> None:
+        """Tell the optimizer how many updates its moments have seen."""
+        for state in self.optimizer.state.values():
+            state["step"].fill_(number)
+
+    def ready(self) -> None:
+        """Wait for weights that are on their way."""
+        for data in self.data:
+            data.ready()
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _data_parallel(self, chunk: nn.Module) -> DataParallel | FullySharded:
+        if self.mesh.layout.zero_stage == 3 and self.mesh.num_replicas > 1:
+            return FullySharded(chunk, self.mesh, self.numbers)
+        size = sum(parameter.numel() for parameter in chunk.parameters())
+        most = max(min(BUCKET_PARAMETERS, size // SMALLEST_BUCKETS), 1)
+        return DataParallel(chunk, self.mesh, self.numbers, self.num_micro_batches, most)
+
+    def _add_gradient(self, chunk: int, parameter: nn.Parameter, gradient: Tensor) -> None:
+        data = self.data[chunk]
+        assert isinstance(data, DataParallel), "check_trainable refuses to put off what fully_shard reduces"
+        data.add(parameter, gradient)
+
+    def _before(self, chunk: int) -> None:
+        self.data[chunk].ready()
+
+    def _add_across_tied_ends(self) -> None:
+        """Add the embedding's and the head's gradients of one tied table, which stand on the first and the last stage."""
+        axis = self.mesh.pp
+        other = axis.size - 1 - axis.index
+        for shard in self.tied:
+            theirs = torch.empty_like(shard.gradient)
+            ops = [(dist.isend, shard.gradient), (dist.irecv, theirs)]
+            for work in dist.batch_isend_irecv([dist.P2POp(op, tensor, axis.ranks[other], axis.group) for op, tensor in ops]):
+                axis.wait(work, "gradients of the tied table")
+            shard.gradient.add_(theirs)
+
+    def _summed(self, losses: Sequence[Tensor], counted: Sequence[Tensor], nominal: int) -> StepResult:
+        loss, tokens, squares = self._world_sum(losses, counted, square_sum(self.shards, self.mesh.tp.index))
+        num_tokens = round(tokens) if math.isfinite(tokens) else 0
+        if num_tokens == 0:
+            raise InputError("no token of the batch carries loss", where="corpus", fix="use longer documents")
+        return StepResult(loss=loss / num_tokens, grad_norm=math.sqrt(squares) * nominal / num_tokens, num_tokens=num_tokens)
+
+    def _world_sum(self, losses: Sequence[Tensor], counted: Sequence[Tensor], squares: Tensor) -> tuple[float, float, float]:
+        """Loss, tokens and squares of gradients over all ranks, in one message."""
+        totals = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
+        if losses:  # the last stage alone; its tensor-parallel ranks all know the same
+            totals[0] = torch.stack([loss.double() for loss in losses]).sum() / self.mesh.tp.size
+            totals[1] = torch.stack(list(counted)).sum() / self.mesh.tp.size
+        totals[2] = squares
+        marks = self.mesh.marks
+        marks.enter("sum of loss and norm", "world", range(dist.get_world_size()))
+        with self.mesh.timer.part("wait_end"):
+            dist.all_reduce(totals)
+        marks.leave()
+        loss, tokens, summed = totals.tolist()
+        return loss, tokens, summed
+
+    def _owns(self, name: str) -> bool:
+        """Whether this rank saves its pieces of a parameter: the first of those that hold the same."""
+        layout, mesh = self.mesh.layout, self.mesh
+        sharded = layout.zero_stage > 0 and mesh.shard.size > 1
+        first_replica = mesh.replicate.index == 0 and (sharded or mesh.shard.index == 0)
+        first_of_tensor = tensor_parallel.cut_dim(name) is not None or mesh.tp.index == 0
+        is_copy = self.model.tied_embeddings and name == "embed.weight" and mesh.pp.index > 0
+        return first_replica and first_of_tensor and not is_copy
+
+
+def _holds(shard: Shard, name: str) -> bool:
+    return any(cut.name == name for cut, *_ in shard.spans)
+
+
+def adamw(shards: Sequence[Shard], training: Training) -> torch.optim.AdamW:
+    """The optimizer of this rank's shards, its moments already there."""
+    values = [[shard.values for shard in shards if shard.decays is decays] for decays in (True, False)]
+    groups = [
+        {"params": params, "weight_decay": training.weight_decay if decays else 0.0}
+        for params, decays in zip(values, (True, False), strict=True)
+    ]
+    betas = training.beta1, training.beta2
+    optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=betas, eps=training.epsilon, fused=True)
+    for shard in shards:
+        moments = {name: torch.zeros_like(shard.values) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[shard.values] = {"step": torch.zeros((), dtype=torch.float32, device=shard.values.device), **moments}
+    return optimizer
+
+
+def set_recompute(chunk: nn.Module, kind: str) -> None:
+    """Choose what the backward computes again: nothing, attention, or whole layers."""
+    for module in chunk.modules():
+        if isinstance(module, Block):
+            module.recomputes = kind == "full"
+        elif isinstance(module, Attention):
+            module.recomputes = kind == "selective"
+
+
+def check_trainable(model: Model, workload: Workload, mesh: Mesh) -> None:
+    """Raise where this trainer cannot run what a plan asks for: which part, and what would do."""
+    layout = mesh.layout
+    foreign = {
+        "experts": model.experts is not None,
+        "latent attention": model.latent is not None,
+        "attention windows": bool(model.window),
+        "attention sinks": model.attention_sinks,
+        "norms of queries and keys": model.qk_norm,
+        "prediction layers": bool(model.num_prediction_layers),
+        "adapters": workload.adapters is not None,
+    }
+    for what, is_there in foreign.items():
+        if is_there:
+            raise InputError(
+                f"{model.name} has {what}, which the trainer cannot run", where="model", fix="train a dense Llama or GPT-3 model"
+            )
+    if workload.precision not in NUMBERS:
+        fix = f"choose from {', '.join(NUMBERS)}"
+        raise InputError(f"the trainer does not run in {workload.precision!r}", where="workload.precision", fix=fix)
+    if model.num_positions and model.num_positions < workload.seq_len:
+        raise InputError(
+            f"{model.name} has {model.num_positions} learned positions and the sequences {workload.seq_len} tokens",
+            where="workload.seq_len",
+            fix=f"use at most {model.num_positions}",
+        )
+    if layout.schedule == "zero-bubble" and layout.pp > 1 and layout.zero_stage == 3:
+        raise InputError(
+            "a zero-bubble schedule puts weight gradients off, and ZeRO 3 reduces them inside the backward",
+            where="layout.schedule",
+            fix="choose zero=2, or schedule=interleaved",
+        )
+    context_parallel.check_pieces(model, workload.seq_len, layout.cp, layout.tp, layout.cp_kind)
+    tensor_parallel.check_cuts(model, layout.tp, workload.seq_len // layout.cp)

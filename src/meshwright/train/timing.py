@@ -1,0 +1,76 @@
+"""Seconds of a step by part, measured where they pass: on the host's clock for a CPU, with events on the stream for a GPU.
+
+A part is timed around what the device waits for, not around what is issued: a collective that runs behind compute costs nothing here,
+and what is left over of it is its exposed time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class HostTimer:
+    """Parts of a step on a device that works as it is told: the host's clock is the device's."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the time inside to the part `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    def take(self) -> dict[str, float]:
+        """Seconds by part since the last call."""
+        taken, self.seconds = dict(self.seconds), defaultdict(float)
+        return taken
+
+
+class StreamTimer:
+    """Parts of a step on a GPU: pairs of events on the current stream, read once the step is over."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._free: list[torch.cuda.Event] = []
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the time that the stream spends inside to the part `name`."""
+        start, end = self._event(), self._event()
+        start.record()
+        try:
+            yield
+        finally:
+            end.record()
+            self._pairs.append((name, start, end))
+
+    def take(self) -> dict[str, float]:
+        """Seconds by part since the last call; waits for the device."""
+        seconds: dict[str, float] = defaultdict(float)
+        if self._pairs:
+            torch.cuda.current_stream().synchronize()
+        for name, start, end in self._pairs:
+            seconds[name] += start.elapsed_time(end) / 1e3
+            self._free += (start, end)
+        self._pairs.clear()
+        return dict(seconds)
+
+    def _event(self) -> torch.cuda.Event:
+        return self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+
+
+Timer = HostTimer | StreamTimer
+
+
+def timer_for(device: torch.device) -> Timer:
+    """The timer that measures what `device` waits for."""
+    return StreamTimer() if device.type == "cuda" else HostTimer()

@@ -1,0 +1,116 @@
+"""Steps of a small model under a layout, with all that parity compares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshwright.describe.model import Model, RotaryScaling
+from meshwright.describe.workload import Training, Workload
+from meshwright.layout import Layout
+
+LLAMA = Model(
+    name="small-llama",
+    num_layers=4,
+    hidden=32,
+    ffn_hidden=64,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=8,
+    vocab_size=96,
+    rotary_theta=500000.0,
+    rotary_scaling=RotaryScaling(factor=8.0, original_positions=16),
+)
+WORKLOAD = Workload(name="parity", model="", seq_len=32, global_batch=8, precision="fp32", packed=True)
+TRAINING = Training(learning_rate=1e-3, warmup_samples=16, decay_samples=200, clip_norm=1.0)
+SEED = 7
+
+
+@dataclass
+class Steps:
+    """What some steps gave: losses and norms, and the first step's gradients as whole tensors (or pieces on a rank)."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, Any]
+
+
+def samples(workload: Workload, vocab_size: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Made-up packed samples, a function of their number: tokens, labels, documents."""
+    tokens, labels, documents = [], [], []
+    for number in range(first, first + count):
+        rng = np.random.default_rng([SEED, number])
+        row = rng.integers(0, vocab_size, workload.seq_len + 1)
+        starts = np.sort(rng.choice(np.arange(1, workload.seq_len), 2, replace=False))
+        which = np.searchsorted(starts, np.arange(workload.seq_len + 1), side="right")
+        if not workload.packed:
+            which[:] = 0
+        tokens.append(row[:-1])
+        labels.append(np.where(which[1:] == which[:-1], row[1:], -100))
+        documents.append(which[:-1])
+    return np.stack(tokens), np.stack(labels), np.stack(documents)
+
+
+def run_steps(model: Model, workload: Workload, layout: Layout, num_steps: int) -> Steps:
+    """Take steps on this rank; gradients come back as (name, shape, start, values) pieces of this rank."""
+    import torch
+
+    from meshwright.train.batches import micro_batches
+    from meshwright.train.initial import initial_weights
+    from meshwright.train.mesh import make_mesh
+    from meshwright.train.replica import Replica
+
+    mesh = make_mesh(layout, torch.device("cpu"))
+    replica = Replica(model, workload, mesh, TRAINING)
+    replica.fill_weights(initial_weights(model, SEED))
+    found = Steps([], [], {"pieces": []})
+    for step in range(num_steps):
+        first = step * workload.global_batch
+        batch = micro_batches(lambda numbers: samples(workload, model.vocab_size, numbers[0], len(numbers)), first, workload, mesh)
+        result = replica.gradients(batch)
+        if step == 0:
+            scale = workload.tokens_per_step / result.num_tokens
+            for shard in replica.shards:
+                for piece in shard.pieces(shard.gradient * scale, "gradient"):
+                    found.gradients["pieces"].append((piece.name, piece.shape, piece.start, piece.tensor.numpy().copy()))
+        replica.update(result, TRAINING.rate(first + workload.global_batch))
+        found.losses.append(result.loss)
+        found.norms.append(result.grad_norm)
+    replica.ready()
+    mesh.close()
+    return found
+
+
+def joined(of_ranks: list[Steps]) -> Steps:
+    """The ranks' findings as one: all must agree on losses and norms, and pieces must fill every tensor."""
+    whole: dict[str, np.ndarray] = {}
+    for steps in of_ranks:
+        assert steps.losses == of_ranks[0].losses
+        assert steps.norms == of_ranks[0].norms
+        for name, shape, start, values in steps.gradients["pieces"]:
+            tensor = whole.setdefault(name, np.full(shape, np.nan, dtype=np.float32))
+            spans = tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))
+            there = tensor[spans]
+            assert np.isnan(there).all() or np.allclose(there, values, rtol=1e-4, atol=1e-9), f"ranks disagree on {name}"
+            tensor[spans] = values
+    return Steps(of_ranks[0].losses, of_ranks[0].norms, whole)
+
+
+def differences(found: Steps, wanted: Steps) -> list[str]:
+    """Where a run departs from the reference by more than parity allows."""
+    said = []
+    for step, (a, b) in enumerate(zip(found.losses, wanted.losses, strict=True)):
+        if not abs(a - b) <= 1e-5 * abs(b):
+            said.append(f"loss of step {step}: {a} and {b}")
+    for step, (a, b) in enumerate(zip(found.norms, wanted.norms, strict=True)):
+        if not abs(a - b) <= (1e-5 if step == 0 else 1e-4) * abs(b):
+            said.append(f"norm of step {step}: {a} and {b}")
+    if found.gradients.keys() != wanted.gradients.keys():
+        said.append(f"tensors differ: {found.gradients.keys() ^ wanted.gradients.keys()}")
+    for name in found.gradients.keys() & wanted.gradients.keys():
+        apart = np.abs(found.gradients[name] - wanted.gradients[name]).max()
+        if not apart <= max(1e-5 * np.abs(wanted.gradients[name]).max(), 1e-7 * wanted.norms[0]):
+            said.append(f"{name}: {apart} of {np.abs(wanted.gradients[name]).max()}")
+    return said
