@@ -40,6 +40,13 @@ RECIPES: Mapping[str, Recipe] = {
 # Outside PyTorch's allocator: CUDA context, NCCL channels, buffers of overlapped collectives, fragments between
 # tensors. An assumption, not a fit.
 RESERVE_BYTES = 4 * GB
+PROCESS_BYTES = 0.5 * GB  # the same for a process on a CPU: the interpreter and PyTorch
+
+
+def reserve_for(accelerator: Accelerator) -> float:
+    """Bytes of an accelerator's memory that no plan may count on."""
+    return PROCESS_BYTES if accelerator.architecture == "cpu" else RESERVE_BYTES
+
 
 NUM_GATHERED_LAYERS = 2  # ZeRO 3: the layer at work and the one fetched ahead
 

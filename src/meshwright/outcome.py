@@ -30,6 +30,7 @@ from meshwright.cost.money import accelerator_hours, cost_usd
 from meshwright.describe import economics
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.economics import Facility, Price, Region
+from meshwright.describe.this_machine import CORE_W
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.predict import Prediction, evaluation_time_s
@@ -43,6 +44,7 @@ DEFAULT_KIND = "on-demand"
 COOLING = ("air", "liquid")
 LIQUID_RACKS = ("gb200", "gb300")  # sold in racks cooled by liquid only
 NOT_STATED = "not stated by the vendor"
+CORE_USD_PER_HOUR = 0.045  # of a processor's core: what clouds ask on demand (AWS c7i, us-east-1, 2025; recalled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,39 @@ def outcome(
         region=grid,
         facility=halls,
         unknown=unknown,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningCosts:
+    """What an hour of a machine takes while it trains; None where nobody says, with the reason in the note."""
+
+    usd_per_hour: float | None
+    price_note: str
+    watts: float | None
+    power_note: str
+
+
+def running_costs(cluster: Cluster, busy: float = 1.0) -> RunningCosts:
+    """Price and power of all accelerators of `cluster`, which work for the share `busy` of the time."""
+    chip, count = cluster.accelerator, cluster.num_accelerators
+    if chip.architecture == "cpu":
+        cores = chip.power_cap_w * count / CORE_W
+        return RunningCosts(
+            usd_per_hour=cores * CORE_USD_PER_HOUR if math.isfinite(cores) else None,
+            price_note=f"assumed {CORE_USD_PER_HOUR} USD a core-hour, as clouds ask",
+            watts=chip.power_cap_w * count if math.isfinite(cores) else None,
+            power_note=f"modelled: assumed {CORE_W:.0f} W a core",
+        )
+    unknown: dict[str, str] = {}
+    price = _price(cluster, "", "", unknown)
+    watts_w, hosts = node_w(cluster, busy, power_constants())
+    nodes = count / cluster.accelerators_per_node
+    return RunningCosts(
+        usd_per_hour=price.usd_per_accelerator_hour * count if price else None,
+        price_note=f"{price.provider}, {price.kind}, {price.usd_per_accelerator_hour:.2f} USD an hour" if price else unknown["cost"],
+        watts=watts_w * nodes if math.isfinite(watts_w) else None,
+        power_note=f"modelled: {hosts}" if math.isfinite(watts_w) else f"power of {chip.name} {NOT_STATED}",
     )
 
 

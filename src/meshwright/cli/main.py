@@ -16,6 +16,7 @@ from meshwright.cli.memory import memory
 from meshwright.cli.plan import plan
 from meshwright.cli.predict import predict
 from meshwright.cli.sweep import sweep
+from meshwright.cli.train import train
 from meshwright.cli.validate import validate
 from meshwright.errors import MeshwrightError, nearest
 
@@ -28,7 +29,7 @@ ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 # A command's module imports what is heavy inside its function, so that --help stays quick.
-for command in (describe, plan, predict, sweep, calibrate, validate, fit, memory, accuracy):
+for command in (describe, plan, predict, sweep, train, calibrate, validate, fit, memory, accuracy):
     app.command()(command)
 
 

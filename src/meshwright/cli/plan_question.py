@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.errors import InputError
-from meshwright.footprint import RESERVE_BYTES
+from meshwright.footprint import reserve_for
 from meshwright.layout import Layout, read_choices
 from meshwright.plan.candidates import Fixed
 from meshwright.plan.make import Terms
@@ -15,7 +16,7 @@ from meshwright.plan.objective import Aim, read_duration
 from meshwright.plan.sizes import Ask
 from meshwright.plan.whatif import changed
 from meshwright.software import software
-from meshwright.units import GIB
+from meshwright.units import GIB, gib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Wishes:
 
 def asked(model: str, cluster: str, workload: str, wishes: Wishes) -> Ask:
     """The question, with everything the options change but the number of accelerators (`plan_answer` decides on that)."""
-    if wishes.gpus is not None and (wishes.max_gpus is not None or any(text.startswith("gpus=") for text in wishes.sets)):
+    if wishes.gpus is not None and (wishes.max_gpus is not None or any(text.partition("=")[0].strip() == "gpus" for text in wishes.sets)):
         raise InputError("the number of accelerators is given twice", where="--gpus", fix="keep one of --gpus, --max-gpus and --set gpus=")
     task = load_workload(workload)
     task = replace(
@@ -54,6 +55,7 @@ def asked(model: str, cluster: str, workload: str, wishes: Wishes) -> Ask:
     )
     machine, task = changed(load_cluster(cluster), task, wishes.sets)
     machine.accelerator.peak_flops_per_s(task.precision)  # refuses a precision that the chip lacks
+    reserve_bytes = _reserve_bytes(wishes.headroom_gib, machine)
     return Ask(
         model=load_model(model),
         cluster=machine,
@@ -67,8 +69,16 @@ def asked(model: str, cluster: str, workload: str, wishes: Wishes) -> Ask:
             budget_usd=wishes.budget_usd,
         ),
         keep=wishes.keep,
-        reserve_bytes=RESERVE_BYTES + wishes.headroom_gib * GIB,
+        reserve_bytes=reserve_bytes,
     )
+
+
+def _reserve_bytes(headroom_gib: float, machine: Cluster) -> float:
+    """Bytes to keep back on every accelerator."""
+    chip = machine.accelerator
+    if headroom_gib * GIB >= chip.memory_bytes:
+        raise InputError(f"a headroom of {headroom_gib:g} GiB leaves nothing of {chip.name}'s {gib(chip.memory_bytes)}", where="--headroom")
+    return reserve_for(machine.accelerator) + headroom_gib * GIB
 
 
 def without_sets(model: str, cluster: str, workload: str, wishes: Wishes) -> Ask:

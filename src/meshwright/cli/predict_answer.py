@@ -14,7 +14,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.footprint import PARTS as MEMORY_PARTS
-from meshwright.footprint import RESERVE_BYTES, check_fits, recipe_for, stages
+from meshwright.footprint import check_fits, recipe_for, reserve_for, stages
 from meshwright.layout import AXES, Layout, Layouts, parse_layout
 from meshwright.outcome import Offer, Outcome, Spread
 from meshwright.placement import tiers_of
@@ -216,7 +216,7 @@ def show_tables(answer: Answer) -> None:
     show_pairs("answer", _aligned([*_speed(answer), *_run(answer)]))
     show_table("step", ("part", "seconds>", "share>", ""), _parts(answer.prediction))
     show_table("axes", ("axis", "ranks>", "crosses", "exposed>"), _axes(answer))
-    reserve = f"{gib(job.cluster.accelerator.memory_bytes)}, of which {gib(RESERVE_BYTES)} is kept back"
+    reserve = f"{gib(job.cluster.accelerator.memory_bytes)}, of which {gib(reserve_for(job.cluster.accelerator))} is kept back"
     columns = ("stage", "layers>", *(f"{part}>" for part in MEMORY_PARTS), "peak>", "full>", "peak at")
     show_table(f"memory of {job.cluster.accelerator.name}: {reserve}", columns, _memory(answer))
     show_text(_evidence(answer))

@@ -69,8 +69,15 @@ def _read(file: Path) -> Mapping[str, Any]:
     return values
 
 
-def _llama(config: Config) -> Table:
-    """Shapes in the words most architectures share."""
+def _shared(config: Config, *, theta: float = 10000.0, epsilon: float = 1e-6) -> Table:
+    """Shapes in the words most architectures share. `theta` and `epsilon` are what transformers takes where a file does not say."""
+    activation = config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise InputError(
+            f"hidden_act is {activation!r}: the gated MLP that can be described is SwiGLU",
+            where=f"hidden_act in {config.where}",
+            fix="use a model whose hidden_act is silu",
+        )
     table: Table = {
         "num_layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
@@ -79,6 +86,8 @@ def _llama(config: Config) -> Table:
         "vocab_size": config["vocab_size"],
         "tied_embeddings": config.get("tie_word_embeddings", False),
         "attention_biases": config.get("attention_bias", False),
+        "rotary_theta": _rotary(config).get("rope_theta", config.get("rope_theta", theta)),
+        "norm_epsilon": config.get("rms_norm_eps", epsilon),
     }
     for ours, theirs in (("num_kv_heads", "num_key_value_heads"), ("head_dim", "head_dim")):
         if config.get(theirs) is not None:
@@ -86,20 +95,64 @@ def _llama(config: Config) -> Table:
     return table
 
 
-def _mistral(config: Config) -> Table:
+def _rotary(config: Config) -> Config:
+    """What the file says of rotary positions: `rope_parameters` since transformers 5, `rope_scaling` before."""
+    key = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
+    stated = config.get(key, {})
+    if not isinstance(stated, dict):
+        raise InputError(f"{key} is {stated!r}, not a table", where=f"{key} in {config.where}", fix="mend the value")
+    return Config(stated, f"{key} in {config.where}")
+
+
+def _scaling(config: Config) -> Table:
+    """How rotary positions are stretched: Llama 3's way, or not at all."""
+    stated = _rotary(config)
+    kind = stated.get("rope_type", stated.get("type", "default"))
+    if kind == "default":
+        return {}
+    if kind != "llama3":
+        raise InputError(
+            f"rotary positions are scaled by {kind!r}, which meshwright does not know",
+            where=stated.where,
+            fix="the types it knows are llama3 and default; to plan by shapes alone, take the key out",
+        )
+    scaling = {
+        "factor": stated["factor"],
+        "original_positions": stated["original_max_position_embeddings"],
+        "low_turns": stated["low_freq_factor"],
+        "high_turns": stated["high_freq_factor"],
+    }
+    return {"rotary_scaling": scaling}
+
+
+def _llama(config: Config) -> Table:
+    """The MLP has biases only where attention has them too: no known model is otherwise."""
+    table = _shared(config) | _scaling(config)
+    if not config.get("mlp_bias", False):
+        return table
+    if config["mlp_bias"] is not True or table["attention_biases"] is not True:
+        raise InputError(
+            f"mlp_bias is {config['mlp_bias']!r} where attention_bias is {table['attention_biases']!r}",
+            where=f"mlp_bias in {config.where}",
+            fix="only both, attention_bias alone, or neither can be described",
+        )
+    return table | {"biases": True, "attention_biases": False}
+
+
+def _mistral(config: Config, *, theta: float = 10000.0, epsilon: float = 1e-6) -> Table:
     """All layers look back over the same window, where one is stated."""
-    table = _llama(config)
+    table = _shared(config, theta=theta, epsilon=epsilon) | _scaling(config)
     window = config.get("sliding_window")
     return table | {"window": window, "num_windowed_layers": table["num_layers"]} if window else table
 
 
 def _qwen2(config: Config) -> Table:
-    table = _llama(config) | {"qkv_biases": True, "attention_biases": False}
+    table = _shared(config) | _scaling(config) | {"qkv_biases": True, "attention_biases": False}
     return table | _qwen_window(config)
 
 
 def _qwen3(config: Config) -> Table:
-    return _llama(config) | {"qk_norm": True} | _qwen_window(config)
+    return _shared(config) | _scaling(config) | {"qk_norm": True} | _qwen_window(config)
 
 
 def _qwen_window(config: Config) -> Table:
@@ -133,12 +186,15 @@ def _mixtral(config: Config) -> Table:
         "num_active": config["num_experts_per_tok"],
         "hidden": config["intermediate_size"],
     }
-    return _mistral(config) | {"experts": experts}
+    return _mistral(config, theta=1e6, epsilon=1e-5) | {"experts": experts}
 
 
 def _deepseek(config: Config) -> Table:
-    """DeepSeek V2 and V3: latent attention, shared experts, leading dense layers."""
-    table = _llama(config)
+    """DeepSeek V2 and V3: latent attention, shared experts, leading dense layers.
+
+    Their rotary scaling (YaRN) changes no shape and has no place in a Model: it is left out.
+    """
+    table = _shared(config)
     table["latent"] = {
         "query_rank": config.get("q_lora_rank", 0),
         "key_value_rank": config["kv_lora_rank"],
@@ -160,7 +216,7 @@ def _deepseek(config: Config) -> Table:
 
 
 def _gpt_oss(config: Config) -> Table:
-    """Biases everywhere, sinks, and a window on every second layer (or where `layer_types` says)."""
+    """Biases everywhere, sinks, and a window on every second layer (or where `layer_types` says). YaRN is left out, as for DeepSeek."""
     layers = config.count("num_hidden_layers", 0)
     types = config.get("layer_types", [])
     windowed = types.count("sliding_attention") if isinstance(types, list) and types else layers // 2
@@ -169,7 +225,8 @@ def _gpt_oss(config: Config) -> Table:
         "num_active": config["num_experts_per_tok"],
         "hidden": config["intermediate_size"],
     }
-    table = _llama(config) | {"biases": True, "attention_biases": False, "attention_sinks": True, "experts": experts}
+    table = _shared(config, theta=150000.0, epsilon=1e-5)
+    table |= {"biases": True, "attention_biases": False, "attention_sinks": True, "experts": experts}
     return table | {"window": config.get("sliding_window", 0), "num_windowed_layers": windowed}
 
 
@@ -185,6 +242,7 @@ def _gpt2(config: Config) -> Table:
         "gated": False,
         "biases": True,
         "layer_norm": True,
+        "norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
         "tied_embeddings": config.get("tie_word_embeddings", True),
     }
 

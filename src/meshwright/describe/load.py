@@ -20,14 +20,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.hardware import FORMAT_OF_RECIPE, Accelerator, Link
-from meshwright.describe.model import Experts, LatentAttention, Model
+from meshwright.describe.model import Experts, LatentAttention, Model, RotaryScaling
 from meshwright.describe.source import Source, Sources
-from meshwright.describe.workload import Adapters, Convergence, Evaluation, Workload
+from meshwright.describe.workload import Adapters, Convergence, Evaluation, Training, Workload
 from meshwright.errors import InputError, nearest
 from meshwright.units import GB, GBIT, MICROSECOND, TERA
 
 CATALOGUE = Path(str(resources.files("meshwright.describe").joinpath("catalogue")))
 THIS_MACHINE = "this-machine"
+EMULATED = "this-machine-2x4"  # its processors as two racks of four
 
 Table = dict[str, Any]
 
@@ -121,6 +122,19 @@ class LatentTable(Checked):
     value_dim: Count
 
 
+class RotaryScalingTable(Checked):
+    factor: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
+    original_positions: Count
+    low_turns: Positive = 1.0
+    high_turns: Positive = 4.0
+
+    def value(self) -> RotaryScaling:
+        if self.low_turns >= self.high_turns:
+            what = f"low_turns {self.low_turns:g} is not below high_turns {self.high_turns:g}"
+            raise InputError(what, where="rotary_scaling.low_turns", fix="Llama 3 has 1 and 4")
+        return RotaryScaling(**self.model_dump())
+
+
 class ModelTable(Entry):
     num_layers: Count
     hidden: Count
@@ -135,6 +149,9 @@ class ModelTable(Entry):
     qkv_biases: bool = False
     tied_embeddings: bool = False
     num_positions: CountOrNone = 0
+    rotary_theta: Positive = 10000.0
+    rotary_scaling: RotaryScalingTable | None = None
+    norm_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
     layer_norm: bool = False
     qk_norm: bool = False
     attention_sinks: bool = False
@@ -151,12 +168,14 @@ class ModelTable(Entry):
                 where="head_dim",
                 fix="state head_dim, or mend hidden or num_heads",
             )
-        shapes = self.model_dump(exclude={"name", "aliases", "note", "sources", "experts", "latent", "num_kv_heads", "head_dim"})
+        apart = {"rotary_scaling", "experts", "latent", "num_kv_heads", "head_dim"}
+        shapes = self.model_dump(exclude={"name", "aliases", "note", "sources", *apart})
         return Model(
             **shapes,
             name=self.name or name,
             num_kv_heads=self.num_kv_heads or self.num_heads,
             head_dim=self.head_dim or self.hidden // self.num_heads,
+            rotary_scaling=self.rotary_scaling.value() if self.rotary_scaling else None,
             experts=Experts(**self.experts.model_dump()) if self.experts else None,
             latent=LatentAttention(**self.latent.model_dump()) if self.latent else None,
             sources=sources,
@@ -236,6 +255,21 @@ class AdaptersTable(Checked):
     targets: Annotated[list[Literal["qkv", "proj", "mlp"]], Field(min_length=1)]
 
 
+class TrainingTable(Checked):
+    learning_rate: Positive
+    min_learning_rate: NotNegative = 0.0
+    warmup_samples: NotNegative = 0.0
+    decay_samples: NotNegative = 0.0
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    epsilon: Positive = 1e-8
+    weight_decay: NotNegative = 0.1
+    clip_norm: NotNegative = 1.0
+    target_loss: NotNegative = 0.0
+    most_samples: NotNegative = 0.0
+    corpus: str = ""
+
+
 class WorkloadTable(Entry):
     model: str = ""
     seq_len: Count
@@ -247,6 +281,8 @@ class WorkloadTable(Entry):
     convergence: ConvergenceTable | None = None
     evaluation: EvaluationTable | None = None
     adapters: AdaptersTable | None = None
+    training: TrainingTable | None = None
+    packed: bool = False
 
     def value(self, name: str, sources: Sources) -> Workload:
         if self.precision not in FORMAT_OF_RECIPE:
@@ -262,6 +298,8 @@ class WorkloadTable(Entry):
             convergence=self.convergence.value() if self.convergence else None,
             evaluation=Evaluation(**self.evaluation.model_dump()) if self.evaluation else None,
             adapters=Adapters(rank=self.adapters.rank, targets=tuple(self.adapters.targets)) if self.adapters else None,
+            training=Training(**self.training.model_dump()) if self.training else None,
+            packed=self.packed,
             target=self.target,
             sources=sources,
         )
@@ -395,7 +433,7 @@ def names(kind: str) -> tuple[str, ...]:
     folder = CATALOGUE / kind
     if not folder.is_dir():
         return tuple(sorted(tables(kind)))
-    extra = [THIS_MACHINE] if kind == "clusters" else []
+    extra = [THIS_MACHINE, EMULATED] if kind == "clusters" else []
     return tuple(sorted([path.stem for path in folder.glob("*.toml")] + extra))
 
 
@@ -508,6 +546,10 @@ def _catalogue_cluster(name: str) -> Cluster:
         from meshwright.describe.this_machine import this_machine
 
         return this_machine()
+    if name == EMULATED:
+        from meshwright.describe.this_machine import emulated_racks
+
+        return emulated_racks(2, 4)
     return cluster_from(_in_catalogue("clusters", name))
 
 
@@ -565,28 +607,3 @@ def looks_like_path(name: str | Path) -> bool:
         return bool(name) and (Path(name) / "config.json").is_file()
     except OSError:  # longer than any path may be
         return False
-
-
-# -- sources ------------------------------------------------------------------------------------------
-
-
-def unsourced(table: Mapping[str, Any], sources: Iterable[str]) -> list[str]:
-    """Dotted keys of the numbers in `table` that no source vouches for.
-
-    A source stands for its key and all below it; `default` stands for every number of the entry.
-    """
-    vouched = set(sources)
-    if "default" in vouched:
-        return []
-    return [key for key in _number_keys(table) if not any(key == v or key.startswith(f"{v}.") for v in vouched)]
-
-
-def _number_keys(value: object, path: str = "") -> Iterable[str]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _number_keys(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _number_keys(inner, path)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield path

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +30,39 @@ NAME = "this-machine"
 MEASURE_S = 0.1  # for each of the two measurements
 MATRIX = 512
 COPY_BYTES = 64_000_000
+CORE_W = 10.0  # of a core at work: server processors take 350 W for 32 to 64 of them; an assumption
+LOOPBACK_COPIES = 4  # into and out of the socket, at both ends
+LOOPBACK_S = 100 * MICROSECOND  # a message between two processes that share cores: an assumption
 
 
 def this_machine() -> Cluster:
     """This machine as a cluster of one node."""
     gpus = gpu_names()
     return _of_gpus(gpus) if gpus else _of_processor()
+
+
+def emulated_racks(num_racks: int, ranks_per_rack: int) -> Cluster:
+    """This machine's processors shared out among processes that stand for accelerators in racks.
+
+    Each process counts as an even share of cores, memory and memory bandwidth. Both networks are this machine's loopback, through which
+    bytes are copied about four times on their way (an assumption): what the emulation keeps of a cluster is which traffic goes where.
+    """
+    whole, cores = _of_processor(), num_cores()
+    chip, num_ranks = whole.accelerator, num_racks * ranks_per_rack
+    share = replace(
+        chip,
+        name=f"1/{num_ranks} of {chip.name}",
+        power_cap_w=cores * CORE_W / num_ranks,
+        memory_bytes=chip.memory_bytes / num_ranks,
+        memory_bytes_per_s=chip.memory_bytes_per_s / num_ranks,
+        dense_flops_per_s={precision: rate / num_ranks for precision, rate in chip.dense_flops_per_s.items()},
+    )
+    loopback = {"link": "loopback", "bytes_per_s": chip.memory_bytes_per_s / num_ranks / LOOPBACK_COPIES, "latency_s": LOOPBACK_S}
+    tiers = (
+        Tier(name="rack", num_accelerators=ranks_per_rack, num_installed=ranks_per_rack, **loopback),
+        Tier(name="fabric", num_accelerators=num_ranks, num_installed=num_ranks, **loopback),
+    )
+    return replace(whole, name=f"{NAME}-{num_racks}x{ranks_per_rack}", accelerator=share, tiers=tiers, accelerators_per_node=ranks_per_rack)
 
 
 def gpu_names() -> list[str]:
@@ -100,7 +128,7 @@ def _of_gpus(gpus: list[str]) -> Cluster:
 
 
 def _of_processor() -> Cluster:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     flops_per_s = multiply_flops_per_s()
     bytes_per_s = copy_bytes_per_s()
     source = Source(f"measured on this machine: a {MATRIX} x {MATRIX} fp32 numpy multiplication and a copy, {cores} cores", _today())
@@ -117,6 +145,11 @@ def _of_processor() -> Cluster:
     )
     tier = Tier(name="node", link="memory", num_accelerators=1, num_installed=1, bytes_per_s=bytes_per_s, latency_s=MICROSECOND)
     return Cluster(name=NAME, accelerator=device, tiers=(tier,), accelerators_per_node=1, sources={"default": source})
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def multiply_flops_per_s() -> float:

@@ -75,6 +75,7 @@ class Training:
     clip_norm: float = 1.0  # 0: gradients are not clipped
     target_loss: float = 0.0  # validation loss that ends the run; 0: none
     most_samples: float = 0.0  # the run ends here, target or not; 0: at the workload's own count
+    corpus: str = ""  # what to train on: a folder, or the name of an embedded one
 
     def rate(self, samples: float) -> float:
         """Learning rate of the step that begins after `samples`."""

@@ -9,12 +9,13 @@ import numpy as np
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
-from meshwright.footprint import RESERVE_BYTES, check_fits
+from meshwright.footprint import check_fits, reserve_for
 from meshwright.layout import Layout, Layouts
 from meshwright.outcome import Outcome, outcome
 from meshwright.placement import tiers_of
+from meshwright.plan.exact import step_excess_s
 from meshwright.plan.plan import Plan
-from meshwright.predict import Prediction, check, exact_step_s, predict
+from meshwright.predict import Prediction, check, predict
 from meshwright.software import Software, software
 
 
@@ -62,7 +63,7 @@ def exact_prediction(model: Model, cluster: Cluster, workload: Workload, layout:
     check(model, cluster, workload, layout)
     closed = predict(model, cluster, workload, Layouts.of([layout]), stack or software())
     closed_s = float(closed.step_time_s[0])
-    exact_s = exact_step_s(closed, layout) if layout.pp > 1 else closed_s
+    exact_s = closed_s + step_excess_s(closed, layout)
     bubble = closed.parts["bubble"] + exact_s - closed_s
     parts = {**closed.parts, "bubble": np.maximum(bubble, 0.0), "compute": closed.parts["compute"] + np.minimum(bubble, 0.0)}
     return replace(
@@ -79,7 +80,7 @@ def exact_prediction(model: Model, cluster: Cluster, workload: Workload, layout:
 
 
 def _plan(model: Model, cluster: Cluster, workload: Workload, layout: Layout, prediction: Prediction, name: str) -> Plan:
-    check_fits(prediction.memory, cluster.accelerator, reserve_bytes=RESERVE_BYTES)
+    check_fits(prediction.memory, cluster.accelerator, reserve_bytes=reserve_for(cluster.accelerator))
     inner, stack = cluster.tiers[0], prediction.software
     return Plan(
         name=name or f"{model.name} on {cluster.name}",

@@ -62,7 +62,12 @@ class Plan:
 
     def write(self, path: Path) -> None:
         """Write the plan as JSON."""
-        write_whole(path, json.dumps(_plain(asdict(self)), indent=1) + "\n")
+        write_whole(path, plan_bytes(self).decode())
+
+
+def plan_bytes(plan: Plan) -> bytes:
+    """The content of the plan's file."""
+    return (json.dumps(_plain(asdict(plan)), indent=1) + "\n").encode()
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -108,7 +113,8 @@ def read_plan(path: Path) -> Plan:
 def plan_schema() -> dict[str, Any]:
     """The JSON Schema of a plan file."""
     schema: dict[str, Any] = _adapter().json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "meshwright plan", **schema}
+    named = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "meshwright plan"}
+    return {**named, **{key: value for key, value in schema.items() if key not in named}}
 
 
 @cache

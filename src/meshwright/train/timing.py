@@ -14,24 +14,27 @@ from contextlib import contextmanager
 import torch
 
 
+Spans = dict[str, list[float]]
+
+
 class HostTimer:
     """Parts of a step on a device that works as it is told: the host's clock is the device's."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
+        self._spans: Spans = defaultdict(list)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Add the time inside to the part `name`."""
+        """Note the time inside as one of the part `name`."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[name] += time.perf_counter() - start
+            self._spans[name].append(time.perf_counter() - start)
 
-    def take(self) -> dict[str, float]:
-        """Seconds by part since the last call."""
-        taken, self.seconds = dict(self.seconds), defaultdict(float)
+    def take(self) -> Spans:
+        """Seconds of every span since the last call, by part."""
+        taken, self._spans = self._spans, defaultdict(list)
         return taken
 
 
@@ -44,7 +47,7 @@ class StreamTimer:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Add the time that the stream spends inside to the part `name`."""
+        """Note the time that the stream spends inside as one of the part `name`."""
         start, end = self._event(), self._event()
         start.record()
         try:
@@ -53,16 +56,16 @@ class StreamTimer:
             end.record()
             self._pairs.append((name, start, end))
 
-    def take(self) -> dict[str, float]:
-        """Seconds by part since the last call; waits for the device."""
-        seconds: dict[str, float] = defaultdict(float)
+    def take(self) -> Spans:
+        """Seconds of every span since the last call, by part; waits for the device."""
+        spans: Spans = defaultdict(list)
         if self._pairs:
             torch.cuda.current_stream().synchronize()
         for name, start, end in self._pairs:
-            seconds[name] += start.elapsed_time(end) / 1e3
+            spans[name].append(start.elapsed_time(end) / 1e3)
             self._free += (start, end)
         self._pairs.clear()
-        return dict(seconds)
+        return spans
 
     def _event(self) -> torch.cuda.Event:
         return self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)

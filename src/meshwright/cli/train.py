@@ -1,0 +1,46 @@
+"""Train a plan for real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    plan: Annotated[Path | None, typer.Argument(help="A plan file; without one, the embedded default is planned for this machine.")] = None,
+    layout: Annotated[str, typer.Option(help="tp=2,cp=2,...: degrees and choices in place of the plan's.")] = "",
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.", show_default=False)] = None,
+    name: Annotated[str, typer.Option(help="The run's name; by default model, layout and time.", show_default=False)] = "",
+    runs: Annotated[Path, typer.Option(metavar="DIR", help="Where runs lie.")] = Path("runs"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest whole checkpoint.")] = False,
+    corpus: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="What to train on, in place of the workload's.", show_default=False)
+    ] = None,
+    start_from: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="First weights: a Hugging Face folder.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights and of the order of samples.")] = 0,
+    benchmark: Annotated[str, typer.Option(help="The benchmark's name in the MLPerf log; an official one is checked.")] = "",
+    checkpoint_every: Annotated[int, typer.Option(min=0, metavar="STEPS", help="Between checkpoints; 0: only at the end.")] = 0,
+    keep: Annotated[int, typer.Option(min=1, help="Checkpoints to keep.")] = 3,
+    keep_every: Annotated[int, typer.Option(min=0, metavar="STEPS", help="Keep these for good; 0: none.")] = 0,
+    stall_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds a rank may stand still.")] = 60.0,
+    grace: Annotated[float, typer.Option(min=1.0, help="Seconds to save in after SIGTERM.")] = 30.0,
+    allow_changed: Annotated[
+        list[str] | None, typer.Option(help="plan, corpus or code: may differ from the checkpoint's.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a plan, to its target, and show how it went beside what was predicted."""
+    from meshwright.cli.train_run import Wishes, run
+
+    wishes = Wishes(
+        plan=plan, layout=layout, steps=steps, name=name, runs=runs, resume=resume, corpus=corpus, start_from=start_from, seed=seed,
+        benchmark=benchmark, checkpoint_every=checkpoint_every, keep=keep, keep_every=keep_every, stall_timeout_s=stall_timeout,
+        grace_s=grace, allow_changed=tuple(allow_changed or ()), as_json=as_json,
+    )  # fmt: skip
+    code = run(wishes)
+    if code:
+        raise typer.Exit(code)

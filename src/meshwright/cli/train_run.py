@@ -1,0 +1,203 @@
+"""A training command's way: the plan, the corpus, the ranks, and in the end what came of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.cli.progress import progress_bar
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster, load_model, load_workload
+from meshwright.describe.this_machine import gpu_names
+from meshwright.errors import InputError
+from meshwright.layout import Layout, parse_layout, read_choices
+from meshwright.plan.make import make_plan
+from meshwright.plan.plan import Plan, plan_bytes, read_plan
+
+if TYPE_CHECKING:
+    from meshwright.train.job import Job
+
+DEFAULT_MODEL, DEFAULT_WORKLOAD = "llama-3m", "python-stdlib"
+DEFAULT_LAYOUT = Layout(tp=2, pp=2, dp=2, micro_batch=2)  # on two emulated racks of four: a replica is a rack
+EMBEDDED_CORPUS = "python-stdlib"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the command line asks for."""
+
+    plan: Path | None
+    layout: str
+    steps: int | None
+    name: str
+    runs: Path
+    resume: bool
+    corpus: Path | None
+    start_from: Path | None
+    seed: int
+    benchmark: str
+    checkpoint_every: int
+    keep: int
+    keep_every: int
+    stall_timeout_s: float
+    grace_s: float
+    allow_changed: tuple[str, ...]
+    as_json: bool
+
+
+def run(wishes: Wishes) -> int:
+    """Train, show the result, and return the exit status."""
+    torch_or_error()
+    from meshwright.train.launch import is_launched, meet, run_ranks
+    from meshwright.train.session import check_job, run_rank
+
+    job = job_of(wishes)
+    is_gpu = on_gpus(job.plan)
+    check_job(job)
+    if is_launched(os.environ):
+        place = meet(os.environ)
+        check_place(job.plan, place.num_ranks, is_gpu)
+        run_rank(place, job, is_gpu)
+        if place.rank == 0:
+            show_end(job, wishes.as_json)
+        return 0
+    check_place(job.plan, job.plan.layout.num_ranks, is_gpu)
+    code = run_ranks(job.plan.layout.num_ranks, lambda place: run_rank(place, job, is_gpu))
+    if code in (0, 130):
+        show_end(job, wishes.as_json)
+    return code
+
+
+def show_end(job: Job, as_json: bool) -> None:
+    """Print how the run went."""
+    from meshwright.cli.train_show import show_run
+
+    show_run(job.folder, job.plan, as_json=as_json)
+
+
+def torch_or_error() -> None:
+    """Say how to get torch where it is not installed."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "safetensors", "tokenizers") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"training needs {', '.join(missing)}", where="this Python", fix="pip install 'meshwright[train]'")
+
+
+def job_of(wishes: Wishes) -> Job:
+    """The job that the command line describes."""
+    from meshwright.train.job import Job
+    from meshwright.train.mlperf import OWN
+
+    plan = plan_of(wishes)
+    name = wishes.name or f"{plan.model.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    if wishes.resume and not (wishes.runs / name).is_dir():
+        raise InputError(f"no run named {name!r}", where=str(wishes.runs), fix="name the run to go on with: --name NAME --resume")
+    return Job(
+        plan=plan,
+        runs=wishes.runs,
+        name=name,
+        corpus=corpus_of(wishes, plan),
+        seed=wishes.seed,
+        num_steps=wishes.steps,
+        resume=wishes.resume,
+        benchmark=wishes.benchmark or OWN,
+        checkpoint_steps=wishes.checkpoint_every,
+        keep_last=wishes.keep,
+        keep_every=wishes.keep_every,
+        stall_timeout_s=wishes.stall_timeout_s,
+        grace_s=wishes.grace_s,
+        allow_changed=wishes.allow_changed,
+        start_from=wishes.start_from,
+        plan_text=plan_bytes(plan),
+    )
+
+
+def plan_of(wishes: Wishes) -> Plan:
+    """The plan that is asked for: from a file, the resumed run's own, or the embedded default made for this machine."""
+    path = wishes.plan
+    if path is None and wishes.resume:
+        path = wishes.runs / wishes.name / "plan.json"
+    if path is None:
+        return default_plan(wishes.layout)
+    plan = read_plan(path)
+    return with_layout(plan, wishes.layout) if wishes.layout else plan
+
+
+def with_layout(plan: Plan, text: str) -> Plan:
+    """The plan with other degrees, priced anew; a cluster of another size is cut to as many accelerators as they take."""
+    layout = parse_layout(text, plan.layout)
+    if "vp" not in read_choices(text) and layout.pp == 1:
+        layout = replace(layout, vp=1)
+    cluster = plan.cluster if layout.num_ranks == plan.cluster.num_accelerators else plan.cluster.resized(layout.num_ranks)
+    return make_plan(plan.model, cluster, plan.workload, layout, name=plan.name)
+
+
+def default_plan(layout_text: str) -> Plan:
+    """The embedded default, planned for this machine: its GPUs, or its cores as two racks of four."""
+    model, workload = load_model(DEFAULT_MODEL), load_workload(DEFAULT_WORKLOAD)
+    gpus = gpu_names()
+    if gpus:
+        cluster: Cluster = load_cluster(THIS_MACHINE)
+        base = Layout(dp=len(gpus), micro_batch=max(workload.global_batch // len(gpus), 1))
+    else:
+        cluster, base = load_cluster(EMULATED), DEFAULT_LAYOUT
+    layout = _fixed(layout_text, base) if layout_text else base
+    if layout.num_ranks != cluster.num_accelerators:
+        cluster = cluster.resized(layout.num_ranks)
+    return make_plan(model, cluster, workload, layout, name=f"{model.name} on {cluster.name}")
+
+
+def _fixed(text: str, base: Layout) -> Layout:
+    """The layout that a text spells out; degrees it leaves out are 1, other choices the default's."""
+    alone = replace(base, tp=1, cp=1, pp=1, vp=1, dp=1)
+    return parse_layout(text, alone)
+
+
+def corpus_of(wishes: Wishes, plan: Plan) -> Path:
+    """The folder of the corpus; the embedded one is made where it is not there yet."""
+    if wishes.corpus is not None:
+        return wishes.corpus
+    named = plan.workload.training.corpus if plan.workload.training else ""
+    if not named:
+        raise InputError(
+            "no corpus to train on", where="workload.training.corpus", fix="give one: --corpus DIR (see `meshwright corpus build`)"
+        )
+    if named != EMBEDDED_CORPUS:
+        return Path(named)
+    from meshwright.train.standard_library import default_corpus
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"
+    with progress_bar() as report:
+        return default_corpus(cache, plan.model.vocab_size, report=report).folder
+
+
+def on_gpus(plan: Plan) -> bool:
+    """Whether the plan's accelerators are GPUs."""
+    return plan.cluster.accelerator.architecture != "cpu"
+
+
+def check_place(plan: Plan, num_ranks: int, is_gpu: bool) -> None:
+    """Raise where the plan does not fit this machine: what it needs, and what is here."""
+    import torch
+
+    if num_ranks != plan.layout.num_ranks:
+        raise InputError(
+            f"the plan needs {plan.layout.num_ranks} ranks ({plan.layout}), and {num_ranks} were started",
+            where="the launcher",
+            fix=f"start {plan.layout.num_ranks} ranks, or give --layout with degrees whose product is {num_ranks}",
+        )
+    if not is_gpu:
+        return
+    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    needed = min(plan.layout.num_ranks, int(os.environ.get("LOCAL_WORLD_SIZE", plan.layout.num_ranks)))
+    if here < needed:
+        kind = plan.cluster.accelerator.name
+        raise InputError(
+            f"the plan needs {needed} {kind} here, and this machine has {f'{here} GPUs' if here else 'no GPU that torch can use'}",
+            where=f"plan {plan.name}",
+            fix="start it with torchrun on all nodes of the plan's cluster, or plan for this-machine",
+        )

@@ -1,0 +1,100 @@
+"""How a run went: time to train, steps, parts beside the predicted ones, cost and energy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from meshwright.cli.show import show_json, show_pairs, show_table
+from meshwright.outcome import running_costs
+from meshwright.plan.plan import Plan
+from meshwright.record import Run, Summary, read_run, summary
+from meshwright.step import PARTS
+from meshwright.units import HOUR, seconds
+
+
+def show_run(folder: Path, plan: Plan, *, as_json: bool) -> None:
+    """Print the closing table of a run folder."""
+    run = read_run(folder)
+    if not run.records:
+        return
+    found = facts(run, plan)
+    if as_json:
+        show_json(found)
+        return
+    show_pairs(f"run {run.header.name}: {run.header.status.replace('_', ' ')}", _words(run, found))
+    show_table("parts of the step", ("part", "predicted>", "measured>"), _parts(found))
+
+
+def facts(run: Run, plan: Plan) -> dict[str, Any]:
+    """The result as plain values."""
+    told = summary(run)
+    evaluations = [event for event in run.events if event.kind == "evaluation"]
+    elapsed_s = sum(record.step_time_s for record in run.records) + sum(float(e.detail["seconds"]) for e in evaluations)
+    last = run.records[-1]
+    return {
+        "name": run.header.name,
+        "status": run.header.status,
+        "folder": str(run.folder),
+        "layout": str(plan.layout),
+        "steps": last.step,
+        "samples": last.samples,
+        "loss": last.loss,
+        "validation_loss": evaluations[-1].detail["loss"] if evaluations else None,
+        "target_loss": run.header.target,
+        "time_to_train_s": elapsed_s,
+        "median_step_s": told.median_step_s,
+        "robust_std_pct": told.robust_std_pct,
+        "p99_over_p50": told.p99_over_p50,
+        "worst_step_s": told.worst_step_s,
+        "tokens_per_s": told.tokens_per_s,
+        "predicted_step_s": plan.step_time_s,
+        "predicted_parts_s": dict(plan.parts_s),
+        "measured_parts_s": _mean_parts(told),
+        **_money(plan, elapsed_s),
+    }
+
+
+def _mean_parts(told: Summary) -> dict[str, float]:
+    return {part: told.mean_parts_s.get(part, 0.0) for part in PARTS}
+
+
+def _money(plan: Plan, elapsed_s: float) -> dict[str, Any]:
+    """Cost and energy of the run, where the plan's machine has a price and a power."""
+    told = running_costs(plan.cluster)
+    hours = elapsed_s / HOUR
+    return {
+        "cost_usd": None if told.usd_per_hour is None else told.usd_per_hour * hours,
+        "energy_kwh": None if told.watts is None else told.watts * hours / 1000,
+        "cost_note": told.price_note,
+        "energy_note": told.power_note,
+    }
+
+
+def _words(run: Run, found: dict[str, Any]) -> list[tuple[str, str]]:
+    goal = f" (target {found['target_loss']:.3f})" if found["target_loss"] else ""
+    lines = [("time to train", f"{seconds(found['time_to_train_s'])}, {found['steps']:,} steps, {found['samples']:,} samples")]
+    if found["validation_loss"] is not None:
+        lines.append(("validation loss", f"{found['validation_loss']:.4f}{goal}"))
+    spread = f"spread {found['robust_std_pct']:.1f} %, p99/p50 {found['p99_over_p50']:.2f}, worst {seconds(found['worst_step_s'])}"
+    lines.append(("step", f"{seconds(found['median_step_s'])} median, {spread}; predicted {seconds(found['predicted_step_s'])}"))
+    if found["tokens_per_s"]:
+        lines.append(("speed", f"{found['tokens_per_s']:,.0f} tokens/s"))
+    for what, unit, digits in (("cost", "usd", 4), ("energy", "kwh", 5)):
+        value, note = found[f"{what}_{unit}"], found[f"{what}_note"]
+        told = f"{value:.{digits}f} {'USD' if unit == 'usd' else 'kWh'}; {note}" if value is not None else note
+        lines.append((what, told))
+    slow = [str(event.detail["said"]) for event in run.events if event.kind == "slow_rank"]
+    lines += [("slow rank", said) for said in slow[-2:]]
+    lines.append(("folder", found["folder"]))
+    return lines
+
+
+def _parts(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    rows = []
+    for part in PARTS:
+        predicted, measured = found["predicted_parts_s"].get(part, 0.0), found["measured_parts_s"][part]
+        if predicted or measured:
+            rows.append((part, seconds(predicted), seconds(measured)))
+    rows.append(("step", seconds(found["predicted_step_s"]), seconds(sum(found["measured_parts_s"].values()))))
+    return rows

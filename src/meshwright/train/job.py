@@ -1,0 +1,131 @@
+"""What a training run is asked to do, and what must be the same when it goes on: digests of plan, corpus and code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from meshwright.describe.workload import Training
+from meshwright.errors import InputError
+from meshwright.plan.plan import Plan
+from meshwright.train.mlperf import OWN, LogSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run of a plan."""
+
+    plan: Plan
+    runs: Path  # the folder that holds runs
+    name: str
+    corpus: Path
+    seed: int = 0
+    num_steps: int | None = None  # stop after so many; None: at the target, or the workload's end
+    resume: bool = False
+    benchmark: str = OWN  # the name in the MLPerf log
+    checkpoint_steps: int = 0  # between two checkpoints; 0: only at the end
+    keep_last: int = 3
+    keep_every: int = 0
+    stall_timeout_s: float = 30.0  # a rank that stands still for longer is reported, and the run ended
+    grace_s: float = 30.0  # after SIGTERM, to save
+    allow_changed: tuple[str, ...] = ()
+    start_from: Path | None = None  # a Hugging Face folder with the first weights
+    plan_text: bytes = b""
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.runs / self.name
+
+    @property
+    def training(self) -> Training:
+        """How to train; a workload that does not say is an error."""
+        training = self.plan.workload.training
+        if training is None:
+            raise InputError(
+                f"the workload {self.plan.workload.name} does not say how to train: it has no [training]",
+                where="workload.training",
+                fix="add learning_rate and the rest to the workload's TOML, and plan again",
+            )
+        return training
+
+    @property
+    def last_step(self) -> int:
+        """The step after which the run ends, target or not."""
+        workload, training = self.plan.workload, self.training
+        samples = training.most_samples or workload.num_steps() * workload.global_batch
+        limit = -(-int(samples) // workload.global_batch)
+        if self.num_steps is not None:
+            limit = min(limit, self.num_steps) if limit else self.num_steps
+        if not limit:
+            raise InputError(
+                "nothing says when the run ends: no target samples, no number of tokens",
+                where="workload.training.most_samples",
+                fix="give --steps, or most_samples in the workload",
+            )
+        return limit
+
+
+def digests(job: Job, corpus_digest: str) -> dict[str, str]:
+    """What a checkpoint must share with the run that goes on from it. The layout may change; what is trained may not."""
+    plan = job.plan
+    trained = {"model": plan.model, "workload": plan.workload, "seed": job.seed}
+    facts = {name: _without_sources(asdict(value)) if not isinstance(value, int) else value for name, value in trained.items()}
+    return {"plan": _digest(facts), "corpus": corpus_digest, "code": code_digest()}
+
+
+def _without_sources(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key not in ("sources", "evaluation", "convergence", "target")}
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+@cache
+def code_digest() -> str:
+    """A digest of the sources that decide what a step computes."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def log_settings(job: Job, num_train_samples: int, machine: str) -> LogSettings:
+    """What the MLPerf log says before the run starts."""
+    workload, layout, training = job.plan.workload, job.plan.layout, job.training
+    batch = workload.global_batch
+    evaluation = workload.evaluation
+    decay_steps = int(max(training.decay_samples - training.warmup_samples, 0) // batch)
+    return LogSettings(
+        model=job.plan.model,
+        dataset=job.corpus.name,
+        platform=machine,
+        organisation="meshwright",
+        seed=job.seed,
+        global_batch=batch,
+        gradient_accumulation_steps=layout.num_micro_batches(batch),
+        sequence_length=workload.seq_len,
+        train_samples=num_train_samples,
+        eval_samples=evaluation.num_samples if evaluation else 0,
+        target=training.target_loss,
+        max_steps=max(int(training.decay_samples // batch), job.last_step) if job.benchmark == OWN else 1_200_000,
+        base_learning_rate=training.learning_rate,
+        end_learning_rate=training.min_learning_rate,
+        warmup_steps=int(training.warmup_samples // batch),
+        decay_steps=decay_steps,
+        beta_1=training.beta1,
+        beta_2=training.beta2,
+        epsilon=training.epsilon,
+        weight_decay=training.weight_decay,
+        clip_norm=training.clip_norm,
+        micro_batch=layout.micro_batch,
+        tp=layout.tp,
+        pp=layout.pp,
+        cp=layout.cp,
+        precision=workload.precision,
+    )

@@ -1,0 +1,215 @@
+"""Ranks: where this process stands among them, and how all of them are started on one machine.
+
+Under torchrun (or any launcher that sets its variables) a process is one rank. Otherwise this process starts the ranks itself: it forks
+once torch is loaded, holds the store where they meet, and sees to it that none outlives the others or itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from meshwright.errors import InputError, MeshwrightError
+
+LOCALHOST = "127.0.0.1"
+EXIT_INPUT, EXIT_FAILED = 2, 1
+MEETING_S = 60.0  # ranks must find each other within
+COLLECT_S = 3.0  # after one rank failed, others may still say why
+PR_SET_PDEATHSIG = 1  # prctl(2): a signal when the parent dies
+LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One rank among all, and the store where they meet."""
+
+    rank: int
+    num_ranks: int
+    local_rank: int
+    store: dist.Store
+
+
+def is_launched(environment: Mapping[str, str]) -> bool:
+    """Whether a launcher has made this process a rank."""
+    return "RANK" in environment and "WORLD_SIZE" in environment
+
+
+def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
+    """This process's place, once the rendezvous that the launcher names has been reached."""
+    missing = [name for name in LAUNCHER if name not in environment]
+    if missing:
+        raise InputError(f"{missing[0]} is not set", where="the environment", fix="start the ranks with torchrun")
+    where = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+    try:
+        store, rank, num_ranks = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
+    except (RuntimeError, ValueError, OSError) as error:
+        said = str(error).splitlines()[0]
+        taken = "EADDRINUSE" in str(error) or "already in use" in str(error)
+        fix = "choose another port (--master-port)" if taken else "check that rank 0 runs there and that the port is reachable"
+        what = (
+            f"port {environment['MASTER_PORT']} is taken" if taken else f"the rendezvous was not reached within {timeout_s:.0f} s: {said}"
+        )
+        raise InputError(what, where=where, fix=fix) from None
+    return Place(rank=rank, num_ranks=num_ranks, local_rank=int(environment.get("LOCAL_RANK", rank)), store=store)
+
+
+@dataclass(slots=True)
+class _Child:
+    """One rank's process, and the pipe on which it says why it failed."""
+
+    rank: int
+    process: ForkProcess
+    end: Connection
+    said: str = ""
+    is_cause: bool = False
+
+
+def run_ranks(num_ranks: int, body: Callable[[Place], None]) -> int:
+    """Run `body` on `num_ranks` forked processes; the exit status of them all.
+
+    SIGTERM and Ctrl-C are handed on as SIGTERM, on which ranks save and stop; a second Ctrl-C ends them at once.
+    """
+    listener = socket.create_server((LOCALHOST, 0))
+    port = listener.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    children = []
+    for rank in range(num_ranks):
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_rank_main, args=(rank, num_ranks, port, theirs, body, os.getpid()), daemon=True)
+        process.start()
+        theirs.close()
+        children.append(_Child(rank, process, ours))
+    server = dist.TCPStore(LOCALHOST, port, num_ranks, True, timedelta(seconds=MEETING_S), False, master_listen_fd=listener.detach())
+    try:
+        return _watched(children)
+    finally:
+        for child in children:
+            if child.process.is_alive():
+                child.process.kill()
+            child.process.join()
+        del server
+
+
+def _watched(children: list[_Child]) -> int:
+    interrupts = 0
+
+    def hand_on(number: int, frame: object) -> None:
+        nonlocal interrupts
+        interrupts += number == signal.SIGINT
+        for child in children:
+            if child.process.is_alive():
+                child.process.kill() if interrupts > 1 else child.process.terminate()
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        failed_s = _until_failure(children)
+        if failed_s is not None:
+            _collect(children, failed_s + COLLECT_S)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return _verdict(children, interrupted=interrupts > 0)
+
+
+def _until_failure(children: list[_Child]) -> float | None:
+    """Wait until all ranks have ended well, or one has not: then when."""
+    running = {child.process.sentinel: child for child in children}
+    while running:
+        for sentinel in wait(list(running)):
+            child = running.pop(sentinel)
+            child.process.join()
+            if child.process.exitcode != 0:
+                return time.monotonic()
+    return None
+
+
+def _collect(children: list[_Child], until_s: float) -> None:
+    """Give the others a moment to say what they know, then end them."""
+    running = [child for child in children if child.process.is_alive()]
+    while running and time.monotonic() < until_s:
+        wait([child.process.sentinel for child in running], timeout=max(until_s - time.monotonic(), 0.0))
+        running = [child for child in running if child.process.is_alive()]
+    for child in running:
+        child.process.kill()
+        child.process.join()
+    for child in children:
+        if child.end.poll():
+            try:
+                child.is_cause, child.said = child.end.recv()
+            except EOFError:
+                continue
+
+
+def _verdict(children: list[_Child], *, interrupted: bool) -> int:
+    """The exit status; what failed is said once."""
+    codes = [child.process.exitcode or 0 for child in children]
+    if not any(codes):
+        return 130 if interrupted else 0
+    causes = [child for child in children if child.said and child.is_cause] or [child for child in children if child.said]
+    killed = [child for child in children if (child.process.exitcode or 0) < 0 and not child.said]
+    said = dict.fromkeys(child.said for child in causes)
+    if not causes and killed:
+        number = -(killed[0].process.exitcode or 0)
+        often = ": often the system, out of memory" if number == signal.SIGKILL else ""
+        said = {f"meshwright: rank {killed[0].rank} was ended by {signal.Signals(number).name}{often}": None}
+    for text in said:
+        print(text, file=sys.stderr)
+    positive = [code for code in codes if code > 0]
+    causes_codes = [child.process.exitcode or 0 for child in causes if (child.process.exitcode or 0) > 0]
+    return (causes_codes or positive or [EXIT_FAILED])[0]
+
+
+def _rank_main(rank: int, num_ranks: int, port: int, end: Connection, body: Callable[[Place], None], parent: int) -> None:
+    """One rank, from its fork to its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hands it on as SIGTERM
+    _end_with(parent)
+    try:
+        store = dist.TCPStore(LOCALHOST, port, num_ranks, False, timedelta(seconds=MEETING_S))
+        body(Place(rank=rank, num_ranks=num_ranks, local_rank=rank, store=store))
+    except MeshwrightError as error:
+        end.send((True, f"meshwright: {error}"))
+        _leave(EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED)
+    except BaseException as error:
+        is_cause, text = explain_failure(error, rank)
+        end.send((is_cause, text))
+        _leave(EXIT_FAILED)
+    _leave(0)
+
+
+def explain_failure(error: BaseException, rank: int) -> tuple[bool, str]:
+    """Whether an unforeseen error is likely the cause, and what to say of it; a lost connection is only what others see of a failure."""
+    said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    lost = isinstance(error, RuntimeError) and any(word in str(error) for word in ("Connection closed", "Connection reset", "Broken pipe"))
+    if lost:
+        return False, f"meshwright: rank {rank} lost the connection to another rank"
+    import traceback
+
+    return True, f"meshwright: rank {rank} failed: {said}\n{''.join(traceback.format_exception(error)).rstrip()}"
+
+
+def _leave(code: int) -> None:
+    """End this process as it is: threads of the store and of gloo have nothing left to do, and may hang."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def _end_with(parent: int) -> None:
+    """Have the system end this process when its parent dies, whatever kills it (Linux alone can)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(EXIT_FAILED)

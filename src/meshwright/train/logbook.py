@@ -1,0 +1,189 @@
+"""What rank 0 writes down: the run folder, the MLPerf log, and the line that a person watches."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.layout import Layout
+from meshwright.record import RunWriter, StepRecord
+from meshwright.train import measured
+from meshwright.train.checkpoint import SaveReport
+from meshwright.train.job import Job
+from meshwright.train.mlperf import MlperfLog
+from meshwright.train.replica import StepResult
+from meshwright.train.stragglers import Stragglers
+from meshwright.units import seconds
+
+LINE_S = 0.25  # between two refreshes of the live line on a terminal
+PLAIN_S = 10.0  # between two lines where there is no terminal
+RECENT = 20  # steps over which speed is told
+
+
+class Counts(Protocol):
+    """How far a run is."""
+
+    step: int
+    samples: int
+
+
+class Logbook:
+    """The record of a run on rank 0; on other ranks every call does nothing."""
+
+    def __init__(self, job: Job, writer: RunWriter | None, log: MlperfLog, out: TextIO = sys.stdout) -> None:
+        self.job, self.writer, self.log = job, writer, log
+        self.live = LiveLine(job, out) if writer else None
+        self.stragglers = Stragglers(measured.groups_of(job.plan.layout)) if writer else None
+
+    def block_start(self, progress: Counts) -> None:
+        """Training begins, or goes on after an evaluation."""
+        self.log.block_start(progress.samples, progress.step)
+
+    def step(self, progress: Counts, result: StepResult, step_time_s: float, rate: float, everyones: NDArray[np.float64] | None) -> None:
+        """One step is done; `everyones` holds the parts of every rank."""
+        if self.writer is None or everyones is None or self.stragglers is None or self.live is None:
+            return
+        layout, workload = self.job.plan.layout, self.job.plan.workload
+        parts_s = of_step(everyones, layout, step_time_s)
+        tokens_per_s = workload.tokens_per_step / step_time_s
+        self.writer.step(
+            StepRecord(
+                step=progress.step,
+                samples=progress.samples,
+                loss=result.loss,
+                grad_norm=result.grad_norm,
+                step_time_s=step_time_s,
+                parts_s=parts_s,
+                extra={"tokens_per_s": tokens_per_s, "learning_rate": rate},
+            )
+        )
+        self.log.step(progress.step, progress.samples, result.loss, step_time_s, rate)
+        for found in self.stragglers.update(progress.step, measured.busy_s(everyones)):
+            self.event("recovered_rank" if found.recovered else "slow_rank", progress, rank=found.rank, said=str(found))
+            self.live.say(str(found))
+        self.live.step(progress, result.loss, step_time_s, parts_s)
+
+    def evaluation_start(self, progress: Counts) -> None:
+        """An evaluation begins."""
+        self.log.block_stop(progress.samples, progress.step)
+        self.log.evaluation_start(progress.samples, progress.step)
+
+    def evaluation(self, progress: Counts, loss: float, num_tokens: int, took_s: float) -> None:
+        """An evaluation is over."""
+        self.log.evaluation(progress.samples, progress.step, loss)
+        self.event("evaluation", progress, loss=loss, num_tokens=num_tokens, seconds=took_s, samples=progress.samples)
+        if self.live:
+            self.live.evaluation(progress, loss)
+
+    def saves(self, progress: Counts, reports: Sequence[SaveReport]) -> None:
+        """Saves that ended since the last step."""
+        for report in reports:
+            if report.failure is not None:
+                self.event("checkpoint_failed", progress, saved_step=report.step, said=str(report.failure.what))
+                if self.live:
+                    self.live.say(f"checkpoint of step {report.step} failed: {report.failure.what}; the last good one is kept")
+            else:
+                times = {"stall_s": report.stall_s, "write_s": report.write_s, "commit_s": report.commit_s}
+                self.event("checkpoint", progress, saved_step=report.step, num_bytes=report.num_bytes, **times)
+
+    def event(self, kind: str, progress: Counts, **detail: Any) -> None:
+        """Something that happened."""
+        if self.writer is not None:
+            self.writer.event(kind, progress.step, **detail)
+
+    def finish(self, progress: Counts, status: str) -> None:
+        """The run is over."""
+        if status != "failed":
+            self.log.run_stop(progress.samples, progress.step)
+        self.log.close()
+        if self.live:
+            self.live.end()
+        if self.writer is not None:
+            self.writer.finish(status)
+
+
+def of_step(everyones: NDArray[np.float64], layout: Layout, step_time_s: float) -> dict[str, float]:
+    """The step's parts: those of the busiest stage, scaled to rank 0's clock so that they add up to the step."""
+    parts_s = measured.of_busiest_stage(everyones, layout)
+    total_s = sum(parts_s.values())
+    return {part: value * step_time_s / total_s for part, value in parts_s.items()} if total_s > 0 else parts_s
+
+
+class LiveLine:
+    """Step, loss, speed, exposed communication and time to the target, on one line that renews itself."""
+
+    def __init__(self, job: Job, out: TextIO) -> None:
+        self.job, self.out = job, out
+        self.is_terminal = out.isatty()
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)  # step time, exposed time
+        self._shown_s = 0.0
+        self._width = 0
+        self._last_evaluation = ""
+
+    def step(self, progress: Counts, loss: float, step_time_s: float, parts_s: dict[str, float]) -> None:
+        """Show the step, if it is time to."""
+        exposed_s = sum(value for part, value in parts_s.items() if part.startswith("exposed"))
+        self._recent.append((step_time_s, exposed_s))
+        now_s = time.monotonic()
+        if now_s - self._shown_s >= (LINE_S if self.is_terminal else PLAIN_S) or progress.step == 1:
+            self._shown_s = now_s
+            self._show(self._words(progress, loss))
+
+    def evaluation(self, progress: Counts, loss: float) -> None:
+        """Show an evaluation."""
+        target = self.job.training.target_loss
+        self._last_evaluation = f"valid {loss:.3f}" + (f" (target {target:.2f})" if target else "")
+        self.say(f"step {progress.step}: validation loss {loss:.4f}" + (f", target {target:.4f}" if target else ""))
+
+    def say(self, text: str) -> None:
+        """Put a lasting line above the live one."""
+        if self.is_terminal:
+            self.out.write("\r" + " " * self._width + "\r")
+        self.out.write(text + "\n")
+        self.out.flush()
+        self._width = 0
+
+    def end(self) -> None:
+        """Leave the last line standing."""
+        if self.is_terminal and self._width:
+            self.out.write("\n")
+            self.out.flush()
+
+    def _words(self, progress: Counts, loss: float) -> str:
+        times = np.array(self._recent)
+        mean_s, exposed = times[:, 0].mean(), times[:, 1].sum() / times[:, 0].sum()
+        rate = self.job.plan.workload.tokens_per_step / mean_s
+        left_s = (self.job.last_step - progress.step) * mean_s
+        words = [
+            f"step {progress.step}/{self.job.last_step}",
+            f"loss {loss:.3f}",
+            f"{rate:,.0f} tokens/s",
+            f"exposed {exposed:.0%}",
+            f"at most {seconds(left_s)} to {'the target' if self.job.training.target_loss else 'the end'}",
+        ]
+        return "  ".join([*words, self._last_evaluation] if self._last_evaluation else words)
+
+    def _show(self, text: str) -> None:
+        if self.is_terminal:
+            self.out.write("\r" + text.ljust(self._width))
+            self._width = len(text)
+        else:
+            self.out.write(text + "\n")
+        self.out.flush()
+
+
+def machine_words(device_type: str, num_ranks: int, name: str) -> str:
+    """The machine in words, for headers and logs."""
+    return f"{num_ranks} ranks on {name}" if device_type == "cpu" else f"{num_ranks} x {name}"
+
+
+def tokenizer_into(folder: Path, content: bytes) -> None:
+    """Put the corpus's tokenizer into the run, so that it explains itself."""
+    (folder / "tokenizer.json").write_bytes(content)

@@ -1,0 +1,172 @@
+"""The training loop: steps to a quality target, with evaluations, checkpoints and records, on one rank of many.
+
+All ranks run the same lines. What they decide together (stop, save, end) travels in the sums that every step makes anyway, so that no rank
+ever waits in a collective that another does not enter.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from meshwright.errors import MeshwrightError
+from meshwright.train import measured
+from meshwright.train.batches import micro_batch, sample_numbers, without_loss
+from meshwright.train.corpus import Corpus
+from meshwright.train.job import Job
+from meshwright.train.logbook import Logbook
+from meshwright.train.nonfinite import find_culprit
+from meshwright.train.pipeline_parallel import MicroBatch
+from meshwright.train.replica import Replica, StepResult
+from meshwright.train.samples import Batch, Prefetcher, Samples, validation_samples
+from meshwright.train.saves import Saves
+from meshwright.train.signals import StopSignal
+from meshwright.train.watch import Watch
+
+EVALUATION_PATIENCE_S = 600.0
+
+
+class NotFinite(MeshwrightError):
+    """A loss or gradient that is no number."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far the run is."""
+
+    step: int = 0
+    samples: int = 0
+    last_loss: float = math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the loop works with, on this rank."""
+
+    job: Job
+    replica: Replica
+    corpus: Corpus
+    train: Samples
+    saves: Saves
+    logbook: Logbook
+    watch: Watch
+    stop: StopSignal
+
+
+def train(parts: Parts, progress: Progress) -> str:
+    """Train until the target, the last step or a signal to stop; how it ended, in the words of a run's status."""
+    job, replica, logbook = parts.job, parts.replica, parts.logbook
+    workload = job.plan.workload
+    batch_size, last = workload.global_batch, job.last_step
+    next_evaluation = _next_evaluation(job, progress.samples)
+    logbook.block_start(progress)
+    status = "finished"
+    with ExitStack() as stack:
+        batches = stack.enter_context(Prefetcher(parts.train, _numbers(job, replica, progress.samples)))
+        while progress.step < last:
+            started_s = time.perf_counter()
+            batch = _device_batch(parts, next(batches))
+            replica.mesh.timer.take()
+            result = replica.gradients(batch)
+            if not result.is_finite:
+                raise _refusal(parts, progress, batch, result)
+            rate = job.training.rate(progress.samples + batch_size)
+            replica.update(result, rate)
+            progress.step, progress.samples, progress.last_loss = progress.step + 1, progress.samples + batch_size, result.loss
+            _record(parts, progress, result, time.perf_counter() - started_s, batches.last_wait_s, rate)
+            if parts.stop.agreed(replica.mesh.device):
+                status = "stopped"
+                break
+            if progress.samples >= next_evaluation or (progress.step == last and workload.evaluation):
+                if evaluate(parts, progress):
+                    status = "target_reached"
+                    break
+                next_evaluation = _next_evaluation(job, progress.samples)
+                logbook.block_start(progress)
+            if parts.saves.is_due(progress.step) and progress.step < last:
+                with parts.watch.allow(EVALUATION_PATIENCE_S, "copying a checkpoint"):
+                    parts.saves.save(progress)
+    return status
+
+
+def evaluate(parts: Parts, progress: Progress) -> bool:
+    """Evaluate on the validation samples, over all ranks; whether the target is reached."""
+    job, replica = parts.job, parts.replica
+    evaluation, training = job.plan.workload.evaluation, job.training
+    assert evaluation is not None
+    parts.logbook.evaluation_start(progress)
+    started_s = time.perf_counter()
+    with parts.watch.allow(EVALUATION_PATIENCE_S, "an evaluation"):
+        loss, tokens = replica.evaluate(_validation_batch(parts, evaluation.num_samples))
+    quality = loss / max(tokens, 1)
+    parts.logbook.evaluation(progress, quality, tokens, time.perf_counter() - started_s)
+    return bool(training.target_loss) and quality <= training.target_loss
+
+
+def _validation_batch(parts: Parts, num_samples: int) -> list[MicroBatch]:
+    """This rank's share of the validation samples; where they do not divide, the last round is filled up without loss."""
+    job, mesh = parts.job, parts.replica.mesh
+    workload = job.plan.workload
+    samples = validation_samples(parts.corpus.valid, workload.seq_len, num_samples)
+    made = []
+    for numbers in sample_numbers(job.plan.layout, mesh.dp.index, 0, num_samples):
+        batch = samples.batch([min(number, num_samples - 1) for number in numbers])
+        arrays = without_loss((batch.tokens, batch.labels, batch.documents), [number < num_samples for number in numbers])
+        made.append(micro_batch(arrays, numbers, workload, mesh))
+    return made
+
+
+def _numbers(job: Job, replica: Replica, first: int) -> Iterator[list[int]]:
+    """Sample numbers of this rank's part of every batch from `first` on, without end."""
+    batch_size = job.plan.workload.global_batch
+    while True:
+        groups = sample_numbers(job.plan.layout, replica.mesh.dp.index, first, batch_size)
+        yield [number for group in groups for number in group]
+        first += batch_size
+
+
+def _device_batch(parts: Parts, batch: Batch) -> list[MicroBatch]:
+    """A batch as it was read, in micro-batches on this rank's device."""
+    workload, mesh = parts.job.plan.workload, parts.replica.mesh
+    size = mesh.layout.micro_batch
+    cuts = [slice(i, i + size) for i in range(0, len(batch.numbers), size)]
+    return [
+        micro_batch((batch.tokens[cut], batch.labels[cut], batch.documents[cut]), batch.numbers[cut].tolist(), workload, mesh)
+        for cut in cuts
+    ]
+
+
+def _next_evaluation(job: Job, samples: int) -> float:
+    """Samples after which the model is next evaluated."""
+    evaluation = job.plan.workload.evaluation
+    if evaluation is None:
+        return math.inf
+    start = evaluation.start_samples + evaluation.start_samples_per_batch * job.plan.workload.global_batch
+    return max(start, (samples // evaluation.every_samples + 1) * evaluation.every_samples)
+
+
+def _record(parts: Parts, progress: Progress, result: StepResult, step_time_s: float, data_s: float, rate: float) -> None:
+    """Gather every rank's parts, and write the step down."""
+    mesh = parts.replica.mesh
+    spans = mesh.timer.take()
+    spans["data"] = [data_s]
+    mine = measured.parts_of(spans, mesh.layout, step_time_s)
+    everyones = measured.gathered(mine, mesh.device)
+    parts.watch.step(progress.step, step_time_s)
+    parts.logbook.step(progress, result, step_time_s, rate, everyones)
+    parts.logbook.saves(progress, parts.saves.finished())
+
+
+def _refusal(parts: Parts, progress: Progress, batch: Sequence[MicroBatch], result: StepResult) -> NotFinite:
+    """The error that names where a number that is none first appeared. The update has not been made."""
+    culprit = find_culprit(parts.replica, batch)
+    what = f"the {'loss' if not math.isfinite(result.loss) else 'gradient norm'} of step {progress.step + 1} is no number: {culprit}"
+    parts.logbook.event("nan", progress, said=culprit)
+    return NotFinite(
+        what,
+        where=str(parts.job.folder),
+        fix="weights are as they were before the step; go on with --resume, with a lower learning rate, or without that batch",
+    )

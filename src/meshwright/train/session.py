@@ -1,0 +1,183 @@
+"""One rank's life: from its place among the others to the end of the run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from meshwright.describe.this_machine import processor_name
+from meshwright.errors import InputError
+from meshwright.record import Event, RunHeader, RunWriter, append_event
+from meshwright.train.corpus import Corpus
+from meshwright.train.initial import initial_weights
+from meshwright.train.job import Job, digests, log_settings
+from meshwright.train.launch import Place
+from meshwright.train.logbook import Logbook, machine_words
+from meshwright.train.loop import Parts, Progress, train
+from meshwright.train.marks import Marks
+from meshwright.train.mesh import Mesh, make_mesh
+from meshwright.train.mlperf import MlperfLog
+from meshwright.train.replica import Replica
+from meshwright.train.samples import Samples, validation_samples
+from meshwright.train.saves import Saves, check_resumable, find, restore, tensor_names
+from meshwright.train.signals import StopSignal
+from meshwright.train.watch import Diagnosis, Watch, places
+
+START_PATIENCE_S = 600.0
+
+
+def check_job(job: Job) -> Corpus:
+    """Check all that can be known before ranks start; the corpus, opened."""
+    workload = job.plan.workload
+    corpus = Corpus.open(job.corpus)
+    if corpus.vocab_size > job.plan.model.vocab_size:
+        raise InputError(
+            f"the corpus has tokens up to {corpus.vocab_size - 1} and the model a vocabulary of {job.plan.model.vocab_size}",
+            where=str(job.corpus),
+            fix=f"build the corpus with --tokenizer train:{job.plan.model.vocab_size}, or choose a model with a larger vocabulary",
+        )
+    Samples(corpus.train, workload.seq_len, job.seed).check_holds(workload.global_batch)
+    if workload.evaluation:
+        validation_samples(corpus.valid, workload.seq_len, workload.evaluation.num_samples)
+    _ = job.last_step
+    return corpus
+
+
+def run_rank(place: Place, job: Job, is_gpu: bool) -> None:
+    """Train on this rank until the run is over."""
+    stop = StopSignal()
+    device = torch.device("cuda", place.local_rank) if is_gpu else torch.device("cpu")
+    _claim(device, place)
+    dist.init_process_group(
+        "nccl" if is_gpu else "gloo", store=place.store, rank=place.rank, world_size=place.num_ranks, timeout=timedelta(seconds=1800)
+    )
+    marks = Marks()
+    layout = job.plan.layout
+    watch = Watch(
+        marks,
+        place.store,
+        place.rank,
+        place.num_ranks,
+        _reporter(job),
+        timeout_s=job.stall_timeout_s,
+        start_allowance_s=START_PATIENCE_S,
+        place=places(layout.coordinate),
+    )
+    watch.start()
+    try:
+        mesh = make_mesh(layout, device, marks)
+        _train(job, mesh, watch, stop)
+    finally:
+        watch.stop()
+    dist.destroy_process_group()
+
+
+def _claim(device: torch.device, place: Place) -> None:
+    """Take this rank's share of the machine."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        return
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo looks the host's name up otherwise, which many laptops cannot
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(max(cores // place.num_ranks, 1))
+
+
+def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal) -> None:
+    corpus = check_job(job)
+    machine = machine_words(mesh.device.type, mesh.layout.num_ranks, _device_name(mesh.device))
+    samples = Samples(corpus.train, job.plan.workload.seq_len, job.seed)
+    is_writer = dist.get_rank() == 0
+    writer = _open_run(job, machine) if is_writer and not job.resume else None
+    dist.barrier()
+    log = MlperfLog(job.folder / "mlperf.log" if is_writer else None, job.benchmark, log_settings(job, len(samples), machine))
+    log.init_start()
+    replica = Replica(job.plan.model, job.plan.workload, mesh, job.training)
+    marks_of_run = digests(job, corpus.digest)
+    progress = _begin(job, replica, marks_of_run)
+    if is_writer:
+        writer = writer or RunWriter.resume(job.folder, progress.step, job.plan_text)
+        _leave_tokenizer(corpus, job.folder)
+    logbook = Logbook(job, writer, log)
+    saves = Saves(job, replica, marks_of_run)
+    parts = Parts(job=job, replica=replica, corpus=corpus, train=samples, saves=saves, logbook=logbook, watch=watch, stop=stop)
+    logbook.event("resumed" if job.resume else "start", progress, layout=str(mesh.layout))
+    log.init_stop()
+    log.run_start()
+    status = "failed"
+    try:
+        status = train(parts, progress)
+        with watch.allow(START_PATIENCE_S, "the last checkpoint"):
+            report = saves.save_now(progress, stop.left_s(job.grace_s) if status == "stopped" else START_PATIENCE_S)
+            logbook.saves(progress, [*saves.close(), *([report] if report else [])])
+        if status == "stopped":
+            logbook.event("stopped", progress, said="asked to stop by a signal")
+    finally:
+        logbook.finish(progress, status)
+
+
+def _begin(job: Job, replica: Replica, now: dict[str, str]) -> Progress:
+    """First weights, or those of the newest whole checkpoint."""
+    if not job.resume:
+        replica.fill_weights(_first_weights(job))
+        return Progress()
+    found = find(job)
+    assert found.path is not None
+    manifest = check_resumable(job, found.path, now)
+    restore(replica, found.path, tensor_names(replica))
+    if dist.get_rank() == 0:
+        print(f"going on from {found.path.name} (step {manifest.step})" + "".join(f"; skipped {p.name}: {why}" for p, why in found.skipped))
+    return Progress(step=manifest.step, samples=int(manifest.scalars["samples"]))
+
+
+def _first_weights(job: Job) -> Callable[..., None]:
+    if job.start_from is None:
+        return initial_weights(job.plan.model, job.seed)
+    from meshwright.train.huggingface import load_huggingface
+
+    _, source = load_huggingface(job.start_from)
+    return lambda piece: source.fill(piece.name.partition("/")[2], piece.shape, piece.start, piece.tensor)
+
+
+def _open_run(job: Job, machine: str) -> RunWriter:
+    training = job.training
+    header = RunHeader(
+        name=job.name,
+        kind="trained",
+        seed=job.seed,
+        num_ranks=job.plan.layout.num_ranks,
+        machine=machine,
+        sequence_length=job.plan.workload.seq_len,
+        target=training.target_loss or None,
+        plan_file=job.plan.name,
+    )
+    return RunWriter.create(job.runs, header, job.plan_text)
+
+
+def _leave_tokenizer(corpus: Corpus, folder: Path) -> None:
+    """Put the tokenizer beside the run, so that it explains itself."""
+    source = corpus.folder / "tokenizer.json"
+    if source.exists():
+        shutil.copyfile(source, folder / "tokenizer.json")
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+
+
+def _reporter(job: Job) -> Callable[[Diagnosis], None]:
+    """What the watchdog does with its diagnosis: the run's events, and standard error."""
+
+    def report(found: Diagnosis) -> None:
+        import sys
+
+        print(f"meshwright: {found.text}", file=sys.stderr, flush=True)
+        if job.folder.is_dir():
+            append_event(job.folder, Event(time_s=0.0, kind="stall", step=found.step, detail={"said": found.text}))
+
+    return report
