@@ -1,0 +1,1 @@
+"""The plan run for real: the only package that imports torch."""

@@ -1,0 +1,208 @@
+"""A folder of checkpoints: their names, the newest whole one, and which are kept.
+
+step-00000120                      whole, by the rename that gave it this name
+step-00000120.1                    the same step, saved again: the later one counts
+.step-00000120.partial-TOKEN-3     a save that is under way, or was cut off
+.trash-step-00000100-NONCE         on its way out
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.errors import InputError
+from meshwright.train.checkpoint.durable import CheckpointError, explained, regular_file, remove_folder
+from meshwright.train.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+
+STEP = re.compile(r"step-(\d{8,18})(?:\.(\d{1,9}))?")
+PARTIAL = re.compile(r"\.step-(\d{8,18})\.partial-([0-9a-f]+)-(\d{1,18})")
+TRASH = ".trash-"
+PARTS_OF_A_SHARD = ("shard-", ".safetensors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Which checkpoints stay: the last few, and every one whose step is a multiple of `every_steps` (0: none of them)."""
+
+    last: int = 3
+    every_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.last < 1 or self.every_steps < 0:
+            raise InputError(
+                f"cannot keep the last {self.last} checkpoints and every {self.every_steps} steps",
+                where="retention",
+                fix="keep at least the last one; every_steps is 0 or more",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The newest checkpoint that can be used, if any, and the newer ones that cannot, each with the reason."""
+
+    path: Path | None
+    step: int | None
+    skipped: tuple[tuple[Path, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class StepFolder:
+    """A folder with the name of a checkpoint; whether it is whole is not known yet."""
+
+    step: int
+    generation: int
+    path: Path
+
+
+def step_path(folder: Path, step: int) -> Path:
+    """A name for a checkpoint of `step` that is not taken."""
+    path = folder / f"step-{step:08d}"
+    generation = 0
+    while os.path.lexists(path):
+        generation += 1
+        path = folder / f"step-{step:08d}.{generation}"
+    return path
+
+
+def partial_path(folder: Path, step: int, token: str, number: int) -> Path:
+    """Where a save gathers its files before they count."""
+    return folder / f".step-{step:08d}.partial-{token}-{number}"
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder of checkpoints; none when there is no such folder."""
+    with explained("cannot list the checkpoints", folder):
+        try:
+            return sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+
+
+def step_folders(folder: Path) -> list[StepFolder]:
+    """Everything named like a checkpoint, newest first."""
+    matches = [(name, STEP.fullmatch(name)) for name in names_in(folder)]
+    found = [StepFolder(step=int(m[1]), generation=int(m[2] or 0), path=folder / name) for name, m in matches if m]
+    return sorted(found, reverse=True)
+
+
+def check_whole(path: Path) -> Manifest:
+    """The manifest of a checkpoint that has all its files at their sizes, and no shard of another. Contents are not read."""
+    if path.is_symlink() or not path.is_dir():
+        raise CheckpointError(f"{path.name} is not a folder", where=str(path))
+    manifest = read_manifest(path)
+    named = STEP.fullmatch(path.name)
+    if named and int(named[1]) != manifest.step:
+        raise CheckpointError(f"{path.name} holds step {manifest.step}", where=str(path))
+    for file in manifest.files:
+        with regular_file(path / file.name) as fd:
+            size_bytes = os.fstat(fd).st_size
+        if size_bytes != file.size_bytes:
+            raise CheckpointError(
+                f"{file.name} has {size_bytes:,} bytes, and was saved with {file.size_bytes:,}", where=str(path / file.name)
+            )
+    listed = {file.name for file in manifest.files}
+    for name in names_in(path):
+        if name not in listed and (name.startswith(PARTS_OF_A_SHARD[0]) or name.endswith(PARTS_OF_A_SHARD[1])):
+            raise CheckpointError(f"{name} is no part of this checkpoint", where=str(path / name))
+    return manifest
+
+
+def newest_passing(folder: Path, passes: Callable[[Path], object]) -> Found:
+    """The newest checkpoint for which `passes` raises no CheckpointError, and why newer ones were skipped."""
+    skipped: list[tuple[Path, str]] = []
+    for candidate in step_folders(folder):
+        try:
+            passes(candidate.path)
+        except CheckpointError as error:
+            skipped.append((candidate.path, error.what))
+            continue
+        return Found(path=candidate.path, step=candidate.step, skipped=(*_unfinished(folder, candidate.step), *skipped))
+    return Found(path=None, step=None, skipped=(*_unfinished(folder, 0), *skipped))
+
+
+def _unfinished(folder: Path, step: int) -> list[tuple[Path, str]]:
+    """The saves from `step` on that never came to their end."""
+    matches = [(name, PARTIAL.fullmatch(name)) for name in names_in(folder)]
+    return [(folder / name, "the save was not finished") for name, m in matches if m and int(m[1]) >= step]
+
+
+def newest(folder: Path) -> Found:
+    """The newest whole checkpoint by manifest, names and sizes; hashes are verified when it is loaded."""
+    return newest_passing(folder, check_whole)
+
+
+def clean(folder: Path, token: str, number: int) -> list[str]:
+    """Remove what earlier saves left behind, and return the names. Saves of this run from `number` on are let be."""
+    removed = []
+    for name in names_in(folder):
+        partial = PARTIAL.fullmatch(name)
+        if name.startswith(TRASH) or (partial and (partial[2] != token or int(partial[3]) < number)):
+            with explained(f"cannot remove {name}", folder / name):
+                remove_folder(folder / name)
+            removed.append(name)
+    return removed
+
+
+def prune(folder: Path, keep: Keep, after: Path) -> list[str]:
+    """Remove whole checkpoints older than `after` that `keep` does not keep, and return their names.
+
+    A damaged one is neither counted nor removed: it may be all that is left of something. One that is being read stays until next time.
+    """
+    removed: list[str] = []
+    kept_steps: list[int] = []
+    folders = step_folders(folder)
+    limit = next(entry for entry in folders if entry.path.name == after.name)
+    for candidate in (entry for entry in folders if entry <= limit):
+        try:
+            check_whole(candidate.path)
+        except CheckpointError:
+            continue
+        replaced = candidate.step in kept_steps
+        on_schedule = keep.every_steps and candidate.step % keep.every_steps == 0
+        if not replaced and (len(kept_steps) < keep.last or on_schedule):
+            kept_steps.append(candidate.step)
+        elif _discard(candidate.path):
+            removed.append(candidate.path.name)
+    return removed
+
+
+def _discard(path: Path) -> bool:
+    """Remove a checkpoint unless someone reads it. It loses its name first: a half-removed one is never found."""
+    trash = path.with_name(f"{TRASH}{path.name}-{secrets.token_hex(4)}")
+    with explained(f"cannot remove {path.name}", path):
+        fd = os.open(path / MANIFEST, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if _is_read(fd):
+                return False
+            os.rename(path, trash)
+        finally:
+            os.close(fd)
+        remove_folder(trash)
+    return True
+
+
+def _is_read(fd: int) -> bool:
+    """Whether someone reads the checkpoint of this manifest; if not, nobody begins to until `fd` is closed."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a disk without locks: whoever reads it gets an error, never a wrong value
+    return False
+
+
+@contextmanager
+def being_read(path: Path) -> Iterator[None]:
+    """Keep a checkpoint from being pruned, by this run or another, while the block runs."""
+    with regular_file(path / MANIFEST) as fd:
+        with suppress(OSError):  # a disk without locks
+            fcntl.flock(fd, fcntl.LOCK_SH)
+        yield

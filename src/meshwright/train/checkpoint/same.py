@@ -1,0 +1,30 @@
+"""Whether a run goes on with what it began with: plan, corpus and code, by their digests."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from meshwright.errors import InputError, nearest
+
+
+def check_same(
+    saved: Mapping[str, str], now: Mapping[str, str], *, allowed: Collection[str] = (), flag: str = "--allow-changed"
+) -> tuple[str, ...]:
+    """The names that differ and may; any other difference is an error that lists all of them with both values.
+
+    `flag` is the option by which a user allows a change; the error quotes it.
+    """
+    known = {*saved, *now}
+    for name in allowed:
+        if name not in known:
+            raise InputError(f"{name!r} is nothing that a checkpoint compares", where=flag, fix=nearest(name, known))
+    differing = sorted(name for name in known if saved.get(name) != now.get(name))
+    refused = [name for name in differing if name not in allowed]
+    if refused:
+        lines = [f"{name}: {saved.get(name, 'not recorded')} in the checkpoint, {now.get(name, 'not known')} now" for name in refused]
+        raise InputError(
+            f"this run differs from its checkpoint in {', '.join(refused)}",
+            where="; ".join(lines),
+            fix=f"go back to what the checkpoint was made with, or, if it is meant, add {' '.join(f'{flag} {name}' for name in refused)}",
+        )
+    return tuple(differing)

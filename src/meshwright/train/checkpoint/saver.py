@@ -1,0 +1,240 @@
+"""Saving behind the training's back: a copy in host memory, and a thread that writes it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.train.checkpoint.durable import JSON, CheckpointError, explained
+from meshwright.train.checkpoint.folder import Keep
+from meshwright.train.checkpoint.manifest import tensor_table
+from meshwright.train.checkpoint.piece import Piece
+from meshwright.train.checkpoint.saving import TIMEOUT_S, Attempt, Content, checked_scalars, new_token, write
+from meshwright.train.checkpoint.shard import ShardLayout, lay_out
+from meshwright.train.checkpoint.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveReport:
+    """How one save went: what the training waited for, and what happened behind it."""
+
+    step: int
+    path: Path | None  # None when the save failed; the older checkpoints are as they were
+    stall_s: float  # the training stood still: for the save before, and for the copy
+    write_s: float  # this rank's shard, to the disk
+    commit_s: float  # until all ranks had written and the checkpoint counted
+    num_bytes: int  # of this rank's shard
+    notes: tuple[str, ...]
+    failure: MeshwrightError | None
+
+    def raise_if_failed(self) -> Self:
+        """The report, unless the save failed: then its error."""
+        if self.failure:
+            raise self.failure
+        return self
+
+
+class AsyncSaver:
+    """Saves checkpoints one at a time while the training goes on.
+
+    All ranks make one with the same `token` and call `save` in the same order. A failed save is a report with `failure` set; with
+    `raise_failures`, `finished` and `wait` raise that failure instead.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rank: int = 0,
+        num_ranks: int = 1,
+        token: str = "",
+        keep: Keep | None = None,
+        timeout_s: float = TIMEOUT_S,
+        raise_failures: bool = False,
+    ) -> None:
+        if not token and num_ranks > 1:
+            raise InputError(
+                "ranks that save together need a token that they share", where="checkpoint", fix="pass token=shared_token(group)"
+            )
+        # Made once: a folder that is gone later means a lost disk, and must not be made anew on whatever lies under it.
+        with explained("cannot make the folder of the checkpoints", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._attempt = Attempt(
+            folder=folder, step=0, rank=rank, num_ranks=num_ranks, token=token or new_token(), number=0, timeout_s=timeout_s
+        )
+        self._keep = keep
+        self._raise_failures = raise_failures
+        self._snapshot = Snapshot()
+        self._reports: SimpleQueue[SaveReport] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._stall_s = 0.0  # of the save under way
+        self._copied = threading.Event()
+        self._copied.set()
+
+    def prepare(self, pieces: Iterable[Piece]) -> None:
+        """Set host memory aside now, so that the first save need not."""
+        self._snapshot.reserve(lay_out(pieces))
+
+    def save(self, step: int, pieces: Iterable[Piece], scalars: Mapping[str, JSON]) -> float:
+        """Copy the state and start to write it; return the seconds this took. An earlier save that is still under way is waited for.
+
+        When that one does not end in time, this one is not begun, and reported as failed.
+        """
+        return self._start(step, list(pieces), checked_scalars(scalars), self._attempt.timeout_s)
+
+    def save_alongside(self, step: int, pieces: Iterable[Piece], scalars: Mapping[str, JSON]) -> float:
+        """Like `save`, but the copy from host memory too is made behind the training's back, while forward and backward run.
+
+        Nothing may change the tensors before `before_update` has returned. Where something did, the save fails and says so.
+        """
+        return self._start(step, list(pieces), checked_scalars(scalars), self._attempt.timeout_s, alongside=True)
+
+    def before_update(self) -> float:
+        """Return once the state may be changed, with the seconds this took: the rest of a copy that is under way."""
+        start_s = time.perf_counter()
+        self._copied.wait()
+        wait_s = time.perf_counter() - start_s
+        self._stall_s += wait_s
+        return wait_s
+
+    def save_now(self, step: int, pieces: Iterable[Piece], scalars: Mapping[str, JSON], *, timeout_s: float = TIMEOUT_S) -> SaveReport:
+        """Save and wait until the checkpoint counts, `timeout_s` at most: then the report says that it did not end in time."""
+        start_s = time.perf_counter()
+        self._start(step, list(pieces), checked_scalars(scalars), timeout_s)
+        self._joined(max(0.0, timeout_s - (time.perf_counter() - start_s)))
+        own = None
+        for report in self._drained():
+            if report.step == step:
+                own = report
+            else:
+                self._reports.put(report)  # of an earlier save, which `finished` is yet to tell of
+        stall_s = time.perf_counter() - start_s
+        late = CheckpointError(f"the save of step {step} did not end within {timeout_s:g} s", where=str(self._attempt.folder))
+        return replace(own, stall_s=stall_s) if own else _failed(step, stall_s, late)
+
+    def _start(self, step: int, pieces: list[Piece], scalars: Mapping[str, JSON], timeout_s: float, alongside: bool = False) -> float:
+        start_s = time.perf_counter()
+        layout, tensors = lay_out(pieces), tensor_table(pieces, self._attempt.rank)
+        self._attempt = replace(self._attempt, step=step, number=self._attempt.number + 1)
+        if not self._joined(timeout_s):
+            stall_s = time.perf_counter() - start_s
+            failure = CheckpointError(f"step {step} is not saved: the save before it is still under way", where=str(self._attempt.folder))
+            self._reports.put(_failed(step, stall_s, failure))
+            return stall_s
+        # A copy from CUDA is only queued here, in order with what the training queues: there is nothing to put off.
+        put_off = alongside and not any(piece.tensor.is_cuda for piece in pieces)
+        if put_off:
+            self._copied.clear()
+        else:
+            self._snapshot.take(layout)
+        content = Content(layout=_without_tensors(layout), data=self._snapshot.data(layout), tensors=tensors, scalars=scalars)
+        # A daemon: a disk that never answers must not keep the process from ending. What it leaves is a save that was cut off.
+        versions = [piece.tensor._version for piece in layout.pieces]
+        arguments = (self._attempt, content, (layout, versions) if put_off else None)
+        self._thread = threading.Thread(target=self._write, args=arguments, name=f"save-{step}", daemon=True)
+        self._stall_s = time.perf_counter() - start_s
+        self._thread.start()
+        return self._stall_s
+
+    def wait(self, *, timeout_s: float | None = None) -> list[SaveReport]:
+        """Wait until nothing is under way, or until the time is up; return what ended since the last call."""
+        # A rank waits for rank 0 up to twice the time of one save, after it has written.
+        self._joined(3 * self._attempt.timeout_s if timeout_s is None else timeout_s)
+        return self.finished()
+
+    def finished(self) -> list[SaveReport]:
+        """The reports of the saves that ended since the last call, oldest first. Does not wait."""
+        reports = self._drained()
+        if self._raise_failures:
+            for report in reports:
+                report.raise_if_failed()
+        return reports
+
+    def _drained(self) -> list[SaveReport]:
+        return [self._reports.get() for _ in range(self._reports.qsize())]  # only this thread takes from the queue
+
+    def close(self) -> list[SaveReport]:
+        """Wait for the save under way, and give the host memory back; return the last reports."""
+        reports = self.wait()
+        if self._joined(0.0):
+            self._snapshot.release()
+        return reports
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _joined(self, timeout_s: float) -> bool:
+        """Whether no save is under way, after at most `timeout_s`."""
+        if self._thread:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
+            self._thread = None
+        return True
+
+    def _write(self, attempt: Attempt, content: Content, to_copy: tuple[ShardLayout, list[int]] | None) -> None:
+        """The thread's body: copy what is yet to be copied, write, and report what came of it."""
+        try:
+            if to_copy:
+                self._copy(*to_copy)
+            self._snapshot.wait()
+            saved = write(attempt, content, self._keep)
+        except MeshwrightError as error:
+            self._reports.put(_failed(attempt.step, self._stall_s, error))
+        except Exception as error:  # whatever it was, the training must hear of it, and go on
+            self._reports.put(_failed(attempt.step, self._stall_s, CheckpointError(f"the save of step {attempt.step} broke: {error!r}")))
+        else:
+            self._reports.put(
+                SaveReport(
+                    step=attempt.step,
+                    path=saved.path,
+                    stall_s=max(self._stall_s, self._snapshot.copy_s()),
+                    write_s=saved.write_s,
+                    commit_s=saved.commit_s,
+                    num_bytes=saved.num_bytes,
+                    notes=saved.notes,
+                    failure=None,
+                )
+            )
+
+    def _copy(self, layout: ShardLayout, versions: list[int]) -> None:
+        """Copy while the training reads the same tensors; a change in the midst of it is found by the tensors' own counters."""
+        try:
+            self._snapshot.take(layout)
+            changed = [piece.name for piece, seen in zip(layout.pieces, versions, strict=True) if piece.tensor._version != seen]
+        finally:
+            self._copied.set()
+        if changed:
+            raise CheckpointError(f"{changed[0]!r} was changed while it was copied", fix="call before_update() before each update")
+
+
+def _without_tensors(layout: ShardLayout) -> ShardLayout:
+    """The layout alone: the training's tensors are not to be held, nor read, once they are copied."""
+    return replace(layout, pieces=())
+
+
+def _failed(step: int, stall_s: float, failure: MeshwrightError) -> SaveReport:
+    return SaveReport(step=step, path=None, stall_s=stall_s, write_s=0.0, commit_s=0.0, num_bytes=0, notes=(), failure=failure)
+
+
+def shared_token(group: dist.ProcessGroup | None = None) -> str:
+    """A token that all ranks of `group` share and no other run has: rank 0's, sent as plain bytes."""
+    if not dist.is_initialized():
+        return new_token()
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    token = torch.frombuffer(bytearray(bytes.fromhex(new_token())), dtype=torch.uint8).to(device)
+    dist.broadcast(token, group=group, group_src=0)
+    return bytes(token.tolist()).hex()
