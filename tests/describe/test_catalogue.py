@@ -6,8 +6,11 @@ import tomllib
 import pytest
 
 from meshwright.describe import economics, load
+from meshwright.describe.model import RotaryScaling
+from meshwright.describe.source import unsourced
 
-ENTRIES = [(kind, name) for kind in load.LOADERS for name in load.names(kind) if name != load.THIS_MACHINE]
+AT_HAND = (load.THIS_MACHINE, load.EMULATED)  # looked at on the spot, not read from a file
+ENTRIES = [(kind, name) for kind in load.LOADERS for name in load.names(kind) if name not in AT_HAND]
 
 
 def raw(kind, name):
@@ -20,7 +23,7 @@ def test_every_entry_loads_and_every_number_has_a_source_and_a_date(kind, name):
     entry = load.LOADERS[kind](name)
     assert entry.name == name
     table = raw(kind, name)
-    assert load.unsourced({k: v for k, v in table.items() if k != "sources"}, table["sources"]) == []
+    assert unsourced({k: v for k, v in table.items() if k != "sources"}, table["sources"]) == []
     for source in entry.sources.values():
         assert source.text
         assert re.fullmatch(r"\d{4}(-\d{2}){0,2}", source.date), source
@@ -54,16 +57,14 @@ def test_every_price_region_and_facility_has_a_source_and_a_date():
 
 def test_an_unsourced_number_is_found():
     table = {"memory_GB": 80, "dense_TFLOP_per_s": {"bf16": 1, "fp8": 2}, "vendor": "x", "gated": True, "tiers": [{"n": 1}]}
-    assert load.unsourced(table, {"memory_GB", "dense_TFLOP_per_s.bf16"}) == ["dense_TFLOP_per_s.fp8", "tiers.n"]
-    assert load.unsourced(table, {"memory_GB", "dense_TFLOP_per_s", "tiers"}) == []
-    assert load.unsourced(table, {"default"}) == []
+    assert unsourced(table, {"memory_GB", "dense_TFLOP_per_s.bf16"}) == ["dense_TFLOP_per_s.fp8", "tiers.n"]
+    assert unsourced(table, {"memory_GB", "dense_TFLOP_per_s", "tiers"}) == []
+    assert unsourced(table, {"default"}) == []
 
 
 def test_no_alias_hides_a_name_or_another_alias():
     for kind in load.LOADERS:
-        spelled = [
-            load.plain(alias) for name in load.names(kind) if name != load.THIS_MACHINE for alias in raw(kind, name).get("aliases", [])
-        ]
+        spelled = [load.plain(alias) for name in load.names(kind) if name not in AT_HAND for alias in raw(kind, name).get("aliases", [])]
         assert len(spelled) == len(set(spelled))
         assert not set(spelled) & set(load.names(kind))
 
@@ -113,6 +114,17 @@ def test_the_record_machine():
     workload = load.load_workload("mlperf-llama31-405b")
     assert workload.num_steps() == 324
     assert workload.evaluation.count(331_776, workload.global_batch) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "theta", "factor"),
+    [("llama-2-7b", 1e4, None), ("llama-3.1-8b", 5e5, 8), ("llama-3.1-405b", 5e5, 8), ("llama-3.2-1b", 5e5, 32), ("llama-3.2-3b", 5e5, 32)],
+)
+def test_the_llamas_rotary_positions(name, theta, factor):
+    model = load.load_model(name)
+    assert (model.rotary_theta, model.norm_epsilon) == (theta, 1e-5)
+    expected = None if factor is None else RotaryScaling(factor=factor, original_positions=8192, low_turns=1, high_turns=4)
+    assert model.rotary_scaling == expected
 
 
 def test_units_are_converted_once():

@@ -8,8 +8,17 @@ from hypothesis import strategies as st
 
 from meshwright.describe.config_json import ARCHITECTURES
 from meshwright.describe.load import load_model
+from meshwright.describe.model import RotaryScaling
 from meshwright.errors import InputError, MeshwrightError
 
+LLAMA_3_1 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
 LLAMA = {
     "model_type": "llama",
     "num_hidden_layers": 32,
@@ -24,6 +33,8 @@ LLAMA = {
 DEEPSEEK = {
     **LLAMA,
     "model_type": "deepseek_v3",
+    "rope_scaling": YARN,
+    "rms_norm_eps": 1e-6,
     "num_hidden_layers": 61,
     "hidden_size": 7168,
     "intermediate_size": 18432,
@@ -43,9 +54,10 @@ DEEPSEEK = {
     "first_k_dense_replace": 3,
 }
 CONFIGS = {
-    "llama-3.1-8b": LLAMA,
+    "llama-3.1-8b": {**LLAMA, "rope_theta": 500000.0, "rope_scaling": LLAMA_3_1},
     "llama-3.2-1b": {
         **LLAMA,
+        "rope_parameters": {**LLAMA_3_1, "factor": 32.0, "rope_theta": 500000.0},
         "num_hidden_layers": 16,
         "hidden_size": 2048,
         "intermediate_size": 8192,
@@ -55,6 +67,8 @@ CONFIGS = {
     "mixtral-8x7b": {
         **LLAMA,
         "model_type": "mixtral",
+        "rope_theta": 1e6,
+        "rope_scaling": None,
         "vocab_size": 32000,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
@@ -63,6 +77,8 @@ CONFIGS = {
     "qwen3-30b-a3b": {
         **LLAMA,
         "model_type": "qwen3_moe",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000},
+        "rms_norm_eps": 1e-6,
         "num_hidden_layers": 48,
         "hidden_size": 2048,
         "intermediate_size": 6144,
@@ -95,6 +111,8 @@ CONFIGS = {
     "gpt-oss-20b": {
         **LLAMA,
         "model_type": "gpt_oss",
+        "rope_theta": 150000,
+        "rope_scaling": {**YARN, "rope_type": "yarn"},
         "num_hidden_layers": 24,
         "hidden_size": 2880,
         "intermediate_size": 2880,
@@ -132,6 +150,24 @@ def test_a_config_gives_the_catalogues_model(write, name):
 def test_gpt2(write):
     config = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     assert load_model(str(write(config))).num_parameters == 124_439_808  # as transformers counts it
+    assert load_model(str(write({**config, "layer_norm_epsilon": 1e-6}))).norm_epsilon == 1e-6
+
+
+def test_what_a_llama_config_does_not_say_is_as_in_transformers(write):
+    model = load_model(str(write({key: value for key, value in LLAMA.items() if key != "rms_norm_eps"})))
+    assert (model.rotary_theta, model.rotary_scaling, model.norm_epsilon) == (10000.0, None, 1e-6)
+
+
+def test_llama_3s_scaling(write):
+    scaling = load_model(str(write({**LLAMA, "rope_scaling": LLAMA_3_1}))).rotary_scaling
+    assert scaling == RotaryScaling(factor=8.0, original_positions=8192, low_turns=1.0, high_turns=4.0)
+
+
+def test_a_llama_may_have_biases_on_attention_or_on_everything(write):
+    attention = load_model(str(write({**LLAMA, "attention_bias": True})))
+    assert (attention.attention_biases, attention.biases) == (True, False)
+    everything = load_model(str(write({**LLAMA, "attention_bias": True, "mlp_bias": True})))
+    assert (everything.attention_biases, everything.biases) == (False, True)
 
 
 def test_qwen2_has_biases_on_queries_keys_and_values(write):
@@ -177,6 +213,16 @@ def test_a_folder_is_read_by_its_config(write, tmp_path, monkeypatch):
         ({**LLAMA, "vocab_size": "many"}, "vocab_size is 'many'", "vocab_size"),
         ({**LLAMA, "num_key_value_heads": 5}, "cannot share 5 key-value heads", "num_kv_heads"),
         ({**CONFIGS["qwen3-30b-a3b"], "decoder_sparse_step": 2}, "experts in some layers only", "decoder_sparse_step"),
+        ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2}}, "scaled by 'linear'", "rope_scaling"),
+        ({**LLAMA, "rope_parameters": YARN}, "scaled by 'yarn'", "rope_parameters"),
+        ({**LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 8}}, "is missing", "original_max_position_embeddings"),
+        ({**LLAMA, "rope_scaling": {**LLAMA_3_1, "factor": "8"}}, "factor is '8'", "rotary_scaling.factor"),
+        ({**LLAMA, "rope_scaling": {**LLAMA_3_1, "low_freq_factor": 4}}, "not below high_turns 4", "rotary_scaling.low_turns"),
+        ({**LLAMA, "rope_scaling": [1]}, "rope_scaling is [1], not a table", "rope_scaling"),
+        ({**LLAMA, "rope_theta": 0}, "rotary_theta is 0", "rotary_theta"),
+        ({**LLAMA, "rms_norm_eps": -1e-5}, "norm_epsilon is -1e-05", "norm_epsilon"),
+        ({**LLAMA, "hidden_act": "gelu"}, "hidden_act is 'gelu'", "hidden_act"),
+        ({**LLAMA, "mlp_bias": True}, "mlp_bias is True where attention_bias is False", "mlp_bias"),
         ([], "holds one table of keys", ""),
     ],
 )

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.describe import load
+from meshwright.describe.model import RotaryScaling
 from meshwright.errors import InputError, MeshwrightError
 
 MODEL = """
@@ -75,6 +76,34 @@ def write(tmp_path):
 def test_a_model_of_ones_own(write):
     model = load.load_model(write(MODEL))
     assert (model.name, model.num_kv_heads, model.head_dim) == ("mine", 8, 8)
+
+
+def test_rotary_positions_and_norms_of_ones_own(write):
+    plain = load.load_model(write(MODEL))
+    assert (plain.rotary_theta, plain.rotary_scaling, plain.norm_epsilon) == (10000.0, None, 1e-5)
+    scaled = MODEL + "rotary_theta = 500000\nnorm_epsilon = 1e-6\nrotary_scaling = { factor = 8, original_positions = 64, high_turns = 5 }"
+    model = load.load_model(write(scaled))
+    assert (model.rotary_theta, model.norm_epsilon) == (500000.0, 1e-6)
+    assert model.rotary_scaling == RotaryScaling(factor=8, original_positions=64, low_turns=1, high_turns=5)
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "key"),
+    [
+        ("rotary_theta = -1", "rotary_theta is -1", "rotary_theta"),
+        ("norm_epsilon = 2", "norm_epsilon is 2", "norm_epsilon"),
+        ("rotary_scaling = { factor = 8 }", "original_positions is missing", "rotary_scaling.original_positions"),
+        ("rotary_scaling = { factor = 0.5, original_positions = 8 }", "factor is 0.5", "rotary_scaling.factor"),
+        ("rotary_scaling = { factor = 8, original_positions = 8, low_turns = 4 }", "not below high_turns", "rotary_scaling.low_turns"),
+        ("rotary_scaling = { factor = 8, original_positions = 8, turns = 4 }", "unknown key 'turns'", "rotary_scaling.turns"),
+    ],
+)
+def test_bad_rotary_positions_are_reported_with_their_key(write, line, what, key):
+    path = write(MODEL + line)
+    with pytest.raises(InputError) as caught:
+        load.load_model(path)
+    assert what in caught.value.what
+    assert caught.value.where == f"{key} in {path}"
 
 
 def test_a_cluster_of_ones_own(write):

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from meshwright.describe.load import CATALOGUE, Checked, Entry, Positive, SourceTable, accelerator, checked, plain, read_toml, sources_of
+from meshwright.describe.form import Checked, checked
+from meshwright.describe.load import CATALOGUE, Entry, Positive, SourceTable, accelerator, plain, read_toml, sources_of
 from meshwright.describe.source import Source
 from meshwright.errors import InputError, nearest
 

@@ -10,7 +10,15 @@ from meshwright.errors import InputError, nearest
 
 # A recipe is what people switch on; a number format is what the tensor cores multiply. "fp8" scales tensors by what was seen in
 # earlier steps (delayed), "fp8-current" by what it finds in them (tensorwise, current scaling).
-FORMAT_OF_RECIPE: Mapping[str, str] = {"fp32": "tf32", "bf16": "bf16", "fp8": "fp8", "fp8-current": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+FORMAT_OF_RECIPE: Mapping[str, str] = {
+    "fp32": "tf32",
+    "bf16": "bf16",
+    "bf16-pure": "bf16",  # gradients, weights and moments in bf16 too: half the memory, and small updates are lost
+    "fp8": "fp8",
+    "fp8-current": "fp8",
+    "mxfp8": "fp8",
+    "nvfp4": "fp4",
+}
 
 
 # How a network spreads traffic over its paths: a switched scale-up domain; InfiniBand and Spectrum-X pick paths by load; packets

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from meshwright.describe.cluster import Cluster, Tier
+from meshwright.describe.form import Checked, checked, located
 from meshwright.describe.hardware import FORMAT_OF_RECIPE, Accelerator, Link
 from meshwright.describe.model import Experts, LatentAttention, Model, RotaryScaling
 from meshwright.describe.source import Source, Sources
@@ -40,15 +40,6 @@ NotNegative = Annotated[float, Field(ge=0, le=1e24, allow_inf_nan=False)]
 Batch = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
 
 
-class Checked(BaseModel):
-    """A table of a file: known keys only, values of the stated type."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
-
-
-Form = TypeVar("Form", bound=Checked)
-
-
 class SourceTable(Checked):
     """Where a number comes from."""
 
@@ -60,9 +51,9 @@ class Entry(Checked):
     """What every entry may say beside its numbers."""
 
     name: str = ""
-    aliases: list[str] = []
+    aliases: list[str] = Field(default_factory=list)
     note: str = ""
-    sources: dict[str, SourceTable | str] = {}
+    sources: dict[str, SourceTable | str] = Field(default_factory=dict)
 
 
 class AcceleratorTable(Entry):
@@ -234,7 +225,7 @@ class ClusterTable(Entry):
 
 class ConvergenceTable(Checked):
     samples_by_batch: Annotated[dict[Batch, Positive], Field(min_length=1)]
-    samples_by_precision: dict[str, Annotated[dict[Batch, Positive], Field(min_length=1)]] = {}
+    samples_by_precision: dict[str, Annotated[dict[Batch, Positive], Field(min_length=1)]] = Field(default_factory=dict)
 
     def value(self) -> Convergence:
         return Convergence(
@@ -330,65 +321,6 @@ def read_toml(path: Path) -> Table:
         raise InputError(f"{path.name} is not a text file in UTF-8", where=str(path), fix="save it as UTF-8") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, as are numbers too long to read
         raise InputError(f"not valid TOML: {error}", where=str(path), fix="mend the file at that place") from None
-
-
-def checked(form: type[Form], table: object, where: str) -> Form:
-    """`table` in the stated form, or an error that names the first bad key."""
-    try:
-        return form.model_validate(table)
-    except ValidationError as error:
-        raise _complaint(form, error, where) from None
-
-
-@contextmanager
-def located(where: str) -> Iterator[None]:
-    """Complaints raised within name their file."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(error.what, where=f"{error.where} in {where}" if error.where else where, fix=error.fix) from None
-
-
-def _complaint(form: type[Checked], error: ValidationError, where: str) -> InputError:
-    """The first of pydantic's findings, in our words."""
-    findings = error.errors(include_url=False, include_context=False)
-    # A union reports each of its members: the deepest finding is the one about the form the user chose.
-    found = max(findings, key=lambda f: len(f["loc"])) if len({f["loc"][:1] for f in findings}) == 1 else findings[0]
-    path = [str(part) for part in found["loc"] if not str(part).endswith("Table") and str(part) not in ("str", "[key]")]
-    key = ".".join(path) or "the whole table"
-    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    place = f"{key} in {where}"
-    kind = found["type"]
-    if kind == "missing":
-        return InputError(f"{key} is missing{more}", where=place, fix=f"add {path[-1]} = ...")
-    if kind == "extra_forbidden":
-        return InputError(f"unknown key {path[-1]!r}{more}", where=place, fix=nearest(path[-1], _keys_at(form, path[:-1])))
-    value = repr(found["input"])
-    shown = value if len(value) < 60 else f"{value[:57]}..."
-    return InputError(f"{key} is {shown}: {_lower_first(found['msg'])}{more}", where=place, fix="mend the value")
-
-
-def _keys_at(form: type[Checked], path: Iterable[str]) -> list[str]:
-    """Keys that the table at `path` below `form` may have."""
-    for part in path:
-        if part.isdigit():
-            continue
-        field = form.model_fields.get(part)
-        inner = _table_in(field.annotation) if field else None
-        if inner is None:
-            break
-        form = inner
-    return list(form.model_fields)
-
-
-def _table_in(annotation: Any) -> type[Checked] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Checked):
-        return annotation
-    return next((found for part in getattr(annotation, "__args__", ()) if (found := _table_in(part))), None)
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
 
 
 def sources_of(entry: Entry, kind: str, where: str) -> Sources:

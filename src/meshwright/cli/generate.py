@@ -1,0 +1,94 @@
+"""Let a trained model go on with a text: what it has learned, to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+MOST_TOKENS = 10**6
+# A model may write what a terminal would obey. There, control characters are shown as pictures; only tab and new line are themselves.
+PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
+
+def generate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder (runs/NAME), or a Hugging Face folder of a Llama model.")],
+    prompt: Annotated[str, typer.Option(help="The text to go on with; '' begins a new document.")],
+    tokens: Annotated[int, typer.Option(min=0, max=MOST_TOKENS, help="New tokens at most.")] = 100,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token; 1 draws as the model says.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Draw from the K likeliest tokens only; 0: from all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens whose probabilities reach this.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The same seed draws the same text.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+) -> None:
+    """Print a text and what the model makes of it."""
+    from meshwright.cli.train_run import torch_or_error
+
+    torch_or_error()
+    import torch
+
+    from meshwright.train import generate as by_model
+    from meshwright.train.trained import load_trained
+
+    trained = load_trained(run, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    given = trained.tokens_of(prompt)
+    trained.check_fits(len(given), tokens)
+    drawn = by_model.generate(
+        trained.transformer,
+        given,
+        tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop_token=trained.tokenizer.end_of_document,
+        vocab_size=trained.tokenizer.vocab_size,
+    )
+    if not as_json:
+        _stream(trained, prompt, given, drawn)
+        return
+    new = list(drawn)
+    _show_as_json(trained, prompt, given, new, {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed})
+
+
+def _stream(trained: Any, prompt: str, given: Sequence[int], drawn: Iterable[int]) -> None:
+    """Print the text as it grows; which weights wrote it goes to stderr."""
+    import sys
+
+    for line in (trained.source, *trained.notes):
+        print(line, file=sys.stderr)
+    print(prompt, end="", flush=True)
+    text_of = _decoder(trained, given)
+    pictures = PICTURES if sys.stdout.isatty() else {}
+    for token in drawn:
+        print(text_of(token).translate(pictures), end="", flush=True)
+    print()
+
+
+def _show_as_json(trained: Any, prompt: str, given: Sequence[int], new: Sequence[int], settings: dict[str, float]) -> None:
+    from meshwright.cli.show import show_json
+
+    text_of = _decoder(trained, given)
+    show_json(
+        {
+            "source": trained.source,
+            "notes": trained.notes,
+            "model": trained.transformer.model.name,
+            **settings,
+            "prompt": prompt,
+            "text": "".join(text_of(token) for token in new),
+            "prompt_tokens": given,
+            "tokens": new,
+            "ended": bool(new) and new[-1] == trained.tokenizer.end_of_document,
+        }
+    )
+
+
+def _decoder(trained: Any, given: Sequence[int]) -> Callable[[int], str]:
+    """A function from each next token to the text it adds: none while a letter of several bytes is not whole."""
+    from tokenizers.decoders import DecodeStream
+
+    stream = DecodeStream(ids=list(given), skip_special_tokens=True)
+    return lambda token: stream.step(trained.tokenizer.inner, token) or ""

@@ -1,0 +1,79 @@
+"""The form of a file's tables: known keys, values of their type; and the complaint that names the first bad key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from meshwright.errors import InputError, nearest
+
+
+class Checked(BaseModel):
+    """A table of a file: known keys only, values of the stated type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
+
+
+Form = TypeVar("Form", bound=Checked)
+
+
+def checked(form: type[Form], table: object, where: str) -> Form:
+    """`table` in the stated form, or an error that names the first bad key."""
+    try:
+        return form.model_validate(table)
+    except ValidationError as error:
+        raise _complaint(form, error, where) from None
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Complaints raised within name their file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(error.what, where=f"{error.where} in {where}" if error.where else where, fix=error.fix) from None
+
+
+def _complaint(form: type[Checked], error: ValidationError, where: str) -> InputError:
+    """The first of pydantic's findings, in our words."""
+    findings = error.errors(include_url=False, include_context=False)
+    # A union reports each of its members: the deepest finding is the one about the form the user chose.
+    found = max(findings, key=lambda f: len(f["loc"])) if len({f["loc"][:1] for f in findings}) == 1 else findings[0]
+    path = [str(part) for part in found["loc"] if not str(part).endswith("Table") and str(part) not in ("str", "[key]")]
+    key = ".".join(path) or "the whole table"
+    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    place = f"{key} in {where}"
+    kind = found["type"]
+    if kind == "missing":
+        return InputError(f"{key} is missing{more}", where=place, fix=f"add {path[-1]} = ...")
+    if kind == "extra_forbidden":
+        return InputError(f"unknown key {path[-1]!r}{more}", where=place, fix=nearest(path[-1], _keys_at(form, path[:-1])))
+    value = repr(found["input"])
+    shown = value if len(value) < 60 else f"{value[:57]}..."
+    return InputError(f"{key} is {shown}: {_lower_first(found['msg'])}{more}", where=place, fix="mend the value")
+
+
+def _keys_at(form: type[Checked], path: Iterable[str]) -> list[str]:
+    """Keys that the table at `path` below `form` may have."""
+    for part in path:
+        if part.isdigit():
+            continue
+        field = form.model_fields.get(part)
+        inner = _table_in(field.annotation) if field else None
+        if inner is None:
+            break
+        form = inner
+    return list(form.model_fields)
+
+
+def _table_in(annotation: Any) -> type[Checked] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Checked):
+        return annotation
+    return next((found for part in getattr(annotation, "__args__", ()) if (found := _table_in(part))), None)
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
