@@ -31,6 +31,7 @@ from meshwright.units import GB, gib
 RECIPES: Mapping[str, Recipe] = {
     "fp32": Recipe(weight_bytes=4.0, optimizer_bytes=8.0, tensor_bytes=4.0, input_bytes=4.0, preactivation_bytes=4.0, logit_bytes=4.0),
     "bf16": Recipe(),
+    "bf16-pure": Recipe(gradient_bytes=2.0, optimizer_bytes=4.0),
     "fp8": Recipe(weight_bytes=2.0, gradient_bytes=2.0, input_bytes=1.0),
     "fp8-current": Recipe(weight_bytes=2.0, gradient_bytes=2.0, input_bytes=1.0),
     "mxfp8": Recipe(weight_bytes=2.0 + 2 / 32, gradient_bytes=2.0, input_bytes=1.0 + 1 / 32),

@@ -26,11 +26,12 @@ MATMUL_HALF_SIZE = 100.0  # see cost.compute.matmul_s: one tile of 128 columns i
 BF16_PJ_PER_FLOP = {"hopper": 0.137, "blackwell": 0.120}  # from the measured maxima of H100, B200, GB200, B300 (hardware facts, MAMF)
 FP8_ATTENTION_SPEEDUP = 1.35  # over bf16: the products are twice as fast, the exponentials are not
 BACKWARD_ATTENTION = 2.5  # forwards a backward of flash attention takes: five products against two
-CAST_BYTES = {"fp32": 0.0, "bf16": 0.0, "fp8": 4.0, "fp8-current": 6.0, "mxfp8": 6.0, "nvfp4": 9.0}
+CAST_BYTES = {"fp32": 0.0, "bf16": 0.0, "bf16-pure": 0.0, "fp8": 4.0, "fp8-current": 6.0, "mxfp8": 6.0, "nvfp4": 9.0}
 # read 2, write 1 in each orientation; current scaling and blocks read once more for the maximum; NVFP4 also rotates and scales twice
 GATHER_BYTES = {
     "fp32": 4.0,
     "bf16": 2.0,
+    "bf16-pure": 2.0,
     "fp8": 1.0,
     "fp8-current": 1.0,
     "mxfp8": 1.0,
@@ -39,6 +40,7 @@ GATHER_BYTES = {
 REDUCE_BYTES = {
     "fp32": 4.0,
     "bf16": 4.0,
+    "bf16-pure": 2.0,
     "fp8": 2.0,
     "fp8-current": 2.0,
     "mxfp8": 2.0,

@@ -10,8 +10,10 @@ import typer
 
 from meshwright.cli.accuracy import accuracy
 from meshwright.cli.calibrate import calibrate
+from meshwright.cli.corpus import corpus
 from meshwright.cli.describe import describe
 from meshwright.cli.fit import fit
+from meshwright.cli.generate import generate
 from meshwright.cli.memory import memory
 from meshwright.cli.plan import plan
 from meshwright.cli.predict import predict
@@ -29,8 +31,9 @@ ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 # A command's module imports what is heavy inside its function, so that --help stays quick.
-for command in (describe, plan, predict, sweep, train, calibrate, validate, fit, memory, accuracy):
+for command in (describe, plan, predict, sweep, train, generate, calibrate, validate, fit, memory, accuracy):
     app.command()(command)
+app.add_typer(corpus)
 
 
 def _print_version(wanted: bool) -> None:

@@ -24,6 +24,7 @@ def train(
     seed: Annotated[int, typer.Option(min=0, help="Of weights and of the order of samples.")] = 0,
     benchmark: Annotated[str, typer.Option(help="The benchmark's name in the MLPerf log; an official one is checked.")] = "",
     checkpoint_every: Annotated[int, typer.Option(min=0, metavar="STEPS", help="Between checkpoints; 0: only at the end.")] = 0,
+    save: Annotated[bool, typer.Option("--save/--no-save", help="Whether to save a checkpoint at the end.")] = True,
     keep: Annotated[int, typer.Option(min=1, help="Checkpoints to keep.")] = 3,
     keep_every: Annotated[int, typer.Option(min=0, metavar="STEPS", help="Keep these for good; 0: none.")] = 0,
     stall_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds a rank may stand still.")] = 60.0,
@@ -38,7 +39,7 @@ def train(
 
     wishes = Wishes(
         plan=plan, layout=layout, steps=steps, name=name, runs=runs, resume=resume, corpus=corpus, start_from=start_from, seed=seed,
-        benchmark=benchmark, checkpoint_every=checkpoint_every, keep=keep, keep_every=keep_every, stall_timeout_s=stall_timeout,
+        benchmark=benchmark, checkpoint_every=checkpoint_every, save=save, keep=keep, keep_every=keep_every, stall_timeout_s=stall_timeout,
         grace_s=grace, allow_changed=tuple(allow_changed or ()), as_json=as_json,
     )  # fmt: skip
     code = run(wishes)

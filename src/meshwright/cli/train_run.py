@@ -40,6 +40,7 @@ class Wishes:
     seed: int
     benchmark: str
     checkpoint_every: int
+    save: bool
     keep: int
     keep_every: int
     stall_timeout_s: float
@@ -51,24 +52,45 @@ class Wishes:
 def run(wishes: Wishes) -> int:
     """Train, show the result, and return the exit status."""
     torch_or_error()
-    from meshwright.train.launch import is_launched, meet, run_ranks
+    from meshwright.train.launch import is_launched, run_ranks
     from meshwright.train.session import check_job, run_rank
 
+    if is_launched(os.environ):
+        return run_launched(wishes)
     job = job_of(wishes)
     is_gpu = on_gpus(job.plan)
     check_job(job)
-    if is_launched(os.environ):
-        place = meet(os.environ)
-        check_place(job.plan, place.num_ranks, is_gpu)
-        run_rank(place, job, is_gpu)
-        if place.rank == 0:
-            show_end(job, wishes.as_json)
-        return 0
     check_place(job.plan, job.plan.layout.num_ranks, is_gpu)
     code = run_ranks(job.plan.layout.num_ranks, lambda place: run_rank(place, job, is_gpu))
     if code in (0, 130):
         show_end(job, wishes.as_json)
     return code
+
+
+def run_launched(wishes: Wishes) -> int:
+    """Train as the one rank that a launcher has made of this process. What every rank finds wrong alike, rank 0 says alone."""
+    from meshwright.train.launch import ToldElsewhere, meet
+    from meshwright.train.session import check_job, run_rank
+
+    is_first = os.environ["RANK"] == "0"
+    if not wishes.name:
+        raise InputError("ranks that a launcher starts need the run's name", where="--name", fix="add --name NAME")
+    try:
+        job = job_of(wishes)
+        is_gpu = on_gpus(job.plan)
+        check_job(job)
+        check_place(job.plan, int(os.environ["WORLD_SIZE"]), is_gpu)
+    except InputError:
+        if is_first:
+            raise
+        return 2
+    try:
+        run_rank(meet(os.environ), job, is_gpu)
+    except ToldElsewhere:
+        return 2
+    if is_first:
+        show_end(job, wishes.as_json)
+    return 0
 
 
 def show_end(job: Job, as_json: bool) -> None:
@@ -106,6 +128,7 @@ def job_of(wishes: Wishes) -> Job:
         resume=wishes.resume,
         benchmark=wishes.benchmark or OWN,
         checkpoint_steps=wishes.checkpoint_every,
+        saves_at_end=wishes.save,
         keep_last=wishes.keep,
         keep_every=wishes.keep_every,
         stall_timeout_s=wishes.stall_timeout_s,
@@ -182,8 +205,6 @@ def on_gpus(plan: Plan) -> bool:
 
 def check_place(plan: Plan, num_ranks: int, is_gpu: bool) -> None:
     """Raise where the plan does not fit this machine: what it needs, and what is here."""
-    import torch
-
     if num_ranks != plan.layout.num_ranks:
         raise InputError(
             f"the plan needs {plan.layout.num_ranks} ranks ({plan.layout}), and {num_ranks} were started",
@@ -192,12 +213,12 @@ def check_place(plan: Plan, num_ranks: int, is_gpu: bool) -> None:
         )
     if not is_gpu:
         return
-    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    here = len(gpu_names())  # not torch's count: asking it would keep the ranks, which are forked, from using a GPU
     needed = min(plan.layout.num_ranks, int(os.environ.get("LOCAL_WORLD_SIZE", plan.layout.num_ranks)))
     if here < needed:
         kind = plan.cluster.accelerator.name
         raise InputError(
-            f"the plan needs {needed} {kind} here, and this machine has {f'{here} GPUs' if here else 'no GPU that torch can use'}",
+            f"the plan needs {needed} {kind} here, and this machine has {f'{here} GPUs' if here else 'no NVIDIA GPU'}",
             where=f"plan {plan.name}",
             fix="start it with torchrun on all nodes of the plan's cluster, or plan for this-machine",
         )

@@ -28,6 +28,7 @@ class Job:
     resume: bool = False
     benchmark: str = OWN  # the name in the MLPerf log
     checkpoint_steps: int = 0  # between two checkpoints; 0: only at the end
+    saves_at_end: bool = True
     keep_last: int = 3
     keep_every: int = 0
     stall_timeout_s: float = 30.0  # a rank that stands still for longer is reported, and the run ended

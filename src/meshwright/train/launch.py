@@ -66,6 +66,26 @@ def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
     return Place(rank=rank, num_ranks=num_ranks, local_rank=int(environment.get("LOCAL_RANK", rank)), store=store)
 
 
+class ToldElsewhere(MeshwrightError):
+    """A failure that another rank reports."""
+
+
+def agreed(place: Place, what: str, decide: Callable[[], str]) -> str:
+    """What rank 0 decides, on every rank; where it fails there, the others end without a word of their own."""
+    if place.rank:
+        verdict, _, said = place.store.get(f"agreed/{what}").decode().partition(" ")
+        if verdict != "yes":
+            raise ToldElsewhere(said)
+        return said
+    try:
+        decided = decide()
+    except BaseException as error:
+        place.store.set(f"agreed/{what}", f"no {error}")
+        raise
+    place.store.set(f"agreed/{what}", f"yes {decided}")
+    return decided
+
+
 @dataclass(slots=True)
 class _Child:
     """One rank's process, and the pipe on which it says why it failed."""
@@ -180,7 +200,7 @@ def _rank_main(rank: int, num_ranks: int, port: int, end: Connection, body: Call
         store = dist.TCPStore(LOCALHOST, port, num_ranks, False, timedelta(seconds=MEETING_S))
         body(Place(rank=rank, num_ranks=num_ranks, local_rank=rank, store=store))
     except MeshwrightError as error:
-        end.send((True, f"meshwright: {error}"))
+        end.send((not isinstance(error, ToldElsewhere), f"meshwright: {error}"))
         _leave(EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED)
     except BaseException as error:
         is_cause, text = explain_failure(error, rank)

@@ -28,7 +28,11 @@ from meshwright.train.transformer import IGNORED_LABEL, Attention, Block
 
 BUCKET_PARAMETERS = 25_000_000
 SMALLEST_BUCKETS = 4  # a chunk's gradients leave in at least so many messages, so that some leave early
-NUMBERS = {"fp32": Numbers(), "bf16": Numbers(compute=torch.bfloat16)}
+NUMBERS = {
+    "fp32": Numbers(),
+    "bf16": Numbers(compute=torch.bfloat16),
+    "bf16-pure": Numbers(compute=torch.bfloat16, gradient=torch.bfloat16, state=torch.bfloat16),
+}
 
 Fill = Callable[[Piece], None]
 

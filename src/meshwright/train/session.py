@@ -17,7 +17,7 @@ from meshwright.record import Event, RunHeader, RunWriter, append_event
 from meshwright.train.corpus import Corpus
 from meshwright.train.initial import initial_weights
 from meshwright.train.job import Job, digests, log_settings
-from meshwright.train.launch import Place
+from meshwright.train.launch import Place, agreed
 from meshwright.train.logbook import Logbook, machine_words
 from meshwright.train.loop import Parts, Progress, train
 from meshwright.train.marks import Marks
@@ -30,6 +30,7 @@ from meshwright.train.signals import StopSignal
 from meshwright.train.watch import Diagnosis, Watch, places
 
 START_PATIENCE_S = 600.0
+COLLECTIVE_S = 1800.0  # the last resort: the watchdog names who is waited for long before
 
 
 def check_job(job: Job) -> Corpus:
@@ -55,7 +56,12 @@ def run_rank(place: Place, job: Job, is_gpu: bool) -> None:
     device = torch.device("cuda", place.local_rank) if is_gpu else torch.device("cpu")
     _claim(device, place)
     dist.init_process_group(
-        "nccl" if is_gpu else "gloo", store=place.store, rank=place.rank, world_size=place.num_ranks, timeout=timedelta(seconds=1800)
+        "nccl" if is_gpu else "gloo",
+        store=place.store,
+        rank=place.rank,
+        world_size=place.num_ranks,
+        timeout=timedelta(seconds=COLLECTIVE_S),
+        device_id=device if is_gpu else None,
     )
     marks = Marks()
     layout = job.plan.layout
@@ -72,7 +78,7 @@ def run_rank(place: Place, job: Job, is_gpu: bool) -> None:
     watch.start()
     try:
         mesh = make_mesh(layout, device, marks)
-        _train(job, mesh, watch, stop)
+        _train(job, mesh, watch, stop, place)
     finally:
         watch.stop()
     dist.destroy_process_group()
@@ -88,7 +94,7 @@ def _claim(device: torch.device, place: Place) -> None:
     torch.set_num_threads(max(cores // place.num_ranks, 1))
 
 
-def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal) -> None:
+def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place) -> None:
     corpus = check_job(job)
     machine = machine_words(mesh.device.type, mesh.layout.num_ranks, _device_name(mesh.device))
     samples = Samples(corpus.train, job.plan.workload.seq_len, job.seed)
@@ -99,7 +105,7 @@ def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal) -> None:
     log.init_start()
     replica = Replica(job.plan.model, job.plan.workload, mesh, job.training)
     marks_of_run = digests(job, corpus.digest)
-    progress = _begin(job, replica, marks_of_run)
+    progress = _begin(job, replica, marks_of_run, place)
     if is_writer:
         writer = writer or RunWriter.resume(job.folder, progress.step, job.plan_text)
         _leave_tokenizer(corpus, job.folder)
@@ -113,26 +119,33 @@ def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal) -> None:
     try:
         status = train(parts, progress)
         with watch.allow(START_PATIENCE_S, "the last checkpoint"):
-            report = saves.save_now(progress, stop.left_s(job.grace_s) if status == "stopped" else START_PATIENCE_S)
-            logbook.saves(progress, [*saves.close(), *([report] if report else [])])
+            left_s = stop.left_s(job.grace_s) if status == "stopped" else START_PATIENCE_S
+            last = [saves.save_now(progress, left_s)] if job.saves_at_end else []
+            logbook.saves(progress, [*saves.close(), *(report for report in last if report)])
         if status == "stopped":
             logbook.event("stopped", progress, said="asked to stop by a signal")
     finally:
         logbook.finish(progress, status)
 
 
-def _begin(job: Job, replica: Replica, now: dict[str, str]) -> Progress:
+def _begin(job: Job, replica: Replica, now: dict[str, str], place: Place) -> Progress:
     """First weights, or those of the newest whole checkpoint."""
     if not job.resume:
         replica.fill_weights(_first_weights(job))
         return Progress()
+    path = Path(agreed(place, "checkpoint", lambda: _found(job, now)))
+    manifest = restore(replica, path, tensor_names(replica))
+    return Progress(step=manifest.step, samples=int(manifest.scalars["samples"]))
+
+
+def _found(job: Job, now: dict[str, str]) -> str:
+    """The checkpoint to go on from, checked against this run."""
     found = find(job)
     assert found.path is not None
-    manifest = check_resumable(job, found.path, now)
-    restore(replica, found.path, tensor_names(replica))
-    if dist.get_rank() == 0:
-        print(f"going on from {found.path.name} (step {manifest.step})" + "".join(f"; skipped {p.name}: {why}" for p, why in found.skipped))
-    return Progress(step=manifest.step, samples=int(manifest.scalars["samples"]))
+    check_resumable(job, found.path, now)
+    skipped = "".join(f"; skipped {path.name}: {why}" for path, why in found.skipped)
+    print(f"going on from {found.path.name}, the newest whole checkpoint{skipped}", flush=True)
+    return str(found.path)
 
 
 def _first_weights(job: Job) -> Callable[..., None]:
