@@ -1,12 +1,13 @@
 # Two commands do everything on a fresh machine, each making its own virtual environment: `make run` and `make test`.
-# Needs Python 3.11 or later; installs with uv where it is there, else with pip. `make PYTHON=python3.12 test` picks an interpreter.
+# Needs Python 3.11 or later. `make PYTHON=python3.12 test` picks an interpreter.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
-RECORD := llama-3.1-405b azure-gb200-128 mlperf-llama31-405b
-RECORD_LAYOUT := --layout tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1
+ifndef NAME
+NAME := first-$(shell date +%Y%m%d-%H%M%S)
+endif
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all check fit accuracy bench clean
@@ -14,9 +15,9 @@ RECORD_LAYOUT := --layout tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: $(VENV)/installed  ## plan and predict the record machine: Llama 3.1 405B on 8,192 GB200
-	$(BIN)/meshwright plan $(RECORD) --keep 5
-	$(BIN)/meshwright predict $(RECORD) $(RECORD_LAYOUT)
+run: $(VENV)/installed  ## plan for this machine, train a small Llama to its target, show how it went and what it learned
+	$(BIN)/meshwright train --name $(NAME)
+	$(BIN)/meshwright generate runs/$(NAME) --prompt "def "
 
 test: check  ## format, lint, types and tests: what CI runs
 	$(BIN)/pytest -n $(WORKERS)
@@ -45,17 +46,15 @@ clean:  ## remove the virtual environment and what tools left behind
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# uv does not read pip's configuration, so that a machine with a package index of its own may know it from pip alone:
-# where uv cannot install, pip has the last word.
+# pip, not uv: where a machine offers a CPU build of torch, pip's configuration says so.
 define install
-	@if command -v uv >/dev/null && uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable $(1); then :; \
-	else $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable $(1); fi
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable $(1)
 	@$(BIN)/python -m compileall -q src/meshwright
 	@touch $@
 endef
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(call install,.)
+	$(call install,'.[train]')
 
 $(VENV)/installed-test: pyproject.toml constraints.txt | $(BIN)/python
 	$(call install,'.[test]')
@@ -65,4 +64,4 @@ $(BIN)/python:
 		found="$$($(PYTHON) --version 2>/dev/null)"; \
 		echo "make: meshwright needs Python 3.11 or later, and $(PYTHON) is $${found:-not there}" >&2; \
 		echo "  fix:   install one, or name it: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
-	@$(PYTHON) -m venv $(VENV) || uv venv --quiet --clear --seed --python $(PYTHON) $(VENV) || { rm -rf $(VENV); exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 2; }

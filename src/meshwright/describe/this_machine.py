@@ -57,11 +57,15 @@ def emulated_racks(num_racks: int, ranks_per_rack: int) -> Cluster:
         memory_bytes_per_s=chip.memory_bytes_per_s / num_ranks,
         dense_flops_per_s={precision: rate / num_ranks for precision, rate in chip.dense_flops_per_s.items()},
     )
-    loopback = {"link": "loopback", "bytes_per_s": chip.memory_bytes_per_s / num_ranks / LOOPBACK_COPIES, "latency_s": LOOPBACK_S}
-    tiers = (
-        Tier(name="rack", num_accelerators=ranks_per_rack, num_installed=ranks_per_rack, **loopback),
-        Tier(name="fabric", num_accelerators=num_ranks, num_installed=num_ranks, **loopback),
+    rack = Tier(
+        name="rack",
+        link="loopback",
+        num_accelerators=ranks_per_rack,
+        num_installed=ranks_per_rack,
+        bytes_per_s=chip.memory_bytes_per_s / num_ranks / LOOPBACK_COPIES,
+        latency_s=LOOPBACK_S,
     )
+    tiers = (rack, replace(rack, name="fabric", num_accelerators=num_ranks, num_installed=num_ranks))
     return replace(whole, name=f"{NAME}-{num_racks}x{ranks_per_rack}", accelerator=share, tiers=tiers, accelerators_per_node=ranks_per_rack)
 
 

@@ -6,6 +6,7 @@ order, an axis stays on the tier that the plan put it on.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,7 @@ class Mesh:
     shard: Axis  # over the ranks that share one sharded state
     timer: Timer
     marks: Marks
+    lanes: Mapping[tuple[int, int], dist.ProcessGroup]  # from stage to stage, a group for each direction; empty: the axis's own serves
 
     @property
     def coordinate(self) -> dict[str, int]:
@@ -53,10 +55,15 @@ class Mesh:
             for group in mesh.get_all_groups():
                 if group is not None and group != dist.group.WORLD:
                     dist.destroy_process_group(group)
+        for group in self.lanes.values():
+            dist.destroy_process_group(group)
 
 
-def make_mesh(layout: Layout, device: torch.device, marks: Marks | None = None) -> Mesh:
-    """The groups of `layout` over all ranks of the default process group; every rank must call it."""
+def make_mesh(layout: Layout, device: torch.device, marks: Marks | None = None, *, with_lanes: bool | None = None) -> Mesh:
+    """The groups of `layout` over all ranks of the default process group; every rank must call it.
+
+    `with_lanes`: whether messages between stages get a group for each direction; by default where the device is a GPU.
+    """
     world = dist.get_world_size()
     if layout.num_ranks != world:
         raise InputError(
@@ -80,9 +87,25 @@ def make_mesh(layout: Layout, device: torch.device, marks: Marks | None = None) 
         replicas=replicas["replicate", "shard"],
         timer=timer,
         marks=marks,
+        lanes=_lanes(axes["pp"]) if (device.type == "cuda" if with_lanes is None else with_lanes) else {},
         **axes,
         **parts,
     )
+
+
+def _lanes(pp: Axis) -> dict[tuple[int, int], dist.ProcessGroup]:
+    """Groups of two for the messages of this rank's stage, a direction each.
+
+    NCCL runs the messages of a group one after another: with one group for both directions, two stages that send to each other at once
+    would each wait for the other to receive.
+    """
+    count = pp.size
+    pairs = sorted({pair for stage in range(count) for pair in ((stage, (stage + 1) % count), ((stage + 1) % count, stage))})
+    return {
+        pair: dist.new_group([pp.ranks[stage] for stage in pair], use_local_synchronization=True)
+        for pair in pairs
+        if pp.index in pair and count > 1
+    }
 
 
 def rank_grid(layout: Layout) -> torch.Tensor:

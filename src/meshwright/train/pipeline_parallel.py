@@ -19,7 +19,6 @@ from meshwright.cost.schedule import BACKWARD, FORWARD, Schedule, schedule_named
 from meshwright.describe.model import Model
 from meshwright.layout import Layout
 from meshwright.split import stage_layers
-from meshwright.train.collectives import Axis
 from meshwright.train.linear import Linear, PutOff
 from meshwright.train.mesh import Mesh
 from meshwright.train.transformer import Context, Transformer
@@ -96,8 +95,8 @@ def operations(schedule: Schedule, stage: int) -> tuple[list[Operation], Mapping
 class Mailbox:
     """Messages between stages: receives posted in the sender's order, sends that nobody waits for until the end."""
 
-    def __init__(self, axis: Axis, shape: Sequence[int], dtype: torch.dtype, num_coming: Mapping[int, int]) -> None:
-        self.axis, self.shape, self.dtype = axis, tuple(shape), dtype
+    def __init__(self, mesh: Mesh, shape: Sequence[int], dtype: torch.dtype, num_coming: Mapping[int, int]) -> None:
+        self.axis, self.lanes, self.shape, self.dtype = mesh.pp, mesh.lanes, tuple(shape), dtype
         self.num_coming = num_coming
         self._posted: dict[int, list[tuple[Tensor, dist.Work] | None]] = defaultdict(list)
         self._sent: list[tuple[Tensor, dist.Work]] = []
@@ -120,7 +119,8 @@ class Mailbox:
     def send(self, stage: int, tensor: Tensor) -> None:
         """Send `tensor` to `stage`; it is kept until the step ends."""
         tensor = tensor.contiguous()
-        work = dist.isend(tensor, group=self.axis.group, group_dst=stage, tag=self._num_sent[stage])
+        group = self.lanes.get((self.axis.index, stage), self.axis.group)
+        work = dist.isend(tensor, self.axis.ranks[stage], group=group, tag=self._num_sent[stage])
         self._num_sent[stage] += 1
         self._sent.append((tensor, work))
         while self._sent and self._sent[0][1].is_completed():
@@ -137,7 +137,8 @@ class Mailbox:
         posted = self._posted[stage]
         while len(posted) <= min(last, self.num_coming[stage] - 1):
             tensor = torch.empty(self.shape, dtype=self.dtype, device=self.axis.device)
-            work = dist.irecv(tensor, group=self.axis.group, group_src=stage, tag=len(posted))
+            group = self.lanes.get((stage, self.axis.index), self.axis.group)
+            work = dist.irecv(tensor, self.axis.ranks[stage], group=group, tag=len(posted))
             posted.append((tensor, work))
 
 
@@ -178,7 +179,7 @@ class Stage:
 
         `before(chunk)` is called before a chunk's first forward; `add_gradient(chunk, ...)` takes gradients that were put off.
         """
-        mail = Mailbox(self.mesh.pp, self.shape, self.dtype, self.num_coming)
+        mail = Mailbox(self.mesh, self.shape, self.dtype, self.num_coming)
         flight = Flight(self, batch, mail, loss_scale, add_gradient, before)
         for operation in self.operations:
             self.mesh.marks.do(f"{KINDS[operation.kind]} of micro-batch {operation.micro_batch}, chunk {operation.chunk}")
@@ -197,7 +198,7 @@ class Stage:
         """The summed loss of each micro-batch, on the stage that has it; nothing is kept for a backward."""
         losses: list[Tensor] = []
         coming = {(self.index - 1) % self.num_stages: len(batch) * len(self.chunks)} if self.num_stages > 1 else {}
-        mail = Mailbox(self.mesh.pp, self.shape, self.dtype, coming)
+        mail = Mailbox(self.mesh, self.shape, self.dtype, coming)
         for chunk, module in enumerate(self.chunks):
             before(chunk)
             for number, micro_batch in enumerate(batch):
