@@ -20,11 +20,11 @@ from meshwright.cost.pipeline import ChunkTimes, busiest_stage_s, pipeline_s
 from meshwright.layout import CP_KINDS, RECOMPUTE, SCHEDULES, Layouts
 from meshwright.placement import Placement, place
 from meshwright.question import BY_COLUMNS, BY_ROWS, EXPERT, Question
+from meshwright.record import PARTS as PARTS
 from meshwright.software import Constants
 from meshwright.split import Split, stage_layers
 
 Column = NDArray[np.float64]
-PARTS = ("compute", "exposed_tp", "exposed_cp", "exposed_pp", "exposed_dp", "exposed_ep", "bubble", "optimizer", "data", "overhead")
 TOKEN_BYTES = 4.0  # of one training token in storage
 BF16_BYTES = 2.0
 

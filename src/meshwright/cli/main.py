@@ -82,7 +82,8 @@ def _parser_message(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "meshwright"
     if "such command" in what:
-        lines.append(f"  fix:   {nearest(what.split(chr(39))[1], _command_names())}")
+        known = context.command.list_commands(context) if context is not None else _command_names()
+        lines.append(f"  fix:   {nearest(what.split(chr(39))[1], known)}")
     else:
         lines.append(f"  fix:   see {path} --help")
     return "\n".join(lines)

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 import torch
 
-
 Spans = dict[str, list[float]]
 
 

@@ -20,8 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.describe.model import Model, RotaryScaling
 from meshwright.train.linear import Linear
-
-IGNORED_LABEL = -100  # positions that carry no loss: padding, document joins
+from meshwright.train.samples import IGNORED_LABEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
