@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from meshwright.describe.model import Model, RotaryScaling
-from meshwright.train.transformer import IGNORED_LABEL, Context, Transformer, rotary_frequencies
+from meshwright.train.samples import IGNORED_LABEL
+from meshwright.train.transformer import Context, Transformer, rotary_frequencies
 
 LLAMA = Model(
     name="small",

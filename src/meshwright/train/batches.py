@@ -14,7 +14,8 @@ from meshwright.layout import Layout
 from meshwright.train.context_parallel import positions_of
 from meshwright.train.mesh import Mesh
 from meshwright.train.pipeline_parallel import MicroBatch
-from meshwright.train.transformer import IGNORED_LABEL, Context
+from meshwright.train.samples import IGNORED_LABEL
+from meshwright.train.transformer import Context
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # tokens, labels, documents: [samples, sequence]
 Read = Callable[[Sequence[int]], Arrays]

@@ -107,11 +107,9 @@ class DataParallel:
                 bucket.shard.gradient.zero_()
 
     def publish(self) -> None:
-        """Bring the optimizer's values into the weights, everywhere; what is still on its way is waited for by `ready`."""
+        """Gather the shards' new weights everywhere; what is still on its way is waited for by `ready`."""
         axis = self.mesh.shard
         for bucket in self.buckets:
-            if bucket.shard.values.data_ptr() != bucket.weights[bucket.mine].data_ptr():
-                bucket.weights[bucket.mine].copy_(bucket.shard.values)
             if self.zero_stage > 0 and axis.size > 1:
                 own = bucket.weights[bucket.mine].clone()
                 bucket.gathering = all_gather_single(bucket.weights, own, group=axis.group, async_op=True)
@@ -174,7 +172,7 @@ class DataParallel:
         return Bucket(parameters, weights, gradients, mine, shard, incoming, views, [0] * len(names))
 
     def _shard(self, names: Sequence[str], parameters: Sequence[nn.Parameter], cuts: Sequence[Cut], own: Tensor, mine: slice) -> Shard:
-        values = own if self.numbers.state == self.numbers.compute else own.to(self.numbers.state)
+        is_state = self.numbers.state == self.numbers.compute
         spans, offset = [], 0
         for cut, parameter in zip(cuts, parameters, strict=True):
             first, last = max(mine.start, offset), min(mine.stop, offset + parameter.numel())
@@ -183,7 +181,8 @@ class DataParallel:
             offset += parameter.numel()
         layout = self.mesh.layout
         return Shard(
-            values=values,
+            values=own if is_state else own.to(self.numbers.state),
+            copy=None if is_state else own,
             gradient=None,
             spans=tuple(spans),
             decays=decays(names[0], parameters[0]),

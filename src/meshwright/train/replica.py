@@ -18,13 +18,16 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Training, Workload
 from meshwright.errors import InputError
 from meshwright.train import context_parallel, tensor_parallel
+from meshwright.train.alone import Alone
 from meshwright.train.checkpoint import Piece
 from meshwright.train.data_parallel import DataParallel, Numbers, add_across_tensor_ranks
 from meshwright.train.fully_sharded import FullySharded
 from meshwright.train.mesh import Mesh
+from meshwright.train.optimizer import AdamW
 from meshwright.train.pipeline_parallel import MicroBatch, Stage, make_chunks
+from meshwright.train.samples import IGNORED_LABEL
 from meshwright.train.shards import Shard, square_sum
-from meshwright.train.transformer import IGNORED_LABEL, Attention, Block
+from meshwright.train.transformer import Attention, Block, Transformer
 
 BUCKET_PARAMETERS = 25_000_000
 SMALLEST_BUCKETS = 4  # a chunk's gradients leave in at least so many messages, so that some leave early
@@ -73,7 +76,7 @@ class Replica:
         self.tied = [shard for shard in self.shards if model.tied_embeddings and layout.pp > 1 and _holds(shard, "embed.weight")]
         for shard in self.tied:
             shard.counted = mesh.pp.index == 0
-        self.optimizer = adamw(self.shards, training)
+        self.optimizer = AdamW(self.shards, training)
 
     # -- a step ---------------------------------------------------------------------------------------
 
@@ -95,14 +98,8 @@ class Replica:
         scale = self.workload.tokens_per_step / result.num_tokens
         if self.training.clip_norm and result.grad_norm > self.training.clip_norm:
             scale *= self.training.clip_norm / result.grad_norm
-        with self.mesh.timer.part("optimizer"):
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-            for shard in self.shards:
-                shard.values.grad = None if shard.gradient is None else shard.gradient.mul_(scale).view_as(shard.values)
-            self.optimizer.step()
-            for shard in self.shards:
-                shard.values.grad = None
+        with self.mesh.timer.part("optimizer"), torch.no_grad():
+            self.optimizer.step(learning_rate, scale)
         for data in self.data:
             data.publish()
 
@@ -118,15 +115,14 @@ class Replica:
     def weights(self) -> Iterator[Piece]:
         """This rank's pieces of the weights, in the optimizer's precision."""
         for shard in self.shards:
-            yield from shard.pieces(shard.values.detach(), "weights")
+            yield from shard.pieces(shard.values, "weights")
 
     def state(self) -> Iterator[Piece]:
         """All that a checkpoint holds of this rank: weights and both moments."""
-        for shard in self.shards:
-            kept = self.optimizer.state[shard.values]
-            yield from shard.pieces(shard.values.detach(), "weights")
-            yield from shard.pieces(kept["exp_avg"], "adam_mean")
-            yield from shard.pieces(kept["exp_avg_sq"], "adam_square")
+        for shard, mean, square in zip(self.shards, self.optimizer.means, self.optimizer.squares, strict=True):
+            yield from shard.pieces(shard.values, "weights")
+            yield from shard.pieces(mean, "adam_mean")
+            yield from shard.pieces(square, "adam_square")
 
     def owned_state(self) -> Iterator[Piece]:
         """The pieces of `state` that this rank saves: of copies, the first rank's."""
@@ -144,13 +140,14 @@ class Replica:
     def publish(self) -> None:
         """Bring values that were written into the shards into the weights."""
         with torch.no_grad():
+            for shard in self.shards:
+                shard.renew_copy()
             for data in self.data:
                 data.publish()
 
     def set_num_updates(self, number: int) -> None:
         """Tell the optimizer how many updates its moments have seen."""
-        for state in self.optimizer.state.values():
-            state["step"].fill_(number)
+        self.optimizer.num_updates = number
 
     def ready(self) -> None:
         """Wait for weights that are on their way."""
@@ -159,7 +156,10 @@ class Replica:
 
     # -- inside ---------------------------------------------------------------------------------------
 
-    def _data_parallel(self, chunk: nn.Module) -> DataParallel | FullySharded:
+    def _data_parallel(self, chunk: Transformer) -> Alone | DataParallel | FullySharded:
+        # A rank alone needs no buckets, unless gradients are to be added up in another precision than they come in.
+        if self.mesh.num_replicas == 1 and (self.numbers.gradient == self.numbers.compute or self.num_micro_batches == 1):
+            return Alone(chunk, self.mesh, self.numbers)
         if self.mesh.layout.zero_stage == 3 and self.mesh.num_replicas > 1:
             return FullySharded(chunk, self.mesh, self.numbers)
         size = sum(parameter.numel() for parameter in chunk.parameters())
@@ -168,7 +168,7 @@ class Replica:
 
     def _add_gradient(self, chunk: int, parameter: nn.Parameter, gradient: Tensor) -> None:
         data = self.data[chunk]
-        assert isinstance(data, DataParallel), "check_trainable refuses to put off what fully_shard reduces"
+        assert not isinstance(data, FullySharded), "check_trainable refuses to put off what fully_shard reduces"
         data.add(parameter, gradient)
 
     def _before(self, chunk: int) -> None:
@@ -219,21 +219,6 @@ class Replica:
 
 def _holds(shard: Shard, name: str) -> bool:
     return any(cut.name == name for cut, *_ in shard.spans)
-
-
-def adamw(shards: Sequence[Shard], training: Training) -> torch.optim.AdamW:
-    """The optimizer of this rank's shards, its moments already there."""
-    values = [[shard.values for shard in shards if shard.decays is decays] for decays in (True, False)]
-    groups = [
-        {"params": params, "weight_decay": training.weight_decay if decays else 0.0}
-        for params, decays in zip(values, (True, False), strict=True)
-    ]
-    betas = training.beta1, training.beta2
-    optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=betas, eps=training.epsilon, fused=True)
-    for shard in shards:
-        moments = {name: torch.zeros_like(shard.values) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[shard.values] = {"step": torch.zeros((), dtype=torch.float32, device=shard.values.device), **moments}
-    return optimizer
 
 
 def set_recompute(chunk: nn.Module, kind: str) -> None:

@@ -93,6 +93,12 @@ class Shard:
     is_partial: bool  # whether gradients of tensor-parallel ranks have yet to be added
     copies: int  # ranks that hold the same shard
     counted: bool = True  # whether it counts towards the norm: a tied copy does not
+    copy: Tensor | None = None  # the same values as the products read them, where that is another precision
+
+    def renew_copy(self) -> None:
+        """Bring the values into the copy."""
+        if self.copy is not None:
+            self.copy.copy_(self.values)
 
     def pieces(self, tensor: Tensor, prefix: str) -> Iterator[Piece]:
         """`tensor`, laid out like the values, as pieces of the whole tensors, named `prefix/name`."""

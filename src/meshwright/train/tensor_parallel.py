@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.train.collectives import Axis, Gather, ScatterSum
-from meshwright.train.transformer import IGNORED_LABEL, MLP, Attention, Embedding, Head, Transformer
+from meshwright.train.samples import IGNORED_LABEL
+from meshwright.train.transformer import MLP, Attention, Embedding, Head, Transformer
 
 SEQUENCE = 1  # of hidden states [B, T, H]
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.describe.model import Model, RotaryScaling
+from meshwright.train.fused_loss import summed_loss
 from meshwright.train.linear import Linear
-from meshwright.train.samples import IGNORED_LABEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,12 +215,6 @@ class Embedding(nn.Module):
 def look_up(tokens: Tensor, weight: Tensor) -> Tensor:
     """The vectors of tokens."""
     return F.embedding(tokens, weight)
-
-
-def summed_loss(hidden: Tensor, weight: Tensor, labels_BT: Tensor) -> Tensor:
-    """Cross-entropy summed over the tokens that carry loss."""
-    logits_BTV = F.linear(hidden, weight).float()
-    return F.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
 
 
 class Head(nn.Module):
