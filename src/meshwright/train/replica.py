@@ -20,6 +20,7 @@ from meshwright.errors import InputError
 from meshwright.train import context_parallel, tensor_parallel
 from meshwright.train.alone import Alone
 from meshwright.train.checkpoint import Piece
+from meshwright.train.compiled import compile_layers, compiles
 from meshwright.train.data_parallel import DataParallel, Numbers, add_across_tensor_ranks
 from meshwright.train.fully_sharded import FullySharded
 from meshwright.train.mesh import Mesh
@@ -70,6 +71,9 @@ class Replica:
             context_parallel.split(chunk, mesh.cp, layout.cp_kind, workload.seq_len)
             set_recompute(chunk, layout.recompute)
         self.data = [self._data_parallel(chunk) for chunk in chunks]
+        if compiles(mesh):
+            for chunk in chunks:
+                compile_layers(chunk)
         shape = (layout.micro_batch, num_tokens // layout.tp, model.hidden)
         self.stage = Stage(mesh, chunks, self.num_micro_batches, shape, self.numbers.compute)
         self.shards: list[Shard] = [shard for data in self.data for shard in data.shards]

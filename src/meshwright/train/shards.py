@@ -117,5 +117,5 @@ def square_sum(shards: Sequence[Shard], tp_index: int) -> Tensor:
     for shard in shards:
         if shard.gradient is None or not shard.counted or (shard.is_partial and tp_index > 0):
             continue
-        total += shard.gradient.float().square().sum(dtype=torch.float64) / shard.copies
+        total += torch.linalg.vector_norm(shard.gradient, dtype=torch.float32).double().square() / shard.copies
     return total
