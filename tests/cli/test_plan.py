@@ -152,6 +152,30 @@ def test_a_long_search_shows_its_progress_on_a_terminal_only(monkeypatch):
         assert ("8,192 accelerators" in stream.getvalue()) == shown
 
 
+def test_an_export_narrows_the_search_to_what_its_stack_runs_and_says_so(run, tmp_path):
+    record = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b", "--keep", "1", "--no-explain")
+    code, out, _ = run(*record, "--export", f"megatron={tmp_path / 'args.sh'}")
+    assert code == 0 and "interleaved" in out.splitlines()[1]
+    assert "left out of the search for the exports: zero-bubble (megatron has none)" in out
+    assert "--num-virtual-stages-per-pipeline-rank" in (tmp_path / "args.sh").read_text()
+
+
+def test_all_exports_go_into_one_folder_and_what_a_stack_cannot_run_is_named(run, answer, tmp_path):
+    folder = tmp_path / "launch"
+    code, out, _ = run(*SMALL, "--export-dir", str(folder), "--layout", "tp=2,pp=2,schedule=interleaved,vp=2")
+    written = sorted(path.name for path in folder.iterdir())
+    assert code == 0 and {"megatron-args.sh", "hostfile", "rankfile", "environment.sh"} <= set(written)
+    assert "not written, deepspeed: DeepSpeed has no 2 model chunks a stage" in out and "deepspeed.json" not in written
+    said = answer(*SMALL, "--export-dir", str(folder), "--layout", "tp=2,pp=2,schedule=interleaved,vp=2", "--keep", "1")
+    assert sorted(entry["path"].rsplit("/", 1)[1] for entry in said["files"]) == written and "deepspeed" in said["not_exported"]
+
+
+def test_nothing_is_written_where_a_stack_cannot_run_the_plan(run, tmp_path):
+    files = ("--out", str(tmp_path / "plan.json"), "--export", f"megatron={tmp_path / 'args.sh'}")
+    code, _, err = run(*SMALL, "--layout", "schedule=zero-bubble,pp=2", *files)
+    assert code == 2 and "no zero-bubble schedule" in err and list(tmp_path.iterdir()) == []
+
+
 # -- bad input ------------------------------------------------------------------------------------------
 
 
@@ -159,7 +183,7 @@ def test_a_long_search_shows_its_progress_on_a_terminal_only(monkeypatch):
     "arguments, what",
     [
         (("--set", "fabric.plans=7"), "did you mean fabric.planes"),
-        (("--set", "fabric.GB_per_s=0"), "not positive"),
+        (("--set", "fabric.GB_per_s=0"), "not a number above 0"),
         (("--layout", "tp=3"), "choose tp from 1, 2, 4, 8"),
         (("--layout", "tpp=2"), "cannot read 'tpp=2'"),
         (("--layout", "recompute=some"), "no recompute named 'some'"),
@@ -168,7 +192,16 @@ def test_a_long_search_shows_its_progress_on_a_terminal_only(monkeypatch):
         (("--deadline", "soon"), "cannot read a duration"),
         (("--deadline", "1s"), "no plan keeps what was asked"),
         (("--max-gpus", "8"), "given twice"),
-        (("--headroom", "79"), "no layout fits"),
+        (("--headroom", "70"), "no layout fits"),
+        (("--headroom", "75"), "leaves nothing of h100's"),
+        (("--layout", "schedule=1f1b,vp=2"), "exclude each other with schedule=1f1b, vp=2"),
+        (("--batch", "999999999999"), "more than the 10,000,000 a step may have"),
+        (("--layout", "mbs=3"), "choose mbs from 1, 2, 4"),
+        (("--layout", "first_stage_layers=99"), "leave first_stage_layers out"),
+        (("--set", "fabric.GB_per_s=10", "--set", "fabric.GB_per_s=20"), "set twice"),
+        (("--out", "same.json", "--trace", "same.json"), "named for both the plan and the trace"),
+        (("--export-dir", "no-such-folder/files"), "cannot be a folder"),
+        (("--export", "megatron=a.sh", "--export", "deepspeed=a.json", "--layout", "schedule=zero-bubble,pp=2"), "no zero-bubble"),
         (("--precision", "nvfp4"), "no fp4 tensor cores"),
         (("--provider", "nobody"), "no provider named 'nobody'"),
         (("--region", "atlantis"), "no region named 'atlantis'"),

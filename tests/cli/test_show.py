@@ -13,6 +13,15 @@ def test_a_table(capsys):
     assert capsys.readouterr().out == "parts [s]\npart      time\ncompute  1.2 s\nbubble   12 ms\n\n"
 
 
+def test_a_table_too_wide_goes_on_below_with_its_first_column(capsys, monkeypatch):
+    monkeypatch.setattr("meshwright.cli.show.PIPED_WIDTH", 30)
+    rows = [("0 (first)", "36.3 GiB", "23.2 GiB", "of the loss"), ("7", "1.1 GiB", "0.5 GiB", "later")]
+    show_table("memory", ("stage", "weights>", "gradients>", "peak"), rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["memory", "stage       weights  gradients", "0 (first)  36.3 GiB   23.2 GiB"]
+    assert lines[5:7] == ["stage      peak", "0 (first)  of the loss"]
+
+
 def test_pairs(capsys):
     show_pairs("entry", [("memory", "80 GB"), ("power cap", "[700] W")])
     assert capsys.readouterr().out == "entry\nmemory     80 GB\npower cap  [700] W\n\n"

@@ -11,6 +11,7 @@ from meshwright.layout import AXES, Layout
 from meshwright.placement import tiers_of
 from meshwright.plan.candidates import Fixed, Space, degrees, divisors, rank_orders
 from meshwright.plan.features import Features
+from meshwright.plan.search import search
 from meshwright.predict import check
 
 MODEL = load_model("llama-3.2-1b")
@@ -89,3 +90,12 @@ def test_the_space_counts_what_it_makes(fixed):
     assert space.num_layouts() == len(layouts) > 0
     assert all(getattr(layout, key) == value for layout in layouts for key, value in fixed.items())
     assert space.num_layouts(len(rows)) == 0
+
+
+def test_all_to_all_alone_leaves_layouts_without_context_parallelism_legal():
+    """Such layouts have no heads to exchange, so tensor degrees beyond the key-value heads stay open; each can be predicted."""
+    job = load_model("llama-3.2-1b"), load_cluster("dgx-h100-superpod").resized(16), replace(load_workload("pretrain-1t"), global_batch=16)
+    found = search(*job, fixed=Fixed({"cp_kind": "all-to-all", "tp": 16}), keep=3)
+    for layout in found.layouts:
+        check(*job, layout)
+    assert {layout.cp for layout in found.layouts} == {1}

@@ -18,6 +18,10 @@ def test_the_published_schema_is_current():
     assert PUBLISHED.read_text() == schema_text(), f"write it again: {again}"
 
 
+def test_the_schema_has_a_title_of_its_own():
+    assert json.loads(schema_text())["title"] == "meshwright plan"
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     path = tmp_path_factory.mktemp("plan") / "plan.json"

@@ -16,10 +16,11 @@ from meshwright.errors import FitError, InputError
 from meshwright.footprint import RESERVE_BYTES, check_fits
 from meshwright.layout import Layout, Layouts
 from meshwright.plan.candidates import DEGREES, Fixed, Space, degrees
+from meshwright.plan.exact import quick_excess_s
 from meshwright.plan.explain import explain
 from meshwright.plan.features import Features
 from meshwright.plan.make import exact_prediction
-from meshwright.plan.search import CLOSED_EXCESS, _asked, _bounded_space, _excess_s, _with, search
+from meshwright.plan.search import CLOSED_EXCESS, _asked, _bounded_space, _with, search
 from meshwright.predict import check, exact_step_s, predict, schedule_excess_s
 from meshwright.software import software
 from meshwright.step import price
@@ -128,7 +129,7 @@ def test_a_long_step_is_timed_by_a_straight_line():
     for schedule in ("1f1b", "zero-bubble", "interleaved"):
         layout = Layout(tp=2, pp=4, vp=2 if schedule == "interleaved" else 1, dp=2, schedule=schedule)
         prediction = predict(model, cluster, workload, Layouts.of([layout]), STACK)
-        assert _excess_s(prediction, layout, 0) == pytest.approx(
+        assert quick_excess_s(prediction, layout) == pytest.approx(
             schedule_excess_s(prediction, layout), abs=1e-3 * prediction.step_time_s[0]
         )
 

@@ -17,7 +17,7 @@ from meshwright.errors import InputError
 from meshwright.layout import parse_layout
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan
-from meshwright.plan.trace import COMPUTE, REPLICAS, STAGES, STREAMS, WITHIN, trace, write_trace
+from meshwright.plan.trace import COMPUTE, REPLICAS, STAGES, STREAMS, WITHIN, process_id, thread_id, trace, write_trace
 from meshwright.software import software
 
 RECORD = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b", 8192)
@@ -58,7 +58,8 @@ def complete(name: str) -> list[dict[str, Any]]:
 def by_thread(name: str) -> dict[tuple[int, int], list[dict[str, Any]]]:
     threads = defaultdict(list)
     for event in complete(name):
-        threads[event["pid"], event["tid"]].append(event)
+        stage = event["pid"] - process_id(0)
+        threads[stage, event["tid"] - thread_id(stage, 0)].append(event)
     return threads
 
 
@@ -80,7 +81,15 @@ def test_events_have_the_keys_and_values_of_the_trace_event_format(name: str) ->
         required = {"X": {"ts", "dur", "cat"}, "M": {"args"}, "s": {"ts", "id", "cat"}, "f": {"ts", "id", "cat", "bp"}}[event["ph"]]
         assert {"name", "ph", "pid", "tid"} | required <= set(event)
         assert event.get("ts", 0.0) >= 0 and event.get("dur", 0.0) >= 0
-        assert 0 <= event["pid"] < plan.layout.pp and 0 <= event["tid"] < len(STREAMS)
+        stage = event["pid"] - process_id(0)
+        assert 0 <= stage < plan.layout.pp and 0 <= event["tid"] - thread_id(stage, 0) < len(STREAMS)
+
+
+def test_no_two_threads_share_a_number_and_none_has_a_process_s(name: str) -> None:
+    """Perfetto takes threads of one number as one, also in two processes, and 0 as the idle one."""
+    events = traced(name)
+    assert len({event["tid"] for event in events}) == len({(event["pid"], event["tid"]) for event in events})
+    assert not {event["tid"] for event in events} & {0, *(event["pid"] for event in events)}
 
 
 def test_slices_of_a_thread_follow_each_other_without_overlap(name: str) -> None:
@@ -102,8 +111,10 @@ def test_every_operation_is_there_once(name: str) -> None:
 
 def test_a_flow_ends_where_its_receiver_starts_and_not_before_it_begins(name: str) -> None:
     plan = planned(name)
-    starts = {(event["pid"], event["ts"]) for event in complete(name) if event["tid"] == COMPUTE}
-    sends = {(event["pid"], event["ts"]) for event in complete(name) if event["tid"] == STAGES}
+    starts, sends = (
+        {(process_id(stage), event["ts"]) for (stage, stream), events in by_thread(name).items() if stream == wanted for event in events}
+        for wanted in (COMPUTE, STAGES)
+    )
     flows = defaultdict(dict)
     for event in traced(name):
         if event["ph"] in "sf":
@@ -166,3 +177,10 @@ def test_the_file_is_json_that_names_its_origin(tmp_path: Path) -> None:
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write the trace"):
         write_trace(planned("no pipeline"), tmp_path / "none" / "step.json")
+
+
+def test_a_step_too_long_to_be_drawn_is_refused() -> None:
+    plan = planned("one replica")
+    endless = replace(plan, workload=replace(plan.workload, global_batch=10**6))
+    with pytest.raises(InputError, match=r"operations .* is too long to be drawn"):
+        trace(endless)

@@ -62,8 +62,8 @@ def test_every_known_key_can_be_set():
         ("gpus=1.5", "gpus is 1.5, not a whole number", "gpus=1024"),
         ("gpus", "cannot read 'gpus'", "KEY=VALUE"),
         ("fabric.GB_per_s=fast", "not a number", "fabric.GB_per_s=100"),
-        ("fabric.GB_per_s=-1", "not positive", "above 0"),
-        ("fabric.GB_per_s=nan", "not positive", "above 0"),
+        ("fabric.GB_per_s=-1", "not a number above 0", "fabric.GB_per_s=100"),
+        ("fabric.GB_per_s=nan", "not a number above 0", "fabric.GB_per_s=100"),
         ("workload.precision=fp9", "no precision named 'fp9'", "fp8"),
     ],
 )
@@ -71,3 +71,8 @@ def test_bad_input_is_one_clear_message(text, what, fix):
     with pytest.raises(InputError) as raised:
         changed(RECORD, JOB, [text])
     assert what in raised.value.what and fix in raised.value.fix and "--set" in raised.value.where + "--set"
+
+
+def test_a_value_set_twice_is_refused():
+    with pytest.raises(InputError, match=r"fabric\.planes is set twice"):
+        changed(RECORD, JOB, ["fabric.planes=7", "fabric.planes=6"])

@@ -163,7 +163,10 @@ for (const frame of document.querySelectorAll("iframe")) frame.addEventListener(
   const page = frame.contentDocument, root = page.documentElement, said = document.createElement("p");
   const outside = e => !e.closest(".scroll, svg") && e.getBoundingClientRect().right > root.clientWidth + 1;
   const num_outside = [...page.querySelectorAll("body *")].filter(outside).length;
-  said.textContent = ["widths", frame.contentWindow.innerWidth, root.scrollWidth, num_outside, root.scrollHeight].join(" ");
+  const sizes = [...page.querySelectorAll("svg.chart text:not(.tight)")].map(e => Math.hypot(e.getScreenCTM().a, e.getScreenCTM().b)
+    * parseFloat(frame.contentWindow.getComputedStyle(e).fontSize));
+  const letters = Math.round(10 * Math.min(99, ...sizes));
+  said.textContent = ["widths", frame.contentWindow.innerWidth, root.scrollWidth, num_outside, root.scrollHeight, letters].join(" ");
   document.body.append(said);
 }});
 </script>"""
@@ -183,22 +186,24 @@ def browse(profile: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def widths(page: str, profile: Path, folder: Path) -> tuple[dict[int, tuple[int, int, int]], str]:
-    """By width of the window: the page's own width, elements that stick out, and its height; and what the browser logged."""
+def widths(page: str, profile: Path, folder: Path) -> tuple[dict[int, tuple[int, int, int, int]], str]:
+    """By width of the window: the page's own width, elements that stick out, its height, the smallest letters of its charts in tenths of
+    a pixel; and what the browser logged."""
     (folder / "wrapper.html").write_text(WRAPPER.format(page=html.escape(page)), encoding="utf-8")
     said = browse(profile, "--window-size=1700,1700", "--dump-dom", (folder / "wrapper.html").as_uri())
-    found = [tuple(map(int, match)) for match in re.findall(r"<p>widths (\d+) (\d+) (\d+) (\d+)</p>", said.stdout)]
-    return {window: (width, outside, height) for window, width, outside, height in found}, said.stderr
+    found = [tuple(map(int, match)) for match in re.findall(r"<p>widths (\d+) (\d+) (\d+) (\d+) (\d+)</p>", said.stdout)]
+    return {window: (width, outside, height, letters) for window, width, outside, height, letters in found}, said.stderr
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_the_page_fits_wide_and_narrow_windows_without_scrolling_sideways(plan: Plan, profile: Path, tmp_path: Path) -> None:
     measured, logged = widths(plan_page(plan, scaling=SCALING, pareto=PARETO, runners_up=[plan]), profile, tmp_path)
     assert set(measured) == {1280, 390}
-    for window, (width, num_outside, height) in measured.items():
+    for window, (width, num_outside, height, letters) in measured.items():
         assert width <= window
         assert num_outside == 0
         assert height > 1000
+        assert letters >= 110  # tenths of a pixel
     assert "CONSOLE" not in logged
 
 

@@ -41,6 +41,9 @@ def plan(
         list[str] | None,
         typer.Option("--export", help="KIND=FILE: for another stack: megatron, torchtitan, hostfile ...", show_default=False),
     ] = None,
+    export_dir: Annotated[
+        Path | None, typer.Option(help="Write the files for all stacks that can run the plan into this folder.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
     """Find the best layouts: how fast, how much, and why."""
@@ -48,19 +51,20 @@ def plan(
     from meshwright.cli.plan_question import Wishes, asked, without_sets
     from meshwright.cli.progress import progress_bar
 
-    files = plan_files.Files(out=out, rank_map=rank_map, html=html, trace=trace, plot=plot, exports=plan_files.read_exports(exports or ()))
+    kinds = plan_files.read_exports(exports or ())
+    files = plan_files.Files(out=out, rank_map=rank_map, html=html, trace=trace, plot=plot, exports=kinds, export_dir=export_dir)
     files.check()
     wishes = Wishes(
         layout=layout, sets=tuple(sets or ()), gpus=gpus, max_gpus=max_gpus, batch=batch, seq=seq, precision=precision, software=software,
         objective=objective, deadline=deadline, budget_usd=budget, headroom_gib=headroom, provider=provider, price_kind=price_kind,
         region=region, pareto=pareto, keep=keep,
     )  # fmt: skip
-    ask = asked(model, cluster, workload, wishes)
-    unchanged = without_sets(model, cluster, workload, wishes) if sets else None
+    ask, left_out = plan_files.runnable(asked(model, cluster, workload, wishes), kinds)
+    unchanged = plan_files.runnable(without_sets(model, cluster, workload, wishes), kinds)[0] if sets else None
     with progress_bar() as progress:
         answer = plan_answer.answered(ask, wishes, progress, unchanged=unchanged, explained=explain)
-        files.write(answer, progress)
+        written = files.write(answer, progress, left_out)
     if as_json:
-        plan_show.show_as_json(answer)
+        plan_show.show_as_json(answer, written)
     else:
-        plan_show.show_tables(answer, files)
+        plan_show.show_tables(answer, written)

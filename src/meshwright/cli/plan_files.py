@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError
 from meshwright.plan.objective import Aim
-from meshwright.plan.plan import drafted
+from meshwright.plan.plan import Plan, drafted, write_whole
 
 if TYPE_CHECKING:
     from meshwright.cli.plan_answer import Answer
     from meshwright.cli.progress import Report
     from meshwright.plan.make import PricedPlan
+    from meshwright.plan.sizes import Ask
     from meshwright.plan.sweep import Sweep
     from meshwright.report.page.curves import ParetoPoint, ScalingPoint
 
@@ -30,12 +31,32 @@ def read_exports(texts: Iterable[str]) -> Exports:
     for text in texts:
         kind, equals, path = text.partition("=")
         if kind not in EXPORTS:
-            known = f"; there are {', '.join(EXPORTS)}"
-            raise InputError(f"no export named {kind!r}", where="--export", fix=nearest(kind, EXPORTS) + known)
+            raise InputError(f"no export named {kind!r}", where="--export", fix=f"use one of {', '.join(EXPORTS)}")
         if not equals or not path:
             raise InputError(f"{text!r} names no file", where="--export", fix=f"write --export {kind}=FILE")
         found.append((kind, Path(path)))
     return tuple(found)
+
+
+def runnable(ask: Ask, exports: Exports) -> tuple[Ask, str]:
+    """The question with only those choices open that the stacks of the exports have, and what that leaves out."""
+    from meshwright.plan.export import runnable as runnable_features
+    from meshwright.plan.search import usual_features
+
+    if not exports:
+        return ask, ""
+    features = ask.features or usual_features(ask.model, ask.cluster, ask.workload)
+    narrowed, left_out = runnable_features(features, [kind for kind, _ in exports])
+    return replace(ask, features=narrowed), left_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What was written, what was not and why, and what was left out of the search so that it could be."""
+
+    files: tuple[tuple[str, Path], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()  # kinds of --export-dir whose stack cannot run the plan
+    left_out: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,27 +69,42 @@ class Files:
     trace: Path | None = None
     plot: Path | None = None
     exports: Exports = ()
+    export_dir: Path | None = None
 
     def __iter__(self) -> Iterator[tuple[str, Path]]:
-        """What each file is, and its path."""
+        """What each file is, and its path; but for those in the folder of exports."""
         named = {"plan": self.out, "rank map": self.rank_map, "page": self.html, "trace": self.trace, "plot": self.plot}
         yield from ((what, path) for what, path in named.items() if path)
-        yield from self.exports
+        yield from ((f"{kind} export", path) for kind, path in self.exports)
 
     def check(self) -> None:
         """Refuse before the search what could not be written after it."""
+        seen: dict[Path, str] = {}
         for what, path in self:
             if not path.parent.is_dir():
                 raise InputError(f"no folder {path.parent} for the {what}", where=str(path), fix="choose a folder that exists")
             if path.is_dir():
                 raise InputError(f"{path} is a folder, not a file", where=str(path), fix=f"name a file for the {what}")
+            if path.resolve() in seen:
+                other = seen[path.resolve()]
+                raise InputError(f"{path} is named for both the {other} and the {what}", where=str(path), fix="name two files")
+            seen[path.resolve()] = what
         for what, wanted, endings in (("rank map", self.rank_map, (".csv", ".json")), ("plot", self.plot, (".svg",))):
             if wanted and wanted.suffix not in endings:
-                raise InputError(f"the {what} is written as {' or '.join(endings)}, not {wanted.name}", where=str(wanted))
+                fix = f"name it {wanted.with_suffix(endings[0])}"
+                raise InputError(f"the {what} is written as {' or '.join(endings)}, not {wanted.name}", where=str(wanted), fix=fix)
+        if self.export_dir and ((self.export_dir.exists() and not self.export_dir.is_dir()) or not self.export_dir.parent.is_dir()):
+            raise InputError(
+                f"{self.export_dir} cannot be a folder", where="--export-dir", fix="name a folder, or a new one in a folder that exists"
+            )
 
-    def write(self, answer: Answer, progress: Report) -> None:
-        """Write all of them for the best plan."""
+    def write(self, answer: Answer, progress: Report, left_out: str = "") -> Written:
+        """Write all of them for the best plan; what a stack cannot run is refused before anything is written."""
+        from meshwright.plan.export import exported
+
         plan, stack, takes = answer.plan, answer.ask.stack, answer.best.best.outcome
+        texts = [(path, exported(plan, kind)) for kind, path in self.exports]
+        in_folder, refused = _for_all_stacks(plan, self.export_dir)
         if self.out:
             plan.write(self.out)
         if self.rank_map:
@@ -85,10 +121,26 @@ class Files:
                 write_plot(plan, draft, stack=stack, takes=takes)
         if self.html:
             _write_page(answer, self.html, progress)
-        for kind, path in self.exports:
-            from meshwright.plan.export import export
+        if self.export_dir:
+            self.export_dir.mkdir(exist_ok=True)
+        for path, text in (*texts, *((path, text) for _, path, text in in_folder)):
+            write_whole(path, text)
+        files = (*self, *((f"{kind} export", path) for kind, path, _ in in_folder))
+        return Written(files=files, refused=refused, left_out=left_out)
 
-            export(plan, kind, path)
+
+def _for_all_stacks(plan: Plan, folder: Path | None) -> tuple[list[tuple[str, Path, str]], tuple[tuple[str, str], ...]]:
+    """Kind, path and text of every export that the plan allows, and the kinds that it does not with the reason."""
+    from meshwright.plan.export import FILE_NAMES, exported
+
+    made: list[tuple[str, Path, str]] = []
+    refused: list[tuple[str, str]] = []
+    for kind, name in FILE_NAMES.items() if folder else ():
+        try:
+            made.append((kind, Path(folder or ".") / name, exported(plan, kind)))
+        except InputError as error:
+            refused.append((kind, f"{error.what}; {error.fix}"))
+    return made, tuple(refused)
 
 
 def _write_page(answer: Answer, path: Path, progress: Report) -> None:

@@ -18,6 +18,8 @@ from meshwright.plan.whatif import changed
 from meshwright.software import software
 from meshwright.units import GIB, gib
 
+MOST_SEQUENCES = 10**7  # a step; more is a slip of the finger
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
@@ -54,6 +56,12 @@ def asked(model: str, cluster: str, workload: str, wishes: Wishes) -> Ask:
         precision=wishes.precision or task.precision,
     )
     machine, task = changed(load_cluster(cluster), task, wishes.sets)
+    if task.global_batch > MOST_SEQUENCES:
+        raise InputError(
+            f"a batch of {task.global_batch:,} sequences is more than the {MOST_SEQUENCES:,} a step may have",
+            where="--batch" if wishes.batch else f"workload {task.name}: global_batch",
+            fix="give the sequences of one step, not of the run",
+        )
     machine.accelerator.peak_flops_per_s(task.precision)  # refuses a precision that the chip lacks
     reserve_bytes = _reserve_bytes(wishes.headroom_gib, machine)
     return Ask(

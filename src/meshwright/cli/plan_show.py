@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from meshwright.cli.plan_answer import Answer
+from meshwright.cli.plan_files import Written
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.layout import AXES, Layout
 from meshwright.outcome import Spread
@@ -20,13 +20,14 @@ from meshwright.units import KWH, MINUTE, gib, seconds, si, usd
 
 NUM_RANKS_SHOWN = 6
 NUM_CHANGES_SHOWN = 6
+NUM_EXPLAINED = 5  # plans; JSON has all of them
 SHORT = {"micro_batch": "mbs", "zero_stage": "zero"}
 
 
 # -- for programs ---------------------------------------------------------------------------------------
 
 
-def show_as_json(answer: Answer) -> None:
+def show_as_json(answer: Answer, written: Written) -> None:
     """Print everything under the names that later tools use."""
     found = answer.best.found
     show_json(
@@ -48,6 +49,9 @@ def show_as_json(answer: Answer) -> None:
             "workload": answer.plan.workload.name,
             "software": answer.plan.software,
             "notes": answer.plan.notes,
+            "files": [{"what": what, "path": str(path)} for what, path in written.files],
+            "not_exported": dict(written.refused),
+            "left_out_for_exports": written.left_out,
         }
     )
 
@@ -104,7 +108,7 @@ def _point_json(point: Searched) -> dict[str, Any]:
 # -- for people -----------------------------------------------------------------------------------------
 
 
-def show_tables(answer: Answer, files: Iterable[tuple[str, Path]] = ()) -> None:
+def show_tables(answer: Answer, written: Written) -> None:
     """Print the answer first, then the runners-up, why, where the ranks stand, and what the search did."""
     plan = answer.plan
     chip = plan.cluster.accelerator.name
@@ -127,8 +131,12 @@ def show_tables(answer: Answer, files: Iterable[tuple[str, Path]] = ()) -> None:
     show_text(f"interval: from {bounds.num_runs} runs, {bounds.kin}")
     for note in filter(None, (answer.ask.stack.note, bounds.note)):
         show_text(f"note: {note}")
-    for what, path in files:
+    if written.left_out:
+        show_text(f"note: left out of the search for the exports: {written.left_out}")
+    for what, path in written.files:
         show_text(f"wrote the {what}: {path}")
+    for kind, why in written.refused:
+        show_text(f"not written, {kind}: {why}")
 
 
 def _answer(answer: Answer) -> Iterator[tuple[str, str]]:
@@ -158,9 +166,10 @@ def _answer(answer: Answer) -> Iterator[tuple[str, str]]:
 
 def _against(before: Plan, after: Plan) -> str:
     ratio = after.step_time_s / before.step_time_s - 1
+    change = f"{abs(ratio):,.1%} {'longer' if ratio > 0 else 'shorter'} with it" if abs(ratio) >= 5e-4 else "as long with it"
     same = "the same layout" if before.layout == after.layout else str(before.layout)
     sizes = "" if before.cluster.num_accelerators == after.cluster.num_accelerators else f" on {before.cluster.num_accelerators:,}"
-    return f"{seconds(before.step_time_s)}{sizes}  so {abs(ratio):.1%} {'longer' if ratio > 0 else 'shorter'} with it; {same}"
+    return f"{seconds(before.step_time_s)}{sizes}  so {change}; {same}"
 
 
 def _spread(spread: Spread | None, shown: Any, remark: str, unknown: str | None) -> str:
@@ -231,6 +240,19 @@ def _behind(answer: Answer) -> Iterator[str]:
         largest = sorted((part for part in PARTS if abs(gaps[part]) > 1e-4 * best.step_time_s), key=lambda part: -abs(gaps[part]))[:3]
         said = ", ".join(f"{'+' if gaps[part] > 0 else '-'}{seconds(abs(gaps[part]))} {part.replace('_', ' ')}" for part in largest)
         yield f"#{number} against #1: {said or 'the same in every part'}"
+        if answer.explanation and number <= NUM_EXPLAINED:
+            yield from _why(number, answer.why(plan))
+
+
+def _why(number: int, said: Explanation) -> Iterator[str]:
+    """What the axes of a runner-up carry, where, and what limits it."""
+    carried = [
+        f"{axis.axis} {si(axis.num_bytes, 'B', 3)} over {' + '.join(axis.tiers) or '-'}, {axis.hidden_s / axis.traffic_s:.0%} hidden"
+        for axis in said.axes
+        if axis.traffic_s > 0
+    ]
+    mapping = "".join(f" {reason}" for reason in said.reasons if reason.startswith("A replica is"))
+    yield f"   {'; '.join(carried)}. {said.limit[0].upper()}{said.limit[1:]}.{mapping}"
 
 
 def _front_row(point: Searched) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 PIPED_WIDTH = 160  # columns where the output is not a terminal
+GAP = 2  # spaces between columns
 
 
 def console() -> Console:
@@ -22,16 +23,50 @@ def console() -> Console:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under a title; a column whose name ends in `>` is flush right."""
+    """Print rows under a title; a column whose name ends in `>` is flush right.
+
+    Columns that a narrow terminal has no room for come below, beside the first column once more; only words are folded, never numbers.
+    """
+    cells = [[str(cell) for cell in row] for row in rows]
+    for number, block in enumerate(_blocks(columns, cells, console().width)):
+        _print(_table(title if number == 0 else "", [columns[i] for i in block], [[row[i] for i in block] for row in cells]))
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(
-        title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0)
+        title=Text(title) if title else None,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        header_style="dim",
+        padding=(0, GAP, 0, 0),
     )
     for column in columns:
-        name = column.removesuffix(">")
-        table.add_column(Text(name), justify="right" if column.endswith(">") else "left", overflow="fold")
+        right = column.endswith(">")
+        table.add_column(Text(column.removesuffix(">")), justify="right" if right else "left", overflow="fold", no_wrap=right)
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    _print(table)
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """Indices of the columns that stand side by side, block after block: each block has the first column, and fits if it can."""
+    least = [_least_width(column, [row[i] for row in rows]) for i, column in enumerate(columns)]
+    blocks = [[0]]
+    for i in range(1, len(columns)):
+        if sum(least[j] + GAP for j in blocks[-1]) + least[i] > width and len(blocks[-1]) > 1:
+            blocks.append([0])
+        blocks[-1].append(i)
+    return blocks
+
+
+def _least_width(column: str, cells: Sequence[str]) -> int:
+    """Characters a column cannot do without: a number whole, of a text its longest word."""
+    texts = [column.removesuffix(">"), *cells]
+    if not column.endswith(">"):
+        texts = [word for text in texts for word in text.split()]
+    return max(map(len, texts), default=0)
 
 
 def show_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:

@@ -28,7 +28,7 @@ def sweep(
     from meshwright.cli.sweep_show import read_sizes, show_as_json, show_tables
     from meshwright.plan.sweep import sweep as swept
 
-    sizes = read_sizes(gpus)
+    sizes = read_sizes(gpus, sets or ())
     wishes = Wishes(layout=layout, sets=tuple(sets or ()), batch=batch, seq=seq, precision=precision, software=software, keep=1)
     ask = asked(model, cluster, workload, wishes)
     with progress_bar() as progress:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from meshwright.cli.plan_show import plan_json
@@ -16,10 +16,12 @@ COLUMNS = ("accelerators>", "batch>", "step>", "80 % interval", "tokens/s each>"
 WORDS = {"weak": "weak scaling: the batch grows with the machine", "strong": "strong scaling: the batch stays"}
 
 
-def read_sizes(text: str) -> list[int]:
-    """The numbers in `512,1024`."""
+def read_sizes(text: str, sets: Iterable[str] = ()) -> list[int]:
+    """The numbers in `512,1024`, which nothing else may set."""
+    if any(one.partition("=")[0].strip() == "gpus" for one in sets):
+        raise InputError("the number of accelerators is given twice", where="--set gpus", fix="name the sizes in --gpus alone")
     try:
-        sizes = [int(part) for part in text.split(",") if part.strip()]
+        sizes = [int(part) for part in text.split(",")]
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1:

@@ -6,15 +6,18 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from meshwright.evidence import accuracy
 from meshwright.evidence.accuracy import Assumption, Energy, Evidence, Figure
-from meshwright.evidence.experts import expert_choices, median_gap_pct
+from meshwright.evidence.experts import Choice, expert_choices
 from meshwright.evidence.memory import memory_evidence
 from meshwright.evidence.validate import Checked, Summary, family_name, grouped, summary
+from meshwright.footprint import footprint, recipe_for
+from meshwright.layout import Layouts
 from meshwright.software import FITTED, fitted_values
 from meshwright.uncertainty import kind_of, software_kind
 from meshwright.units import KILO
@@ -59,6 +62,7 @@ def write_page(path: Path, date: str, done: Callable[[str], None] = lambda _: No
 def page(date: str, plot: str, assumptions: Sequence[Assumption]) -> str:
     """The whole page."""
     rows, metered = accuracy.evidence(), accuracy.energy()
+    choices = expert_choices([row.run for row in rows.large()])
     sections = [
         _opening(date, plot, rows),
         headline_section(accuracy.headline()),
@@ -71,9 +75,9 @@ def page(date: str, plot: str, assumptions: Sequence[Assumption]) -> str:
         _unfitted_section(rows),
         _memory_and_energy_section(metered),
         _peers_section(),
-        _experts_section(rows),
+        _experts_section(choices),
         _assumptions_section(assumptions, summary(rows.large()).mape_pct),
-        _short_section(rows),
+        _short_section(rows, choices),
         _skipped_section(rows),
     ]
     return "\n\n".join(sections) + "\n"
@@ -293,30 +297,56 @@ def _machine_name(machine: Mapping[str, Any]) -> str:
     return f"{benchmark} on {machine['num_accelerators']:,} {machine['accelerator'].upper()}"
 
 
-def _experts_section(rows: Evidence) -> str:
-    choices = expert_choices([row.run for row in rows.large()])
+def _experts_section(choices: Sequence[Choice]) -> str:
     cells = [
         (
             f"{one.run.round} {one.run.submitter}, {one.run.benchmark}, {one.run.num_accelerators:,} {one.run.accelerator}",
             str(one.run.layout),
             str(one.best),
             f"{one.gap_pct:.1f}",
+            f"{one.unhidden_gap_pct:.1f}",
             one.difference,
         )
         for one in choices
     ]
-    near = sum(one.gap_pct <= 5 for one in choices)
+    gaps, unhidden = [one.gap_pct for one in choices], [one.unhidden_gap_pct for one in choices]
+    host_ms = 1e3 * float(fitted_values().constants.eager_chunk_s)
+    near, near_unhidden = (sum(gap <= 5 for gap in found) for found in (gaps, unhidden))
     return f"""## Experts as a check
 
 Every large row asked of the planner with its own accelerators, batch, sequence and precision, and with what its stack could do (no
-degrees given). The gap is how much slower the layout its engineers chose is predicted to be than the best found: median
-{median_gap_pct(choices):.1f} %, within 5 % on {near} of {len(choices)} rows. The large gaps are GPT-3 rows of v3.0 to v4.0 without CUDA
-graphs: the planner would cut the model into fewer chunks and use larger micro-batches, because it charges the host for every pipeline
-operation. NVIDIA's own submissions moved that way from v3.1 (12 chunks, micro-batch 1) to v4.0 (4 chunks, micro-batch 2). Tensor
-parallelism over eight GPUs, which it also likes, is likely priced too low: splitting a product to overlap its traffic makes it less
-efficient, and that is not modelled.
+degrees given). The gap is how much slower the layout its engineers chose is predicted to be than the best found.
 
-{_table(("run", "chosen", "best found", "gap, %", "most of it in"), cells, right=(3,))}"""
+|  | asked | reached |  | with no tensor traffic hidden in the planner's layout |
+| --- | --- | ---: | --- | ---: |
+| median gap | at most 3 % | {median(gaps):.1f} % | {"yes" if median(gaps) <= 3 else "no"} | {median(unhidden):.1f} % |
+| rows within 5 % | all, or said why | {near} of {len(choices)} | see below | {near_unhidden} of {len(choices)} |
+
+What lies behind the gaps above 5 %, all of them GPT-3 rows of v3.0 to v4.1:
+
+- **Tensor traffic that hides in any shape.** The planner takes nine tenths of it as hidden whatever the tensor degree and micro-batch. In
+  these stacks the overlap is tuned by hand, a file for each: the code of v3.0 and v3.1 shows a single one, for the degrees that were run;
+  v4.0 picks its file by tensor degree and micro-batch, and takes defaults where there is none. To say which files there were would give
+  the degrees away, so the planner is not told. The last column but one is the other end: what is left where the planner's layout hides
+  nothing. The truth lies between. It is also why tp=8 comes first so often: splitting a product to overlap its traffic makes it less
+  efficient, and that is not modelled.
+- **Chunks that cost the host.** Without CUDA graphs every pipeline operation is charged {host_ms:.1f} ms, so the planner wants few chunks
+  and large micro-batches where v3.0 and v3.1 ran 12 chunks and micro-batch 1. NVIDIA's own runs moved that way in v4.0 (4 chunks,
+  micro-batch 2). The settings of v3.0 say of micro-batch 1 that it is limited by memory; the footprint finds room for more.
+- v4.0 on 10,752 H100 exposes gradients of 448 replicas of six stages, which the planner would make fewer and longer.
+- v4.1 on 64 B200: larger micro-batches on two stages, {_memory_of(choices, "b200", 64):.0f} % of the memory full.
+
+What was tried for the median and did not help is in the [journal](journal.md).
+
+{_table(("run", "chosen", "best found", "gap, %", "nothing hidden, %", "most of it in"), cells, right=(3, 4))}"""
+
+
+def _memory_of(choices: Sequence[Choice], accelerator: str, num_accelerators: int) -> float:
+    """Percent of the memory that the layout found for a row fills."""
+    one = next(c for c in choices if c.run.accelerator == accelerator and c.run.num_accelerators == num_accelerators)
+    run = one.run
+    memory = footprint(run.model, run.workload, Layouts.of([one.best]), recipe_for(run.workload.precision, run.cluster.accelerator))
+    return 100 * float(memory.peak_bytes[0]) / run.cluster.accelerator.memory_bytes
 
 
 def _assumptions_section(assumptions: Sequence[Assumption], mape_pct: float) -> str:
@@ -339,10 +369,12 @@ def _value(value: object) -> str:
     return ", ".join(f"{number:g}" for number in value) if isinstance(value, tuple) else f"{value:g}"
 
 
-def _short_section(rows: Evidence) -> str:
+def _short_section(rows: Evidence, choices: Sequence[Choice]) -> str:
     even = accuracy.even_weights()
     others, experts, unfitted = summary(rows.other_vendors()), summary(rows.expert_tables()), summary(rows.unfitted)
-    missed = "; ".join(figure.name for figure in accuracy.headline() if not figure.is_met)
+    gap_pct = median([one.gap_pct for one in choices])
+    short = [figure.name for figure in accuracy.headline() if not figure.is_met]
+    missed = "; ".join([*short, *([f"experts' layouts, median gap at most 3 % ({gap_pct:.1f} %)"] if gap_pct > 3 else [])])
     off = max(rows.adapters(), key=lambda row: abs(row.error_pct))
     families = grouped(rows.adapters(), family_name)
     loosest = max(families, key=lambda name: summary(families[name]).mape_pct)

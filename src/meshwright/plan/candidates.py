@@ -26,6 +26,7 @@ ROWS = 8_192  # of one batch of columns: large enough for numpy, small enough fo
 STRIDE = 64  # rows of degrees crossed at a time
 DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "micro_batch")  # a row of degrees holds them in this order
 INTERLEAVED, ZERO_BUBBLE, ALL_TO_ALL = SCHEDULES.index("interleaved"), SCHEDULES.index("zero-bubble"), CP_KINDS.index("all-to-all")
+RING = CP_KINDS.index("ring")
 Ints = NDArray[np.int64]
 Row = tuple[int, ...]
 
@@ -90,6 +91,8 @@ def _inner_degrees(model: Model, workload: Workload, features: Features, fixed: 
     """Rows of (tp, cp, pp, dp) with every number of chunks, experts' degree and micro-batch that they allow."""
     tp, cp, pp, dp = outer
     chunks = [vp for vp in _chunks(model.num_layers, pp, features.max_vp, fixed.ends) if fixed.allows("vp", vp)]
+    if not features.uneven_split and fixed.ends == (0, 0):
+        chunks = [vp for vp in chunks if model.num_layers % (pp * vp) == 0]
     experts = [ep for ep in _expert_degrees(model, dp * cp * tp) if fixed.allows("ep", ep)]
     sizes = [size for size in divisors(workload.global_batch // dp) if fixed.allows("micro_batch", size)]
     if features.max_micro_batch:
@@ -224,6 +227,9 @@ class Space:
         place_of, choice_of = place_of[legal], choice_of[legal]
         columns = dict(zip(DEGREES, rows.T[:, place_of], strict=True))
         columns |= dict(zip(("zero_stage", "recompute", "schedule", "cp_kind"), choices.T[:, choice_of], strict=True))
+        # Without context parallelism its kind means nothing; whole heads for each rank would be asked of tp alone.
+        split_heads = (columns["cp"] == 1) & (columns["cp_kind"] == ALL_TO_ALL) & (self.num_kv_heads % columns["tp"] > 0)
+        columns["cp_kind"] = np.where(split_heads, RING, columns["cp_kind"])
         constant = {flag: int(getattr(self.features, flag)) for flag in FLAGS}
         constant |= dict(zip(("first_stage_layers", "last_stage_layers"), self.ends, strict=True), zero_ranks=self.zero_ranks)
         columns |= {key: np.full(len(place_of), value, dtype=np.int64) for key, value in constant.items()}

@@ -19,6 +19,7 @@ from meshwright.predict import check, parts
 from meshwright.question import GENERATION, question
 from meshwright.software import Software, software
 from meshwright.step import BF16_BYTES, PARTS, Pricer, StepParts, slowest_of
+from meshwright.traffic import Step, flows, is_counted_whole, layer_flows, sent_on
 from meshwright.units import seconds, si
 
 NOTICEABLE_PCT = 0.05  # a change that buys or costs less is not worth a line
@@ -79,7 +80,7 @@ def explain(model: Model, cluster: Cluster, workload: Workload, layout: Layout, 
     return Explanation(
         axes=axes,
         limit=_limit(priced),
-        reasons=_reasons(model, cluster, workload, layout, axes),
+        reasons=(*_mapping(cluster, layout), *_scattered(model, cluster, workload, layout, stack), *_carried(axes)),
         changes=_changes(model, cluster, workload, layout, stack, float(priced.step_time_s[0])),
     )
 
@@ -97,11 +98,13 @@ def traffic(
     pricer = Pricer(question(model, cluster, workload, factor), columns, stack.constants)
     found = []
     slowest = float(slowest_of(cluster.num_accelerators, stack.constants.chip_spread))  # as in the parts of the step
-    for axis, carried in (("tp", _tensor), ("cp", _context), ("pp", _pipeline), ("dp", _data), ("ep", _expert)):
+    sent = _sent(model, workload, layout, pricer, priced)
+    for axis, traffic_s in (("tp", _tensor_s), ("cp", _context_s), ("pp", _pipeline_s), ("dp", _data_s), ("ep", _expert_s)):
         degree = getattr(layout, axis)
         if degree == 1 and not (axis == "dp" and layout.cp > 1):
             continue
-        num_bytes, num_messages, traffic_s = carried(pricer, priced, layout)
+        num_bytes, num_messages = sent[axis]
+        axis_s = traffic_s(pricer, priced, layout)
         found.append(
             AxisTraffic(
                 axis=axis,
@@ -109,7 +112,7 @@ def traffic(
                 tiers=crossed.get(axis, crossed.get("dp", ())),
                 num_bytes=num_bytes,
                 num_messages=num_messages,
-                traffic_s=traffic_s if axis == "dp" else traffic_s * slowest,
+                traffic_s=axis_s if axis == "dp" else axis_s * slowest,
                 exposed_s=float(priced.seconds[f"exposed_{axis}"][0]),
                 behind=BEHIND[axis],
             )
@@ -117,48 +120,62 @@ def traffic(
     return tuple(found)
 
 
+def _sent(model: Model, workload: Workload, layout: Layout, pricer: Pricer, priced: StepParts) -> dict[str, tuple[float, float]]:
+    """Bytes and messages of each axis, on the stage that sends the most of it: those that the trainer sends."""
+    stages = sorted({0, min(1, layout.pp - 1), layout.pp - 1})  # all between the ends send alike
+    steps = [Step(model, workload, layout, stage) for stage in stages]
+    if is_counted_whole(model, workload):
+        of_stages = [flows(step) for step in steps]
+        return {axis: max(sent_on(axis, found) for found in of_stages) for axis in AXES} | {"ep": (0.0, 0.0)}
+    within = [layer_flows(step) for step in steps]
+    beside = {"dp": _data(pricer, priced, layout), "ep": _expert(pricer, priced, layout)}
+    return {axis: max(sent_on(axis, found) for found in within) for axis in AXES} | beside
+
+
 def _per_step(priced: StepParts) -> float:
     """Layer passes of the busiest stage in a step."""
     return float(priced.num_micro_batches[0] * priced.busiest_layers[0])
 
 
-def _tensor(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
-    each = float(pricer.tokens[0]) * float(pricer.q.hidden) * BF16_BYTES * (layout.tp - 1) / layout.tp
-    ways, passes = 3 if layout.recompute == "full" else 2, _per_step(priced)  # recomputing goes forward once more
-    return 4 * ways * each * passes, 4 * ways * passes, float(ways * pricer.tensor_s()[0]) * passes
+def _tensor_s(pricer: Pricer, priced: StepParts, layout: Layout) -> float:
+    ways = 3 if layout.recompute == "full" else 2  # recomputing goes forward once more
+    return float(ways * pricer.tensor_s()[0]) * _per_step(priced)
 
 
-def _context(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
+def _context_s(pricer: Pricer, priced: StepParts, layout: Layout) -> float:
     no_attention = np.zeros_like(pricer.tokens)
-    traffic_s = float(sum(way[0] for way in pricer.context_s(no_attention)))
-    passes, kv = _per_step(priced), float(pricer.tokens[0]) * 2 * float(pricer.q.kv_dim) / layout.tp * BF16_BYTES
-    heads = float(pricer.tokens[0]) * 2 * (float(pricer.q.query_dim) + float(pricer.q.kv_dim)) / layout.tp * BF16_BYTES
-    each = {"ring": 3 * kv * (layout.cp - 1), "all-gather": 3 * kv * (layout.cp - 1), "all-to-all": 2 * heads * (layout.cp - 1) / layout.cp}
-    messages = {"ring": 3.0 * (layout.cp - 1), "all-gather": 3.0, "all-to-all": 8.0}
-    return each[layout.cp_kind] * passes, messages[layout.cp_kind] * passes, traffic_s * passes
+    return float(sum(way[0] for way in pricer.context_s(no_attention))) * _per_step(priced)
 
 
-def _pipeline(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
-    message = float(pricer.tokens[0]) * float(pricer.q.hidden) / layout.tp * BF16_BYTES
-    count = 2.0 * float(priced.num_micro_batches[0]) * layout.vp
-    return message * count, count, float(priced.message_s[0]) * count
+def _pipeline_s(pricer: Pricer, priced: StepParts, layout: Layout) -> float:
+    return float(priced.message_s[0]) * 2.0 * float(priced.num_micro_batches[0]) * layout.vp
 
 
-def _data(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
+def _data_s(pricer: Pricer, priced: StepParts, layout: Layout) -> float:
+    return float(pricer.data_parallel_s(priced.split, pricer.layer())[0])
+
+
+def _expert_s(pricer: Pricer, priced: StepParts, layout: Layout) -> float:
+    return float(sum(way[0] for way in pricer.expert_s())) * _per_step(priced)
+
+
+def _data(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float]:
+    """Bytes and messages between replicas of a model whose parameters the trainer does not hold, from the predictor's count of them."""
     shared, experts = (float(column[0]) for column in pricer.parameters(priced.split))
-    ranks = layout.dp * layout.cp
-    per_parameter = float(pricer.q.reduce_bytes) + (float(pricer.q.gather_bytes) if layout.zero_stage else float(pricer.q.reduce_bytes))
-    times = {0: 1, 1: 1, 2: int(priced.num_micro_batches[0]), 3: int(priced.num_micro_batches[0])}[layout.zero_stage]
+    ranks, m = layout.dp * layout.cp, int(priced.num_micro_batches[0])
+    # Reductions and gathers of all parameters in a step, by ZeRO stage. An all-reduce is two reductions' worth of bytes.
+    reduces, gathers = {0: (2, 0), 1: (1, 1), 2: (m, 1), 3: (m, 2 * m)}[layout.zero_stage]
+    per_parameter = reduces * float(pricer.q.reduce_bytes) + gathers * float(pricer.q.gather_bytes)
     buckets = max((shared + experts) / sw.BUCKET_PARAMETERS, 1.0)
-    traffic_s = float(pricer.data_parallel_s(priced.split, pricer.layer())[0])
-    return (shared + experts) * per_parameter * (ranks - 1) / ranks * times, 2 * buckets * times, traffic_s
+    return (shared + experts) * per_parameter * (ranks - 1) / ranks, buckets * (reduces + gathers)
 
 
-def _expert(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float, float]:
+def _expert(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float]:
+    """Bytes and messages of tokens on their way to experts and back."""
     q = pricer.q
     each = float(pricer.tokens[0]) / layout.tp * float(q.experts_per_token) * float(q.hidden) * BF16_BYTES * float(q.expert_layers)
     passes = _per_step(priced)
-    return 4 * each * (layout.ep - 1) / layout.ep * passes, 4 * passes, float(sum(way[0] for way in pricer.expert_s())) * passes
+    return 4 * each * (layout.ep - 1) / layout.ep * passes, 4 * passes
 
 
 # -- why ------------------------------------------------------------------------------------------------
@@ -180,17 +197,29 @@ def _limit(priced: StepParts) -> str:
     return f"{_NAMES[part]} takes {first:.0%} of the step; next is {_NAMES[other]} with {second:.1%}"
 
 
-def _reasons(model: Model, cluster: Cluster, workload: Workload, layout: Layout, axes: tuple[AxisTraffic, ...]) -> tuple[str, ...]:
-    """Sentences on the mapping: which axes stay inside, which cross, and why that is right."""
-    said = list(_mapping(cluster, layout))
+def _carried(axes: tuple[AxisTraffic, ...]) -> Iterator[str]:
+    """A sentence for every axis: what it moves, over what, and how much of it hides."""
     for axis in axes:
         if axis.tiers and axis.traffic_s > 0:
             share = axis.hidden_s / axis.traffic_s
-            said.append(
+            yield (
                 f"{axis.axis} moves {si(axis.num_bytes, 'B', 3)} in {axis.num_messages:,.0f} messages over {' and '.join(axis.tiers)}: "
                 f"{seconds(axis.traffic_s)}, of which {share:.0%} hides behind {axis.behind}."
             )
-    return tuple(said)
+
+
+def _scattered(model: Model, cluster: Cluster, workload: Workload, layout: Layout, stack: Software) -> Iterator[str]:
+    """Where a replica is as large as a domain and yet spread over several: what it would take to keep it together."""
+    inner, replica, together = cluster.tiers[0], layout.tp * layout.cp * layout.pp, replace(layout, order=AXES)
+    if len(cluster.tiers) == 1 or replica != inner.num_accelerators or tiers_of(layout, cluster) == tiers_of(together, cluster):
+        return
+    step_s, together_s = parts(model, cluster, workload, Layouts.of([layout, together]), stack).step_time_s.tolist()
+    change = together_s / step_s - 1
+    yield (
+        f"A replica is as large as a {inner.name}, and would be one with order={'-'.join(AXES)}: pipeline traffic would stay on "
+        f"{inner.link} and data parallelism alone cross the {cluster.tiers[-1].name}; the step is then {abs(change):.1%} "
+        f"{'longer' if change > 0 else 'shorter'}."
+    )
 
 
 def _mapping(cluster: Cluster, layout: Layout) -> Iterator[str]:

@@ -23,6 +23,8 @@ class Features:
     schedules: tuple[str, ...] = SCHEDULES
     cp_kinds: tuple[str, ...] = CP_KINDS
     orders: tuple[tuple[str, ...], ...] = ORDERS
+    uneven_split: bool = True  # whether the embedding and the loss may count as layers where the layers alone do not divide
+    low_weights: bool = True  # whether weights of fp8 products are held in fp8 alone, without a copy in bf16 beside it
     overlap_tp: bool = False
     overlap_pp: bool = True
     overlap_dp: bool = True

@@ -5,14 +5,14 @@ Every objective is a number of a whole run that is better when it is lower.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.cost.energy import run_energy_j
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError, nearest
-from meshwright.outcome import Spread, node_w, power_constants
+from meshwright.outcome import Spread
 from meshwright.plan.make import PricedPlan
 from meshwright.units import DAY, HOUR, MINUTE, seconds, usd
 
@@ -63,6 +63,19 @@ class Aim:
         offer = priced.outcome.offer
         return _known(offer.cost_usd if offer else None, "cost", priced.outcome.unknown) - self.budget_usd
 
+    def most_s(self, priced: PricedPlan) -> float:
+        """Seconds a run may take on a plan's machine so that it keeps the deadline and the budget."""
+        within_s = math.inf if self.deadline_s is None else self.deadline_s
+        takes = priced.outcome
+        if self.budget_usd is None or not takes.offer or not takes.time_to_train_s:
+            return within_s
+        return min(within_s, self.budget_usd * takes.time_to_train_s.value / takes.offer.cost_usd.value)
+
+    def miss(self, late_s: float, over_usd: float) -> float:
+        """How far a run misses what was asked, in parts of what was allowed; 0 where it keeps it."""
+        late = max(late_s, 0.0) / self.deadline_s if self.deadline_s else 0.0
+        return late + max(over_usd, 0.0) / (self.budget_usd or 1.0)
+
     def missed(self, priced: PricedPlan) -> str:
         """By how much a plan misses, in words."""
         late_s, over_usd = self.late_s(priced), self.over_usd(priced)
@@ -86,6 +99,11 @@ class Floor:
     cost_usd: float  # 0 where no price is known
     energy_j: float
 
+    def miss(self, aim: Aim) -> float:
+        """How far any run here misses what was asked, at least."""
+        late_s = self.time_s - aim.deadline_s if aim.deadline_s is not None else 0.0
+        return aim.miss(late_s, self.cost_usd - aim.budget_usd if aim.budget_usd is not None else 0.0)
+
     def of(self, objective: str, grams_per_j: float = 0.0) -> float:
         """The floor of an objective; carbon is in proportion to energy."""
         if objective == "time":
@@ -93,13 +111,11 @@ class Floor:
         return self.cost_usd if objective in ("cost", "tokens-per-dollar") else self.energy_j * (grams_per_j or 1.0)
 
 
-def floor(cluster: Cluster, workload: Workload, step_s: float, usd_per_hour: float) -> Floor:
-    """The least a run takes whose steps cannot be shorter than `step_s`: accelerators that only wait, and no evaluation."""
+def floor(cluster: Cluster, workload: Workload, step_s: float, usd_per_hour: float, node_j: float = 0.0) -> Floor:
+    """The least a run takes whose steps cannot be shorter than `step_s`, and a node of which cannot draw less than `node_j`."""
     time_s = max(workload.num_steps(), 1) * step_s
-    waiting_w, _ = node_w(cluster, 0.0, power_constants())
     nodes = cluster.num_accelerators / cluster.accelerators_per_node
-    energy_j = float(run_energy_j(waiting_w, nodes, time_s)) if waiting_w == waiting_w else 0.0
-    return Floor(time_s, cluster.num_accelerators * time_s / HOUR * usd_per_hour, energy_j)
+    return Floor(time_s, cluster.num_accelerators * time_s / HOUR * usd_per_hour, nodes * node_j)
 
 
 def read_duration(text: str) -> float:

@@ -8,13 +8,14 @@ unpriced, and none can drop the best (`tests/plan/test_search.py` compares with 
   ZeRO 1 does not fit;
 - communication only adds to a step, so degrees are left whose step is slower than the slowest layout kept even on a network that takes
   no time, but for tensor parallelism over the fastest link there is.
+What is made small is a `Measure`; the rules hold for all of them, since each grows with the step and with the work in it.
 """
 
 from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -24,25 +25,26 @@ from meshwright import software as sw
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
-from meshwright.errors import FitError, InputError
+from meshwright.errors import FitError, InputError, MeshwrightError
 from meshwright.footprint import RESERVE_BYTES, Footprint, footprint, recipe_for
 from meshwright.layout import RECOMPUTE, Layout, Layouts
 from meshwright.plan.candidates import DEGREES, Fixed, Row, Space, concatenated, degrees
+from meshwright.plan.exact import quick_excess_s, step_excess_s
 from meshwright.plan.features import Features
-from meshwright.predict import Prediction, exact_step_s, predict, schedule_excess_s, usual_layout
+from meshwright.plan.measure import STEP, Measure, Times
+from meshwright.predict import Prediction, predict, usual_layout
 from meshwright.question import GENERATION, Question, question
 from meshwright.software import Software, software
-from meshwright.step import price
+from meshwright.step import BF16_BYTES, price
 from meshwright.units import gib
 
 EXACT = 500  # of the best in closed form, priced again from the exact schedule
 # The closed form adds up chains of operations that wait for each other, so the exact schedule never takes less (but for rounding, and by
 # what tests/plan/test_search.py has seen): layouts that are behind in closed form stay behind.
 CLOSED_EXCESS = 1.001
-LONG = 4  # rounds of the pipeline after which a step grows evenly
 Progress = Callable[[int, int], None]  # rows of degrees done, and in all
 Column = NDArray[np.float64]
-Score = Callable[[Prediction], Column]  # of every row: what makes one better than another, if not its time
+ENDS = ("first_stage_layers", "last_stage_layers")
 Choice = tuple[int, int]  # ZeRO stage, index into RECOMPUTE
 
 
@@ -87,10 +89,10 @@ def search(
     keep: int = 5,
     reserve_bytes: float = RESERVE_BYTES,
     prune: bool = True,
-    score: Score | None = None,
+    measure: Measure = STEP,
     progress: Progress = lambda done, total: None,
 ) -> Found:
-    """The fastest layouts that fit, from the best on; with a `score`, those of the fastest that have the lowest.
+    """The layouts that fit and have the least of a measure (the step's seconds), from the best on.
 
     Of layouts that differ only in their ZeRO stage and recompute the best one stands for all.
     """
@@ -98,13 +100,13 @@ def search(
     stack, fixed = stack or software(), fixed or Fixed()
     features = fixed.narrowed(features or usual_features(model, cluster, workload))
     asked = _asked(model, cluster, workload, stack)
-    space, bound_s = _bounded_space(model, cluster, workload, stack, features, fixed, asked)
-    memory = _Memory(model, cluster, workload, reserve_bytes)
-    best, tally = _Best(asked, stack, max(keep, EXACT)), _Tally()
+    space, bounds = _bounded_space(model, cluster, workload, stack, features, fixed, asked, measure)
+    memory = _Memory(model, cluster, workload, reserve_bytes, features)
+    best, tally = _Best(asked, workload, stack, measure, max(keep, EXACT)), _Tally()
     lesser = min(features.recompute, key=RECOMPUTE.index)
     opened = space.batches((min(features.zero_stages),), (lesser,)) if prune else space.batches(features.zero_stages, features.recompute)
     for batch, done in opened:
-        if prune and bound_s[done] > best.limit_s:
+        if prune and bounds[done] > best.limit:
             tally.num_pruned += space.num_layouts(done)
             break
         fitting = memory.least(batch, features, tally) if prune else batch.take(memory.fits(batch, tally))
@@ -113,8 +115,8 @@ def search(
         progress(done, len(space.rows))
     progress(len(space.rows), len(space.rows))
     if not tally.num_layouts:
-        raise _nothing_fits(cluster, tally)
-    ranked, seconds = _exact(predict(model, cluster, workload, best.layouts, stack), best, keep, score)
+        raise _nothing_fits(cluster, tally, fixed, reserve_bytes)
+    ranked, seconds = _exact(predict(model, cluster, workload, best.layouts, stack), workload, measure, keep)
     return Found(
         layouts=ranked,
         step_time_s=seconds,
@@ -125,14 +127,17 @@ def search(
     )
 
 
-def fastest_bound_s(model: Model, cluster: Cluster, workload: Workload, stack: Software, features: Features | None, fixed: Fixed) -> float:
-    """Seconds below which no layout on this machine can come; inf where no degrees divide it."""
+def least_of(
+    model: Model, cluster: Cluster, workload: Workload, stack: Software, features: Features | None, fixed: Fixed, measure: Measure = STEP
+) -> float:
+    """What no layout on this machine can stay under, of a measure (the step's seconds); inf where no degrees divide it."""
     features = fixed.narrowed(features or usual_features(model, cluster, workload))
     try:
-        _, bound_s = _bounded_space(model, cluster, workload, stack, features, fixed, _asked(model, cluster, workload, stack))
+        asked = _asked(model, cluster, workload, stack)
+        _, bounds = _bounded_space(model, cluster, workload, stack, features, fixed, asked, measure)
     except InputError:
         return float(np.inf)
-    return float(bound_s[0])
+    return float(bounds[0])
 
 
 def _asked(model: Model, cluster: Cluster, workload: Workload, stack: Software) -> Question:
@@ -144,20 +149,27 @@ def _asked(model: Model, cluster: Cluster, workload: Workload, stack: Software) 
 
 
 def _bounded_space(
-    model: Model, cluster: Cluster, workload: Workload, stack: Software, features: Features, fixed: Fixed, asked: Question
+    model: Model,
+    cluster: Cluster,
+    workload: Workload,
+    stack: Software,
+    features: Features,
+    fixed: Fixed,
+    asked: Question,
+    measure: Measure = STEP,
 ) -> tuple[Space, Column]:
-    """All that may be searched, the degrees with the lowest bound first, and those bounds in seconds."""
+    """All that may be searched, the degrees with the lowest bound first, and those bounds."""
     rows = degrees(model, cluster, workload, features, fixed)
     if not rows:
         raise _no_degrees(model, cluster, workload, features, fixed)
     space = Space.of(model, cluster, rows, features, fixed)
-    bound_s = _bounds_s(asked, space, stack)
-    order = np.argsort(bound_s, kind="stable")
-    return space.sorted(order), bound_s[order]
+    bounds = _bounds(asked, space, stack, measure)
+    order = np.argsort(bounds, kind="stable")
+    return space.sorted(order), bounds[order]
 
 
-def _bounds_s(asked: Question, space: Space, stack: Software) -> Column:
-    """Seconds below which no layout of a row of degrees can come.
+def _bounds(asked: Question, space: Space, stack: Software, measure: Measure) -> Column:
+    """What no layout of a row of degrees can stay under.
 
     Its step under the kindest schedule on a network that takes no time, but for tensor parallelism: that has a domain to itself, whose
     links are the fastest of the machine.
@@ -180,7 +192,7 @@ def _bounds_s(asked: Question, space: Space, stack: Software) -> Column:
     silent = replace(constants, round_s=0.0)
     steps = [price(kind_network, space.bare(kind), silent) for kind in sorted(kinds)]
     # Replicas exchange nothing: experts that are shared out over tensor ranks would, and differently in every ZeRO stage.
-    return np.asarray(np.min([step.step_time_s - step.seconds["exposed_dp"] for step in steps], axis=0))
+    return np.asarray(np.min([measure.value(measure.least_times(step)) for step in steps], axis=0))
 
 
 # -- what fits ------------------------------------------------------------------------------------------
@@ -189,10 +201,12 @@ def _bounds_s(asked: Question, space: Space, stack: Software) -> Column:
 class _Memory:
     """What there is, and which layouts need no more."""
 
-    def __init__(self, model: Model, cluster: Cluster, workload: Workload, reserve_bytes: float) -> None:
+    def __init__(self, model: Model, cluster: Cluster, workload: Workload, reserve_bytes: float, features: Features) -> None:
         self.room_bytes = cluster.accelerator.memory_bytes - reserve_bytes
         self._job = model, workload
-        self._recipe = recipe_for(workload.precision, cluster.accelerator)
+        recipe = recipe_for(workload.precision, cluster.accelerator)
+        copied = workload.precision.startswith("fp8") and not features.low_weights
+        self._recipe = replace(recipe, weight_bytes=recipe.weight_bytes + BF16_BYTES) if copied else recipe
 
     def footprint(self, layouts: Layouts) -> Footprint:
         """Bytes of every layout."""
@@ -259,41 +273,41 @@ def _with(rows: Layouts, **values: int) -> Layouts:
 
 
 class _Best:
-    """The fastest layouts so far, in closed form."""
+    """The best layouts so far, in closed form."""
 
-    def __init__(self, asked: Question, stack: Software, count: int) -> None:
-        self._asked, self._stack, self._count = asked, stack, count
+    def __init__(self, asked: Question, workload: Workload, stack: Software, measure: Measure, count: int) -> None:
+        self._asked, self._workload, self._stack, self._measure, self._count = asked, workload, stack, measure, count
         self.layouts: Layouts = Layouts.of([])
-        self.step_s: Column = np.empty(0)
+        self.values: Column = np.empty(0)
 
     @property
-    def limit_s(self) -> float:
-        """Seconds of the slowest that is kept; anything is kept while there is room."""
-        return float(self.step_s[-1]) if len(self.step_s) >= self._count else float(np.inf)
+    def limit(self) -> float:
+        """What the last that is kept comes to; anything is kept while there is room."""
+        return float(self.values[-1]) if len(self.values) >= self._count else float(np.inf)
 
     def add(self, layouts: Layouts) -> None:
         """Price the rows and keep the best of all so far."""
         if not len(layouts):
             return
-        step_s = price(self._asked, layouts, self._stack.constants).step_time_s
-        fast = np.flatnonzero(step_s < self.limit_s)
-        if len(fast):
-            rows, seconds = concatenated([self.layouts, layouts.take(fast)]), np.concatenate([self.step_s, step_s[fast]])
-            order = np.argsort(seconds, kind="stable")[: self._count]
-            self.layouts, self.step_s = rows.take(order), seconds[order]
+        priced = price(self._asked, layouts, self._stack.constants)
+        values = self._measure.value(self._measure.times(self._workload, layouts, priced))
+        good = np.flatnonzero(values < self.limit)
+        if len(good):
+            rows, all_values = concatenated([self.layouts, layouts.take(good)]), np.concatenate([self.values, values[good]])
+            order = np.argsort(all_values, kind="stable")[: self._count]
+            self.layouts, self.values = rows.take(order), all_values[order]
 
 
-def _exact(prediction: Prediction, best: _Best, keep: int, score: Score | None) -> tuple[tuple[Layout, ...], tuple[float, ...]]:
-    """The best rows priced from the exact schedule, from the best on."""
-    layouts = _distinct(best.layouts)
-    if score is None:
-        rows = _fastest(prediction, layouts, best.step_s, keep)
-    else:
-        scores = score(prediction)
-        rows = sorted(layouts, key=lambda row: (float(scores[row]), row))[:keep]
-    timed = [(exact_step_s(prediction, layouts[row], row) if layouts[row].pp > 1 else float(best.step_s[row]), row) for row in rows]
-    chosen = sorted(timed) if score is None else timed
-    return tuple(layouts[row] for _, row in chosen), tuple(seconds for seconds, _ in chosen)
+def _exact(prediction: Prediction, workload: Workload, measure: Measure, keep: int) -> tuple[tuple[Layout, ...], tuple[float, ...]]:
+    """The best rows (those of a prediction, the best first) priced from the exact schedule, and their steps in seconds."""
+    layouts = _distinct(prediction.layouts)
+    times = measure.times(workload, prediction.layouts, prediction.detail)
+    timed = []
+    for row in _least(prediction, layouts, times, measure, keep):
+        excess_s = step_excess_s(prediction, layouts[row], row)
+        timed.append((float(measure.value(times.later(row, excess_s))), row, float(times.step_s[row]) + excess_s))
+    ranked = sorted(timed)
+    return tuple(layouts[row] for _, row, _ in ranked), tuple(step_s for _, _, step_s in ranked)
 
 
 def _distinct(rows: Layouts) -> dict[int, Layout]:
@@ -309,58 +323,67 @@ def _distinct(rows: Layouts) -> dict[int, Layout]:
     return found
 
 
-def _fastest(prediction: Prediction, layouts: Mapping[int, Layout], step_s: Column, keep: int) -> list[int]:
-    """Rows of the fastest by the exact schedule; those that are too slow in closed form already are left."""
+def _least(prediction: Prediction, layouts: Mapping[int, Layout], times: Times, measure: Measure, keep: int) -> list[int]:
+    """Rows with the least by the exact schedule; those that have too much in closed form already are left."""
+    closed = measure.value(times)
     timed: list[tuple[float, int]] = []
     for row, layout in layouts.items():
-        closed_s = float(step_s[row])
-        if len(timed) >= keep and closed_s > CLOSED_EXCESS * timed[keep - 1][0]:
+        if len(timed) >= keep and closed[row] > CLOSED_EXCESS * timed[keep - 1][0]:
             break
-        bisect.insort(timed, (closed_s + _excess_s(prediction, layout, row), row))
+        bisect.insort(timed, (float(measure.value(times.later(row, quick_excess_s(prediction, layout, row)))), row))
     return [row for _, row in timed[:keep]]
-
-
-def _excess_s(prediction: Prediction, layout: Layout, row: int) -> float:
-    """Seconds the exact schedule takes beyond the closed form.
-
-    After a few rounds of the pipeline every further one adds the same, so a long step is timed by two short ones and a straight line.
-    """
-    pp, m = layout.pp, int(prediction.detail.num_micro_batches[row])
-    if pp == 1:
-        return 0.0
-    if m % pp or m <= LONG * pp:
-        return schedule_excess_s(prediction, layout, row)
-    before_s, after_s = (schedule_excess_s(prediction, layout, row, rounds * pp) for rounds in (LONG - 1, LONG))
-    return after_s + (m // pp - LONG) * (after_s - before_s)
 
 
 # -- nothing --------------------------------------------------------------------------------------------
 
+WRITTEN = {"micro_batch": "mbs", "zero_stage": "zero"}  # as --layout spells them
+
 
 def _no_degrees(model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed) -> InputError:
     """The complaint that nothing divides, with what would, were one of the fixed degrees free."""
-    said = ", ".join(f"{key}={value}" for key, value in fixed.values.items() if key in DEGREES)
+    named = [key for key in fixed.values if key in (*DEGREES, *ENDS)]
     fix = "choose a number of accelerators and a batch with common divisors (powers of two times the nodes)"
-    for key in (key for key in fixed.values if key in DEGREES):
+    for key in named:
         others = Fixed({name: value for name, value in fixed.values.items() if name != key})
         rows: list[Row] = degrees(model, cluster, workload, features, others)
-        if rows:
+        if rows and key in DEGREES:
             able = sorted({row[DEGREES.index(key)] for row in rows})
-            fix = f"with the rest as it is, choose {key} from {', '.join(map(str, able))}"
+            fix = f"with the rest as it is, choose {WRITTEN.get(key, key)} from {', '.join(map(str, able))}"
+            break
+        if rows:
+            fix = f"leave {key} out, or let the other stages divide the rest of the {model.num_layers} layers"
             break
     return InputError(
         f"no degrees multiply to {cluster.num_accelerators:,} accelerators and divide {model.name}, "
-        f"a sequence of {workload.seq_len:,} and a batch of {workload.global_batch:,}" + (f" with {said}" if said else ""),
+        f"a sequence of {workload.seq_len:,} and a batch of {workload.global_batch:,}{_with_fixed(fixed, named)}",
         where="plan",
         fix=fix,
     )
 
 
-def _nothing_fits(cluster: Cluster, tally: _Tally) -> FitError:
-    what = f"no layout fits {gib(cluster.accelerator.memory_bytes)} of {cluster.accelerator.name}: {tally.num_unfit:,} were tried"
+def _with_fixed(fixed: Fixed, keys: Iterable[str]) -> str:
+    said = ", ".join(f"{WRITTEN.get(key, key)}={_told(fixed.values[key])}" for key in keys)
+    return f" with {said}" if said else ""
+
+
+def _told(value: object) -> str:
+    return "-".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _nothing_fits(cluster: Cluster, tally: _Tally, fixed: Fixed, reserve_bytes: float) -> MeshwrightError:
+    chip = cluster.accelerator
+    if not tally.num_unfit:
+        return InputError(
+            f"no layout has all that is fixed: the choices exclude each other{_with_fixed(fixed, fixed.values)}",
+            where="--layout",
+            fix="free one of them (1F1B has vp=1, zero bubble needs pp > 1, all-to-all needs cp x tp to divide the key-value heads)",
+        )
+    room = f"{gib(chip.memory_bytes - reserve_bytes)} of {chip.name}'s {gib(chip.memory_bytes)} ({gib(reserve_bytes)} are kept back)"
     near = (
         f"; the nearest miss, {tally.nearest}, lacks {gib(tally.nearest_bytes)} ({tally.nearest_bytes:,.0f} bytes)" if tally.nearest else ""
     )
     return FitError(
-        what + near, where="plan", fix="use more accelerators, a smaller batch or sequence, a lower precision, or open recompute and ZeRO 3"
+        f"no layout fits {room}: {tally.num_unfit:,} were tried{near}",
+        where="plan",
+        fix="use more accelerators, a smaller batch or sequence, a lower precision, or open recompute and ZeRO 3",
     )

@@ -10,26 +10,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import FitError, InputError, MeshwrightError
 from meshwright.footprint import RESERVE_BYTES
-from meshwright.outcome import busy_share, node_w, power_constants
 from meshwright.plan.candidates import Fixed
 from meshwright.plan.features import Features
 from meshwright.plan.make import PricedPlan, Terms, priced_plan
+from meshwright.plan.measure import STEP, Measure, run_energy, run_time
 from meshwright.plan.objective import Aim, Floor, floor
-from meshwright.plan.search import Found, fastest_bound_s, search
+from meshwright.plan.search import Found, least_of, search
 from meshwright.plan.whatif import using
-from meshwright.predict import Prediction
 from meshwright.software import Software, software
 from meshwright.units import si
 
 ODD = (1, 3, 5, 7)
-Column = NDArray[np.float64]
+ENERGY = ("energy", "carbon")  # objectives that go by the energy of the run
 Progress = Callable[[str, int, int], None]  # what is searched, rows done and in all
 
 
@@ -67,8 +65,23 @@ class Searched:
 
 
 def searched(ask: Ask, progress: Progress = lambda what, done, total: None) -> Searched:
-    """The best plans on one machine."""
-    by_energy = ask.aim.objective in ("energy", "carbon")
+    """The best plans on one machine; where a deadline or budget is set and can be kept, only plans that keep it."""
+    aim = ask.aim
+    by_energy = aim.objective in ENERGY
+    limited = aim.deadline_s is not None or aim.budget_usd is not None
+    if by_energy and not limited:
+        return _searched(ask, run_energy(ask.cluster, ask.workload, ask.stack), progress)
+    fastest = _searched(ask, STEP if aim.objective == "time" else run_time(ask.workload, ask.stack), progress)
+    if not aim.allows(fastest.best):
+        return fastest
+    if by_energy:
+        most_s = aim.most_s(fastest.best)
+        return _searched(ask, run_energy(ask.cluster, ask.workload, ask.stack, most_s), progress)
+    return replace(fastest, plans=tuple(priced for priced in fastest.plans if aim.allows(priced)))
+
+
+def _searched(ask: Ask, measure: Measure, progress: Progress) -> Searched:
+    """The plans on one machine that have the least of a measure."""
     name = f"{ask.cluster.num_accelerators:,} accelerators"
     found = search(
         ask.model,
@@ -79,18 +92,11 @@ def searched(ask: Ask, progress: Progress = lambda what, done, total: None) -> S
         fixed=ask.fixed,
         keep=ask.keep,
         reserve_bytes=ask.reserve_bytes,
-        score=(lambda prediction: _run_energy(prediction, ask)) if by_energy else None,
+        measure=measure,
         progress=lambda done, total: progress(name, done, total),
     )
     plans = [priced_plan(ask.model, ask.cluster, ask.workload, layout, ask.stack, ask.terms) for layout in found.layouts]
     return Searched(cluster=ask.cluster, plans=tuple(plans), found=found)
-
-
-def _run_energy(prediction: Prediction, ask: Ask) -> Column:
-    """What ranks layouts by the energy of their run (and so by its carbon): watts of a node, for as long as the run takes."""
-    (waiting_w, _), (working_w, _) = (node_w(ask.cluster, busy, power_constants()) for busy in (0.0, 1.0))
-    share = busy_share(prediction, ask.cluster, ask.workload) if prediction.num_steps else np.zeros(len(prediction.step_time_s))
-    return np.asarray(prediction.time_to_train_s * (waiting_w + (working_w - waiting_w) * share))
 
 
 # -- sizes ----------------------------------------------------------------------------------------------
@@ -177,9 +183,8 @@ def survey(ask: Ask, machines: Sequence[Cluster], *, front: bool, progress: Prog
     if len(machines) == 1:
         return Survey([searched(ask.on(machines[0]), progress)])
     result = Survey()
-    bounds_s = [fastest_bound_s(ask.model, machine, ask.workload, ask.stack, ask.features, ask.fixed) for machine in machines]
-    for machine, step_s in _most_promising_first(ask, machines, bounds_s):
-        low = floor(machine, ask.workload, step_s, _usd_per_hour(result))
+    for machine, least in _most_promising_first(ask, machines):
+        low = least(_usd_per_hour(result))
         if any(_beaten(ask.aim, low, point, front) for point in result.searched):
             result.num_bounded += 1
             continue
@@ -192,15 +197,26 @@ def survey(ask: Ask, machines: Sequence[Cluster], *, front: bool, progress: Prog
     return result
 
 
-def _most_promising_first(ask: Ask, machines: Sequence[Cluster], bounds_s: Sequence[float]) -> list[tuple[Cluster, float]]:
-    """Machines that allow a layout with the least a step takes on each, in the order of what the objective could become."""
-    pairs = [(machine, step_s) for machine, step_s in zip(machines, bounds_s, strict=True) if np.isfinite(step_s)]
+def _most_promising_first(ask: Ask, machines: Sequence[Cluster]) -> list[tuple[Cluster, Callable[[float], Floor]]]:
+    """Machines that allow a layout, each with its floor at a price, in the order of what the objective could become."""
+    floors = [(machine, _floor(ask, machine)) for machine in machines]
 
-    def rank(pair: tuple[Cluster, float]) -> tuple[bool, float]:
-        low = floor(pair[0], ask.workload, pair[1], 1.0)
+    def rank(pair: tuple[Cluster, Callable[[float], Floor]]) -> tuple[bool, float]:
+        low = pair[1](1.0)
         return low.time_s > (ask.aim.deadline_s or np.inf), low.of(ask.aim.objective)
 
-    return sorted(pairs, key=rank)
+    return sorted((pair for pair in floors if np.isfinite(pair[1](1.0).time_s)), key=rank)
+
+
+def _floor(ask: Ask, machine: Cluster) -> Callable[[float], Floor]:
+    """What no run on a machine can stay under, at so many dollars an hour and accelerator."""
+
+    def least(measure: Measure) -> float:
+        return least_of(ask.model, machine, ask.workload, ask.stack, ask.features, ask.fixed, measure)
+
+    step_s = least(STEP)
+    node_j = least(run_energy(machine, ask.workload, ask.stack)) if ask.aim.objective in ENERGY else 0.0
+    return lambda usd_per_hour: floor(machine, ask.workload, step_s, usd_per_hour, node_j)
 
 
 def _usd_per_hour(result: Survey) -> float:
@@ -213,10 +229,11 @@ def _beaten(aim: Aim, low: Floor, point: Searched, front: bool) -> bool:
     """Whether a searched machine is at least as good as anything above a floor."""
     if front:
         return _time_s(point) <= low.time_s and _cost_usd(point) <= low.cost_usd
+    least_miss = low.miss(aim)
+    if least_miss > 0:  # it cannot keep what was asked, so it counts only where nothing does and it comes nearer
+        return least_miss >= _miss(aim, point)
     if not aim.allows(point.best):
         return False
-    if low.time_s > (aim.deadline_s or np.inf) or low.cost_usd > (aim.budget_usd or np.inf):
-        return True
     takes = point.best.outcome
     carbon = takes.carbon_kg.value / takes.energy_j.value if takes.carbon_kg and takes.energy_j else 1.0
     return aim.value(point.best) <= low.of(aim.objective, carbon if aim.objective == "carbon" else 0.0)
@@ -239,8 +256,7 @@ def chosen(ask: Ask, result: Survey) -> Searched:
 
 def _miss(aim: Aim, point: Searched) -> float:
     """How far a machine misses, in parts of what was allowed."""
-    late = max(aim.late_s(point.best), 0.0) / (aim.deadline_s or 1.0)
-    return late + max(aim.over_usd(point.best), 0.0) / (aim.budget_usd or 1.0)
+    return aim.miss(aim.late_s(point.best), aim.over_usd(point.best))
 
 
 def _none(ask: Ask, machines: Sequence[Cluster], result: Survey) -> MeshwrightError:

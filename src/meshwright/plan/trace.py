@@ -25,6 +25,7 @@ from meshwright import software as sw
 from meshwright.cost.schedule import BACKWARD, FORWARD, KIND_NAMES, WEIGHT, Timeline
 from meshwright.errors import InputError
 from meshwright.layout import Layouts
+from meshwright.plan.exact import MOST_OPERATIONS
 from meshwright.plan.explain import traffic
 from meshwright.plan.plan import Plan
 from meshwright.predict import parts, timeline
@@ -34,6 +35,7 @@ from meshwright.step import Pricer, StepParts
 
 STREAMS = ("compute", "communication: tp, cp, ep", "communication: pp", "communication: dp")
 COMPUTE, WITHIN, STAGES, REPLICAS = range(len(STREAMS))
+FIRST_THREAD = 100_000  # above every process of a trace
 MAX_BUCKETS = 32  # slices of one chunk's gradients or weights; more are drawn as so many
 
 Floats = NDArray[np.float64]
@@ -126,6 +128,7 @@ class LaidOut:
     def of(plan: Plan, stack: Software) -> LaidOut:
         """The step of a plan under the software it was priced with."""
         job = (plan.model, plan.cluster, plan.workload)
+        _check_length(plan)
         priced = parts(*job, Layouts.of([plan.layout]), stack)
         pricer = _unhidden(plan, stack)
         replicas = _replicas(plan, stack, priced, pricer)
@@ -176,6 +179,18 @@ class LaidOut:
         for index in np.flatnonzero(order.waits_for >= 0):
             sender = int(order.waits_for[index])
             yield Flow(int(order.stage[sender]), float(sent_s[sender]), int(order.stage[index]), float(start_s[index]))
+
+
+def _check_length(plan: Plan) -> None:
+    """Refuse a step of more operations than can be laid out one by one."""
+    layout, m = plan.layout, plan.layout.num_micro_batches(plan.workload.global_batch)
+    num_operations = 2 * layout.pp * layout.vp * m
+    if num_operations > MOST_OPERATIONS:
+        raise InputError(
+            f"a step of {num_operations:,} operations ({m:,} micro-batches) is too long to be drawn",
+            where="workload.global_batch",
+            fix="plan a smaller batch, or larger micro-batches",
+        )
 
 
 def _unhidden(plan: Plan, stack: Software) -> Pricer:
@@ -380,13 +395,30 @@ def _us(seconds: float) -> float:
     return round(seconds * 1e9) / 1e3
 
 
+def process_id(stage: int) -> int:
+    """The process that stands for a stage: from 1 on, since 0 is the idle process to Perfetto."""
+    return 1 + stage
+
+
+def thread_id(stage: int, stream: int) -> int:
+    """The thread that stands for a stream of a stage.
+
+    Perfetto takes these as an operating system's: no two threads of a trace share one, and a process's first thread has its number.
+    """
+    return FIRST_THREAD + len(STREAMS) * stage + stream
+
+
 def _metadata(plan: Plan) -> Iterator[dict[str, Any]]:
+    digits = len(str(plan.layout.pp - 1))  # Perfetto sorts processes by name
     for stage in range(plan.layout.pp):
-        yield {"name": "process_name", "ph": "M", "pid": stage, "tid": 0, "args": {"name": f"stage {stage} of {plan.layout.pp}"}}
-        yield {"name": "process_sort_index", "ph": "M", "pid": stage, "tid": 0, "args": {"sort_index": stage}}
+        process = {"ph": "M", "pid": process_id(stage)}
+        first = thread_id(stage, COMPUTE)
+        yield {"name": "process_name", **process, "tid": first, "args": {"name": f"stage {stage:0{digits}} of {plan.layout.pp}"}}
+        yield {"name": "process_sort_index", **process, "tid": first, "args": {"sort_index": stage}}
         for stream, name in enumerate(STREAMS):
-            yield {"name": "thread_name", "ph": "M", "pid": stage, "tid": stream, "args": {"name": name}}
-            yield {"name": "thread_sort_index", "ph": "M", "pid": stage, "tid": stream, "args": {"sort_index": stream}}
+            thread = {**process, "tid": thread_id(stage, stream)}
+            yield {"name": "thread_name", **thread, "args": {"name": name}}
+            yield {"name": "thread_sort_index", **thread, "args": {"sort_index": stream}}
 
 
 def _complete(slices: Iterator[Slice]) -> Iterator[dict[str, Any]]:
@@ -394,12 +426,15 @@ def _complete(slices: Iterator[Slice]) -> Iterator[dict[str, Any]]:
     for s in sorted(slices, key=lambda s: (s.stage, s.stream, s.start_s, s.end_s)):
         start_us = _us(s.start_s)
         duration_us = round(_us(s.end_s) - start_us, 3)
-        event = {"name": s.name, "cat": STREAMS[s.stream].split(":")[0], "ph": "X", "pid": s.stage, "tid": s.stream}
-        yield {**event, "ts": start_us, "dur": max(duration_us, 0.0), "args": s.args}
+        event = {"name": s.name, "cat": STREAMS[s.stream].split(":")[0], "ph": "X"}
+        place = {"pid": process_id(s.stage), "tid": thread_id(s.stage, s.stream)}
+        yield {**event, **place, "ts": start_us, "dur": max(duration_us, 0.0), "args": s.args}
 
 
 def _arrows(flows: Iterator[Flow]) -> Iterator[dict[str, Any]]:
     for number, flow in enumerate(flows):
         arrow = {"name": "message", "cat": "pp", "id": number}
-        yield {**arrow, "ph": "s", "pid": flow.from_stage, "tid": STAGES, "ts": _us(flow.start_s)}
-        yield {**arrow, "ph": "f", "bp": "e", "pid": flow.to_stage, "tid": COMPUTE, "ts": _us(flow.end_s)}
+        start = {"pid": process_id(flow.from_stage), "tid": thread_id(flow.from_stage, STAGES), "ts": _us(flow.start_s)}
+        end = {"pid": process_id(flow.to_stage), "tid": thread_id(flow.to_stage, COMPUTE), "ts": _us(flow.end_s)}
+        yield {**arrow, "ph": "s", **start}
+        yield {**arrow, "ph": "f", "bp": "e", **end}

@@ -48,11 +48,15 @@ WORKLOAD_KEYS = (*WORKLOAD_COUNTS, "precision", "attention_precision", "num_toke
 def changed(cluster: Cluster, workload: Workload, assignments: Iterable[str]) -> tuple[Cluster, Workload]:
     """The machine and the job with every KEY=VALUE applied; the number of accelerators last, since domains change it too."""
     last: list[tuple[str, str]] = []
+    seen: set[str] = set()
     for text in assignments:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not value:
             raise InputError(f"cannot read {text!r}", where="--set", fix="write KEY=VALUE, such as fabric.planes=7")
         _check_known(key, cluster)
+        if key in seen:
+            raise InputError(f"{key} is set twice", where=f"--set {text}", fix=f"keep one --set {key}=")
+        seen.add(key)
         if key == "gpus":
             last.append((key, value))
         elif key.startswith("workload."):
@@ -140,7 +144,9 @@ def _number(key: str, value: str) -> float:
     except ValueError:
         raise InputError(f"{key} is {value!r}, not a number", where="--set", fix=f"write {key}=100, for example") from None
     if not 0 < number <= LARGEST:
-        raise InputError(f"{key} is {value}, which is not positive and finite", where="--set", fix="give a number above 0")
+        raise InputError(
+            f"{key} is {value}, not a number above 0 and up to {LARGEST:g}", where="--set", fix=f"write {key}=100, for example"
+        )
     return number
 
 

@@ -12,9 +12,9 @@ from meshwright.report.page.markup import Html, joined, legend, svg, table, tag
 from meshwright.units import seconds, usd
 
 WIDTH, HEIGHT = 460.0, 300.0
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 18.0, 26.0, 46.0
+LEFT, RIGHT, TOP, BOTTOM = 70.0, 18.0, 26.0, 46.0
 MAX_LABELS = 12
-LABEL_ROOM = 50.0
+LABEL_ROOM = 58.0
 KIND_WORDS = {"weak": "weak scaling: batch grows with the machine", "strong": "strong scaling: the batch stays"}
 
 
@@ -70,7 +70,9 @@ def scaling_chart(points: Sequence[ScalingPoint]) -> Html:
     values += [value for kind, of_kind in curves.items() for value in _ideal(of_kind, kind)]
     frame = _frame([float(p.num_accelerators) for p in points], values, COUNT, STEP)
     drawn = [_curve(frame, of_kind, kind) for kind, of_kind in curves.items()]
-    drawing = svg(WIDTH, HEIGHT, "Step time over the number of accelerators, with 80 % intervals", frame.drawn, *drawn)
+    drawing = svg(
+        WIDTH, HEIGHT, "Step time over the number of accelerators, with 80 % intervals", frame.drawn, *drawn, class_="chart curve"
+    )
     return joined(legend((var(kind), KIND_WORDS[kind]) for kind in curves), drawing, _scaling_table(points))
 
 
@@ -133,7 +135,9 @@ def pareto_chart(points: Sequence[ParetoPoint], here: ParetoPoint | None = None)
     if here:
         place = {"cx": frame.x(here.time_to_train_s), "cy": frame.y(here.cost_usd), "r": 7.5}
         drawn.append(tag("circle", tag("title", "this plan"), **place, fill="none", stroke=var("ink"), stroke_width=1.6))
-    drawing = svg(WIDTH, HEIGHT, "Cost over time to train: the Pareto front over numbers of accelerators", frame.drawn, *drawn)
+    drawing = svg(
+        WIDTH, HEIGHT, "Cost over time to train: the Pareto front over numbers of accelerators", frame.drawn, *drawn, class_="chart curve"
+    )
     rows = [(f"{p.num_accelerators:,}", seconds(p.time_to_train_s), usd(p.cost_usd)) for p in ordered]
     caption = "Numbers in the chart are accelerators" + ("; the ring is this plan." if here else ".")
     listed = _noted(("accelerators>", "time to train>", "cost>"), rows, [p.note for p in ordered], "Pareto front", caption)
@@ -144,7 +148,9 @@ def _pareto_point(frame: Frame, point: ParetoPoint, *, label: bool) -> Html:
     x, y = frame.x(point.time_to_train_s), frame.y(point.cost_usd)
     title = f"{point.num_accelerators:,} accelerators: {seconds(point.time_to_train_s)}, {usd(point.cost_usd)}. {point.note}".strip()
     dot = tag("circle", tag("title", title), cx=x, cy=y, r=4.0, fill=var("accent"))
-    text = tag("text", f"{point.num_accelerators:,}", x=x + 7.0, y=y - 6.0, font_size=11, fill=var("soft")) if label else None
+    name = f"{point.num_accelerators:,}"
+    beside, anchor = (x + 7.0, "start") if x + 7.0 + 9.0 * len(name) < WIDTH - RIGHT else (x + 4.0, "end")  # inside the frame
+    text = tag("text", name, x=beside, y=y - 7.0, font_size=11, text_anchor=anchor, fill=var("soft")) if label else None
     return joined(dot, text)
 
 

@@ -12,8 +12,9 @@ from meshwright.report.page.colours import ink_on, stage_colour, var
 from meshwright.report.page.markup import Html, joined, legend, number, svg, tag
 
 WIDTH = 420.0
-LABEL_WIDTH = 46.0
+LABEL_WIDTH = 56.0
 CELL_HEIGHT = 21.0
+PHONE_SIZE = 13.7  # of letters on a phone, where the picture shrinks: style.css enlarges those that have room
 MAX_CELLS = 256  # drawn; what is left out is said
 MAX_DOMAINS = 16  # of the first replica, where it spans several
 HINTED = 3  # outlines behind, for the domains not drawn
@@ -176,7 +177,7 @@ def _brackets(rack: Rack, grid: Grid, y: float) -> Iterator[Html]:
     for bracket in grid.brackets:
         colour, name = var(bracket.axis), f"{bracket.axis} {bracket.degree}"
         line: dict[str, str | float] = {"fill": "none", "stroke": colour, "stroke_width": 1.5}
-        word: dict[str, str | float] = {"font_size": 10.0, "font_weight": 700, "fill": colour, "text_anchor": "middle"}
+        word: dict[str, str | float] = {"font_size": 10.5, "font_weight": 700, "fill": colour, "text_anchor": "middle"}
         if bracket.num_columns:
             width = bracket.num_columns * grid.cell_width - 2.0
             x = grid.left + 1.0
@@ -194,14 +195,14 @@ def _brackets(rack: Rack, grid: Grid, y: float) -> Iterator[Html]:
 
 def _word(text: str, x: float, y: float, style: dict[str, str | float]) -> Html:
     """A word with the paper's colour behind it, so that a line may run through."""
-    width = 6.3 * len(text)
-    behind = tag("rect", x=x - width / 2, y=y - 9.5, width=width, height=12.0, fill=var("paper"))
+    width = 8.4 * len(text)  # of the larger letters on a phone
+    behind = tag("rect", x=x - width / 2, y=y - 10.5, width=width, height=14.0, fill=var("paper"))
     return joined(behind, tag("text", text, x=x, y=y, **style))
 
 
 def _tray(rack: Rack, grid: Grid, domain: int, row: int, y: float) -> Html:
     name = f"{_short(rack.plan.cluster.tiers[0].name)} {domain}" if grid.compact and row == 0 else f"tray {row}"
-    label = tag("text", name, x=9.0, y=y + 14.3, font_size=10.5, fill=var("soft"))
+    label = tag("text", name, x=5.0, y=y + 14.3, font_size=10.5, fill=var("soft"))
     cells = []
     for column in range(rack.num_columns):
         slot = row * rack.num_columns + column
@@ -225,7 +226,8 @@ def _cell(rack: Rack, domain: int, slot: int, x: float, y: float, width: float) 
     colour = stage_colour(at[rack.coloured], rack.num_colours)
     words = ", ".join(f"{axis} {value}" for axis, value in at.items())
     marks = " ".join(f"{LETTERS[axis]}{at[axis]}" for axis in rack.marked)
-    small = {**centre, "font_size": min(11.0, (width - 4.0) / max(0.58 * len(marks), 1.0))}
+    fitting = (width - 4.0) / max(0.58 * len(marks), 1.0)
+    small = {**centre, "font_size": min(11.0, fitting), "class_": "tight" if fitting < PHONE_SIZE else None}
     shown = tag("text", marks, **small, fill=ink_on(colour)) if marks else Html("")
     return tag("g", tag("title", f"rank {rank}: {words}"), tag("rect", **box, fill=colour), shown)
 

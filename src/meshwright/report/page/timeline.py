@@ -6,6 +6,7 @@ the column's height it takes, so areas stay right.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -19,7 +20,7 @@ from meshwright.report.page.markup import Html, joined, legend, number, svg, tag
 from meshwright.units import seconds
 
 WIDTH = 1180.0
-LABELS = 62.0  # width of the row labels
+LABELS = 70.0  # width of the row labels
 ROW = 20.0
 MAX_OPERATIONS = 5000  # drawn one by one
 NUM_CELLS = 12_000  # stages x columns of time, where there are more
@@ -127,7 +128,7 @@ def _ends(step: LaidOut, row: float) -> Html:
 
 
 def _labels(num_stages: int, row: float) -> Html:
-    every = max(round(11.0 / row), 1)
+    every = max(math.ceil(13.0 / row), 1)
     return joined(
         *(
             tag("text", f"stage {stage}", x=LABELS - 8.0, y=stage * row + row / 2 + 4.0, text_anchor="end", font_size=11, fill=var("soft"))

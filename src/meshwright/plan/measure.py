@@ -1,0 +1,100 @@
+"""What a search makes small: seconds of a step or of a run, or the energy of a run; of every layout, in closed form.
+
+All are of one shape: seconds of the run, each worth so much while accelerators wait and so much more while they work. So one bound and one
+ranking serve them all, and no objective is chosen among the fastest only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.workload import Workload
+from meshwright.layout import Layouts
+from meshwright.outcome import node_w, power_constants
+from meshwright.predict import evaluation_time_s, num_evaluations_of
+from meshwright.question import GENERATION
+from meshwright.software import Software
+from meshwright.step import StepParts
+
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds that make up a run, a row per layout."""
+
+    step_s: Column
+    busy_s: Column  # of a step, in which accelerators work (`outcome.busy_seconds`)
+    evaluation_s: Column  # forward passes of one evaluation
+
+    def later(self, row: int, excess_s: float) -> Times:
+        """One row, with a step that takes so much longer."""
+        return Times(self.step_s[row] + excess_s, self.busy_s[row], self.evaluation_s[row])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """What seconds are worth; as it stands, a step by its seconds. Lower is better."""
+
+    num_steps: int = 1
+    num_evaluations: int = 0
+    around_s: float = 0.0  # of each evaluation, beside its forward passes
+    slowdown: float = 1.0  # of the software's release: work is counted at the reference's speed
+    waiting_w: float = 1.0  # of a node, while accelerators wait
+    working_w: float = 1.0
+    most_s: float = math.inf  # seconds the run may take
+
+    def times(self, workload: Workload, layouts: Layouts, priced: StepParts) -> Times:
+        """The seconds that count, of every layout."""
+        evaluation_s = evaluation_time_s(workload, layouts, priced) if self.num_evaluations else np.zeros(len(layouts))
+        return Times(priced.step_time_s, self._busy_s(priced), evaluation_s)
+
+    def least_times(self, priced: StepParts) -> Times:
+        """What no layout stays under that differs from the priced one in its network alone: replicas exchange nothing."""
+        step_s = priced.step_time_s - priced.seconds["exposed_dp"]
+        return Times(step_s, np.minimum(self._busy_s(priced), step_s), np.zeros_like(step_s))
+
+    def value(self, times: Times) -> Column:
+        """What every row comes to; infinite where the run takes too long."""
+        run_s = self.num_steps * times.step_s + self.num_evaluations * (times.evaluation_s + self.around_s)
+        busy_s = self.num_steps * times.busy_s + self.num_evaluations * times.evaluation_s / self.slowdown
+        value = self.waiting_w * run_s + (self.working_w - self.waiting_w) * np.minimum(busy_s, run_s)
+        return np.asarray(np.where(run_s <= self.most_s, value, np.inf))
+
+    def _busy_s(self, priced: StepParts) -> Column:
+        parts = priced.seconds
+        return (parts["compute"] + parts["optimizer"]) / self.slowdown + parts["exposed_tp"] + parts["exposed_cp"] + parts["exposed_ep"]
+
+
+STEP = Measure()
+
+
+def run_time(workload: Workload, stack: Software) -> Measure:
+    """Seconds of the run, evaluations and all: what it costs on a given machine is in proportion."""
+    num_steps = workload.num_steps()
+    if not num_steps:  # how long it is nobody says, so a step stands for it
+        return STEP
+    return Measure(num_steps=num_steps, num_evaluations=num_evaluations_of(workload, num_steps), around_s=stack.evaluation_s)
+
+
+def run_energy(cluster: Cluster, workload: Workload, stack: Software, most_s: float = math.inf) -> Measure:
+    """Joules of the run at one node, and so what ranks layouts by its carbon; only runs of at most `most_s` seconds count."""
+    time = run_time(workload, stack)
+    generation = GENERATION.get(cluster.accelerator.architecture, "hopper")
+    (waiting_w, _), (working_w, _) = (node_w(cluster, busy, power_constants()) for busy in (0.0, 1.0))
+    if math.isnan(waiting_w):  # the chip's power is not stated: the objective will say so of the fastest
+        return time
+    return Measure(
+        num_steps=time.num_steps,
+        num_evaluations=time.num_evaluations,
+        around_s=time.around_s,
+        slowdown=math.exp(stack.log_factor_of(workload.adapters is not None, generation)),
+        waiting_w=waiting_w,
+        working_w=working_w,
+        most_s=most_s,
+    )

@@ -1,0 +1,43 @@
+"""What an explanation says of traffic is what the trainer sends, and what it does not run is counted from the predictor's parameters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.layout import Layout, parse_layout
+from meshwright.plan.explain import AxisTraffic, explain
+from meshwright.traffic import Step, flows, sent_on
+
+RECORD = load_model("llama-3.1-405b"), load_cluster("azure-gb200-128"), load_workload("mlperf-llama31-405b")
+
+
+def axes_of(*question: object) -> dict[str, AxisTraffic]:
+    return {axis.axis: axis for axis in explain(*question).axes}  # type: ignore[arg-type]
+
+
+def test_bytes_and_messages_are_the_trainers_on_the_stage_that_sends_most() -> None:
+    layout = parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1")
+    axes = axes_of(*RECORD, layout)
+    model, _, workload = RECORD
+    for axis in ("tp", "cp", "pp", "dp"):
+        of_stages = [sent_on(axis, flows(Step(model, workload, layout, stage))) for stage in range(layout.pp)]
+        assert (axes[axis].num_bytes, axes[axis].num_messages) == max(of_stages)
+
+
+def test_zero_3_gathers_weights_for_the_forward_and_for_the_backward() -> None:
+    model, cluster = load_model("llama-3.1-8b"), load_cluster("azure-gb200-128").resized(64)
+    workload = replace(load_workload("mlperf-llama31-8b"), global_batch=64, precision="bf16")  # one micro-batch each
+    once, twice = (axes_of(model, cluster, workload, Layout(dp=64, zero_stage=zero))["dp"].num_bytes for zero in (1, 3))
+    weights = sum(flow.sent_bytes for flow in flows(Step(model, workload, Layout(dp=64))) if flow.what == "weights")
+    assert twice == pytest.approx(once + weights, rel=1e-3)
+
+
+def test_a_model_that_the_trainer_does_not_run_is_counted_by_its_parameters() -> None:
+    model, cluster = load_model("mixtral-8x7b"), load_cluster("azure-gb200-128").resized(64)
+    workload = replace(load_workload("mlperf-llama31-8b"), global_batch=64, precision="bf16")
+    sent = [axes_of(model, cluster, workload, parse_layout(f"dp=64,ep=8,zero={zero}"))["dp"].num_bytes for zero in range(4)]
+    # Bytes a parameter: 2 x 4, 4 + 2, 4 + 2, 4 + 2 x 2.
+    assert sent == pytest.approx([sent[1] / 6 * times for times in (8, 6, 6, 8)])
