@@ -1,0 +1,104 @@
+"""What records cost a training step on rank 0: `python benchmarks/records.py` prints a dated table.
+
+2026-11-15, 2 cores x86_64, Python 3.11.7, numpy 2.4.6, processor time:
+  step record                       23.9 us
+  MLPerf line                      107.9 us
+  marks around a collective          0.4 us
+  slow ranks among 8               106.2 us
+  slow ranks among 1024           1594.4 us
+  reading 5000 steps back          172.7 ms
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from meshwright.describe.load import load_model
+from meshwright.record import PARTS, RunHeader, RunWriter, StepRecord, read_run
+from meshwright.train.marks import Marks
+from meshwright.train.mlperf import OWN, LogSettings, MlperfLog
+from meshwright.train.stragglers import Stragglers
+
+NUM_STEPS = 5_000
+SETTINGS = LogSettings(
+    model=load_model("llama-3.1-8b"),
+    dataset="none",
+    platform="none",
+    organisation="meshwright",
+    seed=1,
+    global_batch=32,
+    gradient_accumulation_steps=1,
+    sequence_length=128,
+    train_samples=1,
+    eval_samples=1,
+    target=1.0,
+    max_steps=1,
+    base_learning_rate=1e-3,
+    end_learning_rate=1e-4,
+    warmup_steps=0,
+    decay_steps=1,
+    beta_1=0.9,
+    beta_2=0.95,
+    epsilon=1e-5,
+    weight_decay=0.1,
+    clip_norm=1.0,
+    micro_batch=1,
+    tp=1,
+    pp=1,
+    cp=1,
+)
+
+
+def mean_us(body: Callable[[int], object], num_calls: int = NUM_STEPS) -> float:
+    """Mean microseconds of processor time of a call, over many: what a step pays, whatever else the machine does meanwhile."""
+    start_s = time.process_time()
+    for number in range(1, num_calls + 1):
+        body(number)
+    return 1e6 * (time.process_time() - start_s) / num_calls
+
+
+def a_step(number: int) -> StepRecord:
+    parts_s = dict.fromkeys(PARTS, 0.01)
+    return StepRecord(
+        step=number, samples=32 * number, loss=3.0, grad_norm=1.0, step_time_s=0.1, parts_s=parts_s, extra={"tokens_per_s": 4e4}
+    )
+
+
+def rows(folder: Path) -> list[tuple[str, float, str]]:
+    """Each part's name, cost and unit."""
+    with RunWriter.create(folder, RunHeader(name="run", kind="trained", seed=1, num_ranks=8, machine="none")) as writer:
+        step_us = mean_us(lambda number: writer.step(a_step(number)))
+    read_us = mean_us(lambda _: read_run(folder / "run"), 3)
+    log = MlperfLog(folder / "log", OWN, SETTINGS)
+    log_us = mean_us(lambda number: log.step(number, 32 * number, 3.0, 0.1, 1e-3))
+    log.close()
+    marks, ranks = Marks(), (0, 1)
+    marks_us = mean_us(lambda _: (marks.enter("all-gather", "tp", ranks), marks.leave()), 100_000)
+    found = [("step record", step_us, "us"), ("MLPerf line", log_us, "us"), ("marks around a collective", marks_us, "us")]
+    for num_ranks in (8, 1024):
+        detector = Stragglers([0] * num_ranks)
+        busy_s = 0.1 + 0.005 * np.random.default_rng(1).random((NUM_STEPS, num_ranks))
+        found.append(
+            (f"slow ranks among {num_ranks}", mean_us(lambda number, d=detector, b=busy_s: d.update(number, b[number - 1]), 2_000), "us")
+        )
+    return [*found, (f"reading {NUM_STEPS} steps back", read_us / 1e3, "ms")]
+
+
+def main() -> int:
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}")
+    with TemporaryDirectory() as folder:
+        for name, cost, unit in rows(Path(folder)):
+            print(f"  {name:<28} {cost:9.1f} {unit}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
