@@ -21,7 +21,7 @@ ARROW = (
     ("predict",),
     ("step", "uncertainty"),
     ("question",),
-    ("placement", "footprint"),
+    ("placement", "footprint", "traffic"),
     ("split", "software"),
     ("layout",),
     ("cost",),

@@ -69,6 +69,12 @@ def stage_layers(num_layers: ArrayLike, pp: ArrayLike, vp: ArrayLike = 1, first:
     )
 
 
+def chunk_share(count: int, vp: int, chunk: int, *, short_at_the_end: bool) -> int:
+    """Layers of one of `vp` chunks that share `count`: where they do not divide, those beside the embedding or the loss have fewer."""
+    each, rest = divmod(count, vp)
+    return each + (chunk < rest if short_at_the_end else chunk >= vp - rest)
+
+
 def check_split(num_layers: int, pp: int, vp: int = 1, first: int = 0, last: int = 0) -> None:
     """Raise an InputError that says which stages would divide, where `num_layers` do not divide over these."""
     if stage_layers(num_layers, pp, vp, first, last).legal:

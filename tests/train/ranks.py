@@ -1,4 +1,7 @@
-"""A pool of gloo ranks for tests: processes that start once, meet over a file, and then run one function after another."""
+"""Gloo ranks for tests: processes that start once, meet over a file, and then run one function after another.
+
+Functions and arguments reach a rank by name: what a test sends must stand in a module that this folder's `conftest.py` puts on the path.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 PATIENCE_S = 300.0
+PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "torch.utils.checkpoint", "meshwright.train.session", "meshwright.cli.train_run"]
 
 
 class RankPool:
@@ -18,44 +22,80 @@ class RankPool:
 
     def __init__(self, num_ranks: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.optim", "meshwright.train.replica"])
+        context.set_forkserver_preload(PRELOADED)  # a rank is forked from a process that has torch, and starts at once
         self.folder = tempfile.TemporaryDirectory()
         self.ends: list[Connection] = []
-        self.processes = []
+        self.processes: list[Any] = []
+        self.is_open = True
         for rank in range(num_ranks):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, num_ranks, f"{self.folder.name}/store", theirs), daemon=True)
             process.start()
+            theirs.close()  # so that a rank that dies is heard of
             self.ends.append(ours)
             self.processes.append(process)
 
     def run(self, body: Callable[..., Any], *args: Any) -> list[Any]:
-        """What `body(*args)` returns on every rank; an error on any rank is raised here, with its traceback."""
-        for end in self.ends:
-            end.send((body, args))
+        """What `body(*args)` returns on every rank; an error on any rank is raised here, with its traceback, and ends the pool."""
+        try:
+            for end in self.ends:
+                end.send((body, args))
+            return self._answers()
+        except BaseException:
+            self.close()
+            raise
+
+    def _answers(self) -> list[Any]:
         results: dict[int, Any] = {}
         while len(results) < len(self.ends):
-            ready = wait([end for i, end in enumerate(self.ends) if i not in results], timeout=PATIENCE_S)
+            waiting = [i for i in range(len(self.ends)) if i not in results]
+            ready = wait([self.ends[i] for i in waiting], timeout=PATIENCE_S)
             if not ready:
-                missing = [i for i in range(len(self.ends)) if i not in results]
-                self.close()
-                raise TimeoutError(f"ranks {missing} gave no answer within {PATIENCE_S:.0f} s")
-            for end in ready:
-                rank = self.ends.index(end)
-                ok, value = end.recv()
-                if not ok:
-                    self.close()
-                    raise AssertionError(f"rank {rank}:\n{value}")
-                results[rank] = value
+                raise TimeoutError(f"ranks {waiting} gave no answer within {PATIENCE_S:.0f} s")
+            for rank in (i for i in waiting if self.ends[i] in ready):
+                results[rank] = self._answer(rank)
         return [results[rank] for rank in range(len(self.ends))]
+
+    def _answer(self, rank: int) -> Any:
+        try:
+            is_result, value = self.ends[rank].recv()
+        except EOFError:
+            self.processes[rank].join()
+            raise AssertionError(f"rank {rank} died with exit code {self.processes[rank].exitcode}") from None
+        if not is_result:
+            raise AssertionError(f"rank {rank}:\n{value}")
+        return value
 
     def close(self) -> None:
         """End the processes."""
+        if not self.is_open:
+            return
+        self.is_open = False
         for process in self.processes:
             process.kill()
-        for process in self.processes:
+        for process, end in zip(self.processes, self.ends, strict=True):
             process.join()
+            end.close()
         self.folder.cleanup()
+
+
+class Pools:
+    """One pool of each size, started when it is first asked for; one that a failure ended is started anew."""
+
+    def __init__(self) -> None:
+        self.by_size: dict[int, RankPool] = {}
+
+    def of(self, num_ranks: int) -> RankPool:
+        """The pool of `num_ranks`."""
+        found = self.by_size.get(num_ranks)
+        if found is None or not found.is_open:
+            found = self.by_size[num_ranks] = RankPool(num_ranks)
+        return found
+
+    def close(self) -> None:
+        """End all of them."""
+        for pool in self.by_size.values():
+            pool.close()
 
 
 def _serve(rank: int, num_ranks: int, store: str, end: Connection) -> None:
@@ -65,7 +105,10 @@ def _serve(rank: int, num_ranks: int, store: str, end: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks, timeout=timedelta(seconds=PATIENCE_S))
     while True:
-        body, args = end.recv()
+        try:
+            body, args = end.recv()
+        except EOFError:  # the tests are gone
+            return
         try:
             end.send((True, body(*args)))
         except BaseException:

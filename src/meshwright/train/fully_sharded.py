@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from meshwright.train.collectives import Axis
 from meshwright.train.data_parallel import Numbers
 from meshwright.train.mesh import Mesh
 from meshwright.train.shards import Cut, Shard, cuts_of
@@ -27,6 +30,8 @@ class FullySharded:
         cuts = cuts_of(chunk, mesh.tp)
         for module in units(chunk):
             fully_shard(module, mesh=device_mesh, mp_policy=policy, reshard_after_forward=True)
+            book_waits(module, mesh.shard)
+        set_prefetch(chunk)
         chunk.to_empty(device=mesh.device)
         self.parameters = dict(chunk.named_parameters())
         self.shards = [self._shard(name, parameter, cuts[name]) for name, parameter in self.parameters.items()]
@@ -74,6 +79,45 @@ def units(chunk: Transformer) -> list[nn.Module]:
     if not (chunk.embed is not None and chunk.head is not None and chunk.model.tied_embeddings):
         parts += [module for module in (chunk.embed, chunk.head) if module is not None]
     return [*parts, chunk]
+
+
+def set_prefetch(chunk: Transformer) -> None:
+    """Let each unit's backward gather the weights of the unit before it, and the first one's nothing.
+
+    Left alone, torch gathers what ran before it in the order of forwards, which in a pipeline is another micro-batch's last layer.
+    """
+    parts = units(chunk)[:-1]
+    ordered = sorted(parts, key=lambda unit: (unit is not chunk.embed, unit is chunk.head))  # layers keep their order
+    for before, unit in zip((ordered[0], *ordered), (*ordered, chunk), strict=True):
+        unit.set_modules_to_backward_prefetch([before])  # itself: already there, so nothing
+
+
+WAITS = {
+    "unshard": "all-gather of weights",
+    "wait_for_unshard": "all-gather of weights",
+    "post_backward": "gradient reduction",
+    "finalize_backward": "gradient reduction",
+}  # where torch's unit waits: a GPU in the second and the last alone, gloo where the collective is called
+
+
+def book_waits(module: nn.Module, axis: Axis) -> None:
+    """Book what a unit waits for on the axis of replicas, as every other collective is; copies to and from flat tensors are in it."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # torch 2.11 knows one
+    for group in groups:
+        for name, what in WAITS.items() if group is not None else ():
+            setattr(group, name, _booked(getattr(group, name), what, axis))
+
+
+def _booked(call: Callable[..., Any], what: str, axis: Axis) -> Callable[..., Any]:
+    def booked(*args: Any, **kwargs: Any) -> Any:
+        axis.marks.enter(what, axis.name, axis.ranks)
+        with axis.timer.part(f"exposed_{axis.name}"):
+            result = call(*args, **kwargs)
+        axis.marks.leave()
+        return result
+
+    return booked
 
 
 def local_of(tensor: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from meshwright.cost.schedule import BACKWARD, FORWARD, Schedule, schedule_named
 from meshwright.describe.model import Model
 from meshwright.layout import Layout
-from meshwright.split import stage_layers
+from meshwright.split import chunk_share, stage_layers
 from meshwright.train.linear import Linear, PutOff
 from meshwright.train.mesh import Mesh
 from meshwright.train.transformer import Context, Transformer
@@ -55,17 +55,11 @@ def chunk_layers(model: Model, layout: Layout) -> list[list[range]]:
     first = 0
     for chunk in range(layout.vp):
         for stage in range(layout.pp):
-            size = _share(int(split.at(stage)), layout.vp, chunk, short_at_the_end=stage == layout.pp - 1)
+            size = chunk_share(int(split.at(stage)), layout.vp, chunk, short_at_the_end=stage == layout.pp - 1)
             found[stage].append(range(first, first + size))
             first += size
     assert first == model.num_layers, "a legal split holds every layer once"
     return found
-
-
-def _share(count: int, vp: int, chunk: int, *, short_at_the_end: bool) -> int:
-    """Layers of one of `vp` chunks that share `count`: where they do not divide, those beside the embedding or the loss have fewer."""
-    each, rest = divmod(count, vp)
-    return each + (chunk < rest if short_at_the_end else chunk >= vp - rest)
 
 
 def operations(schedule: Schedule, stage: int) -> tuple[list[Operation], Mapping[int, int]]:

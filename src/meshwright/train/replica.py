@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Training, Workload
 from meshwright.errors import InputError
+from meshwright.traffic import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.train import context_parallel, tensor_parallel
 from meshwright.train.alone import Alone
 from meshwright.train.checkpoint import Piece
@@ -30,8 +31,6 @@ from meshwright.train.samples import IGNORED_LABEL
 from meshwright.train.shards import Shard, square_sum
 from meshwright.train.transformer import Attention, Block, Transformer
 
-BUCKET_PARAMETERS = 25_000_000
-SMALLEST_BUCKETS = 4  # a chunk's gradients leave in at least so many messages, so that some leave early
 NUMBERS = {
     "fp32": Numbers(),
     "bf16": Numbers(compute=torch.bfloat16),

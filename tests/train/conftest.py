@@ -1,0 +1,27 @@
+"""Ranks that all tests of this folder share: processes start once a session (once a worker of xdist) and end with it."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# The ranks import what they run by its name: `parity`, `on_ranks` and `ranks` of this folder.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ranks import Pools
+from small_run import Small, make_corpus
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Pools]:
+    """Pools of gloo ranks by size."""
+    started = Pools()
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """The corpus of small runs, and plans for it."""
+    return Small(corpus=make_corpus(tmp_path_factory.mktemp("small")))

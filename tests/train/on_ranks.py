@@ -1,0 +1,144 @@
+"""What tests run on gloo ranks beside whole steps: whom a rank shares groups with, what it sends, when, and how long it waits."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from parity import batch_of, replica_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Workload
+from meshwright.layout import AXES, Layout
+from meshwright.traffic import GATHER, MESSAGE, REDUCE, SCATTER, SWITCH
+from meshwright.train.mesh import Mesh, make_mesh
+
+# The argument that holds the whole payload, and the kind of flow, by the operator's name.
+OPERATORS = {
+    "c10d::_allgather_base_": (0, GATHER),
+    "c10d::_reduce_scatter_base_": (1, SCATTER),
+    "c10d::allreduce_": (0, REDUCE),
+    "c10d::alltoall_base_": (0, SWITCH),
+    "c10d::send": (0, MESSAGE),
+}
+INCOMING = "c10d::recv_"  # counted where it is sent
+PRODUCT = "aten::mm"
+
+FlowKey = tuple[str, str, int, int]  # axis, kind, ranks, payload in bytes
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one rank sent in a step."""
+
+    stage: int
+    flows: dict[FlowKey, int]  # how often
+    shared: dict[str, str]  # axes whose group is another axis's too, and the name that both are counted under
+    num_control: int  # sums of loss and norm over all ranks
+
+
+def groups_of(layout: Layout) -> dict[str, list[int]]:
+    """Ranks that this one shares a process group with, by axis, as torch.distributed knows them; and the whole world."""
+    mesh = make_mesh(layout, torch.device("cpu"))
+    axes = {axis: getattr(mesh, axis) for axis in (*AXES, "replicate", "shard")}
+    found = {name: dist.get_process_group_ranks(axis.group) for name, axis in axes.items()}
+    mesh.close()
+    return {**found, "world": list(range(dist.get_world_size()))}
+
+
+class Watch(TorchDispatchMode):
+    """Sees every operator that torch dispatches on this rank: those that send, and the products of matrices between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: Counter[tuple[str, str, int]] = Counter()  # group, kind, payload in bytes
+        self.num_control = 0
+        self.events: list[tuple[str, str]] = []  # in order: (group, kind), or ("", PRODUCT)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name == PRODUCT:
+            self.events.append(("", PRODUCT))
+        elif name.startswith("c10d::") and name != INCOMING:
+            assert name in OPERATORS, f"{name} was sent and is not counted"
+            self._note(*OPERATORS[name], args)
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, position: int, kind: str, args: Any) -> None:
+        payload = args[position] if isinstance(args[position], list | tuple) else [args[position]]
+        boxed = next(arg for arg in args if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()))
+        group = dist.ProcessGroup.unbox(boxed).group_name
+        if payload[0].dtype == torch.float64:  # loss, tokens and norm, the only numbers in fp64
+            assert group == dist.group.WORLD.group_name
+            self.num_control += 1
+            return
+        self.sent[group, kind, sum(tensor.numel() * tensor.element_size() for tensor in payload)] += 1
+        self.events.append((group, kind))
+
+
+def axes_by_group(mesh: Mesh) -> dict[str, list[str]]:
+    """Axes of more than one rank by the name of their group. Where one axis takes all ranks, its group serves the replicas too."""
+    named: dict[str, list[str]] = {}
+    for axis in (mesh.tp, mesh.cp, mesh.pp, mesh.replicate, mesh.shard):
+        if axis.size > 1 and axis.name not in named.setdefault(axis.group.group_name, []):
+            named[axis.group.group_name].append(axis.name)
+    return named
+
+
+def sent_in_a_step(model: Model, workload: Workload, layout: Layout) -> Sent:
+    """What this rank sends in one step: forward, backward, update and the weights that follow it."""
+    with replica_of(model, workload, layout) as (replica, mesh):
+        batch = batch_of(0, model, workload, mesh)
+        with Watch() as watch:
+            replica.update(replica.gradients(batch), 1e-3)
+            replica.ready()
+        named = axes_by_group(mesh)
+        sizes = {axis.group.group_name: axis.size for axis in (mesh.tp, mesh.cp, mesh.pp, mesh.replicate, mesh.shard)}
+        flows: Counter[FlowKey] = Counter()
+        for (group, kind, payload), count in watch.sent.items():
+            flows["+".join(named[group]), kind, sizes[group], payload] += count
+        shared = {axis: "+".join(axes) for axes in named.values() for axis in axes}
+        return Sent(mesh.pp.index, dict(flows), shared, watch.num_control)
+
+
+def order_of_a_step(model: Model, workload: Workload, layout: Layout) -> list[str]:
+    """What happens in one forward and backward of this rank, in order: "product" or the kind of a reduction over replicas."""
+    with replica_of(model, workload, layout) as (replica, mesh):
+        batch = batch_of(0, model, workload, mesh)
+        with Watch() as watch:
+            replica.gradients(batch)
+        replicas = {axis.group.group_name for axis in (mesh.replicate, mesh.shard)}
+        reductions = [(group, kind) for group in replicas for kind in (REDUCE, SCATTER)]
+        return ["product" if kind == PRODUCT else kind for group, kind in watch.events if kind == PRODUCT or (group, kind) in reductions]
+
+
+def waits_for_a_slow_rank(model: Model, workload: Workload, layout: Layout, slow_rank: int, sleep_s: float) -> dict[str, float]:
+    """Seconds that this rank waits by part of a step in which `slow_rank` sleeps once, in its first layer."""
+    with replica_of(model, workload, layout) as (replica, mesh):
+        replica.update(replica.gradients(batch_of(0, model, workload, mesh)), 1e-3)  # groups connect when they are first used
+        replica.ready()
+        if mesh.rank == slow_rank:
+            layer = next(iter(replica.stage.chunks[0].layers.values()))
+            handle = layer.register_forward_pre_hook(lambda *_: (time.sleep(sleep_s), handle.remove())[-1])
+        dist.barrier()
+        mesh.timer.take()
+        replica.gradients(batch_of(1, model, workload, mesh))
+        return {name: float(np.sum(spans)) for name, spans in mesh.timer.take().items()}
+
+
+def loss_of_cut_vocabulary(logits: np.ndarray, labels: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
+    """The summed loss as this rank finds it from its part of the vocabulary, and the gradient of `scale` times it for that part."""
+    from meshwright.train.tensor_parallel import _CutCrossEntropy
+
+    mesh = make_mesh(Layout(tp=dist.get_world_size()), torch.device("cpu"))
+    part = torch.from_numpy(logits).chunk(mesh.tp.size, dim=-1)[mesh.tp.index].clone().requires_grad_()
+    loss = _CutCrossEntropy.apply(part, torch.from_numpy(labels), mesh.tp)
+    (scale * loss).backward()
+    mesh.close()
+    return loss.item(), part.grad.numpy()

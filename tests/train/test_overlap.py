@@ -1,0 +1,63 @@
+"""Overlap is real: reductions leave before the backward ends, and what a rank waits for is booked on the axis that it waits on."""
+
+from __future__ import annotations
+
+import pytest
+from on_ranks import order_of_a_step, waits_for_a_slow_rank
+from parity import LLAMA, WORKLOAD
+from ranks import Pools
+
+from meshwright.layout import parse_layout
+
+SLEEP_S = 1.0
+
+
+def last_product(order: list[str]) -> int:
+    """Place of the last product of matrices, which is one of the backward's."""
+    return max(i for i, what in enumerate(order) if what == "product")
+
+
+@pytest.mark.parametrize(
+    "text", ["dp=2,zero=0,mbs=4", "dp=2,zero=1,mbs=4", "dp=2,zero=2,mbs=2", "dp=2,zero=3,mbs=4", "dp=2,zero=1,mbs=1", "pp=2,dp=2,mbs=1"]
+)
+def test_gradients_leave_before_the_backward_ends(text: str, pools: Pools) -> None:
+    layout = parse_layout(text)
+    for order in pools.of(layout.num_ranks).run(order_of_a_step, LLAMA, WORKLOAD, layout):
+        reductions = [i for i, what in enumerate(order) if what != "product"]
+        assert reductions[0] < last_product(order)
+        assert reductions[-1] > reductions[0]
+
+
+def test_most_gradients_leave_before_the_backward_ends(pools: Pools) -> None:
+    layout = parse_layout("dp=2,mbs=4")
+    for order in pools.of(2).run(order_of_a_step, LLAMA, WORKLOAD, layout):
+        early = [what for what in order[: last_product(order)] if what != "product"]
+        late = [what for what in order[last_product(order) :] if what != "product"]
+        assert early and len(early) + len(late) == len([what for what in order if what != "product"])
+        assert len(early) >= 3
+
+
+def test_without_overlap_gradients_wait_for_the_end(pools: Pools) -> None:
+    layout = parse_layout("dp=2,mbs=4,overlap_dp=no")
+    for order in pools.of(2).run(order_of_a_step, LLAMA, WORKLOAD, layout):
+        assert min(i for i, what in enumerate(order) if what != "product") > last_product(order)
+
+
+@pytest.mark.parametrize(
+    "text, slow_rank, waits",
+    [
+        ("tp=2,dp=2,mbs=4", 1, {0: "exposed_tp", 2: "exposed_dp", 3: "exposed_dp"}),
+        ("cp=2,mbs=8", 0, {1: "exposed_cp"}),
+        ("pp=2,mbs=8", 0, {1: "wait_pp"}),
+        ("dp=2,zero=0,mbs=4", 1, {0: "exposed_dp"}),
+        ("dp=2,zero=3,mbs=4", 0, {1: "exposed_dp"}),
+    ],
+)
+def test_waiting_for_a_slow_rank_is_booked_on_the_axis_that_waits(text: str, slow_rank: int, waits: dict[int, str], pools: Pools) -> None:
+    layout = parse_layout(text)
+    found = pools.of(layout.num_ranks).run(waits_for_a_slow_rank, LLAMA, WORKLOAD, layout, slow_rank, SLEEP_S)
+    for rank, part in waits.items():
+        seconds = {name: s for name, s in found[rank].items() if name.startswith(("exposed_", "wait_pp"))}
+        assert seconds[part] > SLEEP_S / 2  # some of it may pass before the wait, on a machine with few cores
+        assert max(seconds, key=lambda name: seconds[name]) == part
+        assert found[slow_rank].get(part, 0.0) < seconds[part]  # who is slow does not wait for itself

@@ -1,0 +1,289 @@
+"""The same loss, gradients and norms whatever the layout: runs over gloo ranks against the run of one process.
+
+Which subset runs where:
+
+- `make test` runs `COVERING`: about twenty layouts, mostly of four ranks, two of eight and one of sixteen (three steps). Every value of
+  every option (schedule, ZeRO stage, kind of context parallelism, recompute, model, packing, rank order, ...) appears together with
+  every axis that it can appear with; `test_covering_set_has_every_pair` says so.
+- `make test-all` adds `MATRIX`: every factorisation of 1, 2, 4 and 8 ranks into (dp, pp, cp, tp), each with every schedule, ZeRO stage
+  and kind of context parallelism that is legal there; 2 x 2 x 2 x 2 = 16 ranks likewise; and on few ranks the full products of
+  schedules x ZeRO, kinds x ZeRO, kinds x schedules and kinds x recompute, and all 24 rank orders.
+
+Ten steps are taken, in fp32. Losses must agree to 1e-5 relative, every gradient of the first step to 1e-5 of its largest entry or 1e-7
+of the global norm, and the norm of the first step to 1e-5. Later norms to 1e-4: after an update the weights differ by roundings.
+The reference is one process that takes the whole batch at once, once for each model and workload.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from parity import MODELS, WORKLOAD, Steps, differences, joined, run_steps
+from ranks import Pools
+
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Workload
+from meshwright.layout import AXES, CP_KINDS, RECOMPUTE, Layout, parse_layout
+
+Reference = Callable[[Model, Workload], Steps]
+
+NUM_STEPS = 10
+FEWER_STEPS = 3  # of many ranks in the covering set; the matrix takes all ten with as many ranks
+
+SCHEDULES = ("schedule=1f1b", "schedule=interleaved,vp=2", "schedule=zero-bubble", "schedule=zero-bubble,vp=2")
+ZEROS = ("zero=0", "zero=1", "zero=2", "zero=3", "zero=1,zero_ranks=2", "zero=2,zero_ranks=2", "zero=3,zero_ranks=2")
+KINDS = tuple(f"cp_kind={kind}" for kind in CP_KINDS)
+RECOMPUTES = tuple(f"recompute={kind}" for kind in RECOMPUTE)
+ORDERS = ("order=tp-cp-pp-dp", "order=dp-tp-cp-pp", "order=pp-dp-cp-tp")
+OVERLAPS = ("overlap_dp=yes", "overlap_dp=yes", "overlap_dp=no")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout, and what is trained under it."""
+
+    layout: Layout
+    model: str = "llama"
+    packed: bool = True
+
+    @property
+    def shapes(self) -> Model:
+        """The model, with as many layers as the pipeline needs."""
+        model = MODELS[self.model]
+        return replace(model, num_layers=8) if self.layout.pp * self.layout.vp > 6 else model
+
+    @property
+    def workload(self) -> Workload:
+        """The workload."""
+        return replace(WORKLOAD, packed=self.packed)
+
+    def __str__(self) -> str:
+        layout = self.layout
+        named = f"{layout},{layout.schedule},{layout.cp_kind},{'-'.join(layout.order)}"
+        uneven = f",{layout.first_stage_layers}to{layout.last_stage_layers}" if layout.first_stage_layers else ""
+        return f"{self.model},{'packed' if self.packed else 'whole'},{named}{uneven}{'' if layout.overlap_dp else ',no-overlap'}"
+
+
+def case(text: str, model: str = "llama", packed: bool = True) -> Case:
+    """A case from a layout as users write it."""
+    return Case(parse_layout(text), model, packed)
+
+
+# -- what runs ------------------------------------------------------------------------------------------
+
+
+def factorisations(num_ranks: int) -> Iterator[tuple[int, int, int, int]]:
+    """Every (dp, pp, cp, tp) whose product is `num_ranks`."""
+    divisors = [d for d in range(1, num_ranks + 1) if num_ranks % d == 0]
+    yield from (degrees for degrees in product(divisors, repeat=4) if math.prod(degrees) == num_ranks)
+
+
+def every_option(degrees: tuple[int, int, int, int], offset: int) -> Iterator[Case]:
+    """Cases of one factorisation that have each legal schedule, ZeRO stage and kind once or more, and take turns in the rest."""
+    dp, pp, cp, tp = degrees
+    schedules = (("",), SCHEDULES[::2], SCHEDULES)[(pp > 1) + (1 < pp < 8)]
+    zeros = (("",), ZEROS[:4], ZEROS)[(dp * cp > 1) + (dp * cp > 2)]
+    kinds = KINDS if cp > 1 else ("",)
+    for i in range(max(len(schedules), len(zeros), len(kinds))):
+        turn = i + offset
+        schedule, zero, kind = schedules[turn % len(schedules)], zeros[i % len(zeros)], kinds[turn % len(kinds)]
+        micro_batch = max(8 // (dp * max(pp, 1 + turn % 2)), 1)
+        rest = [RECOMPUTES[turn % 3], ORDERS[turn // 2 % 3], OVERLAPS[turn // 3 % 3], f"mbs={micro_batch}"]
+        chosen = [f"dp={dp},pp={pp},cp={cp},tp={tp}", zero, schedule, kind, *rest]
+        model, packed = tuple(MODELS)[turn // 2 % 3], turn % 4 != 0
+        if "zero-bubble" in schedule and "zero=3" in zero:  # the two exclude each other: one case for each
+            yield case(",".join(chosen).replace("schedule=zero-bubble", "schedule=interleaved"), model, packed)
+            chosen[1] = "zero=2"
+        yield case(",".join(filter(None, chosen)), model, packed)
+
+
+def matrix() -> list[Case]:
+    """Every case of the full matrix, each once."""
+    found: dict[Case, None] = {}
+    for num_ranks in (1, 2, 4, 8):
+        for offset, degrees in enumerate(factorisations(num_ranks)):
+            found.update(dict.fromkeys(every_option(degrees, offset)))
+    found.update(dict.fromkeys(every_option((2, 2, 2, 2), 0)))
+    products = [
+        ("pp=2,dp=2,mbs=2", SCHEDULES, ZEROS[:4]),
+        ("cp=2,dp=2,mbs=2", KINDS, ZEROS),
+        ("pp=2,cp=2,mbs=2", KINDS, SCHEDULES),
+        ("tp=2,cp=2,mbs=4", KINDS, RECOMPUTES),
+        ("tp=2,pp=2,dp=2,mbs=2", [f"order={'-'.join(order)}" for order in permutations(AXES)], ["zero=1"]),
+    ]
+    for base, ones, others in products:
+        for one, other in product(ones, others):
+            if not ("zero-bubble" in one and "zero=3" in other):
+                found.setdefault(case(f"{base},{one},{other}"))
+    return list(found)
+
+
+COVERING = [
+    case("pp=2,vp=2,cp=2,tp=2,mbs=4,zero=0,schedule=zero-bubble,cp_kind=all-gather,recompute=full,order=dp-tp-cp-pp", packed=False),
+    case("dp=2,cp=2,tp=2,mbs=4,zero=0,cp_kind=all-to-all,recompute=selective,order=pp-dp-cp-tp,overlap_dp=no", "gpt"),
+    case("dp=2,pp=2,mbs=2,zero=3,schedule=1f1b,recompute=full,order=dp-tp-cp-pp,overlap_dp=no", packed=False),
+    case("pp=2,cp=2,mbs=4,schedule=1f1b,cp_kind=all-to-all,recompute=selective,order=pp-dp-cp-tp", packed=False),
+    case("dp=2,cp=2,mbs=2,zero_ranks=2,cp_kind=all-gather,recompute=full,overlap_dp=no", packed=False),
+    case("cp=2,tp=2,mbs=4,zero=3,cp_kind=all-gather,recompute=selective,overlap_dp=no"),
+    case("dp=2,tp=2,mbs=4,recompute=selective,overlap_dp=no", packed=False),
+    case("dp=2,cp=2,mbs=2,zero=2,zero_ranks=2,cp_kind=ring,order=pp-dp-cp-tp", "tied", packed=False),
+    case("dp=2,cp=2,mbs=2,zero=3,zero_ranks=2,cp_kind=all-gather,recompute=full", "gpt"),
+    case("pp=2,tp=2,mbs=4,schedule=zero-bubble,recompute=full,order=dp-tp-cp-pp"),
+    case("pp=2,tp=2,mbs=4,schedule=1f1b,recompute=full,order=pp-dp-cp-tp,overlap_dp=no", "tied", packed=False),
+    case("pp=2,cp=2,mbs=4,schedule=zero-bubble,cp_kind=all-gather,recompute=selective,overlap_dp=no", "tied", packed=False),
+    case("dp=2,pp=2,vp=2,mbs=2,zero=0,schedule=zero-bubble,recompute=full,order=dp-tp-cp-pp,overlap_dp=no", "gpt", packed=False),
+    # Stages of unequal size; in the last, four layers and the two ends share six chunks, and the first is the embedding alone.
+    case("pp=2,first_stage_layers=1,last_stage_layers=3,mbs=2"),
+    case("pp=2,dp=2,first_stage_layers=3,last_stage_layers=1,schedule=zero-bubble,zero=2", "gpt"),
+    case("pp=2,vp=3,mbs=2", "tied"),
+    # A tied table under ZeRO 3: on one stage, and on both ends of a pipeline.
+    case("dp=2,mbs=4,zero=3", "tied"),
+    case("pp=2,dp=2,mbs=2,zero=3", "tied"),
+]
+SIXTEEN = case("dp=2,pp=2,cp=2,tp=2,vp=2,mbs=2,zero=2", "tied")
+MATRIX = [found for found in matrix() if found not in COVERING]
+
+
+# -- parity ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reference(pools: Pools) -> Reference:
+    """The run of one process, computed once for each model and workload."""
+
+    found: dict[str, Steps] = {}
+
+    def run(model: Model, workload: Workload) -> Steps:
+        key = repr((model, workload))
+        if key not in found:
+            whole = Layout(micro_batch=workload.global_batch)
+            found[key] = joined(pools.of(1).run(run_steps, model, workload, whole, NUM_STEPS))
+        return found[key]
+
+    return run
+
+
+def found_and_wanted(case: Case, num_steps: int, pools: Pools, reference: Reference) -> tuple[Steps, Steps]:
+    """What the ranks of a case found, and what one process did."""
+    wanted = reference(case.shapes, case.workload)
+    found = joined(pools.of(case.layout.num_ranks).run(run_steps, case.shapes, case.workload, case.layout, num_steps))
+    return found, replace(wanted, losses=wanted.losses[:num_steps], norms=wanted.norms[:num_steps])
+
+
+@pytest.mark.parametrize("case", COVERING, ids=str)
+def test_layout_equals_one_process(case: Case, pools: Pools, reference: Reference) -> None:
+    num_steps = NUM_STEPS if case.layout.num_ranks < 8 else FEWER_STEPS
+    assert differences(*found_and_wanted(case, num_steps, pools, reference)) == []
+
+
+def test_sixteen_ranks_on_four_axes_equal_one_process(pools: Pools, reference: Reference) -> None:
+    assert differences(*found_and_wanted(SIXTEEN, FEWER_STEPS, pools, reference)) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", MATRIX, ids=str)
+def test_every_layout_equals_one_process(case: Case, pools: Pools, reference: Reference) -> None:
+    assert differences(*found_and_wanted(case, NUM_STEPS, pools, reference)) == []
+
+
+def test_losses_fall_so_that_parity_compares_something(reference: Reference) -> None:
+    for model in MODELS.values():
+        steps = reference(model, WORKLOAD)
+        assert len(set(steps.losses)) == NUM_STEPS
+        assert all(np.abs(gradient).max() > 0 for gradient in steps.gradients.values())
+
+
+# -- bf16 -----------------------------------------------------------------------------------------------
+
+BF16 = replace(WORKLOAD, precision="bf16")
+BF16_TOLERANCE = 2.0**-8 * 4  # a few roundings to eight bits: hidden states, weights and gradients are all rounded
+
+
+@pytest.mark.parametrize("text", ["tp=2,pp=2,mbs=2", "cp=2,dp=2,zero=3,mbs=2", "dp=2,zero=2,recompute=full"])
+def test_bf16_stays_near_fp32(text: str, pools: Pools, reference: Reference) -> None:
+    layout, wanted = parse_layout(text), reference(MODELS["llama"], WORKLOAD)
+    found = joined(pools.of(layout.num_ranks).run(run_steps, MODELS["llama"], BF16, layout, 3))
+    assert found.losses == pytest.approx(wanted.losses[:3], rel=BF16_TOLERANCE)
+    assert found.norms[0] == pytest.approx(wanted.norms[0], rel=BF16_TOLERANCE)
+    for name, gradient in wanted.gradients.items():
+        apart = np.linalg.norm(found.gradients[name] - gradient) / np.linalg.norm(gradient)
+        assert apart < 0.1, f"{name} is {apart:.3f} of its norm apart"
+
+
+WHOLE_BF16 = replace(BF16, packed=False)  # every label counts, so that gradients are divided by a power of two, which keeps their bits
+
+
+def share_beyond_bf16(gradient: np.ndarray) -> float:
+    """Share of the entries that bf16 could not hold."""
+    bits = np.ascontiguousarray(gradient).view(np.uint32) & 0xFFFF
+    return float(np.mean(bits[gradient != 0] != 0))
+
+
+@pytest.mark.parametrize("text", ["mbs=1", "dp=2,zero=0", "dp=2,zero=2", "dp=2,zero=3", "pp=2,schedule=zero-bubble"])
+def test_gradients_of_bf16_micro_batches_are_added_in_fp32(text: str, pools: Pools) -> None:
+    layout = parse_layout(text)
+    found = joined(pools.of(layout.num_ranks).run(run_steps, MODELS["llama"], WHOLE_BF16, layout, 1))
+    # Some sums need no more bits, above all where few micro-batches have a token; in bf16 none would have them.
+    assert {name: share for name, g in found.gradients.items() if (share := share_beyond_bf16(g)) < 0.25} == {}
+
+
+def test_the_gradient_of_one_bf16_micro_batch_has_the_resolution_of_bf16(pools: Pools) -> None:
+    found = joined(pools.of(1).run(run_steps, MODELS["llama"], WHOLE_BF16, Layout(micro_batch=8), 1))
+    assert max(map(share_beyond_bf16, found.gradients.values())) == 0
+
+
+# -- what the covering set covers -----------------------------------------------------------------------
+
+
+def axes_of(layout: Layout) -> set[str]:
+    """Axes of more than one rank."""
+    return {axis for axis in AXES if getattr(layout, axis) > 1}
+
+
+def traits(case: Case) -> set[tuple[object, ...]]:
+    """What a case is an example of."""
+    layout = case.layout
+    found: set[tuple[object, ...]] = {
+        ("model", case.model),
+        ("packed", case.packed),
+        ("recompute", layout.recompute),
+        ("overlap_dp", layout.overlap_dp),
+        ("accumulates", layout.num_micro_batches(WORKLOAD.global_batch) > 1),
+        *(("axis", axis) for axis in axes_of(layout)),
+    }
+    if layout.pp > 1:
+        found.add(("schedule", "1f1b" if (layout.schedule, layout.vp) == ("interleaved", 1) else layout.schedule, min(layout.vp, 2)))
+    if layout.cp > 1:
+        found.add(("kind", layout.cp_kind))
+    if layout.dp * layout.cp > 1:
+        found.add(("zero", layout.zero_stage, layout.zero_ranks > 0))
+    return found
+
+
+def pairs(case: Case) -> set[tuple[object, ...]]:
+    """Axes with the traits that stand beside them; shared states beside tp or pp take eight ranks, and are left to the matrix."""
+    found = {(axis, *trait) for axis in axes_of(case.layout) for trait in traits(case)}
+    return {pair for pair in found if not (pair[0] in ("tp", "pp") and pair[1] == "zero" and pair[3])}
+
+
+def test_covering_set_has_every_pair() -> None:
+    covered = set().union(*map(pairs, [*COVERING, SIXTEEN]))
+    assert set().union(*map(pairs, MATRIX)) - covered == set()
+
+
+def test_matrix_has_every_factorisation_with_every_option() -> None:
+    cases = [*MATRIX, *COVERING]
+    for num_ranks in (1, 2, 4, 8):
+        for dp, pp, cp, tp in factorisations(num_ranks):
+            mine = [c.layout for c in cases if (c.layout.dp, c.layout.pp, c.layout.cp, c.layout.tp) == (dp, pp, cp, tp)]
+            assert mine
+            assert pp == 1 or {layout.schedule for layout in mine} >= {"1f1b", "zero-bubble"}
+            assert pp in (1, 8) or {(layout.schedule, layout.vp) for layout in mine} >= {("interleaved", 2), ("zero-bubble", 2)}
+            assert cp == 1 or {layout.cp_kind for layout in mine} == set(CP_KINDS)
+            assert dp * cp == 1 or {layout.zero_stage for layout in mine if not layout.zero_ranks} == {0, 1, 2, 3}
+            assert dp * cp < 4 or {layout.zero_stage for layout in mine if layout.zero_ranks} == {1, 2, 3}

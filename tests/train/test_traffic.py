@@ -1,0 +1,102 @@
+"""The bytes that each axis sends in a step, counted on the real process groups, are those that `meshwright.traffic` says are sent.
+
+Every operator of torch.distributed that a rank dispatches is counted, by process group: collectives, messages, and what `fully_shard`
+sends by itself. Left out is one message of a step: the sum of loss, tokens and squared gradients over all ranks, three fp64 numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from on_ranks import Sent, sent_in_a_step
+from parity import LLAMA, MODELS
+from parity import WORKLOAD as PARITY
+from ranks import Pools
+
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Workload
+from meshwright.layout import Layout, parse_layout
+from meshwright.traffic import Step, flows, sent_bytes, sent_on
+
+WORKLOAD = replace(PARITY, global_batch=4)
+
+# Sizes that nothing divides evenly: buckets of gradients and rows of weights are padded to whole shards.
+ODD = replace(LLAMA, name="odd-llama", hidden=35, vocab_size=88)
+
+CASES = [
+    ("tp=2", "llama", "fp32"),
+    ("tp=4,recompute=full", "gpt", "fp32"),
+    ("tp=2,recompute=selective", "llama", "bf16"),
+    ("tp=2,mbs=4", "gpt", "bf16"),  # nothing is added up: gradients stay in bf16
+    ("cp=2,cp_kind=ring", "llama", "fp32"),
+    ("cp=4,cp_kind=ring,recompute=selective", "llama", "fp32"),
+    ("cp=2,tp=2,cp_kind=ring,recompute=full,mbs=2", "llama", "bf16"),
+    ("cp=4,cp_kind=all-gather,mbs=2", "llama", "fp32"),
+    ("cp=2,dp=2,cp_kind=all-gather,recompute=selective", "llama", "bf16"),
+    ("cp=2,tp=2,cp_kind=all-to-all,recompute=selective", "llama", "fp32"),
+    ("cp=2,tp=2,cp_kind=all-to-all,recompute=full", "llama", "fp32"),
+    ("pp=2,schedule=1f1b", "llama", "fp32"),
+    ("pp=2,vp=2,mbs=2", "tied", "fp32"),
+    ("pp=2,vp=3,mbs=2", "llama", "fp32"),
+    ("pp=2,mbs=4", "tied", "bf16"),
+    ("pp=2,tp=2,schedule=zero-bubble,vp=2", "llama", "bf16"),
+    ("pp=4,schedule=zero-bubble", "gpt", "fp32"),
+    ("pp=2,dp=2,zero=3,mbs=2", "tied", "fp32"),
+    ("pp=2,vp=2,dp=2,zero=3,first_stage_layers=2,last_stage_layers=2", "llama", "fp32"),
+    ("dp=4,zero=0", "llama", "fp32"),
+    ("dp=2,tp=2,zero=1,overlap_dp=no", "gpt", "bf16"),
+    ("dp=4,zero=2", "llama", "fp32"),
+    ("dp=4,zero=3", "llama", "bf16"),
+    ("dp=2,zero=3,recompute=full", "tied", "fp32"),
+    ("dp=2,tp=2,zero=1,mbs=2", "llama", "bf16-pure"),
+    ("dp=2,zero=3,mbs=2", "llama", "bf16-pure"),
+    ("dp=2,cp=2,zero=1,zero_ranks=2", "llama", "fp32"),
+    ("dp=4,zero=2,zero_ranks=2", "tied", "fp32"),
+    ("dp=2,cp=2,zero=3,zero_ranks=2", "llama", "bf16"),
+    ("dp=2,tp=2,zero=1", "odd", "fp32"),
+    ("dp=4,zero=2", "odd", "fp32"),
+    ("pp=2,dp=2,zero=3", "odd", "bf16"),
+]
+
+
+def wanted(model: Model, workload: Workload, layout: Layout, sent: Sent) -> dict[tuple[str, str, int, int], int]:
+    """The flows of a rank, counted as its process groups can tell them apart."""
+    found: Counter[tuple[str, str, int, int]] = Counter()
+    for flow in flows(Step(model, workload, layout, sent.stage)):
+        found[sent.shared[flow.axis], flow.kind, flow.num_ranks, flow.payload_bytes] += flow.count
+    return dict(found)
+
+
+@pytest.mark.parametrize("text, model, precision", CASES)
+def test_every_byte_on_the_process_groups_is_accounted_for(text: str, model: str, precision: str, pools: Pools) -> None:
+    layout, shapes, workload = parse_layout(text), {**MODELS, "odd": ODD}[model], replace(WORKLOAD, precision=precision)
+    for rank, sent in enumerate(pools.of(layout.num_ranks).run(sent_in_a_step, shapes, workload, layout)):
+        assert sent.flows == wanted(shapes, workload, layout, sent), f"rank {rank}"
+        assert sent.num_control == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tp=2,pp=2,dp=2,mbs=2",
+        "tp=2,cp=2,dp=2,zero=3,zero_ranks=2,recompute=full",
+        "pp=2,cp=2,dp=2,vp=2,zero=2,zero_ranks=2,cp_kind=all-gather",
+        "pp=4,dp=2,zero=3,recompute=full,mbs=1",
+        "tp=2,cp=2,pp=2,dp=2,zero=2,mbs=2",
+    ],
+)
+def test_every_byte_of_many_axes_is_accounted_for(text: str, pools: Pools) -> None:
+    test_every_byte_on_the_process_groups_is_accounted_for(text, "tied", "fp32", pools)
+
+
+def test_bytes_by_axis_are_the_sums_of_what_was_counted(pools: Pools) -> None:
+    layout = parse_layout("tp=2,pp=2,mbs=2,zero=1")
+    for sent in pools.of(4).run(sent_in_a_step, LLAMA, WORKLOAD, layout):
+        for axis in ("tp", "pp"):
+            counted = [(kind, ranks, payload, n) for (name, kind, ranks, payload), n in sent.flows.items() if name == axis]
+            num_bytes = sum(n * sent_bytes(kind, payload, ranks) for kind, ranks, payload, n in counted)
+            num_messages = sum(n for *_, n in counted)
+            assert (num_bytes, num_messages) == sent_on(axis, flows(Step(LLAMA, WORKLOAD, layout, sent.stage)))
