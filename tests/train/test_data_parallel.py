@@ -10,7 +10,6 @@ from parity import MODELS
 
 from meshwright.layout import Layout
 from meshwright.traffic import buckets, chunks_of
-from meshwright.train import replica
 from meshwright.train.data_parallel import grouped_parameters
 from meshwright.train.pipeline_parallel import chunk_layers
 from meshwright.train.tensor_parallel import decays, is_partial
@@ -69,9 +68,3 @@ def test_what_is_said_to_be_sent_has_the_same_parameters_in_the_same_buckets(mod
             for most in (1, 3000, 10**9):
                 said = [[p.size for p in bucket] for bucket in buckets(ours.parameters, most, tied=model.tied_embeddings)]
                 assert said == [[sizes[name] for name in bucket] for bucket in grouped_parameters(real, most)]
-
-
-def test_the_sizes_of_buckets_are_the_trainers() -> None:
-    from meshwright import traffic
-
-    assert (traffic.BUCKET_PARAMETERS, traffic.SMALLEST_BUCKETS) == (replica.BUCKET_PARAMETERS, replica.SMALLEST_BUCKETS)

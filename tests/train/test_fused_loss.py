@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from meshwright.train.fused_loss import _BlockedLoss, scored, summed_loss
+from meshwright.train.fused_loss import _BlockedLoss, scored, scored_as_one, summed_loss
 from meshwright.train.samples import IGNORED_LABEL
 
 ROWS, WIDTH, CLASSES = 37, 16, 53
@@ -54,7 +54,11 @@ def test_a_batch_without_labels_has_no_loss_and_no_gradient() -> None:
     assert hidden.grad.abs().max() == 0 and weight.grad.abs().max() == 0
 
 
-def test_scored_gradient_of_each_row_sums_to_zero() -> None:
+def test_both_ways_to_score_agree_and_each_rows_gradient_sums_to_zero() -> None:
     hidden, weight, labels = inputs(torch.float32)
-    _, gradient = scored(hidden.detach() @ weight.detach().T, labels)
+    logits = hidden.detach() @ weight.detach().T
+    wanted_loss, wanted = scored_as_one(logits, labels)
+    loss, gradient = scored(logits, labels)
+    torch.testing.assert_close(loss, wanted_loss)
+    torch.testing.assert_close(gradient, wanted)
     assert gradient.sum(dim=-1).abs().max() < 1e-5  # shares add up to one, and the label takes one away

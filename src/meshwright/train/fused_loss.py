@@ -55,7 +55,20 @@ class _BlockedLoss(torch.autograd.Function):
 
 
 def scored(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed loss of some rows, and its gradient with respect to their logits, in the logits' precision."""
+    """The summed loss of some rows, and its gradient with respect to their logits, which it overwrites; few passes without a compiler."""
+    counts = labels != IGNORED_LABEL
+    wanted = torch.where(counts, labels, 0)[:, None]
+    scores = logits.float()
+    log_sum = torch.logsumexp(scores, dim=-1, keepdim=True)
+    loss = ((log_sum - scores.gather(-1, wanted))[:, 0] * counts).sum()
+    shares = scores.sub_(log_sum).exp_()
+    shares.scatter_add_(-1, wanted, shares.new_full(wanted.shape, -1.0))
+    shares[~counts] = 0.0
+    return loss, shares.to(logits.dtype)
+
+
+def scored_as_one(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The same as `scored`, written so that a compiler makes two passes over the logits of it."""
     counts = labels != IGNORED_LABEL
     wanted = torch.where(counts, labels, 0)
     scores = logits.float()
@@ -69,5 +82,5 @@ def scored(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def score(device_type: str) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """`scored`, compiled on a GPU, where it would otherwise pass over the logits many times."""
-    return torch.compile(scored, dynamic=False) if device_type == "cuda" else scored
+    """How rows are scored on a device: on a GPU compiled."""
+    return torch.compile(scored_as_one, dynamic=False) if device_type == "cuda" else scored
