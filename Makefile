@@ -10,7 +10,7 @@ NAME := first-$(shell date +%Y%m%d-%H%M%S)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all check fit accuracy bench clean
+.PHONY: help run test test-all check fit noise accuracy bench clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ check: $(VENV)/installed-test
 
 fit: $(VENV)/installed-test  ## fit the constants that data sheets do not give
 	$(BIN)/meshwright fit
+
+noise: $(VENV)/installed-test  ## fit the simulator's noise on logged step times: about five minutes
+	$(BIN)/meshwright noise --fit --html docs/simulator/step-times.html
 
 accuracy: $(VENV)/installed-test  ## write docs/accuracy.md from the measured runs
 	$(BIN)/meshwright accuracy

@@ -17,6 +17,8 @@ from meshwright.cli.generate import generate
 from meshwright.cli.memory import memory
 from meshwright.cli.plan import plan
 from meshwright.cli.predict import predict
+from meshwright.cli.simulate import simulate
+from meshwright.cli.simulate_noise import noise
 from meshwright.cli.sweep import sweep
 from meshwright.cli.train import train
 from meshwright.cli.validate import validate
@@ -31,7 +33,7 @@ ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 # A command's module imports what is heavy inside its function, so that --help stays quick.
-for command in (describe, plan, predict, sweep, train, generate, calibrate, validate, fit, memory, accuracy):
+for command in (describe, plan, predict, sweep, simulate, train, generate, memory, calibrate, validate, fit, noise, accuracy):
     app.command()(command)
 app.add_typer(corpus)
 

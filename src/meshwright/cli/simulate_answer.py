@@ -1,0 +1,127 @@
+"""The answer of `meshwright simulate`: runs of steps, the same without their slow ranks, or weeks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.cli.simulate_question import Ask
+from meshwright.cost.money import cost_usd
+from meshwright.simulate.outlook import SAMPLED_STEPS, Finish, Outlook, Size, finish, outlook, sizes, usd_per_accelerator_hour
+from meshwright.simulate.run import OverSeeds, SimulatedRun, run_plan, write_run
+from meshwright.simulate.weeks_record import write_weeks
+from meshwright.units import DAY
+
+Progress = Callable[[str, int, int], None]
+FINISH_SEEDS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """All there is to print."""
+
+    ask: Ask
+    run: SimulatedRun | None = None  # of the first seed
+    over_seeds: dict[str, OverSeeds] | None = None
+    without_slow: SimulatedRun | None = None  # the same run with all ranks alike
+    outlook: Outlook | None = None
+    finish: Finish | None = None
+    sizes: tuple[Size, ...] = ()
+    folder: Path | None = None
+    usd_per_hour: float | None = None
+    interrupted: bool = False
+
+    @property
+    def cost_usd(self) -> float | None:
+        """What the run costs."""
+        if self.outlook:
+            paid = self.outlook.paid_usd(self.outlook.weeks.wall_s)
+            return None if paid is None else float(np.mean(paid))
+        if self.usd_per_hour is None or self.run is None:
+            return None
+        return float(cost_usd(self.ask.plan.cluster.num_accelerators, self.run.time_to_train_s, self.usd_per_hour))
+
+    @property
+    def waste_usd(self) -> float | None:
+        """What the time that did not count costs, spares included."""
+        if self.outlook is None:
+            return None
+        whole = self.outlook.paid_usd(self.outlook.weeks.wall_s)
+        useful = self.outlook.paid_usd(self.outlook.weeks.work_s, spares=False)
+        return None if whole is None or useful is None else float(np.mean(whole - useful))
+
+
+def answered(ask: Ask, progress: Progress) -> Answer:
+    """What was asked; the first seed's run is written as a folder."""
+    return _weeks(ask, progress) if ask.campaign else _steps(ask, progress)
+
+
+def _steps(ask: Ask, progress: Progress) -> Answer:
+    wishes, plan, conditions = ask.wishes, ask.plan, ask.conditions
+    found: list[dict[str, float]] = []
+    first: SimulatedRun | None = None
+    interrupted = False
+    job = conditions.job(plan)
+    try:
+        for number in range(wishes.seeds):
+            report = progress if wishes.seeds == 1 else None
+            run = run_plan(plan, conditions, wishes.steps or 0, wishes.seed + number, report, job)
+            first = first or run
+            found.append(_figures(run))
+            interrupted = not run.complete
+            if interrupted:
+                break
+            progress("simulating runs", number + 1, wishes.seeds)
+    except KeyboardInterrupt:
+        if first is None:
+            raise
+        interrupted = True
+    assert first is not None
+    alike = None
+    if conditions.slow and not interrupted:
+        alike = run_plan(plan, replace(conditions, slow=()), wishes.steps or 0, wishes.seed, job=job)
+    return Answer(
+        ask=ask,
+        run=first,
+        over_seeds={key: OverSeeds.of([one[key] for one in found]) for key in found[0]} if len(found) > 1 else None,
+        without_slow=alike,
+        folder=write_run(first, wishes.runs, ask.name, ask.plan_file),
+        usd_per_hour=usd_per_accelerator_hour(plan, conditions),
+        interrupted=interrupted,
+    )
+
+
+def _figures(run: SimulatedRun) -> dict[str, float]:
+    exposed = {f"mean_exposed_{axis}_s": value for axis, value in run.mean_exposed_s.items() if value > 0}
+    return {
+        "median_step_s": run.times.median_s,
+        "mean_step_s": float(np.mean(run.times.steady_s)),
+        "robust_std_pct": run.times.robust_std_pct,
+        "time_to_train_min": run.time_to_train_s / 60,
+        **exposed,
+    }
+
+
+def _weeks(ask: Ask, progress: Progress) -> Answer:
+    wishes, plan, conditions = ask.wishes, ask.plan, ask.conditions
+    assert ask.campaign is not None and wishes.days is not None
+    seen = outlook(plan, conditions, ask.campaign, wishes.seed, wishes.seeds, wishes.days * DAY)
+    progress("simulating weeks", 1, 2)
+    ended = None
+    if ask.finish_by_s is not None or wishes.budget_usd is not None:
+        ended = finish(plan, seen, conditions.noise.run_spread, wishes.seed, max(wishes.seeds, FINISH_SEEDS))
+    table: tuple[Size, ...] = ()
+    if wishes.sizes:
+        per_node = plan.cluster.accelerators_per_node
+        table = tuple(sizes(ask.campaign.failures, per_node, wishes.seed, wishes.days, min(wishes.seeds, 20)))
+    return Answer(
+        ask=ask,
+        outlook=seen,
+        finish=ended,
+        sizes=table,
+        folder=write_weeks(seen, plan, run_plan(plan, conditions, SAMPLED_STEPS + 1, wishes.seed), wishes.runs, ask.name, ask.plan_file),
+        usd_per_hour=seen.usd_per_hour,
+    )

@@ -1,0 +1,160 @@
+"""What `meshwright simulate` was asked: a plan file and options -> the conditions it runs under."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from meshwright.describe.load import load_cluster
+from meshwright.errors import InputError
+from meshwright.plan.objective import read_duration
+from meshwright.plan.plan import Plan, read_plan
+from meshwright.record import check_name
+from meshwright.simulate.campaign import Campaign
+from meshwright.simulate.fabric import Fabric
+from meshwright.simulate.failures import failures
+from meshwright.simulate.job import check_plan
+from meshwright.simulate.noise import QUIET, fitted_noise
+from meshwright.simulate.outlook import campaign_of
+from meshwright.simulate.run import Conditions
+from meshwright.simulate.step import Slow
+from meshwright.software import software
+from meshwright.units import GB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """The options, as they were given."""
+
+    steps: int | None = None
+    seed: int = 0
+    seeds: int = 1
+    name: str = ""
+    runs: Path = Path("runs")
+    cluster: str = ""
+    software: str = ""
+    jitter: float = 1.0
+    quiet: bool = False
+    slow_ranks: tuple[str, ...] = ()
+    planes_lost: int = 0
+    nics_hit: int = 0
+    links_lost: float = 0.0
+    neighbour: float = 0.0
+    routing: str = ""
+    storage_gb_per_s: float | None = None
+    days: float | None = None
+    failures: str = "llama3"
+    checkpoint_every: str = ""
+    spares: int | None = None
+    failed_nodes: int = 0
+    finish_by: str = ""
+    budget_usd: float | None = None
+    sizes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A plan, what its machine is like, and what is wanted to know."""
+
+    plan: Plan
+    plan_file: Path
+    wishes: Wishes
+    conditions: Conditions
+    campaign: Campaign | None  # of weeks; None: of steps
+    finish_by_s: float | None
+
+    @property
+    def name(self) -> str:
+        """Of the run's folder: as given, or the first that is free."""
+        if self.wishes.name:
+            return self.wishes.name
+        base = f"{self.plan_file.stem}-seed{self.wishes.seed}"
+        name, number = base, 2
+        while (self.wishes.runs / name).exists():
+            name, number = f"{base}-{number}", number + 1
+        return name
+
+
+def asked(plan_file: Path, wishes: Wishes) -> Ask:
+    """The question; refuses what cannot be before anything is simulated."""
+    if wishes.name:
+        check_name(wishes.name)
+        folder = wishes.runs / wishes.name
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError("the run's folder exists and is not empty", where=str(folder), fix="use another --name")
+    plan = read_plan(plan_file)
+    stack = software(wishes.software) if wishes.software else None
+    _check_machine(plan, wishes.cluster)
+    conditions = _conditions(wishes)
+    conditions.check(plan)
+    check_plan(plan, stack)
+    campaign = None
+    if wishes.days is not None:
+        if not wishes.days > 0:
+            raise InputError("no days", where="--days", fix="give more than 0")
+        interval_s = read_duration(wishes.checkpoint_every) if wishes.checkpoint_every else None
+        campaign = campaign_of(plan, failures(wishes.failures), interval_s, wishes.spares, wishes.failed_nodes)
+    elif wishes.failed_nodes or wishes.finish_by or wishes.budget_usd is not None or wishes.sizes:
+        raise InputError("this is asked of weeks", where="--failed-nodes, --finish-by, --budget, --sizes", fix="add --days 54")
+    finish_by_s = _seconds_until(wishes.finish_by) if wishes.finish_by else None
+    return Ask(plan=plan, plan_file=plan_file, wishes=wishes, conditions=conditions, campaign=campaign, finish_by_s=finish_by_s)
+
+
+def _conditions(wishes: Wishes) -> Conditions:
+    if wishes.storage_gb_per_s is not None and not (math.isfinite(wishes.storage_gb_per_s) and wishes.storage_gb_per_s > 0):
+        raise InputError(f"storage of {wishes.storage_gb_per_s:g} GB/s", where="--storage", fix="give more than 0")
+    return Conditions(
+        noise=QUIET if wishes.quiet else fitted_noise().scaled(wishes.jitter),
+        fabric=Fabric(
+            planes_lost=wishes.planes_lost,
+            nics_hit=wishes.nics_hit,
+            links_lost=wishes.links_lost,
+            neighbour=wishes.neighbour,
+            routing=wishes.routing,
+        ),
+        slow=tuple(_slow(text) for text in wishes.slow_ranks),
+        storage_bytes_per_s=(wishes.storage_gb_per_s or 0.0) * GB,
+        stack=software(wishes.software) if wishes.software else None,
+    )
+
+
+def _slow(text: str) -> Slow:
+    rank, equals, factor = text.partition("=")
+    try:
+        return Slow(rank=int(rank), factor=float(factor) if equals else 1.3)
+    except ValueError:
+        raise InputError(f"cannot read {text!r}", where="--slow-rank", fix="write RANK=FACTOR, such as 100=1.3") from None
+
+
+def _check_machine(plan: Plan, name: str) -> None:
+    """Refuse a plan for another machine than the one that was named."""
+    if not name:
+        return
+    machine = load_cluster(name)
+    theirs, ours = (
+        (c.accelerator.name, c.num_accelerators, tuple((t.name, t.num_accelerators, t.link) for t in c)) for c in (plan.cluster, machine)
+    )
+    if theirs != ours:
+        raise InputError(
+            f"the plan is for {plan.cluster.name} ({theirs[1]} {theirs[0]}), not for {machine.name} ({ours[1]} {ours[0]})",
+            where="--cluster",
+            fix=f"make a plan with `meshwright plan {plan.model.name} {name} {plan.workload.name} --out FILE`",
+        )
+
+
+def _seconds_until(text: str) -> float:
+    """Seconds of `90d`, or from now to a date."""
+    if text[:1].isdigit() and text.count("-") == 2:
+        try:
+            seconds = (datetime.fromisoformat(text).replace(tzinfo=UTC) - datetime.now(UTC)).total_seconds()
+        except ValueError:
+            raise InputError(f"cannot read a date in {text!r}", where="--finish-by", fix="write 2027-03-01, or 90d") from None
+        if seconds <= 0:
+            raise InputError(f"{text} has passed", where="--finish-by", fix="give a later date")
+        return seconds
+    try:
+        return read_duration(text)
+    except InputError as error:
+        raise InputError(error.what.replace("a deadline of", "a time of"), where="--finish-by", fix="write 90d, or 2027-03-01") from None

@@ -1,0 +1,224 @@
+"""How `meshwright simulate` prints its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshwright.cli.show import show_json, show_pairs, show_table, show_text
+from meshwright.cli.simulate_answer import Answer
+from meshwright.record import PARTS
+from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
+from meshwright.simulate.exposure import exposed_between_replicas
+from meshwright.simulate.outlook import Size
+from meshwright.simulate.run import OverSeeds, SimulatedRun
+from meshwright.units import DAY, HOUR, MINUTE, seconds, usd
+
+
+def show_as_json(answer: Answer) -> None:
+    """Print all as JSON."""
+    show_json(_weeks_json(answer) if answer.outlook else _steps_json(answer))
+
+
+def show_tables(answer: Answer) -> None:
+    """Print all for people."""
+    if answer.outlook:
+        _show_weeks(answer)
+    else:
+        _show_steps(answer)
+    show_text(f"written: {answer.folder}")
+    if answer.interrupted:
+        show_text("Broken off: what was done until then is what you see and what was written.")
+
+
+# -- steps ----------------------------------------------------------------------------------------------
+
+
+def _run_json(run: SimulatedRun) -> dict[str, Any]:
+    times = run.times
+    return {
+        "median_step_s": times.median_s,
+        "mean_step_s": float(np.mean(times.steady_s)),
+        "robust_std_pct": times.robust_std_pct,
+        "p99_over_p50": float(np.percentile(times.steady_s, 99) / times.median_s),
+        "worst_step_s": float(np.max(times.seconds)),
+        "first_step_s": float(times.seconds[0]),
+        "mean_exposed_s": run.mean_exposed_s,
+        "mean_parts_s": {part: float(np.mean(run.steps.parts_s[part][~run.steps.is_first])) for part in PARTS}
+        if len(times.steady_s)
+        else {},
+        "num_steps": len(run.steps),
+        "num_evaluations": len(run.evaluated_after),
+        "evaluation_s": run.evaluation_s,
+        "time_to_train_min": run.time_to_train_s / MINUTE,
+    }
+
+
+def _steps_json(answer: Answer) -> dict[str, Any]:
+    assert answer.run is not None
+    return {
+        "plan": answer.ask.plan.name,
+        "seed": answer.run.seed,
+        "predicted_step_s": answer.ask.plan.step_time_s,
+        **_run_json(answer.run),
+        "exposed_dp_interval_s": exposed_between_replicas(answer.run.job.plan, answer.run.job.stack),
+        "goodput": None,
+        "interruptions": None,
+        "cost_usd": answer.cost_usd,
+        "over_seeds": answer.over_seeds,
+        "without_slow_ranks": _run_json(answer.without_slow) if answer.without_slow else None,
+        "complete": not answer.interrupted,
+        "folder": str(answer.folder),
+    }
+
+
+def _show_steps(answer: Answer) -> None:
+    run, plan = answer.run, answer.ask.plan
+    assert run is not None
+    times = run.times
+    exposed = exposed_between_replicas(run.job.plan, run.job.stack)
+    between = f"80 % between {seconds(exposed.low_s)} and {seconds(exposed.high_s)}, by what was sure beforehand of the constants behind it"
+    pairs = [
+        ("predicted step", seconds(plan.step_time_s)),
+        ("median step", f"{seconds(times.median_s)}, robust standard deviation {times.robust_std_pct:.3f} %"),
+        ("slowest step", f"{seconds(float(np.max(times.seconds)))}; 99 of 100 below {seconds(float(np.percentile(times.seconds, 99)))}"),
+        ("first step", f"{seconds(float(times.seconds[0]))}; after an evaluation {_after(run)}"),
+        ("whole run", f"{run.time_to_train_s / MINUTE:.3f} min: {len(run.steps)} steps, {len(run.evaluated_after)} evaluations"),
+        ("exposed between replicas", f"{seconds(run.mean_exposed_s['dp'])} a step ({between})"),
+        ("cost", usd(answer.cost_usd) if answer.cost_usd is not None else "no price listed"),
+    ]
+    show_pairs(f"{plan.name}, seed {run.seed}", pairs)
+    rows = [(part.replace("_", " "), *_part(run, part, plan.parts_s[part])) for part in PARTS]
+    show_table("parts of the mean step", ("part", "predicted>", "simulated>"), [row for row in rows if row[1] != "0 s" or row[2] != "0 s"])
+    if answer.over_seeds:
+        show_table(
+            f"over {answer.ask.wishes.seeds} seeds", ("", "mean>", "80 % between>", "", "standard error>"),
+            [_seed_row(name, value) for name, value in answer.over_seeds.items()],
+        )  # fmt: skip
+    if answer.without_slow:
+        _show_without_slow(run, answer.without_slow)
+
+
+def _after(run: SimulatedRun) -> str:
+    later = run.steps.is_first[1:]
+    return seconds(float(np.median(run.times.seconds[1:][later]))) if later.any() else "-"
+
+
+def _part(run: SimulatedRun, part: str, predicted_s: float) -> tuple[str, str]:
+    return seconds(predicted_s), seconds(float(np.mean(run.steps.parts_s[part])))
+
+
+def _seed_row(name: str, value: OverSeeds) -> tuple[str, ...]:
+    return name, f"{value.mean:.5g}", f"{value.low:.5g}", f"{value.high:.5g}", f"{value.standard_error:.2g}"
+
+
+def _show_without_slow(run: SimulatedRun, alike: SimulatedRun) -> None:
+    lost = run.times.median_s / alike.times.median_s - 1
+    rows = [
+        ("as it was", seconds(run.times.median_s), f"{run.time_to_train_s / MINUTE:.3f} min"),
+        ("without the slow rank", seconds(alike.times.median_s), f"{alike.time_to_train_s / MINUTE:.3f} min"),
+    ]
+    show_table(f"the slow rank costs {lost:+.2%} a step", ("", "median step>", "whole run>"), rows)
+
+
+# -- weeks ----------------------------------------------------------------------------------------------
+
+
+def _weeks_json(answer: Answer) -> dict[str, Any]:
+    seen = answer.outlook
+    assert seen is not None
+    campaign, between_s = seen.campaign, seen.campaign.failures.mean_time_between_s(seen.campaign.num_accelerators)
+    return {
+        "plan": answer.ask.plan.name,
+        "seed": answer.ask.wishes.seed,
+        "seeds": answer.ask.wishes.seeds,
+        "days": answer.ask.wishes.days,
+        "predicted_step_s": answer.ask.plan.step_time_s,
+        "mean_step_s": seen.step.seconds,
+        "mean_step_standard_error_s": seen.step.standard_error_s,
+        "mean_exposed_s": {part.removeprefix("exposed_"): seen.step.parts_s[part] for part in PARTS if part.startswith("exposed_")},
+        "goodput": seen.goodput.mean,
+        "interruptions": seen.interruptions.mean,
+        "cost_usd": answer.cost_usd,
+        "waste_usd": answer.waste_usd,
+        "goodput_over_seeds": seen.goodput,
+        "interruptions_over_seeds": seen.interruptions,
+        "interruptions_by_cause": seen.by_cause,
+        "steps_done": seen.num_steps,
+        "hours": {name: value / HOUR for name, value in _where(answer).items()},
+        "checkpoint": {
+            "interval_s": campaign.interval_s,
+            "young_s": float(young_interval_s(campaign.failures.checkpoint_s, between_s)),
+            "daly_s": float(daly_interval_s(campaign.failures.checkpoint_s, between_s)),
+            "checkpoint_s": campaign.failures.checkpoint_s,
+        },
+        "num_spares": campaign.num_spares,
+        "chance_by": answer.finish.chance_by(answer.ask.finish_by_s) if answer.finish and answer.ask.finish_by_s else None,
+        "chance_under": _chance_under(answer),
+        "finish_days": OverSeeds.of(answer.finish.wall_s / DAY) if answer.finish else None,
+        "sizes": answer.sizes,
+        "folder": str(answer.folder),
+    }
+
+
+def _where(answer: Answer) -> dict[str, float]:
+    """Mean seconds of the wall clock by where they went."""
+    assert answer.outlook is not None
+    w = answer.outlook.weeks
+    named = {"work": w.work_s, "work done again": w.lost_s, "checkpoints": w.checkpoint_s, "detection and restart": w.down_s}
+    return {name: float(np.mean(value)) for name, value in named.items()}
+
+
+def _chance_under(answer: Answer) -> float | None:
+    limit = answer.ask.wishes.budget_usd
+    return answer.finish.chance_under(limit) if answer.finish and limit is not None else None
+
+
+def _show_weeks(answer: Answer) -> None:
+    seen = answer.outlook
+    assert seen is not None
+    campaign, many = seen.campaign, answer.ask.wishes.seeds > 1
+    between_s = campaign.failures.mean_time_between_s(campaign.num_accelerators)
+    young_s, daly_s = (f(campaign.failures.checkpoint_s, between_s) for f in (young_interval_s, daly_interval_s))
+    pairs = [
+        ("interruptions", _said(seen.interruptions, many, "{:.1f}") + f", one every {seconds(between_s)}"),
+        ("effective time", _said(seen.goodput, many, "{:.2%}")),
+        ("steps that count", _said(seen.num_steps, many, "{:,.0f}") + f" of {seconds(seen.step.seconds)}"),
+        ("checkpoint every", f"{seconds(campaign.interval_s)} of work (Young {seconds(float(young_s))}, Daly {seconds(float(daly_s))})"),
+        ("spare nodes", str(campaign.num_spares)),
+        ("cost", f"{usd(answer.cost_usd)}, of which waste {usd(answer.waste_usd or 0.0)}" if answer.cost_usd else "no price listed"),
+    ]
+    show_pairs(f"{answer.ask.plan.name}: {answer.ask.wishes.days:g} days, failures as {campaign.failures.name}", pairs)
+    show_table("interruptions by cause", ("cause", "mean>"), [(name, f"{value:.1f}") for name, value in seen.by_cause.items()])
+    whole_s = sum(_where(answer).values())
+    rows = [(name, f"{value / HOUR:.1f} h", f"{value / whole_s:.2%}") for name, value in _where(answer).items()]
+    show_table("where the time goes", ("", "mean>", "share>"), rows)
+    _show_finish(answer)
+    if answer.sizes:
+        columns = ("accelerators>", "interrupted every>", "a day>", "checkpoint every>", "Young>", "Daly>", "spares>", "effective>")
+        show_table("the same failures at other sizes", columns, map(_size_row, answer.sizes))
+
+
+def _said(value: OverSeeds, many: bool, form: str) -> str:
+    between = f" (80 % of runs between {form.format(value.low)} and {form.format(value.high)})" if many else ""
+    return form.format(value.mean) + between
+
+
+def _show_finish(answer: Answer) -> None:
+    if answer.finish is None:
+        return
+    days = OverSeeds.of(answer.finish.wall_s / DAY)
+    show_text(f"The whole workload takes {_said(days, True, '{:.1f}')} days.")
+    if answer.ask.finish_by_s:
+        by = answer.finish.chance_by(answer.ask.finish_by_s)
+        show_text(f"Done within {answer.ask.finish_by_s / DAY:.1f} days: {by:.1%} of runs.")
+    under = _chance_under(answer)
+    if under is not None:
+        show_text(f"For {usd(answer.ask.wishes.budget_usd or 0.0)} or less: {under:.1%} of runs.")
+
+
+def _size_row(size: Size) -> tuple[str, ...]:
+    times = (seconds(size.interval_s), seconds(size.young_s), seconds(size.daly_s))
+    rate = f"{size.interruptions_per_day:.1f}"
+    return f"{size.num_accelerators:,}", seconds(size.between_s), rate, *times, str(size.num_spares), f"{size.goodput:.2%}"

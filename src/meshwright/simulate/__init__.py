@@ -1,0 +1,1 @@
+"""A plan at scale: hundreds of steps with noise, broken links and slow ranks, and weeks with failures."""

@@ -1,0 +1,50 @@
+"""How well the exposed time between replicas is known: the fitted constants behind it, each moved by how sure it was."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from meshwright.layout import Layouts
+from meshwright.plan.plan import Plan
+from meshwright.predict import parts
+from meshwright.software import FITTED, Software, software
+
+# What decides how long traffic between replicas takes and how much of it shows; a step has other errors beside these.
+BEHIND = ("fabric_efficiency", "hashed_efficiency", "round_s", "hopper_contention", "blackwell_contention")
+NORMAL_90 = 1.2815515655446004
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposed:
+    """Seconds a step that traffic between replicas adds, and an 80 % interval."""
+
+    seconds: float
+    low_s: float
+    high_s: float
+
+
+def exposed_between_replicas(plan: Plan, stack: Software | None = None) -> Exposed:
+    """The predicted exposed time, with the spread that each constant was expected to have; added as independent errors.
+
+    Nobody has published a profile, so the spread is that expected before the fit, not a measured one.
+    """
+    stack = stack or software(plan.software)
+    middle_s = _exposed_s(plan, stack)
+    above, below = 0.0, 0.0
+    for name in BEHIND:
+        moved = [_exposed_s(plan, _moved(stack, name, side * NORMAL_90)) - middle_s for side in (1, -1)]
+        above += max(*moved, 0.0) ** 2
+        below += min(*moved, 0.0) ** 2
+    return Exposed(seconds=middle_s, low_s=max(middle_s - math.sqrt(below), 0.0), high_s=middle_s + math.sqrt(above))
+
+
+def _moved(stack: Software, name: str, deviates: float) -> Software:
+    fitted = FITTED[name]
+    value = min(max(float(getattr(stack.constants, name)) + deviates * fitted.spread, fitted.low), fitted.high)
+    return replace(stack, constants=replace(stack.constants, **{name: value}))
+
+
+def _exposed_s(plan: Plan, stack: Software) -> float:
+    priced = parts(plan.model, plan.cluster, plan.workload, Layouts.of([plan.layout]), stack)
+    return float(priced.seconds["exposed_dp"][0])

@@ -1,0 +1,114 @@
+"""What is left of a fabric when planes, links or neighbours take from it: the share of its NIC that each ring of replicas has.
+
+Shares are flow-level: a ring goes at the pace of its slowest member, and what a link carries is divided evenly among its flows.
+Packets are not simulated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.describe.cluster import Cluster, Tier
+from meshwright.describe.hardware import ROUTINGS
+from meshwright.errors import InputError, nearest
+from meshwright.layout import Layout
+
+Floats = NDArray[np.float64]
+
+# Assumptions about a fabric whose flows are hashed onto single paths.
+FLOWS_PER_NIC = 4  # NCCL channels, each a flow of its own (the record machine's setting)
+NICS_PER_LEAF = 32  # of a leaf switch with as many links up as down
+LATENCY_PER_LOST_LINK = 0.7  # of the lost share: 10 % of links lost cost 7 % latency (MRC, record.md's source)
+SMALLEST_SHARE = 1e-3  # below it a step of hours would say no more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """What differs from the fabric as described; the default is nothing."""
+
+    planes_lost: int = 0  # of every NIC, unless `nics_hit` says of how many
+    nics_hit: int = 0  # NICs that lost planes; 0: all
+    links_lost: float = 0.0  # share of all links between switches
+    neighbour: float = 0.0  # share of the links between switches that another job wants
+    routing: str = ""  # as if the fabric were of another kind
+
+    def __post_init__(self) -> None:
+        for name, value in (("links_lost", self.links_lost), ("neighbour", self.neighbour)):
+            if not 0.0 <= value < 1.0:
+                raise InputError(f"{name} is {value:g}", where=f"--{name.replace('_', '-')}", fix="give a share from 0 to below 1")
+        if self.planes_lost < 0 or self.nics_hit < 0:
+            raise InputError("fewer than no planes or NICs", where="--planes-lost", fix="give a number of at least 0")
+        if self.routing and self.routing not in ROUTINGS[1:]:
+            raise InputError(f"no routing named {self.routing!r}", where="--routing", fix=nearest(self.routing, ROUTINGS[1:]))
+
+    def check(self, cluster: Cluster) -> None:
+        """Raise an InputError where the machine cannot lose what is to be lost."""
+        tier = fabric_tier(cluster)
+        if self.planes_lost >= tier.num_planes and self.planes_lost:
+            raise InputError(
+                f"{tier.name} has {tier.num_planes} plane{'s' * (tier.num_planes > 1)}, so {self.planes_lost} cannot be lost",
+                where="--planes-lost",
+                fix=f"leave at least one: 0 to {tier.num_planes - 1}",
+            )
+        if self.nics_hit > cluster.num_accelerators:
+            raise InputError(
+                f"{self.nics_hit} NICs of {cluster.num_accelerators}", where="--nics-hit", fix=f"give at most {cluster.num_accelerators}"
+            )
+
+    def plane_share(self, cluster: Cluster) -> float:
+        """What a NIC that lost planes has left."""
+        return 1 - self.planes_lost / fabric_tier(cluster).num_planes
+
+    def common_share(self, cluster: Cluster) -> float:
+        """Share of its bandwidth that every NIC has left."""
+        # Two jobs that want more than a link has get half each; one that wants less gets what it wants.
+        neighbour = max(1 - self.neighbour, 0.5)
+        planes = 1.0 if self.nics_hit else self.plane_share(cluster)
+        return float(np.clip(planes * (1 - self.links_lost) * neighbour, SMALLEST_SHARE, 1.0))
+
+    def degraded(self, cluster: Cluster) -> Cluster:
+        """The machine as every NIC of it sees the fabric."""
+        tier = fabric_tier(cluster)
+        share, latency = self.common_share(cluster), 1 + LATENCY_PER_LOST_LINK * self.links_lost
+        if share == 1.0 and latency == 1.0:
+            return cluster
+        return replace(
+            cluster, tiers=(*cluster.tiers[:-1], replace(tier, bytes_per_s=tier.bytes_per_s * share, latency_s=tier.latency_s * latency))
+        )
+
+    def stage_shares(self, cluster: Cluster, layout: Layout, rng: np.random.Generator) -> Floats:
+        """For each pipeline stage, the share that the slowest of its rings has beyond what `degraded` says of all."""
+        shares = np.ones(layout.pp)
+        if self.nics_hit and self.planes_lost:
+            hit = rng.choice(cluster.num_accelerators, size=self.nics_hit, replace=False)
+            stages = hit // layout.stride("pp") % layout.pp
+            shares[np.unique(stages)] = self.plane_share(cluster)
+        tier = fabric_tier(cluster)
+        if self.routing == "hashed" and tier.routing != "hashed" and len(cluster.tiers) > 1:
+            shares *= hashed_shares(layout, rng)
+        return np.maximum(shares, SMALLEST_SHARE)
+
+
+def fabric_tier(cluster: Cluster) -> Tier:
+    """The outermost tier: what replicas meet over."""
+    return cluster.tiers[-1]
+
+
+def hashed_shares(layout: Layout, rng: np.random.Generator) -> Floats:
+    """For each stage, the share of its NIC that its slowest ring keeps when every flow is hashed onto one link of its leaf switch.
+
+    A link shared by more flows than fit divides evenly. A connection keeps its hash, so one draw holds for a run.
+    """
+    ranks = np.arange(layout.num_ranks)
+    leaf = ranks // NICS_PER_LEAF
+    num_links = min(NICS_PER_LEAF, layout.num_ranks)
+    link = leaf[:, None] * num_links + rng.integers(num_links, size=(len(ranks), FLOWS_PER_NIC))
+    load = np.bincount(link.ravel())[link]  # flows that share the link of each flow
+    rank_share = np.minimum(FLOWS_PER_NIC / load, 1.0).min(axis=1)
+    stage = ranks // layout.stride("pp") % layout.pp
+    shares = np.ones(layout.pp)
+    np.minimum.at(shares, stage, rank_share)
+    return shares

@@ -1,0 +1,152 @@
+"""A plan as the simulator walks it: operations with their seconds, gates that wait for weights, buckets that leave with gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.schedule import BACKWARD, FORWARD, Hops, Schedule
+from meshwright.describe.cluster import Cluster
+from meshwright.errors import InputError
+from meshwright.layout import Layouts
+from meshwright.plan.make import exact_prediction
+from meshwright.plan.plan import Plan
+from meshwright.predict import Prediction, parts, timeline
+from meshwright.question import GENERATION
+from meshwright.record import PARTS
+from meshwright.software import Software, software
+from meshwright.step import TOKEN_BYTES, slowest_of
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+SAME = 1e-6  # relative difference of two predictions of one plan that rounding explains
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Seconds of traffic between replicas in a step on one accelerator, and what of it compute pays for though it is hidden."""
+
+    reduce_s: float  # of all gradients of the fullest rank
+    gather_s: float  # of all its weights
+    contention: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Job:
+    """One step of one plan, ready to be walked. Operations follow the schedule's columns; seconds are of the slowest chip."""
+
+    plan: Plan
+    stack: Software
+    prediction: Prediction
+    schedule: Schedule
+    duration_s: Floats  # of each operation
+    end_s: Floats  # of each, undisturbed
+    hop_s: Floats  # until its result has arrived after that
+    pipeline_s: float  # the undisturbed makespan
+    traffic: Traffic
+    parts_s: dict[str, float]  # predicted, by step.PARTS
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the predicted step."""
+        return sum(self.parts_s.values())
+
+    @property
+    def ranks_per_group(self) -> int:
+        """Ranks of a stage that wait for each other within every layer."""
+        return self.plan.layout.tp * self.plan.layout.cp
+
+    @property
+    def chains(self) -> bool:
+        """Whether gradients and weights travel once a step, chunk by chunk, behind a pipeline; else the closed form prices them."""
+        layout = self.plan.layout
+        return layout.pp > 1 and layout.zero_stage < 2 and layout.overlap_dp and self.traffic.reduce_s > 0
+
+    @property
+    def read_s(self) -> float:
+        """Seconds of reading one batch from storage: a prefetched step takes at least as long."""
+        workload, cluster = self.plan.workload, self.plan.cluster
+        return workload.tokens_per_step * TOKEN_BYTES / cluster.storage_bytes_per_s
+
+    @cached_property
+    def first_forward(self) -> Ints:
+        """Stage x chunk: the operation that needs the chunk's weights first."""
+        return _extreme(self.schedule, FORWARD, last=False)
+
+    @cached_property
+    def last_backward(self) -> Ints:
+        """Stage x chunk: the operation after which the chunk's gradients are whole."""
+        return _extreme(self.schedule, max(int(self.schedule.kind.max()), BACKWARD), last=True)
+
+    @property
+    def last_operation(self) -> int:
+        """The operation with which an undisturbed pipeline drains: of the first stage, or of the last to run weight gradients."""
+        return int(np.argmax(self.end_s))
+
+    @cached_property
+    def is_awaited(self) -> NDArray[np.bool_]:
+        """Of each operation, whether another one waits for it."""
+        awaited = np.zeros(len(self.schedule.stage), dtype=bool)
+        awaited[self.schedule.waits_for[self.schedule.waits_for >= 0]] = True
+        return awaited
+
+
+def _extreme(schedule: Schedule, kind: int, *, last: bool) -> Ints:
+    """Stage x chunk: the first or last operation of a kind, in the order the stage runs them."""
+    found = np.zeros((schedule.num_stages, schedule.num_chunks), dtype=np.int64)
+    mine = np.flatnonzero(schedule.kind == kind)
+    for i in mine if last else mine[::-1]:  # later entries overwrite earlier ones
+        found[schedule.stage[i], schedule.chunk[i]] = i
+    return found
+
+
+def job_of(plan: Plan, cluster: Cluster | None = None, stack: Software | None = None) -> Job:
+    """The plan's step, on the plan's own machine or on `cluster`, the same machine with something taken from it."""
+    stack = stack or software(plan.software)
+    if cluster is not None:
+        plan = replace(plan, cluster=cluster)
+    asked = (plan.model, plan.cluster, plan.workload, plan.layout)
+    prediction = exact_prediction(*asked, stack)
+    order = timeline(*asked, stack)
+    slowest = float(slowest_of(plan.cluster.num_accelerators, stack.constants.chip_spread))
+    hops = Hops(hop_s=float(prediction.detail.message_s[0]) if plan.layout.overlap_pp else 0.0)
+    return Job(
+        plan=plan,
+        stack=stack,
+        prediction=prediction,
+        schedule=order.schedule,
+        duration_s=(order.end_s - order.start_s) * slowest,
+        end_s=order.end_s * slowest,
+        hop_s=hops.by_message()[order.schedule.message] * slowest,
+        pipeline_s=order.makespan_s * slowest,
+        traffic=traffic_of(plan, plan.cluster, stack),
+        parts_s={part: float(prediction.parts[part][0]) for part in PARTS},
+    )
+
+
+def check_plan(plan: Plan, stack: Software | None = None) -> None:
+    """Raise an InputError where the plan's own step is not what its machine, model and software give."""
+    stack = stack or software(plan.software)
+    predicted_s = float(exact_prediction(plan.model, plan.cluster, plan.workload, plan.layout, stack).step_time_s[0])
+    if not abs(plan.step_time_s / predicted_s - 1) <= SAME:
+        raise InputError(
+            f"the plan says {plan.step_time_s:.4g} s a step; {plan.cluster.name} with software {stack.name} takes {predicted_s:.4g} s",
+            where="plan",
+            fix="it was made for another machine or version: make it again with `meshwright plan`",
+        )
+
+
+def traffic_of(plan: Plan, cluster: Cluster, stack: Software) -> Traffic:
+    """What goes between replicas, priced as if nothing hid it: an all-reduce (ZeRO 0) is two reductions, ZeRO 1 is one and a gather."""
+    bare = [replace(plan.layout, overlap_dp=False, zero_stage=stage) for stage in (0, 1)]
+    both_s = parts(plan.model, cluster, plan.workload, Layouts.of(bare), stack).seconds["exposed_dp"]
+    reduce_s, gather_s = float(both_s[0]) / 2, float(both_s[1] - both_s[0] / 2)
+    blackwell = GENERATION.get(cluster.accelerator.architecture) == "blackwell"
+    contention = float(stack.constants.blackwell_contention if blackwell else stack.constants.hopper_contention)
+    if plan.layout.zero_stage == 0:
+        reduce_s, gather_s = 2 * reduce_s, 0.0
+    return Traffic(reduce_s=reduce_s, gather_s=gather_s, contention=contention if plan.layout.overlap_dp else 1.0)

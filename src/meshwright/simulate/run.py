@@ -1,0 +1,244 @@
+"""A run of a plan on a machine with noise, broken links and slow ranks: its steps, its evaluations, and its folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.describe.workload import Workload
+from meshwright.errors import InputError
+from meshwright.mllog import StepTimes
+from meshwright.plan.plan import Plan
+from meshwright.record import PARTS, RunHeader, RunWriter, StepRecord
+from meshwright.simulate.fabric import Fabric, fabric_tier
+from meshwright.simulate.job import Job, Traffic, job_of, traffic_of
+from meshwright.simulate.noise import Noise, fitted_noise
+from meshwright.simulate.step import Report, Setting, Slow, Steps, simulate
+from meshwright.software import Software
+
+CREATED = "1970-01-01T00:00:00.000+00:00"  # of every simulated folder: the same seed gives the same bytes
+NOTABLE_STALL = 0.02  # of a step: a stall that gets an event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What the machine is like while the plan runs; the default is as described, with the noise that logs show."""
+
+    noise: Noise = field(default_factory=fitted_noise)
+    fabric: Fabric = field(default_factory=Fabric)
+    slow: tuple[Slow, ...] = ()
+    storage_bytes_per_s: float = 0.0  # 0: as described
+    stack: Software | None = None  # None: the plan's own release
+
+    def check(self, plan: Plan) -> None:
+        """Raise an InputError where the plan's machine cannot be like that."""
+        check_tiers(plan)
+        self.fabric.check(plan.cluster)
+        for one in self.slow:
+            if not 0 <= one.rank < plan.layout.num_ranks:
+                raise InputError(
+                    f"no rank {one.rank} among {plan.layout.num_ranks}",
+                    where="--slow-rank",
+                    fix=f"choose from 0 to {plan.layout.num_ranks - 1}",
+                )
+            if not (math.isfinite(one.factor) and one.factor >= 1):
+                raise InputError(
+                    f"a rank {one.factor:g} times as slow", where="--slow-rank", fix="give a factor of at least 1, such as 1.3"
+                )
+
+    def job(self, plan: Plan) -> Job:
+        """The plan's step on the machine as every NIC and the storage leave it."""
+        cluster = self.fabric.degraded(plan.cluster)
+        if self.storage_bytes_per_s:
+            cluster = replace(cluster, storage_bytes_per_s=self.storage_bytes_per_s)
+        return job_of(plan, cluster, self.stack)
+
+    def setting(self, job: Job, seed: int) -> Setting:
+        """What a walk needs to know, with hashes and hit NICs drawn for this seed."""
+        shares = self.fabric.stage_shares(job.plan.cluster, job.plan.layout, np.random.default_rng([seed, 3]))
+        traffic: tuple[Traffic, ...] = ()
+        if (shares < 1).any():
+            by_share = {share: _traffic_at(job, share) for share in np.unique(shares).tolist()}
+            traffic = tuple(by_share[share] for share in shares.tolist())
+        return Setting(noise=self.noise, slow=self.slow, stage_traffic=traffic)
+
+
+def check_tiers(plan: Plan) -> None:
+    """Raise an InputError where a network tier has no plane."""
+    for tier in plan.cluster:
+        if tier.num_planes < 1:
+            raise InputError(f"tier {tier.name} has {tier.num_planes} planes", where=f"plan: cluster.{tier.name}", fix="give at least one")
+
+
+def _traffic_at(job: Job, share: float) -> Traffic:
+    """Traffic between replicas whose NICs have a share of the fabric left."""
+    cluster = job.plan.cluster
+    tier = fabric_tier(cluster)
+    less = replace(cluster, tiers=(*cluster.tiers[:-1], replace(tier, bytes_per_s=tier.bytes_per_s * share)))
+    return traffic_of(job.plan, less, job.stack)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SimulatedRun:
+    """A run as it would have gone."""
+
+    job: Job
+    seed: int
+    steps: Steps
+    evaluated_after: tuple[int, ...]  # steps done when an evaluation came
+    evaluation_s: float  # of one
+    asked_steps: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether nobody broke the simulation off."""
+        return len(self.steps) == self.asked_steps
+
+    @property
+    def times(self) -> StepTimes:
+        """The step times as a log would give them."""
+        return StepTimes(self.steps.step_s, self.steps.is_first, "simulated")
+
+    @property
+    def time_to_train_s(self) -> float:
+        """Seconds of all steps and evaluations."""
+        return float(np.sum(self.steps.step_s)) + len(self.evaluated_after) * self.evaluation_s
+
+    @property
+    def mean_exposed_s(self) -> dict[str, float]:
+        """Mean seconds of a steady step that each axis exposes."""
+        steady = ~self.steps.is_first if not self.steps.is_first.all() else np.ones(len(self.steps), dtype=bool)
+        return {
+            part.removeprefix("exposed_"): float(np.mean(self.steps.parts_s[part][steady])) for part in PARTS if part.startswith("exposed_")
+        }
+
+
+def run_plan(
+    plan: Plan, conditions: Conditions, num_steps: int = 0, seed: int = 0, report: Report | None = None, job: Job | None = None
+) -> SimulatedRun:
+    """The plan's run of `num_steps` steps, or to the workload's end."""
+    conditions.check(plan)
+    count = num_steps or plan.workload.num_steps()
+    if count < 1:
+        raise InputError(
+            f"{plan.workload.name} states neither tokens nor a target, so how many steps to simulate is open",
+            where="--steps",
+            fix="give --steps 324, for example",
+        )
+    job = job or conditions.job(plan)
+    evaluated = evaluations(plan.workload, count)
+    firsts = np.array([0, *evaluated])
+    steps = simulate(job, count, seed, conditions.setting(job, seed), firsts, report)
+    return SimulatedRun(
+        job=job,
+        seed=seed,
+        steps=steps,
+        evaluated_after=tuple(step for step in evaluated if step <= len(steps)),
+        evaluation_s=float(job.prediction.evaluation_s[0]),
+        asked_steps=count,
+    )
+
+
+def evaluations(workload: Workload, num_steps: int) -> list[int]:
+    """Steps done when each evaluation comes: at multiples of the stated samples from the stated start on."""
+    plan = workload.evaluation
+    if plan is None:
+        return []
+    start = plan.start_samples + plan.start_samples_per_batch * workload.global_batch
+    first = max(1, math.ceil(start / plan.every_samples - 1e-9))
+    last = math.floor(num_steps * workload.global_batch / plan.every_samples + 1e-9)
+    return [math.ceil(k * plan.every_samples / workload.global_batch - 1e-9) for k in range(first, last + 1)]
+
+
+# -- over seeds -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverSeeds:
+    """A number over many seeds: its mean, what 80 of 100 runs lie between, and how well the mean is known."""
+
+    mean: float
+    low: float
+    high: float
+    standard_error: float
+
+    @staticmethod
+    def of(values: Sequence[float] | NDArray[np.float64]) -> OverSeeds:
+        """The numbers of `values`, one a seed."""
+        array = np.asarray(values, dtype=np.float64)
+        low, high = np.percentile(array, [10, 90])
+        error = float(np.std(array, ddof=1) / math.sqrt(len(array))) if len(array) > 1 else math.nan
+        return OverSeeds(mean=float(np.mean(array)), low=float(low), high=float(high), standard_error=error)
+
+
+def seeds_of(
+    plan: Plan, conditions: Conditions, num_steps: int, first_seed: int, num_seeds: int, report: Report | None = None
+) -> Iterator[SimulatedRun]:
+    """The same run with one seed after the other."""
+    job = conditions.job(plan)
+    for number in range(num_seeds):
+        yield run_plan(plan, conditions, num_steps, first_seed + number, job=job)
+        if report:
+            report("simulating runs", number + 1, num_seeds)
+
+
+# -- the folder -----------------------------------------------------------------------------------------
+
+
+def write_run(run: SimulatedRun, runs: Path, name: str, plan_file: Path) -> Path:
+    """The run's folder, in the form that training writes too."""
+    plan = run.job.plan
+    header = RunHeader(
+        name=name,
+        kind="simulated",
+        seed=run.seed,
+        num_ranks=plan.layout.num_ranks,
+        machine=f"{plan.cluster.name}, simulated",
+        sequence_length=plan.workload.seq_len,
+        created=CREATED,
+        plan_file=plan_file.name,
+    )
+    with RunWriter.create(runs, header, plan_file.read_bytes()) as writer:
+        writer.steps(records(run))
+        _write_events(run, writer)
+        writer.finish("finished" if run.complete else "stopped")
+        return writer.folder
+
+
+def records(run: SimulatedRun) -> Iterator[StepRecord]:
+    """The steps as they are written, to the microsecond."""
+    batch, tokens = run.job.plan.workload.global_batch, run.job.plan.workload.tokens_per_step
+    columns = {part: np.maximum(run.steps.parts_s[part], 0.0).round(9).tolist() for part in PARTS}
+    for i, seconds in enumerate(run.steps.step_s.tolist()):
+        yield StepRecord(
+            step=i + 1,
+            samples=(i + 1) * batch,
+            loss=None,
+            grad_norm=None,
+            step_time_s=round(seconds, 9),
+            parts_s={part: column[i] for part, column in columns.items()},
+            extra={"tokens_per_s": round(tokens / seconds, 3), "slowest_replica": float(run.steps.slowest_replica[i])},
+        )
+
+
+def _write_events(run: SimulatedRun, writer: RunWriter) -> None:
+    """Start, evaluations and stalls at their simulated times."""
+    ends_s = np.cumsum(run.steps.step_s)
+    writer.event("start", 0, 0.0, seed=run.seed)
+    evaluated = 0
+    for step in sorted({*run.evaluated_after, *_stalled(run)}):
+        passed_s = float(ends_s[step - 1]) + evaluated * run.evaluation_s
+        if step in _stalled(run):
+            writer.event("stall", step, round(passed_s, 6), seconds=round(float(run.steps.stall_s[step - 1]), 6))
+        if step in run.evaluated_after:
+            writer.event("evaluation", step, round(passed_s + run.evaluation_s, 6), seconds=round(run.evaluation_s, 6))
+            evaluated += 1
+
+
+def _stalled(run: SimulatedRun) -> set[int]:
+    return set((np.flatnonzero(run.steps.stall_s > NOTABLE_STALL * run.job.step_s) + 1).tolist())

@@ -1,0 +1,205 @@
+"""`meshwright simulate`: what it prints, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.record import read_run
+
+JOB = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
+LAYOUT = "tp=4,cp=2,pp=8,vp=8,dp=4,mbs=1,order=tp-cp-pp-dp"
+
+
+@pytest.fixture
+def verb():
+    return "simulate"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plans") / "racks.json"
+    assert (
+        main(["plan", *JOB, "--gpus", "256", "--batch", "32", "--layout", LAYOUT, "--no-explain", "--keep", "1", "--out", str(path)]) == 0
+    )
+    return path
+
+
+@pytest.fixture
+def plan(written, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return str(written)
+
+
+def test_json_has_the_figures_of_a_run_and_names_its_folder(answer, plan, tmp_path):
+    told = answer(plan, "--steps", "12", "--seed", "3", "--name", "first")
+    for key in ("median_step_s", "robust_std_pct", "mean_exposed_s", "time_to_train_min", "goodput", "interruptions", "cost_usd"):
+        assert key in told
+    assert set(told["mean_exposed_s"]) == {"tp", "cp", "pp", "dp", "ep"}
+    assert told["median_step_s"] > told["predicted_step_s"]
+    run = read_run(tmp_path / "runs" / "first")
+    assert (len(run.records), run.header.seed, run.complete) == (12, 3, True)
+
+
+def test_without_noise_it_is_the_plan(answer, plan):
+    told = answer(plan, "--steps", "4", "--no-noise")
+    assert told["median_step_s"] == pytest.approx(json.loads(Path(plan).read_text())["step_time_s"], rel=1e-12)
+    assert told["robust_std_pct"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_same_seed_prints_and_writes_the_same(run, plan, tmp_path):
+    one, again = (run(plan, "--steps", "8", "--seed", "1", "--runs", name, "--name", "same") for name in ("a", "b"))
+    assert (one[0], one[1].replace("a/same", "b/same"), one[2]) == again
+    for name in ("run.json", "steps.jsonl", "events.jsonl"):
+        assert (tmp_path / "a/same" / name).read_bytes() == (tmp_path / "b/same" / name).read_bytes()
+
+
+def test_a_folder_gets_a_free_name_unless_one_is_given(answer, run, plan):
+    assert answer(plan, "--steps", "2")["folder"].endswith("racks-seed0")
+    assert answer(plan, "--steps", "2")["folder"].endswith("racks-seed0-2")
+    assert answer(plan, "--steps", "2", "--name", "mine")["folder"].endswith("mine")
+    code, _, err = run(plan, "--steps", "2", "--name", "mine")
+    assert code == 2 and "exists and is not empty" in err
+
+
+def test_a_slow_rank_is_shown_beside_the_run_without_it(answer, run, plan):
+    told = answer(plan, "--steps", "6", "--slow-rank", "100=1.3")
+    assert told["median_step_s"] > 1.1 * told["without_slow_ranks"]["median_step_s"]
+    assert "the slow rank costs +" in run(plan, "--steps", "6", "--slow-rank", "100=1.3")[1]
+
+
+def test_lost_planes_and_hashed_routes_expose_more(answer, plan):
+    exposed = [
+        answer(plan, "--steps", "3", *flags)["mean_exposed_s"]["dp"]
+        for flags in ((), ("--planes-lost", "1"), ("--planes-lost", "4"), ("--routing", "hashed"))
+    ]
+    assert exposed[0] < exposed[1] < exposed[2]
+    assert exposed[0] < exposed[3]
+
+
+def test_seeds_give_a_mean_and_an_interval(answer, plan):
+    over = answer(plan, "--steps", "5", "--seeds", "4")["over_seeds"]["median_step_s"]
+    assert over["low"] <= over["mean"] <= over["high"]
+
+
+def test_weeks_tell_of_interruptions_and_what_they_cost(answer, run, plan):
+    told = answer(plan, "--days", "54", "--seeds", "20", "--sizes", "--finish-by", "30d", "--budget", "1e6", "--name", "weeks")
+    assert 0.9 < told["goodput"] < 1
+    assert told["interruptions"] == pytest.approx(419 * 256 / 16384, rel=0.3)
+    assert told["cost_usd"] > told["waste_usd"] > 0
+    assert sum(told["interruptions_by_cause"].values()) == pytest.approx(told["interruptions"])
+    assert [row["num_accelerators"] for row in told["sizes"]][-1] == 131072
+    assert 0 <= told["chance_by"] <= 1 and 0 <= told["chance_under"] <= 1
+    assert told["checkpoint"]["interval_s"] == pytest.approx(told["checkpoint"]["daly_s"], rel=0.01)
+    said = run(plan, "--days", "5", "--failures", "llama3", "--name", "again")[1]
+    for words in ("interruptions by cause", "where the time goes", "checkpoint every", "spare nodes"):
+        assert words in said
+
+
+def test_tables_name_the_parts(run, plan):
+    code, out, err = run(plan, "--steps", "5")
+    assert (code, err) == (0, "")
+    for words in (
+        "predicted step",
+        "median step",
+        "exposed between replicas",
+        "parts of the mean step",
+        "bubble",
+        "written: runs/racks-seed0",
+    ):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    "flags, what",
+    [
+        (("--planes-lost", "8"), "8 planes, so 8 cannot be lost"),
+        (("--seed", "many"), "--seed"),
+        (("--steps", "0"), "--steps"),
+        (("--jitter", "-1"), "--jitter"),
+        (("--slow-rank", "256=1.3"), "no rank 256 among 256"),
+        (("--slow-rank", "x"), "cannot read 'x'"),
+        (("--routing", "magic"), "no routing named 'magic'"),
+        (("--links-lost", "1.5"), "links_lost is 1.5"),
+        (("--storage", "0"), "storage of 0 GB/s"),
+        (("--cluster", "dgx-h100-superpod"), "the plan is for azure-gb200-128 (256 gb200)"),
+        (("--days", "3", "--failed-nodes", "65"), "65 failed nodes of 64"),
+        (("--days", "3", "--failures", "lama"), "no failures named 'lama'"),
+        (("--days", "0"), "no days"),
+        (("--budget", "1"), "this is asked of weeks"),
+        (("--days", "3", "--finish-by", "soon"), "cannot read a duration"),
+        (("--name", "../out"), "could lead out of the runs folder"),
+    ],
+)
+def test_bad_input_is_one_message(run, plan, flags, what, tmp_path):
+    code, out, err = run(plan, *flags)
+    assert (code, out) == (2, "")
+    assert what in err and err.startswith("meshwright: ")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_rates_that_cannot_be_are_refused(run, plan, tmp_path):
+    path = tmp_path / "own.toml"
+    for rate in ("-1e-6", "1.5"):
+        path.write_text(f"detection_s=1\nrestart_s=1\ncheckpoint_s=1\nrepair_h=1\n[causes]\ngpu = {{ per_accelerator_hour = {rate} }}\n")
+        code, _, err = run(plan, "--days", "3", "--failures", str(path))
+        assert code == 2 and "strikes an accelerator" in err
+
+
+def test_a_plan_for_another_machine_is_refused(run, plan, tmp_path):
+    entry = json.loads(Path(plan).read_text())
+    entry["step_time_s"] *= 1.01
+    (tmp_path / "other.json").write_text(json.dumps(entry))
+    code, _, err = run(str(tmp_path / "other.json"), "--steps", "2")
+    assert code == 2 and "made for another machine or version" in err
+    assert run(str(tmp_path / "nothing.json"))[0] == 2
+
+
+def test_broken_off_it_keeps_what_is_done(run, plan, monkeypatch, tmp_path):
+    from meshwright.simulate import step
+
+    blocks = step._blocks
+
+    def interrupted(job, num_steps):
+        yield next(iter(blocks(job, 4)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(step, "_blocks", interrupted)
+    code, out, err = run(plan, "--steps", "100", "--name", "half")
+    assert code == 130 and "interrupted" in err and "Broken off" in out
+    half = read_run(tmp_path / "runs" / "half")
+    assert (len(half.records), half.header.status) == (4, "stopped")
+
+
+def test_noise_is_fitted_and_compared_with_logs(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("scipy")
+    pytest.importorskip("matplotlib")
+    from meshwright.simulate import logs
+
+    few = logs.step_logs()[-2:]
+    monkeypatch.setattr(logs, "step_logs", lambda: few)
+    out, page = tmp_path / "noise.json", tmp_path / "page.html"
+    assert main(["noise", "--fit", "--out", str(out), "--html", str(page), "--seeds", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["num_logs"] == 2 and len(told["constants"]) == 8
+    assert set(json.loads(out.read_text())["constants"]) == set(told["constants"])
+    for row in told["logs"]:
+        assert abs(row["median_error_pct"]) < 5
+        assert row["simulated_first_step_s"] > row["simulated_median_s"]
+    assert page.read_text().count("<figure>") == 2
+
+
+def test_the_comparison_with_logs_is_a_table_too(capsys, monkeypatch):
+    pytest.importorskip("scipy")
+    pytest.importorskip("matplotlib")
+    from meshwright.simulate import logs
+
+    few = logs.step_logs()[-1:]
+    monkeypatch.setattr(logs, "step_logs", lambda: (*few, *few))
+    assert main(["noise", "--seeds", "1"]) == 0
+    said = capsys.readouterr().out
+    for words in ("eight constants", "v6.0_Azure_2048xAzure_GB200", "Medians are off by", "of 2 logs"):
+        assert words in said

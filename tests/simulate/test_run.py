@@ -1,0 +1,95 @@
+"""A simulated run: the record's length, its evaluations, its folder, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.record import read_run, summary
+from meshwright.simulate.noise import QUIET, fitted_noise
+from meshwright.simulate.run import Conditions, OverSeeds, evaluations, run_plan, write_run
+from meshwright.simulate.step import Slow
+
+RECORD_S = 424.118  # of the log
+
+
+@pytest.fixture
+def plan_file(racks, tmp_path):
+    path = tmp_path / "racks.json"
+    racks.write(path)
+    return path
+
+
+def test_the_record_run_takes_as_long_as_its_log_says(record):
+    runs = [run_plan(record, Conditions(), seed=seed) for seed in (1, 2, 3)]
+    assert [len(run.steps) for run in runs] == [324] * 3
+    assert runs[0].evaluated_after == (270, 288, 306, 324)
+    assert np.mean([run.time_to_train_s for run in runs]) == pytest.approx(RECORD_S, rel=0.03)
+
+
+def test_the_step_after_an_evaluation_is_a_first_step(record):
+    run = run_plan(record, Conditions(noise=QUIET), num_steps=300)
+    assert np.flatnonzero(run.steps.is_first).tolist() == [0, 270, 288]
+
+
+def test_a_run_without_a_target_needs_a_number_of_steps(racks):
+    open_end = replace(racks, workload=replace(racks.workload, convergence=None, num_tokens=0.0))
+    with pytest.raises(InputError, match="how many steps"):
+        run_plan(open_end, Conditions())
+    assert len(run_plan(open_end, Conditions(), 3).steps) == 3
+
+
+def test_evaluations_come_at_multiples_of_the_stated_samples(racks):
+    workload = replace(racks.workload, global_batch=1024)
+    assert evaluations(workload, 324) == [270, 288, 306, 324]
+    assert evaluations(replace(workload, evaluation=None), 324) == []
+
+
+def test_the_folder_reads_back_and_the_same_seed_gives_the_same_bytes(racks, plan_file, tmp_path, loud):
+    folders = []
+    for runs in ("one", "two"):
+        run = run_plan(racks, Conditions(noise=loud), 30, seed=5)
+        folders.append(write_run(run, tmp_path / runs, "same", plan_file))
+    for name in ("run.json", "steps.jsonl", "events.jsonl", "plan.json"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+    read = read_run(folders[0])
+    assert (read.header.kind, read.header.status, read.complete) == ("simulated", "finished", True)
+    told = summary(read)
+    assert told.median_step_s == pytest.approx(run.times.median_s, rel=1e-6)
+    assert told.robust_std_pct == pytest.approx(run.times.robust_std_pct, rel=1e-3)
+    assert told.unaccounted_s == pytest.approx(0.0, abs=1e-6)
+    assert told.mean_exposed_s == pytest.approx(run.mean_exposed_s, abs=1e-6)
+
+
+def test_events_tell_of_evaluations_and_stalls(record, tmp_path):
+    record.write(tmp_path / "record.json")
+    noise = replace(fitted_noise(), stalls_per_hour=0.05, stall_s=3.0)
+    run = run_plan(record, Conditions(noise=noise), 300, seed=1)
+    events = read_run(write_run(run, tmp_path, "record", tmp_path / "record.json")).events
+    assert [event.step for event in events if event.kind == "evaluation"] == [270, 288]
+    stalled = [event for event in events if event.kind == "stall"]
+    assert len(stalled) == int(np.sum(run.steps.stall_s > 0.02 * run.job.step_s)) > 0
+    assert [event.time_s for event in events] == sorted(event.time_s for event in events)
+
+
+@pytest.mark.parametrize(
+    "slow, what", [(Slow(rank=256, factor=1.3), "no rank 256 among 256"), (Slow(rank=0, factor=0.5), "0.5 times as slow")]
+)
+def test_slow_ranks_that_cannot_be_are_refused(racks, slow, what):
+    with pytest.raises(InputError, match=what):
+        run_plan(racks, Conditions(slow=(slow,)), 1)
+
+
+def test_a_tier_without_planes_is_refused(racks):
+    tiers = (*racks.cluster.tiers[:-1], replace(racks.cluster.tiers[-1], num_planes=0))
+    with pytest.raises(InputError, match="0 planes"):
+        Conditions().check(replace(racks, cluster=replace(racks.cluster, tiers=tiers)))
+
+
+def test_numbers_over_seeds_worked_by_hand():
+    told = OverSeeds.of([1.0, 2.0, 3.0, 4.0])
+    assert (told.mean, told.low, told.high) == (2.5, 1.3, 3.7)
+    assert told.standard_error == pytest.approx(np.sqrt(5 / 3) / 2)
