@@ -22,6 +22,7 @@ from meshwright.cli.simulate_noise import noise
 from meshwright.cli.sweep import sweep
 from meshwright.cli.train import train
 from meshwright.cli.validate import validate
+from meshwright.cli.weights import weights
 from meshwright.errors import MeshwrightError, nearest
 
 BAD_INPUT = 2
@@ -33,7 +34,7 @@ ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 # A command's module imports what is heavy inside its function, so that --help stays quick.
-for command in (describe, plan, predict, sweep, simulate, train, generate, memory, calibrate, validate, fit, noise, accuracy):
+for command in (describe, plan, predict, sweep, simulate, train, generate, weights, memory, calibrate, validate, fit, noise, accuracy):
     app.command()(command)
 app.add_typer(corpus)
 
