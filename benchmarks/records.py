@@ -1,17 +1,25 @@
 """What records cost a training step on rank 0: `python benchmarks/records.py` prints a dated table.
 
-2026-11-15, 2 cores x86_64, Python 3.11.7, numpy 2.4.6, processor time:
-  step record                       23.9 us
-  MLPerf line                      107.9 us
+Parts are timed alone. Their share of a step is measured in a real run of the embedded default, by that run's own timers: the time of each
+step on one side; the exchange of times over all ranks, the records, the MLPerf line and the watch on the other, as `recording_s` in
+steps.jsonl.
+
+2026-11-15, 2 cores x86_64 that other work kept busy (load 8), Python 3.11.7, numpy 2.4.6; parts in processor time, shares in wall time:
+  step record                       21.2 us
+  MLPerf line                       89.9 us
   marks around a collective          0.4 us
-  slow ranks among 8               106.2 us
-  slow ranks among 1024           1594.4 us
-  reading 5000 steps back          172.7 ms
+  slow ranks among 8                98.0 us
+  slow ranks among 1024           1539.5 us
+  reading 5000 steps back          199.7 ms
+  share of a step, the default layout            1.30 % of all time,  1.44 % at the median
+  share of a step, dp=2                          0.55 % of all time,  0.24 % at the median
+  share of a step, dp=1                          0.21 % of all time,  0.25 % at the median
 """
 
 from __future__ import annotations
 
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +36,8 @@ from meshwright.train.mlperf import OWN, LogSettings, MlperfLog
 from meshwright.train.stragglers import Stragglers
 
 NUM_STEPS = 5_000
+NUM_TRAINED_STEPS = 60
+LAYOUTS = ("", "dp=2", "dp=1")  # eight ranks, as many as two cores have room for, and one
 SETTINGS = LogSettings(
     model=load_model("llama-3.1-8b"),
     dataset="none",
@@ -92,11 +102,25 @@ def rows(folder: Path) -> list[tuple[str, float, str]]:
     return [*found, (f"reading {NUM_STEPS} steps back", read_us / 1e3, "ms")]
 
 
+def shares_pct(folder: Path, layout: str) -> tuple[float, float]:
+    """Recording against training in one run: of all its time, and at the median step, in percent."""
+    name = layout or "default"
+    arguments = ["train", "--runs", str(folder), "--name", name, "--steps", str(NUM_TRAINED_STEPS), "--no-save", "--json"]
+    given = ["--layout", layout] if layout else []
+    subprocess.run([sys.executable, "-m", "meshwright", *arguments, *given], check=True, capture_output=True)
+    records = read_run(folder / name).records
+    recording_s, training_s = np.array([(step.extra["recording_s"], step.step_time_s) for step in records[2:]]).T
+    return 100 * recording_s.sum() / training_s.sum(), 100 * float(np.median(recording_s) / np.median(training_s))
+
+
 def main() -> int:
     print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}")
     with TemporaryDirectory() as folder:
         for name, cost, unit in rows(Path(folder)):
             print(f"  {name:<28} {cost:9.1f} {unit}")
+        for layout in LAYOUTS:
+            of_all, at_median = shares_pct(Path(folder), layout)
+            print(f"  share of a step, {layout or 'the default layout':<28} {of_all:5.2f} % of all time, {at_median:5.2f} % at the median")
     return 0
 
 

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 PATIENCE_S = 300.0
-PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "torch.utils.checkpoint", "meshwright.train.session", "meshwright.cli.train_run"]
+PRELOADED = ["torch.distributed.fsdp", "torch.utils.checkpoint", "meshwright.train.session", "meshwright.cli.train_run"]
 
 
 class RankPool:

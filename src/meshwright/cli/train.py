@@ -29,6 +29,7 @@ def train(
     keep_every: Annotated[int, typer.Option(min=0, metavar="STEPS", help="Keep these for good; 0: none.")] = 0,
     stall_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds a rank may stand still.")] = 60.0,
     grace: Annotated[float, typer.Option(min=1.0, help="Seconds to save in after SIGTERM.")] = 30.0,
+    rendezvous_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds for a launcher's ranks to find each other in.")] = 60.0,
     allow_changed: Annotated[
         list[str] | None, typer.Option(help="plan, corpus or code: may differ from the checkpoint's.", show_default=False)
     ] = None,
@@ -40,7 +41,7 @@ def train(
     wishes = Wishes(
         plan=plan, layout=layout, steps=steps, name=name, runs=runs, resume=resume, corpus=corpus, start_from=start_from, seed=seed,
         benchmark=benchmark, checkpoint_every=checkpoint_every, save=save, keep=keep, keep_every=keep_every, stall_timeout_s=stall_timeout,
-        grace_s=grace, allow_changed=tuple(allow_changed or ()), as_json=as_json,
+        grace_s=grace, rendezvous_timeout_s=rendezvous_timeout, allow_changed=tuple(allow_changed or ()), as_json=as_json,
     )  # fmt: skip
     code = run(wishes)
     if code:

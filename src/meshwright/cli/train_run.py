@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,13 +18,15 @@ from meshwright.errors import InputError
 from meshwright.layout import Layout, parse_layout, read_choices
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan, plan_bytes, read_plan
+from meshwright.record import check_name
 
 if TYPE_CHECKING:
     from meshwright.train.job import Job
 
-DEFAULT_MODEL, DEFAULT_WORKLOAD = "llama-3m", "python-stdlib"
-DEFAULT_LAYOUT = Layout(tp=2, pp=2, dp=2, micro_batch=2)  # on two emulated racks of four: a replica is a rack
+DEFAULT_MODEL, DEFAULT_WORKLOAD = "llama-2m", "python-stdlib"
+DEFAULT_LAYOUT = Layout(tp=2, pp=2, dp=2, micro_batch=4)  # on two emulated racks of four: a replica is a rack
 EMBEDDED_CORPUS = "python-stdlib"
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class Wishes:
     keep_every: int
     stall_timeout_s: float
     grace_s: float
+    rendezvous_timeout_s: float
     allow_changed: tuple[str, ...]
     as_json: bool
 
@@ -52,24 +57,26 @@ class Wishes:
 def run(wishes: Wishes) -> int:
     """Train, show the result, and return the exit status."""
     torch_or_error()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what goes wrong is said by us, once
     from meshwright.train.launch import is_launched, run_ranks
-    from meshwright.train.session import check_job, run_rank
+    from meshwright.train.session import check_folder, check_job, run_rank
 
     if is_launched(os.environ):
         return run_launched(wishes)
     job = job_of(wishes)
     is_gpu = on_gpus(job.plan)
     check_job(job)
+    check_folder(job)
     check_place(job.plan, job.plan.layout.num_ranks, is_gpu)
     code = run_ranks(job.plan.layout.num_ranks, lambda place: run_rank(place, job, is_gpu))
-    if code in (0, 130):
-        show_end(job, wishes.as_json)
+    if code in (0, INTERRUPTED):
+        show_end(job, wishes)
     return code
 
 
 def run_launched(wishes: Wishes) -> int:
     """Train as the one rank that a launcher has made of this process. What every rank finds wrong alike, rank 0 says alone."""
-    from meshwright.train.launch import ToldElsewhere, meet
+    from meshwright.train.launch import ToldElsewhere, explain_failure, meet
     from meshwright.train.session import check_job, run_rank
 
     is_first = os.environ["RANK"] == "0"
@@ -85,19 +92,25 @@ def run_launched(wishes: Wishes) -> int:
             raise
         return 2
     try:
-        run_rank(meet(os.environ), job, is_gpu)
+        run_rank(meet(os.environ, wishes.rendezvous_timeout_s), job, is_gpu)
     except ToldElsewhere:
         return 2
+    except RuntimeError as error:
+        print(explain_failure(error, int(os.environ["RANK"]))[1], file=sys.stderr)
+        return 1
     if is_first:
-        show_end(job, wishes.as_json)
+        show_end(job, wishes)
     return 0
 
 
-def show_end(job: Job, as_json: bool) -> None:
-    """Print how the run went."""
+def show_end(job: Job, wishes: Wishes) -> None:
+    """Print how the run went, and how a run that was stopped goes on."""
     from meshwright.cli.train_show import show_run
 
-    show_run(job.folder, job.plan, as_json=as_json)
+    status = show_run(job.folder, job.plan, as_json=wishes.as_json)
+    if status == "stopped":
+        again = shlex.join(["meshwright", "train", "--runs", str(job.runs), "--name", job.name, "--resume"])
+        print(f"meshwright: stopped and saved; go on with: {again}", file=sys.stderr)
 
 
 def torch_or_error() -> None:
@@ -114,10 +127,13 @@ def job_of(wishes: Wishes) -> Job:
     from meshwright.train.job import Job
     from meshwright.train.mlperf import OWN
 
+    if wishes.name:
+        check_name(wishes.name)
+    if wishes.resume and not (wishes.name and (wishes.runs / wishes.name).is_dir()):
+        what = f"no run named {wishes.name!r}" if wishes.name else "which run is to go on?"
+        raise InputError(what, where=str(wishes.runs), fix="name the run to go on with: --name NAME --resume")
     plan = plan_of(wishes)
     name = wishes.name or f"{plan.model.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    if wishes.resume and not (wishes.runs / name).is_dir():
-        raise InputError(f"no run named {name!r}", where=str(wishes.runs), fix="name the run to go on with: --name NAME --resume")
     return Job(
         plan=plan,
         runs=wishes.runs,
@@ -136,6 +152,7 @@ def job_of(wishes: Wishes) -> Job:
         allow_changed=wishes.allow_changed,
         start_from=wishes.start_from,
         plan_text=plan_bytes(plan),
+        prints_json=wishes.as_json,
     )
 
 

@@ -13,17 +13,18 @@ from meshwright.step import PARTS
 from meshwright.units import HOUR, seconds
 
 
-def show_run(folder: Path, plan: Plan, *, as_json: bool) -> None:
-    """Print the closing table of a run folder."""
+def show_run(folder: Path, plan: Plan, *, as_json: bool) -> str:
+    """Print the closing table of a run folder; its status."""
     run = read_run(folder)
     if not run.records:
-        return
+        return run.header.status
     found = facts(run, plan)
     if as_json:
         show_json(found)
-        return
+        return run.header.status
     show_pairs(f"run {run.header.name}: {run.header.status.replace('_', ' ')}", _words(run, found))
     show_table("parts of the step", ("part", "predicted>", "measured>"), _parts(found))
+    return run.header.status
 
 
 def facts(run: Run, plan: Plan) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class Job:
     allow_changed: tuple[str, ...] = ()
     start_from: Path | None = None  # a Hugging Face folder with the first weights
     plan_text: bytes = b""
+    prints_json: bool = False  # standard output is kept for the result
 
     @property
     def folder(self) -> Path:

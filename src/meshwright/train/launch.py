@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -23,12 +25,15 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.train.watch import EXIT_HUNG
 
 LOCALHOST = "127.0.0.1"
-EXIT_INPUT, EXIT_FAILED = 2, 1
-MEETING_S = 60.0  # ranks must find each other within
+EXIT_INPUT, EXIT_FAILED, EXIT_INTERRUPTED = 2, 1, 130
+MEETING_S = 60.0  # ranks must find each other within; `--rendezvous-timeout` is another value
+AGREEMENT_S = 1800.0  # rank 0 may read a whole checkpoint before it decides
 COLLECT_S = 3.0  # after one rank failed, others may still say why
 PR_SET_PDEATHSIG = 1  # prctl(2): a signal when the parent dies
+LOST = ("Connection closed", "Connection reset", "Broken pipe", "Connection refused", "failed to recv", "Application timeout")
 LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -39,6 +44,7 @@ class Place:
     rank: int
     num_ranks: int
     local_rank: int
+    num_local_ranks: int  # on this machine
     store: dist.Store
 
 
@@ -52,18 +58,43 @@ def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
     missing = [name for name in LAUNCHER if name not in environment]
     if missing:
         raise InputError(f"{missing[0]} is not set", where="the environment", fix="start the ranks with torchrun")
-    where = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
     try:
-        store, rank, num_ranks = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
+        with _silence():
+            store, rank, num_ranks = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
     except (RuntimeError, ValueError, OSError) as error:
-        said = str(error).splitlines()[0]
-        taken = "EADDRINUSE" in str(error) or "already in use" in str(error)
-        fix = "choose another port (--master-port)" if taken else "check that rank 0 runs there and that the port is reachable"
-        what = (
-            f"port {environment['MASTER_PORT']} is taken" if taken else f"the rendezvous was not reached within {timeout_s:.0f} s: {said}"
-        )
-        raise InputError(what, where=where, fix=fix) from None
-    return Place(rank=rank, num_ranks=num_ranks, local_rank=int(environment.get("LOCAL_RANK", rank)), store=store)
+        raise _not_met(str(error), environment, timeout_s) from None
+    return Place(
+        rank=rank,
+        num_ranks=num_ranks,
+        local_rank=int(environment.get("LOCAL_RANK", rank)),
+        num_local_ranks=int(environment.get("LOCAL_WORLD_SIZE", num_ranks)),
+        store=store,
+    )
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Standard error closed to what torch's own code writes there: its exception says the same."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _not_met(said: str, environment: Mapping[str, str], timeout_s: float) -> InputError:
+    """The error of a rendezvous that did not come about: why, as far as torch tells."""
+    where = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+    if "EADDRINUSE" in said or "already in use" in said:
+        return InputError(f"port {environment['MASTER_PORT']} is taken", where=where, fix="choose another port (--master-port)")
+    joined = re.search(r"(\d+)/(\d+) clients joined", said)
+    why = f"{joined[1]} of {joined[2]} ranks came" if joined else said.splitlines()[0] if said else "no reason given"
+    fix = "start all ranks together, check that rank 0 runs there and that the port can be reached, or give --rendezvous-timeout"
+    return InputError(f"the ranks did not meet within {timeout_s:g} s: {why}", where=where, fix=fix)
 
 
 class ToldElsewhere(MeshwrightError):
@@ -73,6 +104,7 @@ class ToldElsewhere(MeshwrightError):
 def agreed(place: Place, what: str, decide: Callable[[], str]) -> str:
     """What rank 0 decides, on every rank; where it fails there, the others end without a word of their own."""
     if place.rank:
+        place.store.wait([f"agreed/{what}"], timedelta(seconds=AGREEMENT_S))
         verdict, _, said = place.store.get(f"agreed/{what}").decode().partition(" ")
         if verdict != "yes":
             raise ToldElsewhere(said)
@@ -95,6 +127,20 @@ class _Child:
     end: Connection
     said: str = ""
     is_cause: bool = False
+    was_ended: bool = False  # by us
+
+    def end_now(self) -> None:
+        """End the process, whatever it does."""
+        if self.process.is_alive():
+            self.was_ended = True
+            self.process.kill()
+        self.process.join()
+
+    @property
+    def signal(self) -> int:
+        """The signal that ended it, if that was not us; else 0."""
+        code = self.process.exitcode or 0
+        return -code if code < 0 and not self.was_ended else 0
 
 
 def run_ranks(num_ranks: int, body: Callable[[Place], None]) -> int:
@@ -102,6 +148,8 @@ def run_ranks(num_ranks: int, body: Callable[[Place], None]) -> int:
 
     SIGTERM and Ctrl-C are handed on as SIGTERM, on which ranks save and stop; a second Ctrl-C ends them at once.
     """
+    with suppress(OSError):
+        sys.stdout.flush()  # or every rank would print what is still held back
     listener = socket.create_server((LOCALHOST, 0))
     port = listener.getsockname()[1]
     context = multiprocessing.get_context("fork")
@@ -117,9 +165,7 @@ def run_ranks(num_ranks: int, body: Callable[[Place], None]) -> int:
         return _watched(children)
     finally:
         for child in children:
-            if child.process.is_alive():
-                child.process.kill()
-            child.process.join()
+            child.end_now()
         del server
 
 
@@ -130,8 +176,10 @@ def _watched(children: list[_Child]) -> int:
         nonlocal interrupts
         interrupts += number == signal.SIGINT
         for child in children:
-            if child.process.is_alive():
-                child.process.kill() if interrupts > 1 else child.process.terminate()
+            if interrupts > 1:
+                child.end_now()
+            elif child.process.is_alive():
+                child.process.terminate()
 
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -163,8 +211,7 @@ def _collect(children: list[_Child], until_s: float) -> None:
         wait([child.process.sentinel for child in running], timeout=max(until_s - time.monotonic(), 0.0))
         running = [child for child in running if child.process.is_alive()]
     for child in running:
-        child.process.kill()
-        child.process.join()
+        child.end_now()
     for child in children:
         if child.end.poll():
             try:
@@ -176,20 +223,19 @@ def _collect(children: list[_Child], until_s: float) -> None:
 def _verdict(children: list[_Child], *, interrupted: bool) -> int:
     """The exit status; what failed is said once."""
     codes = [child.process.exitcode or 0 for child in children]
-    if not any(codes):
-        return 130 if interrupted else 0
-    causes = [child for child in children if child.said and child.is_cause] or [child for child in children if child.said]
-    killed = [child for child in children if (child.process.exitcode or 0) < 0 and not child.said]
-    said = dict.fromkeys(child.said for child in causes)
-    if not causes and killed:
-        number = -(killed[0].process.exitcode or 0)
-        often = ": often the system, out of memory" if number == signal.SIGKILL else ""
-        said = {f"meshwright: rank {killed[0].rank} was ended by {signal.Signals(number).name}{often}": None}
-    for text in said:
+    if not any(codes) or (interrupted and all(child.was_ended or not child.process.exitcode for child in children)):
+        return EXIT_INTERRUPTED if interrupted else 0
+    causes = [child for child in children if child.said and child.is_cause]
+    killed = [child for child in children if child.signal]
+    hung = EXIT_HUNG in codes  # the watchdog has said why
+    for child in killed[: 0 if causes or hung else 1]:
+        often = ": often the system, out of memory" if child.signal == signal.SIGKILL else ""
+        child.said = f"meshwright: rank {child.rank} was ended by {signal.Signals(child.signal).name}{often}"
+    told = causes or [child for child in killed if child.said] or [child for child in children if child.said and not hung]
+    for text in dict.fromkeys(child.said for child in told):
         print(text, file=sys.stderr)
-    positive = [code for code in codes if code > 0]
-    causes_codes = [child.process.exitcode or 0 for child in causes if (child.process.exitcode or 0) > 0]
-    return (causes_codes or positive or [EXIT_FAILED])[0]
+    positive = [code for code in (child.process.exitcode or 0 for child in (*causes, *children)) if code > 0]
+    return EXIT_HUNG if hung and not causes else EXIT_FAILED if killed and not causes else (positive or [EXIT_FAILED])[0]
 
 
 def _rank_main(rank: int, num_ranks: int, port: int, end: Connection, body: Callable[[Place], None], parent: int) -> None:
@@ -198,7 +244,7 @@ def _rank_main(rank: int, num_ranks: int, port: int, end: Connection, body: Call
     _end_with(parent)
     try:
         store = dist.TCPStore(LOCALHOST, port, num_ranks, False, timedelta(seconds=MEETING_S))
-        body(Place(rank=rank, num_ranks=num_ranks, local_rank=rank, store=store))
+        body(Place(rank=rank, num_ranks=num_ranks, local_rank=rank, num_local_ranks=num_ranks, store=store))
     except MeshwrightError as error:
         end.send((not isinstance(error, ToldElsewhere), f"meshwright: {error}"))
         _leave(EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED)
@@ -212,8 +258,7 @@ def _rank_main(rank: int, num_ranks: int, port: int, end: Connection, body: Call
 def explain_failure(error: BaseException, rank: int) -> tuple[bool, str]:
     """Whether an unforeseen error is likely the cause, and what to say of it; a lost connection is only what others see of a failure."""
     said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-    lost = isinstance(error, RuntimeError) and any(word in str(error) for word in ("Connection closed", "Connection reset", "Broken pipe"))
-    if lost:
+    if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
         return False, f"meshwright: rank {rank} lost the connection to another rank"
     import traceback
 

@@ -6,7 +6,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
 import numpy as np
@@ -30,45 +31,72 @@ RECENT = 20  # steps over which speed is told
 class Counts(Protocol):
     """How far a run is."""
 
+    @property
+    def step(self) -> int:
+        """Steps done."""
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step that is done; its times come in from all ranks."""
+
     step: int
     samples: int
+    result: StepResult
+    step_time_s: float
+    rate: float  # of learning
+    exchange: measured.Exchange
 
 
 class Logbook:
-    """The record of a run on rank 0; on other ranks every call does nothing."""
+    """The record of a run on rank 0; on other ranks every call does nothing but wait for what it must."""
 
-    def __init__(self, job: Job, writer: RunWriter | None, log: MlperfLog, out: TextIO = sys.stdout) -> None:
+    def __init__(self, job: Job, writer: RunWriter | None, log: MlperfLog, out: TextIO | None = None) -> None:
         self.job, self.writer, self.log = job, writer, log
-        self.live = LiveLine(job, out) if writer else None
+        self.live = LiveLine(job, out or told_to(job)) if writer else None
+        self.recording_s = 0.0  # that the last step's record took
+        self._waiting: Step | None = None
         self.stragglers = Stragglers(measured.groups_of(job.plan.layout)) if writer else None
 
     def block_start(self, progress: Counts) -> None:
         """Training begins, or goes on after an evaluation."""
         self.log.block_start(progress.samples, progress.step)
 
-    def step(self, progress: Counts, result: StepResult, step_time_s: float, rate: float, everyones: NDArray[np.float64] | None) -> None:
-        """One step is done; `everyones` holds the parts of every rank."""
-        if self.writer is None or everyones is None or self.stragglers is None or self.live is None:
+    def step(self, done: Step) -> None:
+        """One step is done; `flush` writes it down."""
+        self._waiting = done
+
+    def flush(self) -> None:
+        """Write the step that waits, once its times are here; all ranks must call it."""
+        done, self._waiting = self._waiting, None
+        if done is None:
             return
-        layout, workload = self.job.plan.layout, self.job.plan.workload
-        parts_s = of_step(everyones, layout, step_time_s)
-        tokens_per_s = workload.tokens_per_step / step_time_s
-        self.writer.step(
-            StepRecord(
-                step=progress.step,
-                samples=progress.samples,
-                loss=result.loss,
-                grad_norm=result.grad_norm,
-                step_time_s=step_time_s,
-                parts_s=parts_s,
-                extra={"tokens_per_s": tokens_per_s, "learning_rate": rate},
-            )
-        )
-        self.log.step(progress.step, progress.samples, result.loss, step_time_s, rate)
-        for found in self.stragglers.update(progress.step, measured.busy_s(everyones)):
-            self.event("recovered_rank" if found.recovered else "slow_rank", progress, rank=found.rank, said=str(found))
+        everyones = done.exchange.table()
+        if self.writer is None or self.stragglers is None or self.live is None:
+            return
+        parts_s = of_step(everyones, self.job.plan.layout, done.step_time_s)
+        self.writer.step(self._record(done, parts_s))
+        self.log.step(done.step, done.samples, done.result.loss, done.step_time_s, done.rate)
+        for found in self.stragglers.update(done.step, measured.busy_s(everyones)):
+            self.event("recovered_rank" if found.recovered else "slow_rank", done, rank=found.rank, said=str(found))
             self.live.say(str(found))
-        self.live.step(progress, result.loss, step_time_s, parts_s)
+        self.live.step(done, done.result.loss, done.step_time_s, parts_s)
+
+    def _record(self, done: Step, parts_s: dict[str, float]) -> StepRecord:
+        tokens_per_s = self.job.plan.workload.tokens_per_step / done.step_time_s
+        return StepRecord(
+            step=done.step,
+            samples=done.samples,
+            loss=done.result.loss,
+            grad_norm=done.result.grad_norm,
+            step_time_s=done.step_time_s,
+            parts_s=parts_s,
+            extra={"tokens_per_s": tokens_per_s, "learning_rate": done.rate, "recording_s": self.recording_s},
+        )
 
     def evaluation_start(self, progress: Counts) -> None:
         """An evaluation begins."""
@@ -116,6 +144,11 @@ def of_step(everyones: NDArray[np.float64], layout: Layout, step_time_s: float) 
     return {part: value * step_time_s / total_s for part, value in parts_s.items()} if total_s > 0 else parts_s
 
 
+def told_to(job: Job) -> TextIO:
+    """Where people read how it goes: standard output, unless that is kept for the result alone."""
+    return sys.stderr if job.prints_json else sys.stdout
+
+
 class LiveLine:
     """Step, loss, speed, exposed communication and time to the target, on one line that renews itself."""
 
@@ -144,17 +177,13 @@ class LiveLine:
 
     def say(self, text: str) -> None:
         """Put a lasting line above the live one."""
-        if self.is_terminal:
-            self.out.write("\r" + " " * self._width + "\r")
-        self.out.write(text + "\n")
-        self.out.flush()
+        self._write(("\r" + " " * self._width + "\r" if self.is_terminal else "") + text + "\n")
         self._width = 0
 
     def end(self) -> None:
         """Leave the last line standing."""
         if self.is_terminal and self._width:
-            self.out.write("\n")
-            self.out.flush()
+            self._write("\n")
 
     def _words(self, progress: Counts, loss: float) -> str:
         times = np.array(self._recent)
@@ -172,18 +201,18 @@ class LiveLine:
 
     def _show(self, text: str) -> None:
         if self.is_terminal:
-            self.out.write("\r" + text.ljust(self._width))
+            self._write("\r" + text.ljust(self._width))
             self._width = len(text)
         else:
-            self.out.write(text + "\n")
-        self.out.flush()
+            self._write(text + "\n")
+
+    def _write(self, text: str) -> None:
+        """Show `text`; a reader that has gone away is no reason to stop training."""
+        with suppress(OSError):
+            self.out.write(text)
+            self.out.flush()
 
 
 def machine_words(device_type: str, num_ranks: int, name: str) -> str:
     """The machine in words, for headers and logs."""
     return f"{num_ranks} ranks on {name}" if device_type == "cpu" else f"{num_ranks} x {name}"
-
-
-def tokenizer_into(folder: Path, content: bytes) -> None:
-    """Put the corpus's tokenizer into the run, so that it explains itself."""
-    (folder / "tokenizer.json").write_bytes(content)

@@ -1,7 +1,7 @@
 """The training loop: steps to a quality target, with evaluations, checkpoints and records, on one rank of many.
 
 All ranks run the same lines. What they decide together (stop, save, end) travels in the sums that every step makes anyway, so that no rank
-ever waits in a collective that another does not enter.
+ever waits in a collective that another does not enter. The times of a step travel while the next one runs, and are written down after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from meshwright.train import measured
 from meshwright.train.batches import micro_batch, sample_numbers, without_loss
 from meshwright.train.corpus import Corpus
 from meshwright.train.job import Job
-from meshwright.train.logbook import Logbook
+from meshwright.train.logbook import Logbook, Step
 from meshwright.train.nonfinite import find_culprit
 from meshwright.train.pipeline_parallel import MicroBatch
 from meshwright.train.replica import Replica, StepResult
@@ -64,6 +64,7 @@ def train(parts: Parts, progress: Progress) -> str:
     next_evaluation = _next_evaluation(job, progress.samples)
     logbook.block_start(progress)
     status = "finished"
+    replica.wants_stop = lambda: parts.stop.is_asked
     with ExitStack() as stack:
         batches = stack.enter_context(Prefetcher(parts.train, _numbers(job, replica, progress.samples)))
         while progress.step < last:
@@ -77,7 +78,7 @@ def train(parts: Parts, progress: Progress) -> str:
             replica.update(result, rate)
             progress.step, progress.samples, progress.last_loss = progress.step + 1, progress.samples + batch_size, result.loss
             _record(parts, progress, result, time.perf_counter() - started_s, batches.last_wait_s, rate)
-            if parts.stop.agreed(replica.mesh.device):
+            if result.stops:
                 status = "stopped"
                 break
             if progress.samples >= next_evaluation or (progress.step == last and workload.evaluation):
@@ -89,6 +90,7 @@ def train(parts: Parts, progress: Progress) -> str:
             if parts.saves.is_due(progress.step) and progress.step < last:
                 with parts.watch.allow(EVALUATION_PATIENCE_S, "copying a checkpoint"):
                     parts.saves.save(progress)
+    logbook.flush()
     return status
 
 
@@ -97,6 +99,7 @@ def evaluate(parts: Parts, progress: Progress) -> bool:
     job, replica = parts.job, parts.replica
     evaluation, training = job.plan.workload.evaluation, job.training
     assert evaluation is not None
+    parts.logbook.flush()
     parts.logbook.evaluation_start(progress)
     started_s = time.perf_counter()
     with parts.watch.allow(EVALUATION_PATIENCE_S, "an evaluation"):
@@ -149,22 +152,28 @@ def _next_evaluation(job: Job, samples: int) -> float:
 
 
 def _record(parts: Parts, progress: Progress, result: StepResult, step_time_s: float, data_s: float, rate: float) -> None:
-    """Gather every rank's parts, and write the step down."""
+    """Send this rank's times on their way, and write down the step before, whose times have arrived."""
+    started_s = time.perf_counter()
     mesh = parts.replica.mesh
     spans = mesh.timer.take()
     spans["data"] = [data_s]
-    mine = measured.parts_of(spans, mesh.layout, step_time_s)
-    everyones = measured.gathered(mine, mesh.device)
+    exchange = measured.Exchange(measured.parts_of(spans, mesh.layout, step_time_s), mesh)
     parts.watch.step(progress.step, step_time_s)
-    parts.logbook.step(progress, result, step_time_s, rate, everyones)
+    parts.logbook.flush()
+    parts.logbook.step(Step(progress.step, progress.samples, result, step_time_s, rate, exchange))
     parts.logbook.saves(progress, parts.saves.finished())
+    parts.logbook.recording_s = time.perf_counter() - started_s
 
 
 def _refusal(parts: Parts, progress: Progress, batch: Sequence[MicroBatch], result: StepResult) -> NotFinite:
     """The error that names where a number that is none first appeared. The update has not been made."""
-    culprit = find_culprit(parts.replica, batch)
-    what = f"the {'loss' if not math.isfinite(result.loss) else 'gradient norm'} of step {progress.step + 1} is no number: {culprit}"
-    parts.logbook.event("nan", progress, said=culprit)
+    parts.logbook.flush()
+    with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for a number that is none"):
+        culprit = find_culprit(parts.replica, batch)
+    last = progress.samples + parts.job.plan.workload.global_batch - 1
+    which = "loss" if not math.isfinite(result.loss) else "gradient norm"
+    what = f"the {which} of step {progress.step + 1} (samples {progress.samples} to {last}) is no number: {culprit}"
+    parts.logbook.event("nan", progress, said=culprit, first_sample=progress.samples, last_sample=last)
     return NotFinite(
         what,
         where=str(parts.job.folder),

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
 from meshwright.layout import Layout
 from meshwright.step import PARTS
+from meshwright.train.collectives import all_gather_single
+from meshwright.train.mesh import Mesh
 
 MEASURED = tuple(part for part in PARTS if part not in ("compute", "overhead"))  # timed; compute is what is left
 
@@ -31,15 +32,23 @@ def parts_of(spans: Mapping[str, Sequence[float]], layout: Layout, step_time_s: 
     return {"compute": max(left, 0.0), **parts, "overhead": 0.0}
 
 
-def gathered(parts: Mapping[str, float], device: torch.device) -> NDArray[np.float64] | None:
-    """Everyone's parts, [ranks, parts], on rank 0; None on the others."""
-    mine = torch.tensor([parts[part] for part in PARTS], dtype=torch.float64, device=device)
-    if dist.get_rank() == 0:
-        everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.gather(mine, everyones, dst=0)
-        return torch.stack(everyones).cpu().numpy()
-    dist.gather(mine, None, dst=0)
-    return None
+class Exchange:
+    """Everyone's parts of a step, on their way while the next step runs; all ranks must make it, and all must ask for its table."""
+
+    def __init__(self, parts: Mapping[str, float], mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._mine = torch.tensor([parts[part] for part in PARTS], dtype=torch.float64, device=mesh.device)
+        self._everyones = self._mine.new_empty(mesh.layout.num_ranks * len(PARTS))
+        self._work = all_gather_single(self._everyones, self._mine, async_op=True)
+
+    def table(self) -> NDArray[np.float64]:
+        """The parts, [ranks, parts]."""
+        num_ranks = self.mesh.layout.num_ranks
+        self.mesh.marks.enter("exchange of the step's times", "world", range(num_ranks))
+        self._work.wait()
+        table = self._everyones.view(num_ranks, -1).cpu().numpy()
+        self.mesh.marks.leave()
+        return table
 
 
 def of_busiest_stage(everyones: NDArray[np.float64], layout: Layout) -> dict[str, float]:

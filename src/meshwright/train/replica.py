@@ -47,6 +47,7 @@ class StepResult:
     loss: float  # per token that carries loss
     grad_norm: float
     num_tokens: int  # that carry loss
+    stops: bool = False  # whether any rank was asked to stop
 
     @property
     def is_finite(self) -> bool:
@@ -80,6 +81,7 @@ class Replica:
         for shard in self.tied:
             shard.counted = mesh.pp.index == 0
         self.optimizer = AdamW(self.shards, training)
+        self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop: the step's sum tells all of them
 
     # -- a step ---------------------------------------------------------------------------------------
 
@@ -110,7 +112,7 @@ class Replica:
         """Summed loss and tokens of micro-batches, over all ranks, nothing learned."""
         losses = self.stage.evaluate(batch, self._before)
         counted = [(micro_batch.labels != IGNORED_LABEL).sum() for micro_batch in batch]
-        loss, tokens, _ = self._world_sum(losses, counted, torch.zeros((), dtype=torch.float64, device=self.mesh.device))
+        loss, tokens, *_ = self._world_sum(losses, counted, torch.zeros((), dtype=torch.float64, device=self.mesh.device))
         return loss, round(tokens)
 
     # -- state ----------------------------------------------------------------------------------------
@@ -189,26 +191,28 @@ class Replica:
             shard.gradient.add_(theirs)
 
     def _summed(self, losses: Sequence[Tensor], counted: Sequence[Tensor], nominal: int) -> StepResult:
-        loss, tokens, squares = self._world_sum(losses, counted, square_sum(self.shards, self.mesh.tp.index))
+        loss, tokens, squares, wishes = self._world_sum(losses, counted, square_sum(self.shards, self.mesh.tp.index))
         num_tokens = round(tokens) if math.isfinite(tokens) else 0
         if num_tokens == 0:
             raise InputError("no token of the batch carries loss", where="corpus", fix="use longer documents")
-        return StepResult(loss=loss / num_tokens, grad_norm=math.sqrt(squares) * nominal / num_tokens, num_tokens=num_tokens)
+        grad_norm = math.sqrt(squares) * nominal / num_tokens
+        return StepResult(loss=loss / num_tokens, grad_norm=grad_norm, num_tokens=num_tokens, stops=wishes > 0)
 
-    def _world_sum(self, losses: Sequence[Tensor], counted: Sequence[Tensor], squares: Tensor) -> tuple[float, float, float]:
-        """Loss, tokens and squares of gradients over all ranks, in one message."""
-        totals = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
+    def _world_sum(self, losses: Sequence[Tensor], counted: Sequence[Tensor], squares: Tensor) -> tuple[float, float, float, float]:
+        """Loss, tokens, squares of gradients and wishes to stop over all ranks, in one message."""
+        totals = torch.zeros(4, dtype=torch.float64, device=self.mesh.device)
         if losses:  # the last stage alone; its tensor-parallel ranks all know the same
             totals[0] = torch.stack([loss.double() for loss in losses]).sum() / self.mesh.tp.size
             totals[1] = torch.stack(list(counted)).sum() / self.mesh.tp.size
         totals[2] = squares
+        totals[3] = float(self.wants_stop())
         marks = self.mesh.marks
         marks.enter("sum of loss and norm", "world", range(dist.get_world_size()))
         with self.mesh.timer.part("wait_end"):
             dist.all_reduce(totals)
         marks.leave()
-        loss, tokens, summed = totals.tolist()
-        return loss, tokens, summed
+        loss, tokens, summed, wishes = totals.tolist()
+        return loss, tokens, summed, wishes
 
     def _owns(self, name: str) -> bool:
         """Whether this rank saves its pieces of a parameter: the first of those that hold the same."""

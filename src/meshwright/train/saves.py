@@ -37,11 +37,11 @@ class Counts(Protocol):
 class Saves:
     """The checkpoints of one run, seen from one rank."""
 
-    def __init__(self, job: Job, replica: Replica, digests: dict[str, str]) -> None:
+    def __init__(self, job: Job, replica: Replica, digests: dict[str, str], resumed_step: int | None = None) -> None:
         self.job, self.replica, self.digests = job, replica, digests
         keep = Keep(last=job.keep_last, every_steps=job.keep_every)
         self._saver = AsyncSaver(folder_of(job), rank=dist.get_rank(), num_ranks=dist.get_world_size(), token=shared_token(), keep=keep)
-        self.last_step: int | None = None
+        self.last_step = resumed_step  # the newest that is saved, or on its way
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is to be saved after this step."""
@@ -54,11 +54,9 @@ class Saves:
         return self._saver.save(progress.step, self.replica.owned_state(), self._scalars(progress))
 
     def save_now(self, progress: Counts, timeout_s: float) -> SaveReport | None:
-        """Save and wait until it counts; None where this step is saved already."""
+        """Save and wait until it counts; None where this step is saved already: a run that went on from it and had nothing to do."""
         if self.last_step == progress.step:
-            for report in self._saver.wait(timeout_s=timeout_s):
-                if report.step == progress.step and report.failure is None:
-                    return report
+            return None
         self.replica.ready()
         self.last_step = progress.step
         return self._saver.save_now(progress.step, self.replica.owned_state(), self._scalars(progress), timeout_s=timeout_s)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,17 +14,20 @@ import torch
 import torch.distributed as dist
 
 from meshwright.describe.this_machine import processor_name
-from meshwright.errors import InputError
-from meshwright.record import Event, RunHeader, RunWriter, append_event
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.plan.plan import write_whole
+from meshwright.record import Event, RunHeader, RunWriter, append_event, check_name, elapsed_s
 from meshwright.train.corpus import Corpus
+from meshwright.train.huggingface import load_huggingface
+from meshwright.train.huggingface_save import tokenizer_config
 from meshwright.train.initial import initial_weights
 from meshwright.train.job import Job, digests, log_settings
 from meshwright.train.launch import Place, agreed
-from meshwright.train.logbook import Logbook, machine_words
+from meshwright.train.logbook import Logbook, machine_words, told_to
 from meshwright.train.loop import Parts, Progress, train
 from meshwright.train.marks import Marks
 from meshwright.train.mesh import Mesh, make_mesh
-from meshwright.train.mlperf import MlperfLog
+from meshwright.train.mlperf import MlperfLog, check_settings
 from meshwright.train.replica import Replica
 from meshwright.train.samples import Samples, validation_samples
 from meshwright.train.saves import Saves, check_resumable, find, restore, tensor_names
@@ -43,11 +48,28 @@ def check_job(job: Job) -> Corpus:
             where=str(job.corpus),
             fix=f"build the corpus with --tokenizer train:{job.plan.model.vocab_size}, or choose a model with a larger vocabulary",
         )
-    Samples(corpus.train, workload.seq_len, job.seed).check_holds(workload.global_batch)
+    samples = Samples(corpus.train, workload.seq_len, job.seed)
+    samples.check_holds(workload.global_batch)
     if workload.evaluation:
         validation_samples(corpus.valid, workload.seq_len, workload.evaluation.num_samples)
-    _ = job.last_step
+    check_settings(job.benchmark, log_settings(job, len(samples), machine=""))
+    if job.start_from is not None:
+        load_huggingface(job.start_from)
     return corpus
+
+
+def check_folder(job: Job) -> None:
+    """Pass where a new run can be made, or one to go on with is there; changes nothing."""
+    check_name(job.name)
+    nearest = next(path for path in (job.folder.absolute(), *job.folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        what = "is no folder" if not nearest.is_dir() else "cannot be written to"
+        raise InputError(f"{nearest.name or nearest} {what}", where=str(job.folder), fix="choose another place: --runs DIR")
+    is_there = job.folder.is_dir() and any(job.folder.iterdir())
+    if job.resume and not is_there:
+        raise InputError(f"no run named {job.name!r}", where=str(job.runs), fix="name the run to go on with: --name NAME --resume")
+    if is_there and not job.resume:
+        raise InputError("the run's folder exists and is not empty", where=str(job.folder), fix="use another name, or go on with --resume")
 
 
 def run_rank(place: Place, job: Job, is_gpu: bool) -> None:
@@ -89,18 +111,18 @@ def _claim(device: torch.device, place: Place) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         return
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo looks the host's name up otherwise, which many laptops cannot
+    if place.num_local_ranks == place.num_ranks:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo looks the host's name up otherwise, which many laptops cannot
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(max(cores // place.num_ranks, 1))
+    torch.set_num_threads(max(cores // place.num_local_ranks, 1))
 
 
 def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place) -> None:
     corpus = check_job(job)
     machine = machine_words(mesh.device.type, mesh.layout.num_ranks, _device_name(mesh.device))
     samples = Samples(corpus.train, job.plan.workload.seq_len, job.seed)
-    is_writer = dist.get_rank() == 0
-    writer = _open_run(job, machine) if is_writer and not job.resume else None
-    dist.barrier()
+    is_writer = place.rank == 0
+    writer = None if job.resume else _opened(job, machine, place)
     log = MlperfLog(job.folder / "mlperf.log" if is_writer else None, job.benchmark, log_settings(job, len(samples), machine))
     log.init_start()
     replica = Replica(job.plan.model, job.plan.workload, mesh, job.training)
@@ -108,24 +130,39 @@ def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place) -
     progress = _begin(job, replica, marks_of_run, place)
     if is_writer:
         writer = writer or RunWriter.resume(job.folder, progress.step, job.plan_text)
-        _leave_tokenizer(corpus, job.folder)
+        _leave_tokenizer(corpus, job)
     logbook = Logbook(job, writer, log)
-    saves = Saves(job, replica, marks_of_run)
+    saves = Saves(job, replica, marks_of_run, progress.step if job.resume else None)
     parts = Parts(job=job, replica=replica, corpus=corpus, train=samples, saves=saves, logbook=logbook, watch=watch, stop=stop)
     logbook.event("resumed" if job.resume else "start", progress, layout=str(mesh.layout))
     log.init_stop()
     log.run_start()
-    status = "failed"
     try:
         status = train(parts, progress)
-        with watch.allow(START_PATIENCE_S, "the last checkpoint"):
-            left_s = stop.left_s(job.grace_s) if status == "stopped" else START_PATIENCE_S
-            last = [saves.save_now(progress, left_s)] if job.saves_at_end else []
-            logbook.saves(progress, [*saves.close(), *(report for report in last if report)])
-        if status == "stopped":
-            logbook.event("stopped", progress, said="asked to stop by a signal")
-    finally:
-        logbook.finish(progress, status)
+        if job.saves_at_end:
+            _save_last(parts, progress, status)
+    except BaseException:
+        with suppress(MeshwrightError, OSError):  # what failed first is what must be told
+            logbook.finish(progress, "failed")
+        raise
+    if status == "stopped":
+        logbook.event("stopped", progress, said="asked to stop by a signal")
+    logbook.finish(progress, status)
+
+
+def _save_last(parts: Parts, progress: Progress, status: str) -> None:
+    """Save the end of the run, within the grace time where a signal asked for it; an error where that fails."""
+    job, saves = parts.job, parts.saves
+    with parts.watch.allow(START_PATIENCE_S, "the last checkpoint"):
+        left_s = parts.stop.left_s(job.grace_s) if status == "stopped" else START_PATIENCE_S
+        last = saves.save_now(progress, left_s)
+        parts.logbook.saves(progress, [*saves.close(), *([last] if last else [])])
+    if last and last.failure:
+        raise MeshwrightError(
+            f"the last checkpoint, of step {progress.step}, was not saved: {last.failure.what}",
+            where=last.failure.where,
+            fix=last.failure.fix or "go on from the one before: --resume",
+        )
 
 
 def _begin(job: Job, replica: Replica, now: dict[str, str], place: Place) -> Progress:
@@ -144,17 +181,27 @@ def _found(job: Job, now: dict[str, str]) -> str:
     assert found.path is not None
     check_resumable(job, found.path, now)
     skipped = "".join(f"; skipped {path.name}: {why}" for path, why in found.skipped)
-    print(f"going on from {found.path.name}, the newest whole checkpoint{skipped}", flush=True)
+    print(f"going on from {found.path.name}, the newest whole checkpoint{skipped}", file=told_to(job), flush=True)
     return str(found.path)
 
 
 def _first_weights(job: Job) -> Callable[..., None]:
     if job.start_from is None:
         return initial_weights(job.plan.model, job.seed)
-    from meshwright.train.huggingface import load_huggingface
-
     _, source = load_huggingface(job.start_from)
     return lambda piece: source.fill(piece.name.partition("/")[2], piece.shape, piece.start, piece.tensor)
+
+
+def _opened(job: Job, machine: str, place: Place) -> RunWriter | None:
+    """The writer of a new run, on rank 0; where its folder cannot be made, no rank goes on."""
+    opened: list[RunWriter] = []
+
+    def open_run() -> str:
+        opened.append(_open_run(job, machine))
+        return str(job.folder)
+
+    agreed(place, "folder", open_run)
+    return opened[0] if opened else None
 
 
 def _open_run(job: Job, machine: str) -> RunWriter:
@@ -172,11 +219,11 @@ def _open_run(job: Job, machine: str) -> RunWriter:
     return RunWriter.create(job.runs, header, job.plan_text)
 
 
-def _leave_tokenizer(corpus: Corpus, folder: Path) -> None:
-    """Put the tokenizer beside the run, so that it explains itself."""
-    source = corpus.folder / "tokenizer.json"
-    if source.exists():
-        shutil.copyfile(source, folder / "tokenizer.json")
+def _leave_tokenizer(corpus: Corpus, job: Job) -> None:
+    """Put the tokenizer beside the run, so that it explains itself; with the token that ends a document, which the corpus chose."""
+    config = tokenizer_config(corpus.tokenizer, job.plan.workload.seq_len)
+    write_whole(job.folder / "tokenizer.json", corpus.tokenizer.content.decode())
+    write_whole(job.folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
 
 
 def _device_name(device: torch.device) -> str:
@@ -187,10 +234,8 @@ def _reporter(job: Job) -> Callable[[Diagnosis], None]:
     """What the watchdog does with its diagnosis: the run's events, and standard error."""
 
     def report(found: Diagnosis) -> None:
-        import sys
-
         print(f"meshwright: {found.text}", file=sys.stderr, flush=True)
         if job.folder.is_dir():
-            append_event(job.folder, Event(time_s=0.0, kind="stall", step=found.step, detail={"said": found.text}))
+            append_event(job.folder, Event(time_s=elapsed_s(job.folder), kind="stall", step=found.step, detail={"said": found.text}))
 
     return report

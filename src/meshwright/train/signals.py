@@ -1,13 +1,10 @@
-"""SIGTERM as a wish to stop that all ranks grant at the same step."""
+"""SIGTERM, and Ctrl-C where a launcher started this rank, as a wish to stop that all ranks grant at the same step."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
-
-import torch
-import torch.distributed as dist
 
 
 class StopSignal:
@@ -17,16 +14,19 @@ class StopSignal:
         self.asked_s: float | None = None
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._ask)
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored: the parent hands it on as SIGTERM
+                signal.signal(signal.SIGINT, self._ask)
 
     def _ask(self, number: int, frame: object) -> None:
         if self.asked_s is None:
             self.asked_s = time.monotonic()
+            if number == signal.SIGINT:
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # a second one ends the rank
 
-    def agreed(self, device: torch.device) -> bool:
-        """Whether any rank was asked; all ranks must call it, and all get the same answer."""
-        asked = torch.tensor(float(self.asked_s is not None), device=device)
-        dist.all_reduce(asked, op=dist.ReduceOp.MAX)
-        return bool(asked.item())
+    @property
+    def is_asked(self) -> bool:
+        """Whether this rank was asked."""
+        return self.asked_s is not None
 
     def left_s(self, grace_s: float) -> float:
         """Seconds of the grace time that are left."""

@@ -31,6 +31,7 @@ NUM_STEP_TIMES = 500
 STORE_TIMEOUT_S = 5.0
 POLL_SHARE = 0.4  # of the limit: from here on the others are read
 DEAD_SHARE = 0.5  # of the limit: so long without a beat, and a rank counts as stopped
+DEAD_BEATS = 5  # and no sooner than so many beats, which a busy machine delays
 AXIS_NAMES = {"tp": "tensor-parallel", "cp": "context-parallel", "pp": "pipeline", "dp": "data-parallel", "ep": "expert-parallel"}
 
 
@@ -163,7 +164,11 @@ class Patience:
 
     def limit_s(self) -> float:
         """Seconds without a mark that are still all right: the timeout or five slow steps, more where an allowance says so."""
-        limit_s = max(self.timeout_s, self.allowance[0] if self.allowance else 0.0)
+        return max(self.usual_limit_s(), self.allowance[0] if self.allowance else 0.0)
+
+    def usual_limit_s(self) -> float:
+        """The same without an allowance: what others may be busy with is no excuse for a process that has stopped."""
+        limit_s = self.timeout_s
         if not self.step_times_s:
             return max(limit_s, self.start_allowance_s)
         slowest_first = sorted(self.step_times_s.copy(), reverse=True)  # a copy: the main thread appends meanwhile
@@ -282,7 +287,7 @@ class Watch:
             self.patience.tick(time.monotonic(), self.marks.num_moves)
             with suppress(RuntimeError):  # the store does not answer: what that means shows when this rank stands still
                 self._publish()
-            if self.patience.idle_s > POLL_SHARE * self.patience.limit_s():
+            if self.patience.idle_s > POLL_SHARE * self.patience.usual_limit_s():
                 self._look()
             elif self._peers.states:
                 self._peers.forget()
@@ -295,7 +300,7 @@ class Watch:
     def _state(self, finished: bool = False) -> RankState:
         patience, marks = self.patience, self.marks
         waits = marks.waits
-        suspicious = patience.idle_s > POLL_SHARE * patience.limit_s()
+        suspicious = patience.idle_s > POLL_SHARE * patience.usual_limit_s()
         return RankState(
             rank=self.rank,
             beat=self._beat,
@@ -309,13 +314,14 @@ class Watch:
         )
 
     def _look(self) -> None:
-        """Read the others; where this rank is overdue and one of them is at fault, end."""
-        now_s, limit_s = time.monotonic(), self.patience.limit_s()
+        """Read the others; where this rank is overdue and one of them is at fault, or where one has stopped altogether, end."""
+        now_s, limit_s = time.monotonic(), self.patience.usual_limit_s()
         try:
             self._peers.read(now_s)
-            if self.patience.overdue:
-                found = diagnose(*self._peers.judged(now_s, DEAD_SHARE * limit_s), place=self.place)
-                if found is not None:
+            if self.patience.idle_s > limit_s:
+                states, missing = self._peers.judged(now_s, max(DEAD_SHARE * limit_s, DEAD_BEATS * self.patience.beat_s))
+                found = diagnose(states, missing, place=self.place)
+                if found is not None and (self.patience.overdue or any(not state.alive for state in states)):
                     self._end(found, first=self.store.add("claims", 1) == 1)
         except RuntimeError as error:
             if self.patience.overdue:

@@ -1,0 +1,138 @@
+"""Faults that a small run is given before its ranks are forked: patches of meshwright's own functions, by name."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.train import job, loop
+from meshwright.train.checkpoint import saving
+from meshwright.train.pipeline_parallel import Stage
+from meshwright.train.transformer import Block
+
+
+def slow_steps(seconds: float, of_rank: dict[int, float] | None = None) -> None:
+    """Let every step compute for so long, and longer on some ranks: asleep, so that a busy machine changes nothing."""
+    run = Stage.run
+
+    def slowly(self: Stage, *arguments: Any) -> Any:
+        time.sleep((of_rank or {}).get(dist.get_rank(), seconds))
+        return run(self, *arguments)
+
+    Stage.run = slowly  # type: ignore[method-assign]
+
+
+def stuck(rank: int, step: int) -> None:
+    """Let one rank sleep for ever inside a step."""
+    run = Stage.run
+
+    def until_then(self: Stage, *arguments: Any) -> Any:
+        if dist.get_rank() == rank and self.mesh.marks.step == step:
+            time.sleep(1e6)
+        return run(self, *arguments)
+
+    Stage.run = until_then  # type: ignore[method-assign]
+
+
+def slow_evaluation(rank: int, seconds: float) -> None:
+    """Let one rank take its time over evaluations, and over copies of the state."""
+    evaluate, save = loop.Replica.evaluate, loop.Saves.save
+
+    def slowly(self: Any, batch: Any) -> Any:
+        time.sleep(seconds if dist.get_rank() == rank else 0.0)
+        return evaluate(self, batch)
+
+    def save_slowly(self: Any, progress: Any) -> Any:
+        time.sleep(seconds if dist.get_rank() == rank else 0.0)
+        return save(self, progress)
+
+    loop.Replica.evaluate, loop.Saves.save = slowly, save_slowly  # type: ignore[method-assign]
+
+
+def no_number(rank: int, step: int) -> None:
+    """Let one rank's layers give NaN in one step."""
+    forward = Block.forward
+
+    def spoilt(self: Block, *arguments: Any) -> Tensor:
+        found = forward(self, *arguments)
+        return found * math.nan if dist.get_rank() == rank and _steps_done() == step else found
+
+    Block.forward = spoilt  # type: ignore[method-assign]
+    record = loop._record
+
+    def counted(parts: Any, progress: Any, *rest: Any) -> Any:
+        os.environ["STEPS_DONE"] = str(progress.step)
+        return record(parts, progress, *rest)
+
+    loop._record = counted
+
+
+def _steps_done() -> int:
+    return int(os.environ.get("STEPS_DONE", "0"))
+
+
+def failing_disk(number: int, folder_part: str, from_step: int) -> None:
+    """Let writes of checkpoints fail from a step on, with this error of the system."""
+    write = saving.write
+
+    def failing(attempt: Any, *rest: Any) -> Any:
+        if attempt.step >= from_step:
+            from meshwright.train.checkpoint.durable import explained
+
+            with explained("cannot write the shard", Path(folder_part)):
+                raise OSError(number, os.strerror(number), folder_part)
+        return write(attempt, *rest)
+
+    from meshwright.train.checkpoint import saver
+
+    saver.write = failing  # type: ignore[attr-defined]
+
+
+def full_records(after_lines: int) -> None:
+    """Let the disk be full once so many lines of steps are written."""
+    from meshwright import record
+
+    append = record._LineFile.append
+
+    def failing(self: Any, line: bytes) -> None:
+        if self.path.name == "steps.jsonl" and len(self.path.read_bytes().splitlines()) >= after_lines:
+            self._file = _Full()
+        append(self, line)
+
+    record._LineFile.append = failing  # type: ignore[method-assign]
+
+
+class _Full:
+    def write(self, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fileno(self) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        pass
+
+
+def other_code() -> None:
+    """Let the sources be others than they were."""
+    job.code_digest = lambda: "0123456789abcdef"  # type: ignore[assignment]
+
+
+def broken(rank: int, step: int) -> None:
+    """Let one rank fail in a way that nobody foresaw."""
+    run = Stage.run
+
+    def until_then(self: Stage, *arguments: Any) -> Any:
+        if dist.get_rank() == rank and self.mesh.marks.step == step:
+            raise torch.OutOfMemoryError("tried to allocate 3 GiB")
+        return run(self, *arguments)
+
+    Stage.run = until_then  # type: ignore[method-assign]

@@ -1,0 +1,314 @@
+"""`meshwright train` as a user runs it, and what becomes of it when ranks die, hang, slow down or meet numbers that are none."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faults
+import numpy as np
+import pytest
+from small_run import EVALUATION, Command, Small, events_of, last_step, session, steps_of, tensors_of, train, until
+
+from meshwright.record import read_run
+from meshwright.train.mlperf import check_log
+
+NUM_STEPS = 8
+SLOW_S = 0.15  # a step, where a test must be quicker than the run
+COMPUTE_S = 0.25  # a step, where a test is about time: long beside what a busy machine adds
+
+
+def name_of(run: Path, step: int) -> Path:
+    return max((run / "checkpoints").glob(f"step-{step:08}*"))  # saved again: step-00000008.1
+
+
+def same_tensors(one: Path, other: Path) -> bool:
+    a, b = tensors_of(one), tensors_of(other)
+    return a.keys() == b.keys() and all(np.array_equal(a[name].view(np.int32), b[name].view(np.int32)) for name in a)
+
+
+@pytest.fixture(scope="module")
+def plan(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two replicas, an evaluation every two steps, no target."""
+    return small.plan_file(tmp_path_factory.mktemp("plan") / "plan.json", "dp=2", evaluation=EVALUATION)
+
+
+@pytest.fixture(scope="module")
+def unbroken(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    command = train(folder, plan, "--steps", str(NUM_STEPS), "--name", "a", "--checkpoint-every", "3")
+    assert command.wait() == 0, command.err
+    assert command.err == ""
+    return folder / "runs" / "a"
+
+
+@pytest.fixture
+def slow_run(plan: Path, tmp_path: Path) -> Callable[..., Command]:
+    """Starts the same run with steps so slow that a test can step in."""
+
+    def start(*arguments: str, before: Callable[..., None] = faults.slow_steps, with_: tuple[Any, ...] = (SLOW_S,)) -> Command:
+        given = ("--steps", str(NUM_STEPS), "--name", "a", "--checkpoint-every", "3", *arguments)
+        return train(tmp_path, plan, *given, before=before, with_=with_)
+
+    return start
+
+
+def resume(folder: Path, *arguments: str) -> Command:
+    command = train(folder, "--name", "a", "--resume", "--steps", str(NUM_STEPS), *arguments)
+    assert command.wait() == 0, command.err
+    return command
+
+
+def test_what_a_run_leaves(unbroken: Path) -> None:
+    run = read_run(unbroken)
+    assert run.header.status == "finished"
+    assert [record.step for record in run.records] == list(range(1, NUM_STEPS + 1))
+    assert all(abs(sum(record.parts_s.values()) / record.step_time_s - 1) < 1e-6 for record in run.records)
+    assert run.records[-1].loss < run.records[0].loss
+    assert [event.step for event in run.events if event.kind == "evaluation"] == [2, 4, 6, 8]
+    assert {event.detail["num_tokens"] for event in run.events if event.kind == "evaluation"} == {6 * 32}  # two replicas took eight
+    assert sorted(event.detail["saved_step"] for event in run.events if event.kind == "checkpoint") == [3, 6, 8]
+    config = json.loads((unbroken / "tokenizer_config.json").read_text())
+    assert config["eos_token"] == "<|endoftext|>"
+    assert config["model_max_length"] == 32
+    assert {path.name for path in unbroken.iterdir()} >= {"plan.json", "run.json", "steps.jsonl", "mlperf.log", "tokenizer.json"}
+
+
+def test_a_killed_rank_then_resume(slow_run: Callable[..., Command], unbroken: Path, tmp_path: Path) -> None:
+    command, run = slow_run(), tmp_path / "runs" / "a"
+    ranks = command.ranks(2)
+    command.step(run, 4)
+    killed_s = time.monotonic()
+    os.kill(ranks[1], signal.SIGKILL)
+    assert command.wait() == 1
+    assert time.monotonic() - killed_s < 60
+    assert command.err == "meshwright: rank 1 was ended by SIGKILL: often the system, out of memory\n"
+    again = resume(tmp_path)
+    assert again.out.startswith("going on from ")
+    assert "the newest whole checkpoint\n" in again.out
+    assert [step["step"] for step in steps_of(run)] == list(range(1, NUM_STEPS + 1))
+    assert [step["loss"] for step in steps_of(run)] == [step["loss"] for step in steps_of(unbroken)]
+    assert same_tensors(name_of(run, NUM_STEPS), name_of(unbroken, NUM_STEPS))
+
+
+def test_a_killed_parent_takes_its_ranks_along(slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    command = slow_run()
+    command.ranks(2)
+    command.step(tmp_path / "runs" / "a", 1)
+    os.kill(command.pid, signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL  # and it looks for what is left
+
+
+def test_sigterm_saves_and_another_layout_goes_on(slow_run: Callable[..., Command], unbroken: Path, tmp_path: Path) -> None:
+    command, run = slow_run("--grace", "30"), tmp_path / "runs" / "a"
+    command.step(run, 2)
+    asked_s = time.monotonic()
+    os.kill(command.pid, signal.SIGTERM)
+    assert command.wait() == 0, command.err
+    assert time.monotonic() - asked_s < 30
+    steps = len(steps_of(run))
+    assert command.err == "meshwright: stopped and saved; go on with: meshwright train --runs runs --name a --resume\n"
+    assert read_run(run).header.status == "stopped"
+    assert name_of(run, steps).is_dir()
+    resume(tmp_path, "--layout", "tp=2,dp=1")
+    losses = [step["loss"] for step in steps_of(run)]
+    assert losses == pytest.approx([step["loss"] for step in steps_of(unbroken)], rel=1e-5)
+    assert [event["layout"].split(",")[0] for event in events_of(run, "resumed")] == ["tp=2"]
+    assert (run / f"plan-until-step-{steps}.json").is_file()
+
+
+def test_control_c_saves_and_says_how_to_go_on(slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    command, run = slow_run(), tmp_path / "runs" / "a"
+    command.step(run, 1)
+    os.killpg(command.pid, signal.SIGINT)  # as a terminal does: the whole foreground group
+    assert command.wait() == 130
+    assert "go on with: meshwright train --runs runs --name a --resume\n" in command.err
+    assert name_of(run, len(steps_of(run))).is_dir()
+
+
+def test_two_control_cs_end_it_at_once(slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    command = slow_run(with_=(30.0,))
+    command.ranks(2)
+    until(lambda: (tmp_path / "runs" / "a" / "run.json").exists())
+    os.killpg(command.pid, signal.SIGINT)
+    time.sleep(0.2)
+    os.killpg(command.pid, signal.SIGINT)
+    assert command.wait(20.0) == 130
+
+
+def test_damaged_checkpoints_are_skipped_and_named(slow_run: Callable[..., Command], unbroken: Path, tmp_path: Path) -> None:
+    assert slow_run(with_=(0.0,)).wait() == 0
+    run = tmp_path / "runs" / "a"
+    shard = next(name_of(run, 8).glob("shard-00001*"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 4
+    shard.write_bytes(content)
+    next(name_of(run, 6).glob("shard-00000*")).unlink()
+    again = resume(tmp_path)
+    first = again.out.splitlines()[0]
+    newest, *skipped = first.split("; skipped ")
+    assert newest == f"going on from {name_of(run, 3).name}, the newest whole checkpoint"
+    assert "shard-00001" in skipped[0]  # a flipped bit
+    assert "shard-00000" in skipped[1]  # gone
+    assert [step["step"] for step in steps_of(run)] == list(range(1, NUM_STEPS + 1))
+    assert same_tensors(name_of(run, NUM_STEPS), name_of(unbroken, NUM_STEPS))
+
+
+def test_what_must_be_the_same_to_go_on(small: Small, plan: Path, tmp_path: Path) -> None:
+    other = small.plan_file(tmp_path / "other.json", "dp=2", evaluation=EVALUATION, training={"learning_rate": 1e-3})
+    assert train(tmp_path, plan, "--steps", "1", "--name", "a").wait() == 0
+    go_on = ("--name", "a", "--resume", "--steps", "2")
+    for arguments, before, what in ((("--seed", "1"), None, "plan"), ((), faults.other_code, "code"), ((str(other),), None, "plan")):
+        command = train(tmp_path, *arguments, *go_on, before=before)
+        assert command.wait() == 2
+        assert command.err.startswith(f"meshwright: this run differs from its checkpoint in {what}\n  where: {what}: ")
+        assert command.err.rstrip().endswith(f"--allow-changed {what}")
+    command = train(tmp_path, other, *go_on, "--allow-changed", "plan")
+    assert command.wait() == 0, command.err
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, pytest.param(errno.EROFS, marks=pytest.mark.long)])
+def test_a_disk_that_fails(plan: Path, tmp_path: Path, number: int) -> None:
+    arguments = ("--steps", "5", "--name", "a", "--checkpoint-every", "2")
+    command = train(tmp_path, plan, *arguments, before=faults.failing_disk, with_=(number, "disk", 4))
+    assert command.wait() == 1
+    run = tmp_path / "runs" / "a"
+    why = os.strerror(number)
+    assert command.err.startswith("meshwright: the last checkpoint, of step 5, was not saved: ") and why in command.err
+    assert why in events_of(run, "checkpoint_failed")[0]["said"]
+    assert "checkpoint of step 4 failed" in command.out and "the last good one is kept" in command.out
+    assert len(steps_of(run)) == 5
+    assert read_run(run).header.status == "failed"
+    assert all(np.isfinite(tensor).all() for tensor in tensors_of(name_of(run, 2)).values())
+
+
+def test_records_that_cannot_be_written_end_the_run(plan: Path, tmp_path: Path) -> None:
+    arguments = ("--steps", "5", "--name", "a", "--checkpoint-every", "1")
+    command = train(tmp_path, plan, *arguments, before=faults.full_records, with_=(3,))
+    assert command.wait() == 1
+    assert command.err.startswith("meshwright: cannot record the run: No space left on device\n  where: runs/a/steps.jsonl")
+    assert all(np.isfinite(tensor).all() for tensor in tensors_of(name_of(tmp_path / "runs" / "a", 2)).values())
+
+
+def test_a_number_that_is_none_stops_before_the_update(plan: Path, tmp_path: Path) -> None:
+    arguments = ("--steps", "5", "--name", "a", "--checkpoint-every", "1")
+    command = train(tmp_path, plan, *arguments, before=faults.no_number, with_=(1, 3))
+    assert command.wait() == 1
+    run = tmp_path / "runs" / "a"
+    said = "first on rank 1 (tp 0, cp 0, pp 0, dp 1) in layer 0 in the forward of micro-batch 0 (samples 26, 27)"
+    assert command.err.startswith(f"meshwright: the loss of step 4 (samples 24 to 31) is no number: {said}\n")
+    assert events_of(run, "nan")[0]["said"] == said
+    assert [step["step"] for step in steps_of(run)] == [1, 2, 3]
+    assert sorted(path.name[-1] for path in (run / "checkpoints").iterdir() if path.is_dir())[-1] == "3"
+
+
+def test_an_unforeseen_failure_is_told_once(plan: Path, tmp_path: Path) -> None:
+    command = train(tmp_path, plan, "--steps", "5", "--name", "a", before=faults.broken, with_=(1, 2))
+    assert command.wait() == 1
+    assert command.err.startswith("meshwright: rank 1 failed: OutOfMemoryError: tried to allocate 3 GiB\n")
+    assert command.err.count("meshwright: ") == 1
+
+
+def test_a_slow_rank_is_named_within_50_steps(small: Small, tmp_path: Path) -> None:
+    plan, run = small.plan_file(tmp_path / "plan.json", "dp=3,mbs=1", global_batch=3), tmp_path / "runs" / "a"
+    slow = {1: 1.3 * COMPUTE_S}
+    command = train(tmp_path, plan, "--steps", "50", "--name", "a", "--no-save", before=faults.slow_steps, with_=(COMPUTE_S, slow))
+    until(lambda: (last_step(run) and events_of(run, "slow_rank")) or command.process.exitcode is not None)
+    os.kill(command.pid, signal.SIGTERM)
+    command.wait()
+    named = events_of(run, "slow_rank")
+    assert [event["rank"] for event in named] == [1]
+    assert named[0]["step"] <= 50
+    assert "slower than ranks 0, 2, which do the same work" in command.out
+
+
+@pytest.mark.parametrize("how", ["stopped", pytest.param("asleep", marks=pytest.mark.long)])
+def test_a_hang_is_ended_and_explained(slow_run: Callable[..., Command], tmp_path: Path, how: str) -> None:
+    run = tmp_path / "runs" / "a"
+    if how == "asleep":
+        command = slow_run("--stall-timeout", "2", before=faults.stuck, with_=(1, 3))
+    else:
+        command = slow_run("--stall-timeout", "2")
+        ranks = command.ranks(2)
+        command.step(run, 2)
+        os.kill(ranks[1], signal.SIGSTOP)
+    assert command.wait() == 75
+    assert command.err.startswith("meshwright: rank 1 (tp 0, cp 0, pp 0, dp 1) has ")
+    assert "; rank 0 waits for it in the " in command.err
+    assert command.err.count("\n") == 1
+    assert events_of(run, "stall")[0]["said"] == command.err.removeprefix("meshwright: ").rstrip("\n")
+    assert not session(command.pid)
+
+
+def test_slow_evaluations_and_saves_are_no_hang(plan: Path, tmp_path: Path) -> None:
+    arguments = ("--steps", "4", "--name", "a", "--checkpoint-every", "2", "--stall-timeout", "1")
+    command = train(tmp_path, plan, *arguments, before=faults.slow_evaluation, with_=(1, 4.0))
+    assert command.wait() == 0, command.err
+    assert not events_of(tmp_path / "runs" / "a", "stall")
+
+
+def test_json_alone_on_standard_output(plan: Path, tmp_path: Path) -> None:
+    command = train(tmp_path, plan, "--steps", "2", "--name", "a", "--json")
+    assert command.wait() == 0
+    told = json.loads(command.out)
+    assert (told["steps"], told["status"], told["layout"]) == (2, "finished", "tp=1,cp=1,pp=1,vp=1,dp=2,mbs=2")
+    assert command.err.startswith("step 1/2  loss ")
+
+
+def test_the_target_is_reached_and_mlperf_agrees(small: Small, tmp_path: Path) -> None:
+    plan = small.plan_file(tmp_path / "plan.json", "dp=2", evaluation=EVALUATION, training={"target_loss": 6.2})
+    command = train(tmp_path, plan, "--name", "a")
+    assert command.wait() == 0, command.err
+    run = read_run(tmp_path / "runs" / "a")
+    assert run.header.status == "target_reached"
+    assert run.events[-1].kind in ("evaluation", "checkpoint")
+    found = check_log(tmp_path / "runs" / "a" / "mlperf.log")
+    assert found.passed, found.complaints
+    assert found.rules == "official common rules of ruleset 6.0.0 + meshwright's own benchmark file"
+
+
+def test_a_missed_target_is_the_only_complaint(small: Small, tmp_path: Path) -> None:
+    plan = small.plan_file(tmp_path / "plan.json", "dp=2", evaluation=EVALUATION, training={"target_loss": 1.0})
+    assert train(tmp_path, plan, "--name", "a", "--steps", "3").wait() == 0
+    found = check_log(tmp_path / "runs" / "a" / "mlperf.log")
+    assert len(found.complaints) == 1 and "eval_accuracy" in found.complaints[0]
+
+
+def test_a_run_of_another_seed_is_another_run(plan: Path, unbroken: Path, tmp_path: Path) -> None:
+    assert train(tmp_path, plan, "--steps", "1", "--name", "a", "--seed", "3", "--no-save").wait() == 0
+    run = tmp_path / "runs" / "a"
+    assert steps_of(run)[0]["loss"] != steps_of(unbroken)[0]["loss"]
+    assert not list((run / "checkpoints").iterdir())
+
+
+def test_the_log_of_a_real_8b_run_misses_only_its_target() -> None:
+    """One step and one full evaluation of Llama 3.1 8B on an H200, 2026-11-15: `meshwright train PLAN --benchmark llama31_8b --steps 1`."""
+    found = check_log(Path(__file__).parents[1] / "fixtures" / "llama31_8b_h200.log")
+    assert found.rules == "official common rules of ruleset 6.0.0 + the official benchmark file"
+    assert len(found.complaints) == 1
+    assert "eval_accuracy" in found.complaints[0]
+
+
+def test_nothing_to_go_on_from(plan: Path, tmp_path: Path) -> None:
+    assert train(tmp_path, plan, "--steps", "1", "--name", "a", "--no-save").wait() == 0
+    command = train(tmp_path, "--name", "a", "--resume")
+    assert command.wait() == 2
+    assert command.err == (
+        "meshwright: no checkpoint to go on from: there is none\n"
+        "  where: runs/a/checkpoints\n"
+        "  fix:   start the run anew under another name\n"
+    )
+
+
+def test_a_run_that_is_over_has_nothing_to_do(unbroken: Path) -> None:
+    command = train(unbroken.parents[1], "--name", "a", "--resume", "--steps", str(NUM_STEPS))
+    assert command.wait() == 0, command.err
+    assert [step["step"] for step in steps_of(unbroken)] == list(range(1, NUM_STEPS + 1))
+    assert [path.name for path in (unbroken / "checkpoints").glob("step-*8*")] == ["step-00000008"]

@@ -1,0 +1,133 @@
+"""Ranks start, meet and end together; whoever fails first is named, and nobody is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from entries import ranks_that
+from small_run import Command, Small, start, steps_of, until
+
+from meshwright.errors import InputError
+from meshwright.train.launch import explain_failure, is_launched, meet
+
+
+def ranks(folder: Path, what: str) -> Command:
+    return start(folder, [what], entry=ranks_that)
+
+
+def test_all_end_well(tmp_path: Path) -> None:
+    command = ranks(tmp_path, "finish")
+    assert command.wait() == 0
+    assert sorted(command.err.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def test_what_rank_0_decides_is_known_to_all(tmp_path: Path) -> None:
+    command = ranks(tmp_path, "agree")
+    assert (command.wait(), command.err) == (0, "")
+
+
+def test_bad_input_is_told_once(tmp_path: Path) -> None:
+    command = ranks(tmp_path, "refuse")
+    assert command.wait() == 2
+    assert command.err == "meshwright: no such thing\n  where: the input\n  fix:   give another\n"
+
+
+def test_the_others_are_ended_with_one_that_fails(tmp_path: Path) -> None:
+    command = ranks(tmp_path, "break")
+    assert command.wait(60.0) == 1
+    assert command.err.startswith("meshwright: rank 1 failed: ZeroDivisionError: division by zero\nTraceback")
+    assert command.err.count("meshwright: ") == 1
+
+
+def test_who_was_killed_is_told_and_not_who_noticed(tmp_path: Path) -> None:
+    command = ranks(tmp_path, "lose")
+    assert command.wait(60.0) == 1
+    assert command.err == "meshwright: rank 1 was ended by SIGKILL: often the system, out of memory\n"
+
+
+def test_a_second_control_c_ends_ranks_that_do_not_listen(tmp_path: Path) -> None:
+    command = ranks(tmp_path, "ignore")
+    until(lambda: command.out.count("ready") == 2)
+    for _ in range(2):
+        os.kill(command.pid, signal.SIGINT)
+        time.sleep(0.3)
+    assert command.wait(60.0) == 130
+
+
+def test_who_is_launched() -> None:
+    assert is_launched({"RANK": "0", "WORLD_SIZE": "1"})
+    assert not is_launched({"WORLD_SIZE": "1"})
+
+
+def test_a_launcher_that_says_too_little() -> None:
+    with pytest.raises(InputError, match="MASTER_ADDR is not set"):
+        meet({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1"})
+
+
+def test_a_lost_connection_is_no_cause() -> None:
+    assert explain_failure(RuntimeError("[gloo] Connection closed by peer"), 3) == (
+        False,
+        "meshwright: rank 3 lost the connection to another rank",
+    )
+    is_cause, said = explain_failure(RuntimeError("size mismatch\nand more"), 3)
+    assert is_cause
+    assert said.startswith("meshwright: rank 3 failed: RuntimeError: size mismatch\n")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def launched(folder: Path, rank: int, port: int, *arguments: str | Path) -> Command:
+    """One of two ranks, as torchrun starts them."""
+    environment = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    given = {**environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    where = ("--runs", str(folder / "runs"), "--name", "a", "--rendezvous-timeout", "2")
+    return start(folder / str(rank), ["train", *arguments, *where], environment=given)
+
+
+@pytest.fixture(scope="module")
+def plan(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small.plan_file(tmp_path_factory.mktemp("plan") / "plan.json", "dp=2")
+
+
+def test_a_port_that_is_taken(plan: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = launched(tmp_path, 0, port, plan)
+        assert command.wait(60.0) == 2
+    assert command.err == f"meshwright: port {port} is taken\n  where: 127.0.0.1:{port}\n  fix:   choose another port (--master-port)\n"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_do_not_come(plan: Path, tmp_path: Path, rank: int) -> None:
+    """Rank 1 finds nobody at the address; rank 0 is there, and nobody comes."""
+    command = launched(tmp_path, rank, free_port(), plan)
+    assert command.wait(60.0) == 2
+    assert command.err.startswith("meshwright: the ranks did not meet within 2 s: ")
+    assert command.err.count("\n") == 3
+    assert command.out == ""
+
+
+def test_what_all_ranks_find_wrong_is_told_once(plan: Path, tmp_path: Path) -> None:
+    both = [launched(tmp_path, rank, 1, plan, "--layout", "dp=4,mbs=1") for rank in (0, 1)]
+    assert [command.wait() for command in both] == [2, 2]
+    assert both[0].err.startswith("meshwright: the plan needs 4 ranks (tp=1,cp=1,pp=1,vp=1,dp=4,mbs=1), and 2 were started\n")
+    assert both[1].err == ""
+
+
+@pytest.mark.long
+def test_torchrun(plan: Path, tmp_path: Path) -> None:
+    from torch.distributed.run import main as torchrun
+
+    arguments = ["--nproc-per-node", "2", "--master-port", str(free_port()), "-m", "meshwright", "train", str(plan), "--steps", "3"]
+    command = start(tmp_path, [*arguments, "--name", "a"], entry=torchrun)
+    assert command.wait() == 0, command.err
+    assert [step["step"] for step in steps_of(tmp_path / "runs" / "a")] == [1, 2, 3]
+    assert command.out.count("time to train") == 1

@@ -1,0 +1,62 @@
+"""A NaN is traced to its rank, layer and samples, in every kind of layout, and nothing is updated."""
+
+from __future__ import annotations
+
+import pytest
+from poison import culprit_of
+from ranks import Pools
+
+from meshwright.layout import Layout, parse_layout
+
+LAYOUTS = ["dp=2", "tp=2", "pp=2", "cp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "pp=2,vp=2", "tp=2,pp=2", "pp=2,dp=2,zero=1"]
+
+
+def layout_of(text: str) -> Layout:
+    return parse_layout(text, Layout(micro_batch=2))
+
+
+@pytest.mark.parametrize("text", LAYOUTS)
+def test_a_weight_that_is_no_number_on_one_rank(pools: Pools, text: str) -> None:
+    layout = layout_of(text)
+    rank = layout.num_ranks - 1
+    found = pools.of(layout.num_ranks).run(culprit_of, layout, "weight", rank)
+    assert {said for said, _ in found} == {found[0][0]}, "all ranks say the same"
+    said = found[0][0]
+    if layout.zero_stage == 3:  # weights are gathered for the forward: who holds the bad piece is still known
+        assert said.startswith(f"first on rank {rank} (")
+    assert f"rank {rank} (" in said and "weight layers." in said and "itself" in said
+    assert all(unchanged for _, unchanged in found)
+
+
+@pytest.mark.parametrize("text", LAYOUTS)
+def test_what_a_layer_gives_for_one_sample(pools: Pools, text: str) -> None:
+    layout = layout_of(text)
+    rank = layout.num_ranks - 1
+    found = pools.of(layout.num_ranks).run(culprit_of, layout, "forward", rank)
+    said, samples = found[0][0], "samples 6, 7" if layout.dp == 2 else "samples 2, 3"
+    micro_batch = 1
+    layer = 0 if layout.pp == 1 else 1 if layout.vp == 2 else 2  # the first of the rank
+    assert said.startswith(f"first on rank {rank} (")
+    assert f"in layer {layer} (mlp_norm) in the forward of micro-batch {micro_batch} ({samples})" in said
+    assert all(unchanged for _, unchanged in found)
+
+
+@pytest.mark.parametrize("text", LAYOUTS)
+def test_what_only_the_backward_gives(pools: Pools, text: str) -> None:
+    layout = layout_of(text)
+    rank = layout.num_ranks - 1
+    said = pools.of(layout.num_ranks).run(culprit_of, layout, "backward", rank)[0][0]
+    assert said.startswith(f"first on rank {rank} (")
+    assert "(mlp_norm) in the backward of micro-batch 1 (samples" in said
+
+
+def test_the_gradient_of_a_weight_alone(pools: Pools) -> None:
+    said = pools.of(2).run(culprit_of, layout_of("dp=2"), "weight gradient", 1)[0][0]
+    assert said == "first on rank 1 (tp 0, cp 0, pp 0, dp 1) in the gradient of layers.0.mlp.up.weight of micro-batch 1 (samples 6, 7)"
+
+
+@pytest.mark.parametrize("text", ["dp=2", "dp=2,zero=1", "tp=2"])
+def test_what_does_not_come_back(pools: Pools, text: str) -> None:
+    said = pools.of(2).run(culprit_of, layout_of(text), "sum", 1)[0][0]
+    assert "in the gradient of " in said
+    assert said.endswith("so the numbers of the model are sound and the machine is suspect")

@@ -1,0 +1,83 @@
+"""A checkpoint is the same whatever layout saved it, and loads in any other: equal bits, the same next samples, the same next loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import Pools
+from resharding import NUM_STEPS, Next, load_at, save_at
+from small_run import MODEL, Small, tensors_of
+
+from meshwright.describe.model import Model
+
+TEN = [
+    "dp=1",
+    "tp=2",
+    "pp=2,vp=2",
+    "dp=2,zero=1",
+    "cp=2,dp=2,zero=3",
+    "tp=2,pp=2",
+    "dp=4,zero=2,mbs=1",
+    "tp=2,cp=2,dp=2,zero=1",
+    "tp=2,pp=2,dp=2",
+    "pp=4,dp=2,zero=2,mbs=1",
+]
+FEW = ["dp=1", "tp=2", "dp=2,zero=3", "pp=2,dp=2,zero=1"]
+TIED = replace(MODEL, name="tied", tied_embeddings=True)
+LOSS_TOLERANCE = 1e-6  # relative
+
+
+def check_pairs(pools: Pools, small: Small, folder: Path, model: Model, layouts: list[str]) -> None:
+    """Save in every layout, load each of these in every layout, and compare."""
+    plans = {text: small.plan(text, model=model) for text in layouts}
+    saved: dict[str, list[Next]] = {}
+    for number, (text, plan) in enumerate(plans.items()):
+        saved[text] = pools.of(plan.layout.num_ranks).run(save_at, plan, small.corpus, folder / str(number))
+    paths = [next((folder / str(number) / "checkpoints").glob(f"*{NUM_STEPS}")) for number in range(len(layouts))]
+    whole = {text: tensors_of(path) for text, path in zip(layouts, paths, strict=True)}
+    for target, plan in plans.items():
+        of_ranks = pools.of(plan.layout.num_ranks).run(load_at, plan, small.corpus, paths)
+        for source, found in zip(layouts, zip(*of_ranks, strict=True), strict=True):
+            same_state(list(found), whole[source], f"{source} -> {target}")
+            same_next(list(found), saved[source], f"{source} -> {target}")
+
+
+def same_state(found: list[Next], whole: dict[str, np.ndarray], which: str) -> None:
+    """Every rank holds what was saved, bit for bit, and together they hold all of it."""
+    held = {name: np.zeros(tensor.shape, dtype=bool) for name, tensor in whole.items()}
+    for name, start, values in (piece for one in found for piece in one.pieces):
+        box = tuple(slice(first, first + length) for first, length in zip(start, values.shape, strict=True))
+        assert np.array_equal(whole[name][box].view(np.int32), values.view(np.int32)), f"{which}: {name}"
+        held[name][box] = True
+    assert all(mask.all() for mask in held.values()), which
+
+
+def same_next(found: list[Next], before: list[Next], which: str) -> None:
+    """The next step sees the same samples and has the same loss."""
+    assert joined(found) == joined(before), which
+    assert {one.random_state for one in found} == {before[0].random_state}, which
+    assert abs(found[0].loss - before[0].loss) <= LOSS_TOLERANCE * before[0].loss, which
+    assert abs(found[0].grad_norm - before[0].grad_norm) <= 1e-5 * before[0].grad_norm, which
+
+
+def joined(of_ranks: list[Next]) -> dict[int, str]:
+    return {number: digest for one in of_ranks for number, digest in one.samples.items()}
+
+
+def test_covering_pairs(pools: Pools, small: Small, tmp_path: Path) -> None:
+    check_pairs(pools, small, tmp_path, MODEL, FEW)
+
+
+def test_a_tied_table_on_both_ends_of_a_pipeline(pools: Pools, small: Small, tmp_path: Path) -> None:
+    check_pairs(pools, small, tmp_path, TIED, ["pp=2", "tp=2"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", [MODEL, TIED], ids=lambda model: model.name)
+def test_every_pair_of_ten_layouts(pools: Pools, small: Small, tmp_path: Path, model: Model) -> None:
+    assert len(list(product(TEN, TEN))) == 100
+    check_pairs(pools, small, tmp_path, model, TEN)
