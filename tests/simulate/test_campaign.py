@@ -36,7 +36,8 @@ def test_llama_3s_54_days_have_419_interruptions_by_the_published_causes():
 def test_the_seconds_of_a_run_add_up():
     for end in ({"horizon_s": 20 * DAY}, {"work_s": 20 * DAY}):
         seen = weeks(campaign(), 1, 50, **end)
-        assert seen.work_s + seen.lost_s + seen.checkpoint_s + seen.down_s == pytest.approx(seen.wall_s, rel=1e-9)
+        assert seen.work_s + seen.lost_s + seen.checkpoint_s + seen.down_s + seen.waiting_s == pytest.approx(seen.wall_s, rel=1e-9)
+        assert seen.waiting_s.max() > 0
     assert seen.finished.all()
     assert seen.work_s == pytest.approx(np.full(50, 20 * DAY))
 
@@ -92,6 +93,43 @@ def test_more_spares_never_hurt_and_the_advised_number_is_about_the_cheapest():
 def test_nodes_that_are_dead_at_the_start_leave_fewer_spares():
     whole, hurt = (weeks(campaign(spares=13, dead=dead), 0, 50, 2 * DAY).goodput.mean() for dead in (0, 13))
     assert hurt < whole
+
+
+def test_a_run_whose_nodes_are_dead_waits_until_enough_are_mended():
+    one = replace(LLAMA3, causes=())
+    for dead, waits_h in ((13, 0), (14, 24), (2048, 24)):
+        seen = weeks(campaign(one, spares=13, dead=dead), 0, 1, 2 * DAY)
+        assert seen.waiting_s[0] == waits_h * HOUR
+
+
+def test_a_fault_that_loses_no_node_does_not_end_the_wait_for_one():
+    causes = (
+        Cause(name="node", per_accelerator_hour=1 / 16384 / 24, loses_node=True),
+        Cause(name="software", per_accelerator_hour=1 / 16384, loses_node=False),
+    )
+    seen = weeks(campaign(replace(LLAMA3, causes=causes, repair_s=12 * HOUR), spares=0), 0, 40, 30 * DAY)
+    lost = seen.interruptions[:, 0].sum()
+    assert seen.waiting_s.sum() > 0.7 * lost * 12 * HOUR  # repairs overlap now and then, and the last may be cut off
+
+
+def test_broken_off_every_seed_ends_where_it_was():
+    def give_up(what, done, total):
+        raise KeyboardInterrupt
+
+    seen = weeks(campaign(), 0, 5, 54 * DAY, report=give_up)
+    assert not seen.complete and (seen.interruptions.sum(axis=1) == 1).all()
+    assert (0 < seen.wall_s).all() and (seen.wall_s < 54 * DAY).all()
+
+
+def test_what_would_be_interrupted_without_end_is_refused():
+    broken = replace(LLAMA3, causes=(Cause(name="all", per_accelerator_hour=1.0, loses_node=True),))
+    for end in ({"horizon_s": DAY}, {"work_s": DAY}):
+        with pytest.raises(InputError, match="would come more than 100,000 times"):
+            weeks(campaign(broken), 0, 1, **end)
+
+
+def test_free_checkpoints_are_made_often():
+    assert advised_interval_s(replace(LLAMA3, checkpoint_s=0.0), 16384) == 60.0
 
 
 def test_the_advised_interval_grows_with_the_time_between_interruptions():

@@ -60,10 +60,15 @@ def test_rates_below_zero_and_above_one_an_hour_are_refused(rate):
     [
         (OWN.replace("1e-5", "-1e-5"), "strikes an accelerator -1e-05 times an hour"),
         (OWN.replace("1e-5", "2.0"), "strikes an accelerator 2 times an hour"),
-        (OWN.replace("restart_s = 120", ""), "lack 'restart_s'"),
+        (OWN.replace("restart_s = 120", ""), "restart_s is missing"),
         (OWN.replace("restart_s = 120", "restart_s = -1"), "restart_s is -1"),
-        (OWN.replace("{ per_accelerator_hour = 1e-5 }", "3"), "cannot be read"),
-        ("detection_s = [", "no TOML"),
+        (OWN.replace("{ per_accelerator_hour = 1e-5 }", "3"), "causes.gpu is 3: input should be a valid dictionary"),
+        (OWN.replace("2e-6, loses_node = false", '2e-6, loses_node = "no"'), "causes.network.loses_node is 'no': input should be a valid boolean"),
+        (OWN.replace("loses_node", "looses_node"), "unknown key 'looses_node'"),
+        (OWN.replace("per_accelerator_hour = 1e-5", "count = 3"), "how often gpu strikes is open"),
+        (OWN.replace("per_accelerator_hour = 1e-5", "loses_node = true"), "how often gpu strikes is open"),
+        ("observed = { num_accelerators = 0, days = 1 }" + OWN, "observed.num_accelerators is 0: input should be greater than 0"),
+        ("detection_s = [", "not valid TOML"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_why(own, text, what):

@@ -45,7 +45,7 @@ class Wishes:
     routing: str = ""
     storage_gb_per_s: float | None = None
     days: float | None = None
-    failures: str = "llama3"
+    failures: str = ""  # llama3, where it is not given
     checkpoint_every: str = ""
     spares: int | None = None
     failed_nodes: int = 0
@@ -90,21 +90,45 @@ def asked(plan_file: Path, wishes: Wishes) -> Ask:
     conditions = _conditions(wishes)
     conditions.check(plan)
     check_plan(plan, stack)
-    campaign = None
-    if wishes.days is not None:
-        if not wishes.days > 0:
-            raise InputError("no days", where="--days", fix="give more than 0")
-        interval_s = read_duration(wishes.checkpoint_every) if wishes.checkpoint_every else None
-        campaign = campaign_of(plan, failures(wishes.failures), interval_s, wishes.spares, wishes.failed_nodes)
-    elif wishes.failed_nodes or wishes.finish_by or wishes.budget_usd is not None or wishes.sizes:
-        raise InputError("this is asked of weeks", where="--failed-nodes, --finish-by, --budget, --sizes", fix="add --days 54")
+    campaign = _campaign(plan, wishes)
     finish_by_s = _seconds_until(wishes.finish_by) if wishes.finish_by else None
     return Ask(plan=plan, plan_file=plan_file, wishes=wishes, conditions=conditions, campaign=campaign, finish_by_s=finish_by_s)
+
+
+def _campaign(plan: Plan, wishes: Wishes) -> Campaign | None:
+    """What runs for weeks; None where steps are asked for. An option of the one is an error with the other."""
+    if wishes.days is None:
+        of_weeks = {
+            "--failures": wishes.failures,
+            "--checkpoint-every": wishes.checkpoint_every,
+            "--spares": wishes.spares is not None,
+            "--failed-nodes": wishes.failed_nodes,
+            "--finish-by": wishes.finish_by,
+            "--budget": wishes.budget_usd is not None,
+            "--sizes": wishes.sizes,
+        }
+        if given := [name for name, value in of_weeks.items() if value]:
+            raise InputError("this is asked of weeks", where=", ".join(given), fix="add --days 54")
+        return None
+    if not wishes.days > 0:
+        raise InputError("no days", where="--days", fix="give more than 0")
+    if wishes.steps is not None:
+        raise InputError("weeks are as long as their days, not so many steps", where="--steps", fix="give --days or --steps, not both")
+    if (wishes.finish_by or wishes.budget_usd is not None) and plan.workload.num_steps() < 1:
+        raise InputError(
+            f"{plan.workload.name} states neither tokens nor a target, so it has no end",
+            where="--finish-by, --budget",
+            fix="leave these out, or make the plan with a workload that ends",
+        )
+    interval_s = _duration_s(wishes.checkpoint_every, "--checkpoint-every", "write 10min, 300s or 1h") if wishes.checkpoint_every else None
+    return campaign_of(plan, failures(wishes.failures or "llama3"), interval_s, wishes.spares, wishes.failed_nodes)
 
 
 def _conditions(wishes: Wishes) -> Conditions:
     if wishes.storage_gb_per_s is not None and not (math.isfinite(wishes.storage_gb_per_s) and wishes.storage_gb_per_s > 0):
         raise InputError(f"storage of {wishes.storage_gb_per_s:g} GB/s", where="--storage", fix="give more than 0")
+    if wishes.nics_hit and not wishes.planes_lost:
+        raise InputError(f"{wishes.nics_hit} NICs are hit and lose no plane", where="--nics-hit", fix="say how many with --planes-lost 1")
     return Conditions(
         noise=QUIET if wishes.quiet else fitted_noise().scaled(wishes.jitter),
         fabric=Fabric(
@@ -148,13 +172,18 @@ def _seconds_until(text: str) -> float:
     """Seconds of `90d`, or from now to a date."""
     if text[:1].isdigit() and text.count("-") == 2:
         try:
-            seconds = (datetime.fromisoformat(text).replace(tzinfo=UTC) - datetime.now(UTC)).total_seconds()
+            date = datetime.fromisoformat(text)
+            seconds = ((date if date.tzinfo else date.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
         except ValueError:
             raise InputError(f"cannot read a date in {text!r}", where="--finish-by", fix="write 2027-03-01, or 90d") from None
         if seconds <= 0:
             raise InputError(f"{text} has passed", where="--finish-by", fix="give a later date")
         return seconds
+    return _duration_s(text, "--finish-by", "write 90d, or 2027-03-01")
+
+
+def _duration_s(text: str, where: str, fix: str) -> float:
     try:
         return read_duration(text)
     except InputError as error:
-        raise InputError(error.what.replace("a deadline of", "a time of"), where="--finish-by", fix="write 90d, or 2027-03-01") from None
+        raise InputError(error.what.replace("a deadline of", "a time of"), where=where, fix=fix) from None

@@ -45,9 +45,7 @@ def _run_json(run: SimulatedRun) -> dict[str, Any]:
         "worst_step_s": float(np.max(times.seconds)),
         "first_step_s": float(times.seconds[0]),
         "mean_exposed_s": run.mean_exposed_s,
-        "mean_parts_s": {part: float(np.mean(run.steps.parts_s[part][~run.steps.is_first])) for part in PARTS}
-        if len(times.steady_s)
-        else {},
+        "mean_parts_s": run.mean_parts_s,
         "num_steps": len(run.steps),
         "num_evaluations": len(run.evaluated_after),
         "evaluation_s": run.evaluation_s,

@@ -65,7 +65,7 @@ def run(wishes: Wishes) -> int:
         return run_launched(wishes)
     job = job_of(wishes)
     is_gpu = on_gpus(job.plan)
-    check_job(job)
+    check_job(job, reads_corpus=True)
     check_folder(job)
     check_place(job.plan, job.plan.layout.num_ranks, is_gpu)
     code = run_ranks(job.plan.layout.num_ranks, lambda place: run_rank(place, job, is_gpu))
@@ -85,7 +85,7 @@ def run_launched(wishes: Wishes) -> int:
     try:
         job = job_of(wishes)
         is_gpu = on_gpus(job.plan)
-        check_job(job)
+        check_job(job, reads_corpus=is_first)
         check_place(job.plan, int(os.environ["WORLD_SIZE"]), is_gpu)
     except InputError:
         if is_first:

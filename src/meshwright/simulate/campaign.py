@@ -7,21 +7,24 @@ of work, and the mean of simulated steps says how many steps that is. docs/simul
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.simulate.checkpoints import best_interval_s
+from meshwright.simulate.checkpoints import best_interval_s, goodput
 from meshwright.simulate.failures import Failures
 from meshwright.units import HOUR
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-MOST_WAITING = 64  # nodes that may be out beyond the spares
-MOST_INTERRUPTIONS = 1_000_000
+MOST_INTERRUPTIONS = 100_000  # of one run: more take minutes, and say only that nothing gets done
+FREE_INTERVAL_S = 60.0  # between checkpoints that cost nothing
+
+Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +36,20 @@ class Campaign:
     accelerators_per_node: int
     interval_s: float  # of work between checkpoints
     num_spares: int  # nodes that stand by
-    dead_nodes: int = 0  # of the spares, already broken at the start
+    dead_nodes: int = 0  # broken at the start: spares stand in as far as they go, and for the rest the run waits
 
     def __post_init__(self) -> None:
-        num_nodes = math.ceil(self.num_accelerators / self.accelerators_per_node)
-        if not 0 <= self.dead_nodes <= num_nodes:
-            raise InputError(f"{self.dead_nodes} failed nodes of {num_nodes}", where="--failed-nodes", fix=f"give 0 to {num_nodes}")
+        if not 0 <= self.dead_nodes <= self.num_nodes:
+            raise InputError(f"{self.dead_nodes} failed nodes of {self.num_nodes}", where="--failed-nodes", fix=f"give 0 to {self.num_nodes}")
         if self.num_spares < 0:
             raise InputError(f"{self.num_spares} spare nodes", where="--spares", fix="give at least 0")
         if not (math.isfinite(self.interval_s) and self.interval_s > 0):
             raise InputError(f"checkpoints every {self.interval_s:g} s", where="--checkpoint-every", fix="give more than 0 s")
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the run needs."""
+        return math.ceil(self.num_accelerators / self.accelerators_per_node)
 
     @property
     def per_s(self) -> float:
@@ -60,12 +67,13 @@ class Weeks:
     lost_s: Floats  # training that was done again, and checkpoints that were not finished
     checkpoint_s: Floats  # waiting for checkpoints
     down_s: Floats  # detection and restart
-    waiting_s: Floats  # for a node
+    waiting_s: Floats  # for a node, beyond what detection and restart take
     interruptions: Ints  # seeds x causes
     finished: NDArray[np.bool_]  # whether the work was done
     when_s: tuple[float, ...]  # of the first seed: when each interruption came
     what: tuple[int, ...]  # and which cause it was
     done_s: tuple[float, ...]  # and the work that was kept by then
+    complete: bool  # whether nobody broke the simulation off: else every seed ends where it was
 
     @property
     def goodput(self) -> Floats:
@@ -74,10 +82,12 @@ class Weeks:
 
 
 def advised_interval_s(failures: Failures, num_accelerators: int) -> float:
-    """Seconds between checkpoints that lose the least; an hour where nothing breaks or saving costs nothing."""
+    """Seconds between checkpoints that lose the least; an hour where nothing breaks, a minute where saving costs nothing."""
     between_s = failures.mean_time_between_s(num_accelerators)
-    if not math.isfinite(between_s) or failures.checkpoint_s == 0:
+    if not math.isfinite(between_s):
         return HOUR
+    if failures.checkpoint_s == 0:
+        return FREE_INTERVAL_S
     return float(best_interval_s(failures.checkpoint_s, between_s))
 
 
@@ -97,11 +107,36 @@ def advised_spares(failures: Failures, num_accelerators: int, accelerators_per_n
     return int(np.argmin(waiting + spares * accelerators_per_node / num_accelerators))
 
 
-def weeks(campaign: Campaign, seed: int, num_seeds: int, horizon_s: float = math.inf, work_s: float | Floats = math.inf) -> Weeks:
+def weeks(
+    campaign: Campaign,
+    seed: int,
+    num_seeds: int,
+    horizon_s: float = math.inf,
+    work_s: float | Floats = math.inf,
+    report: Report | None = None,
+) -> Weeks:
     """The campaign until `horizon_s` of wall clock have passed or `work_s` of work are done (one number, or one a seed)."""
     if not (horizon_s < math.inf or np.all(np.isfinite(work_s))):
         raise InputError("a campaign without an end", where="--days", fix="give --days, or a workload with tokens or a target")
-    return _Loop(campaign, np.random.default_rng([seed, 4]), num_seeds, horizon_s, work_s).run()
+    expected = campaign.per_s * min(horizon_s, _usual_s(campaign, float(np.max(work_s))))
+    if expected > MOST_INTERRUPTIONS:
+        raise InputError(
+            f"an interruption every {1 / campaign.per_s:.3g} s would come more than {MOST_INTERRUPTIONS:,} times before the end",
+            where="--days, --failures",
+            fix="give fewer days, lower rates or faster restarts",
+        )
+    return _Loop(campaign, np.random.default_rng([seed, 4]), num_seeds, horizon_s, work_s).run(report)
+
+
+def _usual_s(campaign: Campaign, work_s: float) -> float:
+    """Seconds of wall clock that so much work takes in the long run, waiting for nodes left out; infinite where none gets done."""
+    known = campaign.failures
+    between_s = known.mean_time_between_s(campaign.num_accelerators)
+    if not math.isfinite(between_s):
+        return work_s * (1 + known.checkpoint_s / campaign.interval_s)
+    with np.errstate(over="ignore"):
+        share = float(goodput(campaign.interval_s, known.checkpoint_s, between_s, known.detection_s + known.restart_s))
+    return work_s / share if share > 0 else math.inf
 
 
 class _Loop:
@@ -112,23 +147,39 @@ class _Loop:
         zeros = np.zeros(num_seeds)
         self.now_s, self.work_s, self.lost_s = zeros.copy(), zeros.copy(), zeros.copy()
         self.saving_s, self.down_s, self.waiting_s = zeros.copy(), zeros.copy(), zeros.copy()
-        self.left_s = zeros.copy()  # of the restart that is under way
+        self.left_s = zeros.copy()  # of the restart that is under way, waiting included
+        self.node_s = zeros.copy()  # of that: until enough nodes are there
         self.active = np.ones(num_seeds, dtype=bool)
         self.finished = np.zeros(num_seeds, dtype=bool)
         self.counts = np.zeros((num_seeds, max(len(campaign.failures.causes), 1)), dtype=np.int64)
-        self.back_s = np.full((num_seeds, campaign.num_spares + campaign.dead_nodes + MOST_WAITING), -math.inf)
+        self.back_s = np.full((num_seeds, _most_out(campaign)), -math.inf)  # of each node that was lost: when it is mended
         self.back_s[:, : campaign.dead_nodes] = campaign.failures.repair_s
+        self.node_s[:] = self.left_s[:] = self._missing_s()
         rates = np.array([cause.per_accelerator_hour for cause in campaign.failures.causes] or [1.0])
         self.chances = np.cumsum(rates) / np.sum(rates) if rates.sum() else np.ones(len(rates))
         self.loses = np.array([cause.loses_node for cause in campaign.failures.causes] or [False])
         self.story: list[tuple[float, int, float]] = []
 
-    def run(self) -> Weeks:
-        """Go from interruption to interruption until every seed has ended."""
-        for _ in range(MOST_INTERRUPTIONS):
-            if not self.active.any():
-                break
-            self._until_next()
+    def run(self, report: Report | None = None) -> Weeks:
+        """Go from interruption to interruption until every seed has ended, or the user breaks it off."""
+        complete = True
+        try:
+            while self.active.any():
+                self._until_next()
+                if report:
+                    report("simulating weeks", *self._progress())
+        except KeyboardInterrupt:
+            if not self.now_s.all():
+                raise  # no seed has a past to tell of
+            complete = False
+        return self._told(complete)
+
+    def _progress(self) -> tuple[int, int]:
+        """How far the seeds have come, in thousandths."""
+        ended = self.work_s / self.target_s if math.isinf(self.horizon_s) else self.now_s / self.horizon_s
+        return int(1000 * np.mean(np.where(self.active, ended, 1.0))), 1000
+
+    def _told(self, complete: bool) -> Weeks:
         return Weeks(
             wall_s=self.now_s,
             work_s=self.work_s,
@@ -141,6 +192,7 @@ class _Loop:
             when_s=tuple(when for when, _, _ in self.story),
             what=tuple(what for _, what, _ in self.story),
             done_s=tuple(done for _, _, done in self.story),
+            complete=complete,
         )
 
     def _until_next(self) -> None:
@@ -153,7 +205,9 @@ class _Loop:
         recovering_s = np.minimum(self.left_s, gap_s)
         up_s = gap_s - recovering_s
         done = self._train(up_s, ended)
-        self.down_s += recovering_s
+        waited_s = np.minimum(self.node_s, recovering_s)
+        self.waiting_s += waited_s
+        self.down_s += recovering_s - waited_s
         self.now_s += np.where(done, 0.0, gap_s)
         self.finished |= done
         self.active &= ~(ended | done)
@@ -188,25 +242,24 @@ class _Loop:
         hit = np.flatnonzero(self.active)
         self.counts[hit, which[hit]] += 1
         lost = np.flatnonzero(self.active & self.loses[which])
-        wait_s = np.zeros(len(self.now_s))
-        if len(lost):
-            wait_s[lost] = self._replace(lost)
         failures = self.campaign.failures
-        self.waiting_s += wait_s
-        self.left_s = np.where(self.active, failures.detection_s + failures.restart_s + wait_s, self.left_s)
+        self.back_s[lost, self.back_s[lost].argmin(axis=1)] = self.now_s[lost] + failures.repair_s
+        self.node_s = np.where(self.active, self._missing_s(), 0.0)
+        self.left_s = np.where(self.active, failures.detection_s + failures.restart_s + self.node_s, 0.0)
         if self.active[0]:
             self.story.append((float(self.now_s[0]), int(which[0]), float(self.work_s[0])))
 
-    def _replace(self, seeds: Ints) -> Floats:
-        """Seconds until each of these seeds has a node again; the lost one comes back after its repair."""
-        now_s = self.now_s[seeds, None]
-        back_s = self.back_s[seeds]
-        num_out = (back_s > now_s).sum(axis=1)
-        missing = num_out - self.campaign.num_spares  # of those out, how many must be back before one is free
-        ordered = np.sort(np.where(back_s > now_s, back_s, math.inf), axis=1)
-        waits = missing >= 0
-        at = ordered[np.arange(len(seeds)), np.clip(missing, 0, back_s.shape[1] - 1)]
-        slot = back_s.argmin(axis=1)
-        self.back_s[seeds, slot] = self.now_s[seeds] + self.campaign.failures.repair_s
-        own_s = np.full(len(seeds), self.campaign.failures.repair_s)  # no spare at all: the node itself must be mended
-        return np.where(waits, np.where(np.isfinite(at), at - now_s[:, 0], own_s), 0.0)
+    def _missing_s(self) -> Floats:
+        """Seconds until no more nodes are out than there are spares: a run that lacks one waits, whatever interrupts it meanwhile."""
+        spares = self.campaign.num_spares
+        if spares >= self.back_s.shape[1]:
+            return np.zeros(len(self.now_s))
+        # The last to be mended may stay out, as many as there are spares; the next one before them is the one to wait for.
+        needed_s = np.partition(self.back_s, -spares - 1, axis=1)[:, -spares - 1]
+        return np.maximum(needed_s - self.now_s, 0.0)
+
+
+def _most_out(campaign: Campaign) -> int:
+    """Nodes that may be out at once: as many as break within a repair in the worst of luck, or all there are."""
+    usual = campaign.per_s * campaign.failures.repair_s
+    return min(math.ceil(usual + 10 * math.sqrt(usual)) + 16 + campaign.dead_nodes, campaign.num_nodes + campaign.num_spares)

@@ -47,6 +47,12 @@ class Fabric:
     def check(self, cluster: Cluster) -> None:
         """Raise an InputError where the machine cannot lose what is to be lost."""
         tier = fabric_tier(cluster)
+        if tier.routing == "scale-up" and self != Fabric():
+            raise InputError(
+                f"{cluster.name} has no fabric between nodes, so nothing can be taken from it",
+                where="--planes-lost, --links-lost, --neighbour, --routing",
+                fix="leave these out, or plan for a machine of several nodes",
+            )
         if self.planes_lost >= tier.num_planes and self.planes_lost:
             raise InputError(
                 f"{tier.name} has {tier.num_planes} plane{'s' * (tier.num_planes > 1)}, so {self.planes_lost} cannot be lost",
@@ -73,11 +79,12 @@ class Fabric:
         """The machine as every NIC of it sees the fabric."""
         tier = fabric_tier(cluster)
         share, latency = self.common_share(cluster), 1 + LATENCY_PER_LOST_LINK * self.links_lost
-        if share == 1.0 and latency == 1.0:
+        # A hashed fabric that is to be another loses its fitted penalty; the other way round collisions are drawn (`stage_shares`).
+        routing = self.routing if tier.routing == "hashed" and self.routing else tier.routing
+        if (share, latency, routing) == (1.0, 1.0, tier.routing):
             return cluster
-        return replace(
-            cluster, tiers=(*cluster.tiers[:-1], replace(tier, bytes_per_s=tier.bytes_per_s * share, latency_s=tier.latency_s * latency))
-        )
+        changed = replace(tier, bytes_per_s=tier.bytes_per_s * share, latency_s=tier.latency_s * latency, routing=routing)
+        return replace(cluster, tiers=(*cluster.tiers[:-1], changed))
 
     def stage_shares(self, cluster: Cluster, layout: Layout, rng: np.random.Generator) -> Floats:
         """For each pipeline stage, the share that the slowest of its rings has beyond what `degraded` says of all."""
@@ -87,7 +94,7 @@ class Fabric:
             stages = hit // layout.stride("pp") % layout.pp
             shares[np.unique(stages)] = self.plane_share(cluster)
         tier = fabric_tier(cluster)
-        if self.routing == "hashed" and tier.routing != "hashed" and len(cluster.tiers) > 1:
+        if self.routing == "hashed" and tier.routing != "hashed":
             shares *= hashed_shares(layout, rng)
         return np.maximum(shares, SMALLEST_SHARE)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
+from meshwright.describe.form import Checked, checked
+from meshwright.describe.load import read_toml
 from meshwright.errors import InputError, nearest
 from meshwright.units import DAY, HOUR
 
@@ -65,46 +68,62 @@ class Failures:
 def failures(name: str) -> Failures:
     """The failures called `name` in the package, or those of a TOML file."""
     if name.endswith(".toml"):
-        return _of(Path(name).stem, _read(Path(name)), name)
-    known = _read(FAILURES_FILE)
+        return _of(Path(name).stem, read_toml(Path(name)), name)
+    known = read_toml(FAILURES_FILE)
     if name not in known:
-        raise InputError(f"no failures named {name!r}", where="--failures", fix=f"{nearest(name, known)} Or give a .toml file")
+        raise InputError(f"no failures named {name!r}", where="--failures", fix=f"{nearest(name, known)}, or give a .toml file")
     return _of(name, known[name], FAILURES_FILE.name)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the failures: {error.strerror or error}", where=str(path), fix="give a .toml file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"no TOML: {error}", where=str(path), fix="see failures.toml in the package for the form") from None
+class _CauseEntry(Checked):
+    """One cause in a file: how often by the hour, or how many times while somebody watched."""
+
+    per_accelerator_hour: float | None = None
+    count: float | None = None
+    loses_node: bool = True
+
+
+class _Observed(Checked):
+    """How much was watched while the causes were counted."""
+
+    num_accelerators: int = Field(gt=0)
+    days: float = Field(gt=0, allow_inf_nan=False)
+
+
+class _Entry(Checked):
+    """A file of failures, or one of the package's."""
+
+    detection_s: float
+    restart_s: float
+    checkpoint_s: float
+    repair_h: float
+    causes: dict[str, _CauseEntry]
+    observed: _Observed | None = None
+    note: str = ""
+    sources: dict[str, str] = {}
 
 
 def _of(name: str, data: Mapping[str, Any], file: str) -> Failures:
-    try:
-        observed = data.get("observed")
-        hours = float(observed["num_accelerators"]) * float(observed["days"]) * DAY / HOUR if observed else math.nan
-        if observed and not (math.isfinite(hours) and hours > 0):
-            raise InputError("nothing was observed", where=f"{file}: observed", fix="give num_accelerators and days above 0")
-        causes = tuple(_cause(key, entry, hours) for key, entry in data["causes"].items())
-        return Failures(
-            name=name,
-            causes=causes,
-            detection_s=float(data["detection_s"]),
-            restart_s=float(data["restart_s"]),
-            checkpoint_s=float(data["checkpoint_s"]),
-            repair_s=float(data["repair_h"]) * HOUR,
-            note=str(data.get("note", "")),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    entry = checked(_Entry, data, file)
+    return Failures(
+        name=name,
+        causes=tuple(_cause(key, cause, entry.observed, file) for key, cause in entry.causes.items()),
+        detection_s=entry.detection_s,
+        restart_s=entry.restart_s,
+        checkpoint_s=entry.checkpoint_s,
+        repair_s=entry.repair_h * HOUR,
+        note=entry.note,
+    )
+
+
+def _cause(name: str, entry: _CauseEntry, observed: _Observed | None, file: str) -> Cause:
+    if entry.per_accelerator_hour is not None and entry.count is None:
+        return Cause(name=name, per_accelerator_hour=entry.per_accelerator_hour, loses_node=entry.loses_node)
+    if entry.count is None or observed is None or entry.per_accelerator_hour is not None:
         raise InputError(
-            f"the failures lack {error}" if isinstance(error, KeyError) else f"the failures cannot be read: {error}",
-            where=file,
-            fix="write detection_s, restart_s, checkpoint_s, repair_h and [causes] with per_accelerator_hour",
-        ) from None
-
-
-def _cause(name: str, entry: Mapping[str, Any], hours: float) -> Cause:
-    rate = float(entry["per_accelerator_hour"]) if "per_accelerator_hour" in entry else float(entry["count"]) / hours
-    return Cause(name=name, per_accelerator_hour=rate, loses_node=bool(entry.get("loses_node", True)))
+            f"how often {name} strikes is open",
+            where=f"{file}: causes.{name}",
+            fix="give per_accelerator_hour, or a count and [observed] with num_accelerators and days",
+        )
+    hours = observed.num_accelerators * observed.days * DAY / HOUR
+    return Cause(name=name, per_accelerator_hour=entry.count / hours, loses_node=entry.loses_node)

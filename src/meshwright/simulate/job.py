@@ -33,6 +33,7 @@ class Traffic:
     reduce_s: float  # of all gradients of the fullest rank
     gather_s: float  # of all its weights
     contention: float
+    closed_s: float  # what the closed form leaves exposed, for jobs whose traffic is not walked
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,6 +55,11 @@ class Job:
     def step_s(self) -> float:
         """Seconds of the predicted step."""
         return sum(self.parts_s.values())
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of it without waiting for data: what ranks are late in, and what drifts."""
+        return self.step_s - self.parts_s["data"]
 
     @property
     def ranks_per_group(self) -> int:
@@ -143,10 +149,15 @@ def check_plan(plan: Plan, stack: Software | None = None) -> None:
 def traffic_of(plan: Plan, cluster: Cluster, stack: Software) -> Traffic:
     """What goes between replicas, priced as if nothing hid it: an all-reduce (ZeRO 0) is two reductions, ZeRO 1 is one and a gather."""
     bare = [replace(plan.layout, overlap_dp=False, zero_stage=stage) for stage in (0, 1)]
-    both_s = parts(plan.model, cluster, plan.workload, Layouts.of(bare), stack).seconds["exposed_dp"]
-    reduce_s, gather_s = float(both_s[0]) / 2, float(both_s[1] - both_s[0] / 2)
+    priced_s = parts(plan.model, cluster, plan.workload, Layouts.of([*bare, plan.layout]), stack).seconds["exposed_dp"]
+    reduce_s, gather_s = float(priced_s[0]) / 2, float(priced_s[1] - priced_s[0] / 2)
     blackwell = GENERATION.get(cluster.accelerator.architecture) == "blackwell"
     contention = float(stack.constants.blackwell_contention if blackwell else stack.constants.hopper_contention)
     if plan.layout.zero_stage == 0:
         reduce_s, gather_s = 2 * reduce_s, 0.0
-    return Traffic(reduce_s=reduce_s, gather_s=gather_s, contention=contention if plan.layout.overlap_dp else 1.0)
+    return Traffic(
+        reduce_s=reduce_s,
+        gather_s=gather_s,
+        contention=contention if plan.layout.overlap_dp else 1.0,
+        closed_s=float(priced_s[2]),
+    )

@@ -23,6 +23,7 @@ from meshwright.software import Software
 
 CREATED = "1970-01-01T00:00:00.000+00:00"  # of every simulated folder: the same seed gives the same bytes
 NOTABLE_STALL = 0.02  # of a step: a stall that gets an event
+SLOWEST = 1000.0  # times as slow as others: a rank beyond that is dead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +47,8 @@ class Conditions:
                     where="--slow-rank",
                     fix=f"choose from 0 to {plan.layout.num_ranks - 1}",
                 )
-            if not (math.isfinite(one.factor) and one.factor >= 1):
-                raise InputError(
-                    f"a rank {one.factor:g} times as slow", where="--slow-rank", fix="give a factor of at least 1, such as 1.3"
-                )
+            if not 1 <= one.factor <= SLOWEST:
+                raise InputError(f"a rank {one.factor:g} times as slow", where="--slow-rank", fix=f"give a factor from 1 to {SLOWEST:g}")
 
     def job(self, plan: Plan) -> Job:
         """The plan's step on the machine as every NIC and the storage leave it."""
@@ -112,10 +111,13 @@ class SimulatedRun:
     @property
     def mean_exposed_s(self) -> dict[str, float]:
         """Mean seconds of a steady step that each axis exposes."""
+        return {part.removeprefix("exposed_"): mean_s for part, mean_s in self.mean_parts_s.items() if part.startswith("exposed_")}
+
+    @property
+    def mean_parts_s(self) -> dict[str, float]:
+        """Mean seconds of every part of a steady step; of any step where none is steady."""
         steady = ~self.steps.is_first if not self.steps.is_first.all() else np.ones(len(self.steps), dtype=bool)
-        return {
-            part.removeprefix("exposed_"): float(np.mean(self.steps.parts_s[part][steady])) for part in PARTS if part.startswith("exposed_")
-        }
+        return {part: float(np.mean(self.steps.parts_s[part][steady])) for part in PARTS}
 
 
 def run_plan(
@@ -211,9 +213,9 @@ def write_run(run: SimulatedRun, runs: Path, name: str, plan_file: Path) -> Path
 
 
 def records(run: SimulatedRun) -> Iterator[StepRecord]:
-    """The steps as they are written, to the microsecond."""
+    """The steps as they are written, to the nanosecond."""
     batch, tokens = run.job.plan.workload.global_batch, run.job.plan.workload.tokens_per_step
-    columns = {part: np.maximum(run.steps.parts_s[part], 0.0).round(9).tolist() for part in PARTS}
+    columns = {part: (run.steps.parts_s[part].round(9) + 0.0).tolist() for part in PARTS}
     for i, seconds in enumerate(run.steps.step_s.tolist()):
         yield StepRecord(
             step=i + 1,

@@ -159,7 +159,7 @@ def _late(job: Job, shape: tuple[int, int], noise: Noise, rng: np.random.Generat
     """Seconds by which the latest rank of each replica is late; None where none is."""
     if noise.delay == 0:
         return None
-    return noise.delay * job.step_s * draws.latest_rank(job.plan.layout, shape, rng)
+    return noise.delay * job.busy_s * draws.latest_rank(job.plan.layout, shape, rng)
 
 
 def _gates(job: Job, setting: Setting) -> dict[int, float]:
@@ -237,9 +237,9 @@ def undisturbed(job: Job) -> Undisturbed:
 
 def _exposed_dp_s(job: Job, setting: Setting, walked: Walked) -> Floats:
     """Seconds that traffic between replicas adds to each step: what is left over, and what the hidden part takes from compute."""
-    if not job.chains:
-        return np.full(len(walked.pipeline_s), job.parts_s["exposed_dp"])
     traffic = [_traffic(job, setting, stage) for stage in range(job.schedule.num_stages)]
+    if not job.chains:
+        return np.full(len(walked.pipeline_s), max(one.closed_s for one in traffic))
     total_s = max(one.reduce_s + one.gather_s for one in traffic)
     open_s = walked.gradients_s - walked.pipeline_s + walked.weights_s
     return np.asarray(open_s + job.traffic.contention * np.maximum(total_s - open_s, 0.0))
@@ -247,9 +247,9 @@ def _exposed_dp_s(job: Job, setting: Setting, walked: Walked) -> Floats:
 
 def _machine_wide(job: Job, noise: Noise, num_steps: int, firsts: Ints, rng: np.random.Generator) -> dict[str, Floats]:
     """Seconds that the whole machine loses in each step: to drift and a slow run, to stalls, to first steps."""
-    scale = draws.drift_scale(job.plan.layout, job.step_s, noise.drift)
+    scale = draws.drift_scale(job.plan.layout, job.busy_s, noise.drift)
     run = noise.run_spread * float(rng.standard_exponential())
-    drift_s = job.step_s * (scale * draws.drift_path(num_steps, rng) + run)
+    drift_s = job.busy_s * (scale * draws.drift_path(num_steps, rng) + run)
     stall_s = draws.stalls(num_steps, job.plan.layout.num_ranks, job.step_s, noise, rng)
     first_s, deviates = np.zeros(num_steps), rng.standard_exponential(num_steps)
     inside = firsts[firsts < num_steps]

@@ -231,6 +231,13 @@ class Corpus:
     valid: Split
 
     @classmethod
+    def open_checked(cls, folder: Path, most_bytes: int = 2_000_000_000) -> Corpus:
+        """The corpus with every hash compared, where that takes seconds: up to `most_bytes`; a larger one by its sizes."""
+        manifest, _ = read_manifest(folder)
+        is_small = sum(record.num_bytes for record in manifest.files.values()) <= most_bytes
+        return cls.open(folder, verify="hashes" if is_small else "sizes")
+
+    @classmethod
     def open(cls, folder: Path, verify: Literal["sizes", "hashes"] = "sizes") -> Corpus:
         """The corpus in a folder. Sizes, ends and a sample of documents are always checked; `hashes` reads every byte as well."""
         manifest, digest = read_manifest(folder)

@@ -38,10 +38,10 @@ START_PATIENCE_S = 600.0
 COLLECTIVE_S = 1800.0  # the last resort: the watchdog names who is waited for long before
 
 
-def check_job(job: Job) -> Corpus:
-    """Check all that can be known before ranks start; the corpus, opened."""
+def check_job(job: Job, *, reads_corpus: bool = False) -> Corpus:
+    """Check all that can be known before ranks start; the corpus, opened. `reads_corpus`: compare its hashes, where that takes seconds."""
     workload = job.plan.workload
-    corpus = Corpus.open(job.corpus)
+    corpus = Corpus.open_checked(job.corpus) if reads_corpus else Corpus.open(job.corpus)
     if corpus.vocab_size > job.plan.model.vocab_size:
         raise InputError(
             f"the corpus has tokens up to {corpus.vocab_size - 1} and the model a vocabulary of {job.plan.model.vocab_size}",
