@@ -118,7 +118,7 @@ def test_broken_off_every_seed_ends_where_it_was():
 
     seen = weeks(campaign(), 0, 5, 54 * DAY, report=give_up)
     assert not seen.complete and (seen.interruptions.sum(axis=1) == 1).all()
-    assert (0 < seen.wall_s).all() and (seen.wall_s < 54 * DAY).all()
+    assert (seen.wall_s > 0).all() and (seen.wall_s < 54 * DAY).all()
 
 
 def test_what_would_be_interrupted_without_end_is_refused():

@@ -63,7 +63,10 @@ def test_rates_below_zero_and_above_one_an_hour_are_refused(rate):
         (OWN.replace("restart_s = 120", ""), "restart_s is missing"),
         (OWN.replace("restart_s = 120", "restart_s = -1"), "restart_s is -1"),
         (OWN.replace("{ per_accelerator_hour = 1e-5 }", "3"), "causes.gpu is 3: input should be a valid dictionary"),
-        (OWN.replace("2e-6, loses_node = false", '2e-6, loses_node = "no"'), "causes.network.loses_node is 'no': input should be a valid boolean"),
+        (
+            OWN.replace("2e-6, loses_node = false", '2e-6, loses_node = "no"'),
+            "causes.network.loses_node is 'no': input should be a valid boolean",
+        ),
         (OWN.replace("loses_node", "looses_node"), "unknown key 'looses_node'"),
         (OWN.replace("per_accelerator_hour = 1e-5", "count = 3"), "how often gpu strikes is open"),
         (OWN.replace("per_accelerator_hour = 1e-5", "loses_node = true"), "how often gpu strikes is open"),

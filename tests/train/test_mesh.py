@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from on_ranks import groups_of
+from on_ranks import groups_of, threads_after
 from ranks import Pools
 
 from meshwright.describe.cluster import Cluster, Tier
@@ -90,3 +90,8 @@ def test_the_grid_is_the_layouts(text: str) -> None:
 def test_a_layout_of_other_size_than_the_world_is_refused(pools: Pools) -> None:
     with pytest.raises(AssertionError, match="takes 4 ranks and 2 were started"):
         pools.of(2).run(groups_of, Layout(dp=4))
+
+
+def test_a_mesh_that_is_given_back_leaves_no_threads(pools: Pools) -> None:
+    for before, after in pools.of(4).run(threads_after, parse_layout("tp=2,dp=2"), 5):
+        assert after <= before

@@ -55,4 +55,4 @@ def simulate(
     else:
         simulate_show.show_tables(answer)
     if answer.interrupted:
-        raise KeyboardInterrupt
+        raise typer.Abort

@@ -10,13 +10,15 @@ import numpy as np
 
 from meshwright.cli.simulate_question import Ask
 from meshwright.cost.money import cost_usd
-from meshwright.simulate.outlook import SAMPLED_STEPS, Finish, Outlook, Size, finish, outlook, sizes, usd_per_accelerator_hour
+from meshwright.simulate.exposure import Exposed, exposed_between_replicas
+from meshwright.simulate.outlook import SAMPLED_STEPS, SIZES, Finish, Outlook, Size, finish, outlook, sizes, usd_per_accelerator_hour
 from meshwright.simulate.run import OverSeeds, SimulatedRun, run_plan, write_run
 from meshwright.simulate.weeks_record import write_weeks
 from meshwright.units import DAY
 
 Progress = Callable[[str, int, int], None]
 FINISH_SEEDS = 1000
+MOST_SIZE_SEEDS = 20  # of each size: large machines are interrupted many times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,26 @@ class Answer:
         if self.usd_per_hour is None or self.run is None:
             return None
         return float(cost_usd(self.ask.plan.cluster.num_accelerators, self.run.time_to_train_s, self.usd_per_hour))
+
+    @property
+    def exposed(self) -> Exposed | None:
+        """How far the exposed time between replicas may be off; None where drawn hashes or hit NICs decide it."""
+        wishes = self.ask.wishes
+        if self.run is None or wishes.nics_hit or wishes.routing == "hashed":
+            return None
+        return exposed_between_replicas(self.run.job.plan, self.run.job.stack)
+
+    @property
+    def time_to_train_s(self) -> float | None:
+        """Seconds of the whole workload: of the run, or at the pace of the weeks; None where it has no end."""
+        if self.run is not None:
+            return self.run.time_to_train_s
+        assert self.outlook is not None
+        if self.finish is not None:
+            return float(np.mean(self.finish.wall_s))
+        num_steps, pace = self.ask.plan.workload.num_steps(), self.outlook.goodput.mean
+        step = self.outlook.step
+        return (num_steps * step.seconds + step.evaluations_s) / pace if num_steps and pace else None
 
     @property
     def waste_usd(self) -> float | None:
@@ -108,20 +130,27 @@ def _figures(run: SimulatedRun) -> dict[str, float]:
 def _weeks(ask: Ask, progress: Progress) -> Answer:
     wishes, plan, conditions = ask.wishes, ask.plan, ask.conditions
     assert ask.campaign is not None and wishes.days is not None
-    seen = outlook(plan, conditions, ask.campaign, wishes.seed, wishes.seeds, wishes.days * DAY)
-    progress("simulating weeks", 1, 2)
-    ended = None
-    if ask.finish_by_s is not None or wishes.budget_usd is not None:
-        ended = finish(plan, seen, conditions.noise.run_spread, wishes.seed, max(wishes.seeds, FINISH_SEEDS))
-    table: tuple[Size, ...] = ()
-    if wishes.sizes:
-        per_node = plan.cluster.accelerators_per_node
-        table = tuple(sizes(ask.campaign.failures, per_node, wishes.seed, wishes.days, min(wishes.seeds, 20)))
+    seen = outlook(plan, conditions, ask.campaign, wishes.seed, wishes.seeds, wishes.days * DAY, progress)
+    interrupted = not seen.weeks.complete
+    ended: Finish | None = None
+    table: list[Size] = []
+    try:
+        if not interrupted and (ask.finish_by_s is not None or wishes.budget_usd is not None):
+            ended = finish(plan, seen, conditions.noise.run_spread, wishes.seed, max(wishes.seeds, FINISH_SEEDS), progress)
+        if not interrupted and wishes.sizes:
+            per_node = plan.cluster.accelerators_per_node
+            for size in sizes(ask.campaign.failures, per_node, wishes.seed, wishes.days, min(wishes.seeds, MOST_SIZE_SEEDS)):
+                table.append(size)
+                progress("simulating other sizes", len(table), len(SIZES))
+    except KeyboardInterrupt:
+        interrupted = True
+    sample = run_plan(plan, conditions, SAMPLED_STEPS + 1, wishes.seed)
     return Answer(
         ask=ask,
         outlook=seen,
         finish=ended,
-        sizes=table,
-        folder=write_weeks(seen, plan, run_plan(plan, conditions, SAMPLED_STEPS + 1, wishes.seed), wishes.runs, ask.name, ask.plan_file),
+        sizes=tuple(table),
+        folder=write_weeks(seen, plan, sample, wishes.runs, ask.name, ask.plan_file),
         usd_per_hour=seen.usd_per_hour,
+        interrupted=interrupted,
     )

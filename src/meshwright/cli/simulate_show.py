@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.cli.simulate_answer import Answer
 from meshwright.record import PARTS
 from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
-from meshwright.simulate.exposure import exposed_between_replicas
 from meshwright.simulate.outlook import Size
 from meshwright.simulate.run import OverSeeds, SimulatedRun
 from meshwright.units import DAY, HOUR, MINUTE, seconds, usd
@@ -60,7 +60,7 @@ def _steps_json(answer: Answer) -> dict[str, Any]:
         "seed": answer.run.seed,
         "predicted_step_s": answer.ask.plan.step_time_s,
         **_run_json(answer.run),
-        "exposed_dp_interval_s": exposed_between_replicas(answer.run.job.plan, answer.run.job.stack),
+        "exposed_dp_interval_s": answer.exposed,
         "goodput": None,
         "interruptions": None,
         "cost_usd": answer.cost_usd,
@@ -75,15 +75,13 @@ def _show_steps(answer: Answer) -> None:
     run, plan = answer.run, answer.ask.plan
     assert run is not None
     times = run.times
-    exposed = exposed_between_replicas(run.job.plan, run.job.stack)
-    between = f"80 % between {seconds(exposed.low_s)} and {seconds(exposed.high_s)}, by what was sure beforehand of the constants behind it"
     pairs = [
         ("predicted step", seconds(plan.step_time_s)),
         ("median step", f"{seconds(times.median_s)}, robust standard deviation {times.robust_std_pct:.3f} %"),
         ("slowest step", f"{seconds(float(np.max(times.seconds)))}; 99 of 100 below {seconds(float(np.percentile(times.seconds, 99)))}"),
         ("first step", f"{seconds(float(times.seconds[0]))}; after an evaluation {_after(run)}"),
         ("whole run", f"{run.time_to_train_s / MINUTE:.3f} min: {len(run.steps)} steps, {len(run.evaluated_after)} evaluations"),
-        ("exposed between replicas", f"{seconds(run.mean_exposed_s['dp'])} a step ({between})"),
+        ("exposed between replicas", _exposed(answer, run)),
         ("cost", usd(answer.cost_usd) if answer.cost_usd is not None else "no price listed"),
     ]
     show_pairs(f"{plan.name}, seed {run.seed}", pairs)
@@ -96,6 +94,13 @@ def _show_steps(answer: Answer) -> None:
         )  # fmt: skip
     if answer.without_slow:
         _show_without_slow(run, answer.without_slow)
+
+
+def _exposed(answer: Answer, run: SimulatedRun) -> str:
+    told, known = f"{seconds(run.mean_exposed_s['dp'])} a step", answer.exposed
+    if known is None:
+        return told
+    return f"{told} (80 % between {seconds(known.low_s)} and {seconds(known.high_s)}, by how sure its constants were before the fit)"
 
 
 def _after(run: SimulatedRun) -> str:
@@ -133,9 +138,12 @@ def _weeks_json(answer: Answer) -> dict[str, Any]:
         "seeds": answer.ask.wishes.seeds,
         "days": answer.ask.wishes.days,
         "predicted_step_s": answer.ask.plan.step_time_s,
+        "median_step_s": seen.step.median_s,
+        "robust_std_pct": seen.step.robust_std_pct,
         "mean_step_s": seen.step.seconds,
         "mean_step_standard_error_s": seen.step.standard_error_s,
         "mean_exposed_s": {part.removeprefix("exposed_"): seen.step.parts_s[part] for part in PARTS if part.startswith("exposed_")},
+        "time_to_train_min": None if answer.time_to_train_s is None else answer.time_to_train_s / MINUTE,
         "goodput": seen.goodput.mean,
         "interruptions": seen.interruptions.mean,
         "cost_usd": answer.cost_usd,
@@ -156,6 +164,7 @@ def _weeks_json(answer: Answer) -> dict[str, Any]:
         "chance_under": _chance_under(answer),
         "finish_days": OverSeeds.of(answer.finish.wall_s / DAY) if answer.finish else None,
         "sizes": answer.sizes,
+        "complete": not answer.interrupted,
         "folder": str(answer.folder),
     }
 
@@ -164,7 +173,13 @@ def _where(answer: Answer) -> dict[str, float]:
     """Mean seconds of the wall clock by where they went."""
     assert answer.outlook is not None
     w = answer.outlook.weeks
-    named = {"work": w.work_s, "work done again": w.lost_s, "checkpoints": w.checkpoint_s, "detection and restart": w.down_s}
+    named = {
+        "work": w.work_s,
+        "work done again": w.lost_s,
+        "checkpoints": w.checkpoint_s,
+        "detection and restart": w.down_s,
+        "waiting for a node": w.waiting_s,
+    }
     return {name: float(np.mean(value)) for name, value in named.items()}
 
 
@@ -178,17 +193,19 @@ def _show_weeks(answer: Answer) -> None:
     assert seen is not None
     campaign, many = seen.campaign, answer.ask.wishes.seeds > 1
     between_s = campaign.failures.mean_time_between_s(campaign.num_accelerators)
-    young_s, daly_s = (f(campaign.failures.checkpoint_s, between_s) for f in (young_interval_s, daly_interval_s))
+    breaks = between_s < math.inf
+    young, daly = (seconds(float(f(campaign.failures.checkpoint_s, between_s))) for f in (young_interval_s, daly_interval_s))
     pairs = [
-        ("interruptions", _said(seen.interruptions, many, "{:.1f}") + f", one every {seconds(between_s)}"),
+        ("interruptions", _said(seen.interruptions, many, "{:.1f}") + (f", one every {seconds(between_s)}" if breaks else "")),
         ("effective time", _said(seen.goodput, many, "{:.2%}")),
         ("steps that count", _said(seen.num_steps, many, "{:,.0f}") + f" of {seconds(seen.step.seconds)}"),
-        ("checkpoint every", f"{seconds(campaign.interval_s)} of work (Young {seconds(float(young_s))}, Daly {seconds(float(daly_s))})"),
+        ("checkpoint every", f"{seconds(campaign.interval_s)} of work" + (f" (Young {young}, Daly {daly})" if breaks else "")),
         ("spare nodes", str(campaign.num_spares)),
         ("cost", f"{usd(answer.cost_usd)}, of which waste {usd(answer.waste_usd or 0.0)}" if answer.cost_usd else "no price listed"),
     ]
     show_pairs(f"{answer.ask.plan.name}: {answer.ask.wishes.days:g} days, failures as {campaign.failures.name}", pairs)
-    show_table("interruptions by cause", ("cause", "mean>"), [(name, f"{value:.1f}") for name, value in seen.by_cause.items()])
+    if seen.by_cause:
+        show_table("interruptions by cause", ("cause", "mean number>"), [(name, f"{value:.1f}") for name, value in seen.by_cause.items()])
     whole_s = sum(_where(answer).values())
     rows = [(name, f"{value / HOUR:.1f} h", f"{value / whole_s:.2%}") for name, value in _where(answer).items()]
     show_table("where the time goes", ("", "mean>", "share>"), rows)
@@ -206,17 +223,20 @@ def _said(value: OverSeeds, many: bool, form: str) -> str:
 def _show_finish(answer: Answer) -> None:
     if answer.finish is None:
         return
-    days = OverSeeds.of(answer.finish.wall_s / DAY)
-    show_text(f"The whole workload takes {_said(days, True, '{:.1f}')} days.")
+    takes = OverSeeds.of(answer.finish.wall_s)
+    show_text(f"The whole workload takes {seconds(takes.mean)} (80 % of runs between {seconds(takes.low)} and {seconds(takes.high)}).")
     if answer.ask.finish_by_s:
         by = answer.finish.chance_by(answer.ask.finish_by_s)
-        show_text(f"Done within {answer.ask.finish_by_s / DAY:.1f} days: {by:.1%} of runs.")
+        show_text(f"Done within {seconds(answer.ask.finish_by_s)}: {by:.1%} of runs.")
     under = _chance_under(answer)
+    if answer.ask.wishes.budget_usd is not None and under is None:
+        show_text("No price is listed for this machine, so no amount has a chance.")
     if under is not None:
         show_text(f"For {usd(answer.ask.wishes.budget_usd or 0.0)} or less: {under:.1%} of runs.")
 
 
 def _size_row(size: Size) -> tuple[str, ...]:
-    times = (seconds(size.interval_s), seconds(size.young_s), seconds(size.daly_s))
+    times = (seconds(value) if value < math.inf else "-" for value in (size.interval_s, size.young_s, size.daly_s))
     rate = f"{size.interruptions_per_day:.1f}"
-    return f"{size.num_accelerators:,}", seconds(size.between_s), rate, *times, str(size.num_spares), f"{size.goodput:.2%}"
+    between = seconds(size.between_s) if size.between_s < math.inf else "never"
+    return f"{size.num_accelerators:,}", between, rate, *times, str(size.num_spares), f"{size.goodput:.2%}"

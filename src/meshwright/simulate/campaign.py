@@ -40,7 +40,9 @@ class Campaign:
 
     def __post_init__(self) -> None:
         if not 0 <= self.dead_nodes <= self.num_nodes:
-            raise InputError(f"{self.dead_nodes} failed nodes of {self.num_nodes}", where="--failed-nodes", fix=f"give 0 to {self.num_nodes}")
+            raise InputError(
+                f"{self.dead_nodes} failed nodes of {self.num_nodes}", where="--failed-nodes", fix=f"give 0 to {self.num_nodes}"
+            )
         if self.num_spares < 0:
             raise InputError(f"{self.num_spares} spare nodes", where="--spares", fix="give at least 0")
         if not (math.isfinite(self.interval_s) and self.interval_s > 0):

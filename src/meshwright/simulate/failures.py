@@ -100,7 +100,7 @@ class _Entry(Checked):
     causes: dict[str, _CauseEntry]
     observed: _Observed | None = None
     note: str = ""
-    sources: dict[str, str] = {}
+    sources: dict[str, str] = Field(default_factory=dict)
 
 
 def _of(name: str, data: Mapping[str, Any], file: str) -> Failures:

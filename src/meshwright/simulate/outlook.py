@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from meshwright.cost.money import cost_usd
 from meshwright.outcome import outcome
 from meshwright.plan.plan import Plan
-from meshwright.record import PARTS
-from meshwright.simulate.campaign import Campaign, Weeks, advised_interval_s, advised_spares, weeks
+from meshwright.simulate.campaign import Campaign, Report, Weeks, advised_interval_s, advised_spares, weeks
 from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulate.failures import Failures
-from meshwright.simulate.run import Conditions, OverSeeds, run_plan
+from meshwright.simulate.run import Conditions, OverSeeds, evaluations, run_plan
 from meshwright.units import DAY, HOUR
 
 Floats = NDArray[np.float64]
@@ -33,6 +32,9 @@ class MeanStep:
     seconds: float
     standard_error_s: float
     parts_s: dict[str, float]
+    median_s: float
+    robust_std_pct: float
+    evaluations_s: float  # of all evaluations of the whole workload
 
 
 def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
@@ -42,14 +44,15 @@ def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
     """
     noise = conditions.noise
     run = run_plan(plan, replace(conditions, noise=replace(noise, stalls_per_hour=0.0)), SAMPLED_STEPS + 1, seed)
-    steady = ~run.steps.is_first
-    step_s = run.steps.step_s[steady]
+    step_s, parts_s = run.times.steady_s, run.mean_parts_s
     stall_s = noise.stalls_per_hour * plan.layout.num_ranks * run.job.step_s / HOUR * noise.stall_s
-    parts_s = {part: float(np.mean(run.steps.parts_s[part][steady])) for part in PARTS}
     return MeanStep(
         seconds=float(np.mean(step_s)) + stall_s,
         standard_error_s=float(np.std(step_s, ddof=1) / math.sqrt(len(step_s))),
         parts_s={**parts_s, "overhead": parts_s["overhead"] + stall_s},
+        median_s=run.times.median_s,
+        robust_std_pct=run.times.robust_std_pct,
+        evaluations_s=len(evaluations(plan.workload, plan.workload.num_steps())) * run.evaluation_s,
     )
 
 
@@ -110,13 +113,15 @@ def campaign_of(plan: Plan, failures: Failures, interval_s: float | None, num_sp
     )
 
 
-def outlook(plan: Plan, conditions: Conditions, campaign: Campaign, seed: int, num_seeds: int, horizon_s: float) -> Outlook:
+def outlook(
+    plan: Plan, conditions: Conditions, campaign: Campaign, seed: int, num_seeds: int, horizon_s: float, report: Report | None = None
+) -> Outlook:
     """So many days of a plan, over many seeds."""
     conditions.check(plan)
     return Outlook(
         campaign=campaign,
-        weeks=weeks(campaign, seed, num_seeds, horizon_s),
         step=mean_step(plan, conditions, seed),
+        weeks=weeks(campaign, seed, num_seeds, horizon_s, report=report),
         usd_per_hour=usd_per_accelerator_hour(plan, conditions),
     )
 
@@ -140,11 +145,14 @@ class Finish:
         return None if self.cost_usd is None else float(np.mean(self.cost_usd <= usd))
 
 
-def finish(plan: Plan, seen: Outlook, run_spread: float, seed: int, num_seeds: int) -> Finish:
+def finish(plan: Plan, seen: Outlook, run_spread: float, seed: int, num_seeds: int, report: Report | None = None) -> Finish:
     """The end of the plan's workload: interruptions, how slow this run is among its kind, and the prediction's interval."""
     rng = np.random.default_rng([seed, 5])
     step_s = seen.step.seconds * _uncertain(plan, rng.standard_normal(num_seeds)) * (1 + run_spread * rng.standard_exponential(num_seeds))
-    ended = weeks(seen.campaign, seed, num_seeds, work_s=plan.workload.num_steps() * step_s)
+    work_s = plan.workload.num_steps() * step_s + seen.step.evaluations_s
+    ended = weeks(seen.campaign, seed, num_seeds, work_s=work_s, report=report)
+    if not ended.complete:
+        raise KeyboardInterrupt  # runs that were cut short say nothing of their end
     return Finish(wall_s=ended.wall_s, cost_usd=seen.paid_usd(ended.wall_s))
 
 

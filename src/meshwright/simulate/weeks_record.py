@@ -26,7 +26,7 @@ def write_weeks(seen: Outlook, plan: Plan, sample: SimulatedRun, runs: Path, nam
     with RunWriter.create(runs, header, plan_file.read_bytes()) as writer:
         writer.steps(records(sample))
         _write_events(seen, sample.seed, writer)
-        writer.finish("finished")
+        writer.finish("finished" if seen.weeks.complete else "stopped")
         return writer.folder
 
 

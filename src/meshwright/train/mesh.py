@@ -28,7 +28,7 @@ class Mesh:
     device: torch.device
     rank: int
     grid: DeviceMesh
-    replicas: DeviceMesh  # context and data parallel together, as (replicate, shard): who holds the same weights
+    replicas: DeviceMesh  # (column, replicate, shard): ranks of one column hold the same weights
     tp: Axis
     cp: Axis
     pp: Axis
@@ -84,7 +84,7 @@ def make_mesh(layout: Layout, device: torch.device, marks: Marks | None = None, 
         device=device,
         rank=dist.get_rank(),
         grid=grid,
-        replicas=replicas["replicate", "shard"],
+        replicas=replicas,
         timer=timer,
         marks=marks,
         lanes=_lanes(axes["pp"]) if (device.type == "cuda" if with_lanes is None else with_lanes) else {},
