@@ -189,15 +189,23 @@ class LiveLine:
         times = np.array(self._recent)
         mean_s, exposed = times[:, 0].mean(), times[:, 1].sum() / times[:, 0].sum()
         rate = self.job.plan.workload.tokens_per_step / mean_s
-        left_s = (self.job.last_step - progress.step) * mean_s
         words = [
             f"step {progress.step}/{self.job.last_step}",
             f"loss {loss:.3f}",
             f"{rate:,.0f} tokens/s",
             f"exposed {exposed:.0%}",
-            f"at most {seconds(left_s)} to {'the target' if self.job.training.target_loss else 'the end'}",
+            self._left(progress.step, mean_s),
         ]
         return "  ".join([*words, self._last_evaluation] if self._last_evaluation else words)
+
+    def _left(self, step: int, step_time_s: float) -> str:
+        """Time to the target: by the steps that the workload says it takes, and beyond those by the last that is allowed."""
+        last, expected = self.job.last_step, self.job.plan.workload.num_steps()
+        if not self.job.training.target_loss:
+            return f"{seconds((last - step) * step_time_s)} to the end"
+        if step < expected < last:
+            return f"about {seconds((expected - step) * step_time_s)} to the target"
+        return f"at most {seconds((last - step) * step_time_s)} to the target"
 
     def _show(self, text: str) -> None:
         if self.is_terminal:
