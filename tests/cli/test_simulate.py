@@ -88,6 +88,7 @@ def test_seeds_give_a_mean_and_an_interval(answer, plan):
 def test_weeks_tell_of_interruptions_and_what_they_cost(answer, run, plan):
     told = answer(plan, "--days", "54", "--seeds", "20", "--sizes", "--finish-by", "30d", "--budget", "1e6", "--name", "weeks")
     assert 0.9 < told["goodput"] < 1
+    assert told["median_step_s"] > 0 and told["robust_std_pct"] > 0 and told["time_to_train_min"] > 0
     assert told["interruptions"] == pytest.approx(419 * 256 / 16384, rel=0.3)
     assert told["cost_usd"] > told["waste_usd"] > 0
     assert sum(told["interruptions_by_cause"].values()) == pytest.approx(told["interruptions"])
@@ -97,6 +98,23 @@ def test_weeks_tell_of_interruptions_and_what_they_cost(answer, run, plan):
     said = run(plan, "--days", "5", "--failures", "llama3", "--name", "again")[1]
     for words in ("interruptions by cause", "where the time goes", "checkpoint every", "spare nodes"):
         assert words in said
+
+
+def test_weeks_broken_off_keep_what_is_done(run, plan, monkeypatch, tmp_path):
+    from meshwright.simulate.campaign import _Loop
+
+    def interrupted(loop):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Loop, "_progress", interrupted)
+    code, out, err = run(plan, "--days", "54", "--name", "half")
+    assert (code, err) == (130, "meshwright: interrupted\n") and "Broken off" in out
+    assert read_run(tmp_path / "runs" / "half").header.status == "stopped"
+
+
+def test_one_step_alone_has_all_figures(answer, plan):
+    told = answer(plan, "--steps", "1")
+    assert sum(told["mean_parts_s"].values()) == pytest.approx(told["mean_step_s"], rel=1e-12)
 
 
 def test_tables_name_the_parts(run, plan):
@@ -130,6 +148,12 @@ def test_tables_name_the_parts(run, plan):
         (("--days", "3", "--failures", "lama"), "no failures named 'lama'"),
         (("--days", "0"), "no days"),
         (("--budget", "1"), "this is asked of weeks"),
+        (("--failures", "llama3"), "this is asked of weeks"),
+        (("--spares", "3"), "this is asked of weeks"),
+        (("--days", "3", "--steps", "5"), "weeks are as long as their days"),
+        (("--days", "3", "--checkpoint-every", "soon"), "where: --checkpoint-every"),
+        (("--nics-hit", "4"), "4 NICs are hit and lose no plane"),
+        (("--slow-rank", "5=1e300"), "times as slow"),
         (("--days", "3", "--finish-by", "soon"), "cannot read a duration"),
         (("--name", "../out"), "could lead out of the runs folder"),
     ],

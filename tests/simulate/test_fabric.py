@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -76,3 +78,20 @@ def test_hashed_flows_collide_and_more_ranks_collide_worse(racks, record):
 def test_what_a_fabric_cannot_lose_is_refused(racks, fabric, what):
     with pytest.raises(InputError, match=what):
         Conditions(fabric=fabric()).check(racks)
+
+
+def test_collisions_slow_replicas_whose_traffic_is_not_walked_too(racks):
+    flat = replace(racks, layout=replace(racks.layout, zero_stage=3))
+    quiet = Conditions(noise=QUIET)
+    plain, hashed, hit = (
+        run_plan(flat, replace(quiet, fabric=fabric), 2, 0).mean_exposed_s["dp"]
+        for fabric in (Fabric(), Fabric(routing="hashed"), Fabric(planes_lost=4, nics_hit=1))
+    )
+    assert hashed > plain and hit > plain
+
+
+def test_a_hashed_fabric_that_sprays_instead_is_no_slower(racks):
+    tiers = (*racks.cluster.tiers[:-1], replace(racks.cluster.tiers[-1], routing="hashed"))
+    hashed = replace(racks, cluster=replace(racks.cluster, tiers=tiers))
+    assert step_s(hashed, Fabric(routing="spray"))[0] < step_s(hashed, Fabric())[0]
+    assert step_s(hashed, Fabric(routing="spray"))[0] == pytest.approx(step_s(racks, Fabric())[0], rel=1e-12)

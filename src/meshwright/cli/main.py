@@ -66,13 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"meshwright: {_parser_message(error)}", file=sys.stderr)
         return BAD_INPUT
     except (typer.Abort, KeyboardInterrupt):
-        print("meshwright: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        code = INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away: nothing is left to say
         return 1
     except OSError as error:  # a full disk, a folder that went away
         print(f"meshwright: cannot read or write: {error.strerror or error}\n  where: {error.filename or 'the output'}", file=sys.stderr)
         return BAD_INPUT
+    if code == INTERRUPTED:
+        print("meshwright: interrupted", file=sys.stderr)
     return int(code)
 
 

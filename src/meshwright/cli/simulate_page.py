@@ -12,19 +12,20 @@ from meshwright.plan.plan import write_whole
 from meshwright.report.page.markup import Html, joined, svg, table, tag
 from meshwright.simulate.noise_fit import Checked
 
-WIDTH, HEIGHT, LEFT, BELOW, ABOVE = 320.0, 170.0, 34.0, 24.0, 8.0
+WIDTH, HEIGHT, LEFT, BELOW, ABOVE = 320.0, 170.0, 40.0, 24.0, 8.0
 PERCENTILES = np.linspace(1, 99, 99)
 STYLE = """:root{color-scheme:light dark;--ink:#1c1917;--soft:#57534e;--line:#d6d3d1;--paper:#fff;--logged:#c2410c;--simulated:#1d4ed8}
 @media(prefers-color-scheme:dark){:root{--ink:#e7e5e4;--soft:#a8a29e;--line:#44403c;--paper:#1c1917;--logged:#fb923c;--simulated:#7aa7ff}}
-*{box-sizing:border-box}body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:var(--ink);
+*{box-sizing:border-box}body{font:15px/1.5 system-ui,sans-serif;max-width:1160px;margin:2rem auto;padding:0 1rem;color:var(--ink);
 background:var(--paper);font-variant-numeric:tabular-nums}h1{font-size:1.6rem;line-height:1.2}p{max-width:75ch}
 .grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(300px,100%),1fr));gap:1.6rem 1.4rem}
 figure{margin:0;min-width:0}figcaption{font-size:12.5px;line-height:1.4;overflow-wrap:anywhere}figcaption span{color:var(--soft)}
 svg{display:block;width:100%;height:auto}svg text{font-size:10.5px;fill:var(--soft)}polyline{fill:none}
 .logged{stroke:var(--logged);stroke-width:2}.simulated{stroke:var(--simulated);stroke-width:1}.line{stroke:var(--line)}
 b.logged{color:var(--logged)}b.simulated{color:var(--simulated)}.scroll{overflow-x:auto}
-table{border-collapse:collapse;font-size:13px}td,th{padding:.2rem .6rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
-td:first-child,th:first-child{text-align:left;padding-left:0}caption{text-align:left;color:var(--soft)}"""
+table{border-collapse:collapse;font-size:13px}
+td,th{padding:.2rem .45rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
+td:first-child,th:first-child{text-align:left;padding-left:0}"""
 
 
 def write_page(path: Path, checked: Sequence[Checked]) -> None:
@@ -47,11 +48,11 @@ def page(checked: Sequence[Checked]) -> str:
         tag("p", _verdict(checked)),
         tag("div", (_figure(one) for one in checked), class_="grid"),
         tag("h2", "In numbers"),
-        tag("div", _table(checked), class_="scroll", tabindex="0"),
+        _table(checked),
     )
     head = joined(
         tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width,initial-scale=1"),
+        Html('<meta name="viewport" content="width=device-width,initial-scale=1">'),
         tag("title", "Simulated against logged step times"),
         tag("style", Html(STYLE)),
     )
