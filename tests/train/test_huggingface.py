@@ -205,7 +205,7 @@ def test_a_piece_outside_of_its_tensor(folder):
 # -- damage ---------------------------------------------------------------------------------------------
 
 
-def refused(folder, *words):
+def expect_refusal(folder, *words):
     """Loading fails with one error that has all the words."""
     with pytest.raises(InputError) as caught:
         load_huggingface(folder)
@@ -222,22 +222,22 @@ def rewritten(folder, change):
 
 def test_a_missing_tensor(folder):
     rewritten(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
-    refused(folder, "model.layers.1.mlp.up_proj.weight is missing", str(folder))
+    expect_refusal(folder, "model.layers.1.mlp.up_proj.weight is missing", str(folder))
 
 
 def test_a_tensor_of_another_shape(folder):
     rewritten(folder, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(33)}))
-    refused(folder, "model.norm.weight has shape [33]; by config.json it is [32]", WEIGHTS)
+    expect_refusal(folder, "model.norm.weight has shape [33]; by config.json it is [32]", WEIGHTS)
 
 
 def test_a_tensor_too_many(folder):
     rewritten(folder, lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.zeros(2)}))
-    refused(folder, "model.layers.2.mlp.up_proj.weight has no place in this model", WEIGHTS)
+    expect_refusal(folder, "model.layers.2.mlp.up_proj.weight has no place in this model", WEIGHTS)
 
 
 def test_quantised_weights(folder):
     rewritten(folder, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(300, 32, dtype=torch.int8)}))
-    refused(folder, "lm_head.weight holds I8", "quantised")
+    expect_refusal(folder, "lm_head.weight holds I8", "quantised")
 
 
 def test_old_files_carry_a_rotary_buffer(folder):
@@ -252,14 +252,14 @@ def test_a_tied_head_that_is_not_the_embedding(tmp_path):
     rewritten(path, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
     load_huggingface(path)
     rewritten(path, lambda tensors: tensors["lm_head.weight"][299].zero_())
-    refused(path, "lm_head.weight differs from model.embed_tokens.weight", "tie_word_embeddings")
+    expect_refusal(path, "lm_head.weight differs from model.embed_tokens.weight", "tie_word_embeddings")
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 5, 100, -1])
 def test_a_truncated_file(folder, keep_bytes):
     content = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(content[:keep_bytes])
-    refused(folder, "the file is damaged", WEIGHTS, "fetch the file again")
+    expect_refusal(folder, "the file is damaged", WEIGHTS, "fetch the file again")
 
 
 def header_of(content):
@@ -283,13 +283,13 @@ def test_a_header_that_lies(folder, lie):
     header["lm_head.weight"] |= lie
     text = json.dumps(header).encode()
     (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text + data)
-    refused(folder, "the file is damaged", WEIGHTS)
+    expect_refusal(folder, "the file is damaged", WEIGHTS)
 
 
 def test_a_missing_shard(sharded):
     path = sorted(sharded.glob("*.safetensors"))[1]
     path.unlink()
-    refused(sharded, "the shard is missing", path.name)
+    expect_refusal(sharded, "the shard is missing", path.name)
 
 
 def test_an_index_that_lies(sharded):
@@ -299,13 +299,13 @@ def test_an_index_that_lies(sharded):
     held, other = places[moved], places["lm_head.weight"]
     places[moved] = other
     (sharded / INDEX).write_text(json.dumps(index))
-    refused(sharded, f"{moved} stands in {held}; by the index in {other}", INDEX)
+    expect_refusal(sharded, f"{moved} stands in {held}; by the index in {other}", INDEX)
     del places[moved]
     (sharded / INDEX).write_text(json.dumps(index))
-    refused(sharded, f"{moved} stands in {held}; by the index in none")
+    expect_refusal(sharded, f"{moved} stands in {held}; by the index in none")
     places |= {moved: held, "model.norm.weights": other}
     (sharded / INDEX).write_text(json.dumps(index))
-    refused(sharded, f"model.norm.weights stands in no shard that the index names; by the index in {other}")
+    expect_refusal(sharded, f"model.norm.weights stands in no shard that the index names; by the index in {other}")
 
 
 @pytest.mark.parametrize(
@@ -321,24 +321,24 @@ def test_an_index_that_lies(sharded):
 )
 def test_a_bad_index(sharded, text, what):
     (sharded / INDEX).write_text(text)
-    refused(sharded, what, INDEX)
+    expect_refusal(sharded, what, INDEX)
 
 
 def test_a_tensor_in_two_shards(sharded):
     first, second = sorted(sharded.glob("*.safetensors"))[:2]
     save_file(load_file(second) | load_file(first), second)
-    refused(sharded, "stands also in", second.name)
+    expect_refusal(sharded, "stands also in", second.name)
 
 
 def test_pickled_weights_are_refused_with_the_reason(folder):
     (folder / WEIGHTS).unlink()
-    refused(folder, "neither model.safetensors nor model.safetensors.index.json")
+    expect_refusal(folder, "neither model.safetensors nor model.safetensors.index.json")
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x02.")
-    refused(folder, "pytorch_model.bin holds pickled weights", "can run any code", "safetensors")
+    expect_refusal(folder, "pytorch_model.bin holds pickled weights", "can run any code", "safetensors")
 
 
 def test_no_folder(tmp_path):
-    refused(tmp_path / "absent", "no such folder", "absent")
+    expect_refusal(tmp_path / "absent", "no such folder", "absent")
 
 
 @pytest.mark.parametrize(

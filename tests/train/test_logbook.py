@@ -85,11 +85,16 @@ def test_a_lasting_line_stands_above_the_live_one(job: Job, clock: list[float]) 
 
 
 def test_a_reader_that_went_away_does_not_end_the_run(job: Job, clock: list[float]) -> None:
+    attempts = []
+
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
+            attempts.append(text)
             raise BrokenPipeError
 
-    show(LiveLine(job, Closed()), clock, 2, 20.0)
+    line = LiveLine(job, Closed())
+    show(line, clock, 2, 20.0)
+    assert len(attempts) >= 2  # it went on after the first refusal
 
 
 def test_where_it_is_told(job: Job) -> None:

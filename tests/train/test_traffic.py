@@ -69,12 +69,17 @@ def wanted(model: Model, workload: Workload, layout: Layout, sent: Sent) -> dict
     return dict(found)
 
 
-@pytest.mark.parametrize("text, model, precision", CASES)
-def test_every_byte_on_the_process_groups_is_accounted_for(text: str, model: str, precision: str, pools: Pools) -> None:
+def check_bytes(text: str, model: str, precision: str, pools: Pools) -> None:
+    """Every byte on the process groups is accounted for, rank by rank."""
     layout, shapes, workload = parse_layout(text), {**MODELS, "odd": ODD}[model], replace(WORKLOAD, precision=precision)
     for rank, sent in enumerate(pools.of(layout.num_ranks).run(sent_in_a_step, shapes, workload, layout)):
         assert sent.flows == wanted(shapes, workload, layout, sent), f"rank {rank}"
         assert sent.num_control == 1
+
+
+@pytest.mark.parametrize("text, model, precision", CASES)
+def test_every_byte_on_the_process_groups_is_accounted_for(text: str, model: str, precision: str, pools: Pools) -> None:
+    check_bytes(text, model, precision, pools)
 
 
 @pytest.mark.long
@@ -89,7 +94,7 @@ def test_every_byte_on_the_process_groups_is_accounted_for(text: str, model: str
     ],
 )
 def test_every_byte_of_many_axes_is_accounted_for(text: str, pools: Pools) -> None:
-    test_every_byte_on_the_process_groups_is_accounted_for(text, "tied", "fp32", pools)
+    check_bytes(text, "tied", "fp32", pools)
 
 
 def test_bytes_by_axis_are_the_sums_of_what_was_counted(pools: Pools) -> None:

@@ -192,20 +192,24 @@ def seeds_of(
 # -- the folder -----------------------------------------------------------------------------------------
 
 
-def write_run(run: SimulatedRun, runs: Path, name: str, plan_file: Path) -> Path:
-    """The run's folder, in the form that training writes too."""
-    plan = run.job.plan
+def new_folder(plan: Plan, seed: int, runs: Path, name: str, plan_file: Path) -> RunWriter:
+    """A writer for the folder of a simulated run."""
     header = RunHeader(
         name=name,
         kind="simulated",
-        seed=run.seed,
+        seed=seed,
         num_ranks=plan.layout.num_ranks,
         machine=f"{plan.cluster.name}, simulated",
         sequence_length=plan.workload.seq_len,
         created=CREATED,
         plan_file=plan_file.name,
     )
-    with RunWriter.create(runs, header, plan_file.read_bytes()) as writer:
+    return RunWriter.create(runs, header, plan_file.read_bytes())
+
+
+def write_run(run: SimulatedRun, runs: Path, name: str, plan_file: Path) -> Path:
+    """The run's folder, in the form that training writes too."""
+    with new_folder(run.job.plan, run.seed, runs, name, plan_file) as writer:
         writer.steps(records(run))
         _write_events(run, writer)
         writer.finish("finished" if run.complete else "stopped")

@@ -6,24 +6,14 @@ import math
 from pathlib import Path
 
 from meshwright.plan.plan import Plan
-from meshwright.record import RunHeader, RunWriter
+from meshwright.record import RunWriter
 from meshwright.simulate.outlook import Outlook
-from meshwright.simulate.run import CREATED, SimulatedRun, records
+from meshwright.simulate.run import SimulatedRun, new_folder, records
 
 
 def write_weeks(seen: Outlook, plan: Plan, sample: SimulatedRun, runs: Path, name: str, plan_file: Path) -> Path:
     """The folder of the first seed. Its steps are the sample, its events the whole of it."""
-    header = RunHeader(
-        name=name,
-        kind="simulated",
-        seed=sample.seed,
-        num_ranks=plan.layout.num_ranks,
-        machine=f"{plan.cluster.name}, simulated",
-        sequence_length=plan.workload.seq_len,
-        created=CREATED,
-        plan_file=plan_file.name,
-    )
-    with RunWriter.create(runs, header, plan_file.read_bytes()) as writer:
+    with new_folder(plan, sample.seed, runs, name, plan_file) as writer:
         writer.steps(records(sample))
         _write_events(seen, sample.seed, writer)
         writer.finish("finished" if seen.weeks.complete else "stopped")
