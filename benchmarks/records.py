@@ -4,16 +4,16 @@ Parts are timed alone. Their share of a step is measured in a real run of the em
 step on one side; the exchange of times over all ranks, the records, the MLPerf line and the watch on the other, as `recording_s` in
 steps.jsonl.
 
-2026-11-15, 2 cores x86_64 that other work kept busy (load 8), Python 3.11.7, numpy 2.4.6; parts in processor time, shares in wall time:
-  step record                       21.2 us
-  MLPerf line                       89.9 us
-  marks around a collective          0.4 us
-  slow ranks among 8                98.0 us
-  slow ranks among 1024           1539.5 us
-  reading 5000 steps back          199.7 ms
-  share of a step, the default layout            1.30 % of all time,  1.44 % at the median
-  share of a step, dp=2                          0.55 % of all time,  0.24 % at the median
-  share of a step, dp=1                          0.21 % of all time,  0.25 % at the median
+2026-11-15, 2 cores x86_64 otherwise idle, Python 3.11.7, numpy 2.4.6; parts in processor time, shares in wall time:
+  step record                       28.2 us
+  MLPerf line                       90.5 us
+  marks around a collective          0.5 us
+  slow ranks among 8               105.0 us
+  slow ranks among 1024           1540.2 us
+  reading 5000 steps back          195.3 ms
+  share of a step, the default layout            1.25 % of all time,  1.12 % at the median
+  share of a step, dp=2                          0.77 % of all time,  0.49 % at the median
+The default's eight ranks share two cores: what is left of its share is rank 0's wait for a core, not work.
 """
 
 from __future__ import annotations
