@@ -152,12 +152,13 @@ def _next_evaluation(job: Job, samples: int) -> float:
 
 
 def _record(parts: Parts, progress: Progress, result: StepResult, step_time_s: float, data_s: float, rate: float) -> None:
-    """Send this rank's times on their way, and write down the step before, whose times have arrived."""
+    """Let this rank's times ride in the next step's sum, and write down the step before, whose times have arrived."""
     started_s = time.perf_counter()
     mesh = parts.replica.mesh
     spans = mesh.timer.take()
     spans["data"] = [data_s]
     exchange = measured.Exchange(measured.parts_of(spans, mesh.layout, step_time_s), mesh)
+    parts.replica.rider = exchange
     parts.watch.step(progress.step, step_time_s)
     parts.logbook.flush()
     parts.logbook.step(Step(progress.step, progress.samples, result, step_time_s, rate, exchange))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from meshwright.layout import Layout
 from meshwright.step import PARTS
@@ -33,22 +34,31 @@ def parts_of(spans: Mapping[str, Sequence[float]], layout: Layout, step_time_s: 
 
 
 class Exchange:
-    """Everyone's parts of a step, on their way while the next step runs; all ranks must make it, and all must ask for its table."""
+    """Everyone's parts of a step. They ride in the next step's sum over all ranks, or are gathered where the table is asked for before.
+
+    All ranks must make it, and all must ask for its table.
+    """
 
     def __init__(self, parts: Mapping[str, float], mesh: Mesh) -> None:
         self.mesh = mesh
-        self._mine = torch.tensor([parts[part] for part in PARTS], dtype=torch.float64, device=mesh.device)
-        self._everyones = self._mine.new_empty(mesh.layout.num_ranks * len(PARTS))
-        self._work = all_gather_single(self._everyones, self._mine, async_op=True)
+        self.values = tuple(parts[part] for part in PARTS)
+        self._table: NDArray[np.float64] | None = None
+
+    def arrive(self, everyones: Tensor) -> None:
+        """Take the values of all ranks, [ranks, parts]."""
+        self._table = everyones.cpu().numpy()
 
     def table(self) -> NDArray[np.float64]:
         """The parts, [ranks, parts]."""
-        num_ranks = self.mesh.layout.num_ranks
-        self.mesh.marks.enter("exchange of the step's times", "world", range(num_ranks))
-        self._work.wait()
-        table = self._everyones.view(num_ranks, -1).cpu().numpy()
-        self.mesh.marks.leave()
-        return table
+        if self._table is None:
+            mine = torch.tensor(self.values, dtype=torch.float64, device=self.mesh.device)
+            everyones = mine.new_empty(self.mesh.layout.num_ranks * len(mine))
+            self.mesh.marks.enter("exchange of the step's times", "world", range(self.mesh.layout.num_ranks))
+            all_gather_single(everyones, mine)
+            self.mesh.marks.leave()
+            self.arrive(everyones.view(-1, len(mine)))
+        assert self._table is not None
+        return self._table
 
 
 def of_busiest_stage(everyones: NDArray[np.float64], layout: Layout) -> dict[str, float]:

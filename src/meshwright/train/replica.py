@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -55,6 +56,15 @@ class StepResult:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
+class Rider(Protocol):
+    """Numbers of every rank that travel with a sum: each has a row that the others leave at zero."""
+
+    values: tuple[float, ...]
+
+    def arrive(self, everyones: Tensor) -> None:
+        """Take the numbers of all ranks."""
+
+
 class Replica:
     """This rank's chunks of the model, and what it takes to train them."""
 
@@ -81,6 +91,7 @@ class Replica:
         for shard in self.tied:
             shard.counted = mesh.pp.index == 0
         self.optimizer = AdamW(self.shards, training)
+        self.rider: Rider | None = None  # what every rank wants to tell the others with the next sum
         self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop: the step's sum tells all of them
 
     # -- a step ---------------------------------------------------------------------------------------
@@ -199,19 +210,25 @@ class Replica:
         return StepResult(loss=loss / num_tokens, grad_norm=grad_norm, num_tokens=num_tokens, stops=wishes > 0)
 
     def _world_sum(self, losses: Sequence[Tensor], counted: Sequence[Tensor], squares: Tensor) -> tuple[float, float, float, float]:
-        """Loss, tokens, squares of gradients and wishes to stop over all ranks, in one message."""
-        totals = torch.zeros(4, dtype=torch.float64, device=self.mesh.device)
+        """Loss, tokens, squares of gradients and wishes to stop over all ranks, in one message; and what rides in it."""
+        rider, self.rider = self.rider, None
+        num_riding = len(rider.values) if rider else 0
+        totals = torch.zeros(4 + num_riding * dist.get_world_size(), dtype=torch.float64, device=self.mesh.device)
         if losses:  # the last stage alone; its tensor-parallel ranks all know the same
             totals[0] = torch.stack([loss.double() for loss in losses]).sum() / self.mesh.tp.size
             totals[1] = torch.stack(list(counted)).sum() / self.mesh.tp.size
         totals[2] = squares
         totals[3] = float(self.wants_stop())
+        if rider:
+            totals[4:].view(-1, num_riding)[self.mesh.rank] = torch.tensor(rider.values, dtype=torch.float64)
         marks = self.mesh.marks
         marks.enter("sum of loss and norm", "world", range(dist.get_world_size()))
         with self.mesh.timer.part("wait_end"):
             dist.all_reduce(totals)
         marks.leave()
-        loss, tokens, summed, wishes = totals.tolist()
+        if rider:
+            rider.arrive(totals[4:].view(-1, num_riding))
+        loss, tokens, summed, wishes = totals[:4].tolist()
         return loss, tokens, summed, wishes
 
     def _owns(self, name: str) -> bool:
