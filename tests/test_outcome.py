@@ -13,9 +13,10 @@ import pytest
 
 from meshwright.cost.energy import PowerConstants
 from meshwright.describe.load import accelerator, load_cluster, load_model, load_workload
+from meshwright.describe.this_machine import CORE_W, num_cores
 from meshwright.errors import InputError
 from meshwright.layout import Layouts, parse_layout
-from meshwright.outcome import Spread, busy_seconds, busy_share, node_w, outcome
+from meshwright.outcome import CORE_USD_PER_HOUR, Spread, busy_seconds, busy_share, node_w, outcome, power_constants, running_costs
 from meshwright.predict import predict
 from meshwright.uncertainty import Interval
 from meshwright.units import HOUR, KWH
@@ -154,3 +155,21 @@ def test_the_example_prints_what_stands_beside_it() -> None:
     example = Path(__file__).parents[1] / "examples" / "predict_record.py"
     done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=True)
     assert done.stdout == example.with_suffix(".txt").read_text(encoding="utf-8")
+
+
+def test_an_hour_of_a_cluster_is_its_accelerators_price_and_its_nodes_power():
+    cluster = load_cluster("dgx-h100").resized(8)
+    told = running_costs(cluster)
+    watts, _ = node_w(cluster, 1.0, power_constants())
+    assert told.watts == pytest.approx(watts)
+    assert told.usd_per_hour is not None and told.usd_per_hour / 8 == pytest.approx(
+        float(told.price_note.split(" USD")[0].split()[-1]), abs=0.01
+    )
+
+
+def test_emulated_racks_share_the_machine_out_and_cost_by_core():
+    cluster = load_cluster("this-machine-2x4")
+    assert [tier.num_accelerators for tier in cluster.tiers] == [4, 8]
+    told = running_costs(cluster)
+    assert told.watts == pytest.approx(num_cores() * CORE_W)
+    assert told.usd_per_hour == pytest.approx(num_cores() * CORE_USD_PER_HOUR)

@@ -58,11 +58,6 @@ class Noise:
             raise InputError(f"jitter of {factor} times", where="--jitter", fix="give a factor of at least 0")
         return replace(self, jitter=self.jitter * factor, delay=self.delay * factor, drift=self.drift * factor)
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether nothing is disturbed."""
-        return all(getattr(self, f.name) == 0 for f in fields(Noise))
-
 
 QUIET = Noise(jitter=0.0, delay=0.0, drift=0.0, stalls_per_hour=0.0, stall_s=0.0, first_step_s=0.0, after_evaluation_s=0.0, run_spread=0.0)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from meshwright.train.collectives import Axis
@@ -123,8 +123,3 @@ def _booked(call: Callable[..., Any], what: str, axis: Axis) -> Callable[..., An
 def local_of(tensor: Tensor) -> Tensor:
     """This rank's part of a distributed tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def is_fully_sharded(module: nn.Module) -> bool:
-    """Whether `fully_shard` holds the module's weights."""
-    return isinstance(module, FSDPModule)

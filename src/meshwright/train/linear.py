@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-AddGradient = Callable[[nn.Parameter, Tensor], None]
-
 
 class PutOff:
     """Weight gradients that wait to be computed, one list for each micro-batch of each chunk."""

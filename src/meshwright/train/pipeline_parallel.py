@@ -268,10 +268,3 @@ def make_chunks(model: Model, mesh: Mesh) -> list[Transformer]:
         with torch.device("meta"):
             made.append(Transformer(model, layers, is_first=is_first, is_last=is_last))
     return made
-
-
-def context_of(documents: Tensor | None, positions: Tensor, everyones: Tensor) -> Context:
-    """The context of this rank's tokens, given the documents of whole sequences [B, S]."""
-    if documents is None:
-        return Context(positions=positions)
-    return Context(positions=positions, documents=documents[:, positions], everyones_documents=documents[:, everyones])
