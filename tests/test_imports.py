@@ -14,7 +14,8 @@ PACKAGE = Path(__file__).parents[1] / "src" / "meshwright"
 # From the outside in: a part may import what stands below it, and never its neighbours on the same line.
 ARROW = (
     ("cli",),
-    ("report", "simulate", "train"),  # what passes between them is a file
+    ("serve",),  # the live page shows what reports show
+    ("report", "audit", "simulate", "train"),  # what passes between them is a file
     ("evidence", "ledger"),
     ("plan",),
     ("outcome", "serving"),
