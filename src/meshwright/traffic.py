@@ -125,12 +125,11 @@ def _layer(model: Model, tp: int) -> tuple[Parameter, ...]:
     out_bias = model.biases or model.attention_biases
     in_bias = out_bias or model.qkv_biases
     found = [*_norm(model, "attention_norm")]
-    for name, width in (("q", query), ("k", key), ("v", key)):
-        found += _linear(f"attention.{name}", (width, hidden), in_bias, bias_is_cut=True)
+    found += _linear("attention.qkv", (query + 2 * key, hidden), in_bias, bias_is_cut=True)
     found += _linear("attention.o", (hidden, query), out_bias, bias_is_cut=False)
     found += _norm(model, "mlp_norm")
-    for name in ("gate", "up") if model.gated else ("up",):
-        found += _linear(f"mlp.{name}", (inner, hidden), model.biases, bias_is_cut=True)
+    name, width = ("mlp.gate_up", 2 * inner) if model.gated else ("mlp.up", inner)
+    found += _linear(name, (width, hidden), model.biases, bias_is_cut=True)
     found += _linear("mlp.down", (hidden, inner), model.biases, bias_is_cut=False)
     return tuple(found)
 

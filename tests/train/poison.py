@@ -65,7 +65,13 @@ def _backward(replica: Replica) -> None:
 
 
 def _weight_gradient(replica: Replica) -> None:
-    _layer(replica).mlp.up.weight.register_hook(lambda gradient: gradient * math.nan if _in_second(replica) else gradient)
+    def spoil(gradient: Tensor) -> Tensor | None:
+        if not _in_second(replica):
+            return None
+        gate, up = gradient.chunk(2)
+        return torch.cat((gate, up * math.nan))
+
+    _layer(replica).mlp.gate_up.weight.register_hook(spoil)
 
 
 KINDS = {"weight": _weight, "forward": _forward, "backward": _backward, "weight gradient": _weight_gradient, "sum": lambda replica: None}

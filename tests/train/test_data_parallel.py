@@ -52,8 +52,8 @@ def test_a_bucket_is_of_one_kind_and_closed_once_full(model, most: int) -> None:
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_gradients_that_come_first_leave_first(model) -> None:
     chunk = chunks(model, Layout(), 0)[0]
-    products = [name for bucket in grouped_parameters(chunk, 4000) for name in bucket if name.endswith("mlp.up.weight")]
-    assert products == [f"layers.{number}.mlp.up.weight" for number in reversed(range(model.num_layers))]
+    products = [name for bucket in grouped_parameters(chunk, 4000) for name in bucket if name.endswith("mlp.down.weight")]
+    assert products == [f"layers.{number}.mlp.down.weight" for number in reversed(range(model.num_layers))]
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)

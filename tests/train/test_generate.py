@@ -69,7 +69,7 @@ def test_greedy_is_that_of_transformers(tmp_path):
     from meshwright.train.huggingface_save import save_huggingface
 
     transformer = built(LLAMA)
-    save_huggingface(tmp_path / "small", LLAMA, transformer.named_parameters(), context=64, dtype=torch.float32)
+    save_huggingface(tmp_path / "small", LLAMA, transformer.named_tensors(), context=64, dtype=torch.float32)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small")
     prompt = torch.tensor([PROMPT])
     expected = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=30, do_sample=False, pad_token_id=0)

@@ -63,8 +63,9 @@ def filled(source, model):
 
 def our_logits(model, weights, tokens):
     transformer = Transformer(model)
-    transformer.load_state_dict(weights | ({"head.weight": weights["embed.weight"]} if model.tied_embeddings else {}))
     with torch.no_grad():
+        for name, tensor in transformer.named_tensors():
+            tensor.copy_(weights[name])
         return transformer.head.logits(transformer.hidden(tokens, Context(positions=torch.arange(tokens.shape[1]))))
 
 

@@ -72,7 +72,7 @@ def run_folder(tmp_path, tokenizer):
 
 def test_a_run_gives_its_newest_checkpoint(run_folder, tokenizer):
     trained = load_trained(run_folder, CPU)
-    held = dict(trained.transformer.named_parameters())
+    held = dict(trained.transformer.named_tensors())
     for name, tensor in weights_of(MODEL, seed=20).items():
         assert torch.equal(held[name], tensor), name
     assert trained.transformer.head.weight is trained.transformer.embed.weight
@@ -119,7 +119,7 @@ def test_a_hugging_face_folder(tmp_path, tokenizer):
     weights = weights_of(MODEL, seed=1)
     save_huggingface(tmp_path / "small", MODEL, weights, context=128, tokenizer=tokenizer, dtype=torch.float32)
     trained = load_trained(tmp_path / "small", CPU)
-    for name, parameter in trained.transformer.named_parameters():
+    for name, parameter in trained.transformer.named_tensors():
         assert torch.equal(parameter, weights[name]), name
     assert (trained.context, trained.source) == (128, str(tmp_path / "small"))
     assert trained.tokens_of(TEXT) == tokenizer.encode(TEXT)

@@ -62,7 +62,7 @@ def their_llama(transformer: Transformer):
     kind = config.pop("model_type")
     family = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}[kind]
     theirs = transformers.AutoModelForCausalLM.from_config(family.from_dict(config)).eval()
-    weights = {their_name(name): parameter.detach() for name, parameter in transformer.named_parameters()}
+    weights = {their_name(name): tensor for name, tensor in transformer.named_tensors()}
     absent, unknown = theirs.load_state_dict(weights, strict=False)
     assert unknown == []
     assert absent == (["lm_head.weight"] if transformer.model.tied_embeddings else [])
@@ -132,7 +132,7 @@ def their_gpt2(transformer: Transformer):
         activation_function="gelu_new",
     )
     theirs = transformers.GPT2LMHeadModel(config).eval()
-    ours = {name: parameter.detach() for name, parameter in transformer.named_parameters()}
+    ours = {name: tensor for name, tensor in transformer.named_tensors()}
     weights = {"wte.weight": ours["embed.weight"], "wpe.weight": ours["embed.positions"]}
     for kind in ("weight", "bias"):
         weights[f"ln_f.{kind}"] = ours[f"head.norm.{kind}"]

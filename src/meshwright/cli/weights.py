@@ -29,7 +29,7 @@ def weights(
 
     trained = load_trained(run, torch.device("cpu"))
     model = trained.transformer.model
-    tensors = {name: parameter.data for name, parameter in trained.transformer.named_parameters()}
+    tensors = dict(trained.transformer.named_tensors())
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     save_huggingface(out, model, tensors, context=trained.context or 2048, tokenizer=trained.tokenizer, dtype=dtype)
     print(f"wrote {model.num_parameters:,} parameters of {trained.source} in {precision}: {out}")

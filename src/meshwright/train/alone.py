@@ -7,7 +7,7 @@ from torch import nn
 
 from meshwright.train.data_parallel import Numbers, put_in_place
 from meshwright.train.mesh import Mesh
-from meshwright.train.shards import Shard, cuts_of
+from meshwright.train.shards import Shard, cuts_of, spans_of
 from meshwright.train.tensor_parallel import decays, is_partial
 from meshwright.train.transformer import Transformer
 
@@ -30,7 +30,7 @@ class Alone:
                 values=flat if is_state else flat.to(numbers.state),
                 copy=None if is_state else flat,
                 gradient=None,
-                spans=((cuts[name], 0, parameter.numel(), 0),),
+                spans=tuple(spans_of(cuts[name], 0, parameter.numel(), 0)),
                 decays=decays(name, parameter),
                 is_partial=is_partial(name) and mesh.tp.size > 1,
                 copies=1,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from meshwright.train.collectives import Axis, all_gather_single, reduce_scatter_single
 from meshwright.train.linear import Linear
 from meshwright.train.mesh import Mesh
-from meshwright.train.shards import Cut, Shard, cuts_of
+from meshwright.train.shards import Cut, Shard, Span, cuts_of, spans_of
 from meshwright.train.tensor_parallel import decays, is_partial
 from meshwright.train.transformer import Transformer
 
@@ -150,7 +150,7 @@ class DataParallel:
         if self.zero_stage == 2:
             bucket.shard.gradient.add_(landed)
 
-    def _bucket(self, names: Sequence[str], chunk: Transformer, cuts: Sequence[Cut]) -> Bucket:
+    def _bucket(self, names: Sequence[str], chunk: Transformer, cuts: Sequence[Sequence[Cut]]) -> Bucket:
         mesh, found = self.mesh, dict(chunk.named_parameters())
         sizes = [found[name].numel() for name in names]
         num_shards = mesh.shard.size if self.zero_stage > 0 else 1
@@ -171,13 +171,15 @@ class DataParallel:
         shard.gradient = gradients if incoming is None else torch.zeros_like(incoming) if self.zero_stage == 2 else incoming
         return Bucket(parameters, weights, gradients, mine, shard, incoming, views, [0] * len(names))
 
-    def _shard(self, names: Sequence[str], parameters: Sequence[nn.Parameter], cuts: Sequence[Cut], own: Tensor, mine: slice) -> Shard:
+    def _shard(
+        self, names: Sequence[str], parameters: Sequence[nn.Parameter], cuts: Sequence[Sequence[Cut]], own: Tensor, mine: slice
+    ) -> Shard:
         is_state = self.numbers.state == self.numbers.compute
-        spans, offset = [], 0
-        for cut, parameter in zip(cuts, parameters, strict=True):
+        spans: list[Span] = []
+        offset = 0
+        for held, parameter in zip(cuts, parameters, strict=True):
             first, last = max(mine.start, offset), min(mine.stop, offset + parameter.numel())
-            if first < last:
-                spans.append((cut, first - offset, last - offset, first - mine.start))
+            spans += spans_of(held, first - offset, last - offset, first - mine.start)
             offset += parameter.numel()
         layout = self.mesh.layout
         return Shard(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from meshwright.train.collectives import Axis
 from meshwright.train.data_parallel import Numbers
 from meshwright.train.mesh import Mesh
-from meshwright.train.shards import Cut, Shard, cuts_of
+from meshwright.train.shards import Cut, Shard, cuts_of, spans_of
 from meshwright.train.tensor_parallel import decays, is_partial
 from meshwright.train.transformer import Transformer
 
@@ -57,16 +57,17 @@ class FullySharded:
         for parameter in self._of_shard:
             parameter.grad = None
 
-    def _shard(self, name: str, parameter: nn.Parameter, cut: Cut) -> Shard:
+    def _shard(self, name: str, parameter: nn.Parameter, cuts: Sequence[Cut]) -> Shard:
         local = local_of(parameter.data)
-        row = math.prod(cut.local[1:])
-        rows = -(-cut.local[0] // self.mesh.shard.size)  # as torch.chunk cuts
-        first = min(self.mesh.shard.index * rows, cut.local[0])
+        row = math.prod(cuts[0].local[1:])
+        num_rows = sum(cut.local[0] for cut in cuts)
+        rows = -(-num_rows // self.mesh.shard.size)  # as torch.chunk cuts
+        first = min(self.mesh.shard.index * rows, num_rows)
         last = first + local.shape[0] if local.numel() else first
         return Shard(
             values=local.flatten() if local.is_contiguous() else local.reshape(-1),
             gradient=None,
-            spans=((cut, first * row, last * row, 0),) if last > first else (),
+            spans=tuple(spans_of(cuts, first * row, last * row, 0)),
             decays=decays(name, parameter),
             is_partial=is_partial(name) and self.mesh.tp.size > 1,
             copies=self.mesh.replicate.size,

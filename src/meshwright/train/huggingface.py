@@ -64,8 +64,8 @@ def named_tensors(model: Model) -> dict[str, Named]:
     """Every tensor of the model by our name, a tied head's once; an error for a model that Llama's files cannot hold."""
     check_llama(model)
     with torch.device("meta"):
-        parameters = dict(Transformer(model).named_parameters())
-    return {name: Named(theirs=their_name(name), shape=tuple(parameter.shape)) for name, parameter in parameters.items()}
+        tensors = dict(Transformer(model).named_tensors())
+    return {name: Named(theirs=their_name(name), shape=tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
 def check_llama(model: Model) -> None:

@@ -16,13 +16,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from meshwright.describe.model import Model
 from meshwright.layout import Layout
 from meshwright.train.compiled import compiles
 from meshwright.train.marks import Marks
 from meshwright.train.pipeline_parallel import MicroBatch
 from meshwright.train.replica import Replica
 from meshwright.train.shards import Shard
-from meshwright.train.transformer import Transformer
+from meshwright.train.transformer import Transformer, views_of
 
 LONGEST = 600  # bytes of a rank's finding
 WEIGHT, FORWARD, BACKWARD, SUM, GONE = range(5)  # what comes first is nearer to the cause
@@ -78,8 +79,7 @@ class Looker:
             for name, module in _modules(chunk):
                 self._handles.append(module.register_forward_hook(self._forward(name, place)))
             for name, parameter in chunk.named_parameters():
-                look = self._gradient(f"the gradient of {name}", -place)
-                self._handles.append(parameter.register_hook(look))
+                self._handles.append(parameter.register_hook(self._weight_gradient(name, chunk.model, -place)))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -109,6 +109,13 @@ class Looker:
 
     def _gradient(self, what: str, place: int) -> Callable[[Tensor], None]:
         return lambda gradient: self._look(gradient, BACKWARD, place, what)
+
+    def _weight_gradient(self, name: str, model: Model, place: int) -> Callable[[Tensor], None]:
+        def look(gradient: Tensor) -> None:
+            for tensor, part in views_of(name, gradient, model):
+                self._look(part, BACKWARD, place, f"the gradient of {tensor}")
+
+        return look
 
 
 def _modules(chunk: Transformer) -> Iterator[tuple[str, nn.Module]]:

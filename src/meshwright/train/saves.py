@@ -119,4 +119,4 @@ def tensor_names(replica: Replica) -> set[str]:
     with torch.device("meta"):
         whole = Transformer(replica.model)
     kinds = ("weights", "adam_mean", "adam_square")
-    return {f"{kind}/{name}" for kind in kinds for name, _ in whole.named_parameters()}
+    return {f"{kind}/{name}" for kind in kinds for name, _ in whole.named_tensors()}

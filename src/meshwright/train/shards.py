@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from meshwright.describe.model import Model
 from meshwright.train.checkpoint import Piece
 from meshwright.train.collectives import Axis
 from meshwright.train.tensor_parallel import cut_dim
-from meshwright.train.transformer import Transformer
+from meshwright.train.transformer import Transformer, tensors_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +35,34 @@ class Cut:
             yield Piece(name=self.name, shape=self.shape, start=start, tensor=tensor[span].view(shape))
 
 
-def cuts_of(chunk: Transformer, axis: Axis) -> dict[str, Cut]:
-    """Where each parameter of a chunk that is split over tensor ranks stands in the whole model.
+Span = tuple[Cut, int, int, int]  # cut, first and last element of its part, where in the flat tensor it begins
+
+
+def cuts_of(chunk: Transformer, axis: Axis) -> dict[str, tuple[Cut, ...]]:
+    """Where each parameter of a chunk that is split over tensor ranks stands in the whole model: the tensors that it holds, in order.
 
     A tied head is the embedding's table by another name.
     """
     tied = {"head.weight": "embed.weight"} if chunk.model.tied_embeddings else {}
-    return {name: cut_of(tied.get(name, name), p.shape, cut_dim(name), axis) for name, p in chunk.named_parameters()}
+    return {name: tuple(_cuts(tied.get(name, name), p.shape, chunk.model, axis)) for name, p in chunk.named_parameters()}
+
+
+def _cuts(name: str, shape: Sequence[int], model: Model, axis: Axis) -> Iterator[Cut]:
+    held = tensors_in(name, model)
+    unit = shape[0] // sum(share for _, share in held)
+    for tensor, share in held:
+        yield cut_of(tensor, (share * unit, *shape[1:]), cut_dim(tensor), axis)
+
+
+def spans_of(cuts: Sequence[Cut], first: int, last: int, where: int) -> Iterator[Span]:
+    """What elements `first` to `last` of a parameter are, which stand in a flat tensor from `where` on."""
+    offset = 0
+    for cut in cuts:
+        size = math.prod(cut.local)
+        begin, end = max(first, offset), min(last, offset + size)
+        if begin < end:
+            yield cut, begin - offset, end - offset, where + begin - first
+        offset += size
 
 
 def cut_of(name: str, local: Sequence[int], dim: int | None, axis: Axis) -> Cut:
@@ -88,7 +110,7 @@ class Shard:
 
     values: Tensor  # what the optimizer updates
     gradient: Tensor | None  # of the whole batch, summed; None: not there yet
-    spans: tuple[tuple[Cut, int, int, int], ...]  # cut, first and last element of its part, where in `values` it begins
+    spans: tuple[Span, ...]
     decays: bool  # whether weight decay applies
     is_partial: bool  # whether gradients of tensor-parallel ranks have yet to be added
     copies: int  # ranks that hold the same shard

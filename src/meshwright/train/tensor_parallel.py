@@ -26,9 +26,9 @@ SEQUENCE = 1  # of hidden states [B, T, H]
 CUTS = {
     "embed.weight": 0,
     "head.weight": 0,
-    **{f"attention.{name}.{kind}": 0 for name in ("q", "k", "v") for kind in ("weight", "bias")},
+    **{f"attention.{name}.{kind}": 0 for name in ("qkv", "q", "k", "v") for kind in ("weight", "bias")},
     "attention.o.weight": 1,
-    **{f"mlp.{name}.{kind}": 0 for name in ("gate", "up") for kind in ("weight", "bias")},
+    **{f"mlp.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
     "mlp.down.weight": 1,
 }
 

@@ -16,7 +16,7 @@ from meshwright.train.checkpoint import Piece, load, newest_loadable, read_manif
 from meshwright.train.checkpoint.shard import DTYPES
 from meshwright.train.huggingface import CONFIG, load_huggingface, longest_context
 from meshwright.train.tokenizer import Tokenizer, read_tokenizer
-from meshwright.train.transformer import Transformer
+from meshwright.train.transformer import Transformer, tensors_in
 
 PLAN = "plan.json"
 CHECKPOINTS = "checkpoints"
@@ -87,10 +87,10 @@ def _checkpoint_weights(path: Path, model: Model) -> Mapping[str, Tensor]:
     """Every weight by its name, in the type it was saved in."""
     saved = read_manifest(path).tensors
     pieces = []
-    for name, parameter in _bare(model).named_parameters():
+    for name, bare in _bare(model).named_tensors():
         known = saved.get(WEIGHTS + name)
-        tensor = torch.empty(parameter.shape, dtype=DTYPES[known.dtype] if known else torch.float32)
-        pieces.append(Piece(name=WEIGHTS + name, shape=tuple(parameter.shape), start=(0,) * parameter.dim(), tensor=tensor))
+        tensor = torch.empty(bare.shape, dtype=DTYPES[known.dtype] if known else torch.float32)
+        pieces.append(Piece(name=WEIGHTS + name, shape=tuple(bare.shape), start=(0,) * bare.dim(), tensor=tensor))
     load(path, pieces, names=None)
     return {piece.name.removeprefix(WEIGHTS): piece.tensor for piece in pieces}
 
@@ -98,9 +98,9 @@ def _checkpoint_weights(path: Path, model: Model) -> Mapping[str, Tensor]:
 def _from_huggingface(folder: Path, device: torch.device) -> Trained:
     model, source = load_huggingface(folder)
     weights = {}
-    for name, parameter in _bare(model).named_parameters():
-        weights[name] = torch.empty(parameter.shape, dtype=_dtype(device))
-        source.fill(name, parameter.shape, (0,) * parameter.dim(), weights[name])
+    for name, bare in _bare(model).named_tensors():
+        weights[name] = torch.empty(bare.shape, dtype=_dtype(device))
+        source.fill(name, bare.shape, (0,) * bare.dim(), weights[name])
     return Trained(
         transformer=_assembled(model, weights, device),
         tokenizer=read_tokenizer(folder),
@@ -125,7 +125,8 @@ def _assembled(model: Model, weights: Mapping[str, Tensor], device: torch.device
     transformer = _bare(model)
     for name, _ in list(transformer.named_parameters()):
         module, _, kind = name.rpartition(".")
-        value = nn.Parameter(weights[name].to(device, _dtype(device)), requires_grad=False)
+        held = [weights[tensor].to(device, _dtype(device)) for tensor, _ in tensors_in(name, model)]
+        value = nn.Parameter(torch.cat(held) if len(held) > 1 else held[0], requires_grad=False)
         setattr(transformer.get_submodule(module), kind, value)
     if model.tied_embeddings:
         transformer.head.weight = transformer.embed.weight

@@ -10,7 +10,7 @@ Shape letters: B sequences, T tokens of a sequence, H hidden, N heads, D width o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -139,11 +139,9 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = model.head_dim
         has_bias = model.biases or model.attention_biases
-        query_width, key_width = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-        self.q = Linear(model.hidden, query_width, bias=has_bias or model.qkv_biases)
-        self.k = Linear(model.hidden, key_width, bias=has_bias or model.qkv_biases)
-        self.v = Linear(model.hidden, key_width, bias=has_bias or model.qkv_biases)
-        self.o = Linear(query_width, model.hidden, bias=has_bias)
+        self.heads_per_key = model.num_heads // model.num_kv_heads
+        self.qkv = Linear(model.hidden, model.query_dim + 2 * model.kv_dim, bias=has_bias or model.qkv_biases)
+        self.o = Linear(model.query_dim, model.hidden, bias=has_bias)
         self.enter: Callable[[Tensor], Tensor] = same
         self.leave: Callable[[Tensor], Tensor] = same
         self.attend: Callable[[Tensor, Tensor, Tensor, Context], Tensor] = attend
@@ -151,7 +149,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: Context, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         x = self.enter(x)
-        query, key, value = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q, self.k, self.v))
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        num_keys = heads.shape[-2] // (self.heads_per_key + 2)
+        query, key, value = heads.split([heads.shape[-2] - 2 * num_keys, num_keys, num_keys], dim=-2)
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
         if self.recomputes and torch.is_grad_enabled():
@@ -166,16 +166,21 @@ class MLP(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.gate = Linear(model.hidden, model.ffn_hidden, bias=model.biases) if model.gated else None
-        self.up = Linear(model.hidden, model.ffn_hidden, bias=model.biases)
+        self.gate_up = Linear(model.hidden, 2 * model.ffn_hidden, bias=model.biases) if model.gated else None
+        self.up = Linear(model.hidden, model.ffn_hidden, bias=model.biases) if not model.gated else None
         self.down = Linear(model.ffn_hidden, model.hidden, bias=model.biases)
         self.enter: Callable[[Tensor], Tensor] = same
         self.leave: Callable[[Tensor], Tensor] = same
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.enter(x)
-        inner = F.silu(self.gate(x)) * self.up(x) if self.gate is not None else F.gelu(self.up(x), approximate="tanh")
-        return self.down.add_bias(self.leave(self.down.product(inner)))
+        return self.down.add_bias(self.leave(self.down.product(self._inner(x))))
+
+    def _inner(self, x: Tensor) -> Tensor:
+        if self.gate_up is None:
+            return F.gelu(self.up(x), approximate="tanh")
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return F.silu(gate) * up
 
 
 class Block(nn.Module):
@@ -197,6 +202,28 @@ class Block(nn.Module):
     def _forward(self, x: Tensor, context: Context, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), context, rotation)
         return x + self.mlp(self.mlp_norm(x))
+
+
+def tensors_in(name: str, model: Model) -> tuple[tuple[str, int], ...]:
+    """The tensors that the parameter `name` holds, row after row, each with its share of the rows."""
+    layer, _, kind = name.rpartition(".")
+    joined = {
+        "attention.qkv": (("q", model.num_heads // model.num_kv_heads), ("k", 1), ("v", 1)),
+        "mlp.gate_up": (("gate", 1), ("up", 1)),
+    }
+    for ending, held in joined.items():
+        if layer.endswith(ending):
+            before = layer.rpartition(".")[0]
+            return tuple((f"{before}.{part}.{kind}", share) for part, share in held)
+    return ((name, 1),)
+
+
+def views_of(name: str, held: Tensor, model: Model) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that the parameter `name`, or something shaped like it, holds: each with its name."""
+    tensors = tensors_in(name, model)
+    unit = held.shape[0] // sum(share for _, share in tensors)
+    for (tensor, _), view in zip(tensors, held.split([share * unit for _, share in tensors]), strict=True):
+        yield tensor, view
 
 
 # -- the ends -------------------------------------------------------------------------------------------
@@ -243,7 +270,8 @@ class Head(nn.Module):
 class Transformer(nn.Module):
     """A run of layers, with the embedding before the first and the head after the last.
 
-    Parameters are named as in the whole model (`layers.7.mlp.up.weight`), whichever layers are here.
+    Parameters are named as in the whole model (`layers.7.mlp.down.weight`), whichever layers are here. Matrices that multiply the same
+    input are one parameter, row after row, and one product; `named_tensors` has each under its own name.
     """
 
     def __init__(self, model: Model, layers: Iterable[int] | None = None, *, is_first: bool = True, is_last: bool = True) -> None:
@@ -269,3 +297,8 @@ class Transformer(nn.Module):
         """Hidden states for the next stage, or on the last one, given labels, the summed loss."""
         x = self.hidden(x, context)
         return x if self.head is None or labels_BT is None else self.head(x, labels_BT)
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the model that is here, by its name, as a view of the parameter that holds it; a tied table once."""
+        for name, parameter in self.named_parameters():
+            yield from views_of(name, parameter.data, self.model)
