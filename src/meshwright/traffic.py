@@ -63,6 +63,8 @@ class Sizes:
 
 def sizes_of(precision: str) -> Sizes:
     """Bytes of an element under a recipe; hidden states travel in bf16 in all but fp32."""
+    if precision == "fp8-current":  # the trainer's: weights are rounded where they are multiplied, and gradients added up in fp32
+        return Sizes(2, 2, 4)
     return Sizes(4 if precision == "fp32" else 2, int(sw.GATHER_BYTES[precision]), int(sw.REDUCE_BYTES[precision]))
 
 

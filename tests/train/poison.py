@@ -51,15 +51,16 @@ def _weight(replica: Replica) -> None:
 
 
 def _forward(replica: Replica) -> None:
-    def spoil(module: object, inputs: object, output: Tensor) -> Tensor | None:
-        return output * math.nan if _in_second(replica) else None
+    def spoil(module: object, inputs: object, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
+        past, normed = output
+        return (past, normed * math.nan) if _in_second(replica) else None
 
     _layer(replica).mlp_norm.register_forward_hook(spoil)
 
 
 def _backward(replica: Replica) -> None:
-    def spoil(module: object, inputs: object, output: Tensor) -> None:
-        output.register_hook(lambda gradient: gradient * math.inf if _in_second(replica) else gradient)
+    def spoil(module: object, inputs: object, output: tuple[Tensor, Tensor]) -> None:
+        output[1].register_hook(lambda gradient: gradient * math.inf if _in_second(replica) else gradient)
 
     _layer(replica).mlp_norm.register_forward_hook(spoil)
 

@@ -16,6 +16,7 @@ FORMAT_OF_RECIPE: Mapping[str, str] = {
     "bf16-pure": "bf16",  # gradients, weights and moments in bf16 too: half the memory, and small updates are lost
     "fp8": "fp8",
     "fp8-current": "fp8",
+    "fp8-current-pure": "fp8",  # the same with everything beside the products as in bf16-pure
     "mxfp8": "fp8",
     "nvfp4": "fp4",
 }

@@ -32,6 +32,7 @@ class Numbers:
     compute: torch.dtype = torch.float32
     gradient: torch.dtype = torch.float32
     state: torch.dtype = torch.float32
+    fp8: bool = False  # whether products round what they read to fp8
 
 
 @dataclass(slots=True, eq=False)

@@ -8,50 +8,113 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from meshwright.train import fp8
 from meshwright.train.samples import IGNORED_LABEL
 
-BLOCK_ELEMENTS = 2**29  # logits at a time: 1 GB in bf16
+BLOCK_BYTES = 2**31  # of logits at a time
+ROW_MULTIPLE = 1024  # products of whole tiles are the fastest
 
 
 def summed_loss(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor) -> Tensor:
     """Cross-entropy summed over the tokens that carry loss."""
-    rows = max(BLOCK_ELEMENTS // weight_VH.shape[0], 1)
-    return _BlockedLoss.apply(hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), rows)
+    return _BlockedLoss.apply(hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), rows_at_once(weight_VH), Plain)
+
+
+def summed_loss_in_fp8(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor) -> Tensor:
+    """The same with the three products in fp8."""
+    return _BlockedLoss.apply(hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), rows_at_once(weight_VH), Rounded)
+
+
+def rows_at_once(weight_VH: Tensor) -> int:
+    """Rows of a block of logits."""
+    rows = max(BLOCK_BYTES // (weight_VH.shape[0] * weight_VH.element_size()), 1)
+    return rows - rows % ROW_MULTIPLE if rows > ROW_MULTIPLE else rows
+
+
+class Products(Protocol):
+    """The three products with the table: to logits, and from their gradient back to hidden states and to the table."""
+
+    def __init__(self, weight: Tensor) -> None: ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of some rows."""
+
+    def back(self, d_logits: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of these rows and of the table."""
+
+
+class Plain:
+    """Products in the numbers that the table has."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of some rows."""
+        return F.linear(hidden, self.weight)
+
+    def back(self, d_logits: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of these rows and of the table."""
+        return d_logits @ self.weight, d_logits.T @ hidden
+
+
+class Rounded:
+    """Products in fp8. A gradient of logits is at most one, so its unit needs no look at the numbers."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.dtype = weight.dtype
+        self.unit_w = fp8.unit_of(weight, fp8.INPUT)
+        self.weight, self.weight_turned = fp8.both(weight, self.unit_w, fp8.INPUT)
+        self.unit_g = torch.full((), 1.0 / torch.finfo(fp8.GRADIENT).max, dtype=torch.float32, device=weight.device)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of some rows."""
+        self.unit_x = fp8.unit_of(hidden, fp8.INPUT)
+        rounded, self.hidden_turned = fp8.both(hidden, self.unit_x, fp8.INPUT)
+        return fp8.multiply(rounded, self.weight, self.unit_x, self.unit_w, self.dtype, fast=True)
+
+    def back(self, d_logits: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of these rows and of the table."""
+        rounded, over = fp8.both(d_logits, self.unit_g, fp8.GRADIENT)
+        d_hidden = fp8.multiply(rounded, self.weight_turned, self.unit_g, self.unit_w, self.dtype, fast=True)
+        return d_hidden, fp8.multiply(over, self.hidden_turned, self.unit_g, self.unit_x, self.dtype, fast=False)
 
 
 class _BlockedLoss(torch.autograd.Function):
     """Sum of losses, block by block; gradients are made in the forward, and only multiplied in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, kind: type[Products]) -> Tensor:
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        products = kind(weight)
+        blocks = zip(hidden.split(rows), labels.split(rows), strict=True)
         if not any(ctx.needs_input_grad):
-            for part, wanted in zip(hidden.split(rows), labels.split(rows), strict=True):
-                loss += F.cross_entropy(F.linear(part, weight).float(), wanted, ignore_index=IGNORED_LABEL, reduction="sum")
+            for part, wanted in blocks:
+                loss += F.cross_entropy(products.logits(part).float(), wanted, ignore_index=IGNORED_LABEL, reduction="sum")
             return loss
-        d_hidden = torch.empty_like(hidden)
-        d_weight: Tensor | None = None
-        for part, wanted, d_part in zip(hidden.split(rows), labels.split(rows), d_hidden.split(rows), strict=True):
-            block_loss, d_logits = score(hidden.device.type)(F.linear(part, weight), wanted)
+        d_hidden, d_weight = [], None
+        for part, wanted in blocks:
+            block_loss, d_logits = score(hidden.device.type)(products.logits(part), wanted)
             loss += block_loss
-            torch.mm(d_logits, weight, out=d_part)
-            if d_weight is None:
-                d_weight = d_logits.T @ part
-            else:
-                d_weight.addmm_(d_logits.T, part)
-        ctx.save_for_backward(d_hidden, d_weight)
+            d_part, d_table = products.back(d_logits, part)
+            del d_logits
+            d_hidden.append(d_part)
+            d_weight = d_table if d_weight is None else d_weight.add_(d_table)
+        ctx.save_for_backward(torch.cat(d_hidden) if len(d_hidden) > 1 else d_hidden[0], d_weight)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden.mul_(gradient), d_weight.mul_(gradient), None, None
+        times = scaling(d_hidden.device.type)
+        return times(d_hidden, gradient), times(d_weight, gradient), None, None, None
 
 
 def scored(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,20 +130,22 @@ def scored(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return loss, shares.to(logits.dtype)
 
 
-def scored_as_one(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The same as `scored`, written so that a compiler makes two passes over the logits of it."""
-    counts = labels != IGNORED_LABEL
-    wanted = torch.where(counts, labels, 0)
-    scores = logits.float()
-    log_sum = torch.logsumexp(scores, dim=-1)
-    loss = ((log_sum - scores.gather(-1, wanted[:, None])[:, 0]) * counts).sum()
-    shares = (scores - log_sum[:, None]).exp()
-    classes = torch.arange(logits.shape[-1], device=logits.device)
-    gradient = (shares - (classes[None, :] == wanted[:, None]).to(shares.dtype)) * counts[:, None]
-    return loss, gradient.to(logits.dtype)
+@cache
+def score(device_type: str) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """How rows are scored on a device: on a GPU by one kernel, where Triton is there to make it."""
+    if device_type == "cuda" and find_spec("triton") is not None:
+        from meshwright.train.loss_kernel import score_in_place
+
+        return score_in_place
+    return scored
+
+
+def scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """`x` times a number that a tensor holds, in its place."""
+    return x.mul_(factor)
 
 
 @cache
-def score(device_type: str) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """How rows are scored on a device: on a GPU compiled."""
-    return torch.compile(scored_as_one, dynamic=False) if device_type == "cuda" else scored
+def scaling(device_type: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """How a tensor is multiplied by a number on a device: compiled on a GPU, where torch's own kernel takes twice the time."""
+    return torch.compile(scaled, dynamic=False) if device_type == "cuda" else scaled

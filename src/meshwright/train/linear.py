@@ -47,6 +47,13 @@ class _SplitProduct(torch.autograd.Function):
         return gradient @ weight, None, None
 
 
+def product(x: Tensor, layer: Linear) -> Tensor:
+    """The product of a layer, in the numbers that its weight has."""
+    if layer.put_off is not None and torch.is_grad_enabled():
+        return _SplitProduct.apply(x, layer.weight.detach(), layer)
+    return F.linear(x, layer.weight)
+
+
 class Linear(nn.Module):
     """A matrix product and, apart from it, the bias: a product that is split by its rows adds the bias after the sum."""
 
@@ -55,12 +62,11 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_out, num_in))
         self.bias = nn.Parameter(torch.empty(num_out)) if bias else None
         self.put_off: PutOff | None = None
+        self.multiply: Callable[[Tensor, Linear], Tensor] = product
 
     def product(self, x: Tensor) -> Tensor:
         """The product without the bias."""
-        if self.put_off is not None and torch.is_grad_enabled():
-            return _SplitProduct.apply(x, self.weight.detach(), self)
-        return F.linear(x, self.weight)
+        return self.multiply(x, self)
 
     def add_bias(self, x: Tensor) -> Tensor:
         """With the bias, where there is one."""

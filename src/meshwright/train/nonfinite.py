@@ -99,6 +99,7 @@ class Looker:
 
     def _forward(self, name: str, place: int) -> Callable[..., None]:
         def look(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
+            output = output[-1] if isinstance(output, tuple) else output  # a norm gives its input too
             if not isinstance(output, Tensor):
                 return
             self._look(output, FORWARD, place, f"{name} in the forward")

@@ -19,12 +19,13 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Training, Workload
 from meshwright.errors import InputError
 from meshwright.traffic import BUCKET_PARAMETERS, SMALLEST_BUCKETS
-from meshwright.train import context_parallel, tensor_parallel
+from meshwright.train import context_parallel, fp8, tensor_parallel
 from meshwright.train.alone import Alone
 from meshwright.train.checkpoint import Piece
 from meshwright.train.compiled import compile_layers, compiles
 from meshwright.train.data_parallel import DataParallel, Numbers, add_across_tensor_ranks
 from meshwright.train.fully_sharded import FullySharded
+from meshwright.train.fused_loss import summed_loss_in_fp8
 from meshwright.train.mesh import Mesh
 from meshwright.train.optimizer import AdamW
 from meshwright.train.pipeline_parallel import MicroBatch, Stage, make_chunks
@@ -36,6 +37,8 @@ NUMBERS = {
     "fp32": Numbers(),
     "bf16": Numbers(compute=torch.bfloat16),
     "bf16-pure": Numbers(compute=torch.bfloat16, gradient=torch.bfloat16, state=torch.bfloat16),
+    "fp8-current": Numbers(compute=torch.bfloat16, fp8=True),
+    "fp8-current-pure": Numbers(compute=torch.bfloat16, gradient=torch.bfloat16, state=torch.bfloat16, fp8=True),
 }
 
 Fill = Callable[[Piece], None]
@@ -80,6 +83,8 @@ class Replica:
             tensor_parallel.split(chunk, mesh.tp)
             context_parallel.split(chunk, mesh.cp, layout.cp_kind, workload.seq_len)
             set_recompute(chunk, layout.recompute)
+            if self.numbers.fp8:
+                use_fp8(chunk, mesh)
         self.data = [self._data_parallel(chunk) for chunk in chunks]
         if compiles(mesh):
             for chunk in chunks:
@@ -245,6 +250,13 @@ def _holds(shard: Shard, name: str) -> bool:
     return any(cut.name == name for cut, *_ in shard.spans)
 
 
+def use_fp8(chunk: Transformer, mesh: Mesh) -> None:
+    """Let the matrix products of a chunk run in fp8: all of its layers, and the head where the vocabulary is not cut."""
+    fp8.use_fp8(chunk, mesh.device)
+    if chunk.head is not None and mesh.tp.size == 1:
+        chunk.head.summed_loss = summed_loss_in_fp8
+
+
 def set_recompute(chunk: nn.Module, kind: str) -> None:
     """Choose what the backward computes again: nothing, attention, or whole layers."""
     for module in chunk.modules():
@@ -286,5 +298,7 @@ def check_trainable(model: Model, workload: Workload, mesh: Mesh) -> None:
             where="layout.schedule",
             fix="choose zero=2, or schedule=interleaved",
         )
+    if NUMBERS[workload.precision].fp8:
+        fp8.check_sides(model, layout, workload.seq_len)
     context_parallel.check_pieces(model, workload.seq_len, layout.cp, layout.tp, layout.cp_kind)
     tensor_parallel.check_cuts(model, layout.tp, workload.seq_len // layout.cp)

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.describe.model import Model, RotaryScaling
 from meshwright.train.fused_loss import summed_loss
+from meshwright.train.layer_functions import gated, past_and_normed, split_heads, turned_heads
 from meshwright.train.linear import Linear
 
 # Fastest first on Hopper: cuDNN's takes half of the flash kernel's time there.
@@ -78,12 +79,6 @@ def rotary_frequencies(head_dim: int, theta: float, scaling: RotaryScaling | Non
     return torch.where(kept <= 0, frequencies / scaling.factor, torch.where(kept >= 1, frequencies, blended))
 
 
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Heads turned by their position: dimension `i` pairs with `i + D/2`, as in Hugging Face's checkpoints; [B, T, N, D]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cosine + torch.cat((-second, first), dim=-1) * sine
-
-
 class Rotary(nn.Module):
     """Cosines and sines of positions, computed once for the longest sequence."""
 
@@ -111,8 +106,9 @@ class LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
         self.bias = nn.Parameter(torch.empty(width))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`x` itself, for what goes past the norm, and `x` normed."""
+        return x, F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
 
 
 class RMSNorm(nn.Module):
@@ -123,8 +119,9 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
         self.weight = nn.Parameter(torch.empty(width))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`x` itself, for what goes past the norm, and `x` normed."""
+        return past_and_normed(x, self.weight, self.epsilon)
 
 
 def norm_of(model: Model) -> nn.Module:
@@ -151,9 +148,7 @@ class Attention(nn.Module):
         x = self.enter(x)
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         num_keys = heads.shape[-2] // (self.heads_per_key + 2)
-        query, key, value = heads.split([heads.shape[-2] - 2 * num_keys, num_keys, num_keys], dim=-2)
-        if rotation is not None:
-            query, key = rotate(query, *rotation), rotate(key, *rotation)
+        query, key, value = turned_heads(heads, num_keys, *rotation) if rotation is not None else split_heads(heads, num_keys)
         if self.recomputes and torch.is_grad_enabled():
             attended = checkpoint(self.attend, query, key, value, context, use_reentrant=False)
         else:
@@ -177,10 +172,7 @@ class MLP(nn.Module):
         return self.down.add_bias(self.leave(self.down.product(self._inner(x))))
 
     def _inner(self, x: Tensor) -> Tensor:
-        if self.gate_up is None:
-            return F.gelu(self.up(x), approximate="tanh")
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return gated(self.gate_up(x)) if self.gate_up is not None else F.gelu(self.up(x), approximate="tanh")
 
 
 class Block(nn.Module):
@@ -200,8 +192,9 @@ class Block(nn.Module):
         return self._forward(x, context, rotation)
 
     def _forward(self, x: Tensor, context: Context, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), context, rotation)
-        return x + self.mlp(self.mlp_norm(x))
+        past, normed = self.attention_norm(x)
+        past, normed = self.mlp_norm(past + self.attention(normed, context, rotation))
+        return past + self.mlp(normed)
 
 
 def tensors_in(name: str, model: Model) -> tuple[tuple[str, int], ...]:
@@ -260,11 +253,11 @@ class Head(nn.Module):
         self.summed_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = summed_loss
 
     def forward(self, x: Tensor, labels_BT: Tensor) -> Tensor:
-        return self.summed_loss(self.enter(self.norm(x)), self.weight, labels_BT)
+        return self.summed_loss(self.enter(self.norm(x)[1]), self.weight, labels_BT)
 
     def logits(self, x: Tensor) -> Tensor:
         """Scores of every next token, [B, T, V]; for a model that is not split."""
-        return F.linear(self.norm(x), self.weight)
+        return F.linear(self.norm(x)[1], self.weight)
 
 
 class Transformer(nn.Module):

@@ -1,0 +1,138 @@
+"""Matrix products in fp8: factors are rounded in units of their largest element (tensorwise, current scaling), sums are kept in more bits.
+
+Inputs and weights are rounded to e4m3 (three bits of mantissa), gradients to e5m2 (two, over a wider range); Micikevicius et al. 2022,
+arXiv:2209.05433. What the backward needs of the input is kept rounded, in one byte an element. On a processor the same rounding is followed
+by an ordinary product, so that tests see the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.describe.model import Model
+from meshwright.errors import InputError
+from meshwright.layout import Layout
+from meshwright.train.linear import Linear, PutOff
+
+INPUT, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
+MULTIPLE = 16  # what tensor cores ask of both sides of an fp8 matrix
+SMALLEST_UNIT = 1e-30  # of a tensor of zeros
+
+
+def unit_of(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a one of the rounded tensor stands for: its largest element becomes the format's largest; a scalar in fp32.
+
+    Rows first: a compiler then takes the maximum of a row where it makes the row.
+    """
+    return (x.abs().amax(dim=-1).amax().float() / torch.finfo(dtype).max).clamp_min(SMALLEST_UNIT)
+
+
+def straight(x: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
+    """A matrix rounded to fp8."""
+    if x.is_cuda:
+        return torch.ops.meshwright.fp8_straight(x, unit, dtype)
+    largest = torch.finfo(dtype).max
+    return (x.float() * (1.0 / unit)).clamp(-largest, largest).to(dtype)
+
+
+def turned(x: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
+    """A matrix rounded to fp8 and turned over."""
+    return torch.ops.meshwright.fp8_turned(x, unit, dtype) if x.is_cuda else straight(x, unit, dtype).T.contiguous()
+
+
+def both(x: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A matrix rounded to fp8, as it stands and turned over."""
+    if x.is_cuda:
+        return torch.ops.meshwright.fp8_both(x, unit, dtype)
+    rounded = straight(x, unit, dtype)
+    return rounded, rounded.T.contiguous()
+
+
+def multiply(a: Tensor, b: Tensor, unit_a: Tensor, unit_b: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
+    """`a @ b.T` of two rounded matrices. `fast` sums in the tensor cores' own 22 bits; else partial sums are added in fp32."""
+    if a.is_cuda:
+        return torch._scaled_mm(a, b.T, scale_a=unit_a, scale_b=unit_b, out_dtype=dtype, use_fast_accum=fast)
+    return (a.float() @ b.float().T * (unit_a * unit_b)).to(dtype)
+
+
+class _Product(torch.autograd.Function):
+    """`x @ weight.T` with all three products in fp8."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        unit_x, unit_w = unit_of(rows, INPUT), unit_of(weight, INPUT)
+        x8, x8_turned = both(rows, unit_x, INPUT)
+        ctx.save_for_backward(x8_turned, unit_x, weight, unit_w)
+        ctx.shape = x.shape
+        return multiply(x8, straight(weight, unit_w, INPUT), unit_x, unit_w, x.dtype, fast=True).unflatten(0, x.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x8_turned, unit_x, weight, unit_w = ctx.saved_tensors
+        rows = gradient.flatten(0, -2)
+        unit_g = unit_of(rows, GRADIENT)
+        g8, g8_turned = both(rows, unit_g, GRADIENT)
+        d_x = multiply(g8, turned(weight, unit_w, INPUT), unit_g, unit_w, gradient.dtype, fast=True)
+        d_weight = multiply(g8_turned, x8_turned, unit_g, unit_x, weight.dtype, fast=False)
+        return d_x.view(ctx.shape), d_weight
+
+
+class _SplitProduct(torch.autograd.Function):
+    """The same, with the weight's gradient put off until it is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, owner: nn.Parameter, put_off: PutOff) -> Tensor:
+        ctx.owner, ctx.put_off = owner, put_off
+        return _Product.forward(ctx, x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        x8_turned, unit_x, weight, unit_w = ctx.saved_tensors
+        rows, owner = gradient.flatten(0, -2), ctx.owner
+        unit_g = unit_of(rows, GRADIENT)
+        g8, g8_turned = both(rows, unit_g, GRADIENT)
+
+        def weight_gradient() -> tuple[nn.Parameter, Tensor]:
+            return owner, multiply(g8_turned, x8_turned, unit_g, unit_x, weight.dtype, fast=False)
+
+        ctx.put_off.append(weight_gradient)
+        return multiply(g8, turned(weight, unit_w, INPUT), unit_g, unit_w, gradient.dtype, fast=True).view(ctx.shape), None, None, None
+
+
+def product(x: Tensor, layer: Linear) -> Tensor:
+    """The product of a layer, in fp8."""
+    if layer.put_off is not None and torch.is_grad_enabled():
+        return _SplitProduct.apply(x, layer.weight.detach(), layer.weight, layer.put_off)
+    return _Product.apply(x, layer.weight)
+
+
+def use_fp8(chunk: nn.Module, device: torch.device) -> None:
+    """Let every matrix product of the layers run in fp8."""
+    if device.type == "cuda":
+        from meshwright.train import fp8_kernels  # noqa: F401 - makes its operators known
+    for module in chunk.modules():
+        if isinstance(module, Linear):
+            module.multiply = product
+
+
+def check_sides(model: Model, layout: Layout, seq_len: int) -> None:
+    """Raise where a side of a matrix is no multiple of what fp8 products ask for."""
+    sides = {
+        "the hidden width": model.hidden,
+        "the queries' width on a rank": model.query_dim // layout.tp,
+        "the keys' width on a rank": model.kv_dim // layout.tp,
+        "the MLP's width on a rank": model.ffn_hidden // layout.tp,
+        "the vocabulary on a rank": model.vocab_size // layout.tp,
+        "the tokens of a micro-batch on a rank": layout.micro_batch * seq_len // layout.cp,
+    }
+    for what, side in sides.items():
+        if side % MULTIPLE:
+            raise InputError(
+                f"fp8 products need sides that are multiples of {MULTIPLE}, and {what} is {side}",
+                where="workload.precision",
+                fix="choose bf16",
+            )

@@ -1,0 +1,80 @@
+"""Rounding to fp8 on a GPU: a tile is read once and written as it stands, turned over, or both.
+
+Hopper multiplies fp8 only where both factors run along the sum, so each tensor is needed in two orientations: one for its product, one for
+the gradient of the weight. Known to torch as operators, so that compiled layers may hold them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+TILE_ROWS, TILE_COLUMNS, NUM_WARPS = 64, 128, 4
+
+
+@triton.jit
+def _round(
+    source, unit, straight, turned, num_rows, num_columns,
+    LARGEST: tl.constexpr, STRAIGHT: tl.constexpr, TURNED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row[:, None] < num_rows) & (column[None, :] < num_columns)
+    factor = 1.0 / tl.load(unit)
+    values = tl.load(source + row[:, None] * num_columns + column[None, :], mask=inside).to(tl.float32) * factor
+    values = tl.clamp(values, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    if STRAIGHT:
+        tl.store(straight + row[:, None] * num_columns + column[None, :], values.to(straight.dtype.element_ty), mask=inside)
+    if TURNED:
+        over = tl.trans(values.to(turned.dtype.element_ty))
+        tl.store(turned + column[:, None] * num_rows + row[None, :], over, mask=(column[:, None] < num_columns) & (row[None, :] < num_rows))
+
+
+def _launch(source: Tensor, unit: Tensor, straight: Tensor | None, turned: Tensor | None) -> None:
+    rows, columns = source.shape
+    grid = (triton.cdiv(columns, TILE_COLUMNS), triton.cdiv(rows, TILE_ROWS))
+    made: Any = straight if straight is not None else turned
+    wrap_triton(_round)[grid](
+        source,
+        unit,
+        straight if straight is not None else made,
+        turned if turned is not None else made,
+        rows,
+        columns,
+        LARGEST=torch.finfo(made.dtype).max,
+        STRAIGHT=straight is not None,
+        TURNED=turned is not None,
+        ROWS=TILE_ROWS,
+        COLUMNS=TILE_COLUMNS,
+        num_warps=NUM_WARPS,
+    )
+
+
+@triton_op("meshwright::fp8_straight", mutates_args=())
+def fp8_straight(source: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
+    """`source` in units of `unit`, as it stands."""
+    straight = torch.empty_like(source, dtype=dtype, memory_format=torch.contiguous_format)
+    _launch(source, unit, straight, None)
+    return straight
+
+
+@triton_op("meshwright::fp8_turned", mutates_args=())
+def fp8_turned(source: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
+    """`source` in units of `unit`, turned over."""
+    turned = torch.empty(source.shape[::-1], dtype=dtype, device=source.device)
+    _launch(source, unit, None, turned)
+    return turned
+
+
+@triton_op("meshwright::fp8_both", mutates_args=())
+def fp8_both(source: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`source` in units of `unit`, as it stands and turned over."""
+    straight = torch.empty_like(source, dtype=dtype, memory_format=torch.contiguous_format)
+    turned = torch.empty(source.shape[::-1], dtype=dtype, device=source.device)
+    _launch(source, unit, straight, turned)
+    return straight, turned

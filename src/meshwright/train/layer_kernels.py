@@ -1,0 +1,132 @@
+"""What a layer's backward does between its products, as kernels of one pass on a GPU.
+
+A compiler writes such passes as well as a hand does, but for three: gradients of the parts of one tensor, which it joins by reading all of
+it for each part; the gradient of a norm together with that of what goes past it, which it adds up in two passes; and the sums over tokens
+that a norm's weight needs. Known to torch as operators, so that compiled layers may hold them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+GATE_BLOCK = 2048
+NORM_PROGRAMS = 264  # two for each processor of a Hopper GPU
+
+
+@triton.jit
+def _gate_back(gate_up, d_inner, d_gate_up, width, BLOCK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(gate_up + row * 2 * width + column, mask=inside).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + column, mask=inside).to(tl.float32)
+    gradient = tl.load(d_inner + row * width + column, mask=inside).to(tl.float32)
+    share = tl.sigmoid(gate)
+    d_up = gradient * gate * share
+    d_gate = gradient * up * share * (1.0 + gate * (1.0 - share))
+    tl.store(d_gate_up + row * 2 * width + column, d_gate.to(d_gate_up.dtype.element_ty), mask=inside)
+    tl.store(d_gate_up + row * 2 * width + width + column, d_up.to(d_gate_up.dtype.element_ty), mask=inside)
+
+
+@triton_op("meshwright::gate_back", mutates_args=())
+def gate_back(gate_up: Tensor, d_inner: Tensor) -> Tensor:
+    """The gradient of gate and up, side by side, from that of silu(gate) * up."""
+    width = d_inner.shape[-1]
+    made = torch.empty_like(gate_up)
+    grid = (triton.cdiv(width, GATE_BLOCK), d_inner.numel() // width)
+    wrap_triton(_gate_back)[grid](gate_up, d_inner, made, width, BLOCK=GATE_BLOCK, num_warps=8)
+    return made
+
+
+@triton.jit
+def _heads_back(
+    d_query, d_key, d_value, cosine, sine, d_heads, num_tokens, num_queries, num_keys,
+    HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64)
+    head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)[:, None]
+    at = tl.arange(0, HALF_BLOCK)[None, :]
+    narrow = at < HALF
+    of_query = head < num_queries
+    of_key = (head >= num_queries) & (head < num_queries + num_keys)
+    of_value = (head >= num_queries + num_keys) & (head < num_queries + 2 * num_keys)
+    width: tl.constexpr = 2 * HALF
+    query = d_query + (row * num_queries + head) * width + at
+    key = d_key + (row * num_keys + head - num_queries) * width + at
+    value = d_value + (row * num_keys + head - num_queries - num_keys) * width + at
+    first = tl.load(query, mask=of_query & narrow, other=0.0).to(tl.float32)
+    first += tl.load(key, mask=of_key & narrow, other=0.0).to(tl.float32)
+    first += tl.load(value, mask=of_value & narrow, other=0.0).to(tl.float32)
+    second = tl.load(query + HALF, mask=of_query & narrow, other=0.0).to(tl.float32)
+    second += tl.load(key + HALF, mask=of_key & narrow, other=0.0).to(tl.float32)
+    second += tl.load(value + HALF, mask=of_value & narrow, other=0.0).to(tl.float32)
+    angle = (row % num_tokens) * width + at
+    turns = of_query | of_key
+    cos1 = tl.where(turns, tl.load(cosine + angle, mask=narrow).to(tl.float32), 1.0)
+    cos2 = tl.where(turns, tl.load(cosine + angle + HALF, mask=narrow).to(tl.float32), 1.0)
+    sin1 = tl.where(turns, tl.load(sine + angle, mask=narrow).to(tl.float32), 0.0)
+    sin2 = tl.where(turns, tl.load(sine + angle + HALF, mask=narrow).to(tl.float32), 0.0)
+    out = d_heads + (row * (num_queries + 2 * num_keys) + head) * width + at
+    there = (of_query | of_key | of_value) & narrow
+    tl.store(out, (first * cos1 + second * sin2).to(d_heads.dtype.element_ty), mask=there)
+    tl.store(out + HALF, (second * cos2 - first * sin1).to(d_heads.dtype.element_ty), mask=there)
+
+
+@triton_op("meshwright::heads_back", mutates_args=())
+def heads_back(d_query: Tensor, d_key: Tensor, d_value: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """The gradient of all heads of one projection, [B, T, heads, D], from those of turned queries and keys and of values."""
+    batch, tokens, num_queries, width = d_query.shape
+    num_keys = d_key.shape[2]
+    num_heads = num_queries + 2 * num_keys
+    made = torch.empty(batch, tokens, num_heads, width, dtype=d_query.dtype, device=d_query.device)
+    heads = 16
+    wrap_triton(_heads_back)[(triton.cdiv(num_heads, heads), batch * tokens)](
+        d_query, d_key, d_value, cosine, sine, made, tokens, num_queries, num_keys,
+        HALF=width // 2, HALF_BLOCK=triton.next_power_of_2(width // 2), HEADS=heads, num_warps=4,
+    )  # fmt: skip
+    return made
+
+
+@triton.jit
+def _norm_back(
+    d_normed, d_past, x, weight, scale, d_x, d_weight, num_rows, width,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    summed = tl.zeros((BLOCK,), dtype=tl.float32)
+    for row in range(program, num_rows, tl.num_programs(0)):
+        here = row.to(tl.int64) * width + column
+        gradient = tl.load(d_normed + here, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(x + here, mask=inside, other=0.0).to(tl.float32)
+        past = tl.load(d_past + here, mask=inside, other=0.0).to(tl.float32)
+        rate = tl.load(scale + row)
+        normed = value * rate
+        summed += gradient * normed
+        gradient = gradient * factor
+        mean = tl.sum(gradient * normed, axis=0) / width
+        found = past + rate * (gradient - normed * mean)
+        tl.store(d_x + here, found.to(d_x.dtype.element_ty), mask=inside)
+    tl.store(d_weight + program.to(tl.int64) * width + column, summed, mask=inside)
+
+
+@triton_op("meshwright::norm_back", mutates_args=())
+def norm_back(d_normed: Tensor, d_past: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of what enters a norm and also goes past it, and of the norm's weight as partial sums over tokens, [programs, H]."""
+    width = x.shape[-1]
+    rows = x.numel() // width
+    programs = min(NORM_PROGRAMS, rows)
+    d_x = torch.empty_like(x)
+    d_weight = torch.empty(programs, width, dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(width)
+    wrap_triton(_norm_back)[(programs,)](
+        d_normed, d_past, x, weight, scale, d_x, d_weight, rows, width,
+        BLOCK=block, num_warps=min(max(block // 512, 4), 16),
+    )  # fmt: skip
+    return d_x, d_weight
