@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from parity import LLAMA, WORKLOAD, Steps, joined, run_steps
+from ranks import Pools
 
 from meshwright.describe.load import load_model
 from meshwright.errors import InputError
-from meshwright.layout import Layout
+from meshwright.layout import Layout, parse_layout
 from meshwright.train.fp8 import GRADIENT, INPUT, both, check_sides, straight, turned, unit_of, use_fp8
 from meshwright.train.fused_loss import summed_loss, summed_loss_in_fp8
 from meshwright.train.linear import Linear, PutOff
@@ -119,3 +124,22 @@ def test_sides_that_tensor_cores_cannot_take_are_named() -> None:
     check_sides(model, Layout(), 256)
     with pytest.raises(InputError, match="the tokens of a micro-batch on a rank is 8"):
         check_sides(model, Layout(), 8)
+
+
+@pytest.fixture(scope="module")
+def bf16_steps(pools: Pools) -> Steps:
+    """Three steps of one process in bf16."""
+    return joined(pools.of(1).run(run_steps, LLAMA, replace(WORKLOAD, precision="bf16"), Layout(micro_batch=8), 3))
+
+
+@pytest.mark.parametrize(
+    "layout", ["dp=2,zero=1", "dp=2,zero=3", "tp=2", "cp=2", "pp=2,schedule=zero-bubble", "pp=2,schedule=interleaved,vp=2,recompute=full"]
+)
+def test_training_in_fp8_follows_bf16_under_every_axis(layout: str, pools: Pools, bf16_steps: Steps) -> None:
+    job = parse_layout(layout)
+    found = joined(pools.of(job.num_ranks).run(run_steps, LLAMA, replace(WORKLOAD, precision="fp8-current"), job, 3))
+    for ours, theirs in zip(found.losses, bf16_steps.losses, strict=True):
+        assert abs(ours / theirs - 1) < 0.003
+    assert abs(found.norms[0] / bf16_steps.norms[0] - 1) < 0.05
+    for name, gradient in bf16_steps.gradients.items():
+        assert np.linalg.norm(found.gradients[name] - gradient) < 0.2 * np.linalg.norm(gradient) + 0.01 * bf16_steps.norms[0], name

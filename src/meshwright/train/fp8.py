@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.layout import Layout
-from meshwright.train.linear import Linear, PutOff
+from meshwright.train.linear import Linear
 
 INPUT, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16  # what tensor cores ask of both sides of an fp8 matrix
@@ -85,28 +85,28 @@ class _SplitProduct(torch.autograd.Function):
     """The same, with the weight's gradient put off until it is asked for."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, owner: nn.Parameter, put_off: PutOff) -> Tensor:
-        ctx.owner, ctx.put_off = owner, put_off
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: Linear) -> Tensor:
+        ctx.layer = layer
         return _Product.forward(ctx, x, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         x8_turned, unit_x, weight, unit_w = ctx.saved_tensors
-        rows, owner = gradient.flatten(0, -2), ctx.owner
+        rows, layer = gradient.flatten(0, -2), ctx.layer
         unit_g = unit_of(rows, GRADIENT)
         g8, g8_turned = both(rows, unit_g, GRADIENT)
 
         def weight_gradient() -> tuple[nn.Parameter, Tensor]:
-            return owner, multiply(g8_turned, x8_turned, unit_g, unit_x, weight.dtype, fast=False)
+            return layer.weight, multiply(g8_turned, x8_turned, unit_g, unit_x, weight.dtype, fast=False)
 
-        ctx.put_off.append(weight_gradient)
-        return multiply(g8, turned(weight, unit_w, INPUT), unit_g, unit_w, gradient.dtype, fast=True).view(ctx.shape), None, None, None
+        layer.put_off.append(weight_gradient)
+        return multiply(g8, turned(weight, unit_w, INPUT), unit_g, unit_w, gradient.dtype, fast=True).view(ctx.shape), None, None
 
 
 def product(x: Tensor, layer: Linear) -> Tensor:
     """The product of a layer, in fp8."""
     if layer.put_off is not None and torch.is_grad_enabled():
-        return _SplitProduct.apply(x, layer.weight.detach(), layer.weight, layer.put_off)
+        return _SplitProduct.apply(x, layer.weight.detach(), layer)
     return _Product.apply(x, layer.weight)
 
 
