@@ -70,6 +70,31 @@ def test_both_orientations_hold_the_same_numbers(device: str, rows: int, columns
     assert bool(((as_it_stands.float() * unit - x.float()).abs() <= step * x.float().abs() + unit * 2.0**-9).all())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_inputs_that_are_made_again_give_the_same_gradients() -> None:
+    from meshwright.train.layer_functions import Made, gated, past_and_normed, past_and_remade
+
+    layer = layer_of(160, 96, "cuda", torch.bfloat16)
+    x = torch.randn(2, 40, 160, device="cuda", dtype=torch.bfloat16)
+    gate_up = torch.randn(2, 40, 320, device="cuda", dtype=torch.bfloat16)
+    weight = torch.rand(160, device="cuda", dtype=torch.bfloat16)
+    gradient = torch.randn(2, 40, 96, device="cuda", dtype=torch.bfloat16)
+    inputs = {
+        "norm": (past_and_normed(x, weight, 1e-5)[1], past_and_remade(x, weight, 1e-5)[1]),
+        "gate": (gated(gate_up), Made(gated(gate_up), "gate", (gate_up,))),
+    }
+    for how, (kept, made) in inputs.items():
+        found = []
+        for given in (kept, made):
+            layer.weight.grad = None
+            value = (given.value if isinstance(given, Made) else given).detach().requires_grad_()
+            out = layer(given._replace(value=value) if isinstance(given, Made) else value)
+            out.backward(gradient)
+            found.append((out.detach(), value.grad, layer.weight.grad))
+        for one, other in zip(*found, strict=True):
+            assert off(one, other.double()) < 2e-2, how  # the last bit of bf16, where silu is rounded between, decides 1 of 50 roundings
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_no_number_stays_none(device: str) -> None:
     layer = layer_of(32, 32, device, torch.bfloat16)

@@ -1,12 +1,15 @@
 """Matrix products in fp8: factors are rounded in units of their largest element (tensorwise, current scaling), sums are kept in more bits.
 
 Inputs and weights are rounded to e4m3 (three bits of mantissa), gradients to e5m2 (two, over a wider range); Micikevicius et al. 2022,
-arXiv:2209.05433. What the backward needs of the input is kept rounded, in one byte an element. On a processor the same rounding is followed
-by an ordinary product, so that tests see the same numbers.
+arXiv:2209.05433. On a processor the same rounding is followed by an ordinary product, so that tests see the same numbers.
+
+The backward rounds the input anew instead of keeping it rounded. Where the input is `Made`, it makes that again too, in the same pass: a
+layer then keeps nothing of what its norms and its gate gave, since it keeps what they were made of in any case.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from torch import Tensor, nn
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.layout import Layout
+from meshwright.train.layer_functions import Made, value_of
 from meshwright.train.linear import Linear
 
 INPUT, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
@@ -58,27 +62,36 @@ def multiply(a: Tensor, b: Tensor, unit_a: Tensor, unit_b: Tensor, dtype: torch.
     return (a.float() @ b.float().T * (unit_a * unit_b)).to(dtype)
 
 
+def turned_again(how: str, kept: Sequence[Tensor], unit: Tensor) -> Tensor:
+    """The input of a product, rounded and turned over, from what was kept: itself, or what it is made of."""
+    if how == "norm":
+        return torch.ops.meshwright.fp8_norm_turned(*kept, unit, INPUT)
+    if how == "gate":
+        return torch.ops.meshwright.fp8_gate_turned(*kept, unit, INPUT)
+    return turned(kept[0], unit, INPUT)
+
+
 class _Product(torch.autograd.Function):
-    """`x @ weight.T` with all three products in fp8."""
+    """`x @ weight.T` with all three products in fp8. `how` and `sources` say what `x` is made of; without them it is kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, how: str, *sources: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
         unit_x, unit_w = unit_of(rows, INPUT), unit_of(weight, INPUT)
-        x8, x8_turned = both(rows, unit_x, INPUT)
-        ctx.save_for_backward(x8_turned, unit_x, weight, unit_w)
-        ctx.shape = x.shape
-        return multiply(x8, straight(weight, unit_w, INPUT), unit_x, unit_w, x.dtype, fast=True).unflatten(0, x.shape[:-1])
+        ctx.save_for_backward(unit_x, weight, unit_w, *(sources or (rows,)))
+        ctx.shape, ctx.how = x.shape, how
+        x8, w8 = straight(rows, unit_x, INPUT), straight(weight, unit_w, INPUT)
+        return multiply(x8, w8, unit_x, unit_w, x.dtype, fast=True).unflatten(0, x.shape[:-1])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        x8_turned, unit_x, weight, unit_w = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        unit_x, weight, unit_w, *kept = ctx.saved_tensors
         rows = gradient.flatten(0, -2)
         unit_g = unit_of(rows, GRADIENT)
         g8, g8_turned = both(rows, unit_g, GRADIENT)
         d_x = multiply(g8, turned(weight, unit_w, INPUT), unit_g, unit_w, gradient.dtype, fast=True)
-        d_weight = multiply(g8_turned, x8_turned, unit_g, unit_x, weight.dtype, fast=False)
-        return d_x.view(ctx.shape), d_weight
+        d_weight = multiply(g8_turned, turned_again(ctx.how, kept, unit_x), unit_g, unit_x, weight.dtype, fast=False)
+        return d_x.view(ctx.shape), d_weight, None, *(None for _ in kept if ctx.how)
 
 
 class _SplitProduct(torch.autograd.Function):
@@ -87,36 +100,40 @@ class _SplitProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: Linear) -> Tensor:
         ctx.layer = layer
-        return _Product.forward(ctx, x, weight)
+        return _Product.forward(ctx, x, weight, "")
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        x8_turned, unit_x, weight, unit_w = ctx.saved_tensors
+        unit_x, weight, unit_w, x = ctx.saved_tensors
         rows, layer = gradient.flatten(0, -2), ctx.layer
         unit_g = unit_of(rows, GRADIENT)
         g8, g8_turned = both(rows, unit_g, GRADIENT)
 
         def weight_gradient() -> tuple[nn.Parameter, Tensor]:
-            return layer.weight, multiply(g8_turned, x8_turned, unit_g, unit_x, weight.dtype, fast=False)
+            return layer.weight, multiply(g8_turned, turned(x, unit_x, INPUT), unit_g, unit_x, weight.dtype, fast=False)
 
         layer.put_off.append(weight_gradient)
         return multiply(g8, turned(weight, unit_w, INPUT), unit_g, unit_w, gradient.dtype, fast=True).view(ctx.shape), None, None
 
 
-def product(x: Tensor, layer: Linear) -> Tensor:
+def product(x: Tensor | Made, layer: Linear) -> Tensor:
     """The product of a layer, in fp8."""
     if layer.put_off is not None and torch.is_grad_enabled():
-        return _SplitProduct.apply(x, layer.weight.detach(), layer)
-    return _Product.apply(x, layer.weight)
+        return _SplitProduct.apply(value_of(x), layer.weight.detach(), layer)
+    if isinstance(x, Made):
+        return _Product.apply(x.value, layer.weight, x.how, *x.sources)
+    return _Product.apply(x, layer.weight, "")
 
 
-def use_fp8(chunk: nn.Module, device: torch.device) -> None:
-    """Let every matrix product of the layers run in fp8."""
+def use_fp8(chunk: nn.Module, device: torch.device, *, remakes: bool = False) -> None:
+    """Let every matrix product of the layers run in fp8, and with `remakes` make inputs again in the backward: on a GPU, without ports."""
     if device.type == "cuda":
         from meshwright.train import fp8_kernels  # noqa: F401 - makes its operators known
     for module in chunk.modules():
         if isinstance(module, Linear):
             module.multiply = product
+        elif hasattr(module, "remakes"):
+            module.remakes = remakes
 
 
 def check_sides(model: Model, layout: Layout, seq_len: int) -> None:

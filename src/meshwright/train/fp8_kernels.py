@@ -78,3 +78,63 @@ def fp8_both(source: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, 
     turned = torch.empty(source.shape[::-1], dtype=dtype, device=source.device)
     _launch(source, unit, straight, turned)
     return straight, turned
+
+
+@triton.jit
+def _round_norm(
+    x, scale, weight, unit, turned, num_rows, num_columns,
+    LARGEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row[:, None] < num_rows) & (column[None, :] < num_columns)
+    value = tl.load(x + row[:, None] * num_columns + column[None, :], mask=inside).to(tl.float32)
+    rate = tl.load(scale + row, mask=row < num_rows).to(tl.float32)
+    factor = tl.load(weight + column, mask=column < num_columns).to(tl.float32)
+    normed = (value * rate[:, None] * factor[None, :]).to(x.dtype.element_ty).to(tl.float32)
+    values = tl.clamp(normed * (1.0 / tl.load(unit)), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    over = tl.trans(values.to(turned.dtype.element_ty))
+    tl.store(turned + column[:, None] * num_rows + row[None, :], over, mask=(column[:, None] < num_columns) & (row[None, :] < num_rows))
+
+
+@triton_op("meshwright::fp8_norm_turned", mutates_args=())
+def fp8_norm_turned(x: Tensor, scale: Tensor, weight: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
+    """The norm of `x` in units of `unit`, turned over."""
+    columns = x.shape[-1]
+    rows = x.numel() // columns
+    turned = torch.empty(columns, rows, dtype=dtype, device=x.device)
+    wrap_triton(_round_norm)[(triton.cdiv(columns, TILE_COLUMNS), triton.cdiv(rows, TILE_ROWS))](
+        x, scale, weight, unit, turned, rows, columns,
+        LARGEST=torch.finfo(dtype).max, ROWS=TILE_ROWS, COLUMNS=TILE_COLUMNS, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return turned
+
+
+@triton.jit
+def _round_gate(
+    gate_up, unit, turned, num_rows, num_columns,
+    LARGEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row[:, None] < num_rows) & (column[None, :] < num_columns)
+    at = gate_up + row[:, None] * 2 * num_columns + column[None, :]
+    gate = tl.load(at, mask=inside).to(tl.float32)
+    up = tl.load(at + num_columns, mask=inside).to(tl.float32)
+    inner = (gate * tl.sigmoid(gate) * up).to(gate_up.dtype.element_ty).to(tl.float32)
+    values = tl.clamp(inner * (1.0 / tl.load(unit)), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    over = tl.trans(values.to(turned.dtype.element_ty))
+    tl.store(turned + column[:, None] * num_rows + row[None, :], over, mask=(column[:, None] < num_columns) & (row[None, :] < num_rows))
+
+
+@triton_op("meshwright::fp8_gate_turned", mutates_args=())
+def fp8_gate_turned(gate_up: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
+    """silu(gate) * up in units of `unit`, turned over."""
+    columns = gate_up.shape[-1] // 2
+    rows = gate_up.numel() // (2 * columns)
+    turned = torch.empty(columns, rows, dtype=dtype, device=gate_up.device)
+    wrap_triton(_round_gate)[(triton.cdiv(columns, TILE_COLUMNS), triton.cdiv(rows, TILE_ROWS))](
+        gate_up, unit, turned, rows, columns,
+        LARGEST=torch.finfo(dtype).max, ROWS=TILE_ROWS, COLUMNS=TILE_COLUMNS, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return turned

@@ -19,22 +19,23 @@ from meshwright.train import fp8
 from meshwright.train.samples import IGNORED_LABEL
 
 BLOCK_BYTES = 2**31  # of logits at a time
+FP8_BLOCK_BYTES = 2**29  # the same where their gradient is there three times
 ROW_MULTIPLE = 1024  # products of whole tiles are the fastest
 
 
 def summed_loss(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor) -> Tensor:
     """Cross-entropy summed over the tokens that carry loss."""
-    return _BlockedLoss.apply(hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), rows_at_once(weight_VH), Plain)
+    return _BlockedLoss.apply(hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), rows_at_once(weight_VH, BLOCK_BYTES), Plain)
 
 
 def summed_loss_in_fp8(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor) -> Tensor:
     """The same with the three products in fp8."""
-    return _BlockedLoss.apply(hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), rows_at_once(weight_VH), Rounded)
+    return _BlockedLoss.apply(hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), rows_at_once(weight_VH, FP8_BLOCK_BYTES), Rounded)
 
 
-def rows_at_once(weight_VH: Tensor) -> int:
+def rows_at_once(weight_VH: Tensor, block_bytes: int) -> int:
     """Rows of a block of logits."""
-    rows = max(BLOCK_BYTES // (weight_VH.shape[0] * weight_VH.element_size()), 1)
+    rows = max(block_bytes // (weight_VH.shape[0] * weight_VH.element_size()), 1)
     return rows - rows % ROW_MULTIPLE if rows > ROW_MULTIPLE else rows
 
 

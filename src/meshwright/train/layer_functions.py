@@ -6,7 +6,7 @@ Forwards are written in plain operations: a compiler makes one pass of each. On 
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,19 @@ from torch import Tensor
 HAS_KERNELS = torch.cuda.is_available() and find_spec("triton") is not None
 if HAS_KERNELS:
     from meshwright.train import layer_kernels  # noqa: F401 - makes its operators known to torch
+
+
+class Made(NamedTuple):
+    """A tensor, and what it can be made of again: a product that needs it once more in its backward then need not keep it."""
+
+    value: Tensor
+    how: str  # "norm" of (x, scale, weight), "gate" of (gate_up,)
+    sources: tuple[Tensor, ...]
+
+
+def value_of(x: Tensor | Made) -> Tensor:
+    """The tensor itself."""
+    return x.value if isinstance(x, Made) else x
 
 
 def gated(gate_up: Tensor) -> Tensor:
@@ -74,19 +87,27 @@ class _TurnedHeads(torch.autograd.Function):
 def past_and_normed(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """`x`, and its root-mean-square norm; one function, because the gradients of both meet in one pass."""
     if HAS_KERNELS and x.is_cuda:
-        return _PastAndNormed.apply(x, weight, epsilon)
+        past, normed, _ = _PastAndNormed.apply(x, weight, epsilon)
+        return past, normed
     return x, F.rms_norm(x, weight.shape, weight, epsilon)
+
+
+def past_and_remade(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Made]:
+    """The same on a GPU, with what the norm can be made of again."""
+    past, normed, scale = _PastAndNormed.apply(x, weight, epsilon)
+    return past, Made(normed, "norm", (x.detach(), scale, weight.detach()))
 
 
 class _PastAndNormed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
         normed, scale = torch.ops.aten._fused_rms_norm(x, list(weight.shape), weight, epsilon)
         ctx.save_for_backward(x, weight, scale)
-        return x.view_as(x), normed
+        ctx.mark_non_differentiable(scale)
+        return x.view_as(x), normed, scale
 
     @staticmethod
-    def backward(ctx: Any, d_past: Tensor, d_normed: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, d_past: Tensor, d_normed: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor, None]:
         x, weight, scale = ctx.saved_tensors
         d_x, partial = torch.ops.meshwright.norm_back(d_normed.contiguous(), d_past.contiguous(), x, weight, scale)
         return d_x, partial.sum(dim=0).to(weight.dtype), None

@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 GATE_BLOCK = 2048
-NORM_PROGRAMS = 264  # two for each processor of a Hopper GPU
+NUM_PROCESSORS = 132  # of a Hopper GPU
+ROW_ELEMENTS = 16384  # of a norm that are in work at a time on each of them
+HEAD_ELEMENTS = 8192  # of heads that one program turns back
 
 
 @triton.jit
@@ -83,7 +85,7 @@ def heads_back(d_query: Tensor, d_key: Tensor, d_value: Tensor, cosine: Tensor, 
     num_keys = d_key.shape[2]
     num_heads = num_queries + 2 * num_keys
     made = torch.empty(batch, tokens, num_heads, width, dtype=d_query.dtype, device=d_query.device)
-    heads = 16
+    heads = min(triton.next_power_of_2(num_heads), max(HEAD_ELEMENTS // triton.next_power_of_2(width), 1))
     wrap_triton(_heads_back)[(triton.cdiv(num_heads, heads), batch * tokens)](
         d_query, d_key, d_value, cosine, sine, made, tokens, num_queries, num_keys,
         HALF=width // 2, HALF_BLOCK=triton.next_power_of_2(width // 2), HEADS=heads, num_warps=4,
@@ -121,10 +123,10 @@ def norm_back(d_normed: Tensor, d_past: Tensor, x: Tensor, weight: Tensor, scale
     """Gradients of what enters a norm and also goes past it, and of the norm's weight as partial sums over tokens, [programs, H]."""
     width = x.shape[-1]
     rows = x.numel() // width
-    programs = min(NORM_PROGRAMS, rows)
+    block = triton.next_power_of_2(width)
+    programs = min(NUM_PROCESSORS * min(max(ROW_ELEMENTS // block, 2), 8), rows)
     d_x = torch.empty_like(x)
     d_weight = torch.empty(programs, width, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(width)
     wrap_triton(_norm_back)[(programs,)](
         d_normed, d_past, x, weight, scale, d_x, d_weight, rows, width,
         BLOCK=block, num_warps=min(max(block // 512, 4), 16),

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshwright.train.layer_functions import Made, value_of
+
 
 class PutOff:
     """Weight gradients that wait to be computed, one list for each micro-batch of each chunk."""
@@ -47,8 +49,9 @@ class _SplitProduct(torch.autograd.Function):
         return gradient @ weight, None, None
 
 
-def product(x: Tensor, layer: Linear) -> Tensor:
+def product(made: Tensor | Made, layer: Linear) -> Tensor:
     """The product of a layer, in the numbers that its weight has."""
+    x = value_of(made)
     if layer.put_off is not None and torch.is_grad_enabled():
         return _SplitProduct.apply(x, layer.weight.detach(), layer)
     return F.linear(x, layer.weight)
@@ -62,9 +65,9 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_out, num_in))
         self.bias = nn.Parameter(torch.empty(num_out)) if bias else None
         self.put_off: PutOff | None = None
-        self.multiply: Callable[[Tensor, Linear], Tensor] = product
+        self.multiply: Callable[[Tensor | Made, Linear], Tensor] = product
 
-    def product(self, x: Tensor) -> Tensor:
+    def product(self, x: Tensor | Made) -> Tensor:
         """The product without the bias."""
         return self.multiply(x, self)
 
@@ -72,5 +75,5 @@ class Linear(nn.Module):
         """With the bias, where there is one."""
         return x if self.bias is None else x + self.bias
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Made) -> Tensor:
         return self.add_bias(self.product(x))

@@ -37,11 +37,13 @@ def _score(logits, labels, losses, num_classes, IGNORED: tl.constexpr, BLOCK_SIZ
         largest = above
     log_sum = largest + tl.log(total)
     tl.store(losses + row, tl.where(counts, log_sum - chosen, 0.0))
+    factor = tl.where(counts, 1.0, 0.0)
     for start in range(0, num_classes, BLOCK_SIZE):
         inside = start + at < num_classes
         scores = tl.load(here + start + at, mask=inside).to(tl.float32)
-        share = tl.exp(scores - log_sum) - (start + at == wanted).to(tl.float32)
-        tl.store(here + start + at, tl.where(counts, share, 0.0).to(logits.dtype.element_ty), mask=inside)
+        tl.store(here + start + at, (tl.exp(scores - log_sum) * factor).to(logits.dtype.element_ty), mask=inside)
+    tl.debug_barrier()  # the label's element once more, behind all others
+    tl.store(here + wanted, ((tl.exp(chosen - log_sum) - 1.0) * factor).to(logits.dtype.element_ty))
 
 
 def score_in_place(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ from meshwright.train.compiled import compile_layers, compiles
 from meshwright.train.data_parallel import DataParallel, Numbers, add_across_tensor_ranks
 from meshwright.train.fully_sharded import FullySharded
 from meshwright.train.fused_loss import summed_loss_in_fp8
+from meshwright.train.layer_functions import HAS_KERNELS
 from meshwright.train.mesh import Mesh
 from meshwright.train.optimizer import AdamW
 from meshwright.train.pipeline_parallel import MicroBatch, Stage, make_chunks
@@ -252,7 +253,7 @@ def _holds(shard: Shard, name: str) -> bool:
 
 def use_fp8(chunk: Transformer, mesh: Mesh) -> None:
     """Let the matrix products of a chunk run in fp8: all of its layers, and the head where the vocabulary is not cut."""
-    fp8.use_fp8(chunk, mesh.device)
+    fp8.use_fp8(chunk, mesh.device, remakes=HAS_KERNELS and compiles(mesh))
     if chunk.head is not None and mesh.tp.size == 1:
         chunk.head.summed_loss = summed_loss_in_fp8
 

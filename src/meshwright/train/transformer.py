@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.describe.model import Model, RotaryScaling
 from meshwright.train.fused_loss import summed_loss
-from meshwright.train.layer_functions import gated, past_and_normed, split_heads, turned_heads
+from meshwright.train.layer_functions import Made, gated, past_and_normed, past_and_remade, split_heads, turned_heads, value_of
 from meshwright.train.linear import Linear
 
 # Fastest first on Hopper: cuDNN's takes half of the flash kernel's time there.
@@ -118,10 +118,11 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.epsilon = epsilon
         self.weight = nn.Parameter(torch.empty(width))
+        self.remakes = False  # whether products make what they need of this again instead of keeping it
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | Made]:
         """`x` itself, for what goes past the norm, and `x` normed."""
-        return past_and_normed(x, self.weight, self.epsilon)
+        return (past_and_remade if self.remakes else past_and_normed)(x, self.weight, self.epsilon)
 
 
 def norm_of(model: Model) -> nn.Module:
@@ -144,7 +145,7 @@ class Attention(nn.Module):
         self.attend: Callable[[Tensor, Tensor, Tensor, Context], Tensor] = attend
         self.recomputes = False
 
-    def forward(self, x: Tensor, context: Context, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor | Made, context: Context, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         x = self.enter(x)
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         num_keys = heads.shape[-2] // (self.heads_per_key + 2)
@@ -164,15 +165,19 @@ class MLP(nn.Module):
         self.gate_up = Linear(model.hidden, 2 * model.ffn_hidden, bias=model.biases) if model.gated else None
         self.up = Linear(model.hidden, model.ffn_hidden, bias=model.biases) if not model.gated else None
         self.down = Linear(model.ffn_hidden, model.hidden, bias=model.biases)
+        self.remakes = False
         self.enter: Callable[[Tensor], Tensor] = same
         self.leave: Callable[[Tensor], Tensor] = same
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Made) -> Tensor:
         x = self.enter(x)
         return self.down.add_bias(self.leave(self.down.product(self._inner(x))))
 
-    def _inner(self, x: Tensor) -> Tensor:
-        return gated(self.gate_up(x)) if self.gate_up is not None else F.gelu(self.up(x), approximate="tanh")
+    def _inner(self, x: Tensor | Made) -> Tensor | Made:
+        if self.gate_up is None:
+            return F.gelu(self.up(x), approximate="tanh")
+        gate_up = self.gate_up(x)
+        return Made(gated(gate_up), "gate", (gate_up.detach(),)) if self.remakes else gated(gate_up)
 
 
 class Block(nn.Module):
@@ -253,11 +258,11 @@ class Head(nn.Module):
         self.summed_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = summed_loss
 
     def forward(self, x: Tensor, labels_BT: Tensor) -> Tensor:
-        return self.summed_loss(self.enter(self.norm(x)[1]), self.weight, labels_BT)
+        return self.summed_loss(self.enter(value_of(self.norm(x)[1])), self.weight, labels_BT)
 
     def logits(self, x: Tensor) -> Tensor:
         """Scores of every next token, [B, T, V]; for a model that is not split."""
-        return F.linear(self.norm(x)[1], self.weight)
+        return F.linear(value_of(self.norm(x)[1]), self.weight)
 
 
 class Transformer(nn.Module):
