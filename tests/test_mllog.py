@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.mllog import Log, StepTimes, parse_log, read_log, read_step_times, step_times
+from meshwright.mllog import DamagedLog, Log, StepTimes, parse_log, read_log, read_step_times, step_times
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SHARED = Path(__file__).parents[1] / ".." / "shared"
@@ -90,6 +90,36 @@ def test_spread_and_drift_match_a_hand_worked_case() -> None:
 def test_several_runs_join_into_one_series() -> None:
     joined = StepTimes.joined([step_times(fixture("timer_every_step")), step_times(fixture("counts_tokens"))])
     assert (len(joined.seconds), joined.is_first.sum(), joined.method) == (14, 4, "timer of every step")
+
+
+def test_the_worst_step_and_the_tail_match_a_hand_worked_case() -> None:
+    steps = StepTimes(np.array([9.0, *[1.0] * 99, 2.0, 1.0]), np.array([True, *[False] * 101]), "by hand")
+    assert steps.worst == (1, 9.0)
+    # 101 steady steps: the 99th percentile is the hundredth of them in order, and one is longer
+    assert steps.p99_over_p50 == 1.0
+    assert StepTimes(steps.seconds[1:], ~steps.is_first[1:] & False, "by hand").worst == (100, 2.0)
+
+
+def test_a_log_says_its_steps_and_its_target() -> None:
+    assert (fixture("timer_every_step").num_steps, fixture("timer_every_step").target) == (8, None)
+    line = ':::MLLOG {"time_ms": 1, "key": "target_accuracy", "value": 5.6}'
+    assert parse_log(line, "x").target == 5.6
+
+
+def test_what_is_cut_or_damaged_names_its_line() -> None:
+    lines = lines_of("blocks_only")
+    cut = parse_log("\n".join(lines)[:-40], "x.log")
+    assert (cut.cut, cut.cut_line, cut.empty_line) == (True, len(lines), 0)
+    lines[4] = lines[4][:60]
+    with pytest.raises(DamagedLog) as error:
+        parse_log("\n".join(lines), "x.log")
+    assert error.value.line == 5
+
+
+def test_zero_bytes_between_lines_are_noticed() -> None:
+    lines = lines_of("blocks_only")
+    lines[7:7] = ["\x00" * 512]
+    assert parse_log("\n".join(lines), "x.log").empty_line == 8
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -19,6 +19,7 @@ from meshwright.cost.memory import BF16_BYTES, FP32_BYTES, Column, Recipe
 from meshwright.cost.pipeline import peak_in_flight
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.model import Model
+from meshwright.describe.profile import Slice
 from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import FitError, InputError, nearest
 from meshwright.layout import CP_KINDS, RECOMPUTE, SCHEDULES, Layout, Layouts
@@ -34,6 +35,7 @@ RECIPES: Mapping[str, Recipe] = {
     "bf16-pure": Recipe(gradient_bytes=2.0, optimizer_bytes=4.0),
     "fp8": Recipe(weight_bytes=2.0, gradient_bytes=2.0, input_bytes=1.0),
     "fp8-current": Recipe(weight_bytes=2.0, gradient_bytes=2.0, input_bytes=1.0),
+    "fp8-current-pure": Recipe(weight_bytes=2.0, gradient_bytes=2.0, optimizer_bytes=4.0, input_bytes=1.0),
     "mxfp8": Recipe(weight_bytes=2.0 + 2 / 32, gradient_bytes=2.0, input_bytes=1.0 + 1 / 32),
     "nvfp4": Recipe(weight_bytes=2.0 + 1.0 + 2 / 16, gradient_bytes=2.0, input_bytes=0.5 + 1 / 16),
 }
@@ -49,6 +51,7 @@ def reserve_for(accelerator: Accelerator) -> float:
     return PROCESS_BYTES if accelerator.architecture == "cpu" else RESERVE_BYTES
 
 
+LOSS_TENSORS = 4  # of hidden states alive at the loss beside logits: the last layer's, normed, and both gradients
 NUM_GATHERED_LAYERS = 2  # ZeRO 3: the layer at work and the one fetched ahead
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "loss", "buffers")
@@ -358,6 +361,71 @@ def _standing_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     split = split + with_experts * float(model.shared_expert_parameters)
     whole = shapes.replicated_parameters + with_experts * float(model.expert_parameters)
     return workspace_bytes + shapes.recipe.tensor_bytes * (split / layouts.tp + whole)
+
+
+# -- a machine that was measured ----------------------------------------------------------------------
+
+
+def with_slice(priced: Footprint, model: Model, workload: Workload, layouts: Layouts, cut: Slice) -> Footprint:
+    """The footprint with rows of one rank and one micro-batch replaced by what a slice of the trainer's step kept.
+
+    There gradients come into being as the backward goes, while what the layers left is given back: the peak is at the loss, in the
+    backward of the last layer or of the first, or when all gradients are there.
+    """
+    alone = (layouts.tp * layouts.cp * layouts.pp * layouts.dp == 1) & (workload.global_batch == layouts.micro_batch)
+    if not cut.state_bytes_per_parameter or not alone.any():
+        return priced
+    tensor_bytes = FP32_BYTES if cut.number_format == "fp32" else BF16_BYTES
+    shapes, layers = _Shapes(model, replace(recipe_for(workload.precision), tensor_bytes=tensor_bytes), None), model.num_layers
+    tokens = layouts.micro_batch * float(workload.seq_len)
+    whole = cut.layer_saved_bytes * tokens / cut.rows
+    hidden = tensor_bytes * model.hidden * tokens
+    full, some = layouts.recompute == RECOMPUTE.index("full"), layouts.recompute == RECOMPUTE.index("selective")
+    kept = np.where(full, hidden, whole - np.where(some, shapes.recomputable * tokens, 0.0))
+    work = tokens * memory.mlp_backward_bytes(model.hidden, model.ffn_hidden, shapes.num_inner, shapes.recipe) + np.where(full, whole, 0.0)
+    head = tensor_bytes * model.head_parameters
+    table = 0.0 if model.tied_embeddings else tensor_bytes * model.embedding_parameters
+    ends = model.head_parameters + (0 if model.tied_embeddings else model.embedding_parameters)
+    layer = tensor_bytes * (model.num_parameters - ends) / layers
+    at_loss = cut.ends_bytes + LOSS_TENSORS * tensor_bytes * model.hidden * (tokens - cut.rows)
+    ones = np.ones_like(tokens)
+    moments = np.stack(  # (activations, gradients, what else) at each
+        [
+            np.stack([layers * kept, 0.0 * ones, at_loss]),
+            np.stack([layers * kept, (head + layer) * ones, work]),
+            np.stack([kept, (head + layers * layer) * ones, work]),
+            np.stack([0.0 * ones, (head + layers * layer + table) * ones, hidden]),
+        ]
+    )
+    worst = moments.sum(axis=1).argmax(axis=0)
+    activations, gradients, extra = moments[worst, :, np.arange(len(tokens))].T
+    weights = tensor_bytes * model.num_parameters
+    is_loss = worst == 0
+    parts = {
+        "weights": weights * ones,
+        "optimizer": (cut.state_bytes_per_parameter * model.num_parameters - weights) * ones,
+        "gradients": gradients,
+        "activations": activations,
+        "loss": np.where(is_loss, extra, 0.0),
+        "buffers": np.where(is_loss, 0.0, extra),
+    }
+    replaced = {name: np.where(alone, value, getattr(priced, name)) for name, value in parts.items()}
+    moment = np.array([1, 0, 0, 2])[worst]
+    return replace(priced, **replaced, moment=np.where(alone, moment, priced.moment))
+
+
+def stage_rows(priced: Footprint, row: int = 0) -> list[dict[str, Any]]:
+    """The stages of layout number `row` that a footprint holds, each once, as `stages` gives them."""
+    found = {}
+    for i, number in enumerate(priced.stage[:, row]):
+        found[int(number)] = {
+            "stage": int(number),
+            "layers": int(priced.layers[i, row]),
+            **{f"{part}_bytes": float(getattr(priced, part)[i, row]) for part in PARTS},
+            "peak_bytes": float(priced.stage_peak_bytes[i, row]),
+            "peak_at": MOMENTS[priced.moment[i, row]],
+        }
+    return [found[number] for number in sorted(found)]
 
 
 # -- does it fit --------------------------------------------------------------------------------------

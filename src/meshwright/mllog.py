@@ -6,7 +6,8 @@ What a log says about its steps changed over the rounds; `step_times` reads, in 
 2. the wall clock between progress lines that stand several steps apart;
 3. the wall clock from the start of a block to its evaluation, divided by the block's steps.
 
-A line that was cut at the end of the file is left out, and `Log.complete` is false; a damaged line before that is an error.
+A line that was cut at the end of the file is left out, and `Log.complete` is false; a damaged line before that is an error
+(`DamagedLog`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ COUNTERS = ("samples_count", "step", "epoch_num")  # of a line's metadata, the f
 MAD_TO_STD = 1.4826  # of a normal distribution
 
 _DECODE = json.JSONDecoder().raw_decode
+
+
+class DamagedLog(InputError):
+    """A line of the log cannot be read, though others follow it."""
+
+    def __init__(self, path: str, line: int, why: str) -> None:
+        super().__init__(f"a damaged {MARKER} line: {why}", where=f"{path}: line {line}", fix="use the log as the run wrote it")
+        self.line = line
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,17 @@ class StepTimes:
         return float(100 * np.std(self.steady_s) / np.mean(self.steady_s))
 
     @property
+    def p99_over_p50(self) -> float:
+        """99th percentile of the steady steps over their median."""
+        return float(np.percentile(self.steady_s, 99)) / self.median_s
+
+    @property
+    def worst(self) -> tuple[int, float]:
+        """Number, from 1, and seconds of the longest of all steps, first ones included."""
+        index = int(np.argmax(self.seconds))
+        return index + 1, float(self.seconds[index])
+
+    @property
     def drift_pct(self) -> float:
         """Median of the last tenth of the steady steps against that of the first tenth, in per cent."""
         tenth = math.ceil(len(self.steady_s) / 10)
@@ -121,6 +141,8 @@ class Log:
     path: str
     events: tuple[LogEvent, ...]
     cut: bool  # the last line was not whole
+    cut_line: int = 0  # that line, from 1
+    empty_line: int = 0  # the first line that holds zero bytes, as a broken disk leaves them, from 1
 
     def first(self, key: str) -> LogEvent | None:
         """The first line with `key`, or None."""
@@ -200,6 +222,17 @@ class Log:
         return tuple(_evaluations(self.events, self.counts_per_sample))
 
     @property
+    def num_steps(self) -> float:
+        """Steps up to the last evaluation."""
+        return self.samples_to_target / self.global_batch_size
+
+    @property
+    def target(self) -> float | None:
+        """What the evaluation must come down to; None where the log does not say (before v5.1)."""
+        event = self.first("target_accuracy")
+        return float(event.value) if event and _is_number(event.value) else None
+
+    @property
     def num_evaluations(self) -> int:
         """Finished evaluations."""
         return len(self.evaluations)
@@ -217,7 +250,7 @@ class Log:
         """What a sample adds to the log's counter: 1, or the sequence length in the logs that count tokens (GPT-3)."""
         if self.seq_len is None or self.first("global_batch_size") is None:
             return 1
-        counts = sorted({event.count for event in self.events if event.count and (event.key == "eval_start" or _is_progress(event))})
+        counts = sorted({event.count for event in self.events if event.count and (event.key == "eval_start" or is_progress(event))})
         if not counts:
             return 1
         smallest = min([counts[0], *(b - a for a, b in pairwise(counts))])
@@ -251,23 +284,22 @@ def parse_log(text: str, path: str) -> Log:
     """The log that `text` holds; `path` is what errors call it."""
     events: list[LogEvent] = []
     damaged: tuple[int, str] | None = None
+    empty_line = 0
     for number, line in enumerate(text.split("\n"), start=1):
+        if not empty_line and "\x00" in line:
+            empty_line = number
         for fragment in line.split(MARKER)[1:]:
             if damaged:
-                raise _damage(path, *damaged)
+                raise DamagedLog(path, *damaged)
             try:
                 events.append(_event(fragment, number))
             except (ValueError, RecursionError) as error:
                 damaged = number, str(error)
     if not events:
         if damaged:
-            raise _damage(path, *damaged)
+            raise DamagedLog(path, *damaged)
         raise InputError(f"no {MARKER} line in the file", where=path, fix="give an MLPerf result file (result_0.txt)")
-    return Log(path, tuple(events), cut=damaged is not None)
-
-
-def _damage(path: str, line: int, why: str) -> InputError:
-    return InputError(f"a damaged {MARKER} line: {why}", where=f"{path}: line {line}", fix="use the log as the run wrote it")
+    return Log(path, tuple(events), cut=damaged is not None, cut_line=damaged[0] if damaged else 0, empty_line=empty_line)
 
 
 def _event(fragment: str, line: int) -> LogEvent:
@@ -350,7 +382,7 @@ def _steps(seconds_and_first: Sequence[tuple[float, bool]], method: str) -> Step
     return StepTimes(np.array(seconds, dtype=np.float64), np.array(is_first, dtype=np.bool_), method)
 
 
-def _is_progress(event: LogEvent) -> bool:
+def is_progress(event: LogEvent) -> bool:
     """Whether the line ends a step. The summaries at a block's end look alike, but give a throughput or no step."""
     if event.key != "tracked_stats" or not isinstance(event.value, dict) or "step" not in event.metadata:
         return False
@@ -367,7 +399,7 @@ def _progress_intervals(events: Iterable[LogEvent], counts_per_step: int) -> Ite
         elif event.key in ("eval_start", "block_stop", "run_stop"):
             before = None
             done = max(done, event.count or 0.0) if event.key == "eval_start" else done
-        elif before is not None and _is_progress(event) and event.count is not None and event.count > done:
+        elif before is not None and is_progress(event) and event.count is not None and event.count > done:
             timers = [event.value[name] for name in STEP_TIMERS if _is_number(event.value.get(name))]
             timer_s = float(timers[0]) if timers else None
             yield _Interval(_seconds(before, event), (event.count - done) / counts_per_step, before.key == "block_start", timer_s)

@@ -109,7 +109,7 @@ def outcome(
     unknown: dict[str, str] = {}
     time_s = _time_to_train_s(prediction, workload, row, unknown)
     hours = time_s.times(float(accelerator_hours(cluster.num_accelerators, 1.0))) if time_s else None
-    price = _price(cluster, provider, price_kind, unknown)
+    price = price_of(cluster, provider, price_kind, unknown)
     busy = float(busy_share(prediction, cluster, workload)[row]) if time_s else math.nan
     watts_w, hosts = node_w(cluster, busy, power_constants(), cooling)
     energy_j = _energy_j(watts_w, cluster, time_s, unknown)
@@ -156,7 +156,7 @@ def running_costs(cluster: Cluster, busy: float = 1.0) -> RunningCosts:
             power_note=f"modelled: assumed {CORE_W:.0f} W a core",
         )
     unknown: dict[str, str] = {}
-    price = _price(cluster, "", "", unknown)
+    price = price_of(cluster, unknown=unknown)
     watts_w, hosts = node_w(cluster, busy, power_constants())
     nodes = count / cluster.accelerators_per_node
     return RunningCosts(
@@ -178,8 +178,8 @@ def _time_to_train_s(prediction: Prediction, workload: Workload, row: int, unkno
 # -- money ----------------------------------------------------------------------------------------------
 
 
-def _price(cluster: Cluster, provider: str, kind: str, unknown: dict[str, str]) -> Price | None:
-    """The price to reckon with. One that was asked for and is not listed is an error; none at all is not."""
+def price_of(cluster: Cluster, provider: str = "", kind: str = "", unknown: dict[str, str] | None = None) -> Price | None:
+    """The price to reckon with. One that was asked for and is not listed is an error; none at all is not, and `unknown` says why."""
     chip = cluster.accelerator.name
     if provider:
         return economics.price(chip, provider=provider, kind=kind or DEFAULT_KIND)
@@ -191,7 +191,8 @@ def _price(cluster: Cluster, provider: str, kind: str, unknown: dict[str, str]) 
         return economics.price(chip, kind=kind)
     if any(p.kind == DEFAULT_KIND for p in listed):
         return economics.price(chip)
-    unknown.setdefault("cost", f"no {DEFAULT_KIND} price is listed for {chip}")
+    if unknown is not None:
+        unknown.setdefault("cost", f"no {DEFAULT_KIND} price is listed for {chip}")
     return None
 
 

@@ -10,19 +10,22 @@ from numpy.typing import NDArray
 
 from meshwright.cost.pipeline import ChunkTimes, pipeline_s
 from meshwright.cost.schedule import Hops, Timeline, evaluate, schedule_named
-from meshwright.describe.cluster import Cluster
+from meshwright.describe.cluster import Cluster, Tier
+from meshwright.describe.hardware import Accelerator
 from meshwright.describe.model import Model
+from meshwright.describe.profile import Profile
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
-from meshwright.footprint import Footprint, footprint, recipe_for
+from meshwright.footprint import Footprint, footprint, recipe_for, with_slice
 from meshwright.layout import AXES, Layout, Layouts
-from meshwright.question import GENERATION, question
-from meshwright.software import Software, software
+from meshwright.question import GENERATION, format_of, measured, question
+from meshwright.software import Software, on_profile, software
 from meshwright.split import check_split
 from meshwright.step import PARTS, StepParts, price
 from meshwright.uncertainty import Interval, interval
 
 Column = NDArray[np.float64]
+PROFILE_SPREAD = {"cuda": 0.08, "cpu": 0.2}  # either side of a step priced by a hardware profile: what docs/measure.md holds it to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +54,8 @@ def parts(model: Model, cluster: Cluster, workload: Workload, layouts: Layouts, 
     """The parts of a step of every layout under a software stack."""
     generation = GENERATION.get(cluster.accelerator.architecture, "hopper")
     factor = stack.log_factor_of(workload.adapters is not None, generation)
-    return price(question(model, cluster, workload, factor), layouts, stack.constants)
+    seen = measured(model, workload, stack.profile) if stack.profile else None
+    return price(question(model, cluster, workload, factor), layouts, stack.constants, seen)
 
 
 def predict(model: Model, cluster: Cluster, workload: Workload, layouts: Layouts, stack: Software | None = None) -> Prediction:
@@ -59,7 +63,7 @@ def predict(model: Model, cluster: Cluster, workload: Workload, layouts: Layouts
     stack = stack or software()
     chip = cluster.accelerator
     priced = parts(model, cluster, workload, layouts, stack)
-    step_s, bounds = priced.step_time_s, interval(model, cluster, workload, stack)
+    step_s, bounds = priced.step_time_s, interval_of(model, cluster, workload, stack)
     num_steps = workload.num_steps()
     num_evaluations = num_evaluations_of(workload, num_steps)
     evaluation_s = evaluation_time_s(workload, layouts, priced) + stack.evaluation_s * (num_evaluations > 0)
@@ -72,7 +76,7 @@ def predict(model: Model, cluster: Cluster, workload: Workload, layouts: Layouts
         low_s=step_s * bounds.low,
         high_s=step_s * bounds.high,
         parts=priced.seconds,
-        memory=footprint(model, workload, layouts, recipe_for(workload.precision, chip)),
+        memory=bytes_of(model, cluster, workload, layouts, stack),
         tokens_per_s=tokens_per_s,
         mfu=tokens_per_s * flops_per_token / peak,
         hfu=tokens_per_s * (flops_per_token + priced.recomputed_flops) / peak,
@@ -84,6 +88,27 @@ def predict(model: Model, cluster: Cluster, workload: Workload, layouts: Layouts
         software=stack,
         detail=priced,
     )
+
+
+def bytes_of(model: Model, cluster: Cluster, workload: Workload, layouts: Layouts, stack: Software) -> Footprint:
+    """Bytes of every layout; as slices of the trainer's step kept them, where a profile has some of this model."""
+    counted = footprint(model, workload, layouts, recipe_for(workload.precision, cluster.accelerator))
+    cuts = stack.profile.slices_of(model, format_of(workload.precision), workload.precision) if stack.profile else []
+    return with_slice(counted, model, workload, layouts, cuts[-1]) if cuts else counted
+
+
+def interval_of(model: Model, cluster: Cluster, workload: Workload, stack: Software) -> Interval:
+    """How far the step may be off: by errors of comparable runs, or on a profile by what such predictions are held to."""
+    profile = stack.profile
+    if profile is None:
+        return interval(model, cluster, workload, stack)
+    own = profile.slices_of(model, format_of(workload.precision), workload.precision)
+    spread = PROFILE_SPREAD[profile.device_type] * (1 if own else 2)
+    kin = f"{profile.words}, slices of {'this model' if own else 'other models'}"
+    note = (
+        "" if own else f"the profile has no slice of {model.name} in {format_of(workload.precision)}: other models' corrections are taken"
+    )
+    return Interval(low=1 - spread, high=1 + spread, kin=kin, num_runs=len(own), distance="measured" if own else "near", note=note)
 
 
 def training_flops_per_token(model: Model, workload: Workload) -> float:
@@ -222,3 +247,37 @@ def _closed_pipeline_s(prediction: Prediction, layout: Layout, row: int, num_mic
     hop_s = float(detail.message_s[row]) if layout.overlap_pp else 0.0
     zero_bubble = layout.schedule == "zero-bubble" and layout.pp > 1
     return float(pipeline_s(m, layout.pp, layout.vp, _times_of(detail.times, row), hop_s, zero_bubble=zero_bubble))
+
+
+def on_one_device(
+    model: Model, profile: Profile, *, precision: str, seq_len: int, batch: int, recompute: str = "none", micro_batch: int = 0
+) -> dict[str, Any]:
+    """What a profile predicts for a step of the trainer on the one device it was made on, in plain values.
+
+    Without a cluster: nothing but the profile, the model and the batch decides.
+    """
+    workload = Workload(name="one device", model="", seq_len=seq_len, global_batch=batch, precision=precision)
+    layouts = Layouts.of([Layout(micro_batch=micro_batch or batch, zero_stage=0, recompute=recompute)])
+    stack, seen = on_profile(software(), profile), measured(model, workload, profile)
+    tier = Tier(name="node", link="none", num_accelerators=1, num_installed=1, bytes_per_s=1.0, latency_s=0.0)
+    peak = {name: 1.0 for name in ("bf16", "tf32", "fp8")}
+    chip = Accelerator(
+        name=profile.device, vendor="", architecture="", memory_bytes=0.0, memory_bytes_per_s=1.0, dense_flops_per_s=peak, power_cap_w=1.0
+    )
+    cluster = Cluster(name=profile.device, accelerator=chip, tiers=(tier,), accelerators_per_node=1)
+    priced = price(question(model, cluster, workload), layouts, stack.constants, seen)
+    memory = bytes_of(model, cluster, workload, layouts, stack)
+    step_s = float(priced.step_time_s[0])
+    return {
+        "model": model.name,
+        "precision": precision,
+        "seq_len": seq_len,
+        "batch": batch,
+        "recompute": recompute,
+        "step_time_s": step_s,
+        "tokens_per_s": batch * seq_len / step_s,
+        "parts_s": {part: float(priced.seconds[part][0]) for part in PARTS},
+        "peak_memory_bytes": float(memory.peak_bytes[0]),
+        "from_slices": bool(seen.slices),
+        "profile": profile.words,
+    }

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.measured import Correction, Rates, Shape, ends_time, layer_time
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.hardware import FORMAT_OF_RECIPE, Accelerator
 from meshwright.describe.model import Model
+from meshwright.describe.profile import WAYS, Profile, Slice, shape_of
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.footprint import recipe_for
@@ -123,6 +125,105 @@ def stacked(questions: Sequence[Question]) -> Question:
         values = [getattr(q, f.name) for q in questions]
         columns[f.name] = np.concatenate(values, axis=1) if f.name.startswith(("matrix_", "tier_")) else np.array(values, dtype=np.float64)
     return Question(**columns)
+
+
+# -- a machine that was measured --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a hardware profile says of one job: rates of kernels, and how far a step of them put together was off on slices of it."""
+
+    profile: Profile
+    shape: Shape
+    rates: Rates
+    layer: Correction
+    ends: Correction
+    slices: tuple[Slice, ...]  # of this model; none: the corrections are other models'
+    block_rows: int  # rows of logits that were timed at once
+    element_bytes: float  # of what passes between operations
+
+
+def measured(model: Model, workload: Workload, profile: Profile) -> Measured:
+    """A profile's say on one job; raises where it holds nothing of the kind."""
+    if model.experts or model.latent or workload.adapters:
+        raise InputError(
+            f"a hardware profile prices dense models that are trained whole, and {model.name} is not",
+            where="--profile",
+            fix="leave the profile out",
+        )
+    number_format = format_of(workload.precision)
+    formats = sorted({product.number_format for product in profile.products})
+    if number_format not in formats or not profile.attentions:
+        raise InputError(
+            f"the profile has no products in {number_format}, only in {', '.join(formats) or 'none'}",
+            where="--profile",
+            fix=f"choose another precision, or measure one: meshwright measure --model {model.name} --precision {workload.precision}",
+        )
+    rates = _rates(profile, number_format, CAST_BYTES[workload.precision])
+    block_rows = max((p.rows for p in profile.products if p.columns == model.vocab_size), default=max(p.rows for p in profile.products))
+    own = profile.slices_of(model, number_format, workload.precision)
+    layer, ends = _corrections(own or [s for s in profile.slices if s.number_format == number_format], rates, profile)
+    shape = Shape(**dict(zip(_SIDES, shape_of(model), strict=True)), gated=model.gated)
+    return Measured(
+        profile=profile,
+        shape=shape,
+        rates=rates,
+        layer=layer,
+        ends=ends,
+        slices=tuple(own),
+        block_rows=block_rows,
+        element_bytes=4.0 if number_format == "fp32" else 2.0,
+    )
+
+
+_SIDES = ("hidden", "ffn_hidden", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
+
+
+def format_of(precision: str) -> str:
+    """What a recipe multiplies in, as a profile names it."""
+    number_format = FORMAT_OF_RECIPE[precision]
+    return "fp32" if number_format == "tf32" else number_format
+
+
+def _rates(profile: Profile, number_format: str, cast_bytes: float) -> Rates:
+    products = {}
+    for way in WAYS:
+        timed = [p for p in profile.products if p.way == way and p.number_format == number_format]
+        shapes = np.array([(p.rows, p.columns, p.inner) for p in timed], dtype=np.float64).T
+        products[way] = shapes, 2.0 * shapes.prod(axis=0) / [p.seconds for p in timed]
+    each = profile.attentions
+    shapes = np.array([(a.batch * a.num_heads, a.seq_len, a.head_dim) for a in each], dtype=np.float64).T
+    flops = 2.0 * shapes[0] * shapes[1] ** 2 * shapes[2]
+    attention = (shapes, flops / [a.forward_s for a in each]), (shapes, 2.5 * flops / [a.backward_s for a in each])
+    kinds = sorted({c.kind for c in profile.collectives})
+    collectives = {}
+    for kind in kinds:
+        same = [c for c in profile.collectives if c.kind == kind]
+        collectives[kind] = (
+            np.array([(c.num_ranks, c.payload_bytes) for c in same], dtype=np.float64).T,
+            np.array([c.seconds for c in same]),
+        )
+    return Rates(
+        products=products,
+        attention=attention,
+        elementwise_bytes_per_s=2 / (1 / profile.norm_bytes_per_s + 1 / profile.activation_bytes_per_s),
+        loss_bytes_per_s=profile.loss_bytes_per_s,
+        cast_bytes=cast_bytes,
+        collectives=collectives,
+    )
+
+
+def _corrections(slices: Sequence[Slice], rates: Rates, profile: Profile) -> tuple[Correction, Correction]:
+    """What takes seconds of kernels to those of the trainer's layers and ends, as seen on slices; nothing where there are none."""
+    plain = [s for s in slices if s.recompute == "none"]
+    if not plain:
+        return Correction(), Correction()
+    shapes = [Shape(**{side: getattr(s, side) for side in _SIDES}) for s in plain]
+    layers = [float(layer_time(shape, s.micro_batch, s.seq_len, 1.0, rates).total_s) for shape, s in zip(shapes, plain, strict=True)]
+    blocks = [max((p.rows for p in profile.products if p.columns == s.vocab_size), default=s.rows) for s in plain]
+    ends = [float(sum(ends_time(shape, s.rows, block, 1.0, rates))) for shape, s, block in zip(shapes, plain, blocks, strict=True)]
+    return Correction.through(layers, [s.layer_s for s in plain]), Correction.through(ends, [s.ends_s for s in plain])
 
 
 def _active_width(model: Model) -> float:

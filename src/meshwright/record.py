@@ -206,7 +206,7 @@ class RunWriter:
         A `plan` that is not the folder's takes its place; the old one stays as plan-until-step-N.json.
         """
         folder = Path(folder)
-        header = replace(_read_header(folder), status=RUNNING)
+        header = replace(read_header(folder), status=RUNNING)
         if plan is not None and hashlib.sha256(plan).hexdigest() != header.plan_sha256:
             if (folder / "plan.json").exists():
                 os.replace(folder / "plan.json", folder / f"plan-until-step-{after_step}.json")
@@ -280,7 +280,7 @@ class RunWriter:
 
 def elapsed_s(folder: str | Path) -> float:
     """Seconds of wall clock since the run's first start, for an event from a process that does not hold the run's writer."""
-    return _since_s(_read_header(Path(folder)))
+    return _since_s(read_header(Path(folder)))
 
 
 def _since_s(header: RunHeader) -> float:
@@ -432,7 +432,7 @@ def _column(name: str, entries: Iterable[Mapping[str, Any]]) -> NDArray[Any]:
 def read_run(folder: str | Path) -> Run:
     """The run in `folder`, also while it is being written; damaged lines are left out and named."""
     folder = Path(folder)
-    header = _read_header(folder)
+    header = read_header(folder)
     damage: list[str] = []
     records: list[StepRecord] = []
     for where, record in _entries(folder / "steps.jsonl", StepRecord.from_json, damage):
@@ -496,7 +496,7 @@ def _tokens_per_s(run: Run) -> float | None:
     return samples * run.header.sequence_length / seconds if seconds else None
 
 
-def _read_header(folder: Path) -> RunHeader:
+def read_header(folder: Path) -> RunHeader:
     path = folder / "run.json"
     try:
         entry = _object(path.read_bytes())

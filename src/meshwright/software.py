@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from meshwright.describe.profile import Profile
 from meshwright.errors import InputError, nearest
 
 CONSTANTS_FILE = Path(__file__).parent / "evidence" / "constants.json"
@@ -26,7 +27,16 @@ MATMUL_HALF_SIZE = 100.0  # see cost.compute.matmul_s: one tile of 128 columns i
 BF16_PJ_PER_FLOP = {"hopper": 0.137, "blackwell": 0.120}  # from the measured maxima of H100, B200, GB200, B300 (hardware facts, MAMF)
 FP8_ATTENTION_SPEEDUP = 1.35  # over bf16: the products are twice as fast, the exponentials are not
 BACKWARD_ATTENTION = 2.5  # forwards a backward of flash attention takes: five products against two
-CAST_BYTES = {"fp32": 0.0, "bf16": 0.0, "bf16-pure": 0.0, "fp8": 4.0, "fp8-current": 6.0, "mxfp8": 6.0, "nvfp4": 9.0}
+CAST_BYTES = {
+    "fp32": 0.0,
+    "bf16": 0.0,
+    "bf16-pure": 0.0,
+    "fp8": 4.0,
+    "fp8-current": 6.0,
+    "fp8-current-pure": 6.0,
+    "mxfp8": 6.0,
+    "nvfp4": 9.0,
+}
 # read 2, write 1 in each orientation; current scaling and blocks read once more for the maximum; NVFP4 also rotates and scales twice
 GATHER_BYTES = {
     "fp32": 4.0,
@@ -34,6 +44,7 @@ GATHER_BYTES = {
     "bf16-pure": 2.0,
     "fp8": 1.0,
     "fp8-current": 1.0,
+    "fp8-current-pure": 2.0,
     "mxfp8": 1.0,
     "nvfp4": 2.0,
 }  # a parameter, when weights are gathered
@@ -43,6 +54,7 @@ REDUCE_BYTES = {
     "bf16-pure": 2.0,
     "fp8": 2.0,
     "fp8-current": 2.0,
+    "fp8-current-pure": 2.0,
     "mxfp8": 2.0,
     "nvfp4": 2.0,
 }  # a parameter, when gradients are reduced
@@ -165,6 +177,7 @@ class Software:
     known: bool  # whether runs of this very release were fitted
     evaluation_s: float = 0.0  # what an evaluation takes beside its forward passes
     note: str = ""
+    profile: Profile | None = None  # what was timed on the machine: prices compute in place of the constants
 
     def log_factor_of(self, has_adapters: bool, generation: str) -> float:
         """ln of the time of a job over the reference: adapters run another code path, with factors of its own."""
@@ -246,6 +259,11 @@ def values_of(data: Mapping[str, Any]) -> FittedValues:
         date=str(data["date"]),
         evaluation_s=float(data["evaluation_s"]),
     )
+
+
+def on_profile(stack: Software, profile: Profile) -> Software:
+    """The stack on a machine that was measured: what computes is priced by the profile, what is sent beyond the machine as before."""
+    return replace(stack, profile=profile, note="; ".join(filter(None, (stack.note, f"compute as timed here: {profile.words}"))))
 
 
 def software(name: str = "") -> Software:

@@ -13,13 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright import software as sw
+from meshwright import traffic
 from meshwright.cost.collectives import all_to_all_s, gather_s, neighbour_s
 from meshwright.cost.compute import layer_backward_bytes, layer_forward_bytes, matmul_flops_per_s, matmul_s
+from meshwright.cost.measured import ends_time, exchange_s, layer_time
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.pipeline import ChunkTimes, busiest_stage_s, pipeline_s
 from meshwright.layout import CP_KINDS, RECOMPUTE, SCHEDULES, Layouts
 from meshwright.placement import Placement, place
-from meshwright.question import BY_COLUMNS, BY_ROWS, EXPERT, Question
+from meshwright.question import BY_COLUMNS, BY_ROWS, EXPERT, Measured, Question
 from meshwright.record import PARTS as PARTS
 from meshwright.software import Constants
 from meshwright.split import Split, stage_layers
@@ -292,11 +294,137 @@ class Pricer:
         moved = sw.OPTIMIZER_BYTES * (shared / ranks + experts / expert_ranks) + sw.STEP_BYTES * (shared + experts)
         return np.asarray(moved / self.memory_bytes_per_s)
 
+    # -- once a step --------------------------------------------------------------------------------
 
-def price(question: Question, layouts: Layouts, constants: Constants) -> StepParts:
-    """The parts of a step for every row, in closed form."""
+    def step_s(self) -> Any:
+        """Seconds of the host at the end of a step."""
+        return sw.STEP_S * self.slowdown
+
+    def ends_tp_s(self) -> Any:
+        """Seconds of tensor parallelism at the ends of the model, of one micro-batch: counted within the head's."""
+        return 0.0
+
+    def sender_share(self) -> Any:
+        """Of a message between stages, what its sender stands still for."""
+        return np.where(self.l.overlap_pp > 0, sw.PP_EXPOSED, 1.0)
+
+    def core_share(self, total_s: Column, times: ChunkTimes) -> Any:
+        """What a pipeline's seconds shrink by where ranks that wait leave their cores to the others: 1, where each has its own."""
+        return 1.0
+
+
+class MeasuredPricer(Pricer):
+    """The same from a hardware profile: kernels as they were timed, put together, and corrected by slices of the trainer's step."""
+
+    def __init__(self, question: Question, layouts: Layouts, constants: Constants, measured: Measured) -> None:
+        super().__init__(replace(question, log_factor=0.0), layouts, constants)
+        self.m = measured
+        profile = measured.profile
+        self.ranks = self.tp * self.cp * self.pp * self.dp
+        cores = max(profile.num_cores, 1)
+        # Times are those of so many processes at once: more of them on the same cores take as much longer.
+        self.crowd = (
+            np.maximum(self.ranks, cores) / max(profile.num_processes, cores) if profile.shares_cores else np.ones_like(self.tokens)
+        )
+        if profile.shares_cores:
+            self.contention = np.ones_like(self.tokens)  # who sends takes the cores of who computes
+        self.sequences = np.asarray(layouts.micro_batch, dtype=np.float64)
+
+    def layer(self) -> Layer:
+        """Seconds of a layer for one micro-batch; what recomputing adds leaves out the last product, which nothing reads again."""
+        way, fix = self.m.layer.factor * self.crowd, self.m.layer.fixed_s * self.crowd
+        seen = layer_time(self.m.shape, self.sequences / self.cp, np.asarray(self.q.seq_len), self.tp, self.m.rates)
+        exposed_tp, attention = self.tensor_s(), (seen.attention[0] * way, seen.attention[1] * way)
+        ones = np.ones_like(self.tokens)
+        layer = self._recompute(
+            Layer(
+                matmul=(seen.matmul[0] * way * ones, seen.matmul[1] * way * ones),
+                attention=(attention[0] * ones, attention[1] * ones),
+                memory=(seen.memory[0] * way * ones, seen.memory[1] * way * ones),
+                gaps=(fix / 3 * ones, fix * 2 / 3 * ones),
+                exposed_tp=(exposed_tp, exposed_tp),
+                exposed_cp=self.context_s(attention[0]),
+                exposed_ep=self.expert_s(),
+                weight_s=seen.weight_s * way * ones,
+            )
+        )
+        unread_s = np.where(self.l.recompute == RECOMPUTE.index("full"), seen.last_s * way, 0.0)
+        return replace(layer, matmul=(layer.matmul[0], layer.matmul[1] - unread_s))
+
+    def head_s(self) -> tuple[Column, Column]:
+        """Seconds of both ends of one micro-batch: embedding, output projection, loss."""
+        forward_s, backward_s = ends_time(self.m.shape, self.tokens, self.m.block_rows, self.tp, self.m.rates)
+        factor, fixed_s = self.m.ends.factor * self.crowd, self.m.ends.fixed_s * self.crowd
+        exchange_s_ = self.ends_tp_s() / 2
+        return forward_s * factor + fixed_s / 3 + exchange_s_, backward_s * factor + fixed_s * 2 / 3 + exchange_s_
+
+    def embedding_s(self) -> Column:
+        """Nothing: a slice's ends are priced together, in the head."""
+        return np.zeros_like(self.tokens)
+
+    def optimizer_s(self, split: Split) -> Column:
+        """Seconds of the trainer's update, as slices took it."""
+        shared, _ = self.parameters(split)
+        owned = shared / np.where(self.l.zero_stage > 0, self.l.sharing_ranks, 1.0)
+        if self.m.slices:
+            return np.asarray(self.m.slices[-1].update_s(owned) * self.crowd)
+        return np.asarray((sw.OPTIMIZER_BYTES + sw.STEP_BYTES) * owned / self.m.profile.optimizer_bytes_per_s * self.crowd)
+
+    def exchange_s(self, kind: str, payload_bytes: Any, num_ranks: Any) -> Column:
+        """Seconds of a collective between processes of this machine, all groups at once."""
+        return np.asarray(exchange_s(payload_bytes, num_ranks, *self.m.rates.collectives[kind]) * self.crowd)
+
+    def tensor_s(self) -> Column:
+        """Seconds of tensor parallelism in one direction of a layer: where collectives were timed, two gathers and two scatters."""
+        if "all-gather" not in self.m.rates.collectives:
+            return super().tensor_s()
+        payload = self.tokens * self.q.hidden * self.m.element_bytes
+        return 2 * (self.exchange_s("all-gather", payload, self.tp) + self.exchange_s("reduce-scatter", payload, self.tp))
+
+    def ends_tp_s(self) -> Column:
+        """The embedding scatters and the head gathers, and back; the loss sums twice over its rows."""
+        if "all-gather" not in self.m.rates.collectives:
+            return np.zeros_like(self.tokens)
+        small_s = self.exchange_s("all-reduce", 4.0 * self.tokens, self.tp)
+        return np.asarray(self.tensor_s() + 2 * small_s)
+
+    def message_s(self) -> Column:
+        """Seconds of a message between stages."""
+        if "message" not in self.m.rates.collectives:
+            return super().message_s()
+        payload = self.tokens * self.q.hidden / self.tp * self.m.element_bytes
+        return self.exchange_s("message", payload, np.where(self.pp > 1, 2.0, 1.0))
+
+    def _traffic_s(self, parameters: Column, members: Column) -> tuple[Column, Column]:
+        if "reduce-scatter" not in self.m.rates.collectives:
+            return super()._traffic_s(parameters, members)
+        pieces = np.maximum(parameters / traffic.BUCKET_PARAMETERS, traffic.SMALLEST_BUCKETS)
+        size, ranks = parameters * self.m.element_bytes / pieces, members[-1]
+        return pieces * self.exchange_s("reduce-scatter", size, ranks), pieces * self.exchange_s("all-gather", size, ranks)
+
+    def step_s(self) -> Any:
+        """Seconds of the one sum over all ranks; what the host does else is in the slices' ends."""
+        if "all-reduce" not in self.m.rates.collectives:
+            return np.zeros_like(self.tokens)
+        return self.exchange_s("all-reduce", 1024.0, self.ranks)
+
+    def sender_share(self) -> Any:
+        """All of it where cores are shared: who sends in the background takes the time of who computes."""
+        return 1.0 if self.m.profile.shares_cores else super().sender_share()
+
+    def core_share(self, total_s: Column, times: ChunkTimes) -> Any:
+        """Work of all stages over the time that a pipeline of their own cores would take, but no faster than a core for each."""
+        if not self.m.profile.shares_cores:
+            return 1.0
+        work_s = self.pp * self.vp * (times.forward_s + times.backward_s) + times.first_s + times.last_s
+        least = self.m.profile.num_cores / np.maximum(self.ranks, self.m.profile.num_cores)
+        return np.minimum(np.maximum(self.num_micro_batches * work_s / self.pp / total_s, least), 1.0)
+
+
+def price(question: Question, layouts: Layouts, constants: Constants, measured: Measured | None = None) -> StepParts:
+    """The parts of a step for every row, in closed form; `measured`: by what a profile says, in place of the fitted constants."""
     question = _without_padding(question)
-    pricer = Pricer(question, layouts, constants)
+    pricer = Pricer(question, layouts, constants) if measured is None else MeasuredPricer(question, layouts, constants, measured)
     split = stage_layers(question.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
     layer, head, embedding_s = pricer.layer(), pricer.head_s(), pricer.embedding_s()
     message_s = pricer.message_s()
@@ -306,13 +434,14 @@ def price(question: Question, layouts: Layouts, constants: Constants) -> StepPar
     overlapped = layouts.overlap_pp > 0
     total_s = pipeline_s(m, layouts.pp, layouts.vp, times, np.where(overlapped, message_s, 0.0), zero_bubble=zero_bubble)
     busy_s = busiest_stage_s(m, layouts.pp, layouts.vp, times)
-    slowest = slowest_of(question.num_accelerators, constants.chip_spread)
+    slowest = slowest_of(question.num_accelerators, constants.chip_spread) * pricer.core_share(total_s, times)
     # The busiest stage's time is compute, what its layers expose, and per operation the host's time and its messages.
     layers = _busiest_layers(split, layer, head, embedding_s, layouts)
     exposed = {axis: m * layers * sum(getattr(layer, f"exposed_{axis}")) for axis in ("tp", "cp", "ep")}
+    exposed["tp"] = exposed["tp"] + m * pricer.ends_tp_s()
     operations = np.where(layouts.pp > 1, 2.0 * m * layouts.vp, 0.0)
     host_s = operations * pricer.operation_s
-    messages_s = operations * message_s * np.where(overlapped, sw.PP_EXPOSED, 1.0)
+    messages_s = operations * message_s * pricer.sender_share()
     compute_s = busy_s - host_s - messages_s - sum(exposed.values())
     seconds = {
         "compute": compute_s * slowest,
@@ -321,7 +450,7 @@ def price(question: Question, layouts: Layouts, constants: Constants) -> StepPar
         "exposed_dp": pricer.data_parallel_s(split, layer),
         "bubble": np.where(layouts.pp > 1, np.maximum(total_s - busy_s, 0.0), 0.0) * slowest,
         "optimizer": pricer.optimizer_s(split) * pricer.slowdown,
-        "overhead": (sw.STEP_S * pricer.slowdown + host_s * slowest) * np.ones_like(pricer.tokens),
+        "overhead": (pricer.step_s() + host_s * slowest) * np.ones_like(pricer.tokens),
     }
     read_s = question.seq_len * np.asarray(question.global_batch) * TOKEN_BYTES / question.storage_bytes_per_s
     seconds["data"] = np.maximum(read_s - sum(seconds.values()), 0.0) * np.ones_like(pricer.tokens)
@@ -361,8 +490,7 @@ def _chunk_times(
 ) -> ChunkTimes:
     """Seconds of a middle chunk, and what the first and last chunk take beyond it."""
     piped = pricer.pp > 1
-    overlapped = pricer.l.overlap_pp > 0
-    each_s = np.where(piped, pricer.operation_s + message_s * np.where(overlapped, sw.PP_EXPOSED, 1.0), 0.0)
+    each_s = np.where(piped, pricer.operation_s + message_s * pricer.sender_share(), 0.0)
     per_chunk = split.middle / pricer.vp
     first, last = (np.where(piped, count - split.middle, 0.0) for count in (split.first, split.last))
     extra = np.asarray(pricer.q.prediction_layers, dtype=np.float64)

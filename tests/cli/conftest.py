@@ -9,6 +9,12 @@ import pytest
 from meshwright.cli.main import main
 
 
+@pytest.fixture(autouse=True)
+def no_profile_of_ones_own(tmp_path_factory, monkeypatch):
+    """A profile of this machine in the user's cache must not change what tests see."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture
 def run(verb, capsys):
     def run_command(*arguments):

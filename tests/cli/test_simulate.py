@@ -86,7 +86,7 @@ def test_seeds_give_a_mean_and_an_interval(answer, plan):
 
 
 def test_weeks_tell_of_interruptions_and_what_they_cost(answer, run, plan):
-    told = answer(plan, "--days", "54", "--seeds", "20", "--sizes", "--finish-by", "30d", "--budget", "1e6", "--name", "weeks")
+    told = answer(plan, "--days", "54", "--seeds", "20", "--sizes", "--finish-by", "30d", "--budget", "1e7", "--name", "weeks")
     assert 0.9 < told["goodput"] < 1
     assert told["median_step_s"] > 0 and told["robust_std_pct"] > 0 and told["time_to_train_min"] > 0
     assert told["interruptions"] == pytest.approx(419 * 256 / 16384, rel=0.3)
@@ -147,7 +147,7 @@ def test_tables_name_the_parts(run, plan):
         (("--days", "3", "--failed-nodes", "65"), "65 failed nodes of 64"),
         (("--days", "3", "--failures", "lama"), "no failures named 'lama'"),
         (("--days", "0"), "no days"),
-        (("--budget", "1"), "this is asked of weeks"),
+        (("--budget", "1"), "not started: by prediction"),
         (("--failures", "llama3"), "this is asked of weeks"),
         (("--spares", "3"), "this is asked of weeks"),
         (("--days", "3", "--steps", "5"), "weeks are as long as their days"),

@@ -1,16 +1,21 @@
-"""Plans that the report's tests draw: the record machine, a workstation, a mixture of experts, a pipeline over many nodes."""
+"""Plans that the report's tests draw (the record machine, a workstation, experts, many nodes), and runs with known times."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.layout import parse_layout
 from meshwright.plan.make import make_plan
-from meshwright.plan.plan import Plan
+from meshwright.plan.plan import Plan, plan_bytes
+from meshwright.record import RunHeader, RunWriter, StepRecord
 
 
 def planned(model: str, cluster: str, workload: str, layout: str, num_accelerators: int, **changes: Any) -> Plan:
@@ -44,3 +49,75 @@ def many_operations() -> Plan:
 def plan(request: pytest.FixtureRequest) -> Plan:
     found: Plan = request.getfixturevalue(request.param)
     return found
+
+
+# -- runs -----------------------------------------------------------------------------------------------
+
+STEP_S = 0.5
+SHARES = {"compute": 0.7, "exposed_tp": 0.1, "exposed_dp": 0.05, "bubble": 0.1, "optimizer": 0.05}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMaker:
+    """Writes run folders with steps of known times and parts."""
+
+    runs: Path
+
+    def __call__(
+        self,
+        name: str = "run",
+        *,
+        plan: Plan | None = None,
+        times_s: Sequence[float] = (),
+        kind: str = "trained",
+        batch: int = 16,
+        events: Sequence[tuple[str, int, float, dict[str, Any]]] = (),
+        status: str = "finished",
+        extra: Mapping[str, float] = MappingProxyType({}),
+        num_ranks: int = 8,
+        target: float | None = None,
+    ) -> Path:
+        header = RunHeader(
+            name=name,
+            kind=kind,
+            seed=7,
+            num_ranks=plan.layout.num_ranks if plan else num_ranks,
+            machine="a machine",
+            sequence_length=plan.workload.seq_len if plan else 128,
+            target=target,
+            created="2026-11-15T08:00:00.000+00:00",
+        )
+        lossy = kind == "trained"
+        with RunWriter.create(self.runs, header, plan_bytes(plan) if plan else None) as writer:
+            writer.steps(
+                StepRecord(
+                    step=number,
+                    samples=number * batch,
+                    loss=8.0 / number**0.2 if lossy else None,
+                    grad_norm=1.0 if lossy else None,
+                    step_time_s=step_s,
+                    parts_s={part: share * step_s for part, share in SHARES.items()},
+                    extra=dict(extra),
+                )
+                for number, step_s in enumerate(times_s or [STEP_S] * 40, start=1)
+            )
+            for what, step, time_s, detail in events:
+                writer.event(what, step, time_s, **detail)
+            if status != "running":
+                writer.finish(status)
+        return self.runs / name
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> RunMaker:
+    return RunMaker(runs=tmp_path / "runs")
+
+
+def jittered(num_steps: int, step_s: float = STEP_S, spread: float = 0.01, seed: int = 0) -> list[float]:
+    """Independent step times around one value."""
+    return (step_s * (1 + spread * np.random.default_rng(seed).standard_normal(num_steps))).tolist()
+
+
+@pytest.fixture(scope="session")
+def steps_around() -> Callable[..., list[float]]:
+    return jittered

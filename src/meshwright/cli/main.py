@@ -9,14 +9,19 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.accuracy import accuracy
+from meshwright.cli.audit import audit
 from meshwright.cli.calibrate import calibrate
 from meshwright.cli.corpus import corpus
 from meshwright.cli.describe import describe
 from meshwright.cli.fit import fit
 from meshwright.cli.generate import generate
+from meshwright.cli.ledger import ledger
+from meshwright.cli.measure import measure
 from meshwright.cli.memory import memory
 from meshwright.cli.plan import plan
 from meshwright.cli.predict import predict
+from meshwright.cli.report import report
+from meshwright.cli.serve import serve
 from meshwright.cli.simulate import simulate
 from meshwright.cli.simulate_noise import noise
 from meshwright.cli.sweep import sweep
@@ -34,9 +39,29 @@ ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 # A command's module imports what is heavy inside its function, so that --help stays quick.
-for command in (describe, plan, predict, sweep, simulate, train, generate, weights, memory, calibrate, validate, fit, noise, accuracy):
+for command in (
+    describe,
+    plan,
+    predict,
+    sweep,
+    simulate,
+    train,
+    report,
+    serve,
+    ledger,
+    generate,
+    weights,
+    measure,
+    memory,
+    calibrate,
+    validate,
+    fit,
+    noise,
+    accuracy,
+):
     app.command()(command)
 app.add_typer(corpus)
+app.add_typer(audit)
 
 
 def _print_version(wanted: bool) -> None:

@@ -24,6 +24,7 @@ def plan(
     seq: Annotated[int | None, typer.Option(help="Tokens a sequence, instead of the workload's.", show_default=False)] = None,
     precision: Annotated[str, typer.Option(help="bf16, fp8, fp8-current, mxfp8 or nvfp4, instead of the workload's.")] = "",
     software: Annotated[str, typer.Option(help="A release (v5.1, nemo-26.04) or a profile of calibrate; else the newest.")] = "",
+    profile: Annotated[str, typer.Option(metavar="FILE", help="What `measure` wrote; none: do not use this machine's own.")] = "",
     objective: Annotated[str, typer.Option(help="time, cost, energy, carbon or tokens-per-dollar.")] = "time",
     deadline: Annotated[str, typer.Option(help="The run must end within: 7d, 36h, 90min.")] = "",
     budget: Annotated[float | None, typer.Option(min=0.0, help="The run must cost at most so many USD.", show_default=False)] = None,
@@ -56,8 +57,8 @@ def plan(
     files.check()
     wishes = Wishes(
         layout=layout, sets=tuple(sets or ()), gpus=gpus, max_gpus=max_gpus, batch=batch, seq=seq, precision=precision, software=software,
-        objective=objective, deadline=deadline, budget_usd=budget, headroom_gib=headroom, provider=provider, price_kind=price_kind,
-        region=region, pareto=pareto, keep=keep,
+        profile=profile, objective=objective, deadline=deadline, budget_usd=budget, headroom_gib=headroom, provider=provider,
+        price_kind=price_kind, region=region, pareto=pareto, keep=keep,
     )  # fmt: skip
     ask, left_out = plan_files.runnable(asked(model, cluster, workload, wishes), kinds)
     unchanged = plan_files.runnable(without_sets(model, cluster, workload, wishes), kinds)[0] if sets else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshwright.cli.profile_choice import with_profile
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.errors import InputError
@@ -33,6 +34,7 @@ class Wishes:
     seq: int | None = None
     precision: str = ""
     software: str = ""
+    profile: str = ""
     objective: str = "time"
     deadline: str = ""
     budget_usd: float | None = None
@@ -64,11 +66,12 @@ def asked(model: str, cluster: str, workload: str, wishes: Wishes) -> Ask:
         )
     machine.accelerator.peak_flops_per_s(task.precision)  # refuses a precision that the chip lacks
     reserve_bytes = _reserve_bytes(wishes.headroom_gib, machine)
+    described = load_model(model)
     return Ask(
-        model=load_model(model),
+        model=described,
         cluster=machine,
         workload=task,
-        stack=software(wishes.software),
+        stack=with_profile(software(wishes.software), described, machine, task, wishes.profile),
         fixed=Fixed(_fixed(wishes.layout)),
         terms=Terms(provider=wishes.provider, price_kind=wishes.price_kind, region=wishes.region),
         aim=Aim(

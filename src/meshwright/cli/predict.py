@@ -17,6 +17,7 @@ def predict(
     seq: Annotated[int | None, typer.Option(help="Tokens a sequence, instead of the workload's.", show_default=False)] = None,
     precision: Annotated[str, typer.Option(help="bf16, fp8, fp8-current, mxfp8 or nvfp4, instead of the workload's.")] = "",
     software: Annotated[str, typer.Option(help="A release (v5.1, nemo-26.04) or a profile of calibrate; else the newest.")] = "",
+    profile: Annotated[str, typer.Option(metavar="FILE", help="What `measure` wrote; none: do not use this machine's own.")] = "",
     provider: Annotated[str, typer.Option(help="Whose prices and halls; else the cluster's.")] = "",
     price_kind: Annotated[str, typer.Option(help="on-demand, spot or reserved.")] = "",
     region: Annotated[str, typer.Option(help="Whose grid; else the cluster's.")] = "",
@@ -30,7 +31,7 @@ def predict(
     from meshwright.outcome import outcome
 
     job = predict_answer.job(model, cluster, workload, layout, gpus=gpus, batch=batch, seq=seq, precision=precision)
-    prediction = predict_answer.priced(job, software, ignore_memory=ignore_memory)
+    prediction = predict_answer.priced(job, software, ignore_memory=ignore_memory, profile=profile)
     takes = outcome(prediction, job.cluster, job.workload, provider=provider, price_kind=price_kind, region=region, cooling=cooling)
     answer = predict_answer.Answer(job, prediction, takes, predict_answer.exact_step_time_s(job, prediction, insist=exact))
     if as_json:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from meshwright.cli.profile_choice import with_profile
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import load_cluster, load_model, load_workload
@@ -14,7 +15,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.footprint import PARTS as MEMORY_PARTS
-from meshwright.footprint import check_fits, recipe_for, reserve_for, stages
+from meshwright.footprint import check_fits, recipe_for, reserve_for, stage_rows, stages
 from meshwright.layout import AXES, Layout, Layouts, parse_layout
 from meshwright.outcome import Offer, Outcome, Spread
 from meshwright.placement import tiers_of
@@ -58,6 +59,8 @@ class Answer:
     def stages(self) -> list[dict[str, Any]]:
         """Every pipeline stage with its bytes by part."""
         job = self.job
+        if self.prediction.software.profile and job.layout.num_ranks == 1:
+            return stage_rows(self.prediction.memory)
         return stages(job.model, job.workload, job.layout, recipe_for(job.workload.precision, job.cluster.accelerator))
 
     @property
@@ -106,12 +109,13 @@ def filled_layout(text: str, cluster: Cluster, usual: Layout) -> Layout:
     return parse_layout(text, replace(usual, dp=cluster.num_accelerators // inner))
 
 
-def priced(job: Job, software_name: str, *, ignore_memory: bool) -> Prediction:
-    """The prediction, once the layout is seen to divide what it splits and to fit."""
+def priced(job: Job, software_name: str, *, ignore_memory: bool, profile: str = "") -> Prediction:
+    """The prediction, once the layout is seen to divide what it splits and to fit; by a hardware profile where there is one."""
     check(job.model, job.cluster, job.workload, job.layout)
-    prediction = predict(job.model, job.cluster, job.workload, Layouts.of([job.layout]), software(software_name))
+    stack = with_profile(software(software_name), job.model, job.cluster, job.workload, profile)
+    prediction = predict(job.model, job.cluster, job.workload, Layouts.of([job.layout]), stack)
     if not ignore_memory:
-        check_fits(prediction.memory, job.cluster.accelerator)
+        check_fits(prediction.memory, job.cluster.accelerator, reserve_bytes=reserve_for(job.cluster.accelerator))
     return prediction
 
 

@@ -32,7 +32,10 @@ def simulate(
     spares: Annotated[int | None, typer.Option(min=0, max=100_000, help="Spare nodes; else as advised.", show_default=False)] = None,
     failed_nodes: Annotated[int, typer.Option(min=0, help="Nodes that are broken when the run starts.")] = 0,
     finish_by: Annotated[str, typer.Option(help="90d or 2027-03-01: the chance of being done by then.")] = "",
-    budget: Annotated[float | None, typer.Option(min=0.0, help="USD: the chance of paying no more.", show_default=False)] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="500USD: refused if predicted to pass it, ended if it does; and the chance.", show_default=False)
+    ] = None,
+    price: Annotated[str | None, typer.Option(help="2.5USD/h for one accelerator, not the listed price.", show_default=False)] = None,
     sizes: Annotated[bool, typer.Option("--sizes", help="With --days: advice for 1,024 to 131,072 accelerators.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
@@ -45,7 +48,7 @@ def simulate(
         steps=steps, seed=seed, seeds=seeds, name=name, runs=runs, cluster=cluster, software=software, jitter=jitter, quiet=quiet,
         slow_ranks=tuple(slow_rank or ()), planes_lost=planes_lost, nics_hit=nics_hit, links_lost=links_lost, neighbour=neighbour,
         routing=routing, storage_gb_per_s=storage, days=days, failures=failures, checkpoint_every=checkpoint_every, spares=spares,
-        failed_nodes=failed_nodes, finish_by=finish_by, budget_usd=budget, sizes=sizes,
+        failed_nodes=failed_nodes, finish_by=finish_by, budget=budget, price=price, sizes=sizes,
     )  # fmt: skip
     ask = asked(plan, wishes)
     with progress_bar() as progress:

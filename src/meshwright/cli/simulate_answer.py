@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from meshwright.cli.simulate_question import Ask
 from meshwright.cost.money import cost_usd
+from meshwright.ledger import Ledger, ledger_of
 from meshwright.simulate.exposure import Exposed, exposed_between_replicas
-from meshwright.simulate.outlook import SAMPLED_STEPS, SIZES, Finish, Outlook, Size, finish, outlook, sizes, usd_per_accelerator_hour
+from meshwright.simulate.outlook import SAMPLED_STEPS, SIZES, Finish, Outlook, Size, finish, outlook, sizes
 from meshwright.simulate.run import OverSeeds, SimulatedRun, run_plan, write_run
 from meshwright.simulate.weeks_record import write_weeks
 from meshwright.units import DAY
 
 Progress = Callable[[str, int, int], None]
 FINISH_SEEDS = 1000
+LEDGER_STEPS = 20_000  # that are read back for the closing lines: a second at most
 MOST_SIZE_SEEDS = 20  # of each size: large machines are interrupted many times
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """All there is to print."""
 
@@ -33,7 +36,7 @@ class Answer:
     finish: Finish | None = None
     sizes: tuple[Size, ...] = ()
     folder: Path | None = None
-    usd_per_hour: float | None = None
+    is_cut: bool = False  # the budget ended it
     interrupted: bool = False
 
     @property
@@ -42,9 +45,16 @@ class Answer:
         if self.outlook:
             paid = self.outlook.paid_usd(self.outlook.weeks.wall_s)
             return None if paid is None else float(np.mean(paid))
-        if self.usd_per_hour is None or self.run is None:
+        if self.ask.rate is None or self.run is None:
             return None
-        return float(cost_usd(self.ask.plan.cluster.num_accelerators, self.run.time_to_train_s, self.usd_per_hour))
+        price = float(self.ask.rate.usd_per_gpu_hour)
+        return float(cost_usd(self.ask.plan.cluster.num_accelerators, self.run.time_to_train_s, price))
+
+    @cached_property
+    def took(self) -> Ledger | None:
+        """The ledger of the run that was written; None where it has so many steps that reading them would take seconds."""
+        is_short = self.run is None or len(self.run.steps) <= LEDGER_STEPS
+        return ledger_of(self.folder) if self.folder and is_short else None
 
     @property
     def exposed(self) -> Exposed | None:
@@ -90,10 +100,10 @@ def _steps(ask: Ask, progress: Progress) -> Answer:
     try:
         for number in range(wishes.seeds):
             report = progress if wishes.seeds == 1 else None
-            run = run_plan(plan, conditions, wishes.steps or 0, wishes.seed + number, report, job)
+            run = run_plan(plan, conditions, wishes.steps or 0, wishes.seed + number, report, job, ask.within_s)
             first = first or run
             found.append(_figures(run))
-            interrupted = not run.complete
+            interrupted = not run.complete and not run.is_cut
             if interrupted:
                 break
             progress("simulating runs", number + 1, wishes.seeds)
@@ -104,14 +114,14 @@ def _steps(ask: Ask, progress: Progress) -> Answer:
     assert first is not None
     alike = None
     if conditions.slow and not interrupted:
-        alike = run_plan(plan, replace(conditions, slow=()), wishes.steps or 0, wishes.seed, job=job)
+        alike = run_plan(plan, replace(conditions, slow=()), wishes.steps or 0, wishes.seed, job=job, within_s=ask.within_s)
     return Answer(
         ask=ask,
         run=first,
         over_seeds={key: OverSeeds.of([one[key] for one in found]) for key in found[0]} if len(found) > 1 else None,
         without_slow=alike,
-        folder=write_run(first, wishes.runs, ask.name, ask.plan_file),
-        usd_per_hour=usd_per_accelerator_hour(plan, conditions),
+        is_cut=first.is_cut,
+        folder=write_run(first, wishes.runs, ask.name, ask.plan_file, ask.paid),
         interrupted=interrupted,
     )
 
@@ -130,12 +140,14 @@ def _figures(run: SimulatedRun) -> dict[str, float]:
 def _weeks(ask: Ask, progress: Progress) -> Answer:
     wishes, plan, conditions = ask.wishes, ask.plan, ask.conditions
     assert ask.campaign is not None and wishes.days is not None
-    seen = outlook(plan, conditions, ask.campaign, wishes.seed, wishes.seeds, wishes.days * DAY, progress)
+    horizon_s = min(wishes.days * DAY, ask.within_s)
+    seen = outlook(plan, conditions, ask.campaign, wishes.seed, wishes.seeds, horizon_s, progress)
+    seen = replace(seen, usd_per_hour=float(ask.rate.usd_per_gpu_hour) if ask.rate else None)
     interrupted = not seen.weeks.complete
     ended: Finish | None = None
     table: list[Size] = []
     try:
-        if not interrupted and (ask.finish_by_s is not None or wishes.budget_usd is not None):
+        if not interrupted and (ask.finish_by_s is not None or ask.budget is not None):
             ended = finish(plan, seen, conditions.noise.run_spread, wishes.seed, max(wishes.seeds, FINISH_SEEDS), progress)
         if not interrupted and wishes.sizes:
             per_node = plan.cluster.accelerators_per_node
@@ -145,12 +157,13 @@ def _weeks(ask: Ask, progress: Progress) -> Answer:
     except KeyboardInterrupt:
         interrupted = True
     sample = run_plan(plan, conditions, SAMPLED_STEPS + 1, wishes.seed)
+    is_cut = seen.weeks.complete and horizon_s < wishes.days * DAY
     return Answer(
         ask=ask,
         outlook=seen,
         finish=ended,
         sizes=tuple(table),
-        folder=write_weeks(seen, plan, sample, wishes.runs, ask.name, ask.plan_file),
-        usd_per_hour=seen.usd_per_hour,
+        folder=write_weeks(seen, plan, sample, wishes.runs, ask.name, ask.plan_file, ask.paid, cut=is_cut),
+        is_cut=is_cut,
         interrupted=interrupted,
     )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 from meshwright.describe.load import load_cluster
 from meshwright.errors import InputError
+from meshwright.ledger import Budget, Rate, no_price, predicted_s, rate_of, read_budget, read_rate
+from meshwright.outcome import Spread
 from meshwright.plan.objective import read_duration
 from meshwright.plan.plan import Plan, read_plan
 from meshwright.record import check_name
@@ -18,10 +21,10 @@ from meshwright.simulate.failures import failures
 from meshwright.simulate.job import check_plan
 from meshwright.simulate.noise import QUIET, fitted_noise
 from meshwright.simulate.outlook import campaign_of
-from meshwright.simulate.run import Conditions
+from meshwright.simulate.run import Conditions, Paid
 from meshwright.simulate.step import Slow
 from meshwright.software import software
-from meshwright.units import GB
+from meshwright.units import DAY, GB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,8 @@ class Wishes:
     spares: int | None = None
     failed_nodes: int = 0
     finish_by: str = ""
-    budget_usd: float | None = None
+    budget: str | None = None
+    price: str | None = None
     sizes: bool = False
 
 
@@ -64,6 +68,8 @@ class Ask:
     conditions: Conditions
     campaign: Campaign | None  # of weeks; None: of steps
     finish_by_s: float | None
+    rate: Rate | None  # what an accelerator-hour costs
+    budget: Budget | None
 
     @property
     def name(self) -> str:
@@ -75,6 +81,16 @@ class Ask:
         while (self.wishes.runs / name).exists():
             name, number = f"{base}-{number}", number + 1
         return name
+
+    @property
+    def paid(self) -> Paid:
+        """What the run is paid with, for its folder."""
+        return Paid(rate=self.rate, budget=self.budget)
+
+    @property
+    def within_s(self) -> float:
+        """Seconds that the budget pays for, to the millisecond that events tell."""
+        return math.floor(self.budget.seconds_left * 1e3) / 1e3 if self.budget else math.inf
 
 
 def asked(plan_file: Path, wishes: Wishes) -> Ask:
@@ -92,7 +108,32 @@ def asked(plan_file: Path, wishes: Wishes) -> Ask:
     check_plan(plan, stack)
     campaign = _campaign(plan, wishes)
     finish_by_s = _seconds_until(wishes.finish_by) if wishes.finish_by else None
-    return Ask(plan=plan, plan_file=plan_file, wishes=wishes, conditions=conditions, campaign=campaign, finish_by_s=finish_by_s)
+    rate = read_rate(wishes.price) if wishes.price is not None else rate_of(plan.cluster)
+    return Ask(
+        plan=plan,
+        plan_file=plan_file,
+        wishes=wishes,
+        conditions=conditions,
+        campaign=campaign,
+        finish_by_s=finish_by_s,
+        rate=rate,
+        budget=None if wishes.budget is None else _budget(plan, wishes, read_budget(wishes.budget), campaign, rate),
+    )
+
+
+def _budget(plan: Plan, wishes: Wishes, usd: Decimal, campaign: Campaign | None, rate: Rate | None) -> Budget:
+    """What the run may cost, spares included; an error where what is asked for costs more by prediction.
+
+    Of weeks that is so many days, or the workload to its end, whichever is less.
+    """
+    if rate is None:
+        raise no_price(plan.cluster)
+    num_spares = campaign.num_spares * campaign.accelerators_per_node if campaign else 0
+    budget = Budget(usd=usd, rate=rate, num_gpus=plan.layout.num_ranks + num_spares)
+    takes_s = predicted_s(plan, wishes.steps or plan.workload.num_steps())
+    days_s = (wishes.days or math.inf) * DAY
+    budget.check(takes_s if takes_s.value <= days_s else Spread(days_s, days_s, days_s))
+    return budget
 
 
 def _campaign(plan: Plan, wishes: Wishes) -> Campaign | None:
@@ -104,7 +145,6 @@ def _campaign(plan: Plan, wishes: Wishes) -> Campaign | None:
             "--spares": wishes.spares is not None,
             "--failed-nodes": wishes.failed_nodes,
             "--finish-by": wishes.finish_by,
-            "--budget": wishes.budget_usd is not None,
             "--sizes": wishes.sizes,
         }
         if given := [name for name, value in of_weeks.items() if value]:
@@ -114,7 +154,7 @@ def _campaign(plan: Plan, wishes: Wishes) -> Campaign | None:
         raise InputError("no days", where="--days", fix="give more than 0")
     if wishes.steps is not None:
         raise InputError("weeks are as long as their days, not so many steps", where="--steps", fix="give --days or --steps, not both")
-    if (wishes.finish_by or wishes.budget_usd is not None) and plan.workload.num_steps() < 1:
+    if (wishes.finish_by or wishes.budget is not None) and plan.workload.num_steps() < 1:
         raise InputError(
             f"{plan.workload.name} states neither tokens nor a target, so it has no end",
             where="--finish-by, --budget",

@@ -9,11 +9,12 @@ import numpy as np
 
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.cli.simulate_answer import Answer
+from meshwright.ledger import amount
 from meshwright.record import PARTS
 from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulate.outlook import Size
 from meshwright.simulate.run import OverSeeds, SimulatedRun
-from meshwright.units import DAY, HOUR, MINUTE, seconds, usd
+from meshwright.units import DAY, HOUR, KWH, MINUTE, seconds, si, usd
 
 
 def show_as_json(answer: Answer) -> None:
@@ -27,9 +28,25 @@ def show_tables(answer: Answer) -> None:
         _show_weeks(answer)
     else:
         _show_steps(answer)
+    if answer.is_cut and answer.ask.budget:
+        show_text(f"The budget of {amount(answer.ask.budget.usd)} ended it: what is told of is what it paid for.")
     show_text(f"written: {answer.folder}")
     if answer.interrupted:
         show_text("Broken off: what was done until then is what you see and what was written.")
+
+
+def _energy_kwh(answer: Answer) -> float | None:
+    """Of the run that was written."""
+    return answer.took.energy_j / KWH if answer.took and answer.took.energy_j is not None else None
+
+
+def _energy(answer: Answer) -> list[tuple[str, str]]:
+    """A line on the written run's energy, and how much of what was paid for computed; none where that is unknown."""
+    took = answer.took
+    if took is None or took.energy_j is None:
+        return []
+    busy = took.gpu_seconds["compute"] / sum(took.gpu_seconds.values())
+    return [("energy", f"{si(took.energy_j / KWH * 1e3, 'Wh')} at the wall, {took.energy_source}; {busy:.0%} of paid time computes")]
 
 
 # -- steps ----------------------------------------------------------------------------------------------
@@ -64,9 +81,11 @@ def _steps_json(answer: Answer) -> dict[str, Any]:
         "goodput": None,
         "interruptions": None,
         "cost_usd": answer.cost_usd,
+        "energy_kwh": _energy_kwh(answer),
         "over_seeds": answer.over_seeds,
         "without_slow_ranks": _run_json(answer.without_slow) if answer.without_slow else None,
-        "complete": not answer.interrupted,
+        "complete": not (answer.interrupted or answer.is_cut),
+        "over_budget": answer.is_cut,
         "folder": str(answer.folder),
     }
 
@@ -83,6 +102,7 @@ def _show_steps(answer: Answer) -> None:
         ("whole run", f"{run.time_to_train_s / MINUTE:.3f} min: {len(run.steps)} steps, {len(run.evaluated_after)} evaluations"),
         ("exposed between replicas", _exposed(answer, run)),
         ("cost", usd(answer.cost_usd) if answer.cost_usd is not None else "no price listed"),
+        *_energy(answer),
     ]
     show_pairs(f"{plan.name}, seed {run.seed}", pairs)
     rows = [(part.replace("_", " "), *_part(run, part, plan.parts_s[part])) for part in PARTS]
@@ -147,6 +167,7 @@ def _weeks_json(answer: Answer) -> dict[str, Any]:
         "goodput": seen.goodput.mean,
         "interruptions": seen.interruptions.mean,
         "cost_usd": answer.cost_usd,
+        "energy_kwh": _energy_kwh(answer),
         "waste_usd": answer.waste_usd,
         "goodput_over_seeds": seen.goodput,
         "interruptions_over_seeds": seen.interruptions,
@@ -164,7 +185,8 @@ def _weeks_json(answer: Answer) -> dict[str, Any]:
         "chance_under": _chance_under(answer),
         "finish_days": OverSeeds.of(answer.finish.wall_s / DAY) if answer.finish else None,
         "sizes": answer.sizes,
-        "complete": not answer.interrupted,
+        "complete": not (answer.interrupted or answer.is_cut),
+        "over_budget": answer.is_cut,
         "folder": str(answer.folder),
     }
 
@@ -184,8 +206,8 @@ def _where(answer: Answer) -> dict[str, float]:
 
 
 def _chance_under(answer: Answer) -> float | None:
-    limit = answer.ask.wishes.budget_usd
-    return answer.finish.chance_under(limit) if answer.finish and limit is not None else None
+    budget = answer.ask.budget
+    return answer.finish.chance_under(float(budget.usd)) if answer.finish and budget else None
 
 
 def _show_weeks(answer: Answer) -> None:
@@ -202,6 +224,7 @@ def _show_weeks(answer: Answer) -> None:
         ("checkpoint every", f"{seconds(campaign.interval_s)} of work" + (f" (Young {young}, Daly {daly})" if breaks else "")),
         ("spare nodes", str(campaign.num_spares)),
         ("cost", f"{usd(answer.cost_usd)}, of which waste {usd(answer.waste_usd or 0.0)}" if answer.cost_usd else "no price listed"),
+        *_energy(answer),
     ]
     show_pairs(f"{answer.ask.plan.name}: {answer.ask.wishes.days:g} days, failures as {campaign.failures.name}", pairs)
     if seen.by_cause:
@@ -229,10 +252,8 @@ def _show_finish(answer: Answer) -> None:
         by = answer.finish.chance_by(answer.ask.finish_by_s)
         show_text(f"Done within {seconds(answer.ask.finish_by_s)}: {by:.1%} of runs.")
     under = _chance_under(answer)
-    if answer.ask.wishes.budget_usd is not None and under is None:
-        show_text("No price is listed for this machine, so no amount has a chance.")
-    if under is not None:
-        show_text(f"For {usd(answer.ask.wishes.budget_usd or 0.0)} or less: {under:.1%} of runs.")
+    if under is not None and answer.ask.budget:
+        show_text(f"For {amount(answer.ask.budget.usd)} or less: {under:.1%} of runs.")
 
 
 def _size_row(size: Size) -> tuple[str, ...]:

@@ -33,6 +33,16 @@ def train(
     allow_changed: Annotated[
         list[str] | None, typer.Option(help="plan, corpus or code: may differ from the checkpoint's.", show_default=False)
     ] = None,
+    profile: Annotated[str, typer.Option(metavar="FILE", help="What `measure` wrote; none: do not use this machine's own.")] = "",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="USD", help="500USD: not started if predicted to cost more; saved and stopped before it would.", show_default=False
+        ),
+    ] = None,
+    price: Annotated[
+        str | None, typer.Option(metavar="USD/h", help="2.5USD/h for one accelerator, in place of the listed price.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a plan, to its target, and show how it went beside what was predicted."""
@@ -41,7 +51,8 @@ def train(
     wishes = Wishes(
         plan=plan, layout=layout, steps=steps, name=name, runs=runs, resume=resume, corpus=corpus, start_from=start_from, seed=seed,
         benchmark=benchmark, checkpoint_every=checkpoint_every, save=save, keep=keep, keep_every=keep_every, stall_timeout_s=stall_timeout,
-        grace_s=grace, rendezvous_timeout_s=rendezvous_timeout, allow_changed=tuple(allow_changed or ()), as_json=as_json,
+        grace_s=grace, rendezvous_timeout_s=rendezvous_timeout, allow_changed=tuple(allow_changed or ()), budget=budget, price=price,
+        profile=profile, as_json=as_json,
     )  # fmt: skip
     code = run(wishes)
     if code:

@@ -10,7 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshwright.cli.profile_choice import with_profile
 from meshwright.cli.progress import progress_bar
+from meshwright.cli.train_budget import more_money, with_budget
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster, load_model, load_workload
 from meshwright.describe.this_machine import gpu_names
@@ -19,6 +21,7 @@ from meshwright.layout import Layout, parse_layout, read_choices
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan, plan_bytes, read_plan
 from meshwright.record import check_name
+from meshwright.software import software
 
 if TYPE_CHECKING:
     from meshwright.train.job import Job
@@ -52,6 +55,9 @@ class Wishes:
     rendezvous_timeout_s: float
     allow_changed: tuple[str, ...]
     as_json: bool
+    budget: str | None = None
+    price: str | None = None
+    profile: str = ""
 
 
 def run(wishes: Wishes) -> int:
@@ -109,7 +115,7 @@ def show_end(job: Job, wishes: Wishes) -> None:
 
     status = show_run(job.folder, job.plan, as_json=wishes.as_json)
     if status == "stopped":
-        again = shlex.join(["meshwright", "train", "--runs", str(job.runs), "--name", job.name, "--resume"])
+        again = shlex.join(["meshwright", "train", "--runs", str(job.runs), "--name", job.name, "--resume", *more_money(job)])
         print(f"meshwright: stopped and saved; go on with: {again}", file=sys.stderr)
 
 
@@ -134,7 +140,7 @@ def job_of(wishes: Wishes) -> Job:
         raise InputError(what, where=str(wishes.runs), fix="name the run to go on with: --name NAME --resume")
     plan = plan_of(wishes)
     name = wishes.name or f"{plan.model.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    return Job(
+    job = Job(
         plan=plan,
         runs=wishes.runs,
         name=name,
@@ -154,6 +160,7 @@ def job_of(wishes: Wishes) -> Job:
         plan_text=plan_bytes(plan),
         prints_json=wishes.as_json,
     )
+    return with_budget(job, wishes.budget, wishes.price)
 
 
 def plan_of(wishes: Wishes) -> Plan:
@@ -162,21 +169,25 @@ def plan_of(wishes: Wishes) -> Plan:
     if path is None and wishes.resume:
         path = wishes.runs / wishes.name / "plan.json"
     if path is None:
-        return default_plan(wishes.layout)
+        return default_plan(wishes.layout, wishes.profile)
     plan = read_plan(path)
-    return with_layout(plan, wishes.layout) if wishes.layout else plan
+    return with_layout(plan, wishes.layout, wishes.profile) if wishes.layout or wishes.profile else plan
 
 
-def with_layout(plan: Plan, text: str) -> Plan:
-    """The plan with other degrees, priced anew; a cluster of another size is cut to as many accelerators as they take."""
-    layout = parse_layout(text, plan.layout)
-    if "vp" not in read_choices(text) and layout.pp == 1:
+def with_layout(plan: Plan, text: str, profile: str = "") -> Plan:
+    """The plan with other degrees, or by a hardware profile, priced anew.
+
+    A cluster of another size is cut to as many accelerators as they take.
+    """
+    layout = parse_layout(text, plan.layout) if text else plan.layout
+    if text and "vp" not in read_choices(text) and layout.pp == 1:
         layout = replace(layout, vp=1)
     cluster = plan.cluster if layout.num_ranks == plan.cluster.num_accelerators else plan.cluster.resized(layout.num_ranks)
-    return make_plan(plan.model, cluster, plan.workload, layout, name=plan.name)
+    stack = with_profile(software(), plan.model, cluster, plan.workload, profile)
+    return make_plan(plan.model, cluster, plan.workload, layout, stack, name=plan.name)
 
 
-def default_plan(layout_text: str) -> Plan:
+def default_plan(layout_text: str, profile: str = "") -> Plan:
     """The embedded default, planned for this machine: its GPUs, or its cores as two racks of four."""
     model, workload = load_model(DEFAULT_MODEL), load_workload(DEFAULT_WORKLOAD)
     gpus = gpu_names()
@@ -188,7 +199,8 @@ def default_plan(layout_text: str) -> Plan:
     layout = _fixed(layout_text, base) if layout_text else base
     if layout.num_ranks != cluster.num_accelerators:
         cluster = cluster.resized(layout.num_ranks)
-    return make_plan(model, cluster, workload, layout, name=f"{model.name} on {cluster.name}")
+    stack = with_profile(software(), model, cluster, workload, profile)
+    return make_plan(model, cluster, workload, layout, stack, name=f"{model.name} on {cluster.name}")
 
 
 def _fixed(text: str, base: Layout) -> Layout:

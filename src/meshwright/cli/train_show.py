@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli.show import show_json, show_pairs, show_table
-from meshwright.outcome import running_costs
+from meshwright.ledger import Ledger, ledger_of_run
 from meshwright.plan.plan import Plan
 from meshwright.record import Run, Summary, read_run, summary
 from meshwright.step import PARTS
-from meshwright.units import HOUR, seconds
+from meshwright.units import KWH, seconds
 
 
 def show_run(folder: Path, plan: Plan, *, as_json: bool) -> str:
@@ -52,7 +52,7 @@ def facts(run: Run, plan: Plan) -> dict[str, Any]:
         "predicted_step_s": plan.step_time_s,
         "predicted_parts_s": dict(plan.parts_s),
         "measured_parts_s": _mean_parts(told),
-        **_money(plan, elapsed_s),
+        **_money(ledger_of_run(run, plan)),
     }
 
 
@@ -60,15 +60,15 @@ def _mean_parts(told: Summary) -> dict[str, float]:
     return {part: told.mean_parts_s.get(part, 0.0) for part in PARTS}
 
 
-def _money(plan: Plan, elapsed_s: float) -> dict[str, Any]:
-    """Cost and energy of the run, where the plan's machine has a price and a power."""
-    told = running_costs(plan.cluster)
-    hours = elapsed_s / HOUR
+def _money(took: Ledger) -> dict[str, Any]:
+    """Cost and energy of all that was paid for, starts and saves included, where the plan's machine has a price and a power."""
+    total = sum(took.gpu_seconds.values())
+    shares = ", ".join(f"{state} {value / total:.0%}" for state, value in took.gpu_seconds.items() if value >= 0.005 * total)
     return {
-        "cost_usd": None if told.usd_per_hour is None else told.usd_per_hour * hours,
-        "energy_kwh": None if told.watts is None else told.watts * hours / 1000,
-        "cost_note": told.price_note,
-        "energy_note": told.power_note,
+        "cost_usd": None if took.usd_unrounded is None else float(took.usd_unrounded),
+        "energy_kwh": None if took.energy_j is None else took.energy_j / KWH,
+        "cost_note": f"{took.price or 'no price is listed'}; {shares}",
+        "energy_note": f"{took.energy_source} at the wall" if took.energy_j is not None else "energy is unknown: no power is stated",
     }
 
 

@@ -75,6 +75,9 @@ class Weeks:
     when_s: tuple[float, ...]  # of the first seed: when each interruption came
     what: tuple[int, ...]  # and which cause it was
     done_s: tuple[float, ...]  # and the work that was kept by then
+    lost_by_s: tuple[float, ...]  # and all that was lost by then
+    saved_by_s: tuple[float, ...]  # and all waiting for checkpoints by then
+    back_s: tuple[float, ...]  # and when training is back, if nothing else strikes
     complete: bool  # whether nobody broke the simulation off: else every seed ends where it was
 
     @property
@@ -160,7 +163,7 @@ class _Loop:
         rates = np.array([cause.per_accelerator_hour for cause in campaign.failures.causes] or [1.0])
         self.chances = np.cumsum(rates) / np.sum(rates) if rates.sum() else np.ones(len(rates))
         self.loses = np.array([cause.loses_node for cause in campaign.failures.causes] or [False])
-        self.story: list[tuple[float, int, float]] = []
+        self.story: list[tuple[float, int, float, float, float, float]] = []  # of the first seed, as Weeks has it
 
     def run(self, report: Report | None = None) -> Weeks:
         """Go from interruption to interruption until every seed has ended, or the user breaks it off."""
@@ -191,9 +194,12 @@ class _Loop:
             waiting_s=self.waiting_s,
             interruptions=self.counts,
             finished=self.finished,
-            when_s=tuple(when for when, _, _ in self.story),
-            what=tuple(what for _, what, _ in self.story),
-            done_s=tuple(done for _, _, done in self.story),
+            when_s=tuple(one[0] for one in self.story),
+            what=tuple(one[1] for one in self.story),
+            done_s=tuple(one[2] for one in self.story),
+            lost_by_s=tuple(one[3] for one in self.story),
+            saved_by_s=tuple(one[4] for one in self.story),
+            back_s=tuple(one[5] for one in self.story),
             complete=complete,
         )
 
@@ -249,7 +255,10 @@ class _Loop:
         self.node_s = np.where(self.active, self._missing_s(), 0.0)
         self.left_s = np.where(self.active, failures.detection_s + failures.restart_s + self.node_s, 0.0)
         if self.active[0]:
-            self.story.append((float(self.now_s[0]), int(which[0]), float(self.work_s[0])))
+            now_s, work_s, lost_s, saving_s, left_s = (
+                float(column[0]) for column in (self.now_s, self.work_s, self.lost_s, self.saving_s, self.left_s)
+            )
+            self.story.append((now_s, int(which[0]), work_s, lost_s, saving_s, now_s + left_s))
 
     def _missing_s(self) -> Floats:
         """Seconds until no more nodes are out than there are spares: a run that lacks one waits, whatever interrupts it meanwhile."""

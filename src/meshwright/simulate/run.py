@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
+from meshwright.ledger import Budget, Rate, amount
 from meshwright.mllog import StepTimes
 from meshwright.plan.plan import Plan
 from meshwright.record import PARTS, RunHeader, RunWriter, StepRecord
@@ -92,6 +94,7 @@ class SimulatedRun:
     evaluated_after: tuple[int, ...]  # steps done when an evaluation came
     evaluation_s: float  # of one
     asked_steps: int
+    is_cut: bool = False  # the budget ended it
 
     @property
     def complete(self) -> bool:
@@ -121,9 +124,15 @@ class SimulatedRun:
 
 
 def run_plan(
-    plan: Plan, conditions: Conditions, num_steps: int = 0, seed: int = 0, report: Report | None = None, job: Job | None = None
+    plan: Plan,
+    conditions: Conditions,
+    num_steps: int = 0,
+    seed: int = 0,
+    report: Report | None = None,
+    job: Job | None = None,
+    within_s: float = math.inf,
 ) -> SimulatedRun:
-    """The plan's run of `num_steps` steps, or to the workload's end."""
+    """The plan's run of `num_steps` steps, or to the workload's end, or to the last step that ends within so many seconds."""
     conditions.check(plan)
     count = num_steps or plan.workload.num_steps()
     if count < 1:
@@ -136,7 +145,7 @@ def run_plan(
     evaluated = evaluations(plan.workload, count)
     firsts = np.array([0, *evaluated])
     steps = simulate(job, count, seed, conditions.setting(job, seed), firsts, report)
-    return SimulatedRun(
+    run = SimulatedRun(
         job=job,
         seed=seed,
         steps=steps,
@@ -144,6 +153,21 @@ def run_plan(
         evaluation_s=float(job.prediction.evaluation_s[0]),
         asked_steps=count,
     )
+    return _within(run, within_s)
+
+
+def _within(run: SimulatedRun, limit_s: float) -> SimulatedRun:
+    """The run up to the last step, with the evaluation behind it, that ends within `limit_s`; its first step at least."""
+    if run.time_to_train_s <= limit_s:
+        return run
+    evaluated = np.zeros(len(run.steps))
+    evaluated[np.array(run.evaluated_after, dtype=np.int64) - 1] = run.evaluation_s
+    ends_s = np.cumsum(run.steps.step_s + evaluated)
+    kept = max(int(np.searchsorted(ends_s, limit_s, side="right")), 1)
+    parts_s = {part: column[:kept] for part, column in run.steps.parts_s.items()}
+    columns = {name: getattr(run.steps, name)[:kept] for name in ("step_s", "stall_s", "slowest_replica", "is_first")}
+    evaluations = tuple(step for step in run.evaluated_after if step <= kept)
+    return replace(run, steps=Steps(parts_s=parts_s, **columns), evaluated_after=evaluations, is_cut=True)
 
 
 def evaluations(workload: Workload, num_steps: int) -> list[int]:
@@ -207,11 +231,37 @@ def new_folder(plan: Plan, seed: int, runs: Path, name: str, plan_file: Path) ->
     return RunWriter.create(runs, header, plan_file.read_bytes())
 
 
-def write_run(run: SimulatedRun, runs: Path, name: str, plan_file: Path) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paid:
+    """What a simulated run is paid with, as its folder tells it."""
+
+    rate: Rate | None = None
+    budget: Budget | None = None
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        """Fields of the event that starts the run."""
+        price = {"price": self.rate.to_json()} if self.rate else {}
+        return price | ({"budget_usd": str(self.budget.usd)} if self.budget else {})
+
+    def write_over(self, writer: RunWriter, step: int, time_s: float) -> None:
+        """The event of a budget that ends the run."""
+        assert self.budget is not None
+        usd, spent = self.budget.usd, self.budget.cost_usd(time_s)
+        said = f"the budget of {amount(usd)} ends the run: {amount(spent)} are spent by step {step}"
+        writer.event("budget", step, time_s, said=said, budget_usd=str(usd), spent_usd=f"{spent:.6f}")
+
+
+def write_run(run: SimulatedRun, runs: Path, name: str, plan_file: Path, paid: Paid | None = None) -> Path:
     """The run's folder, in the form that training writes too."""
+    paid = paid or Paid()
     with new_folder(run.job.plan, run.seed, runs, name, plan_file) as writer:
         writer.steps(records(run))
-        _write_events(run, writer)
+        _write_events(run, writer, paid)
+        if run.is_cut:
+            end_s = round(run.time_to_train_s, 6)
+            paid.write_over(writer, len(run.steps), end_s)
+            writer.event("stopped", len(run.steps), end_s, reason="budget")
         writer.finish("finished" if run.complete else "stopped")
         return writer.folder
 
@@ -232,10 +282,10 @@ def records(run: SimulatedRun) -> Iterator[StepRecord]:
         )
 
 
-def _write_events(run: SimulatedRun, writer: RunWriter) -> None:
+def _write_events(run: SimulatedRun, writer: RunWriter, paid: Paid) -> None:
     """Start, evaluations and stalls at their simulated times."""
     ends_s = np.cumsum(run.steps.step_s)
-    writer.event("start", 0, 0.0, seed=run.seed)
+    writer.event("start", 0, 0.0, seed=run.seed, **paid.detail)
     evaluated = 0
     for step in sorted({*run.evaluated_after, *_stalled(run)}):
         passed_s = float(ends_s[step - 1]) + evaluated * run.evaluation_s

@@ -11,6 +11,7 @@ from typing import Any
 
 from meshwright.describe.workload import Training
 from meshwright.errors import InputError
+from meshwright.ledger import Budget, Rate
 from meshwright.plan.plan import Plan
 from meshwright.train.mlperf import OWN, LogSettings
 
@@ -37,6 +38,8 @@ class Job:
     start_from: Path | None = None  # a Hugging Face folder with the first weights
     plan_text: bytes = b""
     prints_json: bool = False  # standard output is kept for the result
+    rate: Rate | None = None  # what an accelerator-hour costs today; None: nobody says
+    budget: Budget | None = None  # what the run may cost
 
     @property
     def folder(self) -> Path:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Protocol, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.layout import Layout
+from meshwright.ledger import Budget, amount
 from meshwright.record import RunWriter, StepRecord
 from meshwright.train import measured
 from meshwright.train.checkpoint import SaveReport
 from meshwright.train.job import Job
+from meshwright.train.meter import Meter
 from meshwright.train.mlperf import MlperfLog
+from meshwright.train.rank_times import RankTimes
 from meshwright.train.replica import StepResult
 from meshwright.train.stragglers import Stragglers
 from meshwright.units import seconds
@@ -50,17 +55,19 @@ class Step:
     step_time_s: float
     rate: float  # of learning
     exchange: measured.Exchange
+    ended_s: float = math.nan  # by the monotonic clock
 
 
 class Logbook:
     """The record of a run on rank 0; on other ranks every call does nothing but wait for what it must."""
 
-    def __init__(self, job: Job, writer: RunWriter | None, log: MlperfLog, out: TextIO | None = None) -> None:
-        self.job, self.writer, self.log = job, writer, log
+    def __init__(self, job: Job, writer: RunWriter | None, log: MlperfLog, out: TextIO | None = None, meter: Meter | None = None) -> None:
+        self.job, self.writer, self.log, self.meter = job, writer, log, meter
         self.live = LiveLine(job, out or told_to(job)) if writer else None
         self.recording_s = 0.0  # that the last step's record took
         self._waiting: Step | None = None
         self.stragglers = Stragglers(measured.groups_of(job.plan.layout)) if writer else None
+        self.rank_times = RankTimes(writer.folder) if writer else None
 
     def block_start(self, progress: Counts) -> None:
         """Training begins, or goes on after an evaluation."""
@@ -76,11 +83,12 @@ class Logbook:
         if done is None:
             return
         everyones = done.exchange.table()
-        if self.writer is None or self.stragglers is None or self.live is None:
+        if self.writer is None or self.stragglers is None or self.live is None or self.rank_times is None:
             return
         parts_s = of_step(everyones, self.job.plan.layout, done.step_time_s)
         self.writer.step(self._record(done, parts_s))
         self.log.step(done.step, done.samples, done.result.loss, done.step_time_s, done.rate)
+        self.rank_times.update(done.step, measured.busy_s(everyones))
         for found in self.stragglers.update(done.step, measured.busy_s(everyones)):
             self.event("recovered_rank" if found.recovered else "slow_rank", done, rank=found.rank, said=str(found))
             self.live.say(str(found))
@@ -88,6 +96,7 @@ class Logbook:
 
     def _record(self, done: Step, parts_s: dict[str, float]) -> StepRecord:
         tokens_per_s = self.job.plan.workload.tokens_per_step / done.step_time_s
+        drawn_j = self.meter.between(done.ended_s - done.step_time_s, done.ended_s) if self.meter else None
         return StepRecord(
             step=done.step,
             samples=done.samples,
@@ -95,7 +104,12 @@ class Logbook:
             grad_norm=done.result.grad_norm,
             step_time_s=done.step_time_s,
             parts_s=parts_s,
-            extra={"tokens_per_s": tokens_per_s, "learning_rate": done.rate, "recording_s": self.recording_s},
+            extra={
+                "tokens_per_s": tokens_per_s,
+                "learning_rate": done.rate,
+                "recording_s": self.recording_s,
+                **({} if drawn_j is None else {"energy_j": drawn_j}),
+            },
         )
 
     def evaluation_start(self, progress: Counts) -> None:
@@ -114,7 +128,8 @@ class Logbook:
         """Saves that ended since the last step."""
         for report in reports:
             if report.failure is not None:
-                self.event("checkpoint_failed", progress, saved_step=report.step, said=str(report.failure.what))
+                said = str(report.failure.what)
+                self.event("checkpoint_failed", progress, saved_step=report.step, said=said, stall_s=report.stall_s)
                 if self.live:
                     self.live.say(f"checkpoint of step {report.step} failed: {report.failure.what}; the last good one is kept")
             else:
@@ -126,11 +141,31 @@ class Logbook:
         if self.writer is not None:
             self.writer.event(kind, progress.step, **detail)
 
+    def begun(self, progress: Counts, starting_s: float) -> None:
+        """The run starts, or goes on: with what it pays, and how long this start took."""
+        job = self.job
+        detail: dict[str, Any] = {"layout": str(job.plan.layout), "num_ranks": job.plan.layout.num_ranks}
+        if job.rate is not None:
+            detail["price"] = job.rate.to_json()
+        if job.budget is not None:
+            detail |= {"budget_usd": str(job.budget.usd), "spent_usd": str(job.budget.spent_usd)}
+        self.event("resumed" if job.resume else "start", progress, **detail, starting_s=starting_s)
+
+    def over_budget(self, progress: Counts, budget: Budget, spent_usd: Decimal) -> str:
+        """Another step would pass the budget; what to tell of it."""
+        said = f"another step would pass the budget of {amount(budget.usd)}: {amount(spent_usd)} are spent by step {progress.step}"
+        self.event("budget", progress, said=said, budget_usd=str(budget.usd), spent_usd=f"{spent_usd:.6f}")
+        if self.live:
+            self.live.say(said)
+        return said
+
     def finish(self, progress: Counts, status: str) -> None:
         """The run is over."""
         if status != "failed":
             self.log.run_stop(progress.samples, progress.step)
         self.log.close()
+        if self.meter:
+            self.meter.stop()
         if self.live:
             self.live.end()
         if self.writer is not None:

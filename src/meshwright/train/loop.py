@@ -10,13 +10,14 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshwright.errors import MeshwrightError
 from meshwright.train import measured
 from meshwright.train.batches import micro_batch, sample_numbers, without_loss
 from meshwright.train.corpus import Corpus
 from meshwright.train.job import Job
+from meshwright.train.limit import Limit
 from meshwright.train.logbook import Logbook, Step
 from meshwright.train.nonfinite import find_culprit
 from meshwright.train.pipeline_parallel import MicroBatch
@@ -54,17 +55,18 @@ class Parts:
     logbook: Logbook
     watch: Watch
     stop: StopSignal
+    limit: Limit = field(default_factory=Limit)
 
 
 def train(parts: Parts, progress: Progress) -> str:
-    """Train until the target, the last step or a signal to stop; how it ended, in the words of a run's status."""
+    """Train until the target, the last step, a signal or a spent budget; how it ended, in the words of a run's status."""
     job, replica, logbook = parts.job, parts.replica, parts.logbook
     workload = job.plan.workload
     batch_size, last = workload.global_batch, job.last_step
     next_evaluation = _next_evaluation(job, progress.samples)
     logbook.block_start(progress)
     status = "finished"
-    replica.wants_stop = lambda: parts.stop.is_asked
+    replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
     with ExitStack() as stack:
         batches = stack.enter_context(Prefetcher(parts.train, _numbers(job, replica, progress.samples)))
         while progress.step < last:
@@ -153,7 +155,7 @@ def _next_evaluation(job: Job, samples: int) -> float:
 
 def _record(parts: Parts, progress: Progress, result: StepResult, step_time_s: float, data_s: float, rate: float) -> None:
     """Let this rank's times ride in the next step's sum, and write down the step before, whose times have arrived."""
-    started_s = time.perf_counter()
+    started_s, ended_s = time.perf_counter(), time.monotonic()
     mesh = parts.replica.mesh
     spans = mesh.timer.take()
     spans["data"] = [data_s]
@@ -161,8 +163,10 @@ def _record(parts: Parts, progress: Progress, result: StepResult, step_time_s: f
     parts.replica.rider = exchange
     parts.watch.step(progress.step, step_time_s)
     parts.logbook.flush()
-    parts.logbook.step(Step(progress.step, progress.samples, result, step_time_s, rate, exchange))
-    parts.logbook.saves(progress, parts.saves.finished())
+    parts.logbook.step(Step(progress.step, progress.samples, result, step_time_s, rate, exchange, ended_s))
+    saved = parts.saves.finished()
+    parts.limit.saw(step_time_s, saved)
+    parts.logbook.saves(progress, saved)
     parts.logbook.recording_s = time.perf_counter() - started_s
 
 

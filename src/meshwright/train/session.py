@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -23,10 +24,12 @@ from meshwright.train.huggingface_save import tokenizer_config
 from meshwright.train.initial import initial_weights
 from meshwright.train.job import Job, digests, log_settings
 from meshwright.train.launch import Place, agreed
+from meshwright.train.limit import Limit
 from meshwright.train.logbook import Logbook, machine_words, told_to
 from meshwright.train.loop import Parts, Progress, train
 from meshwright.train.marks import Marks
 from meshwright.train.mesh import Mesh, make_mesh
+from meshwright.train.meter import gpu_meter
 from meshwright.train.mlperf import MlperfLog, check_settings
 from meshwright.train.replica import Replica
 from meshwright.train.samples import Samples, validation_samples
@@ -35,6 +38,7 @@ from meshwright.train.signals import StopSignal
 from meshwright.train.watch import Diagnosis, Watch, places
 
 START_PATIENCE_S = 600.0
+BY_SIGNAL = "asked to stop by a signal"
 COLLECTIVE_S = 1800.0  # the last resort: the watchdog names who is waited for long before
 
 
@@ -74,7 +78,7 @@ def check_folder(job: Job) -> None:
 
 def run_rank(place: Place, job: Job, is_gpu: bool) -> None:
     """Train on this rank until the run is over."""
-    stop = StopSignal()
+    stop, begun_s = StopSignal(), time.monotonic()
     device = torch.device("cuda", place.local_rank) if is_gpu else torch.device("cpu")
     _claim(device, place)
     dist.init_process_group(
@@ -100,7 +104,7 @@ def run_rank(place: Place, job: Job, is_gpu: bool) -> None:
     watch.start()
     try:
         mesh = make_mesh(layout, device, marks)
-        _train(job, mesh, watch, stop, place)
+        _train(job, mesh, watch, stop, place, begun_s)
     finally:
         watch.stop()
     dist.destroy_process_group()
@@ -117,7 +121,7 @@ def _claim(device: torch.device, place: Place) -> None:
     torch.set_num_threads(max(cores // place.num_local_ranks, 1))
 
 
-def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place) -> None:
+def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, begun_s: float) -> None:
     corpus = check_job(job)
     machine = machine_words(mesh.device.type, mesh.layout.num_ranks, _device_name(mesh.device))
     samples = Samples(corpus.train, job.plan.workload.seq_len, job.seed)
@@ -131,30 +135,43 @@ def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place) -
     if is_writer:
         writer = writer or RunWriter.resume(job.folder, progress.step, job.plan_text)
         _leave_tokenizer(corpus, job)
-    logbook = Logbook(job, writer, log)
+    is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
+    logbook = Logbook(job, writer, log, meter=gpu_meter(place.num_ranks) if is_metered else None)
     saves = Saves(job, replica, marks_of_run, progress.step if job.resume else None)
-    parts = Parts(job=job, replica=replica, corpus=corpus, train=samples, saves=saves, logbook=logbook, watch=watch, stop=stop)
-    logbook.event("resumed" if job.resume else "start", progress, layout=str(mesh.layout))
+    if writer and not job.resume:
+        begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins with its folder
+    limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_time_s)
+    parts = Parts(job=job, replica=replica, corpus=corpus, train=samples, saves=saves, logbook=logbook, watch=watch, stop=stop, limit=limit)
+    logbook.begun(progress, time.monotonic() - begun_s)
     log.init_stop()
     log.run_start()
     try:
         status = train(parts, progress)
+        why = _why_stopped(parts, progress, place) if status == "stopped" else ""
         if job.saves_at_end:
-            _save_last(parts, progress, status)
+            is_hurried = why == BY_SIGNAL or stop.is_asked
+            _save_last(parts, progress, stop.left_s(job.grace_s) if is_hurried else START_PATIENCE_S)
     except BaseException:
         with suppress(MeshwrightError, OSError):  # what failed first is what must be told
             logbook.finish(progress, "failed")
         raise
     if status == "stopped":
-        logbook.event("stopped", progress, said="asked to stop by a signal")
+        logbook.event("stopped", progress, reason="signal" if why == BY_SIGNAL else "budget", said=why)
     logbook.finish(progress, status)
 
 
-def _save_last(parts: Parts, progress: Progress, status: str) -> None:
-    """Save the end of the run, within the grace time where a signal asked for it; an error where that fails."""
-    job, saves = parts.job, parts.saves
+def _why_stopped(parts: Parts, progress: Progress, place: Place) -> str:
+    """Why the run stops before its end, on every rank: only rank 0 knows of the budget, and a signal leaves less time to save."""
+    budget, limit = parts.job.budget, parts.limit
+    if budget is None:
+        return BY_SIGNAL
+    return agreed(place, "stop", lambda: parts.logbook.over_budget(progress, budget, limit.spent_usd) if limit.is_passed else BY_SIGNAL)
+
+
+def _save_last(parts: Parts, progress: Progress, left_s: float) -> None:
+    """Save the end of the run, within so many seconds; an error where that fails."""
+    saves = parts.saves
     with parts.watch.allow(START_PATIENCE_S, "the last checkpoint"):
-        left_s = parts.stop.left_s(job.grace_s) if status == "stopped" else START_PATIENCE_S
         last = saves.save_now(progress, left_s)
         parts.logbook.saves(progress, [*saves.close(), *([last] if last else [])])
     if last and last.failure:

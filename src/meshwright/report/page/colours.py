@@ -34,7 +34,19 @@ PALETTE: Mapping[str, tuple[str, str]] = {
     "buffers": ("#9aa1ac", "#717a87"),
     "weak": ("#2563c9", "#6ea3ff"),
     "strong": ("#c2570c", "#ff9a4d"),
+    "mixed": ("#7a45d6", "#b594ff"),
+    "runa": ("#1f5fbf", "#7db0ff"),
+    "runb": ("#c2570c", "#ff9a4d"),
+    "runc": ("#0b8378", "#3fc9ba"),
+    "rund": ("#b52a7f", "#ff7cc4"),
+    "rune": ("#7a45d6", "#b594ff"),
+    "runf": ("#8a6d3b", "#c9a765"),
+    "rung": ("#4f7d4a", "#87bd80"),
+    "runh": ("#b3261e", "#ff8a80"),
+    "runi": ("#56606e", "#a3adba"),
+    "runj": ("#1a1f27", "#e8eaee"),
 }
+RUN_COLOURS = tuple(name for name in PALETTE if name.startswith("run"))  # of runs beside each other, in their order
 PART_COLOURS: Mapping[str, str] = {f"exposed_{axis}": axis for axis in ("tp", "cp", "pp", "dp", "ep")}  # the others by their own names
 
 # Forward, backward and weight-gradient passes: a ramp each, from a stage's first chunk to its last.
@@ -54,6 +66,11 @@ def var(name: str) -> str:
 def part_colour(part: str) -> str:
     """The colour of a part of the step."""
     return var(PART_COLOURS.get(part, part))
+
+
+def run_colour(number: int) -> str:
+    """The colour of a run among several; after ten they come again."""
+    return var(RUN_COLOURS[number % len(RUN_COLOURS)])
 
 
 def variables(dark: bool) -> str:

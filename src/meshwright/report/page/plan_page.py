@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from meshwright.errors import InputError
 from meshwright.outcome import Outcome, Spread
 from meshwright.plan.plan import Plan
 from meshwright.report.page import assumptions
 from meshwright.report.page.assumptions import Assumption
 from meshwright.report.page.bars import axes_table, changes_table, memory_table, waterfall
-from meshwright.report.page.colours import var, variables
+from meshwright.report.page.colours import var
 from meshwright.report.page.curves import ParetoPoint, ScalingPoint, pareto_chart, scaling_chart
 from meshwright.report.page.facts import Facts, facts_of
-from meshwright.report.page.markup import Child, Html, joined, table, tag
+from meshwright.report.page.markup import Html, joined, table, tag
 from meshwright.report.page.rack import rack_picture
+from meshwright.report.page.shell import document, kg, kwh, litres, section, tile, write_page
 from meshwright.report.page.timeline import timeline_picture
 from meshwright.software import Software
-from meshwright.units import KWH, gib, seconds, si, usd
-
-STYLE = Path(__file__).parent / "style.css"
+from meshwright.units import gib, seconds, si, usd
 
 
 def write_plan_page(
@@ -35,10 +33,7 @@ def write_plan_page(
 ) -> None:
     """Write the page. `takes` is the outcome to show, where it was reckoned with prices or a region of the user's choice."""
     page = plan_page(plan, stack=stack, scaling=scaling, pareto=pareto, runners_up=runners_up, takes=takes)
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write the page: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+    write_page(path, page)
 
 
 def plan_page(
@@ -57,29 +52,12 @@ def plan_page(
         _mapping(facts),
         _step(facts),
         _timeline(facts),
-        _section("memory", "Memory by stage", memory_table(facts)),
+        section("memory", "Memory by stage", memory_table(facts)),
         _outlook(facts, scaling, pareto),
         _others(facts, runners_up),
         _assumptions(facts),
     )
-    body = joined(_header(facts), tag("main", *sections), _footer(facts))
-    return "<!doctype html>\n" + tag("html", _head(plan), tag("body", body), lang="en") + "\n"
-
-
-def _head(plan: Plan) -> Html:
-    dark = "@media screen and (prefers-color-scheme:dark){:root{color-scheme:dark;" + variables(dark=True) + "}}"
-    style = ":root{color-scheme:light;" + variables(dark=False) + "}\n" + dark + "\n" + STYLE.read_text(encoding="utf-8")
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name_="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{plan.name}: plan"),
-        tag("style", Html(style)),
-    )
-
-
-def _section(name: str, title: str, *children: Child) -> Html:
-    return tag("section", tag("h2", title, id=name), *children, aria_labelledby=name)
+    return document(f"{plan.name}: plan", _header(facts), sections, _footer(facts))
 
 
 # -- the answer -----------------------------------------------------------------------------------------
@@ -123,7 +101,7 @@ def _answer(facts: Facts) -> Html:
     explanation = facts.explanation
     lead = [tag("p", _sentence(explanation.limit), class_="lead")]
     notes = [tag("ul", (tag("li", note) for note in facts.notes), class_="notes")] if facts.notes else []
-    return _section("answer", "The answer", tag("div", _tiles(facts), class_="tiles"), *lead, *notes)
+    return section("answer", "The answer", tag("div", _tiles(facts), class_="tiles"), *lead, *notes)
 
 
 def _sentence(text: str) -> str:
@@ -135,47 +113,24 @@ def _tiles(facts: Facts) -> Iterator[Html]:
     steps = f"{takes.num_steps:,} steps" if takes.num_steps else ""
     price = takes.offer.price if takes.offer else None
     paid = f"{price.provider} {price.kind}, {usd(price.usd_per_accelerator_hour)} an accelerator and hour" if price else ""
-    yield _tile("Step time", seconds(plan.step_time_s), f"{seconds(plan.low_s)} \u2013 {seconds(plan.high_s)}, 80 % interval")
+    yield tile("Step time", seconds(plan.step_time_s), f"{seconds(plan.low_s)} \u2013 {seconds(plan.high_s)}, 80 % interval")
     yield _spread("Time to train", takes, takes.time_to_train_s, seconds, steps, "time_to_train")
     yield _spread("Cost", takes, takes.offer.cost_usd if takes.offer else None, usd, paid, "cost")
-    yield _spread("Energy at the wall", takes, takes.energy_j, _kwh, f"{100 * takes.busy:.0f} % busy", "energy")
-    yield _spread("Carbon", takes, takes.carbon_kg, _kg, f"{takes.region.name}, {takes.region.grid_gco2e_per_kwh:.0f} g/kWh", "energy")
-    yield _spread("Water on site", takes, takes.water_l, _litres, f"{takes.facility.name}", "water")
+    yield _spread("Energy at the wall", takes, takes.energy_j, kwh, f"{100 * takes.busy:.0f} % busy", "energy")
+    yield _spread("Carbon", takes, takes.carbon_kg, kg, f"{takes.region.name}, {takes.region.grid_gco2e_per_kwh:.0f} g/kWh", "energy")
+    yield _spread("Water on site", takes, takes.water_l, litres, f"{takes.facility.name}", "water")
     rate = f"{facts.tokens_per_s / plan.cluster.num_accelerators:,.0f} an accelerator"
     each = f"{rate}; MFU {100 * facts.mfu:.1f} % of {plan.workload.precision}"
-    yield _tile("Tokens a second", si(facts.tokens_per_s, ""), each)
+    yield tile("Tokens a second", si(facts.tokens_per_s, ""), each)
     full = f"of {gib(chip.memory_bytes)}: {100 * plan.peak_memory_bytes / chip.memory_bytes:.0f} % of {chip.name}"
-    yield _tile("Peak memory", gib(plan.peak_memory_bytes), full)
-
-
-def _tile(label: str, value: str, remark: str) -> Html:
-    return tag("div", tag("p", label, class_="label"), tag("p", value, class_="value"), tag("p", remark, class_="remark"), class_="tile")
+    yield tile("Peak memory", gib(plan.peak_memory_bytes), full)
 
 
 def _spread(label: str, takes: Outcome, spread: Spread | None, said: Callable[[float], str], remark: str, key: str) -> Html:
     """A tile of a quantity with its interval, or why it is not known."""
     if spread is None:
-        return _tile(label, "unknown", takes.unknown.get(key, "not stated"))
-    return _tile(label, said(spread.value), f"{said(spread.low)} \u2013 {said(spread.high)}" + (f"; {remark}" if remark else ""))
-
-
-def _kwh(energy_j: float) -> str:
-    return _scaled(energy_j / KWH, "kWh", "MWh")
-
-
-def _kg(kg: float) -> str:
-    return _scaled(kg, "kg CO2e", "t CO2e")
-
-
-def _litres(litres: float) -> str:
-    return _scaled(litres, "l", "m\u00b3")
-
-
-def _scaled(value: float, unit: str, thousand: str) -> str:
-    """A quantity in its unit, or from ten thousand on in the unit a thousand times larger."""
-    if value >= 10_000:
-        value, unit = value / 1000, thousand
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+        return tile(label, "unknown", takes.unknown.get(key, "not stated"))
+    return tile(label, said(spread.value), f"{said(spread.low)} \u2013 {said(spread.high)}" + (f"; {remark}" if remark else ""))
 
 
 # -- the mapping and the step ---------------------------------------------------------------------------
@@ -187,7 +142,7 @@ def _mapping(facts: Facts) -> Html:
     carried = axes_table(explanation.axes) if explanation.axes else tag("p", "One accelerator: nothing is carried.")
     right = tag("div", reasons, _tiers(facts.plan))
     picture = tag("div", tag("div", rack_picture(facts.plan)), right, class_="picture")
-    return _section("mapping", "What stands where, and why", picture, carried)
+    return section("mapping", "What stands where, and why", picture, carried)
 
 
 def _tiers(plan: Plan) -> Html:
@@ -211,7 +166,7 @@ def _step(facts: Facts) -> Html:
 
 
 def _timeline(facts: Facts) -> Html:
-    return _section("timeline", "One step on the pipeline" if facts.plan.layout.pp > 1 else "One step", timeline_picture(facts.laid_out))
+    return section("timeline", "One step on the pipeline" if facts.plan.layout.pp > 1 else "One step", timeline_picture(facts.laid_out))
 
 
 # -- other sizes, other layouts -------------------------------------------------------------------------
@@ -242,7 +197,7 @@ def _others(facts: Facts, runners_up: Sequence[Plan]) -> Html:
     best_s = facts.plan.step_time_s
     rows = [_other(plan, best_s) for plan in (facts.plan, *runners_up)]
     columns = ("layout", "order", "step>", "80 % interval>", "against this %>", "peak GiB>", "largest part beside compute")
-    return _section("others", "The runners-up", table(columns, rows, "Runners-up", caption="This plan, and the next best", class_="bars"))
+    return section("others", "The runners-up", table(columns, rows, "Runners-up", caption="This plan, and the next best", class_="bars"))
 
 
 def _other(plan: Plan, best_s: float) -> tuple[str, ...]:
@@ -267,7 +222,7 @@ def _assumptions(facts: Facts) -> Html:
         _group("Fitted on measured runs", "before the fit", assumptions.fitted(facts), assumptions.fitted_on()),
         _group("Chosen, each for a reason", "reason", assumptions.chosen()),
     )
-    return _section("assumptions", "Every assumption, with its source", tag("p", assumptions.evidence(facts), class_="lead"), *tables)
+    return section("assumptions", "Every assumption, with its source", tag("p", assumptions.evidence(facts), class_="lead"), *tables)
 
 
 def _group(title: str, origin: str, rows: Sequence[Assumption], caption: str = "") -> Html:

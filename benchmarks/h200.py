@@ -1,0 +1,268 @@
+"""One GPU, measured: speed beside torchtitan, the card's floor, where a step's time goes, steadiness, correctness, prediction.
+
+    python benchmarks/h200.py speed [--case NAME]... [--rounds N] [--titan DIR | --no-peer] [--floor]
+    python benchmarks/h200.py floor [--case NAME]...
+    python benchmarks/h200.py profile [--case NAME]... [--titan DIR | --no-peer]
+    python benchmarks/h200.py steady
+    python benchmarks/h200.py correct [--part loss|compiled|kernels]...
+    python benchmarks/h200.py predict --profile FILE [--case NAME]...
+
+Each is one call of under ten minutes on the card. It says what it does as it goes, writes results to `--out FILE` as they come, and prints
+its table last; `benchmarks/h200.md` holds the dated ones. Every measurement runs in a process of its own. Without a GPU a call says so,
+claims nothing and exits with 0; `--dry-run` then runs the same code on a tiny model on the processor, and its figures mean nothing.
+
+The peer is torchtitan 0.2.2. `--titan DIR` names a folder with `site/`, into which these wheels are unpacked:
+torchtitan==0.2.2 torchao==0.17.0 torchdata==0.11.0 tyro einops docstring_parser typeguard. Without it no ratio is claimed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from h200_parts import tables
+from h200_parts.cases import ASKED, NAMES, OTHERS, Case, chosen
+from h200_parts.child import Clock, Results, run, say
+
+from meshwright.describe.this_machine import gpu_names
+from meshwright.errors import MeshwrightError
+
+NOTHING = "nothing was measured, and nothing is claimed"
+DRY = "dry run on the processor with a tiny model: the code runs, the figures mean nothing"
+LIMIT_S = 570.0  # a call's time on the card
+PARTS = ("loss", "compiled", "kernels")
+TEXT_PRECISIONS = ("fp32", "bf16", "fp8-current", "bf16-pure")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(words)
+    found = _device()
+    if found is None and not given.dry_run:
+        say(f"no GPU here: {NOTHING}")
+        return 0
+    given.device = "cpu" if given.dry_run else "cuda"
+    if given.dry_run:
+        say(DRY)
+    results = Results(given.out, _facts(given, found))
+    clock = Clock(given.limit_s)
+    try:
+        results.write()
+        COMMANDS[given.command](given, results, clock)
+    except MeshwrightError as error:
+        print(f"h200: {error}", file=sys.stderr)
+        return 2
+    if clock.num_failed:
+        say(f"\n{clock.num_failed} measurements gave no result, as said above; the tables do not speak of them.")
+    return 1 if clock.num_failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    made = {name: commands.add_parser(name) for name in COMMANDS}
+    for one in made.values():
+        one.add_argument("--out", type=Path, help="write results here as they come, as JSON")
+        one.add_argument("--dry-run", action="store_true", help=DRY)
+        one.add_argument("--limit-s", type=_positive(float), default=LIMIT_S, help="seconds of this call (default %(default)s)")
+    for name in ("speed", "floor", "profile", "predict"):
+        made[name].add_argument("--case", action="append", default=[], choices=NAMES, help="one or more; without it, those asked for")
+    for name in ("speed", "profile"):
+        peer = made[name].add_mutually_exclusive_group()
+        peer.add_argument("--titan", type=Path, metavar="DIR", help="folder with site/, where torchtitan 0.2.2 lies unpacked")
+        peer.add_argument("--no-peer", action="store_true", help="measure ours alone")
+    for name in ("speed", "profile", "predict"):
+        made[name].add_argument("--steps", type=_positive(int), default=15, help="timed steps (default %(default)s)")
+        made[name].add_argument("--warmup", type=_positive(int), default=5, help="steps before them (default %(default)s)")
+    made["speed"].add_argument("--rounds", type=_positive(int), default=1, help="turns of each trainer on each case")
+    made["speed"].add_argument("--floor", action="store_true", help="measure the floor of each case in the same call")
+    made["steady"].add_argument("--steps", type=_positive(int, least=10), default=100, help="with records (default %(default)s)")
+    made["correct"].add_argument("--part", action="append", default=[], choices=PARTS)
+    made["correct"].add_argument("--steps", type=_positive(int), default=300, help="steps on real text (default %(default)s)")
+    made["predict"].add_argument("--profile", type=Path, help="hardware profile, from `meshwright measure`")
+    return parser
+
+
+def _positive(kind: Callable[[str], Any], least: int = 1) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        value = kind(text)
+        if not least <= value < 10**6:
+            raise argparse.ArgumentTypeError(f"{text} is not at least {least} and below a million")
+        return value
+
+    read.__name__ = kind.__name__
+    return read
+
+
+def _device() -> dict[str, str] | None:
+    """The GPU and what runs on it; None where there is none."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    names = gpu_names()  # by nvidia-smi: asking torch would take memory of the card for this process
+    return {"gpu": names[0] if names else "an unnamed GPU", "torch": torch.__version__}
+
+
+def _facts(given: argparse.Namespace, found: dict[str, str] | None) -> dict[str, Any]:
+    """What a table must say beside its figures."""
+    facts = found if found and not given.dry_run else {"gpu": "none: dry run"}
+    machine = f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}"
+    return {"command": given.command, "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "machine": machine, **facts}
+
+
+def _show(title: str, text: str, results: Results) -> None:
+    facts = results.content
+    title = f"{title} (dry run: the figures mean nothing)" if facts["gpu"].endswith("dry run") else title
+    say(f"\n{title}, {facts['date']}, {facts['gpu']}, torch {facts.get('torch', 'of the dry run')}, {facts['machine']}\n\n{text}")
+
+
+# -- commands -------------------------------------------------------------------------------------------
+
+
+def speed(given: argparse.Namespace, results: Results, clock: Clock) -> None:
+    """Both trainers in turn, case by case."""
+    site = _peer(given)
+    for case in chosen(given.case, ASKED, is_dry=given.dry_run):
+        for turn in range(given.rounds):
+            for who in ("ours", "titan")[:: -1 if turn % 2 else 1]:
+                if (who == "ours" or site) and not _is_refused(case, results):
+                    _timed(who, case, given, results, clock, "speed", site)
+        if given.floor:
+            _floor(case, given, results, clock)
+    if given.floor:
+        _show("Floor", tables.floor_table(results.content), results)
+    _show("Speed", tables.speed_table(results.content), results)
+
+
+def floor(given: argparse.Namespace, results: Results, clock: Clock) -> None:
+    """What the card allows, case by case."""
+    for case in chosen(given.case, ASKED, is_dry=given.dry_run):
+        _floor(case, given, results, clock)
+    _show("Floor", tables.floor_table(results.content), results)
+
+
+def profile(given: argparse.Namespace, results: Results, clock: Clock) -> None:
+    """One step of each trainer, by kind of work."""
+    site = _peer(given)
+    for case in chosen(given.case, ASKED, is_dry=given.dry_run):
+        for who in ("ours", "titan"):
+            if who == "ours" or site:
+                _timed(who, case, given, results, clock, "profile", site, "--profile")
+    _show("Shares of a step", tables.profile_table(results.content), results)
+
+
+def steady(given: argparse.Namespace, results: Results, clock: Clock) -> None:
+    """The 3B case for longer, with records."""
+    case = chosen(["3b-bf16"], ASKED, is_dry=given.dry_run)[0]
+    say(f"{case.name}, {given.steps} steps with records, then bare ones")
+    options = [*_common(case, given), "--steps", str(given.steps)]
+    found = run("steady", options, clock)
+    if found:
+        results.add("steady", {"case": case.name, "words": case.words, **found})
+        bare = run("steady", [*options, "--bare"], clock)
+        results.content["steady"][-1].update(bare or {})
+        results.write()
+    _show("Steady", tables.steady_table(results.content), results)
+
+
+def correct(given: argparse.Namespace, results: Results, clock: Clock) -> None:
+    """Kernels against float64, compiled against plain, precisions against each other."""
+    parts = given.part or PARTS[::-1]
+    for part in ("kernels", "compiled"):
+        if part in parts:
+            say(f"{part}:")
+            run(f"correct_{part}", ["--device", given.device], clock, keep=lambda row: results.add("checks", row))
+    if "loss" in parts:
+        for precision in TEXT_PRECISIONS:
+            say(f"loss on real text, {precision}, {given.steps} steps:")
+            options = ["--precision", precision, "--device", given.device, "--steps", str(given.steps)]
+            found = run("correct_loss", options, clock, least_s=40.0)
+            if found:
+                results.add("loss", found)
+    if "kernels" in parts or "compiled" in parts:
+        _show("Kernels and compiled layers", tables.checks_table(results.content), results)
+    if "loss" in parts:
+        _show("Loss on real text", tables.loss_table(results.content), results)
+
+
+def predict(given: argparse.Namespace, results: Results, clock: Clock) -> None:
+    """Predictions, written down first; then the runs."""
+    from h200_parts.forecast import Machine
+
+    cases = chosen(given.case, (*ASKED, *OTHERS), is_dry=given.dry_run)
+    machine = Machine.of(given.profile, given.device)
+    for case in cases:
+        row = machine.forecast(case)
+        results.add("predicted", {"case": case.name, "words": case.words, **row})
+        told = row.get("refused") or f"{1e3 * row['step_s']:.1f} ms, peak {row['peak_bytes'] / 2**30:.2f} GiB"
+        say(f"{case.name}: predicted {told}")
+    for case in cases[::-1]:  # those that were never run before come first
+        _timed("ours", case, given, results, clock, "measured", None)
+    _show("Prediction", tables.predict_table(results.content), results)
+
+
+COMMANDS = {"speed": speed, "floor": floor, "profile": profile, "steady": steady, "correct": correct, "predict": predict}
+
+
+# -- shared by them -------------------------------------------------------------------------------------
+
+
+def _peer(given: argparse.Namespace) -> Path | None:
+    """Where the peer lies unpacked; None where it is missing, which is said."""
+    if given.no_peer:
+        return None
+    site = given.titan / "site" if given.titan else None
+    if site and (site / "torchtitan").is_dir():
+        return site.absolute()
+    say(f"torchtitan is missing{f': no torchtitan in {site}' if site else ' (--titan DIR names its folder)'}: no ratio will be claimed")
+    return None
+
+
+def _is_refused(case: Case, results: Results) -> bool:
+    """Whether our trainer does not run the case: then there is nothing to compare."""
+    return any("refused" in row for row in results.rows("speed") if row["case"] == case.name)
+
+
+def _common(case: Case, given: argparse.Namespace) -> list[str]:
+    return ["--case", case.to_json(), "--device", given.device]
+
+
+def _timed(
+    who: str, case: Case, given: argparse.Namespace, results: Results, clock: Clock, kind: str, site: Path | None, *more: str
+) -> None:
+    """One trainer on one case, in a process of its own."""
+    say(f"{case.name}, {who}:")
+    steps = ["--warmup", str(given.warmup), "--steps", str(given.steps)]
+    found = run(who, [*_common(case, given), *steps, *more], clock, site=site if who == "titan" else None)
+    if found is None:
+        return
+    results.add(kind, {"case": case.name, "words": case.words, "who": who, "num_tokens": case.num_tokens, **found})
+    if "refused" in found:
+        say(f"  {case.name} is skipped: {found['refused']}")
+    else:
+        told = f"{found['tokens_per_s']:,.0f} tokens/s, {1e3 * found['median_s']:.1f} ms, scatter {100 * found['cv']:.2f} %"
+        say(f"  {told}, peak {found['peak_bytes'] / 2**30:.2f} GiB, in {found['child_s']:.0f} s with its start")
+
+
+def _floor(case: Case, given: argparse.Namespace, results: Results, clock: Clock) -> None:
+    """The floor of one case, in a process of its own."""
+    say(f"{case.name}, floor:")
+    found = run("floor", _common(case, given), clock)
+    if found:
+        results.add("floor", {"case": case.name, "words": case.words, "num_tokens": case.num_tokens, **found})
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no child outlives a call that is cut off
+    sys.exit(main())

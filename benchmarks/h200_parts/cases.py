@@ -1,0 +1,110 @@
+"""What is measured: models, batches, precisions. A case is data, so that a child process gets it as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from meshwright.describe.load import load_model
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Training, Workload
+from meshwright.layout import Layout
+
+TRAINING = Training(learning_rate=3e-4, clip_norm=1.0)
+
+# Models that the catalogue does not have: one for runs without a GPU, one for losses on real text.
+TINY = Model(
+    name="tiny", num_layers=2, hidden=64, ffn_hidden=192, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512, rotary_theta=500000.0
+)
+TEXT = Model(
+    name="text-100m", num_layers=12, hidden=768, ffn_hidden=2048, num_heads=12, num_kv_heads=4, head_dim=64, vocab_size=16384
+)  # 101 M parameters
+OWN_MODELS = {model.name: model for model in (TINY, TEXT)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One thing to time: a model, a batch, and the numbers it is trained in."""
+
+    name: str
+    model: str  # in the catalogue, or one of the above
+    batch: int
+    precision: str  # as the trainer names it
+    states: str  # what weights and moments are kept in: bf16 or fp32
+    seq_len: int = 8192
+    recompute: str = "none"
+    micro_batch: int = 0  # 0: the whole batch at once
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether layers multiply in fp8."""
+        return "fp8" in self.precision
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a step."""
+        return self.batch * self.seq_len
+
+    @property
+    def words(self) -> str:
+        """The case as a table shows it."""
+        size = {"llama-3.1-8b": "8B", "llama-3.2-3b": "3B untied", "llama-3.2-1b": "1B untied"}.get(self.model, self.model)
+        told = [size, f"{self.states} states", f"batch {self.batch}", "fp8" if self.is_fp8 else self.precision.removesuffix("-pure")]
+        if self.seq_len != 8192:
+            told.append(f"sequence {self.seq_len:,}")
+        if self.recompute != "none":
+            told.append(f"{self.recompute} recompute")
+        return ", ".join(told)
+
+    def to_json(self) -> str:
+        """The case as one line."""
+        return json.dumps(asdict(self))
+
+
+ASKED = (
+    Case(name="8b-bf16", model="llama-3.1-8b", batch=1, precision="bf16-pure", states="bf16"),
+    Case(name="8b-fp8", model="llama-3.1-8b", batch=1, precision="fp8-current-pure", states="bf16"),
+    Case(name="3b-bf16", model="llama-3.2-3b", batch=2, precision="bf16", states="fp32"),
+    Case(name="3b-fp8", model="llama-3.2-3b", batch=2, precision="fp8-current", states="fp32"),
+    Case(name="1b-bf16", model="llama-3.2-1b", batch=4, precision="bf16", states="fp32"),
+)
+OTHERS = (  # predicted before they are run, and asked for nowhere else
+    Case(name="1b-4096", model="llama-3.2-1b", batch=4, precision="bf16", states="fp32", seq_len=4096),
+    Case(name="3b-recompute", model="llama-3.2-3b", batch=2, precision="bf16", states="fp32", recompute="full"),
+    Case(name="8b-batch2", model="llama-3.1-8b", batch=2, precision="bf16-pure", states="bf16"),
+)
+NAMES = tuple(case.name for case in (*ASKED, *OTHERS))
+
+
+def chosen(names: Sequence[str], cases: Sequence[Case], *, is_dry: bool) -> list[Case]:
+    """The cases of these names, or all; where nothing is to be claimed, the same with a tiny model."""
+    found = [case for case in (*ASKED, *OTHERS) if case.name in names] if names else list(cases)
+    return [replace(case, model=TINY.name, seq_len=case.seq_len // 128) for case in found] if is_dry else found
+
+
+def case_of(line: str) -> Case:
+    """The case that `to_json` wrote."""
+    return Case(**json.loads(line))
+
+
+def model_of(case: Case) -> Model:
+    """The case's shapes, with a head of its own: torchtitan ties nothing."""
+    return OWN_MODELS[case.model] if case.model in OWN_MODELS else replace(load_model(case.model), tied_embeddings=False)
+
+
+def workload_of(case: Case) -> Workload:
+    """The case's sequences and numbers."""
+    return Workload(name=case.name, model="", seq_len=case.seq_len, global_batch=case.batch, precision=case.precision, training=TRAINING)
+
+
+def layout_of(case: Case) -> Layout:
+    """One GPU."""
+    return Layout(micro_batch=case.micro_batch or case.batch, zero_stage=0, recompute=case.recompute)
+
+
+def state_bytes_per_parameter(case: Case) -> Mapping[str, int]:
+    """Bytes that an update cannot but move, for each parameter: each number read once, and those that change written once."""
+    states = {"bf16": 2, "fp32": 4}[case.states]
+    copy = 0 if case.states == "bf16" else 2  # what the products read
+    return {"gradient": 2, "states": 6 * states, "copy": copy}

@@ -1,0 +1,235 @@
+"""A child: what a step of a case cannot be faster than on this card, from what this card does now.
+
+The sum of three things. Products at the model's shapes and row counts: forward, input gradient and weight gradient, with queries, keys and
+values as one, and gate and up as one. Attention forward and backward, causal, by cuDNN. Bytes that must move, over the bandwidth of a copy:
+the optimizer's states; norms, rotary, SwiGLU and residuals, each read and written once where no product can take them in; logits read and
+their gradient written.
+
+A layer's products and its attention are run in turn, as in a step, for seconds on end and on normal random numbers: heat and power decide
+the clock, and neither a product alone nor one of zeros draws what a step does. In fp8 the head's products count as fp8 too, casts as free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from h200_parts.cases import Case, case_of, model_of, state_bytes_per_parameter
+from h200_parts.child import hand_over, note
+from meshwright.describe.model import Model
+
+LAYER_S, HEAD_S, COPY_S = 4.0, 2.0, 0.5  # how long each is run, half of it before it is timed
+COPY_BYTES = 2**31
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)
+PASSES = ("forward", "input gradient", "weight gradient")
+
+Work = Callable[[], object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--case", type=case_of, required=True)
+    parser.add_argument("--device", default="cuda")
+    given = parser.parse_args()
+    hand_over(floor_of(given.case, torch.device(given.device)))
+
+
+def floor_of(case: Case, device: torch.device) -> dict[str, Any]:
+    """Seconds of a step by part, and their sum."""
+    model = model_of(case)
+    copy_bytes_per_s = copy_rate(device)
+    note(f"copy {copy_bytes_per_s / 1e12:.2f} TB/s")
+    shapes = shapes_of(model)
+    head = {"head": shapes.pop("head")}
+    forward, backward, kernel = attention(case, model, device)
+    works = {**_products(shapes, case, device), ("attention", "forward"): forward, ("attention", "backward"): backward}
+    layer_s = in_turn_s(works, device, LAYER_S)
+    del works, forward, backward
+    head_s = in_turn_s(_products(head, case, device), device, HEAD_S)
+    products = _rows({**shapes, **head}, {**layer_s, **head_s}, case)
+    attention_s = {way: layer_s["attention", way] for way in ("forward", "backward")}
+    note(f"attention of a layer by {kernel}: " + ", ".join(f"{way} {1e3 * s:.3f} ms" for way, s in attention_s.items()))
+    moved = bytes_moved(case, model)
+    parts_s = {
+        "GEMM": sum(row["count"] * row["took_s"] for row in products),
+        "attention": model.num_layers * sum(attention_s.values()),
+        "optimizer": moved["optimizer"] / copy_bytes_per_s,
+        "elementwise": (moved["elementwise"] + moved["loss"]) / copy_bytes_per_s,
+    }
+    total_s = sum(parts_s.values())
+    note(f"floor {total_s * 1e3:.1f} ms a step, {case.num_tokens / total_s:,.0f} tokens/s")
+    return {
+        "parts_s": parts_s,
+        "floor_s": total_s,
+        "tokens_per_s": case.num_tokens / total_s,
+        "us_per_token": 1e6 * total_s / case.num_tokens,
+        "copy_bytes_per_s": copy_bytes_per_s,
+        "bytes": moved,
+        "products": products,
+        "attention_s": {**attention_s, "kernel": kernel},
+    }
+
+
+# -- clocks ---------------------------------------------------------------------------------------------
+
+
+def in_turn_s(works: dict[tuple[str, str], Work], device: torch.device, budget_s: float) -> dict[tuple[str, str], float]:
+    """Mean seconds of each work, all of them taken in turn for `budget_s`, of which the first half is not counted."""
+    finish = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
+    for work in works.values():  # first calls choose algorithms
+        work()
+    finish()
+    started_s = time.perf_counter()
+    for work in works.values():
+        work()
+    finish()
+    once_s = max(time.perf_counter() - started_s, 1e-6)
+    half = max(int(budget_s / 2 / once_s), 2) if device.type == "cuda" else 2
+    timed = _by_events if device.type == "cuda" else _by_clock
+    timed(list(works.values()), half)
+    return dict(zip(works, timed(list(works.values()), half), strict=True))
+
+
+def _by_events(works: list[Work], num_rounds: int) -> list[float]:
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(len(works) + 1)] for _ in range(num_rounds)]
+    for row in marks:
+        row[0].record()
+        for work, mark in zip(works, row[1:], strict=True):
+            work()
+            mark.record()
+    torch.cuda.synchronize()
+    return [sum(row[i].elapsed_time(row[i + 1]) for row in marks) / num_rounds / 1e3 for i in range(len(works))]
+
+
+def _by_clock(works: list[Work], num_rounds: int) -> list[float]:
+    took_s = [0.0] * len(works)
+    for _ in range(num_rounds):
+        for i, work in enumerate(works):
+            started_s = time.perf_counter()
+            work()
+            took_s[i] += time.perf_counter() - started_s
+    return [total / num_rounds for total in took_s]
+
+
+def copy_rate(device: torch.device) -> float:
+    """Bytes a second of a copy, read and written both counted."""
+    num_bytes = COPY_BYTES if device.type == "cuda" else 2**24
+    source = torch.randint(0, 256, (num_bytes,), device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    return 2 * num_bytes / in_turn_s({("copy", ""): lambda: target.copy_(source)}, device, COPY_S)["copy", ""]
+
+
+# -- work -----------------------------------------------------------------------------------------------
+
+
+def shapes_of(model: Model) -> dict[str, tuple[int, int, int]]:
+    """Width in, width out and count of the model's products; those that read the same are one."""
+    layers = model.num_layers
+    return {
+        "qkv": (model.hidden, model.query_dim + 2 * model.kv_dim, layers),
+        "o": (model.query_dim, model.hidden, layers),
+        "gate and up": (model.hidden, (model.mlp_matrices - 1) * model.ffn_hidden, layers),
+        "down": (model.ffn_hidden, model.hidden, layers),
+        "head": (model.hidden, model.vocab_size, 1),
+    }
+
+
+def sides(direction: str, num_in: int, num_out: int, rows: int) -> tuple[int, int, int]:
+    """Rows, what is summed over, and columns of a pass of one product."""
+    return {
+        "forward": (rows, num_in, num_out),
+        "input gradient": (rows, num_out, num_in),
+        "weight gradient": (num_out, rows, num_in),
+    }[direction]
+
+
+def _products(shapes: dict[str, tuple[int, int, int]], case: Case, device: torch.device) -> dict[tuple[str, str], Work]:
+    make = _fp8_product if case.is_fp8 else _bf16_product
+    return {
+        (name, direction): make(*sides(direction, num_in, num_out, case.num_tokens), direction, device)
+        for direction in PASSES
+        for name, (num_in, num_out, _) in shapes.items()
+    }
+
+
+def _bf16_product(m: int, k: int, n: int, direction: str, device: torch.device) -> Work:
+    """A product whose factors lie as a forward or backward finds them."""
+    left = torch.randn((k, m) if direction == "weight gradient" else (m, k), device=device, dtype=torch.bfloat16)
+    right = torch.randn((n, k) if direction == "forward" else (k, n), device=device, dtype=torch.bfloat16)
+    left = left.t() if direction == "weight gradient" else left
+    right = right.t() if direction == "forward" else right
+    return lambda: left @ right
+
+
+def _fp8_product(m: int, k: int, n: int, direction: str, device: torch.device) -> Work:
+    """A product whose factors lie in the one way that fp8 takes, with one scale a tensor and fast sums."""
+    one = torch.ones((), device=device)
+    first = torch.randn(m, k, device=device, dtype=torch.bfloat16).to(E4M3 if direction == "forward" else E5M2)
+    second = torch.randn(n, k, device=device, dtype=torch.bfloat16).to(E4M3).t()
+    return lambda: torch._scaled_mm(first, second, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def attention(case: Case, model: Model, device: torch.device) -> tuple[Work, Work, str]:
+    """One layer's causal attention forward and backward, and the kernel's name: the first of `BACKENDS` that runs."""
+    wide = (case.batch, case.seq_len, model.num_heads, model.head_dim)
+    narrow = (case.batch, case.seq_len, model.num_kv_heads, model.head_dim)
+    query, key, value, gradient = (
+        torch.randn(shape, device=device, dtype=torch.bfloat16).transpose(1, 2) for shape in (wide, narrow, narrow, wide)
+    )
+    inputs = [x.requires_grad_() for x in (query, key, value)]
+    errors = []
+    for backend in BACKENDS:
+
+        def forward(backend: SDPBackend = backend) -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=model.num_heads != model.num_kv_heads)
+
+        try:
+            out = forward()
+        except RuntimeError as error:
+            errors.append(f"{backend.name}: {error}")
+            continue
+        return forward, lambda: torch.autograd.grad(out, inputs, gradient, retain_graph=True), backend.name  # noqa: B023
+    raise SystemExit("no attention kernel runs: " + "; ".join(errors))
+
+
+def bytes_moved(case: Case, model: Model) -> dict[str, float]:
+    """Bytes of a step that no product takes in, each number read or written as seldom as can be; activations in bf16.
+
+    A residual add and the norm after it: two read, two written; its backward reads three and writes one. Rotary reads and writes queries
+    and keys, forward and backward. SwiGLU reads two and writes one; its backward reads three and writes two. The loss reads logits and
+    writes their gradient.
+    """
+    rows, layers = case.num_tokens, model.num_layers
+    norms = 2 * (4 + 4) * model.hidden
+    rotary = 4 * (model.query_dim + model.kv_dim)
+    swiglu = (3 + 5) * model.ffn_hidden
+    return {
+        "optimizer": float(model.num_parameters * sum(state_bytes_per_parameter(case).values())),
+        "elementwise": 2.0 * rows * layers * (norms + rotary + swiglu),
+        "loss": 2.0 * 2 * rows * model.vocab_size,
+    }
+
+
+def _rows(shapes: dict[str, tuple[int, int, int]], took_s: dict[tuple[str, str], float], case: Case) -> list[dict[str, Any]]:
+    """Each product with its time and rate."""
+    found = []
+    for name, (num_in, num_out, count) in shapes.items():
+        for direction in PASSES:
+            m, k, n = sides(direction, num_in, num_out, case.num_tokens)
+            each_s = took_s[name, direction]
+            rate = 2.0 * m * k * n / each_s
+            note(f"{name} {direction} [{m} x {k}] [{k} x {n}]: {each_s * 1e3:.3f} ms, {rate / 1e12:.0f} TFLOP/s")
+            found.append({"name": name, "pass": direction, "m": m, "k": k, "n": n, "count": count, "took_s": each_s, "flops_per_s": rate})
+    return found
+
+
+if __name__ == "__main__":
+    main()

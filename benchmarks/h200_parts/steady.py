@@ -1,0 +1,157 @@
+"""A child: many steps of a case through the trainer's own loop, records and all; or bare ones, to compare.
+
+A step's time is from the end of one update to the end of the next, so that data and records are in it. The bare steps know neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from h200_parts.cases import TRAINING, Case, case_of, layout_of, model_of, workload_of
+from h200_parts.child import hand_over, note
+from h200_parts.stepper import Stepper, start
+from h200_parts.text import shared_folder, text_corpus
+from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster
+from meshwright.plan.make import make_plan
+from meshwright.plan.plan import Plan, plan_bytes
+from meshwright.record import read_run
+from meshwright.train.job import Job
+from meshwright.train.launch import Place
+from meshwright.train.replica import Replica
+from meshwright.train.session import run_rank
+
+WARMUP = 10
+NUM_BARE = 40
+
+
+class Marks:
+    """When each update ended, and what memory was held then."""
+
+    def __init__(self, is_gpu: bool) -> None:
+        self.is_gpu = is_gpu
+        self.times_s: list[float] = []
+        self.held_bytes: list[int] = []
+        self.peaks_bytes: list[int] = []
+
+    def add(self) -> None:
+        """An update has been handed to the device."""
+        self.times_s.append(time.perf_counter())
+        self.held_bytes.append(torch.cuda.memory_allocated() if self.is_gpu else 0)
+        self.peaks_bytes.append(torch.cuda.max_memory_allocated() if self.is_gpu else 0)
+        if self.is_gpu:
+            torch.cuda.reset_peak_memory_stats()
+
+    def steps_s(self) -> list[float]:
+        """Seconds between updates, after the warm-up."""
+        times = self.times_s[min(WARMUP, len(self.times_s) // 4) :]
+        return [after - before for before, after in itertools.pairwise(times)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--case", type=case_of, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--bare", action="store_true", help="neither data nor records")
+    given = parser.parse_args()
+    if given.bare:
+        hand_over(bare(given.case, given.device, min(NUM_BARE, given.steps)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        marks, records = recorded(given.case, Path(folder), given.steps, given.device == "cuda")
+    result = figures(marks, records, given.steps)
+    note(f"with records {1e3 * result['on_s']:.2f} ms a step, scatter {100 * result['cv']:.3f} %")
+    hand_over(result)
+
+
+def recorded(case: Case, folder: Path, num_steps: int, is_gpu: bool) -> tuple[Marks, list[Any]]:
+    """A run of the trainer as `meshwright train` makes it, on the standard library's sources; its marks and records."""
+    corpus = text_corpus(shared_folder(), model_of(case).vocab_size)
+    plan = plan_of(case, is_gpu)
+    job = Job(
+        plan=plan,
+        runs=folder / "runs",
+        name="steady",
+        corpus=corpus,
+        num_steps=num_steps,
+        saves_at_end=False,
+        stall_timeout_s=300.0,
+        plan_text=plan_bytes(plan),
+    )
+    marks = Marks(is_gpu)
+    with marked_updates(marks):
+        run_rank(Place(rank=0, num_ranks=1, local_rank=0, num_local_ranks=1, store=dist.HashStore()), job, is_gpu)
+    return marks, list(read_run(job.folder).records)
+
+
+def plan_of(case: Case, is_gpu: bool) -> Plan:
+    """The plan of the case on this machine."""
+    cluster = load_cluster(THIS_MACHINE if is_gpu else EMULATED).resized(1)
+    workload = replace(workload_of(case), training=replace(TRAINING, warmup_samples=20.0 * case.batch))
+    return make_plan(model_of(case), cluster, workload, layout_of(case), name="steady")
+
+
+@contextmanager
+def marked_updates(marks: Marks) -> Iterator[None]:
+    """Mark every update that any replica makes inside."""
+    inner = Replica.update
+
+    def update(self: Replica, *arguments: Any, **named: Any) -> None:
+        inner(self, *arguments, **named)
+        marks.add()
+
+    Replica.update = update  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Replica.update = inner  # type: ignore[method-assign]
+
+
+def figures(marks: Marks, records: list[Any], num_steps: int) -> dict[str, Any]:
+    """Scatter, growth, and what records took by the trainer's own clock."""
+    steps_s = marks.steps_s()
+    early = min(20, num_steps // 5)
+    told = records[min(WARMUP, len(records) // 4) :]
+    recording_s = [record.extra["recording_s"] for record in told]
+    return {
+        "num_steps": len(marks.times_s),
+        "cv": statistics.pstdev(steps_s) / statistics.mean(steps_s),
+        "on_s": statistics.median(steps_s),
+        "early_step": early,
+        "early_bytes": marks.held_bytes[early - 1],
+        "late_bytes": marks.held_bytes[-1],
+        "early_peak_bytes": marks.peaks_bytes[early - 1],
+        "late_peak_bytes": marks.peaks_bytes[-1],
+        "recording_s": statistics.median(recording_s),
+        "recording_share": sum(recording_s) / sum(record.step_time_s for record in told),
+        "first_loss": records[0].loss,
+        "last_loss": records[-1].loss,
+        "steps_s": steps_s,
+    }
+
+
+def bare(case: Case, device_type: str, num_steps: int) -> dict[str, Any]:
+    """Steps with neither data nor records."""
+    stepper = Stepper(case, start(device_type))
+    marks = Marks(device_type == "cuda")
+    with marked_updates(marks):
+        for _ in range(num_steps):
+            stepper.step()
+    steps_s = marks.steps_s()
+    return {"off_s": statistics.median(steps_s), "off_cv": statistics.pstdev(steps_s) / statistics.mean(steps_s)}
+
+
+if __name__ == "__main__":
+    main()

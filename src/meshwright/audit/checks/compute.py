@@ -1,0 +1,196 @@
+"""FLOPs against the peak of the accelerator, and against the best that anybody measured on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from meshwright.audit.claim import Claim, Run
+from meshwright.audit.figures import count, figure, minutes, percent, teraflops
+from meshwright.audit.submissions import Submission, best_rate, find, most_gain, most_share_of_peak
+from meshwright.audit.verdict import CONSISTENT, IMPLAUSIBLE, IMPOSSIBLE, MISLEADING, UNKNOWN, Statement
+from meshwright.audit.work import Work, attention_range, run_work, step_work
+from meshwright.describe.hardware import FORMAT_OF_RECIPE
+from meshwright.describe.load import accelerator
+from meshwright.units import MINUTE, TERA
+
+SAME_SIZE = 0.1  # machines that differ by less than a tenth in accelerators are held against each other
+ROUNDING = 0.02  # of a claimed rate against the one that follows from the claim's other numbers
+MOST_EVALUATING = 1.25  # time of a run over that of its steps
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """FLOP/s of one accelerator as a claim implies them."""
+
+    flops_per_s: float
+    lines: tuple[str, ...]
+    is_of_step: bool = False
+    usual_flops_per_s: float = 0.0  # with the samples that submissions usually need, where none are claimed
+
+
+def check(claim: Claim) -> Iterator[Statement]:
+    """Statements on the compute of the run and of its baseline, and on the rates that are claimed outright."""
+    for run, about in ((claim.run, "compute"), (claim.baseline, "compute of the baseline")):
+        if run is not None:
+            yield from _of_run(run, about)
+    yield from _claimed(claim)
+
+
+def _of_run(run: Run, about: str) -> Iterator[Statement]:
+    if not (run.gpus and run.accelerator):
+        return
+    work, step_s = run_work(run), run.step_s
+    if run.duration_s and work:
+        yield judged(run, _rate(work, run.gpus, run.duration_s.value, "run"), about)
+    elif run.duration_s and (run.model or run.parameters or run.benchmark):
+        missing = "seq_len" if run.benchmark else "tokens, or the benchmark"
+        why = f"how much was trained is not said: give {missing}"
+        yield Statement(about=about, verdict=UNKNOWN, why=why, arithmetic=(f"claimed: {minutes(run.duration_s.value)}",))
+    if step_s:
+        run = with_batch_on_record(run)
+        step = step_work(run)
+        if step:
+            yield judged(run, replace(_rate(step, run.gpus, step_s.value, "step"), is_of_step=True), f"{about}, in a step")
+
+
+def with_batch_on_record(run: Run) -> Run:
+    """The run with the batch, and where nothing is said the benchmark, of the submission on that machine, if there is just one kind."""
+    if run.global_batch or not (run.gpus and run.accelerator) or run.model or run.parameters:
+        return run
+    found = {(row.benchmark, row.global_batch) for row in find(**run.lookup)}
+    if len(found) != 1:
+        return run
+    benchmark, batch = found.pop()
+    return replace(run, benchmark=benchmark, global_batch=batch)
+
+
+def _rate(work: Work, gpus: int, seconds: float, what: str) -> Rate:
+    rate = work.flops / (gpus * seconds)
+    line = f"rate: {figure(work.flops)} FLOP / ({count(gpus)} GPUs x {figure(seconds)} s a {what}) = {teraflops(rate)} each"
+    return Rate(rate, (work.line, line), usual_flops_per_s=work.usual_flops / (gpus * seconds))
+
+
+def judged(run: Run, rate: Rate, about: str) -> Statement:
+    """The statement on a rate: above the peak, above what anybody reached, or within it."""
+    chip = accelerator(run.accelerator)
+    if run.precision and not chip.can_run(run.precision):
+        why = f"{chip.name} has no tensor cores for {run.precision}"
+        able = f"{chip.name} multiplies in {', '.join(chip.dense_flops_per_s)}"
+        return Statement(about=about, verdict=IMPOSSIBLE, why=why, arithmetic=(*rate.lines, able))
+    number_format = (
+        FORMAT_OF_RECIPE[run.precision] if run.precision else max(chip.dense_flops_per_s, key=lambda f: chip.dense_flops_per_s[f])
+    )
+    peak = chip.peak_flops_per_s(run.precision) if run.precision else chip.dense_flops_per_s[number_format]
+    share = rate.flops_per_s / peak
+    said = number_format if run.precision else f"{number_format}, its fastest: no precision is claimed"
+    lines = [*rate.lines, f"peak: {teraflops(peak)} dense {chip.name} ({said}): {percent(share)} of it"]
+    if rate.usual_flops_per_s:
+        usual = rate.usual_flops_per_s
+        lines.append(f"with the median of submissions' samples: {teraflops(usual)} each, {percent(usual / peak)} of the peak")
+    if share > 1:
+        why = f"each {chip.name} would run at {percent(share)} of its dense {number_format} peak"
+        return Statement(about=about, verdict=IMPOSSIBLE, why=why, arithmetic=tuple(lines))
+    most, whose = most_share_of_peak()
+    times, line = _against_best(run, rate)
+    gain, gained = most_gain(chip.vendor)
+    lines += [line] if line else []
+    if share > most:
+        lines.append(f"most on record: {percent(most)} of a peak ({whose})")
+        why = f"{percent(share)} of the peak, where nobody on record passes {percent(most)}"
+        return Statement(about=about, verdict=IMPLAUSIBLE, why=why, arithmetic=tuple(lines))
+    if times > gain:
+        lines.append(f"most that software gained one machine between rounds: {gain:.2f} times ({gained})")
+        why = f"{times:.2f} times the best on record, and software alone never gained more than {gain:.2f} times"
+        return Statement(about=about, verdict=IMPLAUSIBLE, why=why, arithmetic=tuple(lines))
+    why = f"{percent(share)} of the peak, {times:.2f} times the best on record" if line else f"{percent(share)} of the peak"
+    return Statement(about=about, verdict=CONSISTENT, why=why, arithmetic=tuple(lines))
+
+
+def _against_best(run: Run, rate: Rate) -> tuple[float, str]:
+    """How many times the best on record the claim is, and the line that says so; 0 where nothing compares.
+
+    The best of the same benchmark on the same accelerator, at the same size if there is one; else the best rate of that accelerator.
+    """
+    rows = find(benchmark=run.benchmark, accelerator=run.accelerator) if run.benchmark else []
+    rows = [row for row in rows if rate.is_of_step or row.minutes > 0]
+    same = [row for row in rows if abs(row.gpus / run.gpus - 1) < SAME_SIZE]
+    if same or rows:
+        return _against_row(run, rate, same or rows)
+    best = best_rate(run.accelerator)
+    if best is None:
+        return 0.0, ""
+    times = rate.flops_per_s / best.flops_per_s
+    return times, f"best on record: {teraflops(best.flops_per_s)} ({best.where}); the claim is {times:.2f} times that"
+
+
+def _against_row(run: Run, rate: Rate, rows: list[Submission]) -> tuple[float, str]:
+    if rate.is_of_step or run.duration_s is None:
+        row = max(rows, key=lambda row: row.step_flops_per_s)
+        times = rate.flops_per_s / row.step_flops_per_s
+        return times, f"best on record: {teraflops(row.step_flops_per_s)} in a step ({row.name}); the claim is {times:.2f} times that"
+    row = min(rows, key=lambda row: row.gpu_minutes)
+    claimed = run.gpus * run.duration_s.value / MINUTE
+    times = row.gpu_minutes / claimed
+    fastest = max(row.step_flops_per_s for row in rows)
+    if (run.samples or run.tokens) and rate.flops_per_s / fastest > times:  # more samples than it took others
+        return _against_row(run, replace(rate, is_of_step=True), rows)
+    return times, (
+        f"best on record: {count(row.gpus)} GPUs x {figure(row.minutes)} min = {count(row.gpu_minutes)} GPU-minutes ({row.name}); "
+        f"claimed {count(claimed)}: {times:.2f} times as good"
+    )
+
+
+# -- rates that are claimed outright --------------------------------------------------------------------
+
+
+def _claimed(claim: Claim) -> Iterator[Statement]:
+    """Statements on claimed tokens a second, TFLOP/s and MFU: possible, and what the claim's other numbers give."""
+    run = claim.run
+    if claim.tokens_per_s and run.gpus and run.accelerator and (run.model or run.benchmark or run.parameters):
+        work = run_work(replace(run, tokens=claim.tokens_per_s))
+        if work:
+            yield judged(run, replace(_rate(work, run.gpus, 1.0, "second"), is_of_step=True), "throughput")
+    if claim.tflops_per_gpu and run.accelerator:
+        rate = Rate(claim.tflops_per_gpu * TERA, (f"rate: {teraflops(claim.tflops_per_gpu * TERA)} each, as claimed",), is_of_step=True)
+        yield judged(replace(run, benchmark="", gpus=run.gpus or 1), rate, "TFLOP/s")
+        yield from _follows(claim, claim.tflops_per_gpu * TERA, "TFLOP/s")
+    if claim.mfu_pct and run.accelerator and run.precision:
+        yield from _mfu(claim)
+    elif claim.mfu_pct:
+        why = "a share of a peak says nothing without accelerator and precision"
+        yield Statement(about="MFU", verdict=UNKNOWN, why=why, arithmetic=(f"claimed: {figure(claim.mfu_pct.value)} %",))
+
+
+def _mfu(claim: Claim) -> Iterator[Statement]:
+    assert claim.mfu_pct is not None
+    run = claim.run
+    chip = accelerator(run.accelerator)
+    peak = chip.peak_flops_per_s(run.precision) if chip.can_run(run.precision) else max(chip.dense_flops_per_s.values())
+    rate = claim.mfu_pct.value / 100 * peak
+    line = f"rate: {figure(claim.mfu_pct.value)} % of {teraflops(peak)} = {teraflops(rate)} each"
+    yield judged(replace(run, benchmark="", gpus=run.gpus or 1), Rate(rate, (line,), is_of_step=True), "MFU")
+    yield from _follows(claim, rate, "MFU")
+
+
+def _follows(claim: Claim, claimed: float, about: str) -> Iterator[Statement]:
+    """Whether a claimed rate is the one that the claimed work and time give, by anybody's way to count attention.
+
+    A rate of the steps may be higher than that of the whole run, which evaluates too.
+    """
+    run = claim.run
+    work, time_s = (step_work(run), run.step_s) if run.step_s else (run_work(run), run.duration_s)
+    is_claimed = run.step_s or run.samples or run.tokens
+    if work is None or time_s is None or not run.gpus or not is_claimed:
+        return
+    rate = _rate(work, run.gpus, time_s.value, "step" if run.step_s else "run")
+    least, most = attention_range(run)
+    most *= 1.0 if run.step_s else MOST_EVALUATING
+    ratio = claimed / rate.flops_per_s
+    holds = least * (1 - ROUNDING) <= ratio <= most * (1 + ROUNDING)
+    lines = (
+        *rate.lines,
+        f"claimed {teraflops(claimed)}: {ratio:.3f} times that; {least:.3f} to {most:.3f} pass, from no attention to all of it",
+    )
+    why = "it follows from the claim's own numbers" if holds else f"the claim's own numbers give {teraflops(rate.flops_per_s)}"
+    yield Statement(about=f"{about} by its own numbers", verdict=CONSISTENT if holds else MISLEADING, why=why, arithmetic=lines)

@@ -1,0 +1,99 @@
+"""Scaling efficiency: T_base / T_new x work ratio, the right way round, and against the noise between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.audit.claim import Claim, Run
+from meshwright.audit.figures import count, percent
+from meshwright.audit.stated import Stated
+from meshwright.audit.submissions import find, noise
+from meshwright.audit.verdict import CONSISTENT, IMPLAUSIBLE, MISLEADING, UNSUPPORTED, Statement
+
+MOST = 1.1  # an efficiency further above 1 than caches and clocks explain
+
+
+def check(claim: Claim) -> Iterator[Statement]:
+    """A statement on a claimed scaling efficiency."""
+    if claim.efficiency_pct is None:
+        return
+    run, base = claim.run, claim.baseline
+    times = _times(run, base)
+    if times is None or base is None:
+        why = "an efficiency needs two times, one at each size, and the claim does not give both"
+        line = f"claimed: {claim.efficiency_pct.value:g} %"
+        yield Statement(about="efficiency", verdict=UNSUPPORTED, why=why, arithmetic=(line,))
+        return
+    factor, line = _work_ratio(claim, run, base)
+    if factor is None:
+        yield Statement(about="efficiency", verdict=UNSUPPORTED, why=line, arithmetic=(f"claimed: {claim.efficiency_pct.value:g} %",))
+        return
+    yield _judged(claim, claim.efficiency_pct, times[1].over(times[0]).times(factor), [line] if line else [], times)
+    yield _noise(run, base, times)
+
+
+def _times(run: Run, base: Run | None) -> tuple[Stated, Stated] | None:
+    """Seconds of the run and of its baseline, of the same kind: steps, or whole runs."""
+    if base is None:
+        return None
+    if run.step_s and base.step_s:
+        return run.step_s, base.step_s
+    return (run.duration_s, base.duration_s) if run.duration_s and base.duration_s else None
+
+
+def _work_ratio(claim: Claim, run: Run, base: Run) -> tuple[float | None, str]:
+    """Work of an accelerator in the run over that in the baseline, and how it was reckoned; None, and why, where it cannot be."""
+    if run.global_batch and base.global_batch and run.gpus and base.gpus:
+        ratio = run.global_batch / run.gpus * base.gpus / base.global_batch
+        return ratio, (
+            f"work of a GPU: ({count(run.global_batch)} / {count(run.gpus)}) / ({count(base.global_batch)} / {count(base.gpus)}) "
+            f"= {ratio:.4f}"
+        )
+    if claim.scaling == "weak":
+        return 1.0, "work of a GPU: the same at both sizes (weak scaling)"
+    if not (run.gpus and base.gpus):
+        return None, "a strong-scaling efficiency needs the number of GPUs at both sizes"
+    ratio = base.gpus / run.gpus
+    return ratio, f"work of a GPU: {count(base.gpus)} / {count(run.gpus)} = {ratio:.4f} (strong scaling)"
+
+
+def _judged(claim: Claim, said: Stated, share: Stated, lines: list[str], times: tuple[Stated, Stated]) -> Statement:
+    new, base = times
+    efficiency = share.times(100)
+    factor = share.value * new.value / base.value
+    work = "" if abs(factor - 1) < 1e-9 else f" x {factor:.4f}"
+    lines.append(f"efficiency: {base.value:g} s / {new.value:g} s{work} = {efficiency.value:.2f} %; claimed {said.value:g} %")
+    if said.agrees(efficiency):
+        verdict = CONSISTENT if share.value <= MOST else IMPLAUSIBLE
+        why = f"{base.value:g} / {new.value:g}{work} is {efficiency.value:.2f} %"
+        if verdict == IMPLAUSIBLE:
+            why += ": more than all of the work, so the two runs are not alike"
+        return Statement(about="efficiency", verdict=verdict, why=why, arithmetic=tuple(lines))
+    inverse = new.over(base).times(100 / factor if factor else 100)
+    if said.agrees(inverse):
+        lines.append(f"upside down: {new.value:g} s / {base.value:g} s = {inverse.value:.2f} %")
+        why = (
+            f"the ratio is upside down: {base.value:g} / {new.value:g}{work} is {efficiency.value:.2f} %, and {said.value:g} % its inverse"
+        )
+        return Statement(about="efficiency", verdict=MISLEADING, why=why, arithmetic=tuple(lines))
+    why = f"its own times give {efficiency.value:.2f} %, not {said.value:g} %"
+    return Statement(about="efficiency", verdict=MISLEADING, why=why, arithmetic=tuple(lines))
+
+
+def _noise(run: Run, base: Run, times: tuple[Stated, Stated]) -> Statement:
+    """Whether the two times differ by more than runs of one machine do. That they do not is no fault of a claim, but it must be said."""
+    rows = [row for one in (run, base) if one.gpus and one.accelerator for row in find(**one.lookup)]
+    spread = noise(rows)
+    difference = abs(times[0].value / times[1].value - 1)
+    whose = rows[0].name if rows and rows[0].run_spread_pct > 0 else "the median of our table"
+    lines = (
+        f"difference: |{times[0].value:g} / {times[1].value:g} - 1| = {percent(difference)}",
+        f"runs of one machine differ by {percent(spread)} ({whose})",
+    )
+    below = difference < spread
+    why = (
+        f"the two times differ by {percent(difference)}, less than runs of one machine do ({percent(spread)}): no difference is shown"
+        if below
+        else f"the two times differ by more than runs of one machine do ({percent(spread)})"
+    )
+    return Statement(about="difference against noise", verdict=CONSISTENT, why=why, arithmetic=lines)

@@ -1,0 +1,160 @@
+"""Exposed communication: its share of the step, what bytes over bandwidth allow, and whether a profile is public."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from meshwright.audit.claim import Claim, Run
+from meshwright.audit.figures import figure
+from meshwright.audit.stated import Stated
+from meshwright.audit.verdict import CONSISTENT, IMPLAUSIBLE, IMPOSSIBLE, MISLEADING, UNSUPPORTED, Statement
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.load import load_cluster, load_model, load_workload, names
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Workload
+from meshwright.errors import InputError
+from meshwright.evidence.mlperf import BENCHMARKS
+from meshwright.layout import Layout, Layouts, parse_layout
+from meshwright.placement import place, tier_sizes
+from meshwright.predict import predict
+from meshwright.traffic import Step, is_counted_whole, sent_on
+from meshwright.traffic import flows as flows_of
+from meshwright.units import GB
+
+SLOWEST = 2.0  # traffic that takes more than so many times bytes over bandwidth is not explained by the wire
+
+
+def check(claim: Claim) -> Iterator[Statement]:
+    """Statements on claimed exposed communication."""
+    if claim.exposed_ms is None and claim.exposed_pct is None:
+        return
+    yield from _share(claim)
+    exposed_s = _exposed_s(claim)
+    if claim.cluster and claim.layout and exposed_s is not None:
+        yield _wire(claim, exposed_s)
+    yield _profile(claim)
+
+
+def _exposed_s(claim: Claim) -> float | None:
+    if claim.exposed_ms is not None:
+        return claim.exposed_ms.value / 1e3
+    step_s = claim.run.step_s
+    return claim.exposed_pct.value / 100 * step_s.value if claim.exposed_pct and step_s else None
+
+
+def _share(claim: Claim) -> Iterator[Statement]:
+    """The claimed seconds over the claimed step, against the claimed share."""
+    exposed, share, step_s = claim.exposed_ms, claim.exposed_pct, claim.run.step_s
+    if (share is not None and share.value > 100) or (exposed and step_s and exposed.low / 1e3 > step_s.high):
+        line = f"exposed {f'{exposed.value:g} ms' if exposed else f'{share.value:g} %' if share else ''} of a step"
+        yield Statement(about="exposed share", verdict=IMPOSSIBLE, why="more than the whole step is exposed", arithmetic=(line,))
+    elif exposed is not None and share is not None and step_s is not None:
+        yield _same_share(exposed, share, step_s)
+
+
+def _same_share(exposed: Stated, share: Stated, step_s: Stated) -> Statement:
+    found = exposed.over(step_s.times(1e3)).times(100)
+    line = f"share: {exposed.value:g} ms / {step_s.value * 1e3:g} ms = {found.value:.2f} %; claimed {share.value:g} %"
+    if share.agrees(found):
+        return Statement(about="exposed share", verdict=CONSISTENT, why=f"{found.value:.2f} % is what its numbers give", arithmetic=(line,))
+    why = f"its own numbers give {found.value:.2f} %, not {share.value:g} %"
+    return Statement(about="exposed share", verdict=MISLEADING, why=why, arithmetic=(line,))
+
+
+def _profile(claim: Claim) -> Statement:
+    if claim.profile:
+        why = "a public profile is named; it was not opened here"
+        return Statement(about="profile", verdict=CONSISTENT, why=why, arithmetic=(f"named: {claim.profile}",))
+    why = "exposed time is seen in a profile alone, and none is public"
+    return Statement(about="profile", verdict=UNSUPPORTED, why=why, arithmetic=("profiles named: 0",))
+
+
+# -- bytes over bandwidth -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What crosses the outermost tier in a step: least and plain seconds, and how they were reckoned."""
+
+    least_s: float  # what shares a domain further in is added up there first
+    plain_s: float
+    lines: tuple[str, ...]
+
+
+def _wire(claim: Claim, exposed_s: float) -> Statement:
+    model, cluster, workload, layout = _nouns(claim)
+    wire = _crossing(model, cluster, workload, layout)
+    predicted = predict(model, cluster, workload, Layouts.of([layout]))
+    step_s = claim.run.step_s.value if claim.run.step_s else float(predicted.step_time_s[0])
+    hidden_s = max(wire.least_s - step_s, 0.0)
+    lines = (
+        *wire.lines,
+        f"to hide behind a step of {figure(step_s)} s; claimed to be exposed: {figure(exposed_s)} s",
+        f"our model's own figure: {figure(float(predicted.parts['exposed_dp'][0]))} s exposed between replicas",
+    )
+    if exposed_s < hidden_s:
+        why = f"at least {figure(hidden_s)} s cannot hide: the traffic takes longer than the step"
+        return Statement(about="bytes over bandwidth", verdict=IMPOSSIBLE, why=why, arithmetic=lines)
+    if wire.plain_s and exposed_s > SLOWEST * wire.plain_s:
+        why = f"the traffic takes {figure(wire.plain_s)} s in all; more than that cannot come from it"
+        return Statement(about="bytes over bandwidth", verdict=IMPLAUSIBLE, why=why, arithmetic=lines)
+    why = f"{figure(wire.plain_s)} s of traffic can hide behind {figure(step_s)} s"
+    return Statement(about="bytes over bandwidth", verdict=CONSISTENT, why=why, arithmetic=lines)
+
+
+def _nouns(claim: Claim) -> tuple[Model, Cluster, Workload, Layout]:
+    run = claim.run
+    cluster, layout = load_cluster(claim.cluster), parse_layout(claim.layout)
+    model, workload = _job(run)
+    if run.gpus and run.gpus != layout.num_ranks:
+        raise InputError(
+            f"the layout has {layout.num_ranks} ranks, and the claim {run.gpus} gpus",
+            where="layout",
+            fix="mend one: tp x cp x pp x dp = gpus",
+        )
+    if layout.num_ranks > cluster.num_accelerators:
+        raise InputError(
+            f"the layout has {layout.num_ranks} ranks, and {claim.cluster} {cluster.num_accelerators} accelerators", where="layout"
+        )
+    return model, cluster, workload, layout
+
+
+def _job(run: Run) -> tuple[Model, Workload]:
+    model_name, workload_name = BENCHMARKS.get(run.benchmark, (run.model, ""))
+    if workload_name in names("workloads"):
+        workload = load_workload(workload_name)
+        workload = replace(
+            workload,
+            global_batch=run.global_batch or workload.global_batch,
+            seq_len=run.seq_len or workload.seq_len,
+            precision=run.precision or workload.precision,
+        )
+        return load_model(model_name), workload
+    if not (model_name and run.seq_len and run.global_batch):
+        raise InputError(
+            "cluster and layout are given, but not what is trained",
+            where="layout",
+            fix="give benchmark, or model, seq_len and global_batch",
+        )
+    job = Workload(name="claim", model="", seq_len=run.seq_len, global_batch=run.global_batch, precision=run.precision or "bf16")
+    return load_model(model_name), job
+
+
+def _crossing(model: Model, cluster: Cluster, workload: Workload, layout: Layout) -> Wire:
+    """Data-parallel bytes of a rank over the outermost tier's bandwidth."""
+    tier = list(cluster)[-1]
+    if not is_counted_whole(model, workload):
+        return Wire(0.0, 0.0, (f"bytes of {model.name} are not counted here (experts or adapters)",))
+    placed = place(Layouts.of([layout]), tier_sizes(cluster)).joint("cp", "dp")[:, 0]
+    inside, everyone = (float(placed[-2]) if len(placed) > 1 else 1.0), float(placed[-1])
+    if inside >= everyone:
+        return Wire(0.0, 0.0, (f"no data-parallel traffic leaves the {cluster.tiers[0].name}",))
+    sent, _ = sent_on("dp", flows_of(Step(model, workload, layout)))
+    plain_s = sent / tier.bytes_per_s
+    line = (
+        f"{figure(sent / GB)} GB a GPU and step (gradients reduced, weights gathered) / {figure(tier.bytes_per_s / GB)} GB/s "
+        f"({tier.name}) = {figure(plain_s)} s"
+    )
+    least = f"at least {figure(plain_s / inside)} s where the {inside:.0f} ranks of a domain add up first" if inside > 1 else ""
+    return Wire(plain_s / inside, plain_s, tuple(text for text in (line, least) if text))

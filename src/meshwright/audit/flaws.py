@@ -1,0 +1,114 @@
+"""What is wrong with a log whose lines can all be read: lines that are missing, twice there or out of order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from meshwright.errors import InputError
+from meshwright.mllog import Log, LogEvent, is_progress
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """Something that the log of a finished run does not have, and the line it shows at.
+
+    Submitters differ in what they log of their blocks and steps: what is missing there is a remark, and no damage.
+    """
+
+    line: int
+    what: str
+    is_damage: bool = True
+
+
+MARKS = ("run_start", "block_start", "eval_start", "eval_stop", "run_stop")
+STARTS = {"block_stop": "block_start", "eval_stop": "eval_start"}  # by the mark that ends what they begin
+RESUMED = "resumed"  # a mark of our own trainer: the life before may have ended anywhere
+ONCE = ("run_start", "run_stop")
+SAME_MS = 1000.0  # clocks of processes differ by less
+
+
+def flaws(log: Log) -> tuple[Flaw, ...]:
+    """What is wrong with a log whose lines can all be read, by line; nothing for the log of a finished run as it was written."""
+    found = [*_out_of_order(log), *_not_once(log), *_unpaired(log), *_counting_back(log), *_skipped_steps(log)]
+    if log.empty_line:
+        found.append(Flaw(log.empty_line, "zero bytes"))
+    return tuple(sorted(found, key=lambda flaw: flaw.line))
+
+
+def _out_of_order(log: Log) -> Iterator[Flaw]:
+    """Marks that come before, by their clock, than those above them. Lines of many processes interleave: only one process's marks count."""
+    before: LogEvent | None = None
+    for event in log.events:
+        if event.key in MARKS:
+            if before is not None and event.time_ms < before.time_ms - SAME_MS:
+                yield Flaw(
+                    event.line, f"{event.key} is {(before.time_ms - event.time_ms) / 1e3:.3f} s before {before.key} of line {before.line}"
+                )
+            before = event
+
+
+def _not_once(log: Log) -> Iterator[Flaw]:
+    """Starts and ends of the run that are there again, and not merely from another process."""
+    seen: dict[str, LogEvent] = {}
+    for event in log.events:
+        if event.key in ONCE:
+            first = seen.setdefault(event.key, event)
+            if abs(event.time_ms - first.time_ms) > SAME_MS:
+                yield Flaw(event.line, f"a second {event.key}; the first is line {first.line}")
+
+
+def _unpaired(log: Log) -> Iterator[Flaw]:
+    """Ends without a beginning, and beginnings followed by another. A run may end within a block, and evaluate within one."""
+    opened: dict[str, int] = {}
+    for event in log.events:
+        if event.key == RESUMED:
+            opened.clear()
+        elif event.key in STARTS.values():
+            if event.key in opened:
+                what = f"{event.key} again, though that of line {opened[event.key]} has no end"
+                yield Flaw(event.line, what, is_damage=event.key == "eval_start")
+            opened[event.key] = event.line
+        elif event.key in STARTS and opened.pop(STARTS[event.key], None) is None:
+            yield Flaw(event.line, f"{event.key} without {STARTS[event.key]}", is_damage=event.key == "eval_stop")
+        elif event.key == "run_stop" and log.first("run_start") is None:
+            yield Flaw(event.line, "run_stop without run_start")
+
+
+def _counting_back(log: Log) -> Iterator[Flaw]:
+    """Evaluations after fewer samples than the one before."""
+    before: LogEvent | None = None
+    for event in log.events:
+        if event.key == RESUMED:
+            before = None
+        elif event.key == "eval_start" and event.count is not None:
+            if before is not None and before.count is not None and event.count <= before.count:
+                yield Flaw(event.line, f"an evaluation after {event.count:g}, when one after {before.count:g} is on line {before.line}")
+            before = event
+
+
+def _skipped_steps(log: Log) -> Iterator[Flaw]:
+    """Steps that left no line, in a log that has a line for every step."""
+    try:
+        per_step = log.global_batch_size * log.counts_per_sample
+    except InputError:
+        return
+    marks = list(_counted(log))
+    apart = [after - before for (_, before), (_, after) in pairwise(marks)]
+    if not apart or median(apart) != per_step:
+        return
+    for ((line, before), (next_line, _)), gap in zip(pairwise(marks), apart, strict=True):
+        if gap > per_step:
+            what = f"steps without a line of their own since line {line} (after {before:g}): {gap / per_step - 1:.0f}"
+            yield Flaw(next_line, what, is_damage=False)
+
+
+def _counted(log: Log) -> Iterator[tuple[int, float]]:
+    """Lines and counters of the steps that are logged, each count once; a resumed run goes over some again."""
+    done = 0.0
+    for event in log.events:
+        if is_progress(event) and event.count is not None and event.count > done:
+            done = event.count
+            yield event.line, event.count

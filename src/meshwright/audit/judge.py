@@ -1,0 +1,73 @@
+"""A claim -> the statements on it, and the verdict on the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from meshwright.audit.checks import (
+    compute,
+    convergence,
+    efficiency,
+    exposure,
+    money,
+    record,
+    room,
+    shares,
+    speedup,
+    superlatives,
+    timing,
+    variation,
+)
+from meshwright.audit.claim import Claim
+from meshwright.audit.verdict import Statement, severity
+from meshwright.describe.form import located
+from meshwright.errors import InputError
+
+CHECKS: tuple[Callable[[Claim], Iterable[Statement]], ...] = (
+    compute.check,
+    room.check,
+    timing.check,
+    convergence.check,
+    record.check,
+    money.check,
+    efficiency.check,
+    speedup.check,
+    exposure.check,
+    variation.check,
+    shares.check,
+    superlatives.check,
+)
+
+ENOUGH = """give what can be checked, such as
+         benchmark (or model and tokens), accelerator, gpus and minutes: compute against the peak
+         accelerator, gpus, minutes and cost_usd: the price of a GPU-hour
+         step_s, efficiency_pct and a [baseline] with step_s: a scaling efficiency
+         speedup and a [baseline]: a ratio        part, total and share_pct: a share"""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What became of a claim."""
+
+    claim: Claim
+    statements: tuple[Statement, ...]  # the worst first
+
+    @property
+    def verdict(self) -> str:
+        """The worst of its statements'."""
+        return self.statements[0].verdict
+
+    @property
+    def why(self) -> str:
+        """The reason of the worst statement."""
+        return self.statements[0].why
+
+
+def judge(claim: Claim) -> Judgement:
+    """Every statement that can be made on a claim, the worst first; an error where none can."""
+    with located(claim.where):
+        statements = [statement for check in CHECKS for statement in check(claim)]
+    if not statements:
+        raise InputError("nothing in the claim can be checked", where=claim.where, fix=ENOUGH)
+    return Judgement(claim, tuple(sorted(statements, key=lambda statement: -severity(statement.verdict))))

@@ -1,0 +1,249 @@
+"""Logs of a submission as tables of text, as a memo in Markdown, and as plain values for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from meshwright.audit.compliance import FAILED, NOT_RUN, PASSED, Compliance
+from meshwright.audit.figures import figure, percent
+from meshwright.audit.printable import escaped, printable
+from meshwright.audit.runs import LoggedRun
+from meshwright.audit.score import LoggedSubmission
+from meshwright.audit.submissions import Submission, noise
+from meshwright.mllog import StepTimes
+from meshwright.units import MINUTE
+
+TIMES = ("log", "state", "time to train [min]>", "before the clock [min]>", "samples>", "steps>", "evaluations>", "evaluating [%]>")
+RUN_COLUMNS = (*TIMES, "quality>", "target>", "compliance checker")
+STEP_COLUMNS = (
+    "log",
+    "median [s]>",
+    "spread [%]>",
+    "std [%]>",
+    "p99/p50>",
+    "worst [s]>",
+    "at step>",
+    "first [s]>",
+    "drift [%]>",
+    "read from",
+)
+NONE = "-"
+MOST_COMPLAINTS = 5
+NOTABLE_SPREAD = 0.01  # between runs
+
+
+def title(one: LoggedSubmission) -> str:
+    """What the logs are of."""
+    log = next((run.log for run in one.runs if run.log), None)
+    who = [str(event.value) for key in ("submission_org", "submission_platform") if log and (event := log.first(key))]
+    round_said = f"{one.round} (by its date)" if one.is_round_inferred and one.round else one.round or "round not known"
+    return printable(", ".join([one.benchmark or "no benchmark named", round_said, *who]))
+
+
+def run_rows(one: LoggedSubmission) -> list[tuple[str, ...]]:
+    """A row for each log, by RUN_COLUMNS."""
+    return [_run_row(run, compliance) for run, compliance in zip(one.runs, one.compliance, strict=True)]
+
+
+def _run_row(run: LoggedRun, compliance: Compliance | None) -> tuple[str, ...]:
+    ttt_s = run.time_to_train_s
+    state = run.state if run.is_whole else f"{run.state}, line {run.line:,}"
+    return (
+        Path(run.path).name,
+        state,
+        _number(ttt_s and ttt_s / MINUTE, ".3f"),
+        _number(run.initialisation_s and run.initialisation_s / MINUTE, ".2f"),
+        _number(run.samples, ",.0f"),
+        _number(run.num_steps, ",.0f"),
+        str(len(run.evaluations)),
+        _number(100 * run.evaluation_s / ttt_s if ttt_s else None, ".1f"),
+        _number(run.quality, ".4g"),
+        _number(run.target, ".4g"),
+        _said(compliance),
+    )
+
+
+def step_rows(one: LoggedSubmission) -> list[tuple[str, ...]]:
+    """A row for each log whose steps are known, by STEP_COLUMNS."""
+    return [_step_row(run.path, run.steps) for run in one.runs if run.steps is not None]
+
+
+def _step_row(path: str, steps: StepTimes) -> tuple[str, ...]:
+    at, worst_s = steps.worst
+    spreads = (f"{steps.robust_std_pct:.3f}", f"{steps.std_pct:.3f}", f"{steps.p99_over_p50:.4f}")
+    rest = (f"{worst_s:.4g}", str(at), _number(steps.first_median_s, ".4g"), f"{steps.drift_pct:+.3f}", steps.method)
+    return Path(path).name, f"{steps.median_s:.5g}", *spreads, *rest
+
+
+def findings(one: LoggedSubmission) -> Iterator[str]:
+    """What is to be said of a submission, a sentence each."""
+    yield from map(printable, _findings(one))
+
+
+def _findings(one: LoggedSubmission) -> Iterator[str]:
+    yield from _problems(one)
+    yield from _score(one)
+    yield from _comparison(one)
+    yield from _unscored(one)
+    yield from _complaints(one)
+    row = one.on_record
+    if row is not None:
+        yield f"on record as {row.name}: {figure(row.minutes)} min, {row.step_s:g} s a step, runs {percent(noise([row]))} apart"
+
+
+def _problems(one: LoggedSubmission) -> Iterator[str]:
+    for run in one.runs:
+        if run.problem:
+            yield f"{Path(run.path).name} is {run.state} at line {run.line:,}: {run.problem}"
+        if run.is_whole and run.reached is False:
+            yield f"{Path(run.path).name} ends at {run.quality:.4g}, and the target is {run.target:.4g}"
+        if run.is_whole and run.no_steps:
+            yield f"{Path(run.path).name} gives no step times: {run.no_steps}"
+        told = [flaw for flaw in run.flaws if flaw.line != run.line]
+        yield from (f"{Path(run.path).name}, line {flaw.line:,}: {flaw.what}" for flaw in told[:MOST_COMPLAINTS])
+
+
+def _score(one: LoggedSubmission) -> Iterator[str]:
+    score = one.score
+    yield f"rule: {score.rule}"
+    if score.minutes is not None:
+        factor = f", times {score.scaling:.4f} for converging sooner than the reference (scaling.json)" if score.scaling != 1 else ""
+        dropped = " and ".join(Path(path).name for path in score.dropped)
+        yield f"score: {score.minutes:.3f} min ({dropped} dropped{factor})"
+        return
+    times = [run.time_to_train_s / MINUTE for run in one.runs if run.is_whole and run.time_to_train_s]
+    if len(times) > 1:
+        yield f"the {len(times)} whole logs here took {min(times):.3f} to {max(times):.3f} min, {median(times):.3f} in the middle"
+
+
+def _comparison(one: LoggedSubmission) -> Iterator[str]:
+    spread = one.run_spread
+    if spread is not None:
+        medians = sorted((run.steps.median_s, Path(run.path).name) for run in one.readable if run.steps)
+        remark = f": {medians[-1][1]} is the slowest, {medians[0][1]} the fastest" if spread > NOTABLE_SPREAD else ""
+        yield f"the runs' median steps lie {percent(spread)} apart{remark}; a smaller difference to another machine says nothing"
+    samples = [run.samples for run in one.runs if run.samples]
+    if len(set(samples)) > 1:
+        yield f"the runs needed {min(samples):,.0f} to {max(samples):,.0f} samples: {percent(max(samples) / min(samples) - 1)} apart"
+    for key, values in one.differing_settings.items():
+        yield f"the runs differ in {key}: {', '.join(dict.fromkeys(map(str, values)))}"
+
+
+def _unscored(one: LoggedSubmission) -> Iterator[str]:
+    waits = [run.initialisation_s for run in one.runs if run.initialisation_s]
+    if waits:
+        warm = [run.warm_up_s for run in one.runs if run.warm_up_s]
+        of = f", {max(warm) / MINUTE:.1f} of them warm-up" if warm else ""
+        yield f"before the clock, and not scored: up to {max(waits) / MINUTE:.1f} min of initialisation{of}"
+
+
+def _complaints(one: LoggedSubmission) -> Iterator[str]:
+    for run, compliance in zip(one.runs, one.compliance, strict=True):
+        for complaint in (compliance.complaints if compliance else ())[:MOST_COMPLAINTS]:
+            yield f"compliance checker on {Path(run.path).name}: {complaint}"
+    reasons = dict.fromkeys(compliance.why for compliance in one.compliance if compliance and compliance.state == NOT_RUN)
+    yield from (f"compliance checker not run: {reason}" for reason in reasons)
+    if any(compliance and compliance.state in (PASSED, FAILED) for compliance in one.compliance):
+        rules = dict.fromkeys(compliance.rules for compliance in one.compliance if compliance and compliance.rules)
+        yield f"compliance checker of mlperf-logging, {'; '.join(rules)}"
+
+
+def _said(compliance: Compliance | None) -> str:
+    if compliance is None or compliance.state == NOT_RUN:
+        return NOT_RUN
+    return compliance.state if compliance.state == PASSED else f"{len(compliance.complaints)} complaint(s)"
+
+
+def _number(value: float | None, form: str) -> str:
+    return NONE if value is None or value != value else format(value, form)
+
+
+# -- Markdown and JSON ----------------------------------------------------------------------------------
+
+
+def as_markdown(one: LoggedSubmission) -> str:
+    """The memo."""
+    lines = [f"# {escaped(title(one))}", "", *_table(RUN_COLUMNS, run_rows(one)), ""]
+    steps = step_rows(one)
+    lines += ["## Step times", "", *_table(STEP_COLUMNS, steps), ""] if steps else []
+    lines += ["## Findings", "", *(f"- {escaped(finding)}" for finding in findings(one))]
+    return "\n".join(lines) + "\n"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(escaped(column.removesuffix('>')) for column in columns)} |"
+    yield f"| {' | '.join('---:' if column.endswith('>') else '---' for column in columns)} |"
+    yield from (f"| {' | '.join(escaped(cell) for cell in row)} |" for row in rows)
+
+
+def as_json(one: LoggedSubmission) -> dict[str, Any]:
+    """All of it; seconds are seconds, shares are in per cent where the name says so."""
+    return {
+        "folder": one.folder,
+        "benchmark": one.benchmark or None,
+        "round": one.round or None,
+        "round_inferred": one.is_round_inferred,
+        "score_min": one.score.minutes,
+        "rule": one.score.rule,
+        "dropped": list(one.score.dropped),
+        "scaling_factor": one.score.scaling,
+        "run_spread_pct": None if one.run_spread is None else 100 * one.run_spread,
+        "differing_settings": one.differing_settings,
+        "on_record": _row_json(one.on_record),
+        "findings": list(findings(one)),
+        "logs": [_log_json(run, compliance) for run, compliance in zip(one.runs, one.compliance, strict=True)],
+    }
+
+
+def _row_json(row: Submission | None) -> dict[str, Any] | None:
+    return {"name": row.name, "minutes": row.minutes, "step_s": row.step_s, "source": row.source} if row else None
+
+
+def _log_json(run: LoggedRun, compliance: Compliance | None) -> dict[str, Any]:
+    return {
+        "file": run.path,
+        "state": run.state,
+        "valid": run.is_whole,
+        "line": run.line or None,
+        "problem": run.problem or None,
+        "flaws": [{"line": flaw.line, "what": flaw.what, "damage": flaw.is_damage} for flaw in run.flaws],
+        "time_to_train_s": run.time_to_train_s,
+        "initialisation_s": run.initialisation_s,
+        "warm_up_s": run.warm_up_s,
+        "samples": run.samples,
+        "num_steps": run.num_steps,
+        "num_evaluations": len(run.evaluations),
+        "evaluation_s": run.evaluation_s,
+        "stepping_s": run.stepping_s,
+        "rest_s": run.rest_s,
+        "quality": run.quality,
+        "target": run.target,
+        "target_reached": run.reached,
+        "steps": _steps_json(run.steps) if run.steps else None,
+        "compliance": compliance
+        and {
+            "state": compliance.state,
+            "rules": compliance.rules or None,
+            "complaints": list(compliance.complaints),
+            "why": compliance.why or None,
+        },
+    }
+
+
+def _steps_json(steps: StepTimes) -> dict[str, Any]:
+    at, worst_s = steps.worst
+    return {
+        "method": steps.method,
+        "count": len(steps.seconds),
+        "median_s": steps.median_s,
+        "robust_std_pct": steps.robust_std_pct,
+        "std_pct": steps.std_pct,
+        "p99_over_p50": steps.p99_over_p50,
+        "worst_s": worst_s,
+        "worst_step": at,
+        "first_median_s": steps.first_median_s,
+        "drift_pct": steps.drift_pct,
+    }

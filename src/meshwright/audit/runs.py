@@ -1,0 +1,167 @@
+"""One MLPerf log -> what it says when it is reckoned again, and whether it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshwright.audit.flaws import Flaw, flaws
+from meshwright.audit.rules import benchmarks
+from meshwright.errors import InputError
+from meshwright.mllog import MARKER, DamagedLog, Log, LoggedEvaluation, StepTimes, read_log, step_times
+
+WHOLE, ABORTED, TRUNCATED, DAMAGED = "whole", "aborted", "truncated", "damaged"
+WARM_UP = "warmup_time"  # of a tracked_stats line: seconds of untimed steps before the clock starts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoggedRun:
+    """One log, reckoned again. What it does not say is None."""
+
+    path: str
+    state: str  # WHOLE, ABORTED (the run gave up), TRUNCATED (the file ends before the run) or DAMAGED
+    line: int = 0  # where it stops being whole
+    problem: str = ""
+    log: Log | None = None
+    time_to_train_s: float | None = None
+    initialisation_s: float | None = None  # before the clock: not scored
+    warm_up_s: float | None = None  # of the initialisation
+    samples: float | None = None
+    num_steps: float | None = None
+    steps: StepTimes | None = None
+    no_steps: str = ""  # why there are no step times
+    evaluations: tuple[LoggedEvaluation, ...] = ()
+    target: float | None = None
+    flaws: tuple[Flaw, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the log is that of a run that ended, as it was written."""
+        return self.state in (WHOLE, ABORTED)
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the last evaluation came down to the target; None where the log or the rules do not say."""
+        return None if self.target is None or self.quality is None else self.quality <= self.target
+
+    @property
+    def quality(self) -> float | None:
+        """What the last evaluation measured."""
+        return self.evaluations[-1].quality if self.evaluations else None
+
+    @property
+    def evaluation_s(self) -> float:
+        """Seconds of all evaluations."""
+        return sum(one.seconds for one in self.evaluations)
+
+    @property
+    def stepping_s(self) -> float | None:
+        """Seconds of all steps, those that were not timed taken as the median."""
+        if self.steps is None or self.num_steps is None:
+            return None
+        timed_s, num_timed = float(self.steps.seconds.sum()), len(self.steps.seconds)
+        if self.num_steps >= num_timed and self.steps.method.startswith("timer"):
+            return timed_s + (self.num_steps - num_timed) * self.steps.median_s
+        return self.num_steps * timed_s / num_timed
+
+    @property
+    def rest_s(self) -> float | None:
+        """Seconds of the clock in neither steps nor evaluations; below 0 where an evaluation is timed within a block."""
+        if self.time_to_train_s is None or self.stepping_s is None:
+            return None
+        return self.time_to_train_s - self.stepping_s - self.evaluation_s
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What the log says before the clock starts, by key; lines that many processes write are left out."""
+        found: dict[str, Any] = {}
+        for event in self.log.events if self.log else ():
+            if event.key == "run_start":
+                break
+            if event.key not in ("cache_clear", "init_start", "init_stop", "tracked_stats"):
+                found.setdefault(event.key, event.value)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What could be read of a log, and what was missing."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+
+def read_run(path: str | Path) -> LoggedRun:
+    """The log at `path`; a damaged or truncated one is a state, and only a file that cannot be opened an error."""
+    try:
+        log = read_log(path)
+    except DamagedLog as error:
+        return LoggedRun(path=str(path), state=DAMAGED, line=error.line, problem=error.what)
+    except InputError as error:
+        if error.what.startswith("cannot read"):
+            raise
+        return LoggedRun(path=str(path), state=DAMAGED, line=1, problem=error.what)
+    parts = _parts(log)
+    found = flaws(log)
+    state, line, problem = _state(log, found, parts.missing)
+    return LoggedRun(path=str(path), state=state, line=line, problem=problem, log=log, flaws=found, **parts.values)
+
+
+def _state(log: Log, found: tuple[Flaw, ...], missing: list[str]) -> tuple[str, int, str]:
+    """How whole a log is, the line where it stops being so, and why."""
+    last = log.events[-1]
+    damage = [flaw for flaw in found if flaw.is_damage]
+    if damage:
+        more = f" (and {len(damage) - 1} more)" if len(damage) > 1 else ""
+        return DAMAGED, damage[0].line, f"{damage[0].what}{more}"
+    if log.cut:
+        return TRUNCATED, log.cut_line, f"the last {MARKER} line is cut"
+    if log.first("run_stop") is None:
+        return TRUNCATED, last.line, f"it ends after {last.key}, without run_stop"
+    if log.first("run_start") is None:
+        return DAMAGED, log.events[0].line, "it has no run_start"
+    if missing:
+        return DAMAGED, log.events[0].line, missing[0]
+    if log.status != "success":
+        stop = log.required("run_stop")
+        return ABORTED, stop.line, f"run_stop says {log.status or 'no status'}"
+    return WHOLE, 0, ""
+
+
+def _parts(log: Log) -> _Parts:
+    parts = _Parts()
+    for name in ("time_to_train_s", "initialisation_s", "evaluations"):
+        _try(parts, name, lambda name=name: getattr(log, name), is_needed=False)
+    _try(parts, "samples", lambda: log.samples_to_target, is_needed=False)
+    _try(parts, "num_steps", lambda: log.num_steps, is_needed=True)
+    try:
+        parts.values["steps"] = step_times(log)
+    except InputError as error:
+        parts.values["no_steps"] = error.what
+    parts.values["warm_up_s"] = _warm_up_s(log)
+    parts.values["target"] = _target(log)
+    return parts
+
+
+def _try(parts: _Parts, name: str, read: Any, *, is_needed: bool) -> None:
+    try:
+        parts.values[name] = read()
+    except InputError as error:
+        if is_needed:
+            parts.missing.append(error.what)
+
+
+def _warm_up_s(log: Log) -> float | None:
+    for event in log.events:
+        if event.key == "tracked_stats" and isinstance(event.value, dict) and isinstance(event.value.get(WARM_UP), int | float):
+            return float(event.value[WARM_UP])
+    return None
+
+
+def _target(log: Log) -> float | None:
+    """What the log says, or else the rules."""
+    name = log.first("submission_benchmark")
+    rules = benchmarks().get(str(name.value)) if name else None
+    return log.target if log.target is not None else rules.target if rules else None

@@ -1,0 +1,172 @@
+"""Logs of one submission -> its score by MLPerf's rule, how its runs differ, and what our table has of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.audit.compliance import Compliance
+from meshwright.audit.compliance import check as check_compliance
+from meshwright.audit.rules import NUM_DROPPED, Benchmark, benchmarks, round_of_date
+from meshwright.audit.runs import WHOLE, LoggedRun, read_run
+from meshwright.audit.submissions import Submission, find
+from meshwright.errors import InputError
+from meshwright.units import MINUTE
+
+SCALING = "scaling.json"  # beside the logs of a submission that converged sooner than the reference
+PER_RUN = ("seed", "submission_entry", "data_seed")  # settings that may differ between the runs of a submission
+ON_RECORD = 0.03  # a row of our table is this submission's where their times differ by less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A submission's score: minutes, or why there are none."""
+
+    minutes: float | None
+    rule: str
+    dropped: tuple[str, ...] = ()  # logs that the rule leaves out
+    scaling: float = 1.0  # MLPerf's factor for converging sooner than the reference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoggedSubmission:
+    """The logs of one submission."""
+
+    folder: str
+    benchmark: str  # "" where no log can be read
+    round: str  # "" where it is not known
+    is_round_inferred: bool
+    runs: tuple[LoggedRun, ...]
+    compliance: tuple[Compliance | None, ...]  # by run; None where the log cannot be read or the checker was not wanted
+    score: Score
+
+    @property
+    def readable(self) -> list[LoggedRun]:
+        """The runs whose steps are known."""
+        return [run for run in self.runs if run.steps is not None]
+
+    @property
+    def run_spread(self) -> float | None:
+        """Largest median step of a run over the smallest, less 1; None for a single run."""
+        medians = [run.steps.median_s for run in self.readable if run.steps]
+        return max(medians) / min(medians) - 1 if len(medians) > 1 else None
+
+    @property
+    def differing_settings(self) -> dict[str, list[object]]:
+        """Settings that are not the same in all runs, and their values: a submission's runs may differ in the seed alone."""
+        settings = [run.settings for run in self.runs if run.log]
+        keys = dict.fromkeys(key for one in settings for key in one if key not in PER_RUN)
+        values = {key: [one.get(key) for one in settings] for key in keys}
+        return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+
+    @property
+    def on_record(self) -> Submission | None:
+        """The row of our table that is this submission, by round, benchmark, batch and time."""
+        times = [run.time_to_train_s / MINUTE for run in self.runs if run.time_to_train_s]
+        batches = {run.log.global_batch_size for run in self.readable if run.log}
+        if not (times and self.round and self.benchmark and len(batches) == 1):
+            return None
+        mean = float(np.mean(middle(times)))
+        rows = find(round=self.round, benchmark=self.benchmark, global_batch=batches.pop())
+        near = [row for row in rows if row.minutes > 0 and abs(row.minutes / mean - 1) < ON_RECORD]
+        return min(near, key=lambda row: abs(row.minutes / mean - 1), default=None)
+
+
+def log_files(paths: Iterable[str | Path]) -> list[Path]:
+    """The logs that are meant: files as they are, of a folder its result files."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(path.glob("result_*.txt"), key=_number) or sorted([*path.glob("*.txt"), *path.glob("*.log")])
+        if not inside:
+            raise InputError("no log in the folder", where=str(path), fix="give a folder with result_*.txt, or the logs themselves")
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def _number(path: Path) -> tuple[int, str]:
+    """result_10 comes after result_9."""
+    digits = "".join(character for character in path.stem if character.isdigit())
+    return int(digits[:9] or 0), path.name
+
+
+def read_submissions(paths: Iterable[str | Path], round: str = "", *, with_compliance: bool = True) -> list[LoggedSubmission]:
+    """The logs as submissions: those of one folder and one benchmark are one submission's."""
+    groups: dict[tuple[str, str], list[LoggedRun]] = {}
+    unread: dict[str, list[LoggedRun]] = {}
+    for path in log_files(paths):
+        run = read_run(path)
+        name = run.log.first("submission_benchmark") if run.log else None
+        if name is None:
+            unread.setdefault(str(path.parent), []).append(run)
+        else:
+            groups.setdefault((str(path.parent), str(name.value)), []).append(run)
+    for folder, runs in unread.items():  # a log without a name goes with its neighbours
+        beside = [key for key in groups if key[0] == folder]
+        groups.setdefault(beside[0] if beside else (folder, ""), []).extend(runs)
+    return [_submission(folder, benchmark, runs, round, with_compliance) for (folder, benchmark), runs in groups.items()]
+
+
+def _submission(folder: str, benchmark: str, runs: list[LoggedRun], round: str, with_compliance: bool) -> LoggedSubmission:
+    logs = [run.log for run in runs if run.log]
+    of_round = round or next((found for log in logs if (found := round_of_date(log.events[-1].time_ms, benchmark))), "")
+    runs = sorted(runs, key=lambda run: _number(Path(run.path)))
+    checked = tuple(check_compliance(run.log, of_round) if with_compliance and run.log and run.is_whole else None for run in runs)
+    return LoggedSubmission(
+        folder=folder,
+        benchmark=benchmark,
+        round=of_round,
+        is_round_inferred=not round,
+        runs=tuple(runs),
+        compliance=checked,
+        score=score(runs, benchmarks().get(benchmark), Path(folder)),
+    )
+
+
+def score(runs: Sequence[LoggedRun], rules: Benchmark | None, folder: Path) -> Score:
+    """The olympic mean of the runs, as MLPerf's rules have it: the fastest and the slowest are dropped, the rest averaged.
+
+    One run that did not reach its target may stand for the slowest.
+    """
+    if rules is None:
+        return Score(minutes=None, rule="no rule is known for this benchmark: runs are not scored")
+    rule = f"{rules.num_runs} runs; the fastest and the slowest are dropped, the other {rules.num_runs - NUM_DROPPED} averaged"
+    if len(runs) != rules.num_runs:
+        return Score(minutes=None, rule=f"{rule}. {len(runs)} {'log is' if len(runs) == 1 else 'logs are'} here: no score")
+    timed = sorted((run for run in runs if run.state == WHOLE and run.time_to_train_s), key=lambda run: run.time_to_train_s or math.inf)
+    failed = [run for run in runs if run not in timed]
+    if len(failed) > 1:
+        return Score(minutes=None, rule=f"{rule}. {len(failed)} runs did not reach the target, and one may: no score")
+    kept = timed[1:] if failed else timed[1:-1]
+    dropped = [timed[0], failed[0] if failed else timed[-1]]
+    scaling = _scaling(folder)
+    minutes = float(np.mean([run.time_to_train_s for run in kept])) / MINUTE * scaling
+    return Score(minutes=minutes, rule=rule, dropped=tuple(run.path for run in dropped), scaling=scaling)
+
+
+def _scaling(folder: Path) -> float:
+    """MLPerf's factor on the score of a submission that converged sooner than the reference; 1 where there is none."""
+    path = folder / SCALING
+    if not path.is_file():
+        return 1.0
+    try:
+        factor = json.loads(path.read_text(encoding="utf-8"))["scaling_factor"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise InputError(
+            f"no scaling_factor can be read: {error}", where=str(path), fix="use the file as MLPerf's checker wrote it"
+        ) from None
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
+        raise InputError(f"scaling_factor is {factor!r}, not a positive number", where=str(path))
+    return float(factor)
+
+
+def middle(times: Sequence[float]) -> list[float]:
+    """The times without the fastest and the slowest; all of them where that would leave none."""
+    return sorted(times)[1:-1] or list(times)

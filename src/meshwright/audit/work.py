@@ -1,0 +1,107 @@
+"""The FLOPs that a claimed run must have done, counted the way the rest of meshwright counts them, and always in the claim's favour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from meshwright.audit.claim import Run
+from meshwright.audit.figures import count, figure
+from meshwright.audit.rules import benchmarks
+from meshwright.audit.submissions import flops_per_sample, submissions
+from meshwright.describe.load import load_model, load_workload, names
+from meshwright.evidence.mlperf import BENCHMARKS
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """FLOPs of a run or a step, the line that shows how they come about, and what submissions usually need where nothing is claimed."""
+
+    flops: float
+    line: str
+    usual_flops: float = 0.0
+
+
+def run_work(run: Run) -> Work | None:
+    """FLOPs of the whole run; None where the claim does not say enough to count them."""
+    if run.tokens and (run.model or run.benchmark or run.parameters):
+        return _of_tokens(run, run.tokens)
+    if run.benchmark and seq_len_of(run):
+        return _of_samples(run)
+    return None
+
+
+def step_work(run: Run) -> Work | None:
+    """FLOPs of one step; None where model, sequence or batch are not known."""
+    if not run.global_batch or not seq_len_of(run) or not (run.model or run.benchmark or run.parameters):
+        return None
+    return _of_tokens(run, float(run.global_batch * seq_len_of(run)))
+
+
+def seq_len_of(run: Run) -> int:
+    """Tokens of a sequence: as claimed, or as the benchmark has it; 0 where neither says."""
+    if run.seq_len or not run.benchmark:
+        return run.seq_len
+    workload = BENCHMARKS[run.benchmark][1]
+    if workload in names("workloads"):
+        return load_workload(workload).seq_len
+    return next((row.seq_len for row in submissions() if row.benchmark == run.benchmark), 0)
+
+
+def attention_range(run: Run) -> tuple[float, float]:
+    """What others might count for a token over what we do: without attention, and with the half that a causal mask leaves out."""
+    name = BENCHMARKS[run.benchmark][0] if run.benchmark else run.model
+    seq_len = seq_len_of(run)
+    if not (name and seq_len):
+        return 1.0, 1.0
+    model = load_model(name)
+    ours, products = model.flops_per_token(seq_len), model.flops_per_token(1)
+    return products / ours, 2 - products / ours
+
+
+def samples_of(run: Run) -> float:
+    """Samples to the target: as claimed, or 0."""
+    if run.samples:
+        return run.samples
+    seq_len = seq_len_of(run)
+    return run.tokens / seq_len if run.tokens and seq_len else 0.0
+
+
+def fewest_samples(benchmark: str) -> float:
+    """The fewest samples that anybody, MLPerf's reference or a submission, needed for the target of a benchmark."""
+    rows = [row.samples for row in submissions() if row.benchmark == benchmark and row.samples > 0]
+    return min([*rows, *benchmarks()[benchmark].reference.values()])
+
+
+def usual_samples(benchmark: str) -> float:
+    """The median of the samples that submissions needed for the target of a benchmark; 0 where none says."""
+    rows = [row.samples for row in submissions() if row.benchmark == benchmark and row.samples > 0]
+    return median(rows) if rows else 0.0
+
+
+def _of_samples(run: Run) -> Work:
+    """Where no samples are claimed, the fewest that anybody needed: a run cannot have done less."""
+    samples = run.samples or fewest_samples(run.benchmark)
+    said = "claimed" if run.samples else "the fewest on record"
+    seq_len = seq_len_of(run)
+    flops = samples * flops_per_sample(run.benchmark, seq_len)
+    per_token = flops_per_sample(run.benchmark, seq_len) / seq_len
+    line = f"work: {count(samples)} samples ({said}) x {count(seq_len)} tokens x {figure(per_token)} FLOP = {figure(flops)} FLOP"
+    return Work(flops, line, 0.0 if run.samples else usual_samples(run.benchmark) * per_token * seq_len)
+
+
+def _of_tokens(run: Run, tokens: float) -> Work:
+    per_token, how = _flops_per_token(run)
+    return Work(tokens * per_token, f"work: {figure(tokens)} tokens x {figure(per_token)} FLOP ({how}) = {figure(tokens * per_token)} FLOP")
+
+
+def _flops_per_token(run: Run) -> tuple[float, str]:
+    """FLOPs of one token, and how they were counted: without a sequence length, attention is left out."""
+    seq_len = seq_len_of(run)
+    if run.benchmark:
+        return flops_per_sample(run.benchmark, seq_len) / seq_len, run.benchmark
+    if run.model:
+        model = load_model(run.model)
+        said = f"sequences of {count(seq_len)}" if seq_len else "attention left out: no seq_len"
+        return model.flops_per_token(seq_len or 1), f"{model.name}, {said}"
+    return 6 * run.parameters, f"6 x {figure(run.parameters)} parameters"

@@ -1,0 +1,18 @@
+"""Check other people's numbers: MLPerf logs recomputed, claims held against arithmetic and against what was measured."""
+
+from __future__ import annotations
+
+import typer
+
+from meshwright.cli.audit_claim import claim
+from meshwright.cli.audit_log import log
+
+audit = typer.Typer(
+    name="audit",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Check other people's numbers: MLPerf logs recomputed, claims held against arithmetic and measurements.",
+)
+audit.command()(log)
+audit.command()(claim)

@@ -1,0 +1,127 @@
+"""Time this machine and write what it does as a hardware profile."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from meshwright.describe.profile import Profile, Slice
+    from meshwright.train.measure import Asked
+
+GPU_MODELS = ("llama-3.1-8b", "llama-3.2-3b", "llama-3.2-1b")
+GPU_TOKENS = 8192
+CPU_MODEL, CPU_TOKENS, CPU_SEQUENCES = "llama-2m", 128, 4  # the embedded default's
+CPU_PROCESSES = 8
+
+
+def measure(
+    models: Annotated[
+        list[str] | None, typer.Option("--model", help="Whose shapes to time; several with several --model.", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the profile here, not into the user's cache.", show_default=False)] = None,
+    seq: Annotated[int | None, typer.Option(min=8, help="Tokens a sequence.", show_default=False)] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences at once.", show_default=False)] = None,
+    precisions: Annotated[
+        list[str] | None, typer.Option("--precision", help="One the trainer runs; several with several.", show_default=False)
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, max=64, help="That share the cores, where there is no GPU.")] = CPU_PROCESSES,
+    limit: Annotated[float, typer.Option("--seconds", min=10.0, help="Most seconds on a GPU: slices beyond are left out.")] = 58.0,
+    prepare: Annotated[bool, typer.Option("--prepare/--no-prepare", help="Compile for all slices at once beforehand.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the profile.")] = False,
+) -> None:
+    """Time this machine's kernels, slices of our training step and collectives; write a hardware profile."""
+    from meshwright.cli.train_run import torch_or_error
+    from meshwright.describe.profile import profile_text, usual_path
+
+    torch_or_error()
+    path = out or usual_path()
+    _check_place(path)
+    asked = _asked(models or (), seq, batch, precisions or (), processes)
+    from meshwright.plan.plan import write_whole
+    from meshwright.train.measure import measure as measured
+    from meshwright.train.measure.machine import device_here
+
+    profile = measured(asked, device_here(), processes, _say, limit_s=limit, prepares=prepare)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, profile_text(profile))
+    if as_json:
+        print(profile_text(profile), end="")
+    else:
+        _show(profile, path, is_usual=out is None)
+
+
+def _say(what: str) -> None:
+    print(f"meshwright: {what}", file=sys.stderr, flush=True)
+
+
+def _check_place(path: Path) -> None:
+    """Raise before anything is timed where the file could not be written."""
+    from meshwright.errors import InputError
+
+    if path.is_dir():
+        raise InputError("this is a folder", where=str(path), fix="name a file: --out profile.json")
+    if path.suffix != ".json":
+        raise InputError("a profile is a .json file", where=str(path), fix=f"use {path.name}.json")
+
+
+def _asked(models: Sequence[str], seq: int | None, batch: int | None, precisions: Sequence[str], processes: int) -> list[Asked]:
+    """What to time: the models named, or the usual ones of this kind of machine."""
+    from meshwright.describe.load import load_model
+    from meshwright.train.measure import asked_of
+    from meshwright.train.measure.machine import check_room, device_here
+
+    device = device_here()
+    is_gpu = device.type == "cuda"
+    names = tuple(dict.fromkeys(models)) or (GPU_MODELS if is_gpu else (CPU_MODEL,))
+    tokens = seq or (GPU_TOKENS if is_gpu else CPU_TOKENS)
+    size = batch or (0 if is_gpu else CPU_SEQUENCES)
+    asked = [
+        asked_of(load_model(name), device, seq_len=tokens, micro_batch=size, precisions=tuple(precisions), packed=not is_gpu)
+        for name in names
+    ]
+    for one in asked:
+        check_room(one, device, processes)
+    return asked
+
+
+def _show(profile: Profile, path: Path, *, is_usual: bool) -> None:
+    from meshwright.cli.show import show_pairs, show_table, show_text
+    from meshwright.units import seconds, si
+
+    rates = {"copy": profile.copy_bytes_per_s, "norm": profile.norm_bytes_per_s, "optimizer": profile.optimizer_bytes_per_s}
+    pairs = [("measured in", seconds(profile.measured_s)), ("a kernel of no work", seconds(profile.launch_s))]
+    show_pairs(profile.words, [*pairs, *((name, si(rate, "B/s")) for name, rate in rates.items())])
+    show_table("products", ("format", "rows>", "slowest>", "fastest>"), _product_rows(profile))
+    columns = ("model", "precision", "batch>", "layer>", "ends>", "update>", "kept a layer>")
+    slices = [
+        (s.model, s.precision, f"{s.micro_batch} x {s.seq_len:,}", *map(seconds, (s.layer_s, s.ends_s, s.updates_s[1])), _kept(s))
+        for s in profile.slices
+    ]
+    show_table("slices of the training step", columns, slices)
+    if profile.collectives:
+        rows = [(c.kind, c.num_ranks, si(c.payload_bytes, "B"), seconds(c.seconds)) for c in profile.collectives]
+        show_table("collectives", ("kind", "processes>", "payload>", "seconds>"), rows)
+    for what in profile.left_out:
+        show_text(f"left out: {what}")
+    use = "predict, plan and train use it on this machine by default" if is_usual else f"use it with --profile {path}"
+    show_text(f"written to {path}; {use}")
+
+
+def _kept(cut: Slice) -> str:
+    from meshwright.units import si
+
+    return si(cut.layer_saved_bytes, "B") if cut.layer_saved_bytes else "not counted"
+
+
+def _product_rows(profile: Profile) -> list[tuple[object, ...]]:
+    from meshwright.units import si
+
+    found: dict[tuple[str, int], list[float]] = {}
+    for p in profile.products:
+        found.setdefault((p.number_format, p.rows), []).append(2.0 * p.rows * p.columns * p.inner / p.seconds)
+    return [(name, f"{rows:,}", si(min(rates), "FLOP/s"), si(max(rates), "FLOP/s")) for (name, rows), rates in sorted(found.items())]

@@ -1,0 +1,68 @@
+"""Which hardware profile prices a question: the one named, or on this machine the one that `measure` left for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.model import Model
+from meshwright.describe.profile import Profile, load_profile, usual_path
+from meshwright.describe.this_machine import NAME, catalogue_name, processor_name
+from meshwright.describe.workload import Workload
+from meshwright.errors import InputError
+from meshwright.question import measured
+from meshwright.software import Software, on_profile
+
+NONE = "none"
+
+
+def with_profile(stack: Software, model: Model, cluster: Cluster, workload: Workload, text: str) -> Software:
+    """The stack with the profile that `text` names; without one, on `this-machine`, with this machine's own where it can price the job.
+
+    `none` leaves this machine's own out too. What was used is said in the stack's note.
+    """
+    if text == NONE:
+        return stack
+    if text:
+        profile = load_profile(Path(text))
+        check_fits(profile, cluster, text)
+        measured(model, workload, profile)  # refuses what the profile cannot price
+        return on_profile(stack, profile)
+    found = _own(model, cluster, workload)
+    return on_profile(stack, found) if found else stack
+
+
+def _own(model: Model, cluster: Cluster, workload: Workload) -> Profile | None:
+    """This machine's own profile, where there is one that fits the cluster and the job."""
+    if not cluster.name.startswith(NAME) or not usual_path().exists():
+        return None
+    try:
+        profile = load_profile(usual_path())
+        check_fits(profile, cluster, str(usual_path()))
+        measured(model, workload, profile)
+    except InputError:
+        return None
+    return profile
+
+
+def check_fits(profile: Profile, cluster: Cluster, where: str) -> None:
+    """Raise where a profile was made on another kind of device than the cluster has."""
+    chip = cluster.accelerator
+    is_cpu = chip.architecture == "cpu"
+    if profile.device_type == "cpu":
+        fits = is_cpu and (not cluster.name.startswith(NAME) or profile.device.startswith(processor_name()))
+    else:
+        fits = not is_cpu and _named(profile.device) == chip.name
+    if not fits:
+        raise InputError(
+            f"the profile is of {profile.device}, and {cluster.name} has {chip.name}",
+            where=where,
+            fix="measure on that machine, or leave the profile out (--profile none)",
+        )
+
+
+def _named(device: str) -> str:
+    try:
+        return catalogue_name(device)
+    except InputError:
+        return device

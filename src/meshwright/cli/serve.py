@@ -1,0 +1,156 @@
+"""Show runs as a live page on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshwright.errors import InputError
+
+if TYPE_CHECKING:
+    from meshwright.serve.guard import Door
+    from meshwright.serve.server import Encryption
+
+TOKEN_VARIABLE = "MESHWRIGHT_TOKEN"
+DEFAULT_RUNS = Path("runs")
+EVERYWHERE = ("0.0.0.0", "::")
+
+
+def serve(
+    runs: Annotated[Path, typer.Argument(help="Where run folders are.", metavar="[RUNS_DIR]")] = DEFAULT_RUNS,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any that is free.")] = 8420,
+    token: Annotated[
+        str | None,
+        typer.Option(help=f"Whoever asks must give it; better in {TOKEN_VARIABLE}, which no process list shows.", show_default=False),
+    ] = None,
+    new_token: Annotated[bool, typer.Option("--new-token", help="Make a token and print it.")] = False,
+    allow_host: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Another name of this machine.", show_default=False)] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Serve https with this.", show_default=False)] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.", show_default=False)] = None,
+) -> None:
+    """Show all runs as a live page: one as it trains, several compared."""
+    check_installed()
+    check_runs(runs)
+    encryption = encryption_of(tls_certificate, tls_key)
+    secret = chosen_token(token, new_token, host)
+
+    from meshwright.serve import server
+
+    listener = server.bound(host, port)
+    door = door_of(secret, host, listener.getsockname()[1], allow_host or [], encryption)
+    announce(runs, host, listener.getsockname()[1], door, printed_token=secret if new_token else None)
+    server.serve(runs, listener, door, encryption)
+
+
+def check_installed() -> None:
+    """Raise where the packages of the page are not there."""
+    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"the live page needs {' and '.join(missing)}", where="this installation", fix="pip install 'meshwright[serve]'")
+
+
+def check_runs(runs: Path) -> None:
+    """Raise where that can be no runs folder. The usual one may still be missing: the first run makes it."""
+    if (runs / "run.json").exists():
+        raise InputError("this is the folder of one run", where=str(runs), fix=f"give the folder around it: meshwright serve {runs.parent}")
+    if not runs.is_dir() and (runs != DEFAULT_RUNS or runs.exists()):
+        raise InputError("there is no such folder", where=str(runs), fix="give the folder that train or simulate wrote runs into")
+    if runs.is_dir() and not os.access(runs, os.R_OK | os.X_OK):
+        raise InputError("the folder may not be read", where=str(runs), fix="run as someone who may")
+
+
+def encryption_of(certificate: Path | None, key: Path | None) -> Encryption | None:
+    """What https needs, checked by loading it; None where neither is given."""
+    import ssl
+
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise InputError("https needs both a certificate and its key", where="--tls-certificate, --tls-key", fix="give both, or neither")
+    from meshwright.serve.server import Encryption
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"cannot use the certificate: {error}", where=f"{certificate}, {key}", fix="give PEM files that belong together"
+        ) from None
+    return Encryption(certificate=certificate, key=key)
+
+
+def chosen_token(given: str | None, new: bool, host: str) -> str | None:
+    """The token by flag, by the environment, or a new one. None only where nobody but this machine can reach the page."""
+    import secrets
+
+    from meshwright.serve.guard import LOCAL_NAMES, check_token
+
+    found = given if given is not None else os.environ.get(TOKEN_VARIABLE)
+    if new:
+        if given is not None:
+            raise InputError("a given token and a new one", where="--token, --new-token", fix="choose one of them")
+        return secrets.token_urlsafe(32)
+    if found is not None:
+        return check_token(found)
+    if host not in LOCAL_NAMES:
+        raise InputError(
+            f"others can reach {host}, so the page needs a token there",
+            where="--host",
+            fix=f"add --new-token, which makes one, or set {TOKEN_VARIABLE}",
+        )
+    return None
+
+
+def door_of(token: str | None, host: str, port: int, allowed: list[str], encryption: Encryption | None) -> Door:
+    """What it takes to be let in at that address."""
+    import socket
+
+    from meshwright.serve.guard import LOCAL_NAMES, Door, host_name
+
+    is_everywhere = host in EVERYWHERE
+    own = {socket.gethostname().lower(), socket.getfqdn().lower()} if host not in LOCAL_NAMES else set()
+    names = LOCAL_NAMES | {host_name(host) if ":" not in host else host.lower(), *own, *map(host_name, allowed)}
+
+    def tell_next(ticket: str) -> None:
+        print(
+            f"meshwright: someone came in; the next link: {address(host, port, encryption is not None)}enter/{ticket}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    return Door(
+        token=token,
+        names=frozenset(names - set(EVERYWHERE)),
+        takes_any_address=is_everywhere,
+        cookie=f"meshwright-{port}",
+        is_encrypted=encryption is not None,
+        on_entry=tell_next,
+    )
+
+
+def address(host: str, port: int, is_encrypted: bool) -> str:
+    """The page's address as a person can type it."""
+    import socket
+
+    name = socket.gethostname() if host in EVERYWHERE else host
+    return f"http{'s' if is_encrypted else ''}://{f'[{name}]' if ':' in name else name}:{port}/"
+
+
+def announce(runs: Path, host: str, port: int, door: Door, printed_token: str | None) -> None:
+    """Say where the page is, and who can see it."""
+    page = address(host, port, door.is_encrypted)
+    print(f"runs   {runs}{'' if runs.is_dir() else '  (not there yet: the first run makes it)'}")
+    if door.token is None:
+        print(f"page   {page}  (this machine only)")
+    else:
+        print(f"page   {page}enter/{door.ticket}  (this link is good for one browser)")
+        if printed_token:
+            print(f"token  {printed_token}  (for programs: Authorization: Bearer TOKEN)")
+        if not door.is_encrypted and host != "127.0.0.1":
+            print("note   what goes over the network is not encrypted: add --tls-certificate and --tls-key, or use an ssh tunnel")
+    print("Ctrl-C ends it.", flush=True)

@@ -1,0 +1,75 @@
+"""What a training run may cost: the price it is reckoned with, what was spent before, and whether it can end inside its budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from meshwright.errors import InputError
+from meshwright.ledger import Budget, Rate, ledger_of_run, no_price, predicted_s, rate_of, read_budget, read_rate, recorded_budget
+from meshwright.ledger.rate import GIVEN
+from meshwright.plan.plan import Plan
+from meshwright.record import Run, read_run
+
+if TYPE_CHECKING:
+    from meshwright.train.job import Job
+
+NO_BUDGET = "none"
+
+
+def with_budget(job: Job, budget: str | None, price: str | None) -> Job:
+    """The job with its price and, where one is set, its budget; an error where the run cannot end inside it by prediction.
+
+    A run that goes on keeps the budget it was given, and a price that the user gave, until it is given others.
+    """
+    past = read_run(job.folder) if job.resume else None
+    rate = read_rate(price) if price is not None else _given_before(past) or rate_of(job.plan.cluster)
+    allowed = _allowed_usd(budget, past)
+    if allowed is None:
+        return replace(job, rate=rate)
+    if rate is None:
+        raise no_price(job.plan.cluster)
+    if not job.saves_at_end:
+        raise InputError("a run that its budget stops must be saved", where="--no-save, --budget", fix="leave one of them out")
+    spent = _spent_usd(past, job.plan, rate) if past else Decimal(0)
+    kept = Budget(usd=allowed, rate=rate, num_gpus=job.plan.layout.num_ranks, spent_usd=spent)
+    kept.check(predicted_s(job.plan, _steps_to_go(job, past)))
+    return replace(job, rate=rate, budget=kept)
+
+
+def _allowed_usd(text: str | None, past: Run | None) -> Decimal | None:
+    if text is None:
+        return recorded_budget(past) if past else None
+    return None if text.strip().lower() == NO_BUDGET else read_budget(text)
+
+
+def _spent_usd(past: Run, plan: Plan, rate: Rate) -> Decimal:
+    """What earlier starts took: at the prices they recorded, or at today's where they had none."""
+    spent = ledger_of_run(past, plan).usd_unrounded
+    return spent if spent is not None else ledger_of_run(past, plan, price=rate).usd_unrounded or Decimal(0)
+
+
+def _given_before(past: Run | None) -> Rate | None:
+    """The price of the run's last start, where the user gave it: a catalogue's is looked up anew."""
+    starts = [event for event in past.events if event.kind in ("start", "resumed")] if past else []
+    last = Rate.from_json(starts[-1].detail.get("price")) if starts else None
+    return last if last and last.kind == GIVEN else None
+
+
+def _steps_to_go(job: Job, past: Run | None) -> int:
+    """Steps to the target as the workload expects it, or to the last: from the last save on."""
+    expected = job.plan.workload.num_steps() if job.training.target_loss else 0
+    last = min(expected, job.last_step) if expected else job.last_step
+    saved = [event.detail.get("saved_step") for event in past.events if event.kind == "checkpoint"] if past else []
+    return max(last - max((step for step in saved if isinstance(step, int)), default=0), 0)
+
+
+def more_money(job: Job) -> list[str]:
+    """What to add to the command that goes on with a run which its budget stopped."""
+    run = read_run(job.folder)
+    if job.budget is None or not any(event.kind == "stopped" and event.detail.get("reason") == "budget" for event in run.events[-1:]):
+        return []
+    budget = replace(job.budget, spent_usd=_spent_usd(run, job.plan, job.budget.rate))
+    steps = [] if job.num_steps is None else ["--steps", str(job.num_steps)]
+    return [*steps, "--budget", f"{budget.enough_usd(predicted_s(job.plan, _steps_to_go(job, run)).value)}USD"]

@@ -1,0 +1,190 @@
+"""Time of work from what was timed on a machine: rates of measured shapes, carried to others in log space, and put together to layers.
+
+Every shape may be a number or an array; they broadcast. A shape that was timed gets the time it took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.compute import layer_backward_bytes, layer_forward_bytes
+
+Column = NDArray[np.float64]
+NEAR = 1e-3  # of a squared distance in log space: closer shapes count alike
+REACH = 4.0  # power of the distance by which far shapes lose weight
+LOSS_BYTES = 16.0  # a logit, both ways: written by the product, read and written by the loss, read by two products
+HOST_FORWARD = 1 / 3  # of what a layer costs whatever its size: a backward launches twice as much
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Rates of one machine in one number format."""
+
+    products: Mapping[str, tuple[Column, Column]]  # by way: shapes [(rows, columns, inner), points], FLOP/s
+    attention: tuple[
+        tuple[Column, Column], tuple[Column, Column]
+    ]  # forward, backward: [(sequences x heads, tokens, width), points], FLOP/s
+    elementwise_bytes_per_s: float
+    loss_bytes_per_s: float
+    cast_bytes: float  # of one element of a product's input
+    collectives: Mapping[str, tuple[Column, Column]] = field(default_factory=dict)  # by kind: [(ranks, bytes), points], seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Of a dense transformer, what decides a layer's work and that of its ends."""
+
+    hidden: int
+    ffn_hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    gated: bool = True
+
+    @property
+    def qkv(self) -> int:
+        """Width of queries, keys and values together."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def query(self) -> int:
+        """Width of all query heads."""
+        return self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """Seconds of a layer put together from single kernels, forward and backward apart."""
+
+    matmul: tuple[Column, Column]
+    attention: tuple[Column, Column]
+    memory: tuple[Column, Column]
+    weight_s: Column  # of the backward: weight gradients
+    last_s: Column  # of the forward: the product whose result no backward reads
+
+    @property
+    def total_s(self) -> Column:
+        """Both ways."""
+        return np.asarray(sum((*self.matmul, *self.attention, *self.memory)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """From seconds put together of kernels to those that were seen: `fixed_s + factor x seconds`."""
+
+    factor: float = 1.0
+    fixed_s: float = 0.0
+
+    @staticmethod
+    def through(composed_s: Any, seen_s: Any) -> Correction:
+        """The line through two or more points; through the origin where there is one, or where the line would be no price."""
+        composed, seen = np.asarray(composed_s, dtype=np.float64), np.asarray(seen_s, dtype=np.float64)
+        in_proportion = Correction(factor=float(np.exp(np.mean(np.log(seen / composed)))))
+        if len(composed) < 2 or np.ptp(composed) < 1e-3 * composed.max():
+            return in_proportion
+        factor, fixed_s = np.polyfit(composed, seen, 1, w=1 / seen)
+        if factor <= 0 or fixed_s < 0:
+            return in_proportion
+        return Correction(factor=float(factor), fixed_s=float(fixed_s))
+
+
+# -- rates ----------------------------------------------------------------------------------------------
+
+
+def rate_near(wanted: Column, timed: Column, rates: Column) -> Column:
+    """Rates at `wanted` points, [features, n], from those `timed`, [features, points]: a mean of logarithms, close points first.
+
+    Rates of large products and of attention change slowly with their sides, so that their logarithm is averaged over measured
+    shapes with weights that fall with the fourth power of the distance between logarithms.
+    """
+    gaps = np.log(wanted)[:, :, None] - np.log(timed)[:, None, :]
+    squared = np.sum(gaps**2, axis=0)
+    weights = 1.0 / (squared + NEAR) ** (REACH / 2)
+    exact = squared < 1e-12
+    weights = np.where(exact.any(axis=1, keepdims=True), exact, weights)
+    return np.asarray(np.exp(np.sum(weights * np.log(rates), axis=1) / np.sum(weights, axis=1)))
+
+
+def work_s(amount: Any, shape: tuple[Any, ...], timed: Column, rates: Column) -> Column:
+    """Seconds of `amount` of work at a `shape` of broadcasting features, from the rates of shapes that were timed.
+
+    Equal shapes are looked up once. A shape with a side of 0 takes no time.
+    """
+    columns = np.broadcast_arrays(amount, *shape)
+    flat = np.stack([np.ravel(column).astype(np.float64) for column in columns[1:]])
+    some = np.all(flat > 0, axis=0)
+    found = np.ones(flat.shape[1])
+    if some.any():
+        unique, inverse = np.unique(flat[:, some], axis=1, return_inverse=True)
+        found[some] = rate_near(unique, timed, rates)[np.ravel(inverse)]
+    return np.asarray(np.where(some.reshape(columns[0].shape), columns[0] / found.reshape(columns[0].shape), 0.0))
+
+
+def exchange_s(payload_bytes: Any, num_ranks: Any, timed: Column, seconds: Column) -> Column:
+    """Seconds of a collective of so many bytes over so many ranks; `timed` is [(ranks, bytes), points].
+
+    Within a timed number of ranks on straight lines between sizes, in logarithms: below the smallest size its time, beyond the
+    largest in proportion. Other numbers of ranks take the nearest timed one's time, in proportion to the ranks beyond one.
+    """
+    payload, ranks = np.broadcast_arrays(np.asarray(payload_bytes, dtype=np.float64), np.asarray(num_ranks, dtype=np.float64))
+    groups = np.unique(timed[0])
+    nearest = groups[np.argmin(np.abs(np.log(np.maximum(ranks, 1.0))[..., None] - np.log(groups)), axis=-1)]
+    result = np.zeros(payload.shape)
+    for group in groups:
+        of_group = timed[0] == group
+        order = np.argsort(timed[1][of_group])
+        sizes, times = timed[1][of_group][order], seconds[of_group][order]
+        each = np.exp(np.interp(np.log(np.maximum(payload, 1.0)), np.log(sizes), np.log(times)))
+        each = each * np.maximum(payload / sizes[-1], 1.0)
+        result = np.where(nearest == group, each * (ranks - 1) / (group - 1), result)
+    return np.where((ranks > 1) & (payload > 0), result, 0.0)
+
+
+# -- layers and ends ------------------------------------------------------------------------------------
+
+
+def product_s(rows: Any, columns: Any, inner: Any, rates: Rates) -> tuple[Column, Column, Column]:
+    """Seconds of a product, of the gradient of its input and of that of its weight."""
+    flops = 2.0 * np.asarray(rows) * columns * inner
+    forward, given, weight = (work_s(flops, (rows, columns, inner), *rates.products[way]) for way in ("forward", "input", "weight"))
+    return forward, given, weight
+
+
+def layer_time(shape: Shape, sequences: Any, seq_len: Any, tp: Any, rates: Rates) -> LayerTime:
+    """Seconds of one dense layer for so many sequences of so many tokens on one of `tp` ranks."""
+    rows, ffn = np.asarray(sequences) * seq_len, shape.ffn_hidden
+    into = (1 + shape.gated) * ffn / np.asarray(tp)
+    cuts = ((shape.qkv / np.asarray(tp), shape.hidden), (shape.hidden, shape.query / np.asarray(tp)), (into, shape.hidden))
+    out = product_s(rows, shape.hidden, ffn / np.asarray(tp), rates)
+    each = [product_s(rows, columns, inner, rates) for columns, inner in cuts] + [out]
+    forward, given, weight = (np.asarray(sum(times[i] for times in each)) for i in range(3))
+    heads = np.asarray(sequences) * shape.num_heads / tp
+    flops = 2.0 * heads * np.asarray(seq_len, dtype=np.float64) ** 2 * shape.head_dim  # of two products, half of each masked
+    attended = [work_s(flops * factor, (heads, seq_len, shape.head_dim), *rates.attention[way]) for way, factor in ((0, 1.0), (1, 2.5))]
+    per_token_s = rows / np.asarray(tp) / rates.elementwise_bytes_per_s
+    moved = (
+        layer_forward_bytes(shape.hidden, shape.qkv, ffn, float(shape.gated), rates.cast_bytes, shape.query),
+        layer_backward_bytes(shape.hidden, shape.qkv, ffn, float(shape.gated), rates.cast_bytes),
+    )
+    return LayerTime(
+        matmul=(forward, given + weight),
+        attention=(attended[0], attended[1]),
+        memory=(moved[0] * per_token_s, moved[1] * per_token_s),
+        weight_s=weight,
+        last_s=out[0],
+    )
+
+
+def ends_time(shape: Shape, rows: Any, block_rows: Any, tp: Any, rates: Rates) -> tuple[Column, Column]:
+    """Seconds of the output projection and the loss, forward and backward, block of rows by block of rows."""
+    block = np.minimum(rows, block_rows)
+    forward, given, weight = product_s(block, shape.vocab_size / np.asarray(tp), shape.hidden, rates)
+    loss_s = np.asarray(rows) * shape.vocab_size / tp * LOSS_BYTES / 2 / rates.loss_bytes_per_s
+    blocks = np.asarray(rows) / block
+    return np.asarray(forward * blocks + loss_s), np.asarray((given + weight) * blocks + loss_s)

@@ -1,0 +1,226 @@
+"""A hardware profile: what was timed on one machine, with date and device; written by `meshwright measure`, read where a step is priced.
+
+Seconds are those of one process while all processes that share the machine are at work. Nothing here is fitted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshwright.describe.model import Model
+from meshwright.errors import InputError
+
+KIND = "meshwright hardware profile"
+VERSION = 1
+FILE_NAME = "profile.json"
+WAYS = ("forward", "input", "weight")  # a product, the gradient of its input, the gradient of its weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductTime:
+    """Seconds of one matrix product of `rows` tokens with a weight of `columns` x `inner`, or of one of its gradients."""
+
+    number_format: str  # fp32, bf16, fp8
+    way: str  # of WAYS
+    rows: int
+    columns: int
+    inner: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionTime:
+    """Seconds of causal attention as the trainer calls it."""
+
+    number_format: str
+    batch: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    seq_len: int
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """The trainer's own step on a few layers of a model, taken at two numbers of layers: a layer's cost, and what is left over."""
+
+    model: str
+    hidden: int
+    ffn_hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tied: bool
+    precision: str  # the recipe that was run
+    number_format: str
+    packed: bool
+    recompute: str
+    micro_batch: int
+    seq_len: int
+    num_layers: tuple[int, int]
+    steps_s: tuple[float, float]  # forward and backward at each number of layers, median
+    layer_s: float  # forward and backward of one layer
+    ends_s: float  # of what is there whatever the number of layers: embedding, loss, the host's wait
+    num_parameters: tuple[int, int]
+    updates_s: tuple[float, float]  # the optimizer's part of a step, at each number of layers
+    state_bytes_per_parameter: float  # what stays between steps; 0 where memory is not counted
+    layer_saved_bytes: float  # what a layer leaves for its backward; 0 where memory is not counted
+    ends_bytes: float  # at the peak, beside what stays and what the layers leave
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What makes two models' layers and ends alike."""
+        return self.hidden, self.ffn_hidden, self.num_heads, self.num_kv_heads, self.head_dim, self.vocab_size
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.micro_batch * self.seq_len
+
+    def update_s(self, num_parameters: Any) -> Any:
+        """Seconds of the optimizer on so many parameters: on the line through both, or in proportion where that does not rise."""
+        (few, many), (few_s, many_s) = self.num_parameters, self.updates_s
+        in_proportion = many_s * num_parameters / many
+        if not (few_s < many_s and few < many):
+            return in_proportion
+        on_line = few_s + (many_s - few_s) * (num_parameters - few) / (many - few)
+        return np.where(on_line < in_proportion / 2, in_proportion, on_line)  # far below what was timed a line may end below nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTime:
+    """Seconds of a collective, all processes of the machine taking part in groups of `num_ranks`."""
+
+    kind: str  # all-gather, reduce-scatter, all-reduce, message
+    num_ranks: int
+    payload_bytes: int  # of the whole
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """All that was timed on one machine."""
+
+    date: str
+    device: str
+    device_type: str  # cuda or cpu
+    torch: str
+    num_processes: int  # at work at once
+    num_cores: int  # that they share; 0: each has a device of its own
+    measured_s: float  # how long it took
+    launch_s: float  # of one kernel of no work, back to back
+    copy_bytes_per_s: float
+    norm_bytes_per_s: float
+    activation_bytes_per_s: float
+    loss_bytes_per_s: float
+    optimizer_bytes_per_s: float
+    products: tuple[ProductTime, ...] = ()
+    attentions: tuple[AttentionTime, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    collectives: tuple[CollectiveTime, ...] = ()
+    left_out: tuple[str, ...] = ()  # what was asked for and not timed, and why
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether the processes took turns on the same cores."""
+        return self.num_cores > 0
+
+    @property
+    def words(self) -> str:
+        """Where and when, in words."""
+        together = f", {self.num_processes} processes on {self.num_cores} cores" if self.shares_cores else ""
+        return f"profile of {self.device}{together}, {self.date}"
+
+    def slices_of(self, model: Model, number_format: str, precision: str = "") -> list[Slice]:
+        """Slices of a model's shape in a number format; of several recipes, those of `precision` where there are any."""
+        alike = [s for s in self.slices if s.shape == shape_of(model) and s.number_format == number_format]
+        same = [s for s in alike if s.precision == precision]
+        return same or alike
+
+
+def shape_of(model: Model) -> tuple[int, ...]:
+    """What of a model decides the cost of a layer and of its ends."""
+    return model.hidden, model.ffn_hidden, model.num_heads, model.num_kv_heads, model.head_dim, model.vocab_size
+
+
+# -- files ----------------------------------------------------------------------------------------------
+
+
+def profile_text(profile: Profile) -> str:
+    """The profile as its file holds it."""
+    return json.dumps({"kind": KIND, "version": VERSION, **asdict(profile)}, indent=1) + "\n"
+
+
+def load_profile(path: Path) -> Profile:
+    """The profile in a file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the hardware profile: {error.strerror or error}", where=str(path), fix=_FIX) from None
+    except (ValueError, RecursionError):
+        raise InputError("this is no hardware profile: it is not JSON", where=str(path), fix=_FIX) from None
+    return read_profile(data, str(path))
+
+
+_FIX = "make one with `meshwright measure --out FILE`"
+
+
+def read_profile(data: Any, where: str) -> Profile:
+    """A profile from its JSON form, checked."""
+    from pydantic import TypeAdapter, ValidationError
+
+    if not isinstance(data, dict) or data.get("kind") != KIND:
+        other = "; a software profile goes with --software" if isinstance(data, dict) and "log_factor" in data else ""
+        raise InputError(f"this is no hardware profile{other}", where=where, fix=_FIX)
+    if data.get("version") != VERSION:
+        raise InputError(f"a hardware profile of version {data.get('version')!r}; this release reads {VERSION}", where=where, fix=_FIX)
+    values = {key: value for key, value in data.items() if key not in ("kind", "version")}
+    unknown = sorted(set(values) - {f.name for f in fields(Profile)})
+    if unknown:
+        raise InputError(f"a hardware profile has no {unknown[0]!r}", where=where, fix=_FIX)
+    try:
+        profile = TypeAdapter(Profile).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{key}: {first['msg'][:1].lower()}{first['msg'][1:]}", where=where, fix=_FIX) from None
+    _check(profile, where)
+    return profile
+
+
+def _check(profile: Profile, where: str) -> None:
+    """Raise where a time or a rate is not a positive number."""
+    if profile.device_type not in ("cuda", "cpu"):
+        raise InputError(f"device_type is {profile.device_type!r}", where=where, fix="cuda or cpu")
+    wanted: dict[str, float] = {f.name: getattr(profile, f.name) for f in fields(Profile) if f.name.endswith("_per_s")}
+    wanted["launch_s"], wanted["num_processes"] = profile.launch_s, profile.num_processes
+    for name in ("products", "collectives"):
+        wanted.update({f"{name}[{i}].seconds": entry.seconds for i, entry in enumerate(getattr(profile, name))})
+    for i, each in enumerate(profile.attentions):
+        wanted.update({f"attentions[{i}].forward_s": each.forward_s, f"attentions[{i}].backward_s": each.backward_s})
+    for i, cut in enumerate(profile.slices):
+        wanted.update({f"slices[{i}].layer_s": cut.layer_s, f"slices[{i}].ends_s": cut.ends_s})
+        wanted.update({f"slices[{i}].updates_s": min(cut.updates_s), f"slices[{i}].num_parameters": min(cut.num_parameters)})
+    for name, value in wanted.items():
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"{name} is {value!r}, which is not a positive number", where=where, fix=_FIX)
+
+
+def cache_folder() -> Path:
+    """Where this user's files that can be made again lie."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"
+
+
+def usual_path() -> Path:
+    """Where `meshwright measure` writes by default."""
+    return cache_folder() / FILE_NAME

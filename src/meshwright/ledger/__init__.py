@@ -1,0 +1,25 @@
+"""What a run took: accelerator-seconds by what they were spent on, money, energy, carbon and water."""
+
+from meshwright.ledger.book import STATES, Entry, Ledger, ledger_of, ledger_of_run
+from meshwright.ledger.budget import Budget, amount, no_price, predicted_s, read_budget, recorded_budget
+from meshwright.ledger.export import ledger_csv, ledger_json
+from meshwright.ledger.rate import Rate, rate_of, read_rate
+
+__all__ = [
+    "STATES",
+    "Budget",
+    "Entry",
+    "Ledger",
+    "Rate",
+    "amount",
+    "ledger_csv",
+    "ledger_json",
+    "ledger_of",
+    "ledger_of_run",
+    "no_price",
+    "predicted_s",
+    "rate_of",
+    "read_budget",
+    "read_rate",
+    "recorded_budget",
+]

@@ -1,0 +1,100 @@
+"""What a run may cost: read from the command line, and turned into the seconds it leaves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+
+from meshwright.describe.cluster import Cluster
+from meshwright.errors import InputError
+from meshwright.ledger.rate import Rate, read_usd
+from meshwright.outcome import Spread
+from meshwright.plan.plan import Plan
+from meshwright.record import Run
+from meshwright.units import HOUR
+
+UNDERSTOOD = "write 500USD, $500, 500 or 1.2kUSD"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """So many USD for `num_gpus` accelerators at a rate, of which some may be spent."""
+
+    usd: Decimal
+    rate: Rate
+    num_gpus: int
+    spent_usd: Decimal = Decimal(0)  # before this start, by the ledger
+
+    @property
+    def usd_per_s(self) -> Decimal:
+        """What a second of all accelerators costs."""
+        return self.rate.usd_per_gpu_hour * self.num_gpus / Decimal(HOUR)
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds of all accelerators that are left from this start on; below 0 where all is spent."""
+        return float((self.usd - self.spent_usd) / self.usd_per_s) if self.usd_per_s else float("inf")
+
+    def cost_usd(self, seconds: float) -> Decimal:
+        """What so many seconds more cost, with what is spent."""
+        return self.spent_usd + self.usd_per_s * Decimal(repr(float(seconds)))
+
+    def check(self, takes_s: Spread) -> None:
+        """Raise where the run cannot end inside the budget by the seconds it is predicted to take; say by how much it would pass.
+
+        The predicted value decides, not an end of its interval: a run that turns out slower is stopped when it comes to that.
+        """
+        would = self.cost_usd(takes_s.value)
+        if would <= self.usd:
+            return
+        between = f"80 % between {amount(self.cost_usd(takes_s.low))} and {amount(self.cost_usd(takes_s.high))}"
+        spent = f", {amount(self.spent_usd)} of it spent already" if self.spent_usd else ""
+        raise InputError(
+            f"not started: by prediction the run would cost {amount(would)} ({between}){spent}; "
+            f"that is {amount(would - self.usd)} over the budget of {amount(self.usd)}",
+            where=f"--budget; {self.num_gpus:,} accelerators at {self.rate}",
+            fix=f"give --budget {self.enough_usd(takes_s.value)}USD or more, ask for fewer steps, or choose a cheaper plan",
+        )
+
+    def enough_usd(self, seconds: float) -> str:
+        """A round number a little above what so many seconds more cost, with what is spent."""
+        usd = self.cost_usd(seconds)
+        shift = usd.adjusted() - 1
+        return f"{(usd.scaleb(-shift) + 1).to_integral_value(rounding=ROUND_CEILING).scaleb(shift):f}"
+
+
+def predicted_s(plan: Plan, num_steps: int) -> Spread:
+    """Seconds that so many steps of a plan take by its prediction, with their share of the evaluations."""
+    whole = plan.workload.num_steps()
+    step_s = plan.time_to_train_s / whole if whole and math.isfinite(plan.time_to_train_s) else plan.step_time_s
+    step = Spread(step_s, step_s * plan.low_s / plan.step_time_s, step_s * plan.high_s / plan.step_time_s)
+    return step.times(num_steps)
+
+
+def recorded_budget(run: Run) -> Decimal | None:
+    """The budget that the run's last start was given; None where it had none, an error where it cannot be read."""
+    starts = [event for event in run.events if event.kind in ("start", "resumed")]
+    told = starts[-1].detail.get("budget_usd") if starts else None
+    if told is None:
+        return None
+    return read_usd(str(told), f"budget_usd in {run.folder / 'events.jsonl'}", "give a budget anew, or --budget none")
+
+
+def no_price(cluster: Cluster) -> InputError:
+    """The error where money is asked about and nobody says what the machine costs."""
+    return InputError(
+        f"no price is listed for {cluster.accelerator.name}, so a budget cannot be kept",
+        where="--budget",
+        fix="say what an accelerator-hour costs: --price 2.5USD/h",
+    )
+
+
+def read_budget(text: str, where: str = "--budget") -> Decimal:
+    """The amount of USD that a user gives: `500USD`."""
+    return read_usd(text, where, UNDERSTOOD)
+
+
+def amount(usd: Decimal) -> str:
+    """An amount as people read it: to the cent, and smaller ones with the digits that tell."""
+    return f"{usd:,.2f} USD" if abs(usd) >= 1 or not usd else f"{float(usd):.3g} USD"

@@ -1,0 +1,146 @@
+"""Energy of a run's spans at the wall: metered where steps carry what a meter counted, modelled elsewhere; carbon and water from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from meshwright.cost.energy import accelerator_power_w, carbon_kg, facility_energy_j, water_l
+from meshwright.describe import economics
+from meshwright.errors import InputError
+from meshwright.ledger.timeline import Span
+from meshwright.outcome import DEFAULT_REGION, NOT_STATED, node_w, power_constants, running_costs
+from meshwright.plan.plan import Plan
+from meshwright.question import GENERATION
+from meshwright.software import software
+
+WORKS = ("compute", "optimizer", "evaluation", "unmeasured")  # at the cap, but for what a slow release adds, as the predictor has it
+SHARES_CORES = ("exposed_tp", "exposed_cp", "exposed_ep")  # copies and reductions run on the same cores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """What a run drew. `by_span` are joules by use for every span, or None where nothing is known of it."""
+
+    wall_j: float | None
+    metered_j: float | None  # of the accelerators alone, as far as a meter counted
+    source: str  # metered, metered in part, modelled, unknown
+    facility_j: float | None  # with cooling and distribution
+    carbon_kg: float | None
+    water_l: float | None
+    region: str
+    region_year: int | None
+    method: str  # of the grid's carbon: operational or lifecycle
+    facility: str
+    pue: float | None
+    by_span: tuple[Mapping[str, float] | None, ...]
+    notes: tuple[str, ...]
+
+
+def energy_of(spans: Sequence[Span], plan: Plan | None, region: str = "") -> Energy:
+    """The energy of all spans on the plan's machine, in a region: that of the argument, of the cluster, or the default."""
+    notes: list[str] = []
+    power = _Power(plan, notes) if plan else None
+    by_span = tuple(_span_j(span, power) for span in spans)
+    known = bool(spans) and all(row is not None for row in by_span)
+    wall_j = math.fsum(value for row in by_span if row for value in row.values()) if known else None
+    metered = [span for span in spans if span.metered_j is not None]
+    grid = economics.region(region or (plan.cluster.region if plan else "") or DEFAULT_REGION)
+    provider = plan.cluster.provider if plan else ""
+    halls = economics.facility(provider)
+    if wall_j is not None and plan is not None:
+        notes += _assumed(plan, region, halls.name)
+    drawn_j = None if wall_j is None else float(facility_energy_j(wall_j, halls.pue))
+    has_water = wall_j is not None and math.isfinite(halls.wue_l_per_kwh)
+    if wall_j is not None and not has_water:
+        notes.append(f"water is unknown: {f'{provider} publishes no litres a kWh' if provider else 'no provider is named'}")
+    return Energy(
+        wall_j=wall_j,
+        metered_j=math.fsum(span.metered_j or 0.0 for span in metered) if metered else None,
+        source=_source(spans, metered, wall_j, notes),
+        facility_j=drawn_j,
+        carbon_kg=None if drawn_j is None else float(carbon_kg(drawn_j, grid.grid_gco2e_per_kwh)),
+        water_l=float(water_l(wall_j, halls.wue_l_per_kwh)) if wall_j is not None and has_water else None,
+        region=grid.name,
+        region_year=grid.year,
+        method=grid.method,
+        facility=halls.name,
+        pue=halls.pue,
+        by_span=by_span,
+        notes=tuple(notes),
+    )
+
+
+def _source(spans: Sequence[Span], metered: Sequence[Span], wall_j: float | None, notes: list[str]) -> str:
+    steps_s, metered_s = (math.fsum(span.end_s - span.start_s for span in some if span.what == "steps") for some in (spans, metered))
+    if metered:
+        counted, paid = (math.fsum((span.end_s - span.start_s) * span.num_gpus for span in some) for some in (metered, spans))
+        notes.append(f"a meter counted the accelerators in {counted / paid:.0%} of their seconds; hosts, and the rest, are modelled")
+        return "metered" if metered_s >= steps_s * (1 - 1e-9) else "metered in part"
+    return "unknown" if wall_j is None else "modelled"
+
+
+def _assumed(plan: Plan, region: str, halls: str) -> list[str]:
+    told = []
+    if not (region or plan.cluster.region):
+        told.append(f"{plan.cluster.name} names no region: the grid of {DEFAULT_REGION} is assumed")
+    if halls == economics.INDUSTRY:
+        told.append("cooling and distribution as in the industry's mean hall")
+    return told
+
+
+class _Power:
+    """Watts of one accelerator at the wall, its share of the host included, by what it does."""
+
+    def __init__(self, plan: Plan, notes: list[str]) -> None:
+        self.cluster = plan.cluster
+        self.slowdown = _slowdown(plan, notes)
+        self.each_w = cache(self._each_w)
+        if not math.isfinite(plan.cluster.accelerator.power_cap_w):
+            notes.append(f"energy is unknown: the power of {plan.cluster.accelerator.name} is {NOT_STATED}")
+
+    def of(self, use: str) -> float:
+        """Watts during a use; nan where nobody states them."""
+        return self.each_w(1.0 / self.slowdown if use in WORKS else 1.0 if use in SHARES_CORES else 0.0)
+
+    def metered(self, accelerator_w: float) -> float:
+        """Watts at the wall for an accelerator that a meter saw draw so many."""
+        cap_w, waiting = self.cluster.accelerator.power_cap_w, power_constants().waiting_fraction
+        if self.cluster.accelerator.architecture == "cpu" or not cap_w > 0:
+            return accelerator_w
+        # The model is a straight line in the busy share: the share that draws what was metered gives the watts of the whole node.
+        idle_w, busy_w = (float(accelerator_power_w(cap_w, busy, waiting)) for busy in (0.0, 1.0))
+        return self._each_w((accelerator_w - idle_w) / (busy_w - idle_w))
+
+    def _each_w(self, busy: float) -> float:
+        if self.cluster.accelerator.architecture == "cpu":
+            watts = running_costs(self.cluster).watts
+            return math.nan if watts is None else watts / self.cluster.num_accelerators
+        return node_w(self.cluster, busy, power_constants())[0] / self.cluster.accelerators_per_node
+
+
+def _slowdown(plan: Plan, notes: list[str]) -> float:
+    """How much slower the plan's release is than the one whose work drives accelerators to their cap."""
+    if plan.cluster.accelerator.architecture == "cpu":
+        return 1.0
+    try:
+        stack = software(plan.software)
+    except InputError:
+        notes.append(f"the software {plan.software!r} is not at hand: compute is reckoned at the power cap")
+        return 1.0
+    generation = GENERATION.get(plan.cluster.accelerator.architecture, "hopper")
+    return max(math.exp(stack.log_factor_of(plan.workload.adapters is not None, generation)), 1.0)
+
+
+def _span_j(span: Span, power: _Power | None) -> dict[str, float] | None:
+    """Joules of a span by use, all its accelerators together; a metered sum is shared out as the model would."""
+    modelled = {use: power.of(use) * seconds * span.num_gpus if power else math.nan for use, seconds in span.uses_s.items()}
+    total_j, took_s = math.fsum(modelled.values()), span.end_s - span.start_s
+    if span.metered_j is None or took_s <= 0:
+        return modelled if math.isfinite(total_j) else None
+    each_w = span.metered_j / took_s / span.num_gpus
+    wall_j = (power.metered(each_w) if power else each_w) * took_s * span.num_gpus
+    weights = modelled if math.isfinite(total_j) and total_j > 0 else dict(span.uses_s)
+    return {use: wall_j * weight / math.fsum(weights.values()) for use, weight in weights.items()}

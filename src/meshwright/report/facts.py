@@ -1,0 +1,309 @@
+"""All that a report says of one run, gathered from its folder once: time, steps, parts, loss, memory, ranks, events, money."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import InputError
+from meshwright.ledger import Ledger, ledger_of_run
+from meshwright.ledger.timeline import spans_of
+from meshwright.plan.plan import Plan, read_plan
+from meshwright.record import RUNNING, Event, Run, Summary, list_runs, read_run, summary
+from meshwright.report.noise import Noise, noise_of
+from meshwright.units import seconds
+
+STOPS = ("restart", "fault", "stall", "a step that failed")  # spans of the ledger's timeline in which something was broken
+MEMORY_FIELDS = ("peak_memory_bytes", "memory_bytes")  # of a step, the first that is there
+MAX_DAMAGE = 5  # lines that are named
+SLOWEST_REPLICA = "slowest_replica"
+NOTHING = 1e-6  # of the whole: rounding of the clock, not a cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """One part of the time that a run took."""
+
+    key: str
+    name: str
+    seconds: float
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSplit:
+    """Time to train = samples x seconds per sample + fixed costs; the costs add up to the total."""
+
+    total_s: float
+    samples: int
+    seconds_per_sample: float  # of a median steady step
+    costs: tuple[Cost, ...]
+
+    @property
+    def fixed_s(self) -> float:
+        """All beside the samples."""
+        return self.total_s - self.samples * self.seconds_per_sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One evaluation."""
+
+    step: int
+    samples: int
+    loss: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """How often one replica was the slowest of a simulated step."""
+
+    number: int
+    num_steps: int
+
+
+@dataclass(frozen=True, eq=False)
+class RunFacts:
+    """A run with what follows from it."""
+
+    run: Run
+    label: str  # its name, or its folder where two runs share a name
+    plan: Plan | None
+    told: Summary
+    noise: Noise | None
+    time: TimeSplit
+    ledger: Ledger
+    notes: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """What the run's own times are called: measured or simulated."""
+        return "measured" if self.run.header.kind == "trained" else "simulated"
+
+    @property
+    def num_ranks(self) -> int:
+        """Accelerators or processes."""
+        return self.run.header.num_ranks
+
+    @property
+    def model(self) -> str:
+        """The model's name; nothing where no plan tells."""
+        return self.plan.model.name if self.plan else ""
+
+    @cached_property
+    def batch(self) -> int:
+        """Samples of a step."""
+        return samples_per_step(self.run, self.plan)
+
+    @property
+    def steady_s(self) -> NDArray[np.float64]:
+        """Step times of the steady steps; of all where none is."""
+        return steady_s(self.run)
+
+    @property
+    def mean_step_s(self) -> float:
+        """Mean of the steady steps, which the mean parts add up to."""
+        return float(np.mean(self.steady_s))
+
+    @cached_property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """The run's evaluations in order."""
+        events = (event for event in self.run.events if event.kind == "evaluation")
+        return tuple(
+            Evaluation(
+                step=event.step,
+                samples=int(_number(event, "samples") or event.step * self.batch),
+                loss=_number(event, "loss"),
+                seconds=_number(event, "seconds"),
+            )
+            for event in events
+        )
+
+    @property
+    def measured_memory_bytes(self) -> float | None:
+        """The most memory that a step recorded; None where none did."""
+        for name in MEMORY_FIELDS:
+            column = self.run.columns.get(name)
+            if column is not None and not np.isnan(column).all():
+                return float(np.nanmax(column))
+        return None
+
+    @property
+    def reached_target(self) -> bool:
+        """Whether an evaluation was at the target or below."""
+        target = self.run.header.target
+        return target is not None and any(e.loss is not None and e.loss <= target for e in self.evaluations)
+
+    @cached_property
+    def slowest_replicas(self) -> tuple[Replica, ...]:
+        """Replicas by how often they were the slowest; nothing where no step tells."""
+        column = self.run.columns.get(SLOWEST_REPLICA)
+        if column is None:
+            return ()
+        counts = Counter(int(value) for value in column[~np.isnan(column)].tolist())
+        return tuple(
+            Replica(number=number, num_steps=count) for number, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        )
+
+    @property
+    def event_counts(self) -> Mapping[str, int]:
+        """How often each kind of event came, in the order of their first."""
+        return Counter(event.kind for event in self.run.events)
+
+
+def _number(event: Event, name: str) -> float | None:
+    value = event.detail.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def steady_s(run: Run) -> NDArray[np.float64]:
+    """Step times of the steady steps; of all where none is."""
+    mask = run.is_steady
+    times: NDArray[np.float64] = run.columns["step_time_s"]
+    return times[mask] if mask.any() else times
+
+
+def samples_per_step(run: Run, plan: Plan | None) -> int:
+    """Samples of a step: as recorded, or as planned where there is one record only."""
+    samples, step = run.columns["samples"], run.columns["step"]
+    if len(samples) > 1:
+        return int(np.median(np.diff(samples) / np.diff(step)))
+    return plan.workload.global_batch if plan else int(samples[0] // max(step[0], 1))
+
+
+# -- reading --------------------------------------------------------------------------------------------
+
+
+def facts_of_runs(folders: Sequence[Path]) -> list[RunFacts]:
+    """The facts of several runs in their order, each under a label of its own."""
+    runs = [_read(folder) for folder in folders]
+    resolved = [run.folder.resolve() for run in runs]
+    for number, folder in enumerate(resolved):
+        if folder in resolved[:number]:
+            raise InputError("the same run is given twice", where=str(folders[number]), fix="give each run once")
+    names = Counter(run.header.name for run in runs)
+    return [facts_of(run, run.header.name if names[run.header.name] == 1 else str(run.folder)) for run in runs]
+
+
+def facts_of(run: Run, label: str = "") -> RunFacts:
+    """The facts of a run that was read; an error where it has no step."""
+    if not run.records:
+        why = f" ({run.damage[0]})" if run.damage else ""
+        what = f"the run has no step yet{why}" if run.header.status == RUNNING else f"the run has no step and is {run.header.status}{why}"
+        raise InputError(what, where=str(run.folder), fix="wait for the first step, or leave the run out")
+    plan, problem = _plan_of(run)
+    told = summary(run)
+    if not told.median_step_s > 0:
+        raise InputError("the run's steps take no time", where=str(run.folder / "steps.jsonl"), fix="leave the run out")
+    return RunFacts(
+        run=run,
+        label=label or run.header.name,
+        plan=plan,
+        told=told,
+        noise=noise_of(steady_s(run), zlib.crc32(f"{run.header.name} {run.header.seed}".encode())),  # runs draw independently
+        time=time_split(run, plan, told),
+        ledger=ledger_of_run(run, plan),
+        notes=(*_notes(run), *problem),
+    )
+
+
+def _read(folder: Path) -> Run:
+    if not folder.exists():
+        raise InputError("there is no such run", where=str(folder), fix="give a folder that train or simulate wrote, such as runs/NAME")
+    if folder.is_dir() and not (folder / "run.json").exists():
+        inside = [path.name for path in list_runs(folder)]
+        if inside:
+            few = " ".join(str(folder / name) for name in inside[:3]) + (" ..." if len(inside) > 3 else "")
+            raise InputError(f"this is a folder of {len(inside)} runs, not a run", where=str(folder), fix=f"name them: {few}")
+    return read_run(folder)
+
+
+def _plan_of(run: Run) -> tuple[Plan | None, tuple[str, ...]]:
+    try:
+        return read_plan(run.folder / "plan.json"), ()
+    except InputError as error:
+        return None, (f"The run's plan cannot be read ({error.what}): what was predicted is not shown.",)
+
+
+def _notes(run: Run) -> list[str]:
+    told = []
+    if run.header.status == RUNNING:
+        told.append(f"The run has not ended, or its process was killed: shown up to step {run.records[-1].step:,}.")
+    if run.header.status == "failed":
+        told.append(f"The run failed after step {run.records[-1].step:,}.")
+    if run.damage:
+        shown = "; ".join(run.damage[:MAX_DAMAGE]) + (f"; and {len(run.damage) - MAX_DAMAGE} more" if len(run.damage) > MAX_DAMAGE else "")
+        told.append(f"Damaged lines are left out: {shown}.")
+    lost = [record.step for record in run.records if record.loss is not None and not math.isfinite(record.loss)]
+    if lost:
+        told.append(f"The loss is no number in {len(lost):,} of the steps, first in step {lost[0]:,}.")
+    missing = int(run.records[-1].step - run.records[0].step + 1 - len(run.records))
+    if missing:
+        told.append(f"{missing:,} steps between the first and the last have no record.")
+    return told
+
+
+# -- time -----------------------------------------------------------------------------------------------
+
+
+def time_split(run: Run, plan: Plan | None, told: Summary) -> TimeSplit:
+    """Where the run's time went, by the ledger's timeline."""
+    by_what: defaultdict[str, float] = defaultdict(float)
+    lost_s = 0.0
+    for span in spans_of(run):
+        if span.what == "spare nodes":  # beside the others, not after them
+            continue
+        if span.is_lost:
+            lost_s += span.end_s - span.start_s
+        else:
+            by_what[span.what] += span.end_s - span.start_s
+    batch = samples_per_step(run, plan)
+    num_steps = _num_steps(run)
+    per_sample_s = told.median_step_s / batch if batch else math.nan
+    training_s = num_steps * told.median_step_s
+    costs = (
+        Cost(key="samples", name="samples", seconds=training_s, remark=f"{num_steps * batch:,} x {_per_sample(per_sample_s)}"),
+        Cost(
+            key="steps",
+            name="steps beside the median",
+            seconds=by_what["steps"] - training_s,
+            remark="jitter, stalls, first steps after a pause",
+        ),
+        Cost(key="evaluation", name="evaluations", seconds=by_what["evaluation"], remark=_counted(run, "evaluation")),
+        Cost(key="checkpoint", name="checkpoints", seconds=by_what["checkpoint"], remark=_counted(run, "checkpoint")),
+        Cost(key="start", name="start", seconds=by_what["start"], remark="before the first step, after each start"),
+        Cost(key="stopped", name="stopped", seconds=sum(by_what[what] for what in STOPS), remark=_counted(run, "fault")),
+        Cost(key="lost", name="work done again", seconds=lost_s, remark="steps since the last checkpoint"),
+        Cost(key="between", name="between steps", seconds=by_what["between steps"], remark="recording and waiting that no step counts"),
+    )
+    felt_s = NOTHING * sum(abs(cost.seconds) for cost in costs)
+    kept = tuple(cost for cost in costs if abs(cost.seconds) > felt_s or cost.key == "samples")
+    return TimeSplit(total_s=sum(cost.seconds for cost in kept), samples=num_steps * batch, seconds_per_sample=per_sample_s, costs=kept)
+
+
+def _num_steps(run: Run) -> int:
+    """Steps that were kept: those recorded, or of simulated weeks, whose records are a sample, as many as the last event tells."""
+    ended = [event.step for event in run.events if event.kind == "stopped"]
+    if run.header.kind == "simulated" and ended and ended[-1] > run.records[-1].step:
+        return ended[-1]
+    return len(run.records)
+
+
+def _per_sample(value_s: float) -> str:
+    return f"{seconds(value_s)} a sample"
+
+
+def _counted(run: Run, kind: str) -> str:
+    count = sum(event.kind == kind for event in run.events)
+    return f"{count:,} {kind}{'' if count == 1 else 's'}" if count else ""

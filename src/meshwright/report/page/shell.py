@@ -1,0 +1,79 @@
+"""What all pages share: the document with its style inside, sections, tiles, and how amounts are said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from meshwright.errors import InputError
+from meshwright.report.page.colours import variables
+from meshwright.report.page.markup import Child, Html, joined, tag
+from meshwright.units import KWH
+
+STYLE = Path(__file__).parent / "style.css"
+
+
+def document(title: str, header: Html, sections: Iterable[Html], footer: Html) -> str:
+    """A page that stands alone: style and drawings inside, no script and nothing fetched."""
+    body = joined(header, tag("main", *sections), footer)
+    return "<!doctype html>\n" + tag("html", _head(title), tag("body", body), lang="en") + "\n"
+
+
+def _head(title: str) -> Html:
+    dark = "@media screen and (prefers-color-scheme:dark){:root{color-scheme:dark;" + variables(dark=True) + "}}"
+    style = ":root{color-scheme:light;" + variables(dark=False) + "}\n" + dark + "\n" + STYLE.read_text(encoding="utf-8")
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name_="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", title),
+        tag("style", Html(style)),
+    )
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page's file."""
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write the page: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+
+
+def section(name: str, title: str, *children: Child) -> Html:
+    """A part of a page under a heading."""
+    return tag("section", tag("h2", title, id=name), *children, aria_labelledby=name)
+
+
+def tile(label: str, value: str, remark: str) -> Html:
+    """One number that matters, with its name and a remark."""
+    return tag("div", tag("p", label, class_="label"), tag("p", value, class_="value"), tag("p", remark, class_="remark"), class_="tile")
+
+
+def note_list(notes: Iterable[str]) -> Html:
+    """Sentences that a reader must not miss; nothing where there are none."""
+    items = [tag("li", note) for note in notes]
+    return tag("ul", *items, class_="notes") if items else Html("")
+
+
+def kwh(energy_j: float) -> str:
+    """Energy as people say it."""
+    return _scaled(energy_j / KWH, "Wh", "kWh", "MWh")
+
+
+def kg(mass_kg: float) -> str:
+    """Greenhouse gas as people say it."""
+    return _scaled(mass_kg, "g CO2e", "kg CO2e", "t CO2e")
+
+
+def litres(volume_l: float) -> str:
+    """Water as people say it."""
+    return _scaled(volume_l, "ml", "l", "m\u00b3")
+
+
+def _scaled(value: float, thousandth: str, unit: str, thousand: str) -> str:
+    """A quantity in its unit; from ten thousand on in the unit a thousand times larger, below a tenth in the one that much smaller."""
+    if value >= 10_000:
+        value, unit = value / 1000, thousand
+    elif 0 < value < 0.1:
+        value, unit = value * 1000, thousandth
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"

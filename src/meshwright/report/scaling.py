@@ -1,0 +1,155 @@
+"""Runs at several sizes: weak and strong scaling, each efficiency with its interval and a plain sentence.
+
+    efficiency = T_base / T_new x work ratio,  work ratio = (samples_new / samples_base) / (ranks_new / ranks_base)
+
+T is the median steady step. Weak scaling keeps the samples of a rank, so its work ratio is 1; strong scaling keeps the samples of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.report.compare import RUN_TO_RUN_PCT
+from meshwright.report.facts import RunFacts
+
+KINDS = {
+    "weak": "weak scaling: the batch grows with the machine",
+    "strong": "strong scaling: the batch stays",
+    "mixed": "neither weak nor strong: batch and machine grow at different rates",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One size: the runs of it, their step time, and their efficiency against the smallest size."""
+
+    labels: tuple[str, ...]
+    num_ranks: int
+    batch: int
+    step_s: float
+    low_s: float | None  # 95 %; None with too few steps
+    high_s: float | None
+    efficiency: float  # 1 for the base
+    low: float | None
+    high: float | None
+    said: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Sizes of one job, the smallest first."""
+
+    kind: str  # of KINDS
+    of: str  # model, and whether measured or simulated
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Size:
+    """The runs of one plan at one size."""
+
+    runs: tuple[RunFacts, ...]
+    num_ranks: int
+    batch: int
+    step_s: float  # mean of their medians
+    draws_s: NDArray[np.float64] | None
+
+    @staticmethod
+    def of(runs: Sequence[RunFacts]) -> _Size:
+        """The size of runs with as many ranks and samples; what runs differ by is in the draws, where there are several."""
+        medians = np.array([facts.told.median_step_s for facts in runs])
+        known = [facts.noise.draws_s for facts in runs if facts.noise is not None]
+        draws = np.mean(known, axis=0) if len(known) == len(runs) else None
+        if draws is not None and len(runs) > 1:
+            error_s = float(np.std(medians, ddof=1)) / np.sqrt(len(runs))
+            draws = draws + error_s * np.random.default_rng([runs[0].num_ranks, runs[0].batch]).standard_t(len(runs) - 1, len(draws))
+        return _Size(tuple(runs), runs[0].num_ranks, runs[0].batch, float(np.mean(medians)), draws)
+
+
+def scalings(runs: Sequence[RunFacts]) -> list[Scaling]:
+    """Every weak and strong series among the runs; series that are neither only where there is no other."""
+    found: list[Scaling] = []
+    for of, sizes in _jobs(runs):
+        series = [
+            *_series("weak", of, sizes, lambda size: size.batch / size.num_ranks),
+            *_series("strong", of, sizes, lambda size: size.batch),
+        ]
+        if not series and len({size.num_ranks for size in sizes}) > 1:
+            series = [_scaling("mixed", of, sizes)]
+        found += series
+    return found
+
+
+def _jobs(runs: Sequence[RunFacts]) -> Iterator[tuple[str, list[_Size]]]:
+    """Runs of one model, sequence length, precision and chip, measured or simulated, by size."""
+    jobs: dict[tuple[object, ...], dict[tuple[int, int, str], list[RunFacts]]] = {}
+    for facts in runs:
+        if facts.plan is None:
+            continue
+        job: tuple[object, ...] = (
+            facts.model,
+            facts.run.header.sequence_length,
+            facts.plan.workload.precision,
+            facts.plan.cluster.accelerator.name,
+            facts.kind,
+        )
+        jobs.setdefault(job, {}).setdefault((facts.num_ranks, facts.batch, facts.run.header.plan_sha256 or ""), []).append(facts)
+    for job, by_size in jobs.items():
+        yield f"{job[0]} on {job[3]}, {job[4]}", [_Size.of(by_size[size]) for size in sorted(by_size)]
+
+
+def _series(kind: str, of: str, sizes: Sequence[_Size], kept: Callable[[_Size], float]) -> Iterator[Scaling]:
+    """Sizes that keep the same amount, two of them at least."""
+    groups: dict[float, list[_Size]] = {}
+    for size in sizes:
+        groups.setdefault(round(kept(size), 9), []).append(size)
+    for group in groups.values():
+        if len({size.num_ranks for size in group}) > 1:
+            yield _scaling(kind, of, group)
+
+
+def _scaling(kind: str, of: str, sizes: Sequence[_Size]) -> Scaling:
+    ordered = sorted(sizes, key=lambda size: (size.num_ranks, size.batch))
+    return Scaling(kind=kind, of=of, points=tuple(_point(ordered[0], size) for size in ordered))
+
+
+def _point(base: _Size, size: _Size) -> Point:
+    work = (size.batch / base.batch) / (size.num_ranks / base.num_ranks)
+    low = high = low_s = high_s = None
+    if size.draws_s is not None:
+        low_s, high_s = (float(value) for value in np.percentile(size.draws_s, [2.5, 97.5]))
+    if size is base:
+        low = high = 1.0
+    elif base.draws_s is not None and size.draws_s is not None:
+        low, high = (float(value) for value in np.percentile(base.draws_s / size.draws_s * work, [2.5, 97.5]))
+    efficiency = base.step_s / size.step_s * work
+    return Point(
+        labels=tuple(facts.label for facts in size.runs),
+        num_ranks=size.num_ranks,
+        batch=size.batch,
+        step_s=size.step_s,
+        low_s=low_s,
+        high_s=high_s,
+        efficiency=efficiency,
+        low=low,
+        high=high,
+        said="the base" if size is base else _said(base, size, efficiency, low, high),
+    )
+
+
+def _said(base: _Size, size: _Size, efficiency: float, low: float | None, high: float | None) -> str:
+    """The efficiency in a sentence: a loss, a gain, or noise."""
+    way = f"{base.num_ranks:,} to {size.num_ranks:,}"
+    if low is None or high is None:
+        return f"{way}: {100 * efficiency:.2f} %; too few steady steps for an interval."
+    bounds = f"95 %: {100 * low:.2f} to {100 * high:.2f} %"
+    if low <= 1 <= high:
+        return f"{way}: the difference of {100 * (efficiency - 1):+.2f} % is below the noise ({bounds})."
+    what = f"{way}: {100 * abs(efficiency - 1):.2f} % {'lost' if efficiency < 1 else 'gained'} ({bounds})."
+    if min(len(base.runs), len(size.runs)) < 2 and 100 * abs(efficiency - 1) < RUN_TO_RUN_PCT:
+        what += f" One run a size: single runs of one job lie up to {RUN_TO_RUN_PCT:.0f} % apart, so this says little."
+    return what

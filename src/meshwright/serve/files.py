@@ -1,0 +1,60 @@
+"""What the page may open: plain files of run folders that lie in the runs folder, and nothing a link leads to elsewhere."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from meshwright.errors import InputError
+from meshwright.record import check_name
+
+RUN_FILES = ("run.json", "steps.jsonl", "plan.json", "events.jsonl")  # one of them makes a folder a run's, be it damaged
+
+
+def run_folder(runs: Path, name: str) -> Path:
+    """The folder of the run `name`, which lies in `runs` itself: a name that leads elsewhere is an error."""
+    check_name(name)
+    folder = runs / name
+    if not folder.is_dir():
+        raise InputError(f"no run is called {name!r}", where=str(runs), fix="choose one from the list")
+    if folder.resolve().parent != runs.resolve():
+        raise InputError(f"the run {name!r} is a link that leads out of the runs folder", where=str(folder), fix="move the run into it")
+    return folder
+
+
+def run_names(runs: Path) -> dict[str, float]:
+    """All folders that hold a file of a run, with when they were last written to, newest first."""
+    try:
+        found = [(entry.name, touched_s(entry.path)) for entry in os.scandir(runs) if not entry.name.startswith(".")]
+    except OSError:
+        return {}  # not there yet: the first run makes it
+    return {name: written_s for name, written_s in sorted(found, key=lambda one: (-one[1], one[0])) if written_s > 0}
+
+
+def touched_s(folder: str | Path) -> float:
+    """When a run was last written to, in seconds of the clock; 0 where the folder is no run's."""
+    times = [0.0]
+    for name in RUN_FILES:
+        try:
+            times.append(os.stat(f"{folder}/{name}", follow_symlinks=False).st_mtime)
+        except (OSError, ValueError):
+            continue
+    return max(times)
+
+
+def check_plain(path: Path) -> os.stat_result:
+    """The state of a plain file; an error for a link, a pipe, a device or a folder, which could lead out or never end."""
+    state = os.stat(path, follow_symlinks=False)
+    if not stat.S_ISREG(state.st_mode):
+        raise InputError(f"{path.name} is no plain file", where=str(path), fix="put the file itself there, not a link to it")
+    return state
+
+
+def open_plain(path: Path) -> int:
+    """A descriptor of a plain file, to be closed by the caller; OSError where there is none."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(f"{path.name} is no plain file", where=str(path), fix="put the file itself there, not a link to it")
+    return descriptor

@@ -1,0 +1,228 @@
+"""Who may ask, and what: one door before every route, known and unknown, that says no unless it is told otherwise.
+
+In this order: the token (where there is one), the name in the Host header, the origin, the method. What passes can only read. Every answer
+carries headers that keep the page to itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass, field
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+
+from meshwright.errors import InputError
+
+SHORTEST_TOKEN = 16  # letters; what is guessed in an hour is no token
+SESSION_S = 12 * 3600.0
+ENTER = "/enter/"
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+READING = ("GET", "HEAD")
+SECURITY_HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer that is not the page: a status, a sentence, headers."""
+
+    status: int
+    text: str
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Door:
+    """What is needed to come in: a token or none, and the names under which the page is known."""
+
+    token: str | None = field(default=None, repr=False)
+    names: frozenset[str] = LOCAL_NAMES
+    takes_any_address: bool = False  # bound to all of the machine's: a literal address cannot be rebound by a name server
+    cookie: str = "meshwright"
+    is_encrypted: bool = False
+    ticket: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)  # of the link that is good for one entry
+    on_entry: Callable[[str], None] = print  # told the next link's ticket
+    _sessions: dict[str, float] = field(default_factory=dict, repr=False)  # digest -> when it ends
+
+    def __post_init__(self) -> None:
+        if self.token is not None:
+            check_token(self.token)
+
+    def has_token(self, authorization: str) -> bool:
+        """Whether the header bears the token; takes as long for a wrong one as for the right one."""
+        scheme, _, given = authorization.partition(" ")
+        return self.token is not None and hmac.compare_digest(_digest(given.strip()), _digest(self.token)) and scheme.lower() == "bearer"
+
+    def has_session(self, cookies: str) -> bool:
+        """Whether a cookie of someone who came in by a link is there and has not run out."""
+        try:
+            found = SimpleCookie(cookies).get(self.cookie)
+        except CookieError:
+            return False
+        return found is not None and self._sessions.get(_digest(found.value), 0.0) > time.monotonic()
+
+    def enter(self, ticket: str) -> str | None:
+        """The cookie for whoever brings the ticket, which is good no more; None for a wrong one."""
+        if not hmac.compare_digest(_digest(ticket), _digest(self.ticket)):
+            return None
+        now_s, session = time.monotonic(), secrets.token_urlsafe(32)
+        self._sessions = {digest: end_s for digest, end_s in self._sessions.items() if end_s > now_s}
+        self._sessions[_digest(session)] = now_s + SESSION_S
+        self.ticket = secrets.token_urlsafe(24)
+        self.on_entry(self.ticket)
+        secure = "; Secure" if self.is_encrypted else ""
+        return f"{self.cookie}={session}; HttpOnly; SameSite=Strict; Path=/; Max-Age={SESSION_S:.0f}{secure}"
+
+    def knows(self, host: str) -> bool:
+        """Whether a Host header names this page; a foreign name is one that a name server was made to point here."""
+        name = host_name(host)
+        return name in self.names or (self.takes_any_address and _is_address(name))
+
+
+def check_token(token: str) -> str:
+    """`token`, if it is long enough and can stand in a header."""
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise InputError("the token holds a space or a letter that no header can carry", where="token", fix="use letters, digits, - and _")
+    if len(token) < SHORTEST_TOKEN:
+        raise InputError(
+            f"the token has {len(token)} letters", where="token", fix=f"use {SHORTEST_TOKEN} or more, or --new-token, which makes one"
+        )
+    return token
+
+
+def host_name(host: str) -> str:
+    """The name of a Host header without its port, in small letters."""
+    name = host.strip().lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.rpartition(":")[0] if name.count(":") == 1 else name
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class Guard:
+    """An ASGI application around another: asks the door first."""
+
+    def __init__(self, inner: Application, door: Door) -> None:
+        self.inner, self.door = inner, door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hand it in."""
+        if scope["type"] == "lifespan":
+            return await self.inner(scope, receive, send)
+        if scope["type"] != "http":
+            return await send({"type": "websocket.close", "code": 1008})
+        is_head = scope["method"] == "HEAD"
+        answer = _answerer(send, without_body=is_head)
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            return await _refuse(answer, refusal)
+        if is_head:
+            scope = {**scope, "method": "GET"}
+        await self.inner(scope, receive, answer)
+
+    def _refusal(self, scope: Scope) -> Refusal | None:
+        headers = list(scope["headers"])
+        if self.door.token is not None:
+            entry = self._entry(scope, headers)
+            if entry is not None:
+                return entry
+        hosts = _values(headers, b"host")
+        if len(hosts) != 1 or not self.door.knows(hosts[0]):
+            return Refusal(421, f"This page is not known as {', '.join(hosts)[:100] or 'nothing'}. Start it with --allow-host NAME.")
+        if not _is_from_here(headers, hosts[0]):
+            return Refusal(403, "Another site may not ask this page.")
+        if scope["method"] not in READING:
+            return Refusal(405, "This page can only be read.", ((b"allow", b"GET, HEAD"),))
+        return None
+
+    def _entry(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> Refusal | None:
+        """None for one who may come in; for one with a fresh link, the way on; for all others 401."""
+        tokens = _values(headers, b"authorization")
+        if any(map(self.door.has_token, tokens)) or any(map(self.door.has_session, _values(headers, b"cookie"))):
+            return None
+        path = str(scope["path"])
+        if path.startswith(ENTER) and scope["method"] == "GET" and self._is_named(headers):
+            cookie = self.door.enter(path.removeprefix(ENTER))
+            if cookie is not None:
+                return Refusal(303, "Come in.", ((b"location", b"/"), (b"set-cookie", cookie.encode("latin-1"))))
+        return Refusal(
+            401,
+            "This page needs a token: send it as `Authorization: Bearer TOKEN`, or open the link that `meshwright serve` printed.\n"
+            "A link is good for one browser; the next one stands where the page was started.",
+            ((b"www-authenticate", b'Bearer realm="meshwright"'),),
+        )
+
+    def _is_named(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        hosts = _values(headers, b"host")
+        return len(hosts) == 1 and self.door.knows(hosts[0])
+
+
+def _is_from_here(headers: list[tuple[bytes, bytes]], host: str) -> bool:
+    """Whether a request was made by this page, by a person or by a program: no other site's page may make one.
+
+    A person who follows a link from another site is let in: that opens the page and shows the other site nothing.
+    """
+    origins = _values(headers, b"origin")
+    if any(origin.partition("://")[2].lower() != host.strip().lower() for origin in origins):
+        return False
+    site, mode = _values(headers, b"sec-fetch-site"), _values(headers, b"sec-fetch-mode")
+    return site in ([], ["same-origin"], ["none"]) or mode == ["navigate"]
+
+
+def _values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in headers if key.lower() == name]
+
+
+def _answerer(send: Send, without_body: bool) -> Send:
+    """`send` with the headers that every answer carries; the body is left out where only the head was asked for."""
+
+    async def answer(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            own = {name for name, _ in SECURITY_HEADERS}
+            kept = [(key, value) for key, value in message.get("headers", ()) if key.lower() not in own]
+            message = {**message, "headers": [*kept, *SECURITY_HEADERS]}
+        elif without_body and message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return answer
+
+
+async def _refuse(answer: Send, refusal: Refusal) -> None:
+    body = f"{refusal.text}\n".encode("utf-8", "replace")
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode()), *refusal.headers]
+    await answer({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await answer({"type": "http.response.body", "body": body})

@@ -1,0 +1,234 @@
+"""One run as it stands now: its folder, read only where it has grown since the last look."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshwright.errors import MeshwrightError
+from meshwright.plan.plan import Plan, read_plan
+from meshwright.record import RUNNING, SLOW_AFTER, Event, RunHeader, read_header
+from meshwright.serve.files import check_plain, touched_s
+from meshwright.serve.steps import PART_FIELDS, Steps, object_in, reason
+from meshwright.serve.tail import Tail
+
+LOOK_S = 0.25  # between two looks at a folder, however many readers ask
+HEADER_BYTES = 1 << 20  # no header of ours is as long
+PLAN_BYTES = 64 << 20
+RANKS_BYTES = 16 << 20
+MAX_EVENTS = 20_000  # kept; a run that has more is shown with its newest
+MAX_DAMAGE = 100  # places named; the others are counted
+RECENT = 200  # steps by which pace and parts are told
+QUIET_S = 60.0  # and ten steps: a run that wrote nothing for longer may be dead
+STARTING_S = 600.0  # the same before the first step: weights are made or read, kernels compiled
+
+
+class LiveRun:
+    """A run's folder, followed. `refresh` looks; all else tells what the last look saw."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.header: RunHeader | None = None
+        self.problem: MeshwrightError | None = None  # why there is no header
+        self.plan: Plan | None = None
+        self.plan_problem = ""
+        self.rank_times: tuple[int, int, list[float]] | None = None  # step, steps it is a median of, busy seconds by rank
+        self.life = 0  # how often the steps began anew: a reader of an earlier life starts over
+        self._steps_tail, self._events_tail = Tail(folder / "steps.jsonl"), Tail(folder / "events.jsonl")
+        self._stamps: dict[str, tuple[int, int, int]] = {}
+        self.looked_s = 0.0  # by the monotonic clock
+        self._begin()
+
+    def _begin(self) -> None:
+        self.steps, self.events, self.num_events = Steps(), list[Event](), 0
+        self.damage, self.num_damaged = list[str](), 0
+        self.life += 1
+
+    def refresh(self, patience_s: float = 0.0) -> None:
+        """Look at the folder, unless someone did a moment ago; read on for so long where much is new. What cannot be read is told."""
+        if time.monotonic() - self.looked_s < LOOK_S:
+            return
+        try:
+            self._read_small_files()
+            self.problem = None
+            until_s = time.monotonic() + patience_s
+            self._read_lines()
+            while self.share_read < 1 and time.monotonic() < until_s:
+                self._read_lines()
+        except MeshwrightError as error:
+            self.header, self.problem = None, error
+        except OSError as error:
+            self.header, self.problem = None, MeshwrightError(f"cannot be read: {error.strerror or error}", where=str(self.folder))
+        self.looked_s = time.monotonic()
+
+    def _read_small_files(self) -> None:
+        if self._has_changed("run.json", HEADER_BYTES) or self.header is None:
+            self.header = read_header(self.folder)
+        if self._has_changed("plan.json", PLAN_BYTES):
+            self._read_plan()
+        if self._has_changed("ranks.json", RANKS_BYTES):
+            self.rank_times = _rank_times(self.folder / "ranks.json")
+
+    def _has_changed(self, name: str, most_bytes: int) -> bool:
+        """Whether a file is another one than at the last look, or no longer there."""
+        try:
+            state = check_plain(self.folder / name)
+        except FileNotFoundError:
+            return self._stamps.pop(name, None) is not None
+        if state.st_size > most_bytes:
+            raise MeshwrightError(f"{name} holds {state.st_size:,} bytes: that is none of ours", where=str(self.folder / name))
+        stamp = (state.st_ino, state.st_mtime_ns, state.st_size)
+        changed = self._stamps.get(name) != stamp
+        self._stamps[name] = stamp
+        return changed
+
+    def _read_plan(self) -> None:
+        try:
+            self.plan, self.plan_problem = read_plan(self.folder / "plan.json"), ""
+        except MeshwrightError as error:
+            self.plan, self.plan_problem = None, error.what
+
+    def _read_lines(self) -> None:
+        anew, lines = self._steps_tail.read()
+        if anew:
+            self._begin()
+            self._events_tail = Tail(self.folder / "events.jsonl")
+        self._take(lines, self._steps_tail, self.steps.add)
+        anew, lines = self._events_tail.read()
+        if anew:
+            self.events, self.num_events = [], 0
+        self._take(lines, self._events_tail, self._add_event)
+
+    def _take(self, lines: list[bytes], tail: Tail, add: Callable[[bytes], None]) -> None:
+        first = tail.num_lines - len(lines) + 1
+        for number, line in enumerate(lines, start=first):
+            try:
+                if line.strip():
+                    add(line)
+            except (ValueError, MeshwrightError) as error:
+                self.num_damaged += 1
+                if len(self.damage) < MAX_DAMAGE:
+                    self.damage.append(f"{tail.path.name} line {number}: {reason(error)}"[:300])
+
+    def _add_event(self, line: bytes) -> None:
+        self.events.append(Event.from_json(object_in(line)))
+        self.num_events += 1
+        if len(self.events) > MAX_EVENTS:
+            del self.events[: MAX_EVENTS // 2]
+
+    # -- what it says --------------------------------------------------------------------------------------
+
+    @property
+    def share_read(self) -> float:
+        """How much of the steps has been read: below 1 only for a moment after a long run was opened."""
+        return self._steps_tail.share_read if self._steps_tail.is_behind else 1.0
+
+    @property
+    def status(self) -> str:
+        """The header's word; `damaged` where there is none; `quiet` for a run that should be writing and is not."""
+        if self.header is None:
+            return "damaged"
+        return "quiet" if self.header.status == RUNNING and self.quiet_s > self.patience_s else self.header.status
+
+    @property
+    def touched(self) -> float:
+        """When the folder was last written to, in seconds of the clock; 0 where nobody knows."""
+        return touched_s(self.folder)
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the folder was last written to."""
+        return max(time.time() - self.touched, 0.0)
+
+    @property
+    def patience_s(self) -> float:
+        """How long a sound run may write nothing: it starts, evaluates and saves, too."""
+        longest_s = float(np.max(self.steps.column("step_time_s", -RECENT), initial=0.0))
+        between_s = max((between_steps_s(event) for event in self.events[-RECENT:]), default=0.0)
+        return max(QUIET_S, 10 * longest_s, 3 * between_s) if len(self.steps) else STARTING_S
+
+    @property
+    def recent_step_s(self) -> float:
+        """Median seconds of the last steady steps; nan before the first."""
+        steady = self._steady()
+        return float(np.median(self.steps.column("step_time_s", -RECENT)[steady])) if steady.any() else math.nan
+
+    @property
+    def recent_parts_s(self) -> dict[str, float]:
+        """Mean seconds of every part over the last steady steps; a part that no step names is absent."""
+        steady = self._steady()
+        columns = {name.removesuffix("_s"): self.steps.column(name, -RECENT)[steady] for name in PART_FIELDS}
+        return {part: float(np.nanmean(column)) for part, column in columns.items() if not np.isnan(column).all()}
+
+    def _steady(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Of the last steps, which follow another one with nothing between; all, where none does."""
+        step = self.steps.column("step", -RECENT)
+        before = [event.step for event in self.events if event.kind in SLOW_AFTER]
+        steady = ~np.isin(step - 1, before)
+        if len(self.steps) == len(step):
+            steady[:1] = False
+        return np.asarray(steady if steady.any() else np.ones(len(step), dtype=bool))
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of steps, evaluations and stalls by saves so far: of its own clock in a simulated run."""
+        return self.steps.total_s + sum(between_steps_s(event) for event in self.events)
+
+    @property
+    def slow_ranks(self) -> dict[int, Event]:
+        """The ranks that are slow now, with the event that named them."""
+        slow: dict[int, Event] = {}
+        for event in self.events:
+            rank = event.detail.get("rank")
+            if isinstance(rank, int) and event.kind == "slow_rank":
+                slow[rank] = event
+            elif isinstance(rank, int) and event.kind == "recovered_rank":
+                slow.pop(rank, None)
+        return slow
+
+    @property
+    def last_evaluation(self) -> float | None:
+        """Loss of the newest evaluation that has one."""
+        losses = (number_in(event.detail.get("loss")) for event in reversed(self.events) if event.kind == "evaluation")
+        return next((loss for loss in losses if loss is not None), None)
+
+    @property
+    def written(self) -> str | None:
+        """When the folder was last written to, UTC, ISO 8601; None where its clock was out of its mind."""
+        try:
+            return datetime.fromtimestamp(self.touched, UTC).isoformat(timespec="seconds")
+        except (OverflowError, ValueError, OSError):
+            return None
+
+
+def between_steps_s(event: Event) -> float:
+    """Seconds that an event kept training from going on: an evaluation, or a save's stall."""
+    seconds = number_in(event.detail.get({"evaluation": "seconds", "checkpoint": "stall_s"}.get(event.kind, "")))
+    return max(seconds or 0.0, 0.0)
+
+
+def number_in(value: Any) -> float | None:
+    """The finite number that a value from a file is, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond any float
+        return None
+
+
+def _rank_times(path: Path) -> tuple[int, int, list[float]] | None:
+    """Every rank's busy seconds where the run leaves them; None where the file holds something else."""
+    try:
+        entry = json.loads(path.read_bytes())
+        busy_s = [float(value) for value in entry["busy_s"]]
+        return (int(entry["step"]), int(entry["num_steps"]), busy_s) if all(map(math.isfinite, busy_s)) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return None

@@ -1,0 +1,65 @@
+"""Which rank stands in which rack, tray and slot, and how it is doing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from meshwright.errors import InputError
+from meshwright.layout import AXES
+from meshwright.plan.plan import Plan
+from meshwright.plan.rankmap import rank_map
+from meshwright.serve.live import RECENT, LiveRun
+
+MAX_RANKS = 200_000  # drawn; no machine of the catalogue has as many
+
+
+def racks_of(plan: Plan) -> dict[str, Any]:
+    """Every rank's place and coordinates as columns, the outermost place first; and how many slots of a domain stay empty."""
+    if plan.layout.num_ranks > MAX_RANKS:
+        raise InputError(f"{plan.layout.num_ranks:,} ranks are too many to draw", where="plan.json", fix=f"{MAX_RANKS:,} can be")
+    ranks = rank_map(plan.layout, plan.cluster)
+    names = [*ranks.place, *(axis for axis in AXES if getattr(plan.layout, axis) > 1 and axis != "ep")]
+    inner = plan.cluster.tiers[0]
+    return {
+        "num_ranks": len(ranks),
+        "place": list(ranks.place),
+        "domain": inner.name,
+        "num_used": min(inner.num_accelerators, len(ranks)),
+        "num_installed": inner.num_installed,
+        "per_node": plan.cluster.accelerators_per_node,
+        "axes": names[len(ranks.place) :],
+        "columns": {name: ranks.columns[name].tolist() for name in names},
+    }
+
+
+def health_of(run: LiveRun) -> dict[str, Any]:
+    """Which ranks are slow, which were, and what is known of each one's time."""
+    slow = run.slow_ranks
+    were = {event.detail["rank"] for event in run.events if event.kind == "slow_rank" and isinstance(event.detail.get("rank"), int)}
+    return {
+        "slow": {str(rank): str(event.detail.get("said", f"slow since step {event.step}"))[:300] for rank, event in slow.items()},
+        "recovered": sorted(were - slow.keys()),
+        "last": _last_replicas(run),
+        "busy": _busy(run),
+    }
+
+
+def _last_replicas(run: LiveRun) -> dict[str, Any] | None:
+    """Of the last steps, how many each replica was the last to end; None where no step says."""
+    replica = run.steps.column("slowest_replica", -RECENT)
+    known = replica[np.isfinite(replica)]
+    if not len(known):
+        return None
+    counts = Counter(known.astype(int).tolist())
+    return {"num_steps": len(known), "counts": {str(number): count for number, count in counts.items()}}
+
+
+def _busy(run: LiveRun) -> dict[str, Any] | None:
+    """Every rank's busy seconds, where the run leaves them."""
+    if run.rank_times is None or run.header is None or len(run.rank_times[2]) != run.header.num_ranks:
+        return None
+    step, num_steps, busy_s = run.rank_times
+    return {"step": step, "num_steps": num_steps, "busy_s": [float(f"{value:.4g}") for value in busy_s]}

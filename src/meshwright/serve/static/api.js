@@ -1,0 +1,54 @@
+// What the page asks of its server: increments, as long as someone looks.
+
+export class Gone extends Error {}
+
+export async function ask(path) {
+  const answer = await fetch(path, { headers: { accept: "application/json" }, cache: "no-store" });
+  const body = await answer.json().catch(() => null);
+  if (answer.status === 401) throw new Gone("The page asks for its token: open a fresh link from where it was started.");
+  if (!answer.ok) {
+    const error = new Error(body?.problem?.what ?? `The server answered ${answer.status}.`);
+    error.problem = body?.problem ?? null;
+    throw error;
+  }
+  return body;
+}
+
+export const runPath = (name) => `/api/runs/${encodeURIComponent(name)}`;
+
+// Calls `look` again and again, `rest()` milliseconds apart, and not while the page is hidden. Returns what ends it.
+export function follow(look, rest) {
+  let timer = 0;
+  let ended = false;
+  let busy = false;
+  const banner = document.getElementById("lost");
+  async function turn() {
+    clearTimeout(timer);
+    if (ended || busy || document.hidden) return;
+    busy = true;
+    let pause = 3000;
+    try {
+      await look();
+      banner.hidden = true;
+      pause = rest();
+    } catch (error) {
+      if (ended) return;
+      if (error.problem) throw error;
+      banner.textContent =
+        error instanceof Gone
+          ? error.message
+          : "meshwright serve does not answer. What you see is what it last said; the page tries again by itself.";
+      banner.hidden = false;
+    } finally {
+      busy = false;
+    }
+    if (!ended) timer = setTimeout(turn, pause);
+  }
+  document.addEventListener("visibilitychange", turn);
+  turn();
+  return () => {
+    ended = true;
+    clearTimeout(timer);
+    document.removeEventListener("visibilitychange", turn);
+  };
+}

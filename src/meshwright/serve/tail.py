@@ -1,0 +1,76 @@
+"""The new lines of a file that grows: each byte is read once, however often one asks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from meshwright.serve.files import open_plain
+
+BLOCK_BYTES = 2 << 20  # read at once: some five thousand steps, an eighth of a second
+LONGEST_LINE_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class Tail:
+    """Where the reading of one file stands. A last line without its end stays unread: it is being written."""
+
+    path: Path
+    offset: int = 0
+    size: int = 0
+    num_lines: int = 0
+    _file: tuple[int, int] = (0, 0)  # device and number: a file put in its place has others
+    _inside_long_line: bool = field(default=False)
+
+    @property
+    def share_read(self) -> float:
+        """How much of the file has been read, 0 to 1; what is left is at most a block behind, or a line in the making."""
+        return min(self.offset / self.size, 1.0) if self.size else 1.0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more to read than a line in the making."""
+        return self.size - self.offset > LONGEST_LINE_BYTES
+
+    def read(self) -> tuple[bool, list[bytes]]:
+        """Whether the file began anew, and the next whole lines, at most a block of them; no file has no lines.
+
+        A resumed run puts a shorter file in the place of the old one; what was read of that no longer counts. A line too long to be
+        one of ours comes back as an empty one with a zero byte, which no parser takes.
+        """
+        try:
+            descriptor = open_plain(self.path)
+        except FileNotFoundError:
+            return self._began_anew((0, 0), 0), []
+        try:
+            state = os.fstat(descriptor)
+            anew = self._began_anew((state.st_dev, state.st_ino), state.st_size)
+            data = os.pread(descriptor, BLOCK_BYTES, self.offset) if state.st_size > self.offset else b""
+        finally:
+            os.close(descriptor)
+        return anew, self._lines(data)
+
+    def _began_anew(self, file: tuple[int, int], size: int) -> bool:
+        anew = (self._file not in ((0, 0), file)) or size < self.offset
+        if anew:
+            self.offset = self.num_lines = 0
+            self._inside_long_line = False
+        self._file, self.size = file, size
+        return anew
+
+    def _lines(self, data: bytes) -> list[bytes]:
+        end = data.rfind(b"\n") + 1
+        if not end:
+            if len(data) < LONGEST_LINE_BYTES:
+                return []
+            self.offset += len(data)
+            self._inside_long_line = True
+            return []
+        self.offset += end
+        lines = data[: end - 1].split(b"\n")
+        if self._inside_long_line:
+            lines[0] = b"\0"
+            self._inside_long_line = False
+        self.num_lines += len(lines)
+        return lines

@@ -1,0 +1,203 @@
+"""Kernels one by one: products at a model's shapes, attention, work that only moves bytes, and a kernel of no work at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meshwright.describe.model import Model
+from meshwright.describe.profile import WAYS, AttentionTime, ProductTime
+from meshwright.train.measure.clock import Work, interleaved_s, release, seconds_of
+from meshwright.train.transformer import Context, attend
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+NORMAL_SPREAD = 1.0
+HEAD_ROWS = 8192  # of a block of logits, as the loss takes them
+MOVED_BYTES = {"cuda": 2**30, "cpu": 2**22}  # of one tensor of a kernel that only moves bytes
+NO_WORK_CALLS = 1000
+
+
+def layer_products(model: Model) -> dict[str, tuple[int, int]]:
+    """(columns, inner) of a dense layer's weights, fused as the trainer multiplies them."""
+    ins = model.mlp_matrices - 1
+    return {
+        "qkv": (model.query_dim + 2 * model.kv_dim, model.hidden),
+        "projection": (model.hidden, model.value_dim),
+        "mlp in": (ins * model.ffn_hidden, model.hidden),
+        "mlp out": (model.hidden, model.ffn_hidden),
+    }
+
+
+# -- products -------------------------------------------------------------------------------------------
+
+
+def products_s(model: Model, rows: int, number_format: str, device: torch.device, budget_s: float) -> list[ProductTime]:
+    """Times of a layer's products and of the head's, with both gradients, taken in turn."""
+    shapes = [(rows, *shape) for shape in layer_products(model).values()]
+    return _timed(shapes, number_format, device, budget_s) + head_products_s(model, rows, number_format, device, budget_s / 3)
+
+
+def head_products_s(model: Model, rows: int, number_format: str, device: torch.device, budget_s: float) -> list[ProductTime]:
+    """Times of the output projection's products, for one block of rows."""
+    return _timed([(min(rows, HEAD_ROWS), model.vocab_size, model.hidden)], number_format, device, budget_s)
+
+
+def _timed(shapes: Sequence[tuple[int, int, int]], number_format: str, device: torch.device, budget_s: float) -> list[ProductTime]:
+    asked = [(way, shape) for shape in shapes for way in WAYS]
+    works = [product(way, *shape, number_format, device) for way, shape in asked]
+    seconds = interleaved_s(works, device, budget_s)
+    del works
+    release(device)
+    return [
+        ProductTime(number_format=number_format, way=way, rows=rows, columns=columns, inner=inner, seconds=each_s)
+        for (way, (rows, columns, inner)), each_s in zip(asked, seconds, strict=True)
+    ]
+
+
+def product(way: str, rows: int, columns: int, inner: int, number_format: str, device: torch.device) -> Work:
+    """One product on random normal numbers: forward `x w'`, gradient of the input `g w`, of the weight `g' x`."""
+    if number_format == "fp8":
+        sides = {"forward": (rows, columns, inner), "input": (rows, inner, columns), "weight": (columns, inner, rows)}[way]
+        return _scaled_product(*sides, device)
+    dtype = DTYPES[number_format]
+    if way == "forward":
+        x, w = _normal((rows, inner), device, dtype), _normal((columns, inner), device, dtype)
+        return lambda: F.linear(x, w)
+    if way == "input":
+        g, w = _normal((rows, columns), device, dtype), _normal((columns, inner), device, dtype)
+        return lambda: g @ w
+    g, x = _normal((rows, columns), device, dtype), _normal((rows, inner), device, dtype)
+    return lambda: g.T @ x
+
+
+def _scaled_product(m: int, n: int, k: int, device: torch.device) -> Work:
+    a = _normal((m, k), device, torch.bfloat16).to(torch.float8_e4m3fn)
+    b = _normal((n, k), device, torch.bfloat16).to(torch.float8_e4m3fn)
+    one = torch.ones((), device=device)
+    return lambda: torch._scaled_mm(a, b.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def _normal(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, device=device, dtype=dtype).normal_(0.0, NORMAL_SPREAD)
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether the device multiplies fp8."""
+    if device.type != "cuda":
+        return False
+    try:
+        _scaled_product(64, 64, 64, device)()
+        torch.cuda.synchronize(device)
+    except (RuntimeError, NotImplementedError, ValueError):
+        return False
+    return True
+
+
+# -- attention ------------------------------------------------------------------------------------------
+
+
+def attention_s(
+    model: Model, batch: int, seq_len: int, number_format: str, device: torch.device, budget_s: float, *, packed: bool = False
+) -> AttentionTime:
+    """Times of causal attention as the trainer calls it, forward and backward; `packed`: within documents."""
+    dtype = DTYPES["bf16" if number_format == "fp8" else number_format]
+    heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads)
+    q, k, v = (_normal((batch, seq_len, count, model.head_dim), device, dtype).requires_grad_() for count in heads)
+    documents = torch.zeros((batch, seq_len), dtype=torch.long, device=device) if packed else None
+    context = Context(positions=torch.arange(seq_len, device=device), documents=documents)
+    out = attend(q, k, v, context)
+    gradient = _normal(tuple(out.shape), device, dtype)
+    works: list[Work] = [
+        lambda: attend(q, k, v, context),
+        lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True),
+    ]
+    forward_s, backward_s = interleaved_s(works, device, budget_s)
+    return AttentionTime(
+        number_format=number_format,
+        batch=batch,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        seq_len=seq_len,
+        forward_s=forward_s,
+        backward_s=backward_s,
+    )
+
+
+# -- bytes ----------------------------------------------------------------------------------------------
+
+
+def bytes_per_s(device: torch.device, number_format: str, width: int, budget_s: float) -> dict[str, float]:
+    """Bytes a second that kernels reach which only move them, by kind; each counts what it must read and write once."""
+    found = {}
+    for name, (work, moved_bytes) in _movers(device, DTYPES[number_format], width):
+        found[name] = moved_bytes / seconds_of(work, device, budget_s)
+        del work
+        release(device)
+    return found
+
+
+def _movers(device: torch.device, dtype: torch.dtype, width: int) -> Iterator[tuple[str, tuple[Work, float]]]:
+    size = MOVED_BYTES[device.type]
+    count = size // dtype.itemsize // width * width
+    yield "copy", _copy(size, device)
+    yield "norm", _norm(count, width, device, dtype)
+    yield "activation", _activation(count, device, dtype)
+    yield "loss", _scores(count // 4, width, device, dtype)
+    yield "optimizer", _update(count // 4, device, dtype)
+
+
+def _copy(size: int, device: torch.device) -> tuple[Work, float]:
+    source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
+    source.random_(0, 256)
+    return lambda: target.copy_(source), 2.0 * size
+
+
+def _norm(count: int, width: int, device: torch.device, dtype: torch.dtype) -> tuple[Work, float]:
+    x, weight = _normal((count // width, width), device, dtype), torch.ones(width, device=device, dtype=dtype)
+    return lambda: F.rms_norm(x, (width,), weight, 1e-5), 2.0 * count * dtype.itemsize
+
+
+def _activation(count: int, device: torch.device, dtype: torch.dtype) -> tuple[Work, float]:
+    """SwiGLU as two kernels: one reads and writes, the other reads twice and writes."""
+    gate, up = (_normal((count,), device, dtype) for _ in range(2))
+    return lambda: F.silu(gate) * up, 5.0 * count * dtype.itemsize
+
+
+def _scores(count: int, width: int, device: torch.device, dtype: torch.dtype) -> tuple[Work, float]:
+    """A log of sums over classes: each score read once."""
+    scores = _normal((count // width, width), device, dtype)
+    labels = torch.zeros(count // width, dtype=torch.long, device=device)
+    return lambda: F.cross_entropy(scores, labels), 3.0 * count * dtype.itemsize
+
+
+def _update(count: int, device: torch.device, dtype: torch.dtype) -> tuple[Work, float]:
+    """Adam's traffic: gradient, value and two moments read, three of them written."""
+    from torch.optim.adamw import adamw
+
+    value, mean, square = (torch.zeros(count, device=device, dtype=torch.float32) for _ in range(3))
+    gradient = _normal((count,), device, torch.float32)
+    step = torch.tensor(1.0, device=device)
+
+    def update() -> None:
+        with torch.no_grad():
+            adamw(
+                [value], [gradient], [mean], [square], [], [step], fused=True, amsgrad=False,
+                beta1=0.9, beta2=0.95, lr=1e-4, weight_decay=0.1, eps=1e-8, maximize=False,
+            )  # fmt: skip
+
+    return update, 7.0 * 4 * count
+
+
+def launch_s(device: torch.device) -> float:
+    """Seconds of a kernel of no work, one after another."""
+    tiny = torch.zeros(1, device=device)
+
+    def calls() -> None:
+        for _ in range(NO_WORK_CALLS):
+            tiny.add_(1.0)
+
+    return seconds_of(calls, device, 0.05) / NO_WORK_CALLS

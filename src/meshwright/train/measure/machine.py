@@ -1,0 +1,334 @@
+"""A machine measured: on a GPU in this process, on processors in as many processes as are to share the cores."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from meshwright.describe.model import Model
+from meshwright.describe.profile import AttentionTime, CollectiveTime, ProductTime, Profile, Slice
+from meshwright.describe.this_machine import num_cores, processor_name
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.train.launch import EXIT_INTERRUPTED, Place, run_ranks
+from meshwright.train.measure import kernels
+from meshwright.train.measure.clock import release, share_cores
+from meshwright.train.measure.exchanges import collectives_s
+from meshwright.train.measure.prepare import prepare
+from meshwright.train.measure.slices import Cut, alone, number_format, slice_of
+from meshwright.train.replica import NUMBERS
+from meshwright.units import gib
+
+Report = Callable[[str], None]
+
+LARGEST = 8.1e9  # parameters of a model that is measured one sequence at a time; smaller ones with as many more
+MOST_SEQUENCES = 8
+KEPT_BYTES = 16  # a parameter, with fp32 states and gradients: where that does not fit, states are bf16
+ROOM = 0.7  # of a GPU's memory that states may take
+KERNEL_S = {"cuda": 0.2, "cpu": 0.6}  # for one set of products, or one shape of attention
+BYTES_S = 0.08  # for one kernel that moves bytes
+SLICE_BYTES = 20  # a parameter on a processor: value, gradient, two moments, and one to spare
+PROCESS_BYTES = 5e8  # of an interpreter with torch
+CPU_LAYERS = (2, 4)
+CPU_ROUNDS = 5
+LIMIT_S = 58.0  # for everything on a GPU
+STALLED_S = 120.0  # a rank that waits so long for the others has lost them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One model to be measured: how many sequences of how many tokens, in which precisions."""
+
+    model: Model
+    micro_batch: int
+    seq_len: int
+    precisions: tuple[str, ...]
+    packed: bool = False
+
+
+@dataclass(slots=True)
+class Found:
+    """What has been timed so far."""
+
+    launch_s: float = 0.0
+    rates: dict[str, float] = field(default_factory=dict)
+    products: list[ProductTime] = field(default_factory=list)
+    attentions: list[AttentionTime] = field(default_factory=list)
+    slices: list[Slice] = field(default_factory=list)
+    collectives: list[CollectiveTime] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def device_here() -> torch.device:
+    """The first GPU, or the processor."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def asked_of(
+    model: Model,
+    device: torch.device,
+    *,
+    seq_len: int,
+    micro_batch: int = 0,
+    precisions: Sequence[str] = (),
+    packed: bool = False,
+) -> Asked:
+    """What to time of a model: as many sequences as make about the activations of one of an 8B, in bf16 and fp8 (fp32 on a processor).
+
+    States are bf16 where a card could not hold them in fp32.
+    """
+    if model.experts or model.latent:
+        raise InputError(
+            f"{model.name} has layers that the trainer cannot run", where="--model", fix="measure a dense Llama or GPT-3 model"
+        )
+    unknown = [name for name in precisions if name not in NUMBERS]
+    if unknown:
+        raise InputError(f"the trainer does not run in {unknown[0]!r}", where="--precision", fix=f"choose from {', '.join(NUMBERS)}")
+    size = micro_batch or min(2 ** max(int(LARGEST / model.num_parameters).bit_length() - 1, 0), MOST_SEQUENCES)
+    chosen = tuple(precisions) or _usual_precisions(model, device)
+    return Asked(model=model, micro_batch=size, seq_len=seq_len, precisions=chosen, packed=packed)
+
+
+def _usual_precisions(model: Model, device: torch.device) -> tuple[str, ...]:
+    if device.type != "cuda":
+        return ("fp32",)
+    room = ROOM * torch.cuda.get_device_properties(device).total_memory
+    state = torch.bfloat16 if KEPT_BYTES * model.num_parameters > room else torch.float32
+    formats = ("bf16", "fp8") if kernels.has_fp8(device) else ("bf16",)
+    found = []
+    for wanted in formats:
+        able = [name for name, numbers in NUMBERS.items() if number_format(name) == wanted]
+        found += sorted(able, key=lambda name: NUMBERS[name].state != state)[:1]
+    return tuple(found)
+
+
+def check_room(asked: Asked, device: torch.device, num_processes: int) -> None:
+    """Raise where slices of a model would not fit: what they need, and what there is."""
+    if device.type == "cuda":
+        return
+    from meshwright.describe.this_machine import memory_bytes
+
+    each = SLICE_BYTES * sum(asked.model.cut_to(count).num_parameters for count in CPU_LAYERS) + PROCESS_BYTES
+    if each * num_processes > memory_bytes():
+        raise InputError(
+            f"slices of {asked.model.name} in {num_processes} processes need {gib(each * num_processes)} "
+            f"of this machine's {gib(memory_bytes())}",
+            where="--model",
+            fix="measure a smaller model, or fewer processes (--processes)",
+        )
+
+
+def measure(
+    asked: Sequence[Asked], device: torch.device, num_processes: int, report: Report, *, limit_s: float = LIMIT_S, prepares: bool = True
+) -> Profile:
+    """The machine's profile; on a GPU, slices that would not be done within `limit_s` are left out, and the profile says so."""
+    started_s = time.perf_counter()
+    if device.type == "cuda":
+        found = _on_gpu(asked, device, report, started_s + limit_s, prepares=prepares)
+    else:
+        found = _on_cores(asked, num_processes, report)
+    rates = found.rates
+    return Profile(
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor_name()}, {num_cores()} cores",
+        device_type=device.type,
+        torch=torch.__version__,
+        num_processes=1 if device.type == "cuda" else num_processes,
+        num_cores=0 if device.type == "cuda" else num_cores(),
+        measured_s=time.perf_counter() - started_s,
+        launch_s=found.launch_s,
+        copy_bytes_per_s=rates["copy"],
+        norm_bytes_per_s=rates["norm"],
+        activation_bytes_per_s=rates["activation"],
+        loss_bytes_per_s=rates["loss"],
+        optimizer_bytes_per_s=rates["optimizer"],
+        products=tuple(found.products),
+        attentions=tuple(found.attentions),
+        slices=tuple(found.slices),
+        collectives=tuple(found.collectives),
+        left_out=tuple(found.left_out),
+    )
+
+
+# -- one GPU --------------------------------------------------------------------------------------------
+
+
+def _on_gpu(asked: Sequence[Asked], device: torch.device, report: Report, until_s: float, *, prepares: bool) -> Found:
+    """Kernels first, which also warms the chip; then slices."""
+    cuts = _cuts(asked)
+    if prepares and len(cuts) > 1:
+        report("compiling for slices, all at once")
+        prepare(cuts)
+    found = _kernels(asked, device, report)
+    undo = alone(device)
+    try:
+        _slices(cuts, device, found, report, until_s)
+    finally:
+        undo()
+    return found
+
+
+def _cuts(asked: Sequence[Asked]) -> list[Cut]:
+    """Slices of every model in every precision, the first precision of all models first."""
+    most = max(len(one.precisions) for one in asked)
+    return [
+        Cut(model=one.model, precision=one.precisions[i], micro_batch=one.micro_batch, seq_len=one.seq_len, packed=one.packed)
+        for i in range(most)
+        for one in asked
+        if i < len(one.precisions)
+    ]
+
+
+def _kernels(asked: Sequence[Asked], device: torch.device, report: Report) -> Found:
+    """Times of single kernels at all shapes that are asked for."""
+    found, budget_s = Found(), KERNEL_S[device.type]
+    report("timing launches, copies, norms, activations, loss and optimizer")
+    found.launch_s = kernels.launch_s(device)
+    first = asked[0]
+    found.rates = kernels.bytes_per_s(device, "bf16" if device.type == "cuda" else "fp32", first.model.hidden, BYTES_S)
+    for one in asked:
+        formats = sorted({number_format(precision) for precision in one.precisions})
+        for name in formats:
+            report(f"timing products of {one.model.name} in {name}")
+            for rows in _rows(one, device):
+                found.products += kernels.products_s(one.model, rows, name, device, budget_s)
+        report(f"timing attention of {one.model.name}")
+        for batch, seq_len in _sequences(one, device):
+            name = "fp32" if formats == ["fp32"] else "bf16"
+            found.attentions.append(kernels.attention_s(one.model, batch, seq_len, name, device, budget_s / 2, packed=one.packed))
+            release(device)
+    return found
+
+
+def _rows(one: Asked, device: torch.device) -> tuple[int, ...]:
+    """Rows of products: those of the batch, half and twice; on processors those of the two slices."""
+    batches = (one.micro_batch / 2, one.micro_batch, 2 * one.micro_batch) if device.type == "cuda" else _cpu_batches(one)
+    return tuple(int(size * one.seq_len) for size in batches if size * one.seq_len >= 1)
+
+
+def _sequences(one: Asked, device: torch.device) -> tuple[tuple[int, int], ...]:
+    """(sequences, tokens) of attention: the batch, twice of it, and shorter sequences; on processors those of the two slices."""
+    batch, seq_len = one.micro_batch, one.seq_len
+    if device.type != "cuda":
+        return tuple((size, seq_len) for size in _cpu_batches(one))
+    wanted = ((batch, seq_len), (2 * batch, seq_len), (batch, seq_len // 2), (2 * batch, seq_len // 2), (4 * batch, seq_len // 4))
+    return tuple((count, length) for count, length in wanted if length > 0)
+
+
+def _cpu_batches(one: Asked) -> tuple[int, ...]:
+    """Sequences at once on processors, where a call of no work is dear: the batch, and a quarter of it."""
+    return tuple(sorted({max(one.micro_batch // 4, 1), one.micro_batch}))
+
+
+def _slices(cuts: Sequence[Cut], device: torch.device, found: Found, report: Report, until_s: float) -> None:
+    """Slices one by one; one that does not fit, or that time is too short for, is left out, and that is said."""
+    longest_s = 0.0
+    for cut in cuts:
+        started_s = time.perf_counter()
+        if started_s + longest_s > until_s:
+            found.left_out.append(f"slices of {cut.words}: they would have taken longer than allowed (--seconds)")
+            continue
+        report(f"timing slices of {cut.words}")
+        try:
+            found.slices.append(slice_of(cut, device))
+        except torch.OutOfMemoryError:
+            found.left_out.append(f"slices of {cut.words}: out of memory")
+            release(device)
+        except Exception as error:  # of a compiler or a kernel: what is timed already must not be lost
+            said = str(error).strip().splitlines()
+            found.left_out.append(f"slices of {cut.words}: {type(error).__name__}: {said[0] if said else 'no message'}")
+            release(device)
+        longest_s = max(longest_s, time.perf_counter() - started_s)
+
+
+# -- processes that share cores -------------------------------------------------------------------------
+
+
+def _on_cores(asked: Sequence[Asked], num_processes: int, report: Report) -> Found:
+    """The same in processes that all work at once, and collectives between them; means over the processes."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo looks the host's name up otherwise, which many laptops cannot
+    with tempfile.TemporaryDirectory(prefix="meshwright-measure-") as folder:
+        code = run_ranks(num_processes, lambda place: _rank(place, asked, Path(folder), report))
+        files = [Path(folder) / f"{rank}.json" for rank in range(num_processes)]
+        if code not in (0, EXIT_INTERRUPTED):
+            raise MeshwrightError(f"measuring failed with status {code}", where="the processes that measure")
+        if code or not all(path.exists() for path in files):
+            raise KeyboardInterrupt
+        return _mean([_read(path) for path in files])
+
+
+def _rank(place: Place, asked: Sequence[Asked], folder: Path, report: Report) -> None:
+    """One process's part; asked to stop, it just ends."""
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+    torch.set_num_threads(max(num_cores() // place.num_ranks, 1))
+    share_cores(place.num_ranks, num_cores())
+    device = torch.device("cpu")
+    tell = report if place.rank == 0 else (lambda what: None)
+    _meet(place, "kernels")
+    found = _kernels(asked, device, tell)
+    undo = alone(device)
+    for one in asked:
+        for precision in one.precisions:
+            for micro_batch in _cpu_batches(one):
+                cut = Cut(model=one.model, precision=precision, micro_batch=micro_batch, seq_len=one.seq_len, packed=one.packed)
+                tell(f"timing slices of {cut.words}")
+                _meet(place, cut.words)
+                found.slices.append(slice_of(cut, device, layers=CPU_LAYERS, rounds=CPU_ROUNDS))
+    undo()
+    if place.num_ranks > 1:
+        timeout = datetime.timedelta(seconds=STALLED_S)
+        dist.init_process_group("gloo", store=place.store, rank=place.rank, world_size=place.num_ranks, timeout=timeout)
+        found.collectives = collectives_s(place.num_ranks, tell)
+        dist.destroy_process_group()
+    (folder / f"{place.rank}.json").write_text(json.dumps(asdict(found)))
+
+
+def _meet(place: Place, what: str) -> None:
+    """Wait until all processes are here, so that they work at once."""
+    if place.store.add(f"measure/{what}", 1) == place.num_ranks:
+        place.store.set(f"measure/{what}/all", "yes")
+    place.store.wait([f"measure/{what}/all"], datetime.timedelta(seconds=STALLED_S))
+
+
+def _read(path: Path) -> Found:
+    data = json.loads(path.read_text())
+    kinds: dict[str, Any] = {"products": ProductTime, "attentions": AttentionTime, "slices": Slice, "collectives": CollectiveTime}
+    lists = {name: [kind(**_with_tuples(entry)) for entry in data[name]] for name, kind in kinds.items()}
+    return Found(launch_s=data["launch_s"], rates=data["rates"], left_out=data["left_out"], **lists)
+
+
+def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry as it was before JSON made lists of its pairs."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+
+
+def _mean(everyones: Sequence[Found]) -> Found:
+    """What the processes found, averaged entry by entry."""
+    first = everyones[0]
+    mean = Found(launch_s=fmean(one.launch_s for one in everyones), left_out=first.left_out)
+    mean.rates = {name: fmean(one.rates[name] for one in everyones) for name in first.rates}
+    mean.collectives = first.collectives  # a mean already
+    mean.products = [_averaged([one.products[i] for one in everyones], "seconds") for i in range(len(first.products))]
+    mean.attentions = [_averaged([one.attentions[i] for one in everyones], "forward_s", "backward_s") for i in range(len(first.attentions))]
+    names = ("steps_s", "layer_s", "ends_s", "updates_s")
+    mean.slices = [_averaged([one.slices[i] for one in everyones], *names) for i in range(len(first.slices))]
+    return mean
+
+
+def _averaged(entries: Sequence[Any], *names: str) -> Any:
+    means: dict[str, Any] = {}
+    for name in names:
+        values = [getattr(entry, name) for entry in entries]
+        means[name] = tuple(map(fmean, zip(*values, strict=True))) if isinstance(values[0], tuple) else fmean(values)
+    return replace(entries[0], **means)

@@ -1,0 +1,255 @@
+"""The trainer's own step on a few layers of a model: what a layer costs, and what the rest does.
+
+Two replicas of few and of more layers take turns, so that both see the same clock and the same heat; the difference between them is
+layers, and what is left is the ends. Both are real: compiled as in training, with loss, norm and update.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from meshwright.describe.hardware import FORMAT_OF_RECIPE
+from meshwright.describe.model import Model
+from meshwright.describe.profile import Slice
+from meshwright.describe.workload import Training, Workload
+from meshwright.layout import Layout
+from meshwright.train.checkpoint import Piece
+from meshwright.train.measure.clock import now_s, release, synchronize
+from meshwright.train.mesh import Mesh, make_mesh
+from meshwright.train.pipeline_parallel import MicroBatch
+from meshwright.train.replica import NUMBERS, Replica
+from meshwright.train.transformer import Context
+
+FEW, MORE = 2, 6  # layers
+WARM_STEPS = {"cuda": 2, "cpu": 1}  # the first compiles, the second finds its memory
+BLOCK_STEPS = {"cuda": 2, "cpu": 1}  # between two looks at the clock
+ROUNDS = 4
+SPREAD = 0.02
+TRAINING = Training(learning_rate=1e-4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What to take a slice of."""
+
+    model: Model
+    precision: str  # one that the trainer runs
+    micro_batch: int
+    seq_len: int
+    packed: bool = False
+    recompute: str = "none"
+
+    @property
+    def words(self) -> str:
+        """The slice in words."""
+        again = f", {self.recompute} recompute" if self.recompute != "none" else ""
+        return f"{self.model.name} in {self.precision}, {self.micro_batch} x {self.seq_len} tokens{again}"
+
+
+class Runner:
+    """A replica of some layers of a model with random weights, and one batch for it."""
+
+    def __init__(self, cut: Cut, num_layers: int, device: torch.device) -> None:
+        model = cut.model.cut_to(num_layers)
+        workload = Workload(
+            name="slice", model="", seq_len=cut.seq_len, global_batch=cut.micro_batch, precision=cut.precision, packed=cut.packed
+        )
+        layout = Layout(micro_batch=cut.micro_batch, zero_stage=0, recompute=cut.recompute)
+        self.device, self.num_layers = device, num_layers
+        self.mesh: Mesh = make_mesh(layout, device)
+        self.replica = Replica(model, workload, self.mesh, TRAINING)
+        self.replica.fill_weights(draw)
+        self.num_parameters = model.num_parameters
+        self.batch = [random_batch(cut, device)]
+
+    def step(self) -> None:
+        """One step of the trainer."""
+        self.replica.update(self.replica.gradients(self.batch), TRAINING.learning_rate)
+
+    def close(self) -> None:
+        """Let go of the weights and the groups."""
+        mesh = self.mesh
+        del self.replica, self.batch
+        mesh.close()
+
+
+def draw(piece: Piece) -> None:
+    """Fill a piece as a model begins: matrices normal, norms one."""
+    if len(piece.shape) > 1:
+        piece.tensor.normal_(0.0, SPREAD)
+    else:
+        piece.tensor.fill_(0.0 if piece.name.endswith("bias") else 1.0)
+
+
+def random_batch(cut: Cut, device: torch.device) -> MicroBatch:
+    """Random tokens; where documents are packed, two to a sequence."""
+    shape = (cut.micro_batch, cut.seq_len)
+    tokens, labels = (torch.randint(0, cut.model.vocab_size, shape, device=device) for _ in range(2))
+    context = Context(positions=torch.arange(cut.seq_len, device=device))
+    if cut.packed:
+        documents = (torch.arange(cut.seq_len, device=device) >= cut.seq_len // 2).long().expand(shape).contiguous()
+        context = replace(context, documents=documents, everyones_documents=documents)
+    return MicroBatch(tokens=tokens, labels=labels, context=context)
+
+
+@dataclass(slots=True)
+class _Times:
+    """Seconds of a runner's steps, by block."""
+
+    steps_s: list[float]
+    updates_s: list[float]
+
+    @property
+    def step_s(self) -> float:
+        return statistics.median(self.steps_s)
+
+    @property
+    def update_s(self) -> float:
+        return statistics.median(self.updates_s)
+
+
+def slice_of(cut: Cut, device: torch.device, *, layers: tuple[int, int] = (FEW, MORE), rounds: int = ROUNDS) -> Slice:
+    """The slice of a model at one batch in one precision."""
+    forget_compiled(device)
+    runners, peaks, states = [], [], []
+    try:
+        for count in layers:
+            runner, state_bytes, peak_bytes = _warm(cut, count, device)
+            runners.append(runner)
+            states.append(state_bytes)
+            peaks.append(peak_bytes)
+        times = _in_turn(runners, device, rounds)
+        return _slice(cut, runners, times, states, peaks)
+    finally:
+        for runner in runners:
+            runner.close()
+        runners.clear()
+        release(device)
+
+
+def _warm(cut: Cut, num_layers: int, device: torch.device) -> tuple[Runner, float, float]:
+    """A runner that has taken its first steps; bytes that it keeps, and those of a step's peak beyond them (0 on a processor)."""
+    release(device)
+    before = _allocated(device)
+    runner = Runner(cut, num_layers, device)
+    synchronize(device)
+    state_bytes = _allocated(device) - before
+    for _ in range(WARM_STEPS[device.type]):
+        runner.step()
+    if device.type != "cuda":
+        return runner, 0.0, 0.0
+    synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    runner.step()
+    synchronize(device)
+    return runner, state_bytes, torch.cuda.max_memory_allocated(device) - before - state_bytes
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _in_turn(runners: list[Runner], device: torch.device, rounds: int) -> list[_Times]:
+    """Times of the runners' steps, a block of each in turn."""
+    times, count = [_Times([], []) for _ in runners], BLOCK_STEPS[device.type]
+    for _ in range(rounds):
+        for runner, taken in zip(runners, times, strict=True):
+            step_s, update_s = (_timed_on_stream if device.type == "cuda" else _timed_on_cores)(runner, count)
+            taken.steps_s.append(step_s)
+            taken.updates_s.append(update_s)
+    return times
+
+
+def _timed_on_stream(runner: Runner, count: int) -> tuple[float, float]:
+    """Seconds of a step, and of its update by the trainer's own timer; steps follow each other as in training."""
+    runner.mesh.timer.take()
+    synchronize(runner.device)
+    started_s = time.perf_counter()
+    for _ in range(count):
+        runner.step()
+    synchronize(runner.device)
+    step_s = (time.perf_counter() - started_s) / count
+    return step_s, sum(runner.mesh.timer.take()["optimizer"]) / count
+
+
+def _timed_on_cores(runner: Runner, count: int) -> tuple[float, float]:
+    """The same by the clock of processors that are shared."""
+    step_s = update_s = 0.0
+    for _ in range(count):
+        started_s = now_s()
+        result = runner.replica.gradients(runner.batch)
+        middle_s = now_s()
+        runner.replica.update(result, TRAINING.learning_rate)
+        step_s, update_s = step_s + now_s() - started_s, update_s + now_s() - middle_s
+    return step_s / count, update_s / count
+
+
+def _slice(cut: Cut, runners: list[Runner], times: list[_Times], states: list[float], peaks: list[float]) -> Slice:
+    model = cut.model
+    few, more = (runner.num_layers for runner in runners)
+    work_s = [taken.step_s - taken.update_s for taken in times]
+    layer_s = (work_s[1] - work_s[0]) / (more - few)
+    if layer_s <= 0:  # a disturbed machine: the larger step is then the better witness
+        layer_s = work_s[1] / (more + 1)
+    saved = max((peaks[1] - peaks[0]) / (more - few), 0.0)
+    return Slice(
+        model=model.name,
+        hidden=model.hidden,
+        ffn_hidden=model.ffn_hidden,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
+        tied=model.tied_embeddings,
+        precision=cut.precision,
+        number_format=number_format(cut.precision),
+        packed=cut.packed,
+        recompute=cut.recompute,
+        micro_batch=cut.micro_batch,
+        seq_len=cut.seq_len,
+        num_layers=(few, more),
+        steps_s=(work_s[0], work_s[1]),
+        layer_s=layer_s,
+        ends_s=max(work_s[1] - more * layer_s, 1e-9),
+        num_parameters=(runners[0].num_parameters, runners[1].num_parameters),
+        updates_s=(times[0].update_s, times[1].update_s),
+        state_bytes_per_parameter=states[1] / runners[1].num_parameters,
+        layer_saved_bytes=saved,
+        ends_bytes=max(peaks[1] - more * saved, 0.0),
+    )
+
+
+def number_format(precision: str) -> str:
+    """What a recipe of the trainer multiplies in."""
+    known = FORMAT_OF_RECIPE.get(precision, "fp8" if "fp8" in precision else "bf16")
+    return "fp32" if known == "tf32" else known
+
+
+def runs(precision: str) -> bool:
+    """Whether the trainer knows a precision."""
+    return precision in NUMBERS
+
+
+def forget_compiled(device: torch.device) -> None:
+    """Drop what was compiled for other shapes: torch keeps only so many of a function. Nothing is compiled on a processor."""
+    if device.type == "cuda":
+        import torch._dynamo
+
+        torch._dynamo.reset()
+
+
+def alone(device: torch.device) -> Callable[[], None]:
+    """Make this process a world of its own, as the trainer asks for one; what undoes it."""
+    is_gpu = device.type == "cuda"
+    if is_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if is_gpu else "gloo", store=dist.HashStore(), rank=0, world_size=1, device_id=device if is_gpu else None
+    )
+    return dist.destroy_process_group

@@ -1,0 +1,106 @@
+"""What the GPUs of a run have drawn, by their own counters.
+
+A thread reads them a few times a second, so that no step waits for it; a step asks for what lies between two moments. NVML comes with the
+driver and is called without a package of its own. Counters of another machine cannot be read from here: a run on several has no meter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+PERIOD_S = 0.1  # NVML renews its counters about so often
+LIBRARY = "libnvidia-ml.so.1"
+MILLI = 1e-3
+
+Read = Callable[[], float]
+
+
+class Meter:
+    """Joules by moment, of a counter that only grows; moments are of the monotonic clock."""
+
+    def __init__(self, read: Read, period_s: float = PERIOD_S) -> None:
+        self._read, self._period_s = read, period_s
+        self._times: list[float] = []
+        self._joules: list[float] = []
+        self._lock, self._done, self._failed = threading.Lock(), threading.Event(), False
+        self._sample()
+        self._thread = threading.Thread(target=self._run, name="meter", daemon=True)
+        self._thread.start()
+
+    def between(self, start_s: float, end_s: float) -> float | None:
+        """Joules drawn between two moments; None where nobody looked. Ask in order: what lies before the first is forgotten."""
+        with self._lock:
+            if self._failed or len(self._times) < 2 or start_s < self._times[0]:
+                return None
+            drawn = self._at(end_s) - self._at(start_s)
+            before = max(bisect_right(self._times, start_s) - 1, 0)
+            if before < len(self._times) - 2:  # two are kept: they tell the power that goes on
+                del self._times[:before], self._joules[:before]
+        return max(drawn, 0.0)
+
+    def _at(self, moment_s: float) -> float:
+        """The counter at a moment: on the line between two readings, or through the last two."""
+        i = min(max(bisect_right(self._times, moment_s), 1), len(self._times) - 1)
+        (t0, t1), (j0, j1) = self._times[i - 1 : i + 1], self._joules[i - 1 : i + 1]
+        return j0 + (j1 - j0) * (moment_s - t0) / (t1 - t0)
+
+    def _run(self) -> None:
+        while not self._done.wait(self._period_s):
+            try:
+                self._sample()
+            except OSError:  # a GPU that fell off: steps from here on have no reading, and the run is none of our business
+                self._failed = True
+                return
+
+    def _sample(self) -> None:
+        joules, now_s = self._read(), time.monotonic()
+        with self._lock:
+            if not self._times or now_s > self._times[-1]:
+                self._times.append(now_s)
+                self._joules.append(joules)
+
+    def stop(self) -> None:
+        """Read no more."""
+        self._done.set()
+        self._thread.join()
+
+
+def gpu_meter(num_gpus: int) -> Meter | None:
+    """A meter of the first GPUs that this process sees; None where they have no counter that can be read."""
+    try:
+        uuids = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(num_gpus)]
+        return Meter(nvml_reader(ctypes.CDLL(LIBRARY), uuids))
+    except (OSError, AttributeError):
+        return None
+
+
+def nvml_reader(library: Any, uuids: Sequence[str]) -> Read:
+    """A function that returns the joules of these GPUs since their driver was loaded; OSError where NVML refuses."""
+    _checked(library.nvmlInit_v2())
+    handles = []
+    for uuid in uuids:
+        handle = ctypes.c_void_p()
+        _checked(library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)))
+        handles.append(handle)
+
+    def read() -> float:
+        total = 0
+        for handle in handles:
+            millijoules = ctypes.c_ulonglong()
+            _checked(library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)))
+            total += millijoules.value
+        return total * MILLI
+
+    return read
+
+
+def _checked(code: int) -> None:
+    if code != 0:
+        raise OSError(f"NVML answers {code}")

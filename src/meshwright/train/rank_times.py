@@ -1,0 +1,41 @@
+"""Every rank's busy time over the last steps, left in the run's folder as `ranks.json` for those who look."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+WINDOW = 50  # steps of which a median is told
+EVERY_S = 5.0  # between two writes
+
+
+class RankTimes:
+    """The last steps' busy seconds by rank; a file that is written whole every few seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "ranks.json"
+        self._recent: deque[NDArray[np.float64]] = deque(maxlen=WINDOW)
+        self._written_s = time.monotonic()
+
+    def update(self, step: int, busy_s: NDArray[np.float64]) -> None:
+        """Take in one step, and write if it is time to."""
+        self._recent.append(busy_s)
+        if time.monotonic() - self._written_s >= EVERY_S:
+            self.write(step)
+            self._written_s = time.monotonic()
+
+    def write(self, step: int) -> None:
+        """Write the medians. A disk that is full stops the run where its steps are written, not here."""
+        median_s = np.median(np.stack(self._recent), axis=0)
+        told = {"step": step, "num_steps": len(self._recent), "busy_s": [float(f"{value:.5g}") for value in median_s]}
+        fresh = self.path.with_name(".ranks.json.new")
+        with suppress(OSError):
+            fresh.write_text(json.dumps(told) + "\n", encoding="utf-8")
+            os.replace(fresh, self.path)

@@ -1,0 +1,409 @@
+"""The claims that ship with the repository, copies of them with one thing changed, and every row of the table as a claim."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.audit import submissions as table
+from meshwright.audit.checks.record import OTHER_SYSTEM
+from meshwright.audit.claim import changed, claim_of
+from meshwright.audit.judge import judge
+from meshwright.audit.verdict import VERDICTS
+from meshwright.describe.load import read_toml
+from meshwright.errors import InputError
+from meshwright.evidence.refit import MEASURED_CSV
+
+CLAIMS = Path(__file__).parents[2] / "examples" / "claims"
+FILES = sorted(CLAIMS.glob("*.toml"))
+
+
+def verdict(name: str, **changes: Any) -> str:
+    return judge(claim_of(changed(read_toml(CLAIMS / f"{name}.toml"), changes), name)).verdict
+
+
+def of(facts: dict[str, Any]) -> str:
+    return judge(claim_of(facts, "x")).verdict
+
+
+def statement(facts: dict[str, Any], about: str) -> tuple[str, str]:
+    found = {one.about: one for one in judge(claim_of(facts, "x")).statements}
+    return found[about].verdict, found[about].why
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_shipped_claim_gets_the_verdict_it_expects(path: Path) -> None:
+    judgement = judge(claim_of(read_toml(path), path.name))
+    assert judgement.verdict == judgement.claim.expected
+    assert judgement.claim.text and judgement.claim.source
+    assert all(one.why and one.arithmetic for one in judgement.statements)
+
+
+def test_the_shipped_claims_are_those_of_the_record() -> None:
+    expected = sorted(read_toml(path)["expected"] for path in FILES)
+    assert expected == sorted(["consistent"] * 3 + ["unsupported"] * 3 + ["misleading"] * 3 + ["impossible"] * 3)
+
+
+CHANGED = [
+    ("405b-in-7-minutes", {"minutes": 0.7}, "impossible"),  # 197 % of the fp4 peak
+    ("405b-in-7-minutes", {"minutes": 3}, "implausible"),
+    ("405b-in-7-minutes", {"minutes": 5.5}, "misleading"),  # the log of that submission says otherwise
+    ("405b-in-7-minutes", {"minutes": 6.2}, "unknown"),  # of another system of theirs, perhaps
+    ("405b-in-7-minutes", {"minutes": 70}, "misleading"),
+    ("405b-in-7-minutes", {"submitter": "Somebody Else"}, "unknown"),
+    ("405b-in-7-minutes", {"gpus": 64}, "impossible"),
+    ("405b-in-7-minutes", {"steps": 100}, "implausible"),  # a third of the samples that the reference needs
+    ("405b-in-7-minutes", {"round": "v6.1"}, "unknown"),
+    ("405b-step-time", {"step_s": 0.1}, "impossible"),
+    ("405b-step-time", {"step_s": 0.5}, "implausible"),
+    ("405b-step-time", {"step_s": 1.6}, "misleading"),  # the logs of that submission say otherwise
+    ("405b-step-time", {"step_s": 1.4}, "unsupported"),
+    ("405b-step-time", {"step_s": 1.29}, "consistent"),  # within what its runs differ by
+    ("step-time-at-112-racks", {"gpus": 8192}, "consistent"),
+    ("step-time-at-112-racks", {"log": "https://example.org/result_0.txt"}, "consistent"),
+    ("weak-scaling-efficiency", {"efficiency_pct": 100.2}, "unsupported"),  # right, but the smaller run has no log
+    ("weak-scaling-efficiency", {"step_s": 1.2734, "baseline": {"step_s": 1.2712}}, "unsupported"),
+    ("weak-scaling-efficiency", {"efficiency_pct": 100.2, "baseline": {"log": "https://example.org/result_0.txt"}}, "consistent"),
+    ("weak-scaling-efficiency", {"efficiency_pct": 95.0}, "misleading"),
+    ("exposed-communication", {"profile": "https://example.org/trace.json.gz"}, "consistent"),
+    ("exposed-communication", {"exposed_pct": 5.0}, "misleading"),
+    ("exposed-communication", {"exposed_ms": 2000}, "impossible"),
+    ("exposed-communication", {"exposed_ms": 1250, "exposed_pct": 98.3}, "implausible"),
+    ("step-time-variance", {"variation_of": "within-run"}, "misleading"),
+    ("step-time-variance", {"variation_of": "within-run", "variation_pct": 0.2}, "consistent"),
+    ("step-time-variance", {"variation_of": "between-runs", "variation_pct": 2}, "consistent"),
+    ("step-time-variance", {"variation_of": "standard-error", "variation_pct": 0.01}, "consistent"),
+    ("step-time-variance", {"variation_of": "within-run", "gpus": 7168}, "unsupported"),
+    ("largest-cluster", {"largest_of": "all"}, "impossible"),  # 10,752 H100 in v3.1
+    ("largest-cluster", {"gpus": 2560}, "impossible"),
+    ("largest-cluster", {"gpus": 12000}, "unknown"),  # larger than any, but not on record
+    ("gpt3-in-10-minutes", {"minutes": 25}, "unknown"),  # possible, and not in the table
+    ("gpt3-in-10-minutes", {"minutes": 50.73, "gpus": 512}, "consistent"),
+    ("gpt3-in-10-minutes", {"minutes": 15}, "implausible"),
+    ("gpt3-in-10-minutes", {"gpus": 10752, "minutes": 3.71}, "consistent"),
+    ("gpt3-in-10-minutes", {"precision": "bf16", "minutes": 20}, "impossible"),  # 1,000 TFLOP/s of 989
+    ("gpt3-cost", {"cost_usd": 1000}, "consistent"),
+    ("gpt3-cost", {"cost_usd": 5000}, "implausible"),
+    ("gpt3-cost", {"cost_usd": 1}, "impossible"),
+    ("gpt3-cost", {"accelerator": "gb300"}, "unknown"),  # no price in the table
+    ("gpt3-over-the-record", {"minutes": 1.74}, "consistent"),
+    ("gpt3-over-the-record", {"minutes": 3.71}, "misleading"),
+    ("gpt3-over-the-record", {"minutes": 3.71, "speedup": 1.08}, "consistent"),
+    ("gpt3-over-the-record", {"round": "v3.0"}, "unknown"),  # nothing before it
+    ("h200-28-percent-faster", {"faster_pct": 6}, "consistent"),  # what throughput alone gives
+    ("h200-28-percent-faster", {"speedup": 1.06, "speedup_of": "throughput"}, "consistent"),
+    ("h200-28-percent-faster", {"speedup": 0.98, "speedup_of": "step"}, "consistent"),
+    ("h200-28-percent-faster", {"baseline": {"samples": 7440}}, "consistent"),
+    ("h200-28-percent-faster", {"faster_pct": 60}, "misleading"),
+    ("h200-28-percent-faster", {"speedup": 0.78}, "misleading"),  # upside down
+    ("llama3-faulty-gpu", {"share_pct": 35.3}, "consistent"),
+    ("llama3-faulty-gpu", {"total": 492}, "consistent"),
+    ("llama3-faulty-gpu", {"part": 500}, "impossible"),
+]
+
+
+@pytest.mark.parametrize("name, changes, expected", CHANGED)
+def test_a_changed_claim_gets_another_verdict(name: str, changes: dict[str, Any], expected: str) -> None:
+    assert verdict(name, **changes) == expected
+
+
+def test_every_shipped_claim_is_also_changed() -> None:
+    assert {name for name, _, _ in CHANGED} == {path.stem for path in FILES}
+
+
+# -- rows of the table as claims ------------------------------------------------------------------------
+
+
+def rows() -> Iterator[tuple[str, dict[str, Any]]]:
+    with MEASURED_CSV.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            facts: dict[str, Any] = {key: row[key] for key in ("benchmark", "round", "submitter", "accelerator")}
+            facts |= {
+                "gpus": int(row["num_accelerators"]),
+                "global_batch": int(row["global_batch_size"]),
+                "step_s": float(row["step_time_s"]),
+            }
+            if row["time_to_train_min"]:
+                facts["minutes"] = float(row["time_to_train_min"])
+            if row["samples_to_target"]:
+                facts["samples"] = float(row["samples_to_target"])
+            yield row["vendor"], facts
+
+
+def test_every_row_on_a_known_accelerator_is_consistent() -> None:
+    nvidia = [facts for vendor, facts in rows() if vendor == "NVIDIA"]
+    assert len(nvidia) == 147
+    assert [(facts["submitter"], of(facts)) for facts in nvidia if of(facts) != "consistent"] == []
+
+
+def test_no_row_is_impossible_however_little_of_it_is_said() -> None:
+    for vendor, facts in rows():
+        bare = {key: facts[key] for key in ("benchmark", "accelerator", "gpus", "minutes") if key in facts}
+        if vendor == "NVIDIA" and "minutes" in bare:
+            assert of(bare) == "consistent", facts
+
+
+def test_a_row_that_the_table_lacks_is_never_impossible_nor_misleading(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A submission that is not in our table: each row is judged by a table without its round and submitter.
+    whole = table.submissions()
+    found = set()
+    for vendor, facts in list(rows())[::4]:
+        if vendor != "NVIDIA":
+            continue
+        rest = tuple(row for row in whole if (row.round, row.submitter) != (facts["round"], facts["submitter"]))
+        monkeypatch.setattr(table, "submissions", lambda rest=rest: rest)
+        table.best_rate.cache_clear()
+        found.add(of({key: value for key, value in facts.items() if key != "step_s"}))
+    table.best_rate.cache_clear()
+    assert found <= {"consistent", "unknown", "implausible"} and "unknown" in found
+
+
+# -- single checks --------------------------------------------------------------------------------------
+
+
+def test_a_model_and_tokens_are_enough() -> None:
+    facts = {
+        "model": "llama-3.1-405b",
+        "tokens": 15.6e12,
+        "seq_len": 8192,
+        "accelerator": "h100",
+        "gpus": 16384,
+        "days": 54,
+        "precision": "bf16",
+    }
+    assert of(facts) == "consistent"
+    # 6 x 405e9 x 15.6e12 = 3.8e25 FLOP and attention, over 16,384 x 54 days
+    assert "3.9" in next(line for one in judge(claim_of(facts, "x")).statements for line in one.arithmetic if line.startswith("work"))
+    assert of({**facts, "days": 20}) == "impossible"
+    assert of({**facts, "days": 30}) == "implausible"
+
+
+def test_parameters_and_tokens_are_enough() -> None:
+    facts = {"parameters": 7e9, "tokens": 1e12, "accelerator": "h100", "gpus": 256, "hours": 120}
+    assert of(facts) == "consistent"  # 4.2e22 FLOP / (256 x 432,000 s) = 380 TFLOP/s
+    assert of({**facts, "hours": 20}) == "impossible"
+
+
+def test_a_model_without_tokens_cannot_be_checked() -> None:
+    assert statement({"model": "llama-3.1-8b", "accelerator": "h100", "gpus": 8, "hours": 1}, "compute")[0] == "unknown"
+
+
+def test_a_benchmark_whose_sequences_are_not_known_cannot_be_checked() -> None:
+    facts = {"benchmark": "gpt_oss_20b", "accelerator": "gb300", "gpus": 72, "minutes": 10}
+    assert statement(facts, "compute") == ("unknown", "how much was trained is not said: give seq_len")
+    assert statement({**facts, "seq_len": 8192}, "compute")[0] == "consistent"
+
+
+def test_a_number_format_that_the_accelerator_lacks_is_impossible() -> None:
+    facts = {"benchmark": "gpt3", "accelerator": "a100", "gpus": 2048, "minutes": 100}
+    assert statement({**facts, "precision": "fp8"}, "compute") == ("impossible", "a100-80gb has no tensor cores for fp8")
+    assert of({**facts, "precision": "bf16"}) == "consistent"
+    assert of({"accelerator": "h100", "precision": "nvfp4", "mfu_pct": 30}) == "impossible"
+
+
+def test_a_model_that_does_not_fit_is_implausible() -> None:
+    facts = {"model": "llama-3.1-405b", "tokens": 1e9, "accelerator": "h100", "gpus": 8, "days": 30}
+    assert statement(facts, "memory") == ("implausible", "the training state alone takes 3.80 times the memory of the machine")
+
+
+@pytest.mark.parametrize(
+    "facts, expected",
+    [
+        ({"mfu_pct": 45.0, "precision": "bf16"}, "consistent"),
+        ({"mfu_pct": 85.0, "precision": "bf16"}, "implausible"),
+        ({"mfu_pct": 105.0, "precision": "bf16"}, "impossible"),
+        ({"mfu_pct": 45.0}, "unknown"),  # of which peak?
+        ({"tflops_per_gpu": 450}, "consistent"),
+        ({"tflops_per_gpu": 1300}, "implausible"),
+        ({"tflops_per_gpu": 2500}, "impossible"),
+        ({"tokens_per_s": 1e6, "model": "llama-3.1-8b", "gpus": 64, "seq_len": 8192}, "consistent"),
+        ({"tokens_per_s": 1e7, "model": "llama-3.1-8b", "gpus": 64, "seq_len": 8192}, "impossible"),
+    ],
+)
+def test_a_rate_that_is_claimed_outright(facts: dict[str, Any], expected: str) -> None:
+    assert of({"accelerator": "h100", **facts}) == expected
+
+
+def test_a_rate_must_follow_from_the_claims_own_numbers() -> None:
+    facts = {"model": "llama-3.1-8b", "seq_len": 8192, "global_batch": 1024, "accelerator": "h100", "gpus": 256, "step_s": 1.5}
+    # 1024 x 8192 tokens x 5.16e10 FLOP / (256 x 1.5 s) = 1,126 TFLOP/s; 6 x 7.5e9 of it are products
+    for rate, expected in ((1126, "consistent"), (983, "consistent"), (900, "misleading"), (1500, "misleading")):
+        assert statement({**facts, "tflops_per_gpu": rate}, "TFLOP/s by its own numbers")[0] == expected
+
+
+def test_steps_must_fit_into_the_time() -> None:
+    facts = {"samples": 331776, "global_batch": 1024, "step_s": 1.27, "minutes": 7.07}
+    assert of({**facts, "accelerator": "gb200", "gpus": 8192}) == "consistent"
+    assert statement({**facts, "minutes": 5}, "time by its own numbers")[0] == "misleading"
+    assert statement({**facts, "minutes": 60}, "time by its own numbers")[0] == "misleading"
+
+
+@pytest.mark.parametrize(
+    "price, expected", [(3, "consistent"), (12, "consistent"), (30, "implausible"), (297, "impossible"), (0.01, "impossible")]
+)
+def test_a_price_of_a_gpu_hour(price: float, expected: str) -> None:
+    assert of({"accelerator": "h100", "usd_per_gpu_hour": price}) == expected
+
+
+def test_a_price_needs_its_accelerator_and_its_hours() -> None:
+    assert of({"cost_usd": 100.0}) == "unknown"
+    assert of({"usd_per_gpu_hour": 100.0}) == "unknown"
+
+
+def test_a_price_of_one_provider_is_held_against_its_own_list() -> None:
+    assert of({"accelerator": "h100", "usd_per_gpu_hour": 12.29, "provider": "azure"}) == "consistent"
+    assert of({"accelerator": "h100", "usd_per_gpu_hour": 2.15, "provider": "azure"}) == "implausible"
+    with pytest.raises(InputError, match="no provider named"):
+        of({"accelerator": "h100", "usd_per_gpu_hour": 2.15, "provider": "moon"})
+
+
+def test_hours_times_price_must_give_the_cost() -> None:
+    facts = {"accelerator": "h100", "gpus": 100, "hours": 10, "usd_per_gpu_hour": 4.0}
+    assert of({**facts, "cost_usd": 4000}) == "consistent"
+    assert of({**facts, "cost_usd": 2000}) == "misleading"
+
+
+def test_a_strong_scaling_efficiency_counts_the_gpus() -> None:
+    facts = {"gpus": 1024, "step_s": 1.25, "efficiency_pct": 80.0, "scaling": "strong", "baseline": {"gpus": 512, "step_s": 2.0}}
+    assert statement(facts, "efficiency")[0] == "consistent"  # 2.0 / 1.25 x 512 / 1024
+    assert statement({**facts, "efficiency_pct": 160.0}, "efficiency")[0] == "misleading"
+    assert statement({**facts, "gpus": 512}, "efficiency")[0] == "misleading"
+
+
+def test_an_efficiency_without_two_times_is_unsupported() -> None:
+    assert of({"efficiency_pct": 99.0}) == "unsupported"
+    assert of({"efficiency_pct": 99.0, "baseline": {"gpus": 8}}) == "unsupported"
+
+
+def test_an_efficiency_far_above_one_is_implausible() -> None:
+    assert statement({"efficiency_pct": 150, "step_s": 1.0, "baseline": {"step_s": 1.5}}, "efficiency")[0] == "implausible"
+
+
+def test_a_speed_up_below_the_noise_says_nothing() -> None:
+    assert of({"speedup": 1.001, "minutes": 10.0, "baseline": {"minutes": 10.01}}) == "misleading"
+    assert of({"speedup": 1.5, "minutes": 10.0, "baseline": {"minutes": 15.0}}) == "consistent"
+
+
+def test_a_speed_up_needs_its_baseline() -> None:
+    assert of({"speedup": 1.5, "minutes": 10.0}) == "unsupported"
+    assert of({"speedup": 1.5, "minutes": 10.0, "baseline": {"gpus": 8}}) == "unsupported"
+
+
+def test_a_speed_up_by_more_gpus_is_not_one_of_the_gpu() -> None:
+    facts = {"speedup": 1.8, "minutes": 10.0, "gpus": 128, "accelerator": "h200"}
+    assert of({**facts, "baseline": {"minutes": 18.0, "gpus": 64, "accelerator": "h100"}}) == "misleading"
+    assert of({**facts, "baseline": {"minutes": 18.0, "gpus": 128, "accelerator": "h100"}}) == "consistent"
+
+
+def test_a_speed_up_between_two_benchmarks_is_none() -> None:
+    facts = {"speedup": 2, "minutes": 10.0, "benchmark": "gpt3", "baseline": {"minutes": 20.0, "benchmark": "llama31_405b"}}
+    assert statement(facts, "speed-up")[0] == "misleading"
+
+
+def test_a_baseline_of_an_earlier_round_is_told() -> None:
+    # 8 H100 took 28.1 min and more in v4.0, and 27.0 in v4.1
+    new = {"benchmark": "llama2_70b_lora", "accelerator": "h200", "gpus": 8, "round": "v4.1", "minutes": 22.6}
+    old = {"accelerator": "h100", "gpus": 8, "round": "v4.0", "minutes": 29.4}
+    facts = {**new, "speedup": 1.3, "baseline": old}
+    assert statement(facts, "speed-up")[0] == "consistent"
+    assert statement(facts, "age of the baseline")[0] == "misleading"  # 27.03 / 22.6 = 1.196
+    assert "age of the baseline" not in {
+        one.about for one in judge(claim_of({**facts, "baseline": {**old, "round": "v4.1"}}, "x")).statements
+    }
+
+
+def test_step_times_alone_give_a_speed_up_of_sequences_a_second() -> None:
+    facts = {"speedup": 4, "step_s": 1.0, "global_batch": 64, "baseline": {"step_s": 2.0, "global_batch": 32}}
+    assert statement(facts, "speed-up")[0] == "consistent"
+
+
+def test_a_record_that_was_beaten_is_impossible() -> None:
+    facts = {"benchmark": "gpt3", "round": "v4.0", "record": True}
+    assert of({**facts, "minutes": 3.7085}) == "consistent"
+    assert of({**facts, "minutes": 9.87}) == "impossible"
+    assert of({**facts, "minutes": 4.0, "round": "v3.0"}) == "consistent"
+
+
+def test_two_systems_of_a_submitter_never_differ_by_as_much_as_a_contradiction() -> None:
+    groups: dict[tuple[object, ...], list[float]] = {}
+    for row in table.submissions():
+        if row.minutes > 0:
+            groups.setdefault((row.round, row.submitter, row.benchmark, row.accelerator, row.gpus), []).append(row.minutes)
+    assert 1.1 < max(max(times) / min(times) for times in groups.values()) < OTHER_SYSTEM
+
+
+def test_a_score_that_mlperf_scaled_is_the_submissions() -> None:
+    # v5.0: 104.95 min times 1.1538, the published score
+    facts = {"benchmark": "llama31_405b", "round": "v5.0", "submitter": "IBM+CoreWeave+NVIDIA", "accelerator": "gb200", "gpus": 512}
+    assert of({**facts, "minutes": 121.09}) == "consistent"
+    assert of({**facts, "minutes": 150}) == "misleading"
+
+
+def test_traffic_that_cannot_hide_is_found() -> None:
+    # One micro-batch a step on a slow step claim: 0.25 s of traffic at the least cannot hide behind 0.1 s
+    facts = read_toml(CLAIMS / "exposed-communication.toml") | {"step_s": 0.2, "exposed_ms": 1, "exposed_pct": 0.5}
+    found = statement(facts, "bytes over bandwidth")
+    assert found[0] == "impossible" and "cannot hide" in found[1]
+
+
+def test_a_layout_must_fit_the_claim() -> None:
+    facts = read_toml(CLAIMS / "exposed-communication.toml")
+    with pytest.raises(InputError, match="the layout has 4096 ranks, and the claim 8192 gpus"):
+        of(facts | {"layout": "tp=4,cp=2,pp=8,vp=8,dp=64,mbs=1"})
+    with pytest.raises(InputError, match="layout"):
+        of(facts | {"layout": "nonsense"})
+
+
+def test_a_log_beside_the_claim_is_opened() -> None:
+    log = Path(__file__).parents[1] / "fixtures" / "timer_every_step.log"
+    facts = {"log": str(log), "seconds": 23.88, "step_s": 2.0}
+    assert of(facts) == "consistent"
+    assert of({**facts, "step_s": 1.5}) == "misleading"
+    assert of({**facts, "seconds": 10}) == "misleading"
+    with pytest.raises(InputError, match=r"no log at nowhere\.txt"):
+        of({**facts, "log": "nowhere.txt"})
+
+
+def test_a_claim_of_words_alone_says_what_is_missing() -> None:
+    with pytest.raises(InputError, match=r"nothing in the claim can be checked(.|\n)*benchmark \(or model and tokens\)"):
+        of({"text": "the best ever"})
+
+
+NUMBERS = st.one_of(st.floats(1e-9, 1e20), st.integers(1, 10**9))
+PARTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "benchmark": st.sampled_from(["gpt3", "llama31_405b", "llama31_8b", "llama2_70b_lora", "deepseekv3_671b", "gpt_oss_20b"]),
+        "accelerator": st.sampled_from(["h100", "gb200", "mi300x", "tpu-v5p", "gaudi2", "a100-80gb"]),
+        "round": st.sampled_from(["v3.0", "v4.1", "v6.0", "v9.9"]),
+        "gpus": st.integers(1, 10**6),
+        "global_batch": st.integers(1, 10**5),
+        "precision": st.sampled_from(["bf16", "fp32"]),
+        "record": st.booleans(),
+        "largest_of": st.sampled_from(["all", "h100", "rtx-4090"]),
+        **{
+            key: NUMBERS
+            for key in ("minutes", "step_s", "tokens", "cost_usd", "usd_per_gpu_hour", "tflops_per_gpu", "tokens_per_s", "speedup")
+        },
+        **{key: st.floats(0.0, 1e5) for key in ("mfu_pct", "exposed_ms", "exposed_pct", "part", "share_pct")},
+        **{key: st.floats(3.0, 1e5) for key in ("efficiency_pct", "variation_pct", "total")},
+    },
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(facts=PARTS, base=PARTS)
+def test_any_claim_gets_a_verdict_or_an_input_error(facts: dict[str, Any], base: dict[str, Any]) -> None:
+    kept = {key: value for key, value in base.items() if key in ("gpus", "minutes", "step_s", "round", "accelerator", "record")}
+    try:
+        judgement = judge(claim_of({**facts, "baseline": kept}, "x"))
+    except InputError:
+        return
+    assert judgement.verdict in VERDICTS
+    assert all(one.arithmetic and one.why and "nan" not in one.why for one in judgement.statements)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made_logs import lines, write
+
+from meshwright.audit.runs import ABORTED, DAMAGED, TRUNCATED, WHOLE, read_run
+from meshwright.errors import InputError
+
+SHARED = Path(__file__).parents[2] / ".." / "shared" / "logs"
+
+
+def test_a_log_is_reckoned_again(tmp_path: Path) -> None:
+    run = read_run(write(tmp_path / "result_0.txt", lines()))
+    assert (run.state, run.line, run.problem, run.flaws) == (WHOLE, 0, "", ())
+    # 8 steps of 2 s and two evaluations of 3 s; 30 s before the clock
+    assert (run.time_to_train_s, run.initialisation_s, run.evaluation_s, run.stepping_s, run.rest_s) == (22.0, 30.0, 6.0, 16.0, 0.0)
+    assert (run.samples, run.num_steps, len(run.evaluations), run.quality, run.target, run.reached) == (512, 8, 2, 5.5, 5.6, True)
+    assert run.steps is not None and run.steps.median_s == 2.0
+    assert run.settings["opt_base_learning_rate"] == 8e-5 and "cache_clear" not in run.settings
+
+
+def test_an_aborted_run_is_whole_but_says_so(tmp_path: Path) -> None:
+    run = read_run(write(tmp_path / "a.txt", lines(status="aborted", quality=5.9)))
+    assert (run.state, run.is_whole, run.reached) == (ABORTED, True, False)
+    assert run.problem == "run_stop says aborted" and run.line == len(lines())
+
+
+def test_a_log_that_ends_early_names_its_last_line(tmp_path: Path) -> None:
+    run = read_run(write(tmp_path / "a.txt", lines()[:-1]))
+    assert (run.state, run.line, run.problem) == (TRUNCATED, len(lines()) - 1, "it ends after eval_stop, without run_stop")
+    assert run.samples == 512 and run.time_to_train_s is None
+
+
+def test_a_log_cut_within_a_line_names_that_line(tmp_path: Path) -> None:
+    text = "\n".join(lines())
+    (tmp_path / "a.txt").write_text(text[:-30])
+    run = read_run(tmp_path / "a.txt")
+    assert (run.state, run.line, run.problem) == (TRUNCATED, len(lines()), "the last :::MLLOG line is cut")
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    text = lines()
+    text[5] = text[5][:40]
+    run = read_run(write(tmp_path / "a.txt", text))
+    assert (run.state, run.line) == (DAMAGED, 6) and run.problem.startswith("a damaged :::MLLOG line")
+
+
+def test_a_log_without_a_batch_is_damaged(tmp_path: Path) -> None:
+    text = [one for one in lines() if '"global_batch_size"' not in one]
+    run = read_run(write(tmp_path / "a.txt", text))
+    assert (run.state, run.problem) == (DAMAGED, "the log has no global_batch_size line")
+
+
+@pytest.mark.parametrize("text", ["", "no log\n", "\x00\x01\x02", "{}"])
+def test_a_file_that_is_no_log_is_damaged(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    run = read_run(tmp_path / "a.txt")
+    assert (run.state, run.line, run.is_whole) == (DAMAGED, 1, False) and "no :::MLLOG line" in run.problem
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read the log"):
+        read_run(tmp_path / "nowhere.txt")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_a_mutilated_log_is_never_taken_for_another_run(tmp_path: Path, data: st.DataObject) -> None:
+    """What is cut out is seen, or lies where nothing is reckoned from."""
+    text = lines()
+    index = data.draw(st.integers(0, len(text) - 1))
+    kind = data.draw(st.sampled_from(["cut", "drop", "blank", "garble"]))
+    changed = {
+        "cut": [*text[:index], text[index][: len(text[index]) // 2]],
+        "drop": text[:index] + text[index + 1 :],
+        "blank": [*text[:index], "", *text[index + 1 :]],
+        "garble": [*text[:index], text[index].replace('"', "\x00", 3), *text[index + 1 :]],
+    }[kind]
+    run = read_run(write(tmp_path / "a.txt", changed))
+    if kind in ("cut", "garble"):
+        assert not run.is_whole and run.line > 0 and run.problem
+    elif run.is_whole:
+        assert (run.time_to_train_s, run.samples) == (22.0, 512)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real logs are not here")
+def test_real_logs_are_whole_and_cut_ones_are_not(tmp_path: Path) -> None:
+    for path in sorted(SHARED.glob("*/result_0.txt")):
+        run = read_run(path)
+        assert (run.state, run.reached) == (WHOLE, True), path
+        assert run.steps is not None and run.stepping_s is not None and run.time_to_train_s is not None
+        assert run.stepping_s + run.evaluation_s == pytest.approx(run.time_to_train_s, rel=0.13)
+        text = path.read_text(encoding="utf-8", errors="replace")
+        (tmp_path / "cut.txt").write_text(text[: int(0.9 * text.index('"run_stop"'))])
+        cut = read_run(tmp_path / "cut.txt")
+        assert cut.state == TRUNCATED and 0 < cut.line <= text.count("\n")

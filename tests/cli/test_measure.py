@@ -1,0 +1,128 @@
+"""`meshwright measure` and `--profile`: what is written, what is printed, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.describe.profile import Profile, load_profile
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+CARD, CORES = str(FIXTURES / "profile_of_a_card.json"), str(FIXTURES / "profile_of_cores.json")
+H200 = ("predict", "llama-3.1-8b", "hgx-h200-ndr", "pretrain-1t", "--gpus", "8", "--layout", "dp=8", "--precision", "bf16-pure")
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path) -> list[tuple]:
+    """What the command asks to be measured; nothing is, and the answer is a profile of two cores. The user's cache is empty."""
+    import meshwright.train.measure as package
+
+    calls: list[tuple] = []
+
+    def measure(asked, device, num_processes, report, **options) -> Profile:
+        calls.append((asked, num_processes, options))
+        report("something")
+        return load_profile(Path(CORES))
+
+    monkeypatch.setattr(package, "measure", measure)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return calls
+
+
+def test_without_a_word_the_embedded_default_is_timed_and_kept_in_the_users_cache(measured, capsys, tmp_path):
+    assert main(["measure"]) == 0
+    out, err = capsys.readouterr()
+    asked, num_processes, _ = measured[0]
+    assert [(one.model.name, one.micro_batch, one.seq_len, one.packed) for one in asked] == [("llama-2m", 4, 128, True)]
+    assert num_processes == 8 and err == "meshwright: something\n"
+    path = tmp_path / "cache" / "meshwright" / "profile.json"
+    assert load_profile(path) == load_profile(Path(CORES))
+    assert "slices of the training step" in out and "collectives" in out and " ".join(out.split()).endswith("on this machine by default")
+
+
+def test_models_and_shapes_are_taken_as_given(measured, capsys, tmp_path):
+    out = tmp_path / "mine.json"
+    arguments = [
+        "--model",
+        "llama-2m",
+        "--seq",
+        "64",
+        "--batch",
+        "2",
+        "--processes",
+        "4",
+        "--precision",
+        "bf16",
+        "--out",
+        str(out),
+        "--json",
+    ]
+    assert main(["measure", *arguments]) == 0
+    asked, num_processes, _ = measured[0]
+    assert [(one.micro_batch, one.seq_len, one.precisions) for one in asked] == [(2, 64, ("bf16",))] and num_processes == 4
+    assert json.loads(capsys.readouterr().out) == json.loads(out.read_text())
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("--model", "llama-9"), "llama-9"),
+        (("--precision", "fp5"), "does not run in 'fp5'"),
+        (("--out", "."), "this is a folder"),
+        (("--out", "profile.txt"), "a profile is a .json file"),
+        (("--processes", "0"), "--processes"),
+        (("--seq", "1"), "--seq"),
+        (("--batch", "0"), "--batch"),
+        (("--model", "llama-3.1-405b", "--processes", "64"), "need"),
+        (("--model", "mixtral-8x7b"), "cannot run"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_timed(arguments, said, measured, capsys):
+    assert main(["measure", *arguments]) == 2
+    assert said in capsys.readouterr().err and measured == []
+
+
+def test_a_prediction_by_a_profile_says_so(capsys):
+    assert main([*H200, "--profile", CARD, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["parts"]["compute"] > 0 and "NVIDIA H200" in said["evidence"]["compared_with"]
+    assert main([*H200, "--profile", CARD]) == 0
+    assert "compute as timed here: profile of NVIDIA H200" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ((*H200, "--profile", CORES), "the profile is of AMD EPYC"),
+        ((*H200, "--profile", "nowhere.json"), "cannot read the hardware profile"),
+        ((*H200[:-1], "fp8", "--profile", CARD), "no products in fp8"),
+        (("predict", "llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", "--gpus", "8", "--layout", "dp=8", "--profile", CARD), "has h100"),
+        (("predict", "mixtral-8x7b", *H200[2:], "--profile", CARD), "dense models"),
+        (("plan", "llama-2m", "this-machine-2x4", "python-stdlib", "--profile", CARD), "the profile is of NVIDIA H200"),
+        (("train", "--profile", "nowhere.json"), "cannot read the hardware profile"),
+    ],
+)
+def test_a_profile_that_does_not_fit_is_refused(arguments, said, capsys):
+    assert main(list(arguments)) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_this_machines_own_profile_is_taken_and_can_be_left_out(monkeypatch, capsys, tmp_path):
+    from meshwright.cli import profile_choice
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(profile_choice, "processor_name", lambda: "AMD EPYC")
+    (tmp_path / "meshwright").mkdir()
+    (tmp_path / "meshwright" / "profile.json").write_text(Path(CORES).read_text())
+    asked = ["predict", "llama-2m", "this-machine-2x4", "python-stdlib", "--layout", "tp=2,pp=2,mbs=4", "--json"]
+    evidence = []
+    for more in ([], ["--profile", "none"]):
+        assert main([*asked, *more]) == 0
+        evidence.append(json.loads(capsys.readouterr().out)["evidence"]["compared_with"])
+    assert "8 processes on 2 cores" in evidence[0] and "profile" not in evidence[1]
+    (tmp_path / "meshwright" / "profile.json").write_text("{")  # what cannot be read is not guessed at
+    assert main(asked) == 0
+    assert "profile" not in json.loads(capsys.readouterr().out)["evidence"]["compared_with"]

@@ -1,0 +1,146 @@
+"""A run's facts add up, and what is wrong with a folder is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.plan.plan import Plan
+from meshwright.report.facts import facts_of_runs
+
+
+def facts(*folders: Path):
+    return facts_of_runs(folders)
+
+
+def seconds_by_key(run) -> dict[str, float]:
+    return {cost.key: cost.seconds for cost in run.time.costs}
+
+
+def test_time_is_samples_and_fixed_costs(make_run) -> None:
+    # 40 steps: 39 of 0.5 s and one of 2 s; an evaluation of 3 s, a save that stalls for 1 s, a start of 4 s, 0.5 s that nobody counts.
+    times = [0.5] * 40
+    times[10] = 2.0
+    events = [
+        ("start", 0, 4.0, {}),
+        ("checkpoint", 20, 16.5, {"saved_step": 20, "stall_s": 1.0}),
+        ("evaluation", 40, 30.0, {"loss": 3.9, "seconds": 3.0, "samples": 640}),
+    ]
+    (run,) = facts(make_run(times_s=times, events=events, target=4.0))
+    assert (run.time.samples, run.time.seconds_per_sample) == (640, 0.5 / 16)
+    assert seconds_by_key(run) == pytest.approx(
+        {"samples": 20.0, "steps": 1.5, "evaluation": 3.0, "checkpoint": 1.0, "start": 4.0, "between": 0.5}
+    )
+    assert run.time.total_s == pytest.approx(30.0) == pytest.approx(run.ledger.wall_s)
+    assert run.time.fixed_s == pytest.approx(10.0)
+    assert run.reached_target and run.evaluations[0].loss == 3.9
+
+
+def test_the_plans_prediction_is_read_with_the_run(make_run, workstation: Plan) -> None:
+    (run,) = facts(make_run(plan=workstation, batch=256))
+    assert run.plan == workstation and run.model == "llama-3.2-1b" and run.batch == 256 and run.notes == ()
+
+
+def test_weeks_whose_steps_are_a_sample_count_all_their_steps(make_run, record: Plan) -> None:
+    events = [
+        ("start", 0, 0.0, {"checkpoint_interval_s": 600.0}),
+        ("fault", 1000, 1000.0, {"cause": "network", "work_s": 900.0, "lost_s": 60.0, "checkpoint_s": 40.0}),
+        ("restart", 1000, 1300.0, {}),
+        ("stopped", 3000, 3400.0, {"work_s": 2000.0, "lost_s": 0.0, "checkpoint_s": 100.0}),
+    ]
+    (run,) = facts(make_run(kind="simulated", plan=record, batch=1024, times_s=[1.0] * 64, events=events))
+    assert run.time.samples == 3000 * 1024 and run.time.total_s == pytest.approx(3400.0)
+    told = seconds_by_key(run)
+    assert (told["samples"], told["lost"], told["checkpoint"], told["stopped"]) == pytest.approx((3000.0, 60.0, 140.0, 300.0))
+
+
+def test_memory_is_the_most_that_a_step_recorded(make_run) -> None:
+    (run,) = facts(make_run(extra={"memory_bytes": 3e9}))
+    (other,) = facts(make_run("other"))
+    assert run.measured_memory_bytes == 3e9 and other.measured_memory_bytes is None
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(make_run, tmp_path: Path) -> None:
+    one = make_run("same")
+    (tmp_path / "copy").mkdir()
+    other = one.rename(tmp_path / "copy" / "same")
+    first = make_run("same")
+    assert [run.label for run in facts(first, other)] == [str(first), str(other)]
+
+
+# -- folders that are not whole -------------------------------------------------------------------------
+
+
+def test_a_half_written_last_line_is_normal(make_run, workstation: Plan) -> None:
+    folder = make_run(status="running", plan=workstation)
+    with open(folder / "steps.jsonl", "ab") as file:
+        file.write(b'{"step": 41, "samp')
+    (run,) = facts(folder)
+    assert run.told.num_steps == 40 and run.notes == ("The run has not ended, or its process was killed: shown up to step 40.",)
+
+
+def test_damaged_lines_are_named(make_run) -> None:
+    folder = make_run()
+    lines = (folder / "steps.jsonl").read_text().splitlines()
+    lines[4] = "garbage"
+    lines[9] = json.dumps({**json.loads(lines[9]), "loss": "NaN"})
+    (folder / "steps.jsonl").write_text("\n".join(lines) + "\n")
+    (run,) = facts(folder)
+    assert run.told.num_steps == 39
+    assert "steps.jsonl line 5" in run.notes[0] and "The loss is no number in 1 of the steps, first in step 10." in run.notes
+    assert "1 steps between the first and the last have no record." in run.notes
+
+
+@pytest.mark.parametrize("content, said", [(None, "No such file"), ("{}", "this is no plan"), ('{"version": 99}', "this is no plan")])
+def test_a_plan_that_cannot_be_read_is_said_and_the_run_is_shown(make_run, workstation: Plan, content: str | None, said: str) -> None:
+    folder = make_run(plan=workstation)
+    (folder / "plan.json").unlink()
+    if content is not None:
+        (folder / "plan.json").write_text(content)
+    (run,) = facts(folder)
+    assert run.plan is None and said in run.notes[0] and "what was predicted is not shown" in run.notes[0]
+
+
+def broken(folder: Path, what: str) -> Path:
+    if what == "newer":
+        header = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps({**header, "format": 99}))
+    elif what == "empty":
+        (folder / "steps.jsonl").write_text("")
+    elif what == "no header":
+        (folder / "run.json").unlink()
+    elif what == "no steps":
+        (folder / "steps.jsonl").unlink()
+    elif what == "absent":
+        return folder / "nothing"
+    elif what == "all runs":
+        return folder.parent
+    return folder
+
+
+@pytest.mark.parametrize(
+    "what, said",
+    [
+        ("newer", "the run's format is 99; this meshwright reads up to 1"),
+        ("empty", "the run has no step and is finished"),
+        ("no steps", "the run has no step and is finished (steps.jsonl: No such file or directory)"),
+        ("no header", "not a run folder: it has no run.json"),
+        ("absent", "there is no such run"),
+        ("all runs", "this is a folder of 1 runs, not a run"),
+    ],
+)
+def test_what_is_no_run_gets_a_clear_message(make_run, what: str, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        facts(broken(make_run(), what))
+    assert error.value.what == said and error.value.where and error.value.fix
+
+
+def test_steps_without_time_and_runs_given_twice_are_refused(make_run) -> None:
+    with pytest.raises(InputError, match="the run's steps take no time"):
+        facts(make_run("still", times_s=[0.0] * 20))
+    folder = make_run()
+    with pytest.raises(InputError, match="the same run is given twice"):
+        facts(folder, folder / ".." / folder.name)

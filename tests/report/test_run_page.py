@@ -1,0 +1,259 @@
+"""Pages of runs and profiles stand alone, say what the runs say, escape what users wrote, and are legible on a phone."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from meshwright.plan.plan import Plan
+from meshwright.report.facts import RunFacts, facts_of_runs
+from meshwright.report.markdown import profile_markdown, report_markdown
+from meshwright.report.page.markup import VOID
+from meshwright.report.page.run_page import run_page
+from meshwright.report.page.run_sections import beyond_chance
+from meshwright.report.page.trace_page import trace_page
+from meshwright.report.profile import profile_of
+from meshwright.report.values import profile_values, report_values
+from meshwright.units import seconds
+
+LARGEST_BYTES = 1_000_000
+FETCHING = ("src", "href", "srcset", "data", "action", "poster", "xlink:href")
+EVIL = "<script>alert(1)<_script>"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=5000"),
+)
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes; fails on tags that do not close in turn."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def words(page: str) -> str:
+    return " ".join(" ".join(Elements(page).text).split())
+
+
+EVENTS = (
+    ("start", 0, 2.0, {}),
+    ("evaluation", 50, 30.0, {"loss": 5.25, "seconds": 1.0, "samples": 800}),
+    ("slow_rank", 60, 36.0, {"rank": 3, "said": "rank 3 is 1.4 times as slow as its stage"}),
+    ("checkpoint", 70, 42.0, {"saved_step": 70, "stall_s": 0.25}),
+    ("fault", 80, 48.0, {"cause": "<b>network</b>"}),
+    ("restart", 80, 60.0, {}),
+)
+
+
+@pytest.fixture
+def trained(make_run, workstation: Plan, steps_around) -> Path:
+    times = steps_around(100)
+    return make_run("trained", plan=workstation, times_s=times, events=EVENTS, target=5.0, extra={"memory_bytes": 2e10}, batch=16)
+
+
+@pytest.fixture
+def simulated(make_run, workstation: Plan, steps_around) -> Path:
+    return make_run(
+        "simulated", plan=workstation, kind="simulated", times_s=steps_around(100, 0.6), batch=16, extra={"slowest_replica": 5.0}
+    )
+
+
+@pytest.fixture
+def profile_page(tmp_path: Path) -> str:
+    events = [
+        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": start, "dur": length, "args": {"stream": stream}}
+        for name, stream, start, length in (("gemm", 7, 0, 10), (f"nccl{EVIL}Kernel", 20, 8, 12), ("gemm", 7, 20, 10))
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps({"distributedInfo": {"rank": 1}, "traceEvents": events}))
+    return trace_page(profile_of((tmp_path / "trace.json",)))
+
+
+def check_alone(page: str) -> None:
+    """One small well-formed file, no scripts, nothing fetched, no coordinate that is no number."""
+    assert len(page.encode()) < LARGEST_BYTES
+    elements = Elements(page).found
+    assert not {tag for tag, _ in elements} & {"script", "link", "iframe", "img", "object", "embed", "image", "use", "b_"}
+    assert not [key for _, attributes in elements for key in attributes if key in FETCHING or key.startswith("on")]
+    assert "url(" not in page and "@import" not in page
+    assert "nan" not in re.findall(r"[a-z]+", " ".join(v or "" for _, attributes in elements for v in attributes.values()))
+    ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+# -- one run --------------------------------------------------------------------------------------------
+
+
+def test_a_runs_page_says_what_the_run_says(trained: Path) -> None:
+    (facts,) = facts_of_runs([trained])
+    page = run_page([facts])
+    check_alone(page)
+    for name in ("answer", "time", "steps", "parts", "exposed", "loss", "memory", "ranks", "events", "money"):
+        assert f'id="{name}"' in page
+    said = words(page)
+    assert facts.plan is not None and facts.noise is not None
+    times = (facts.told.median_step_s, facts.told.worst_step_s, facts.time.total_s, facts.plan.step_time_s, facts.time.seconds_per_sample)
+    for expected in (*map(seconds, times), f"{facts.told.p99_over_p50:.3f}", f"{facts.noise.floor_pct:.2g} %", "5.2500", "18.6 GiB"):
+        assert expected in said
+    assert "rank 3 is 1.4 times as slow as its stage" in said and "cause <b>network</b>" in said
+    assert "modelled" in said and "usa, 2023, lifecycle" in said
+
+
+def test_a_simulated_run_beside_a_trained_one_is_set_beside_it(trained: Path, simulated: Path) -> None:
+    page = run_page(facts_of_runs([trained, simulated]))
+    check_alone(page)
+    assert "Parts of the step: predicted, simulated, measured" in page and "Simulated: simulated." in page
+    assert "runs compared" not in page
+
+
+def test_names_are_shown_and_not_run(make_run, workstation: Plan) -> None:
+    folder = make_run(EVIL, plan=workstation)
+    header = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**header, "machine": '"><img src=x onerror=alert(2)>'}))
+    page = run_page(facts_of_runs([folder]))
+    check_alone(page)
+    assert EVIL in words(page) and html.escape(EVIL) in page
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 20])
+def test_runs_of_few_steps_can_be_drawn(make_run, count: int) -> None:
+    page = run_page(facts_of_runs([make_run(times_s=[0.5] * count)]))
+    check_alone(page)
+    assert ("too few" in page) == (count < 9)
+
+
+def test_thousands_of_steps_and_events_stay_small(make_run, workstation: Plan, steps_around) -> None:
+    times = steps_around(20_000)
+    times[100] = 50.0
+    events = [("evaluation", step, 0.5 * step, {"loss": 3.0, "seconds": 0.1}) for step in range(1, 20_000, 5)]
+    page = run_page(facts_of_runs([make_run(plan=workstation, times_s=times, events=events)]))
+    check_alone(page)
+    assert len(page) < 150_000 and "step 101: 50 s" in page
+
+
+def test_the_slowest_replica_is_named_where_it_is_no_chance(simulated: Path) -> None:
+    assert "replica 5" in run_page(facts_of_runs([simulated]))
+    assert beyond_chance(100, 100, 8) and beyond_chance(60, 324, 128)
+    assert not beyond_chance(3, 65, 128) and not beyond_chance(12, 100, 8)
+
+
+# -- several runs ---------------------------------------------------------------------------------------
+
+
+def test_runs_are_compared_and_scaled(make_run, workstation: Plan, steps_around) -> None:
+    runs = [make_run(f"run{n}", plan=workstation, batch=16, times_s=steps_around(60, 0.5 + 0.1 * n)) for n in range(3)]
+    page = run_page(facts_of_runs(runs))
+    check_alone(page)
+    assert "3 runs compared" in page and "slower (95 %:" in page
+    assert page.count('class="run-name"') == 3 and page.count("<polyline") >= 6
+
+
+def test_different_models_are_shown_with_what_cannot_be_compared(make_run, workstation: Plan, record: Plan) -> None:
+    page = run_page(facts_of_runs([make_run("small", plan=workstation), make_run("large", plan=record)]))
+    check_alone(page)
+    assert "Different models: llama-3.2-1b (small); llama-3.1-405b (large)." in page
+    assert "they are not drawn over each other" in page
+
+
+def test_more_runs_than_colours_are_drawn_and_folded_away(make_run) -> None:
+    page = run_page(facts_of_runs([make_run(f"run{n}") for n in range(12)]))
+    check_alone(page)
+    assert page.count("<details") == 12 and 'open="open"' not in page
+
+
+# -- other forms ----------------------------------------------------------------------------------------
+
+
+def test_json_holds_the_same(trained: Path, simulated: Path) -> None:
+    runs = facts_of_runs([trained, simulated])
+    told = report_values(runs)
+    first = told["runs"][0]
+    assert first["step"]["median_s"] == runs[0].told.median_step_s and first["simulated_beside"] == "simulated"
+    assert sum(cost["seconds"] for cost in first["time_to_train"]["costs"]) == pytest.approx(first["time_to_train"]["total_s"])
+    assert set(first["parts"]["compute"]) == {"predicted_s", "simulated_s", "measured_s"}
+    assert first["ledger"]["energy_source"] == "modelled" and first["event_counts"]["evaluation"] == 1
+    assert told["differences"][0]["base"] == "trained"
+
+
+def test_markdown_is_tables_with_names_escaped(make_run, trained: Path, workstation: Plan) -> None:
+    text = report_markdown(facts_of_runs([trained, make_run("a|b*c<d>", plan=workstation)]))
+    assert "# 2 runs compared" in text and r"a\|b\*c\<d\>" in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) > 40 and all(line.endswith("|") for line in rows)
+
+
+def test_a_profiles_page_and_its_other_forms(tmp_path: Path, profile_page: str) -> None:
+    check_alone(profile_page)
+    said = words(profile_page)
+    assert "rank 1, GPU 0" in said and EVIL in said and "33.33 %" in said  # 10 of 30 us exposed
+    profile = profile_of((tmp_path / "trace.json",))
+    assert profile_values(profile)["processes"][0]["exposed_pct"] == pytest.approx(100 / 3)
+    assert "| rank 1, GPU 0 | 30 us | 66.67 % | 33.33 % |" in profile_markdown(profile)
+
+
+# -- in a browser ---------------------------------------------------------------------------------------
+
+# A window of its own for each width: the page inside sees a viewport that wide, narrower than a headless browser's can be.
+WRAPPER = """<!doctype html><body style="margin:0">
+<iframe width="1280" height="800" style="border:0" srcdoc="{page}"></iframe>
+<iframe width="390" height="800" style="border:0" srcdoc="{page}"></iframe>
+<script>
+for (const frame of document.querySelectorAll("iframe")) frame.addEventListener("load", () => {{
+  const page = frame.contentDocument, root = page.documentElement, said = document.createElement("p");
+  const outside = e => !e.closest(".scroll, svg") && e.getBoundingClientRect().right > root.clientWidth + 1;
+  const num_outside = [...page.querySelectorAll("body *")].filter(outside).length;
+  const sizes = [...page.querySelectorAll("svg text")].map(e => Math.hypot(e.getScreenCTM().a, e.getScreenCTM().b)
+    * parseFloat(frame.contentWindow.getComputedStyle(e).fontSize));
+  const letters = Math.round(10 * Math.min(99, ...sizes));
+  said.textContent = ["widths", frame.contentWindow.innerWidth, root.scrollWidth, num_outside, root.scrollHeight, letters].join(" ");
+  document.body.append(said);
+}});
+</script>"""
+
+
+def check_widths(page: str, folder: Path) -> None:
+    """The page fits a phone and a desktop, and the letters of its charts are at least 11 pixels high."""
+    assert CHROMIUM
+    (folder / "wrapper.html").write_text(WRAPPER.format(page=html.escape(page)), encoding="utf-8")
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'chromium'}", "--window-size=1700,1700", "--dump-dom"]
+    said = subprocess.run([*command, (folder / "wrapper.html").as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    found = [tuple(map(int, match)) for match in re.findall(r"<p>widths (\d+) (\d+) (\d+) (\d+) (\d+)</p>", said.stdout)]
+    assert {window for window, *_ in found} == {1280, 390}
+    for window, width, num_outside, height, letters in found:
+        assert width <= window and num_outside == 0 and height > 800 and letters >= 110
+    assert "CONSOLE" not in said.stderr
+    shutil.rmtree(folder / "chromium", ignore_errors=True)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_pages_fit_a_phone_and_a_desktop(make_run, trained: Path, profile_page: str, record: Plan, steps_around, tmp_path: Path) -> None:
+    check_widths(run_page(facts_of_runs([trained])), tmp_path)
+    long_name = "a-very-long-name-of-a-run-that-nobody-would-want-to-type-twice-" * 2
+    runs: list[RunFacts] = facts_of_runs([trained, make_run(long_name, plan=record, times_s=steps_around(3000), kind="simulated")])
+    check_widths(run_page(runs), tmp_path)
+    check_widths(profile_page, tmp_path)

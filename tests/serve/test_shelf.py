@@ -1,0 +1,241 @@
+"""All runs of a folder, as JSON can hold them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+
+import numpy as np
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.record import RunWriter
+from meshwright.serve.shelf import Shelf, plain
+
+from .conftest import record
+
+
+@pytest.fixture(autouse=True)
+def _look_at_once(monkeypatch):
+    monkeypatch.setattr("meshwright.serve.live.LOOK_S", 0.0)
+
+
+@pytest.fixture
+def shelf(runs):
+    shelf = Shelf(runs)
+    yield shelf
+    shelf.books.close()
+
+
+def rows(shelf: Shelf) -> dict[str, dict]:
+    return {row["name"]: row for row in shelf.listed()["runs"]}
+
+
+def test_an_empty_or_missing_folder_has_no_runs(shelf, tmp_path):
+    assert shelf.listed()["runs"] == []
+    assert Shelf(tmp_path / "nowhere").listed()["runs"] == []
+
+
+def test_every_run_has_a_row(shelf, new_run, plan_bytes):
+    new_run("good", 20, plan=plan_bytes)
+    new_run("empty")
+    new_run("ended", 4).finish("finished")
+    (new_run("newer", 1).folder / "run.json").write_text('{"format": 7}')
+    found = rows(shelf)
+    assert {name: row["status"] for name, row in found.items()} == {
+        "good": "running", "empty": "running", "ended": "finished", "newer": "damaged",
+    }  # fmt: skip
+    good = found["good"]
+    assert (good["model"], good["step"], good["loss"], good["step_time_s"]) == ("llama-3.1-405b", 20, 0.5, 1.0)
+    assert good["num_steps"] > 20
+    assert good["left_s"] == pytest.approx(good["num_steps"] - 20)
+    assert found["empty"]["step"] == 0
+    assert "reads up to 1" in found["newer"]["problem"]["what"]
+
+
+def test_a_folder_that_is_no_run_is_not_listed(shelf, runs, new_run):
+    new_run("good", 1)
+    (runs / "notes").mkdir()
+    (runs / "notes.txt").write_text("no run")
+    (runs / ".hidden").mkdir()
+    (runs / ".hidden" / "run.json").write_text("{}")
+    assert list(rows(shelf)) == ["good"]
+
+
+def test_a_folder_that_lost_its_header_is_listed_as_damaged(shelf, new_run):
+    (new_run("lost", 2).folder / "run.json").unlink()
+    row = rows(shelf)["lost"]
+    assert row["status"] == "damaged"
+    assert "no run.json" in row["problem"]["what"]
+
+
+def test_a_run_that_is_gone_leaves_the_list(shelf, new_run, runs):
+    new_run("good", 1)
+    assert list(rows(shelf)) == ["good"]
+    (runs / "good").rename(runs.parent / "elsewhere")
+    assert rows(shelf) == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "../outside", "/etc", "a/b", "a\\b", "\0", "a\0b", "", " ", ".hidden", "x" * 300, "nobody", "\u202egood"]
+)
+def test_no_name_leads_out_of_the_runs_folder(shelf, name, runs):
+    (runs.parent / "outside").mkdir()
+    (runs.parent / "outside" / "run.json").write_text("{}")
+    with pytest.raises(InputError):
+        shelf.shown(name)
+
+
+def test_a_link_out_of_the_runs_folder_is_refused_and_told(shelf, runs, new_run):
+    writer = new_run("inside", 1)
+    outside = runs.parent / "outside"
+    os.rename(writer.folder, outside)
+    (runs / "inside").symlink_to(outside)
+    with pytest.raises(InputError, match="leads out of the runs folder"):
+        shelf.shown("inside")
+    assert "leads out" in rows(shelf)["inside"]["problem"]["what"]
+
+
+def test_a_reader_gets_what_is_new(shelf, new_run):
+    writer = new_run("good", 10)
+    first = shelf.shown("good")
+    writer.step(record(11))
+    writer.event("checkpoint", 11, stall_s=0.5)
+    second = shelf.shown(
+        "good", life=first["life"], after=first["steps"]["rows"], bucket=first["steps"]["bucket"], num_events=first["num_events"]
+    )
+    assert first["steps"]["columns"]["step"] == list(range(1, 11))
+    assert (second["steps"]["columns"]["step"], second["steps"]["from"]) == ([11], 10)
+    assert [event["kind"] for event in second["events"]] == ["checkpoint"]
+
+
+def test_a_reader_of_an_earlier_life_starts_over(shelf, new_run):
+    new_run("good", 10)
+    assert shelf.shown("good", life=99, after=5, bucket=1)["steps"]["from"] == 0
+
+
+def test_what_is_told_is_json_whatever_the_files_hold(shelf, new_run, runs):
+    name = '<img src=x onerror="alert(1)">'
+    writer = new_run(name, 2)
+    with (writer.folder / "events.jsonl").open("ab") as file:
+        file.write(
+            b'{"time_s": 1, "kind": "\\ud800", "step": 1, "said": NaN, "deep": '
+            + b"[" * 50
+            + b"]" * 50
+            + b', "long": "'
+            + b"x" * 9000
+            + b'"}\n'
+        )
+    told = json.loads(json.dumps(shelf.shown(name), allow_nan=False))
+    assert told["name"] == name
+    odd = told["events"][-1]
+    assert (odd["kind"], odd["said"], len(odd["long"])) == ("\\ud800", None, 2004)
+
+
+def test_a_name_that_is_no_text_is_listed_and_cannot_be_opened(shelf, runs):
+    folder = os.fsencode(runs) + b"/bad\xff"
+    os.mkdir(folder)
+    with open(folder + b"/run.json", "w") as file:
+        file.write("{}")
+    (row,) = shelf.listed()["runs"]
+    json.dumps(row, allow_nan=False).encode("ascii")
+    assert (row["status"], row["is_open"]) == ("damaged", False)
+
+
+def test_a_ledger_takes_the_place_of_the_estimate(shelf, new_run, plan_bytes):
+    new_run("good", 20, plan=plan_bytes).finish("finished")
+    assert shelf.shown("good")["is_estimate"]
+    shelf.books._clerk.shutdown(wait=True)
+    told = shelf.shown("good")
+    assert not told["is_estimate"]
+    assert told["usd"] == pytest.approx(told["ledger"]["usd"], abs=0.01)
+    assert told["ledger"]["gpu_seconds"]["compute"] > 0
+
+
+def test_the_row_of_a_run_that_ended_is_kept_until_it_goes_on(shelf, new_run, plan_bytes, monkeypatch):
+    writer = new_run("good", 20, plan=plan_bytes)
+    writer.finish("finished")
+    deadline_s = time.monotonic() + 20
+    while "good" not in shelf._settled and time.monotonic() < deadline_s:
+        shelf.listed()
+    with monkeypatch.context() as patch:
+        patch.setattr("meshwright.serve.shelf._facts", lambda *_: pytest.fail("the row was made again"))
+        assert rows(shelf)["good"]["step"] == 20
+    with RunWriter.resume(writer.folder, 20) as again:
+        again.step(record(21))
+        row = rows(shelf)["good"]
+    assert (row["status"], row["step"]) == ("running", 21)
+
+
+def test_racks_hold_every_rank_once(shelf, new_run, plan_bytes):
+    new_run("good", 1, plan=plan_bytes)
+    told = shelf.racks("good")
+    assert told["num_ranks"] == 256
+    assert told["place"] == ["rack", "tray", "gpu"]
+    places = list(zip(*(told["columns"][name] for name in told["place"]), strict=True))
+    assert len(set(places)) == 256
+    assert (told["num_used"], told["num_installed"]) == (64, 72)
+    assert sorted(set(told["columns"]["dp"])) == [0, 1, 2, 3]
+
+
+def test_a_run_without_a_plan_has_no_racks(shelf, new_run):
+    new_run("bare", 1)
+    with pytest.raises(InputError, match="no plan"):
+        shelf.racks("bare")
+
+
+def test_health_names_slow_ranks_and_those_that_were(shelf, new_run):
+    writer = new_run("good", 3, num_ranks=2)
+    writer.event("slow_rank", 1, rank=7, said="rank 7 is slow")
+    writer.event("slow_rank", 2, rank=9, said="rank 9 is slow")
+    writer.event("recovered_rank", 3, rank=7)
+    (writer.folder / "ranks.json").write_text(json.dumps({"step": 3, "num_steps": 2, "busy_s": [0.5, 0.7]}))
+    health = shelf.shown("good")["health"]
+    assert (health["slow"], health["recovered"]) == ({"9": "rank 9 is slow"}, [7])
+    assert health["busy"] == {"step": 3, "num_steps": 2, "busy_s": [0.5, 0.7]}
+
+
+def test_a_run_past_what_was_expected_has_no_end_to_tell(shelf, new_run, plan_bytes):
+    writer = new_run("long", plan=plan_bytes)
+    expected = rows(shelf)["long"]["expected_steps"]
+    writer.step(record(expected + 1))
+    told = rows(shelf)["long"]
+    assert (told["num_steps"], told["progress"], told["left_s"], told["finish_at"]) == (None, None, None, None)
+
+
+def test_plain_takes_everything():
+    assert plain({"a": float("inf"), "b": [1, float("nan")], 3: "x"}) == {"a": None, "b": [1, None], "3": "x"}
+
+
+def test_no_change_to_a_folder_s_bytes_breaks_the_list(runs, new_run, plan_bytes):
+    writer = new_run("whole", 12, plan=plan_bytes)
+    writer.event("slow_rank", 3, rank=2, said="slow")
+    (writer.folder / "ranks.json").write_text(json.dumps({"step": 3, "num_steps": 2, "busy_s": [1.0] * 256}))
+    names = ("run.json", "plan.json", "steps.jsonl", "events.jsonl", "ranks.json")
+    whole = {name: (writer.folder / name).read_bytes() for name in names}
+    rng = np.random.default_rng(7)
+    numbers = [b"NaN", b"-1", b"1e999", b"0", b"9" * 400, b"true", b"null", b'"<b>"', b"[]", b"{}"]
+    seen = set()
+    for case in range(100):
+        name = names[case % len(names)]
+        broken = changed(whole[name], numbers, rng)
+        (writer.folder / name).write_bytes(broken)
+        shelf = Shelf(runs)
+        for told in (shelf.listed(), shelf.shown("whole")):
+            json.dumps(told, allow_nan=False).encode("ascii")
+        seen.add(shelf.shown("whole")["status"])
+        shelf.books.close()
+        (writer.folder / name).write_bytes(whole[name])
+    assert {"running", "damaged"} <= seen
+
+
+def changed(content: bytes, numbers: list[bytes], rng: np.random.Generator) -> bytes:
+    """Some bytes lost, or one value put in another's place."""
+    if rng.random() < 0.3:
+        start = int(rng.integers(len(content)))
+        return content[:start] + content[start + int(rng.integers(1, 40)) :]
+    values = list(re.finditer(rb"(?<=: )(-?[0-9.e+-]+|\"[^\"]*\"|null)", content))
+    value = values[int(rng.integers(len(values)))]
+    return content[: value.start()] + numbers[int(rng.integers(len(numbers)))] + content[value.end() :]

@@ -1,0 +1,145 @@
+"""Measuring on a processor at small shapes: the same code that a GPU runs, and what it must find."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from meshwright.describe.model import Model
+from meshwright.describe.profile import WAYS, read_profile
+from meshwright.errors import InputError
+from meshwright.train.measure import kernels, machine, prepare, slices
+from meshwright.train.measure.clock import interleaved_s, seconds_of
+from meshwright.train.replica import NUMBERS
+
+CPU = torch.device("cpu")
+TINY = Model(name="tiny", num_layers=8, hidden=32, ffn_hidden=64, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96)
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """This process as a world of its own, where no other test has left one."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert not dist.is_initialized()
+    undo = slices.alone(CPU)
+    yield
+    undo()
+
+
+def test_pieces_of_work_take_turns():
+    order = []
+    interleaved_s([lambda: order.append("a"), lambda: order.append("b")], CPU, 0.0)
+    assert order[:4] == ["a", "b", "a", "b"] and order.count("a") == order.count("b") >= 5
+
+
+def test_longer_work_takes_longer():
+    small, large = torch.ones(16, 16), torch.ones(600, 600)
+    assert seconds_of(lambda: small @ small, CPU, 0.01) < seconds_of(lambda: large @ large, CPU, 0.01)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_product_and_its_gradients_have_the_shapes_of_training(way):
+    shape = kernels.product(way, 24, 16, 8, "fp32", CPU)().shape
+    assert tuple(shape) == {"forward": (24, 16), "input": (24, 8), "weight": (16, 8)}[way]
+
+
+def test_all_products_of_a_layer_and_of_the_head_are_timed_once():
+    timed = kernels.products_s(TINY, 16, "fp32", CPU, 0.001)
+    assert len(timed) == 3 * 5 and len({(p.way, p.columns, p.inner) for p in timed}) == 15
+    assert {(p.columns, p.inner) for p in timed} == {(64, 32), (32, 32), (128, 32), (32, 64), (96, 32)} and all(
+        p.seconds > 0 for p in timed
+    )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_is_timed_both_ways(packed):
+    timed = kernels.attention_s(TINY, 2, 16, "fp32", CPU, 0.001, packed=packed)
+    assert timed.forward_s > 0 and timed.backward_s > 0 and (timed.batch, timed.seq_len) == (2, 16)
+
+
+def test_kernels_that_move_bytes_have_a_rate_each(monkeypatch):
+    monkeypatch.setitem(kernels.MOVED_BYTES, "cpu", 2**16)
+    rates = kernels.bytes_per_s(CPU, "fp32", 32, 0.001)
+    assert set(rates) == {"copy", "norm", "activation", "loss", "optimizer"} and min(rates.values()) > 0
+    assert not kernels.has_fp8(CPU)
+
+
+def test_a_slice_is_layers_and_ends_of_the_trainers_own_step(world):
+    cut = slices.Cut(model=TINY, precision="fp32", micro_batch=2, seq_len=16, packed=True)
+    found = slices.slice_of(cut, CPU, layers=(1, 3), rounds=2)
+    assert found.num_layers == (1, 3) and found.number_format == "fp32" and found.rows == 32
+    assert found.num_parameters == (TINY.cut_to(1).num_parameters, TINY.cut_to(3).num_parameters)
+    assert found.layer_s > 0 and found.ends_s > 0 and min(found.updates_s) > 0
+    assert found.layer_saved_bytes == 0  # nobody counts a processor's
+
+
+@pytest.mark.parametrize("precision", [name for name, numbers in NUMBERS.items() if not getattr(numbers, "fp8", False)])
+def test_every_precision_of_the_trainer_has_a_slice(precision, world):
+    cut = slices.Cut(model=TINY, precision=precision, micro_batch=1, seq_len=16, recompute="full")
+    assert slices.slice_of(cut, CPU, layers=(1, 2), rounds=1).precision == precision
+
+
+def test_a_slice_reaches_another_process_as_a_line():
+    cut = slices.Cut(model=TINY, precision="bf16", micro_batch=2, seq_len=16)
+    assert prepare.cut_of(json.dumps(asdict(cut))) == cut
+
+
+def test_preparing_takes_one_step_and_leaves_no_world_behind(monkeypatch):
+    cut = slices.Cut(model=TINY, precision="fp32", micro_batch=1, seq_len=16)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr("sys.argv", ["prepare", json.dumps(asdict(cut))])
+    steps = []
+    monkeypatch.setattr(slices.Runner, "step", lambda runner: steps.append(runner.num_layers))
+    prepare.main()
+    assert steps == [1] and not dist.is_initialized()
+
+
+def test_smaller_models_are_measured_with_more_sequences():
+    sizes = {parameters: machine.asked_of(_of_size(parameters), CPU, seq_len=8).micro_batch for parameters in (8e9, 3.2e9, 1.2e9, 1e6)}
+    assert sizes == {8e9: 1, 3.2e9: 2, 1.2e9: 4, 1e6: 8}
+
+
+def _of_size(num_parameters: float) -> Model:
+    return replace(TINY, vocab_size=int((num_parameters - TINY.cut_to(8).num_parameters) / 64))
+
+
+def test_a_precision_that_the_trainer_does_not_run_is_refused():
+    with pytest.raises(InputError, match="does not run in 'fp5'"):
+        machine.asked_of(TINY, CPU, seq_len=8, precisions=("fp5",))
+
+
+def test_a_model_too_large_for_memory_is_refused_before_anything_is_timed():
+    with pytest.raises(InputError, match="in 64 processes need"):
+        machine.check_room(machine.asked_of(_of_size(8e9), CPU, seq_len=8), CPU, 64)
+
+
+def test_slices_that_time_is_too_short_for_are_left_out_and_named():
+    found = machine.Found()
+    cut = slices.Cut(model=TINY, precision="fp32", micro_batch=1, seq_len=16)
+    machine._slices([cut], CPU, found, lambda what: None, until_s=0.0)
+    assert found.slices == [] and "tiny in fp32, 1 x 16 tokens" in found.left_out[0]
+
+
+def test_a_slice_that_fails_is_left_out_with_its_reason(world):
+    found = machine.Found()
+    cut = slices.Cut(model=TINY, precision="no such", micro_batch=1, seq_len=16)
+    machine._slices([cut], CPU, found, lambda what: None, until_s=float("inf"))
+    assert found.slices == [] and "InputError: the trainer does not run in 'no such'" in found.left_out[0]
+
+
+def test_two_processes_share_the_cores_and_exchange(monkeypatch, tmp_path):
+    monkeypatch.setitem(kernels.MOVED_BYTES, "cpu", 2**16)
+    monkeypatch.setitem(machine.KERNEL_S, "cpu", 0.001)
+    monkeypatch.setattr(machine, "CPU_ROUNDS", 1)
+    asked = machine.asked_of(TINY, CPU, seq_len=16, micro_batch=4, packed=True)
+    profile = machine.measure([asked], CPU, 2, lambda what: None)
+    assert profile.num_processes == 2 and profile.shares_cores and profile.measured_s > 0
+    assert [cut.micro_batch for cut in profile.slices] == [1, 4]
+    assert {c.kind for c in profile.collectives} == {"all-gather", "reduce-scatter", "all-reduce", "message"}
+    assert {p.rows for p in profile.products} == {16, 64}
+    data = {"kind": "meshwright hardware profile", "version": 1, **asdict(profile)}
+    assert read_profile(json.loads(json.dumps(data)), "here") == profile
