@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import sys
 import time
 from collections import deque
@@ -13,6 +14,7 @@ from decimal import Decimal
 from typing import Any, Protocol, TextIO
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from meshwright.layout import Layout
@@ -31,6 +33,14 @@ from meshwright.units import seconds
 LINE_S = 0.25  # between two refreshes of the live line on a terminal
 PLAIN_S = 10.0  # between two lines where there is no terminal
 RECENT = 20  # steps over which speed is told
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, of the kernel's figure for resident memory
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has had so far: of its GPU in torch's allocator, else of the host."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
 
 class Counts(Protocol):
@@ -108,6 +118,7 @@ class Logbook:
                 "tokens_per_s": tokens_per_s,
                 "learning_rate": done.rate,
                 "recording_s": self.recording_s,
+                "peak_memory_bytes": peak_memory_bytes(),
                 **({} if drawn_j is None else {"energy_j": drawn_j}),
             },
         )
