@@ -55,6 +55,17 @@ def both(x: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return rounded, rounded.T.contiguous()
 
 
+def both_into(x: Tensor, unit: Tensor, over: Tensor) -> Tensor:
+    """A matrix rounded to fp8; turned over it is put into `over`, which may be some columns of a larger one."""
+    if x.is_cuda:
+        from meshwright.train.fp8_kernels import round_into
+
+        return round_into(x, unit, over)
+    rounded = straight(x, unit, over.dtype)
+    over.copy_(rounded.T)
+    return rounded
+
+
 def multiply(a: Tensor, b: Tensor, unit_a: Tensor, unit_b: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
     """`a @ b.T` of two rounded matrices. `fast` sums in the tensor cores' own 22 bits; else partial sums are added in fp32."""
     if a.is_cuda:

@@ -19,7 +19,7 @@ TILE_ROWS, TILE_COLUMNS, NUM_WARPS = 64, 128, 4
 
 @triton.jit
 def _round(
-    source, unit, straight, turned, num_rows, num_columns,
+    source, unit, straight, turned, num_rows, num_columns, turned_stride,
     LARGEST: tl.constexpr, STRAIGHT: tl.constexpr, TURNED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -32,20 +32,22 @@ def _round(
         tl.store(straight + row[:, None] * num_columns + column[None, :], values.to(straight.dtype.element_ty), mask=inside)
     if TURNED:
         over = tl.trans(values.to(turned.dtype.element_ty))
-        tl.store(turned + column[:, None] * num_rows + row[None, :], over, mask=(column[:, None] < num_columns) & (row[None, :] < num_rows))
+        there = (column[:, None] < num_columns) & (row[None, :] < num_rows)
+        tl.store(turned + column[:, None] * turned_stride + row[None, :], over, mask=there)
 
 
-def _launch(source: Tensor, unit: Tensor, straight: Tensor | None, turned: Tensor | None) -> None:
+def _launch(source: Tensor, unit: Tensor, straight: Tensor | None, turned: Tensor | None, wrap: Any = wrap_triton) -> None:
     rows, columns = source.shape
     grid = (triton.cdiv(columns, TILE_COLUMNS), triton.cdiv(rows, TILE_ROWS))
     made: Any = straight if straight is not None else turned
-    wrap_triton(_round)[grid](
+    wrap(_round)[grid](
         source,
         unit,
         straight if straight is not None else made,
         turned if turned is not None else made,
         rows,
         columns,
+        turned.stride(0) if turned is not None else rows,
         LARGEST=torch.finfo(made.dtype).max,
         STRAIGHT=straight is not None,
         TURNED=turned is not None,
@@ -53,6 +55,13 @@ def _launch(source: Tensor, unit: Tensor, straight: Tensor | None, turned: Tenso
         COLUMNS=TILE_COLUMNS,
         num_warps=NUM_WARPS,
     )
+
+
+def round_into(source: Tensor, unit: Tensor, turned: Tensor) -> Tensor:
+    """`source` in units of `unit`, as it stands; turned over it goes into `turned`, whose rows may be further apart."""
+    straight = torch.empty_like(source, dtype=turned.dtype, memory_format=torch.contiguous_format)
+    _launch(source, unit, straight, turned, wrap=lambda kernel: kernel)
+    return straight
 
 
 @triton_op("meshwright::fp8_straight", mutates_args=())

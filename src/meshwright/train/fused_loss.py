@@ -19,7 +19,7 @@ from meshwright.train import fp8
 from meshwright.train.samples import IGNORED_LABEL
 
 BLOCK_BYTES = 2**31  # of logits at a time
-FP8_BLOCK_BYTES = 2**29  # the same where their gradient is there three times
+FP8_BLOCK_BYTES = 2**29  # the same in fp8, where rounded gradients are kept beside them
 ROW_MULTIPLE = 1024  # products of whole tiles are the fastest
 
 
@@ -42,73 +42,93 @@ def rows_at_once(weight_VH: Tensor, block_bytes: int) -> int:
 class Products(Protocol):
     """The three products with the table: to logits, and from their gradient back to hidden states and to the table."""
 
-    def __init__(self, weight: Tensor) -> None: ...
+    def __init__(self, hidden: Tensor, weight: Tensor) -> None: ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, rows: slice) -> Tensor:
         """Scores of some rows."""
 
-    def back(self, d_logits: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of these rows and of the table."""
+    def back(self, d_logits: Tensor, rows: slice) -> None:
+        """Take in the gradient of these rows' scores."""
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """Gradients of hidden states and of the table, once all rows are in."""
 
 
 class Plain:
     """Products in the numbers that the table has."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
+    def __init__(self, hidden: Tensor, weight: Tensor) -> None:
+        self.hidden, self.weight = hidden, weight
+        self.d_hidden, self.d_weight = torch.empty_like(hidden), torch.empty(0)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, rows: slice) -> Tensor:
         """Scores of some rows."""
-        return F.linear(hidden, self.weight)
+        return F.linear(self.hidden[rows], self.weight)
 
-    def back(self, d_logits: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of these rows and of the table."""
-        return d_logits @ self.weight, d_logits.T @ hidden
+    def back(self, d_logits: Tensor, rows: slice) -> None:
+        """Take in the gradient of these rows' scores."""
+        torch.mm(d_logits, self.weight, out=self.d_hidden[rows])
+        if rows.start == 0:
+            self.d_weight = d_logits.T @ self.hidden[rows]
+        else:
+            self.d_weight.addmm_(d_logits.T, self.hidden[rows])
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """Gradients of hidden states and of the table."""
+        return self.d_hidden, self.d_weight
 
 
 class Rounded:
-    """Products in fp8. A gradient of logits is at most one, so its unit needs no look at the numbers."""
+    """Products in fp8. A gradient of logits is at most one, so its unit needs no look at the numbers.
 
-    def __init__(self, weight: Tensor) -> None:
-        self.dtype = weight.dtype
-        self.unit_w = fp8.unit_of(weight, fp8.INPUT)
-        self.weight, self.weight_turned = fp8.both(weight, self.unit_w, fp8.INPUT)
+    Rounded gradients of all rows are kept, turned over, for one product at the end: it sums over all tokens in more bits than blocks would
+    be added in.
+    """
+
+    def __init__(self, hidden: Tensor, weight: Tensor) -> None:
+        self.hidden, self.dtype, self.num_classes = hidden, weight.dtype, weight.shape[0]
+        self.unit_x, self.unit_w = fp8.unit_of(hidden, fp8.INPUT), fp8.unit_of(weight, fp8.INPUT)
         self.unit_g = torch.full((), 1.0 / torch.finfo(fp8.GRADIENT).max, dtype=torch.float32, device=weight.device)
+        self.weight, self.weight_turned = fp8.both(weight, self.unit_w, fp8.INPUT)
+        self.d_hidden, self.over = torch.empty_like(hidden), torch.empty(0)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, rows: slice) -> Tensor:
         """Scores of some rows."""
-        self.unit_x = fp8.unit_of(hidden, fp8.INPUT)
-        rounded, self.hidden_turned = fp8.both(hidden, self.unit_x, fp8.INPUT)
+        rounded = fp8.straight(self.hidden[rows], self.unit_x, fp8.INPUT)
         return fp8.multiply(rounded, self.weight, self.unit_x, self.unit_w, self.dtype, fast=True)
 
-    def back(self, d_logits: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of these rows and of the table."""
-        rounded, over = fp8.both(d_logits, self.unit_g, fp8.GRADIENT)
-        d_hidden = fp8.multiply(rounded, self.weight_turned, self.unit_g, self.unit_w, self.dtype, fast=True)
-        return d_hidden, fp8.multiply(over, self.hidden_turned, self.unit_g, self.unit_x, self.dtype, fast=False)
+    def back(self, d_logits: Tensor, rows: slice) -> None:
+        """Take in the gradient of these rows' scores."""
+        if rows.start == 0:
+            self.over = torch.empty(self.num_classes, len(self.hidden), dtype=fp8.GRADIENT, device=d_logits.device)
+        rounded = fp8.both_into(d_logits, self.unit_g, self.over[:, rows])
+        self.d_hidden[rows] = fp8.multiply(rounded, self.weight_turned, self.unit_g, self.unit_w, self.dtype, fast=True)
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """Gradients of hidden states and of the table."""
+        del self.weight, self.weight_turned  # room for the table's gradient
+        hidden_turned = fp8.turned(self.hidden, self.unit_x, fp8.INPUT)
+        return self.d_hidden, fp8.multiply(self.over, hidden_turned, self.unit_g, self.unit_x, self.dtype, fast=False)
 
 
 class _BlockedLoss(torch.autograd.Function):
     """Sum of losses, block by block; gradients are made in the forward, and only multiplied in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, rows: int, kind: type[Products]) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, num_rows: int, kind: type[Products]) -> Tensor:
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        products = kind(weight)
-        blocks = zip(hidden.split(rows), labels.split(rows), strict=True)
+        products = kind(hidden, weight)
+        blocks = [slice(start, min(start + num_rows, len(hidden))) for start in range(0, len(hidden), num_rows)]
         if not any(ctx.needs_input_grad):
-            for part, wanted in blocks:
-                loss += F.cross_entropy(products.logits(part).float(), wanted, ignore_index=IGNORED_LABEL, reduction="sum")
+            for rows in blocks:
+                loss += F.cross_entropy(products.logits(rows).float(), labels[rows], ignore_index=IGNORED_LABEL, reduction="sum")
             return loss
-        d_hidden, d_weight = [], None
-        for part, wanted in blocks:
-            block_loss, d_logits = score(hidden.device.type)(products.logits(part), wanted)
+        for rows in blocks:
+            block_loss, d_logits = score(hidden.device.type)(products.logits(rows), labels[rows])
             loss += block_loss
-            d_part, d_table = products.back(d_logits, part)
+            products.back(d_logits, rows)
             del d_logits
-            d_hidden.append(d_part)
-            d_weight = d_table if d_weight is None else d_weight.add_(d_table)
-        ctx.save_for_backward(torch.cat(d_hidden) if len(d_hidden) > 1 else d_hidden[0], d_weight)
+        ctx.save_for_backward(*products.gradients())
         return loss
 
     @staticmethod
