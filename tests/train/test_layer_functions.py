@@ -21,8 +21,8 @@ NUMBERS = [
 ]
 
 
-def check(ours: Callable[..., Sequence[Tensor]], exact: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], bound: float) -> None:
-    """Hold outputs and gradients against the same function of float64."""
+def worst(ours: Callable[..., Sequence[Tensor]], exact: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> float:
+    """How far outputs and gradients are from the same function of float64, as a share of their norm; the worst of them."""
     mine = [x.clone().requires_grad_() for x in inputs]
     theirs = [x.double().requires_grad_() for x in inputs]
     found, wanted = ours(*mine), exact(*theirs)
@@ -30,9 +30,8 @@ def check(ours: Callable[..., Sequence[Tensor]], exact: Callable[..., Sequence[T
     torch.autograd.backward(found, weights)
     torch.autograd.backward(wanted, [weight.double() for weight in weights])
     pairs = [*zip(found, wanted, strict=True), *((a.grad, b.grad) for a, b in zip(mine, theirs, strict=True))]
-    for one, other in pairs:
-        assert bool(torch.isfinite(one).all())
-        assert (one.double() - other).norm() <= bound * other.norm()
+    assert all(bool(torch.isfinite(one).all()) for one, _ in pairs)
+    return max(((one.double() - other).norm() / other.norm()).item() for one, other in pairs)
 
 
 @pytest.mark.parametrize(("device", "dtype", "bound"), NUMBERS)
@@ -42,7 +41,7 @@ def test_gated(device: str, dtype: torch.dtype, bound: float, shape: tuple[int, 
         gate, up = gate_up.chunk(2, dim=-1)
         return [F.silu(gate) * up]
 
-    check(lambda x: [gated(x)], exact, [torch.randn(*shape, device=device).to(dtype)], bound)
+    assert worst(lambda x: [gated(x)], exact, [torch.randn(*shape, device=device).to(dtype)]) <= bound
 
 
 @pytest.mark.parametrize(("device", "dtype", "bound"), NUMBERS)
@@ -56,7 +55,7 @@ def test_turned_heads(device: str, dtype: torch.dtype, bound: float, num_queries
         query, key, value = x.split([num_queries, num_keys, num_keys], dim=-2)
         return [rotate(query, cosine.double(), sine.double()), rotate(key, cosine.double(), sine.double()), value]
 
-    check(lambda x: turned_heads(x, num_keys, cosine, sine), exact, [heads], bound)
+    assert worst(lambda x: turned_heads(x, num_keys, cosine, sine), exact, [heads]) <= bound
 
 
 @pytest.mark.parametrize(("device", "dtype", "bound"), NUMBERS)
@@ -68,7 +67,7 @@ def test_past_and_normed(device: str, dtype: torch.dtype, bound: float, shape: t
     def exact(x: Tensor, weight: Tensor) -> list[Tensor]:
         return [x * 1, x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-5) * weight]
 
-    check(lambda x, weight: past_and_normed(x, weight, 1e-5), exact, [x, weight], bound)
+    assert worst(lambda x, weight: past_and_normed(x, weight, 1e-5), exact, [x, weight]) <= bound
 
 
 @pytest.mark.parametrize(("device", "dtype", "bound"), NUMBERS)
