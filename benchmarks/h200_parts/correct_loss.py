@@ -22,9 +22,9 @@ from meshwright.train.replica import Replica
 from meshwright.train.samples import Samples
 
 SEED = 7
-BATCH, SEQ_LEN = 8, 1024
+BATCH, SEQ_LEN = 32, 1024
 LAST = 50  # steps whose mean is compared
-RATE, WARMUP_STEPS = 1e-3, 30
+RATE, WARMUP_STEPS = 6e-4, 60  # as usual for models of this size
 
 
 def main() -> None:
