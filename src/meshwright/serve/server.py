@@ -16,7 +16,6 @@ from meshwright.serve.guard import Door
 from meshwright.serve.shelf import Shelf
 
 NICENESS = 5  # where training and the page want the same core, training gets three quarters of it
-MAX_CONNECTIONS = 200  # the next ones are told to come back
 SEARCHED_PORTS = 50
 
 
@@ -78,16 +77,18 @@ def serve(runs: Path, listener: socket.socket, door: Door, encryption: Encryptio
     """Serve the page until Ctrl-C or SIGTERM."""
     import uvicorn
 
+    from meshwright.serve.crowd import CrowdProtocol
+
     with suppress(OSError):
         os.nice(NICENESS)
     config = uvicorn.Config(
         guarded(Shelf(runs), door),
-        log_level="warning",
+        log_level="error",  # what strangers send is no news
+        http=CrowdProtocol,
         access_log=False,
         server_header=False,
         proxy_headers=False,
         ws="none",
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=2,
         ssl_certfile=encryption.certificate if encryption else None,

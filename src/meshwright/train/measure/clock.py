@@ -7,6 +7,7 @@ with all cores busy the one follows from the other (`shared`).
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,7 +19,7 @@ MOST_ROUNDS = 400
 
 
 def interleaved_s(works: Sequence[Work], device: torch.device, budget_s: float) -> list[float]:
-    """Mean seconds of each piece of work, all of them taken in turn for about `budget_s`.
+    """Seconds of each piece of work, all of them taken in turn for about `budget_s`: the median on a GPU, the mean on a processor.
 
     In turn, because a GPU at its power cap runs as fast as the mix allows: a product alone would heat the chip otherwise than it does
     among its neighbours.
@@ -44,8 +45,7 @@ def _by_events(works: Sequence[Work], num_rounds: int) -> list[float]:
             work()
             mark.record()
     torch.cuda.synchronize()
-    sums = [sum(row[i].elapsed_time(row[i + 1]) for row in marks) for i in range(len(works))]
-    return [total / num_rounds / 1e3 for total in sums]
+    return [statistics.median(row[i].elapsed_time(row[i + 1]) for row in marks) / 1e3 for i in range(len(works))]
 
 
 def _by_clock(works: Sequence[Work], num_rounds: int) -> list[float]:
@@ -73,7 +73,7 @@ def now_s() -> float:
 
 
 def seconds_of(work: Work, device: torch.device, budget_s: float) -> float:
-    """Mean seconds of one piece of work, repeated for about `budget_s`."""
+    """Seconds of one piece of work, repeated for about `budget_s`."""
     return interleaved_s([work], device, budget_s)[0]
 
 

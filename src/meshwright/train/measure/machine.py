@@ -25,7 +25,7 @@ from meshwright.train.launch import EXIT_INTERRUPTED, Place, run_ranks
 from meshwright.train.measure import kernels
 from meshwright.train.measure.clock import release, share_cores
 from meshwright.train.measure.exchanges import collectives_s
-from meshwright.train.measure.prepare import prepare
+from meshwright.train.measure.prepare import preparing
 from meshwright.train.measure.slices import Cut, alone, number_format, slice_of
 from meshwright.train.replica import NUMBERS
 from meshwright.units import gib
@@ -165,12 +165,12 @@ def measure(
 
 
 def _on_gpu(asked: Sequence[Asked], device: torch.device, report: Report, until_s: float, *, prepares: bool) -> Found:
-    """Kernels first, which also warms the chip; then slices."""
+    """Kernels first, which also warms the chip, while the host compiles for slices; then slices."""
     cuts = _cuts(asked)
-    if prepares and len(cuts) > 1:
+    with preparing(cuts if prepares else ()) as prepared:
+        found = _kernels(asked, device, report)
         report("compiling for slices, all at once")
-        prepare(cuts)
-    found = _kernels(asked, device, report)
+        prepared.wait()
     undo = alone(device)
     try:
         _slices(cuts, device, found, report, until_s)

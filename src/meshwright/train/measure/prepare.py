@@ -11,7 +11,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
 from meshwright.describe.model import Model, RotaryScaling
@@ -22,27 +23,43 @@ WORKERS = "4"  # compilers of each process: all processes share the host
 ONE = 1  # layer is enough: all have the same shapes
 
 
-def prepare(cuts: Sequence[Cut]) -> None:
-    """Compile for all slices, a process each; ends when all have ended or `LONGEST_S` have passed."""
-    environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCHINDUCTOR_COMPILE_THREADS": WORKERS}
-    command = [sys.executable, "-m", "meshwright.train.measure.prepare"]
-    running: list[subprocess.Popen[bytes]] = []
-    try:
-        for cut in cuts:
-            made = subprocess.Popen(
-                [*command, json.dumps(asdict(cut))], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-            running.append(made)
-        until_s = time.monotonic() + LONGEST_S
-        for each in running:
-            each.wait(timeout=max(until_s - time.monotonic(), 0.1))
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        for each in running:
+class Preparation:
+    """Processes that compile, one for each slice."""
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._until_s = time.monotonic() + LONGEST_S
+
+    def start(self, cut: Cut) -> None:
+        """Let one more process compile for a slice."""
+        environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCHINDUCTOR_COMPILE_THREADS": WORKERS}
+        command = [sys.executable, "-m", "meshwright.train.measure.prepare", json.dumps(asdict(cut))]
+        self._running.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+    def wait(self) -> None:
+        """Wait until all have ended, or `LONGEST_S` have passed since the first began."""
+        with suppress(subprocess.TimeoutExpired):
+            for each in self._running:
+                each.wait(timeout=max(self._until_s - time.monotonic(), 0.1))
+
+    def end(self) -> None:
+        """End what still runs."""
+        for each in self._running:
             if each.poll() is None:
                 each.kill()
             each.wait()
+
+
+@contextmanager
+def preparing(cuts: Sequence[Cut]) -> Iterator[Preparation]:
+    """Compile for all slices in the background; nothing is left running."""
+    made = Preparation()
+    try:
+        for cut in cuts:
+            made.start(cut)
+        yield made
+    finally:
+        made.end()
 
 
 def cut_of(line: str) -> Cut:
