@@ -140,7 +140,19 @@ def test_what_is_not_there_is_404(shelf, path):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8420", "127.0.0.1.evil.example", "localhost.evil.example", "", "10.0.0.1", "[::2]"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:8420",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "",
+        "10.0.0.1",
+        "[::2]",
+        "127.0.0.1:80@evil.example",
+        "[::1]evil.example",
+        "localhost:",
+    ],
 )
 def test_a_foreign_name_is_refused(shelf, host):
     assert asked(guarded(shelf, Door()), "GET", "/api/runs", host=host).status == 421

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from meshwright.audit.rules import benchmark_named, round_named
-from meshwright.audit.stated import Stated, stated
+from meshwright.audit.stated import Stated, stated, stated_time
 from meshwright.audit.verdict import severity
 from meshwright.describe.form import Checked, checked, located
 from meshwright.describe.hardware import FORMAT_OF_RECIPE
@@ -20,14 +20,14 @@ from meshwright.errors import InputError, nearest
 from meshwright.evidence.mlperf import BENCHMARKS
 from meshwright.units import DAY, HOUR, MINUTE
 
-Amount = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=1e-12, le=1e30, allow_inf_nan=False)]  # products and quotients of a few stay finite
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Share = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]  # in per cent
 
 SECONDS = {"seconds": 1.0, "minutes": MINUTE, "hours": HOUR, "days": DAY}  # of the keys that give a duration
 SAME = (tuple(SECONDS), ("speedup", "faster_pct"))  # keys of which a claim gives one
 VARIATIONS = ("within-run", "between-runs", "standard-error")
-LEAST_EFFICIENCY_PCT = 2.0  # less was meant as a fraction
+LEAST_EFFICIENCY_PCT, LEAST_MFU_PCT = 2.0, 1.0  # less was meant as a fraction
 ALL_KINDS = "all"  # of largest_of
 INHERITED = ("benchmark", "model", "parameters", "seq_len", "precision", "accelerator")  # by a baseline that does not say
 
@@ -73,6 +73,7 @@ class ClaimTable(RunTable):
     cost_usd: Amount | None = None
     usd_per_gpu_hour: Amount | None = None
     tokens_per_s: Amount | None = None
+    tokens_per_s_per_gpu: Amount | None = None
     tflops_per_gpu: Amount | None = None
     mfu_pct: Share | None = None
     efficiency_pct: Share | None = None
@@ -82,6 +83,8 @@ class ClaimTable(RunTable):
     speedup_of: Literal["time", "throughput", "step"] = "time"
     exposed_ms: Share | None = None
     exposed_pct: Share | None = None
+    traffic_gb: Amount | None = None
+    traffic_gb_per_s: Amount | None = None
     cluster: str = ""
     layout: str = ""
     profile: str = ""
@@ -142,6 +145,7 @@ class Claim:
     cost_usd: float = 0.0
     usd_per_gpu_hour: Stated | None = None
     tokens_per_s: float = 0.0
+    tokens_per_s_per_gpu: float = 0.0
     tflops_per_gpu: float = 0.0
     mfu_pct: Stated | None = None
     efficiency_pct: Stated | None = None
@@ -150,6 +154,8 @@ class Claim:
     speedup_of: str = "time"
     exposed_ms: Stated | None = None
     exposed_pct: Stated | None = None
+    traffic_gb: float = 0.0  # of one accelerator and step
+    traffic_gb_per_s: float = 0.0
     cluster: str = ""
     layout: str = ""
     profile: str = ""
@@ -215,14 +221,17 @@ def _claim(form: ClaimTable, where: str, folder: Path) -> Claim:
         cost_usd=form.cost_usd or 0.0,
         usd_per_gpu_hour=_stated(form.usd_per_gpu_hour),
         tokens_per_s=form.tokens_per_s or 0.0,
+        tokens_per_s_per_gpu=form.tokens_per_s_per_gpu or 0.0,
         tflops_per_gpu=form.tflops_per_gpu or 0.0,
-        mfu_pct=_stated(form.mfu_pct),
-        efficiency_pct=_efficiency(form.efficiency_pct),
+        mfu_pct=_in_per_cent("mfu_pct", form.mfu_pct, LEAST_MFU_PCT),
+        efficiency_pct=_in_per_cent("efficiency_pct", form.efficiency_pct, LEAST_EFFICIENCY_PCT),
         scaling=form.scaling,
         speedup=_speedup(form),
         speedup_of=form.speedup_of,
         exposed_ms=_stated(form.exposed_ms),
         exposed_pct=_stated(form.exposed_pct),
+        traffic_gb=form.traffic_gb or 0.0,
+        traffic_gb_per_s=form.traffic_gb_per_s or 0.0,
         cluster=form.cluster,
         layout=form.layout,
         profile=form.profile,
@@ -260,7 +269,7 @@ def _run(form: RunTable, *, record: bool) -> Run:
         accelerator=accelerator(form.accelerator).name if form.accelerator else "",
         gpus=form.gpus or 0,
         duration_s=_duration_s(form),
-        step_s=_stated(form.step_s),
+        step_s=None if form.step_s is None else stated_time(form.step_s),
         log=form.log,
         record=record,
     )
@@ -293,7 +302,7 @@ def _duration_s(form: RunTable) -> Stated | None:
     given = [key for key in SECONDS if getattr(form, key) is not None]
     if len(given) > 1:
         raise InputError(f"{' and '.join(given)} are both given", where=given[1], fix="give the time once")
-    return stated(getattr(form, given[0])).times(SECONDS[given[0]]) if given else None
+    return stated_time(getattr(form, given[0])).times(SECONDS[given[0]]) if given else None
 
 
 def _speedup(form: ClaimTable) -> Stated | None:
@@ -314,11 +323,9 @@ def _variation(value: float | list[float] | None) -> tuple[float, float] | None:
     return min(values), max(values)
 
 
-def _efficiency(value: float | None) -> Stated | None:
-    if value is not None and value <= LEAST_EFFICIENCY_PCT:
-        raise InputError(
-            f"efficiency_pct is {value:g}: it is in per cent", where="efficiency_pct", fix=f"write {100 * value:g}, if you mean that"
-        )
+def _in_per_cent(key: str, value: float | None, least: float) -> Stated | None:
+    if value is not None and value <= least:
+        raise InputError(f"{key} is {value:g}: it is in per cent", where=key, fix=f"write {100 * value:g}, if you mean that")
     return _stated(value)
 
 

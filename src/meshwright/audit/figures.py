@@ -6,16 +6,20 @@ from meshwright.units import TERA
 
 
 def count(value: float) -> str:
-    """A whole number with thousands separated."""
-    return f"{value:,.0f}"
+    """A whole number with thousands separated; of more than a quadrillion a power of ten."""
+    return f"{value:,.0f}" if abs(value) < 1e15 else _scientific(value)
 
 
 def figure(value: float) -> str:
     """Four digits; thousands separated, powers of ten for what is larger than a billion or smaller than a thousandth."""
     if value and not 1e-3 <= abs(value) < 1e9:
-        mantissa, _, exponent = f"{value:.3e}".partition("e")
-        return f"{mantissa}e{int(exponent)}"
+        return _scientific(value)
     return count(value) if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _scientific(value: float) -> str:
+    mantissa, _, exponent = f"{value:.3e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
 
 
 def teraflops(flops_per_s: float) -> str:

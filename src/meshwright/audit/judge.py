@@ -70,4 +70,10 @@ def judge(claim: Claim) -> Judgement:
         statements = [statement for check in CHECKS for statement in check(claim)]
     if not statements:
         raise InputError("nothing in the claim can be checked", where=claim.where, fix=ENOUGH)
-    return Judgement(claim, tuple(sorted(statements, key=lambda statement: -severity(statement.verdict))))
+    return Judgement(claim, tuple(sorted(statements, key=lambda statement: (-severity(statement.verdict), _rank(statement.about)))))
+
+
+def _rank(about: str) -> int:
+    """Where a statement stands among those of its verdict: first what the claim says of itself, then what every run must hold."""
+    of_all = ("step time", "submission", "log", "compute", "samples", "memory")
+    return next((place for place, name in enumerate(of_all, start=1) if about.startswith(name)), 0)

@@ -99,6 +99,13 @@ def round_of_date(time_ms: float, benchmark: str = "") -> str:
 
 
 @cache
+def most_published(number_format: str) -> tuple[float, str] | None:
+    """The highest share of a GPU's peak in a number format that was published of training, and of what; None where none is known to us."""
+    found = read_toml(RULES)["most_published"].get(number_format)
+    return (float(found["share"]), str(found["where"])) if found else None
+
+
+@cache
 def _last_days() -> Mapping[str, date]:
     days: Mapping[str, date] = read_toml(RULES)["last_day"]
     return days

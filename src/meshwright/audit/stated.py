@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 WHOLE = 1e15  # above that a float is no longer written digit by digit
+TIME = 0.05  # of a time: nobody writes 1 s for 1.4 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,12 @@ def stated(value: float) -> Stated:
     assert isinstance(exponent, int), "checked to be finite when it was read"
     half = min(float(Decimal(5).scaleb(exponent - 1)), abs(value) / 2)
     return Stated(float(value), value - half, value + half)
+
+
+def stated_time(value: float) -> Stated:
+    """The same of a duration, with a twentieth on both sides at the most."""
+    wide, half = stated(value), TIME * value
+    return Stated(wide.value, max(wide.low, value - half), min(wide.high, value + half))
 
 
 def exactly(value: float) -> Stated:

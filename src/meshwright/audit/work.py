@@ -8,7 +8,7 @@ from statistics import median
 from meshwright.audit.claim import Run
 from meshwright.audit.figures import count, figure
 from meshwright.audit.rules import benchmarks
-from meshwright.audit.submissions import flops_per_sample, submissions
+from meshwright.audit.submissions import Submission, find, flops_per_sample, submissions
 from meshwright.describe.load import load_model, load_workload, names
 from meshwright.evidence.mlperf import BENCHMARKS
 
@@ -65,6 +65,24 @@ def samples_of(run: Run) -> float:
         return run.samples
     seq_len = seq_len_of(run)
     return run.tokens / seq_len if run.tokens and seq_len else 0.0
+
+
+def alike(run: Run) -> list[Submission]:
+    """The submissions on the run's machine that trained what it trained; where it does not say what, those of the only benchmark there."""
+    if not (run.gpus and run.accelerator):
+        return []
+    rows = find(**run.lookup)
+    if run.benchmark:
+        return rows
+    if run.model:
+        return [row for row in rows if is_trained_whole(row.benchmark) and BENCHMARKS[row.benchmark][0] == load_model(run.model).name]
+    return rows if not run.parameters and len({row.benchmark for row in rows}) == 1 else []
+
+
+def is_trained_whole(benchmark: str) -> bool:
+    """Whether a benchmark trains all of its model, and not adapters on a frozen one."""
+    workload = BENCHMARKS[benchmark][1]
+    return workload not in names("workloads") or load_workload(workload).adapters is None
 
 
 def fewest_samples(benchmark: str) -> float:

@@ -17,9 +17,10 @@ from meshwright.outcome import price_of, running_costs
 GIVEN, ASSUMED = "given", "assumed"
 UNDERSTOOD = "write 2.5USD/h, $2.5 or 2.5: USD for one accelerator and hour"
 MOST_USD = Decimal(10**15)  # an amount beyond is a slip of the keyboard
+MOST_DIGITS = 30  # before or after the point
 _TIMES = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000}
 _NUMBER = r"[0-9][0-9_,]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+"
-_AMOUNT = re.compile(rf"(?:\$|(?i:USD))?\s*(?P<number>{_NUMBER})\s*(?P<times>[kKM]?)\s*(?:\$|(?i:USD))?")
+_AMOUNT = re.compile(rf"(?:(?:US)?\$|(?i:USD))?\s*(?P<number>{_NUMBER})\s*(?P<times>[kKM]?)\s*(?:\$|(?i:USD))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,10 @@ def read_usd(text: str, where: str, fix: str) -> Decimal:
     number = found["number"]
     if "," in number and not re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?", number):
         raise InputError(f"the comma in {text!r} could be a decimal point or a separator", where=where, fix=fix)
-    usd = Decimal(number.replace(",", "").replace("_", "")) * _TIMES[found["times"]]
+    plain = Decimal(number.replace(",", "").replace("_", ""))
+    if plain and abs(plain.adjusted()) > MOST_DIGITS:  # where a product would overflow
+        raise InputError(f"{text.strip()} is {'nothing' if plain.adjusted() < 0 else 'more than there is'}", where=where, fix=fix)
+    usd = plain * _TIMES[found["times"]]
     if not 0 < usd < MOST_USD:
         raise InputError(f"{text.strip()} is {'nothing' if usd <= 0 else 'more than there is'}", where=where, fix=fix)
     return usd

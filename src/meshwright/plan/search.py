@@ -33,7 +33,7 @@ from meshwright.plan.exact import quick_excess_s, step_excess_s
 from meshwright.plan.features import Features
 from meshwright.plan.measure import STEP, Measure, Times
 from meshwright.predict import Prediction, predict, usual_layout
-from meshwright.question import GENERATION, Question, question
+from meshwright.question import GENERATION, Measured, Question, measured, question
 from meshwright.software import Software, software
 from meshwright.step import BF16_BYTES, price
 from meshwright.units import gib
@@ -102,7 +102,8 @@ def search(
     asked = _asked(model, cluster, workload, stack)
     space, bounds = _bounded_space(model, cluster, workload, stack, features, fixed, asked, measure)
     memory = _Memory(model, cluster, workload, reserve_bytes, features)
-    best, tally = _Best(asked, workload, stack, measure, max(keep, EXACT)), _Tally()
+    seen = measured(model, workload, stack.profile) if stack.profile else None
+    best, tally = _Best(asked, workload, stack, measure, max(keep, EXACT), seen), _Tally()
     lesser = min(features.recompute, key=RECOMPUTE.index)
     opened = space.batches((min(features.zero_stages),), (lesser,)) if prune else space.batches(features.zero_stages, features.recompute)
     for batch, done in opened:
@@ -174,6 +175,8 @@ def _bounds(asked: Question, space: Space, stack: Software, measure: Measure) ->
     Its step under the kindest schedule on a network that takes no time, but for tensor parallelism: that has a domain to itself, whose
     links are the fastest of the machine.
     """
+    if stack.profile:  # a machine of one's own: few layouts, and messages as they were timed know no kinder network
+        return np.zeros(len(space.rows))
     constants = stack.constants
     hashed = np.where(asked.tier_is_hashed > 0, constants.hashed_efficiency, 1.0) * constants.fabric_efficiency
     reached = asked.tier_bytes_per_s * np.where(asked.tier_is_scale_up > 0, sw.SCALE_UP_EFFICIENCY, hashed)
@@ -275,8 +278,10 @@ def _with(rows: Layouts, **values: int) -> Layouts:
 class _Best:
     """The best layouts so far, in closed form."""
 
-    def __init__(self, asked: Question, workload: Workload, stack: Software, measure: Measure, count: int) -> None:
-        self._asked, self._workload, self._stack, self._measure, self._count = asked, workload, stack, measure, count
+    def __init__(
+        self, asked: Question, workload: Workload, stack: Software, measure: Measure, count: int, seen: Measured | None = None
+    ) -> None:
+        self._asked, self._workload, self._stack, self._measure, self._count, self._seen = asked, workload, stack, measure, count, seen
         self.layouts: Layouts = Layouts.of([])
         self.values: Column = np.empty(0)
 
@@ -289,7 +294,7 @@ class _Best:
         """Price the rows and keep the best of all so far."""
         if not len(layouts):
             return
-        priced = price(self._asked, layouts, self._stack.constants)
+        priced = price(self._asked, layouts, self._stack.constants, self._seen)
         values = self._measure.value(self._measure.times(self._workload, layouts, priced))
         good = np.flatnonzero(values < self.limit)
         if len(good):

@@ -242,6 +242,10 @@ def _notes(run: Run) -> list[str]:
         told.append(f"The run has not ended, or its process was killed: shown up to step {run.records[-1].step:,}.")
     if run.header.status == "failed":
         told.append(f"The run failed after step {run.records[-1].step:,}.")
+    if is_sampled(run):
+        told.append(
+            f"Of {_last_step(run):,} simulated steps {len(run.records):,} are recorded: step times and parts are those of that sample."
+        )
     if run.damage:
         shown = "; ".join(run.damage[:MAX_DAMAGE]) + (f"; and {len(run.damage) - MAX_DAMAGE} more" if len(run.damage) > MAX_DAMAGE else "")
         told.append(f"Damaged lines are left out: {shown}.")
@@ -294,10 +298,16 @@ def time_split(run: Run, plan: Plan | None, told: Summary) -> TimeSplit:
 
 def _num_steps(run: Run) -> int:
     """Steps that were kept: those recorded, or of simulated weeks, whose records are a sample, as many as the last event tells."""
-    ended = [event.step for event in run.events if event.kind == "stopped"]
-    if run.header.kind == "simulated" and ended and ended[-1] > run.records[-1].step:
-        return ended[-1]
-    return len(run.records)
+    return _last_step(run) if is_sampled(run) else len(run.records)
+
+
+def is_sampled(run: Run) -> bool:
+    """Whether the steps recorded are a few of those that were simulated: nobody writes down the millions of some weeks."""
+    return run.header.kind == "simulated" and _last_step(run) > run.records[-1].step
+
+
+def _last_step(run: Run) -> int:
+    return next((event.step for event in reversed(run.events) if event.kind == "stopped"), 0)
 
 
 def _per_sample(value_s: float) -> str:

@@ -113,11 +113,12 @@ def check_token(token: str) -> str:
 
 
 def host_name(host: str) -> str:
-    """The name of a Host header without its port, in small letters."""
+    """The name of a Host header without its port, in small letters. What is no port stays with the name, which nobody then knows."""
     name = host.strip().lower()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.rpartition(":")[0] if name.count(":") == 1 else name
+    bare, colon, port = name.rpartition(":")
+    if colon and port.isascii() and port.isdigit() and (bare.endswith("]") or ":" not in bare):
+        name = bare
+    return name[1:].removesuffix("]") if name.startswith("[") else name
 
 
 def _is_address(name: str) -> bool:

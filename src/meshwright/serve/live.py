@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import time
@@ -65,7 +66,8 @@ class LiveRun:
         except MeshwrightError as error:
             self.header, self.problem = None, error
         except OSError as error:
-            self.header, self.problem = None, MeshwrightError(f"cannot be read: {error.strerror or error}", where=str(self.folder))
+            why = "a link stands in a file's place" if error.errno == errno.ELOOP else error.strerror or error
+            self.header, self.problem = None, MeshwrightError(f"cannot be read: {why}", where=str(error.filename or self.folder))
         self.looked_s = time.monotonic()
 
     def _read_small_files(self) -> None:

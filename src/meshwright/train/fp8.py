@@ -67,7 +67,10 @@ def both_into(x: Tensor, unit: Tensor, over: Tensor) -> Tensor:
 
 
 def multiply(a: Tensor, b: Tensor, unit_a: Tensor, unit_b: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
-    """`a @ b.T` of two rounded matrices. `fast` sums in the tensor cores' own 22 bits; else partial sums are added in fp32."""
+    """`a @ b.T` of two rounded matrices. `fast` sums in the tensor cores' own few bits; else partial sums are added in fp32.
+
+    Forwards are fast, gradients are not: where thousands of small terms meet one large one, as in the head, few bits lose the small ones.
+    """
     if a.is_cuda:
         return torch._scaled_mm(a, b.T, scale_a=unit_a, scale_b=unit_b, out_dtype=dtype, use_fast_accum=fast)
     return (a.float() @ b.float().T * (unit_a * unit_b)).to(dtype)
@@ -100,7 +103,7 @@ class _Product(torch.autograd.Function):
         rows = gradient.flatten(0, -2)
         unit_g = unit_of(rows, GRADIENT)
         g8, g8_turned = both(rows, unit_g, GRADIENT)
-        d_x = multiply(g8, turned(weight, unit_w, INPUT), unit_g, unit_w, gradient.dtype, fast=True)
+        d_x = multiply(g8, turned(weight, unit_w, INPUT), unit_g, unit_w, gradient.dtype, fast=False)
         d_weight = multiply(g8_turned, turned_again(ctx.how, kept, unit_x), unit_g, unit_x, weight.dtype, fast=False)
         return d_x.view(ctx.shape), d_weight, None, *(None for _ in kept if ctx.how)
 
@@ -124,7 +127,7 @@ class _SplitProduct(torch.autograd.Function):
             return layer.weight, multiply(g8_turned, turned(x, unit_x, INPUT), unit_g, unit_x, weight.dtype, fast=False)
 
         layer.put_off.append(weight_gradient)
-        return multiply(g8, turned(weight, unit_w, INPUT), unit_g, unit_w, gradient.dtype, fast=True).view(ctx.shape), None, None
+        return multiply(g8, turned(weight, unit_w, INPUT), unit_g, unit_w, gradient.dtype, fast=False).view(ctx.shape), None, None
 
 
 def product(x: Tensor | Made, layer: Linear) -> Tensor:

@@ -102,7 +102,7 @@ class Rounded:
         if rows.start == 0:
             self.over = torch.empty(self.num_classes, len(self.hidden), dtype=fp8.GRADIENT, device=d_logits.device)
         rounded = fp8.both_into(d_logits, self.unit_g, self.over[:, rows])
-        self.d_hidden[rows] = fp8.multiply(rounded, self.weight_turned, self.unit_g, self.unit_w, self.dtype, fast=True)
+        self.d_hidden[rows] = fp8.multiply(rounded, self.weight_turned, self.unit_g, self.unit_w, self.dtype, fast=False)
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """Gradients of hidden states and of the table."""

@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 
 from meshwright.audit.claim import Claim, Run
 from meshwright.audit.figures import count, figure, minutes, percent, teraflops
+from meshwright.audit.rules import most_published
 from meshwright.audit.submissions import Submission, best_rate, find, most_gain, most_share_of_peak
 from meshwright.audit.verdict import CONSISTENT, IMPLAUSIBLE, IMPOSSIBLE, MISLEADING, UNKNOWN, Statement
 from meshwright.audit.work import Work, attention_range, run_work, step_work
-from meshwright.describe.hardware import FORMAT_OF_RECIPE
-from meshwright.describe.load import accelerator
+from meshwright.describe.hardware import FORMAT_OF_RECIPE, Accelerator
+from meshwright.describe.load import accelerator, names
 from meshwright.units import MINUTE, TERA
 
 SAME_SIZE = 0.1  # machines that differ by less than a tenth in accelerators are held against each other
 ROUNDING = 0.02  # of a claimed rate against the one that follows from the claim's other numbers
+GPU_VENDORS = ("NVIDIA", "AMD")  # what was published of a number format holds for theirs
 MOST_EVALUATING = 1.25  # time of a run over that of its steps
 
 
@@ -38,9 +40,13 @@ def check(claim: Claim) -> Iterator[Statement]:
 
 
 def _of_run(run: Run, about: str) -> Iterator[Statement]:
-    if not (run.gpus and run.accelerator):
+    if not run.gpus:
         return
     work, step_s = run_work(run), run.step_s
+    if not run.accelerator:
+        if run.duration_s and work:
+            yield _on_any(_rate(work, run.gpus, run.duration_s.value, "run"), about)
+        return
     if run.duration_s and work:
         yield judged(run, _rate(work, run.gpus, run.duration_s.value, "run"), about)
     elif run.duration_s and (run.model or run.parameters or run.benchmark):
@@ -52,6 +58,19 @@ def _of_run(run: Run, about: str) -> Iterator[Statement]:
         step = step_work(run)
         if step:
             yield judged(run, replace(_rate(step, run.gpus, step_s.value, "step"), is_of_step=True), f"{about}, in a step")
+
+
+def _on_any(rate: Rate, about: str) -> Statement:
+    """The statement on a run whose accelerator is not named: beyond the fastest of all, or unknown."""
+    chip = max((accelerator(name) for name in names("accelerators")), key=lambda one: max(one.dense_flops_per_s.values()))
+    number_format, peak = max(chip.dense_flops_per_s.items(), key=lambda entry: entry[1])
+    share = rate.flops_per_s / peak
+    lines = (*rate.lines, f"fastest peak of any we know: {teraflops(peak)} dense {chip.name} ({number_format}): {percent(share)} of it")
+    if share > 1:
+        why = f"{percent(share)} of the peak of the fastest accelerator we know, {chip.name}"
+        return Statement(about=about, verdict=IMPOSSIBLE, why=why, arithmetic=lines)
+    why = f"on which accelerator is not said; {teraflops(rate.flops_per_s)} each is within the peak of the fastest, {chip.name}"
+    return Statement(about=about, verdict=UNKNOWN, why=why, arithmetic=lines)
 
 
 def with_batch_on_record(run: Run) -> Run:
@@ -67,7 +86,8 @@ def with_batch_on_record(run: Run) -> Run:
 
 def _rate(work: Work, gpus: int, seconds: float, what: str) -> Rate:
     rate = work.flops / (gpus * seconds)
-    line = f"rate: {figure(work.flops)} FLOP / ({count(gpus)} GPUs x {figure(seconds)} s a {what}) = {teraflops(rate)} each"
+    took = "1 s" if what == "second" else f"{figure(seconds)} s a {what}"
+    line = f"rate: {figure(work.flops)} FLOP / ({count(gpus)} GPU{'s' if gpus > 1 else ''} x {took}) = {teraflops(rate)} each"
     return Rate(rate, (work.line, line), usual_flops_per_s=work.usual_flops / (gpus * seconds))
 
 
@@ -91,7 +111,7 @@ def judged(run: Run, rate: Rate, about: str) -> Statement:
     if share > 1:
         why = f"each {chip.name} would run at {percent(share)} of its dense {number_format} peak"
         return Statement(about=about, verdict=IMPOSSIBLE, why=why, arithmetic=tuple(lines))
-    most, whose = most_share_of_peak()
+    most, whose = _most(chip, number_format if run.precision else "")
     times, line = _against_best(run, rate)
     gain, gained = most_gain(chip.vendor)
     lines += [line] if line else []
@@ -105,6 +125,12 @@ def judged(run: Run, rate: Rate, about: str) -> Statement:
         return Statement(about=about, verdict=IMPLAUSIBLE, why=why, arithmetic=tuple(lines))
     why = f"{percent(share)} of the peak, {times:.2f} times the best on record" if line else f"{percent(share)} of the peak"
     return Statement(about=about, verdict=CONSISTENT, why=why, arithmetic=tuple(lines))
+
+
+def _most(chip: Accelerator, number_format: str) -> tuple[float, str]:
+    """The highest share of a peak on record, and whose: of the claimed format where that was published, else of any submission."""
+    published = most_published(number_format) if chip.vendor in GPU_VENDORS else None
+    return published or most_share_of_peak()
 
 
 def _against_best(run: Run, rate: Rate) -> tuple[float, str]:
@@ -147,10 +173,10 @@ def _against_row(run: Run, rate: Rate, rows: list[Submission]) -> tuple[float, s
 def _claimed(claim: Claim) -> Iterator[Statement]:
     """Statements on claimed tokens a second, TFLOP/s and MFU: possible, and what the claim's other numbers give."""
     run = claim.run
-    if claim.tokens_per_s and run.gpus and run.accelerator and (run.model or run.benchmark or run.parameters):
-        work = run_work(replace(run, tokens=claim.tokens_per_s))
-        if work:
-            yield judged(run, replace(_rate(work, run.gpus, 1.0, "second"), is_of_step=True), "throughput")
+    if claim.tokens_per_s:
+        yield _throughput(run, claim.tokens_per_s)
+    if claim.tokens_per_s_per_gpu:
+        yield _throughput(replace(run, gpus=1), claim.tokens_per_s_per_gpu)
     if claim.tflops_per_gpu and run.accelerator:
         rate = Rate(claim.tflops_per_gpu * TERA, (f"rate: {teraflops(claim.tflops_per_gpu * TERA)} each, as claimed",), is_of_step=True)
         yield judged(replace(run, benchmark="", gpus=run.gpus or 1), rate, "TFLOP/s")
@@ -160,6 +186,16 @@ def _claimed(claim: Claim) -> Iterator[Statement]:
     elif claim.mfu_pct:
         why = "a share of a peak says nothing without accelerator and precision"
         yield Statement(about="MFU", verdict=UNKNOWN, why=why, arithmetic=(f"claimed: {figure(claim.mfu_pct.value)} %",))
+
+
+def _throughput(run: Run, tokens_per_s: float) -> Statement:
+    """The statement on tokens a second of so many accelerators."""
+    work = run_work(replace(run, tokens=tokens_per_s))
+    if work is None or not (run.gpus and run.accelerator):
+        why = "tokens a second say nothing without accelerator, gpus and what was trained"
+        line = f"claimed: {figure(tokens_per_s)} tokens a second"
+        return Statement(about="throughput", verdict=UNKNOWN, why=why, arithmetic=(line,))
+    return judged(run, replace(_rate(work, run.gpus, 1.0, "second"), is_of_step=True), "throughput")
 
 
 def _mfu(claim: Claim) -> Iterator[Statement]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.audit.claim import Claim, Run
 from meshwright.audit.figures import count, percent
-from meshwright.audit.stated import Stated
+from meshwright.audit.stated import Stated, exactly
 from meshwright.audit.submissions import find, noise
 from meshwright.audit.verdict import CONSISTENT, IMPLAUSIBLE, MISLEADING, UNSUPPORTED, Statement
 
@@ -20,9 +20,7 @@ def check(claim: Claim) -> Iterator[Statement]:
     run, base = claim.run, claim.baseline
     times = _times(run, base)
     if times is None or base is None:
-        why = "an efficiency needs two times, one at each size, and the claim does not give both"
-        line = f"claimed: {claim.efficiency_pct.value:g} %"
-        yield Statement(about="efficiency", verdict=UNSUPPORTED, why=why, arithmetic=(line,))
+        yield _alone(claim.efficiency_pct)
         return
     factor, line = _work_ratio(claim, run, base)
     if factor is None:
@@ -30,6 +28,16 @@ def check(claim: Claim) -> Iterator[Statement]:
         return
     yield _judged(claim, claim.efficiency_pct, times[1].over(times[0]).times(factor), [line] if line else [], times)
     yield _noise(run, base, times)
+
+
+def _alone(said: Stated) -> Statement:
+    """The statement on an efficiency whose times are not given."""
+    line = f"claimed: {said.value:g} %"
+    if said.low > 100 * MOST:
+        why = "more than all of the work, and the two times that would show it are not given"
+        return Statement(about="efficiency", verdict=IMPLAUSIBLE, why=why, arithmetic=(line, f"passes: up to {100 * MOST:g} %"))
+    why = "an efficiency needs two times, one at each size, and the claim does not give both"
+    return Statement(about="efficiency", verdict=UNSUPPORTED, why=why, arithmetic=(line,))
 
 
 def _times(run: Run, base: Run | None) -> tuple[Stated, Stated] | None:
@@ -63,15 +71,18 @@ def _judged(claim: Claim, said: Stated, share: Stated, lines: list[str], times: 
     factor = share.value * new.value / base.value
     work = "" if abs(factor - 1) < 1e-9 else f" x {factor:.4f}"
     lines.append(f"efficiency: {base.value:g} s / {new.value:g} s{work} = {efficiency.value:.2f} %; claimed {said.value:g} %")
-    if said.agrees(efficiency):
+    inverse = new.over(base).times(100 / factor)
+    is_inverse = said.agrees(inverse) and (not said.agrees(efficiency) or _is_nearer(said, inverse, efficiency))
+    if said.agrees(efficiency) and not is_inverse:
         verdict = CONSISTENT if share.value <= MOST else IMPLAUSIBLE
         why = f"{base.value:g} / {new.value:g}{work} is {efficiency.value:.2f} %"
         if verdict == IMPLAUSIBLE:
             why += ": more than all of the work, so the two runs are not alike"
+        elif efficiency.low > 100:
+            why += ": above 100 %, so more than the number of GPUs differs, or it is noise"
         return Statement(about="efficiency", verdict=verdict, why=why, arithmetic=tuple(lines))
-    inverse = new.over(base).times(100 / factor if factor else 100)
-    if said.agrees(inverse):
-        lines.append(f"upside down: {new.value:g} s / {base.value:g} s = {inverse.value:.2f} %")
+    if is_inverse:
+        lines.append(f"upside down: {new.value:g} s / {base.value:g} s{work.replace('x', '/')} = {inverse.value:.2f} %")
         why = (
             f"the ratio is upside down: {base.value:g} / {new.value:g}{work} is {efficiency.value:.2f} %, and {said.value:g} % its inverse"
         )
@@ -80,12 +91,17 @@ def _judged(claim: Claim, said: Stated, share: Stated, lines: list[str], times: 
     return Statement(about="efficiency", verdict=MISLEADING, why=why, arithmetic=tuple(lines))
 
 
+def _is_nearer(said: Stated, one: Stated, other: Stated) -> bool:
+    """Whether what is said is `one` to the last digit, and `other` only because times are rounded."""
+    return said.agrees(exactly(one.value)) and not said.agrees(exactly(other.value))
+
+
 def _noise(run: Run, base: Run, times: tuple[Stated, Stated]) -> Statement:
     """Whether the two times differ by more than runs of one machine do. That they do not is no fault of a claim, but it must be said."""
     rows = [row for one in (run, base) if one.gpus and one.accelerator for row in find(**one.lookup)]
     spread = noise(rows)
     difference = abs(times[0].value / times[1].value - 1)
-    whose = rows[0].name if rows and rows[0].run_spread_pct > 0 else "the median of our table"
+    whose = next((row.name for row in rows if row.run_spread_pct / 100 == spread), "the median of our table")
     lines = (
         f"difference: |{times[0].value:g} / {times[1].value:g} - 1| = {percent(difference)}",
         f"runs of one machine differ by {percent(spread)} ({whose})",

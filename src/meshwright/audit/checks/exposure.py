@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from meshwright.audit.claim import Claim, Run
 from meshwright.audit.figures import figure
 from meshwright.audit.stated import Stated
-from meshwright.audit.verdict import CONSISTENT, IMPLAUSIBLE, IMPOSSIBLE, MISLEADING, UNSUPPORTED, Statement
+from meshwright.audit.verdict import CONSISTENT, IMPLAUSIBLE, IMPOSSIBLE, MISLEADING, UNKNOWN, UNSUPPORTED, Statement
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import load_cluster, load_model, load_workload, names
 from meshwright.describe.model import Model
@@ -22,6 +22,7 @@ from meshwright.traffic import Step, is_counted_whole, sent_on
 from meshwright.traffic import flows as flows_of
 from meshwright.units import GB
 
+ROUNDING = 0.05  # of what cannot hide
 SLOWEST = 2.0  # traffic that takes more than so many times bytes over bandwidth is not explained by the wire
 
 
@@ -33,6 +34,8 @@ def check(claim: Claim) -> Iterator[Statement]:
     exposed_s = _exposed_s(claim)
     if claim.cluster and claim.layout and exposed_s is not None:
         yield _wire(claim, exposed_s)
+    if claim.traffic_gb and claim.traffic_gb_per_s and exposed_s is not None:
+        yield _stated_wire(claim, exposed_s)
     yield _profile(claim)
 
 
@@ -82,25 +85,41 @@ class Wire:
     lines: tuple[str, ...]
 
 
+def _stated_wire(claim: Claim, exposed_s: float) -> Statement:
+    """The statement on traffic whose bytes and bandwidth the claim itself gives."""
+    takes_s = claim.traffic_gb / claim.traffic_gb_per_s
+    line = f"{figure(claim.traffic_gb)} GB a GPU and step / {figure(claim.traffic_gb_per_s)} GB/s = {figure(takes_s)} s"
+    wire = Wire(takes_s, takes_s, (line,))
+    if claim.run.step_s:
+        return _hidden(wire, claim.run.step_s.value, exposed_s, "traffic by its own numbers")
+    lines = (line, f"claimed to be exposed: {figure(exposed_s)} s")
+    if exposed_s >= takes_s:
+        return _hidden(wire, takes_s, exposed_s, "traffic by its own numbers")
+    why = f"{figure(takes_s - exposed_s)} s of it must hide behind a step, and how long that is the claim does not say"
+    return Statement(about="traffic by its own numbers", verdict=UNKNOWN, why=why, arithmetic=lines)
+
+
 def _wire(claim: Claim, exposed_s: float) -> Statement:
     model, cluster, workload, layout = _nouns(claim)
     wire = _crossing(model, cluster, workload, layout)
     predicted = predict(model, cluster, workload, Layouts.of([layout]))
     step_s = claim.run.step_s.value if claim.run.step_s else float(predicted.step_time_s[0])
-    hidden_s = max(wire.least_s - step_s, 0.0)
-    lines = (
-        *wire.lines,
-        f"to hide behind a step of {figure(step_s)} s; claimed to be exposed: {figure(exposed_s)} s",
-        f"our model's own figure: {figure(float(predicted.parts['exposed_dp'][0]))} s exposed between replicas",
-    )
-    if exposed_s < hidden_s:
-        why = f"at least {figure(hidden_s)} s cannot hide: the traffic takes longer than the step"
-        return Statement(about="bytes over bandwidth", verdict=IMPOSSIBLE, why=why, arithmetic=lines)
+    ours = f"our model's own figure: {figure(float(predicted.parts['exposed_dp'][0]))} s exposed between replicas"
+    return _hidden(wire, step_s, exposed_s, "bytes over bandwidth", ours)
+
+
+def _hidden(wire: Wire, step_s: float, exposed_s: float, about: str, *more: str) -> Statement:
+    """The statement on what must hide: traffic that takes longer than the step shows, and no more shows than it takes."""
+    least_s = max(wire.least_s - step_s, 0.0)
+    lines = (*wire.lines, f"to hide behind a step of {figure(step_s)} s; claimed to be exposed: {figure(exposed_s)} s", *more)
+    if exposed_s < least_s * (1 - ROUNDING):
+        why = f"at least {figure(least_s)} s cannot hide: the traffic takes longer than the step"
+        return Statement(about=about, verdict=IMPOSSIBLE, why=why, arithmetic=lines)
     if wire.plain_s and exposed_s > SLOWEST * wire.plain_s:
         why = f"the traffic takes {figure(wire.plain_s)} s in all; more than that cannot come from it"
-        return Statement(about="bytes over bandwidth", verdict=IMPLAUSIBLE, why=why, arithmetic=lines)
+        return Statement(about=about, verdict=IMPLAUSIBLE, why=why, arithmetic=lines)
     why = f"{figure(wire.plain_s)} s of traffic can hide behind {figure(step_s)} s"
-    return Statement(about="bytes over bandwidth", verdict=CONSISTENT, why=why, arithmetic=lines)
+    return Statement(about=about, verdict=CONSISTENT, why=why, arithmetic=lines)
 
 
 def _nouns(claim: Claim) -> tuple[Model, Cluster, Workload, Layout]:

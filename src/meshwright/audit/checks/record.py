@@ -11,6 +11,7 @@ from meshwright.audit.rules import benchmarks
 from meshwright.audit.stated import Stated
 from meshwright.audit.submissions import Submission, find, noise, submissions
 from meshwright.audit.verdict import CONSISTENT, MISLEADING, UNKNOWN, UNSUPPORTED, Statement
+from meshwright.audit.work import alike
 from meshwright.errors import InputError
 from meshwright.mllog import read_log, step_times
 from meshwright.units import MINUTE
@@ -97,7 +98,7 @@ def _nearest(run: Run) -> Iterator[str]:
 
 def _step_time(run: Run, about: str) -> Statement:
     assert run.step_s is not None
-    rows = find(**run.lookup, global_batch=run.global_batch) if run.gpus and run.accelerator else []
+    rows = [row for row in alike(run) if not run.global_batch or row.global_batch == run.global_batch]
     if not rows:
         why = "no public log of such a run is known to us, and the claim names none"
         machine = f"{count(run.gpus)} {run.accelerator}".strip() if run.gpus else "a machine that is not named"
@@ -105,7 +106,7 @@ def _step_time(run: Run, about: str) -> Statement:
             about=about,
             verdict=UNSUPPORTED,
             why=why,
-            arithmetic=(f"claimed: {figure(run.step_s.value)} s on {machine}; submissions on it: 0",),
+            arithmetic=(f"claimed: {figure(run.step_s.value)} s on {machine}; submissions of such a run: 0",),
         )
     row = min(rows, key=lambda row: abs(row.step_s - run.step_s.value) if run.step_s else 0.0)
     spread = max(noise([row]), LEAST_NOISE)
@@ -117,7 +118,7 @@ def _step_time(run: Run, about: str) -> Statement:
     if abs(off) <= spread:
         return Statement(about=about, verdict=CONSISTENT, why=f"the logs of {row.name} say {row.step_s:g} s", arithmetic=lines)
     if run.round and row.is_by(run.submitter) and not 1 / OTHER_SYSTEM <= 1 + off <= OTHER_SYSTEM:
-        why = f"the logs of {row.name} say {row.step_s:g} s, {abs(100 * off):.1f} % {'less' if off > 0 else 'more'}"
+        why = f"the logs of {row.name} say {row.step_s:g} s; the claim is {abs(100 * off):.1f} % {'above' if off > 0 else 'below'} that"
         return Statement(about=about, verdict=MISLEADING, why=why, arithmetic=lines)
     why = f"the nearest public logs ({row.name}) say {row.step_s:g} s, and the claim names no log of its own"
     return Statement(about=about, verdict=UNSUPPORTED, why=why, arithmetic=lines)

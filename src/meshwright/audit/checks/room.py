@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from meshwright.audit.claim import Claim
 from meshwright.audit.figures import count, figure
 from meshwright.audit.verdict import CONSISTENT, IMPLAUSIBLE, Statement
-from meshwright.describe.load import accelerator, load_model, load_workload, names
+from meshwright.audit.work import is_trained_whole
+from meshwright.describe.load import accelerator, load_model
 from meshwright.evidence.mlperf import BENCHMARKS
 from meshwright.units import GB
 
@@ -40,7 +41,5 @@ def _parameters(claim: Claim) -> tuple[float, bool]:
     """Parameters of the model, and whether its base is frozen."""
     run = claim.run
     if run.benchmark:
-        model, workload = BENCHMARKS[run.benchmark]
-        frozen = workload in names("workloads") and load_workload(workload).adapters is not None
-        return float(load_model(model).num_parameters), frozen
+        return float(load_model(BENCHMARKS[run.benchmark][0]).num_parameters), not is_trained_whole(run.benchmark)
     return (float(load_model(run.model).num_parameters) if run.model else run.parameters), False

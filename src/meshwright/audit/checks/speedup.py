@@ -29,10 +29,10 @@ class Timed:
     samples: float
     row: Submission | None
 
-    @property
-    def where(self) -> str:
-        """Where its time comes from."""
-        return f"on record: {self.row.name}" if self.row and not self.run.duration_s else "as claimed"
+    def where(self, of: str) -> str:
+        """Where its time comes from, or with `of` "step" that of its step."""
+        claimed = self.run.step_s if of == "step" else self.run.duration_s
+        return f"on record: {self.row.name}" if self.row and not claimed else "as claimed"
 
 
 def check(claim: Claim) -> Iterator[Statement]:
@@ -103,16 +103,17 @@ def _over_baseline(claim: Claim, said: Stated, new: Timed, base: Timed) -> Itera
         yield Statement(about="speed-up", verdict=UNSUPPORTED, why=line, arithmetic=(f"claimed: {said.value:g} times",))
         return
     is_from_table = claim.run.duration_s is None or claim.baseline is None or claim.baseline.duration_s is None
-    lines = [f"{one}: {two}" for one, two in (("run", new.where), ("baseline", base.where))]
+    lines = [f"{one}: {timed.where(claim.speedup_of)}" for one, timed in (("run", new), ("baseline", base))]
     lines.append(f"{line}; claimed {said.value:g}")
     agreed = ratio.widened(TABLE_ROUNDING) if is_from_table or claim.speedup_of == "throughput" else ratio
     carried = claim.speedup_of == "time" and _throughput(new, base)
-    if said.agrees(agreed):
+    inverse = Stated(1 / agreed.value, 1 / agreed.high, 1 / agreed.low)
+    if said.agrees(agreed) and not (said.agrees(exactly(inverse.value)) and not said.agrees(exactly(agreed.value))):
         yield _noise(said, new, base, lines)
     elif carried and 1 < said.low <= carried * (1 + TABLE_ROUNDING) <= ratio.value * (1 + TABLE_ROUNDING):
         lines.append(f"in throughput alone: {carried:.3f}")
         yield Statement(about="speed-up", verdict=CONSISTENT, why=f"throughput alone gives {carried:.3f}", arithmetic=tuple(lines))
-    elif said.agrees(Stated(1 / agreed.value, 1 / agreed.high, 1 / agreed.low)):
+    elif said.agrees(inverse):
         why = f"the ratio is upside down: it is {ratio.value:.3f}, and {said.value:g} its inverse"
         yield Statement(about="speed-up", verdict=MISLEADING, why=why, arithmetic=tuple(lines))
     else:
@@ -194,7 +195,8 @@ def _split(said: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
     lines += [loop[1]] if loop else []
     share = math.log(throughput) / math.log(total) if total > 1 else 1.0
     if share >= LEAST_SHARE or said.low <= throughput * (1 + TABLE_ROUNDING):
-        why = f"throughput carries {percent(share)} of it"
+        alone = f"no more is claimed than throughput alone gives, {throughput:.3f}"
+        why = f"throughput carries {percent(share)} of it" if share >= LEAST_SHARE else alone
         yield Statement(about="throughput or convergence", verdict=CONSISTENT, why=why, arithmetic=tuple(lines))
         return
     inside = f"; in the training loop itself {loop[0]:.2f}" if loop else ""

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from meshwright.audit.claim import VARIATIONS, Claim
 from meshwright.audit.figures import count
-from meshwright.audit.submissions import Submission, find
+from meshwright.audit.submissions import Submission
 from meshwright.audit.verdict import CONSISTENT, MISLEADING, UNSUPPORTED, Statement
+from meshwright.audit.work import alike
 from meshwright.units import MINUTE
 
 FACTOR = 2.0  # a spread within this factor of the log's counts as the same: estimates of spreads are rough
@@ -19,8 +20,7 @@ def check(claim: Claim) -> Iterator[Statement]:
     if claim.variation_pct is None:
         return
     run = claim.run
-    rows = find(**run.lookup) if run.gpus and run.accelerator else []
-    row = rows[0] if rows else None
+    row = next(iter(alike(run)), None)
     measured = _measured(row) if row else {}
     lines = [f"claimed: {_range(claim.variation_pct)}"]
     lines += [f"on record, {name}: {value:.2g} % ({how})" for name, (value, how) in measured.items()]

@@ -124,12 +124,14 @@ class Plot:
         """A point, which says what it is when pointed at."""
         return tag("circle", tag("title", said), cx=self.across(x), cy=self.up(y), r=radius, fill=colour)
 
-    def level(self, y: float, colour: str, words: str, anchor: str = "start", *, below: bool = False) -> Html:
-        """A dashed line across the frame, with words above or below its left end, or its right with `anchor` end."""
+    def level(self, y: float, colour: str, words: str, *, is_written: bool = True) -> Html:
+        """A dashed line across the frame, with words above its left end, or below where the frame ends; or with words to point at only."""
         at = self.up(y)
-        line = tag("line", x1="0%", x2="100%", y1=at, y2=at, stroke=colour, stroke_dasharray="5 4", stroke_width=1.2)
-        side = "0.8%" if anchor == "start" else "99.2%"
-        return joined(line, _words(words, side, at + 14.0 if below or at < TOP + 16 else at - 5.0, anchor, colour, class_="halo"))
+        title = None if is_written else tag("title", words)
+        line = tag("line", title, x1="0%", x2="100%", y1=at, y2=at, stroke=colour, stroke_dasharray="5 4", stroke_width=1.2)
+        return joined(
+            line, _words(words, "0.8%", at + 14.0 if at < TOP + 16 else at - 5.0, "start", colour, class_="halo") if is_written else None
+        )
 
     def upright(self, x: float, colour: str, said: str) -> Html:
         """A thin line from the bottom to the top."""

@@ -114,9 +114,10 @@ def step_chart(facts: RunFacts) -> Html:
     low, top = max(low - room, 0.0), high + room
     plot = Plot(Axis.linear(float(xs[0]), float(xs[-1]), "step", compact), _time_axis(low, top, "step time"))
     above = np.flatnonzero(ys > top)
-    marks = [plot.level(median_s, var("soft"), f"median {seconds(median_s)}")]
+    levels = [(var("soft"), f"median {seconds(median_s)}", median_s)]
     if predicted_s and low < predicted_s < top:
-        marks.append(plot.level(predicted_s, var("dp"), f"predicted {seconds(predicted_s)}", "end", below=predicted_s < median_s))
+        levels.append((var("dp"), f"predicted {seconds(predicted_s)}", predicted_s))
+    marks = [plot.level(value_s, colour, words, is_written=False) for colour, words, value_s in levels]  # in the frame, words hide steps
     for number in above[np.argsort(-ys[above])][:MAX_ARROWS].tolist():
         marks.append(plot.arrow(float(xs[number]), var("warn"), f"step {xs[number]:.0f}: {seconds(float(ys[number]))}"))
     many = len(xs) > NUM_BUCKETS
@@ -124,7 +125,8 @@ def step_chart(facts: RunFacts) -> Html:
     drawn = plot.drawn(f"Step time over the steps of {facts.label}", layers, marks)
     said = "Line: median of neighbouring steps; pale: eight in ten of them; points: the slowest. " if many else ""
     said += f"{len(above):,} of {len(ys):,} steps lie above the frame (\u25b4)." if len(above) else ""
-    return joined(drawn, tag("p", said, class_="small") if said else None)
+    key = legend((colour, f"{words} (dashed)") for colour, words, _ in levels)
+    return joined(drawn, key, tag("p", said, class_="small") if said else None)
 
 
 def _many_steps(plot: Plot, xs: Column, ys: Column, top: float) -> list[Html]:

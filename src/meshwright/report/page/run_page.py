@@ -144,7 +144,7 @@ def _runs_table(runs: Sequence[RunFacts]) -> Html:
         "cost>",
         "energy>",
     )
-    return table(columns, [_runs_row(facts, run_colour(number)) for number, facts in enumerate(runs)], "Runs", class_="bars")
+    return table(columns, [_runs_row(facts, run_colour(number)) for number, facts in enumerate(runs)], "Runs", class_="bars side")
 
 
 def _runs_row(facts: RunFacts, colour: str) -> tuple[Html | str, ...]:

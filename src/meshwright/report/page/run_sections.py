@@ -9,7 +9,7 @@ from decimal import Decimal
 from meshwright.ledger import Ledger, Rate
 from meshwright.record import Event
 from meshwright.report.compare import PartTimes, parts_of
-from meshwright.report.facts import RunFacts
+from meshwright.report.facts import RunFacts, is_sampled
 from meshwright.report.page.bars import bar, mark
 from meshwright.report.page.colours import part_colour, var
 from meshwright.report.page.facts import PART_NAMES
@@ -30,6 +30,7 @@ COST_COLOURS = {
 }
 STATE_COLOURS = {"compute": "compute", "exposed": "dp", "bubble": "bubble", "stalled": "warn", "checkpoint": "data", "idle": "overhead"}
 QUIET = ("start", "evaluation", "checkpoint", "stall", "restart")  # events that are drawn and not listed
+DETAILS = {"work_s": "work since the last stop", "lost_s": "lost of it", "checkpoint_s": "checkpoints"}  # of a fault, in words
 MAX_LISTED = 25
 MAX_REPLICAS = 8
 
@@ -57,7 +58,8 @@ def run_tiles(facts: RunFacts) -> Iterator[Html]:
 def _time_name(facts: RunFacts) -> str:
     if facts.reached_target:
         return "Time to target"
-    return "Time to train" if facts.kind == "simulated" and facts.run.header.status == "finished" else "Time of the run"
+    is_whole = facts.kind == "simulated" and facts.run.header.status == "finished" and not is_sampled(facts.run)
+    return "Time to train" if is_whole else "Time of the run"
 
 
 def _time_remark(facts: RunFacts) -> str:
@@ -313,7 +315,7 @@ def events_part(facts: RunFacts) -> Html:
     notable = [event for event in facts.run.events if event.kind not in QUIET]
     rows = [(seconds(event.time_s), f"{event.step:,}", event.kind.replace("_", " "), _detail(event)) for event in notable[:MAX_LISTED]]
     left = len(notable) - len(rows)
-    caption = f"{left:,} more are in events.jsonl." if left > 0 else ""
+    caption = f"The first {len(rows)} of {len(notable):,}; events.jsonl has them all" if left > 0 else ""
     listed = table(("at", "step>", "what", "in words"), rows, "Events", caption=caption, class_="listed") if rows else None
     return joined(event_lanes(facts.run.events), listed)
 
@@ -331,8 +333,10 @@ def _named(key: str, value: object) -> str:
         return f"price {rate}"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and key.endswith("_s"):
-        return f"{key.removesuffix('_s').replace('_', ' ')} {seconds(float(value))}"  # type: ignore[arg-type]
-    return f"{key.replace('_', ' ')} {f'{value:.6g}' if isinstance(value, float) else str(value)[:200]}"
+        name = DETAILS.get(key, key.removesuffix("_s").replace("_", " "))
+        return f"{name} {seconds(float(value))}"  # type: ignore[arg-type]
+    words = f"{value:.6g}" if isinstance(value, float) else str(value)[:200]
+    return words.replace("_", " ") if key == "cause" else f"{DETAILS.get(key, key.replace('_', ' '))} {words}"
 
 
 def money_part(facts: RunFacts) -> Html:
