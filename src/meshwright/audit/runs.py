@@ -13,6 +13,7 @@ from meshwright.errors import InputError
 from meshwright.mllog import MARKER, DamagedLog, Log, LoggedEvaluation, StepTimes, read_log, step_times
 
 WHOLE, ABORTED, TRUNCATED, DAMAGED = "whole", "aborted", "truncated", "damaged"
+PACKED = {b"\x1f\x8b": "gzip", b"PK": "zip", b"(\xb5/\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zX": "xz"}
 WARM_UP = "warmup_time"  # of a tracked_stats line: seconds of untimed steps before the clock starts
 
 
@@ -102,11 +103,20 @@ def read_run(path: str | Path) -> LoggedRun:
     except InputError as error:
         if error.what.startswith("cannot read"):
             raise
-        return LoggedRun(path=str(path), state=DAMAGED, line=1, problem=error.what)
+        return LoggedRun(path=str(path), state=DAMAGED, line=1, problem=_kind(Path(path)) or error.what)
     parts = _parts(log)
     found = flaws(log)
     state, line, problem = _state(log, found, parts.missing)
     return LoggedRun(path=str(path), state=state, line=line, problem=problem, log=log, flaws=found, **parts.values)
+
+
+def _kind(path: Path) -> str:
+    """What a file without a line of MLPerf's is, as far as its first bytes tell; "" where they do not."""
+    with path.open("rb") as file:
+        first = file.read(4)
+    if not first:
+        return "the file is empty"
+    return next((f"a file packed by {name}: unpack it first" for start, name in PACKED.items() if first.startswith(start)), "")
 
 
 def _state(log: Log, found: tuple[Flaw, ...], missing: list[str]) -> tuple[str, int, str]:

@@ -23,6 +23,7 @@ from meshwright.traffic import flows as flows_of
 from meshwright.units import GB
 
 ROUNDING = 0.05  # of what cannot hide
+OWN = "traffic by its own numbers"
 SLOWEST = 2.0  # traffic that takes more than so many times bytes over bandwidth is not explained by the wire
 
 
@@ -91,12 +92,10 @@ def _stated_wire(claim: Claim, exposed_s: float) -> Statement:
     line = f"{figure(claim.traffic_gb)} GB a GPU and step / {figure(claim.traffic_gb_per_s)} GB/s = {figure(takes_s)} s"
     wire = Wire(takes_s, takes_s, (line,))
     if claim.run.step_s:
-        return _hidden(wire, claim.run.step_s.value, exposed_s, "traffic by its own numbers")
+        return _hidden(wire, claim.run.step_s.value, exposed_s, OWN)
     lines = (line, f"claimed to be exposed: {figure(exposed_s)} s")
-    if exposed_s >= takes_s:
-        return _hidden(wire, takes_s, exposed_s, "traffic by its own numbers")
-    why = f"{figure(takes_s - exposed_s)} s of it must hide behind a step, and how long that is the claim does not say"
-    return Statement(about="traffic by its own numbers", verdict=UNKNOWN, why=why, arithmetic=lines)
+    why = f"the traffic takes {figure(takes_s)} s; what of it can hide depends on the step, and the claim does not say how long that is"
+    return Statement(about=OWN, verdict=UNKNOWN, why=why, arithmetic=lines)
 
 
 def _wire(claim: Claim, exposed_s: float) -> Statement:
@@ -119,6 +118,8 @@ def _hidden(wire: Wire, step_s: float, exposed_s: float, about: str, *more: str)
         why = f"the traffic takes {figure(wire.plain_s)} s in all; more than that cannot come from it"
         return Statement(about=about, verdict=IMPLAUSIBLE, why=why, arithmetic=lines)
     why = f"{figure(wire.plain_s)} s of traffic can hide behind {figure(step_s)} s"
+    if least_s:
+        why = f"{figure(least_s)} s of the traffic cannot hide, and no less is said to be exposed"
     return Statement(about=about, verdict=CONSISTENT, why=why, arithmetic=lines)
 
 
