@@ -387,7 +387,7 @@ def test_the_table_adds_up_and_no_name_is_a_formula(tmp_path: Path) -> None:
     "text, usd",
     [("500USD", 500), ("500", 500), ("$500", 500), ("500 USD", 500), (" 500usd ", 500), ("USD 500", 500), ("1.2kUSD", 1200),
      ("3MUSD", 3_000_000), ("1e6", 1_000_000), ("1,200.50 USD", Decimal("1200.50")), ("0.05", Decimal("0.05")), ("500$", 500),
-     ("1_000", 1000)],
+     ("1_000", 1000), ("US$500", 500)],
 )  # fmt: skip
 def test_amounts_as_people_write_them(text: str, usd: int | Decimal) -> None:
     assert read_budget(text) == usd
@@ -409,6 +409,8 @@ def test_amounts_as_people_write_them(text: str, usd: int | Decimal) -> None:
         "nan",
         "inf",
         "1e99",
+        "1e999999999",
+        "1e-999999999",
         "5mUSD",
         "500USD/h",
         "$",

@@ -216,6 +216,8 @@ def test_a_model_that_does_not_fit_is_implausible() -> None:
     "facts, expected",
     [
         ({"mfu_pct": 45.0, "precision": "bf16"}, "consistent"),
+        ({"mfu_pct": 60.0, "precision": "bf16"}, "consistent"),
+        ({"mfu_pct": 75.0, "precision": "bf16"}, "implausible"),  # fp8 runs reach as many TFLOP/s, bf16 ones never did
         ({"mfu_pct": 85.0, "precision": "bf16"}, "implausible"),
         ({"mfu_pct": 105.0, "precision": "bf16"}, "impossible"),
         ({"mfu_pct": 45.0}, "unknown"),  # of which peak?
@@ -224,10 +226,51 @@ def test_a_model_that_does_not_fit_is_implausible() -> None:
         ({"tflops_per_gpu": 2500}, "impossible"),
         ({"tokens_per_s": 1e6, "model": "llama-3.1-8b", "gpus": 64, "seq_len": 8192}, "consistent"),
         ({"tokens_per_s": 1e7, "model": "llama-3.1-8b", "gpus": 64, "seq_len": 8192}, "impossible"),
+        ({"tokens_per_s": 1e7, "model": "llama-3.1-8b"}, "unknown"),  # of how many?
+        ({"tokens_per_s": 1e7, "gpus": 64}, "unknown"),  # of what?
+        ({"tokens_per_s_per_gpu": 100, "model": "llama-3.1-405b", "precision": "bf16"}, "consistent"),
+        ({"tokens_per_s_per_gpu": 1000, "model": "llama-3.1-405b", "precision": "bf16"}, "impossible"),
     ],
 )
 def test_a_rate_that_is_claimed_outright(facts: dict[str, Any], expected: str) -> None:
     assert of({"accelerator": "h100", **facts}) == expected
+
+
+def test_an_mfu_given_as_a_fraction_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"mfu_pct is 0\.45: it is in per cent"):
+        of({"accelerator": "h100", "precision": "bf16", "mfu_pct": 0.45})
+
+
+def test_a_run_on_an_unnamed_accelerator_may_still_be_impossible() -> None:
+    facts = {"benchmark": "gpt3", "gpus": 1024}
+    assert of({**facts, "minutes": 9.87}) == "unknown"
+    assert of({**facts, "minutes": 0.5}) == "impossible"
+
+
+def test_a_step_time_is_not_held_against_another_model() -> None:
+    machine = {"accelerator": "gb200", "gpus": 8192, "step_s": 1.2712}
+    assert statement({**machine, "model": "llama-3.1-405b"}, "step time")[0] == "consistent"
+    assert statement({**machine, "model": "llama-3.1-70b"}, "step time")[0] == "unsupported"
+    assert statement({**machine, "parameters": 7e9}, "step time")[0] == "unsupported"
+    assert statement({"accelerator": "h100", "gpus": 512, "step_s": 0.56, "model": "llama-2-70b"}, "step time")[0] == "unsupported"  # LoRA
+
+
+def test_a_contradicted_step_time_is_told_against_the_log() -> None:
+    facts = read_toml(CLAIMS / "405b-step-time.toml") | {"step_s": 2.0}
+    verdict, why = statement(facts, "step time")
+    assert verdict == "misleading" and why.endswith("say 1.27035 s; the claim is 57.4 % above that")
+
+
+@pytest.mark.parametrize(
+    "name, begins",
+    [
+        ("largest-cluster", "our table has no larger machine of gb200"),
+        ("405b-step-time", "the logs of v6.0 Azure"),
+        ("405b-in-7-minutes", "the log of v6.0 Azure"),
+    ],
+)
+def test_the_reason_of_a_claim_is_the_one_that_it_is_about(name: str, begins: str) -> None:
+    assert judge(claim_of(read_toml(CLAIMS / f"{name}.toml"), name)).why.startswith(begins)
 
 
 def test_a_rate_must_follow_from_the_claims_own_numbers() -> None:
@@ -281,7 +324,25 @@ def test_an_efficiency_without_two_times_is_unsupported() -> None:
     assert of({"efficiency_pct": 99.0, "baseline": {"gpus": 8}}) == "unsupported"
 
 
+def test_round_times_do_not_hide_an_efficiency_that_is_upside_down() -> None:
+    facts = {"step_s": 1.1, "baseline": {"step_s": 1.0}}
+    assert statement({**facts, "efficiency_pct": 110}, "efficiency")[0] == "misleading"
+    assert statement({**facts, "efficiency_pct": 90.9}, "efficiency")[0] == "consistent"
+    whole = {"minutes": 5, "speedup": 2.0, "baseline": {"minutes": 10}}
+    assert statement(whole, "speed-up")[0] == "consistent"
+    found = statement({**whole, "minutes": 10, "baseline": {"minutes": 5}}, "speed-up")
+    assert found[0] == "misleading" and "upside down" in found[1]
+    assert "upside down" not in statement({**whole, "minutes": 10, "baseline": {"minutes": 5}, "speedup": 2.3}, "speed-up")[1]
+
+
+def test_an_inverse_strong_scaling_shows_the_work_it_divides_by() -> None:
+    facts = {"gpus": 1024, "minutes": 10.31, "efficiency_pct": 103.1, "scaling": "strong", "baseline": {"gpus": 512, "minutes": 20}}
+    found = {one.about: one for one in judge(claim_of(facts, "x")).statements}["efficiency"]
+    assert found.arithmetic[-1] == "upside down: 618.6 s / 1200 s / 0.5000 = 103.10 %"
+
+
 def test_an_efficiency_far_above_one_is_implausible() -> None:
+    assert of({"efficiency_pct": 150}) == "implausible"
     assert statement({"efficiency_pct": 150, "step_s": 1.0, "baseline": {"step_s": 1.5}}, "efficiency")[0] == "implausible"
 
 
@@ -352,6 +413,20 @@ def test_traffic_that_cannot_hide_is_found() -> None:
     assert found[0] == "impossible" and "cannot hide" in found[1]
 
 
+@pytest.mark.parametrize(
+    "facts, expected",
+    [
+        ({"exposed_ms": 1, "step_s": 1.27}, "consistent"),  # 0.25 s hide behind 1.27 s
+        ({"exposed_ms": 1, "step_s": 0.1}, "impossible"),  # 0.15 s cannot
+        ({"exposed_ms": 150, "step_s": 0.1, "exposed_pct": 60}, "consistent"),
+        ({"exposed_ms": 600, "step_s": 1.27}, "implausible"),
+        ({"exposed_ms": 1}, "unknown"),
+    ],
+)
+def test_bytes_and_bandwidth_of_a_claim_are_held_against_what_is_exposed(facts: dict[str, Any], expected: str) -> None:
+    assert statement({"traffic_gb": 25, "traffic_gb_per_s": 100, **facts}, "traffic by its own numbers")[0] == expected
+
+
 def test_a_layout_must_fit_the_claim() -> None:
     facts = read_toml(CLAIMS / "exposed-communication.toml")
     with pytest.raises(InputError, match="the layout has 4096 ranks, and the claim 8192 gpus"):
@@ -375,7 +450,7 @@ def test_a_claim_of_words_alone_says_what_is_missing() -> None:
         of({"text": "the best ever"})
 
 
-NUMBERS = st.one_of(st.floats(1e-9, 1e20), st.integers(1, 10**9))
+NUMBERS = st.one_of(st.floats(1e-12, 1e30), st.integers(1, 10**9))
 PARTS = st.fixed_dictionaries(
     {},
     optional={
@@ -389,7 +464,19 @@ PARTS = st.fixed_dictionaries(
         "largest_of": st.sampled_from(["all", "h100", "rtx-4090"]),
         **{
             key: NUMBERS
-            for key in ("minutes", "step_s", "tokens", "cost_usd", "usd_per_gpu_hour", "tflops_per_gpu", "tokens_per_s", "speedup")
+            for key in (
+                "minutes",
+                "step_s",
+                "tokens",
+                "cost_usd",
+                "usd_per_gpu_hour",
+                "tflops_per_gpu",
+                "tokens_per_s",
+                "speedup",
+                "tokens_per_s_per_gpu",
+                "traffic_gb",
+                "traffic_gb_per_s",
+            )
         },
         **{key: st.floats(0.0, 1e5) for key in ("mfu_pct", "exposed_ms", "exposed_pct", "part", "share_pct")},
         **{key: st.floats(3.0, 1e5) for key in ("efficiency_pct", "variation_pct", "total")},

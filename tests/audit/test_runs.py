@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,13 @@ def test_a_file_that_is_no_log_is_damaged(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.txt").write_text(text)
     run = read_run(tmp_path / "a.txt")
     assert (run.state, run.line, run.is_whole) == (DAMAGED, 1, False) and "no :::MLLOG line" in run.problem
+
+
+def test_an_empty_file_and_a_packed_one_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"")
+    (tmp_path / "b.gz").write_bytes(gzip.compress("\n".join(lines()).encode()))
+    assert read_run(tmp_path / "a.txt").problem.endswith("which is empty")
+    assert read_run(tmp_path / "b.gz").problem.endswith("which is packed by gzip: unpack it first")
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:

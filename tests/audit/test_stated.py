@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.audit.stated import exactly, stated
+from meshwright.audit.stated import exactly, stated, stated_time
 
 
 @pytest.mark.parametrize(
@@ -12,6 +12,11 @@ from meshwright.audit.stated import exactly, stated
 )
 def test_a_number_stands_for_all_that_round_to_it(value: float, low: float, high: float) -> None:
     assert (stated(value).low, stated(value).high) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize("value, low, high", [(1.0, 0.95, 1.05), (7, 6.65, 7.35), (20, 19.5, 20.5), (1.2712, 1.27115, 1.27125)])
+def test_a_time_is_rounded_by_a_twentieth_at_the_most(value: float, low: float, high: float) -> None:
+    assert (stated_time(value).low, stated_time(value).high) == pytest.approx((low, high))
 
 
 def test_a_quotient_carries_the_rounding_of_both() -> None:

@@ -103,7 +103,7 @@ def read_run(path: str | Path) -> LoggedRun:
     except InputError as error:
         if error.what.startswith("cannot read"):
             raise
-        return LoggedRun(path=str(path), state=DAMAGED, line=1, problem=_kind(Path(path)) or error.what)
+        return LoggedRun(path=str(path), state=DAMAGED, line=1, problem=error.what + _kind(Path(path)))
     parts = _parts(log)
     found = flaws(log)
     state, line, problem = _state(log, found, parts.missing)
@@ -115,8 +115,8 @@ def _kind(path: Path) -> str:
     with path.open("rb") as file:
         first = file.read(4)
     if not first:
-        return "the file is empty"
-    return next((f"a file packed by {name}: unpack it first" for start, name in PACKED.items() if first.startswith(start)), "")
+        return ", which is empty"
+    return next((f", which is packed by {name}: unpack it first" for start, name in PACKED.items() if first.startswith(start)), "")
 
 
 def _state(log: Log, found: tuple[Flaw, ...], missing: list[str]) -> tuple[str, int, str]:

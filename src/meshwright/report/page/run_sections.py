@@ -336,7 +336,7 @@ def _named(key: str, value: object) -> str:
         name = DETAILS.get(key, key.removesuffix("_s").replace("_", " "))
         return f"{name} {seconds(float(value))}"  # type: ignore[arg-type]
     words = f"{value:.6g}" if isinstance(value, float) else str(value)[:200]
-    return words.replace("_", " ") if key == "cause" else f"{DETAILS.get(key, key.replace('_', ' '))} {words}"
+    return f"{DETAILS.get(key, key.replace('_', ' '))} {words.replace('_', ' ') if key == 'cause' else words}"
 
 
 def money_part(facts: RunFacts) -> Html:
