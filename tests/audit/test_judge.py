@@ -236,9 +236,9 @@ def test_a_rate_that_is_claimed_outright(facts: dict[str, Any], expected: str) -
     assert of({"accelerator": "h100", **facts}) == expected
 
 
-def test_an_mfu_given_as_a_fraction_is_an_error() -> None:
-    with pytest.raises(InputError, match=r"mfu_pct is 0\.45: it is in per cent"):
-        of({"accelerator": "h100", "precision": "bf16", "mfu_pct": 0.45})
+def test_a_share_may_be_of_large_numbers() -> None:
+    assert of({"part": 3e9, "total": 12e9, "share_pct": 25}) == "consistent"
+    assert of({"part": 3e9, "total": 12e9, "share_pct": 30}) == "misleading"
 
 
 def test_a_run_on_an_unnamed_accelerator_may_still_be_impossible() -> None:
@@ -253,6 +253,11 @@ def test_a_step_time_is_not_held_against_another_model() -> None:
     assert statement({**machine, "model": "llama-3.1-70b"}, "step time")[0] == "unsupported"
     assert statement({**machine, "parameters": 7e9}, "step time")[0] == "unsupported"
     assert statement({"accelerator": "h100", "gpus": 512, "step_s": 0.56, "model": "llama-2-70b"}, "step time")[0] == "unsupported"  # LoRA
+
+
+def test_a_step_of_nobody_knows_what_is_never_impossible() -> None:
+    assert of({"accelerator": "h100", "gpus": 1024, "step_s": 0.01}) == "unsupported"  # the table's run on 1,024 of them takes 0.67 s
+    assert of({"accelerator": "gb200", "gpus": 8192, "step_s": 1.2712}) == "consistent"
 
 
 def test_a_contradicted_step_time_is_told_against_the_log() -> None:
@@ -339,6 +344,19 @@ def test_an_inverse_strong_scaling_shows_the_work_it_divides_by() -> None:
     facts = {"gpus": 1024, "minutes": 10.31, "efficiency_pct": 103.1, "scaling": "strong", "baseline": {"gpus": 512, "minutes": 20}}
     found = {one.about: one for one in judge(claim_of(facts, "x")).statements}["efficiency"]
     assert found.arithmetic[-1] == "upside down: 618.6 s / 1200 s / 0.5000 = 103.10 %"
+
+
+def test_an_efficiency_is_from_the_smaller_machine_to_the_larger() -> None:
+    facts = {"gpus": 512, "step_s": 1.1, "baseline": {"gpus": 1024, "step_s": 1.25}}  # grown: 1.1 / 1.25 = 88 %
+    assert statement({**facts, "efficiency_pct": 88.0}, "efficiency")[0] == "consistent"
+    assert statement({**facts, "efficiency_pct": 113.6}, "efficiency")[0] == "misleading"
+
+
+def test_faster_may_mean_less_time() -> None:
+    facts = {"minutes": 72.0, "baseline": {"minutes": 100.0}}  # 1.389 times as fast, in 28 % less time
+    for faster, expected in ((39, "consistent"), (28, "consistent"), (33, "misleading")):
+        assert statement({**facts, "faster_pct": faster}, "speed-up")[0] == expected
+    assert statement({**facts, "speedup": 1.28}, "speed-up")[0] == "misleading"
 
 
 def test_an_efficiency_far_above_one_is_implausible() -> None:

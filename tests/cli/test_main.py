@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -10,6 +9,8 @@ from meshwright.cli import main as cli
 from meshwright.cli import run
 from meshwright.cli.main import main
 from meshwright.errors import InputError
+
+MOST_MODULES = 260  # that help may load: 171 on Python 3.11
 
 
 def test_help_lists_the_commands(capsys):
@@ -82,17 +83,14 @@ def test_as_a_module_and_with_the_exit_code():
     assert "Traceback" not in done.stderr
 
 
-def test_help_is_quick_and_light():
-    """Help must not wait for numpy or pydantic; on an idle machine it takes a quarter of the 0.5 s allowed."""
-    heavy = "{'numpy', 'pydantic', 'torch'} & set(sys.modules)"
-    code = f"import sys; from meshwright.cli.main import main; main(['--help']); sys.exit(bool({heavy}))"
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True)
-        times.append(time.perf_counter() - start)
-        assert done.returncode == 0
-    assert min(times) < 1.0
+def test_help_loads_nothing_heavy():
+    """Help must not wait for numpy, pydantic or torch; benchmarks/help.py says how long it takes."""
+    heavy = "{'numpy', 'pydantic', 'torch', 'scipy', 'fastapi'} & set(sys.modules)"
+    code = (
+        f"import sys; from meshwright.cli.main import main; main(['--help']); sys.exit(bool({heavy}) or len(sys.modules) > {MOST_MODULES})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert done.returncode == 0
 
 
 def test_ctrl_c_while_commands_are_loaded_is_one_line(monkeypatch, capsys):

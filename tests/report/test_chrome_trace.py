@@ -109,6 +109,22 @@ def test_events_without_a_length_are_left_out_and_counted(tmp_path: Path) -> Non
     assert read_trace(path).notes == ("3 events have no start or no length, and are left out.",)
 
 
+@pytest.mark.parametrize("time", [float("inf"), float("nan"), 1.7e18, 10**400, True])
+def test_what_no_clock_shows_is_left_out(tmp_path: Path, time: Any) -> None:
+    read = read_trace(trace_file(tmp_path / "trace.json", [KERNEL, {**KERNEL, "ts": time}, {**KERNEL, "dur": time}]))
+    assert read.notes == ("2 events have no start or no length, and are left out.",)
+    assert [lane.end_s.tolist() for lane in read.lanes] == [pytest.approx([5e-6])]
+    with pytest.raises(InputError, match="none of the trace's 1 kernels and operators has a start and a length in microseconds"):
+        read_trace(trace_file(tmp_path / "none.json", [{**KERNEL, "ts": time}]))
+
+
+def test_microseconds_since_1970_keep_their_fractions(tmp_path: Path) -> None:
+    times = [(1_700_000_000_000_000, 0.05), (1_700_000_000_000_001, 0.1)]
+    read = read_trace(trace_file(tmp_path / "trace.json", [{**KERNEL, "ts": start, "dur": length} for start, length in times]))
+    (lane,) = read.lanes
+    assert (lane.end_s - lane.start_s).tolist() == pytest.approx([0.05e-6, 0.1e-6])
+
+
 @pytest.mark.parametrize(
     "name, on_gpu, kind",
     [

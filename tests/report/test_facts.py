@@ -55,6 +55,12 @@ def test_weeks_whose_steps_are_a_sample_count_all_their_steps(make_run, record: 
     assert run.time.samples == 3000 * 1024 and run.time.total_s == pytest.approx(3400.0)
     told = seconds_by_key(run)
     assert (told["samples"], told["lost"], told["checkpoint"], told["stopped"]) == pytest.approx((3000.0, 60.0, 140.0, 300.0))
+    assert run.notes == ("Of 3,000 simulated steps 64 are recorded: step times and parts are those of that sample.",)
+
+
+def test_a_run_whose_steps_are_all_there_is_no_sample(make_run, record: Plan) -> None:
+    (run,) = facts(make_run(kind="simulated", plan=record, batch=1024, times_s=[1.0] * 64, events=[("stopped", 64, 64.0, {})]))
+    assert run.notes == () and run.time.samples == 64 * 1024
 
 
 def test_memory_is_the_most_that_a_step_recorded(make_run) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshwright.errors import InputError
 from meshwright.report.profile import profile_of
 
 US = 1e-6
@@ -159,3 +160,15 @@ def test_a_real_profile_of_gloo_adds_up(tmp_path: Path) -> None:
         reductions = next(one for one in process.collectives if one.name == "gloo:all_reduce")
         assert reductions.num_events == 4
         assert sum(stream.num_events for stream in process.streams) == 8  # and four calls of c10d::allreduce_
+
+
+def test_files_of_one_rank_are_told_apart_and_one_file_is_not_read_twice(tmp_path: Path) -> None:
+    event = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 0, "dur": 5}
+    paths = tuple(tmp_path / name for name in ("first.json", "second.json"))
+    for path in paths:
+        path.write_text(json.dumps({"traceEvents": [event], "distributedInfo": {"rank": 1}}))
+    told = profile_of(paths)
+    assert [one.label for one in told.processes] == [f"rank 1, GPU 0, {path}" for path in paths]
+    assert told.notes[0] == "Several files are of rank 1, GPU 0: they are told apart by their names."
+    with pytest.raises(InputError, match="the same trace is given twice"):
+        profile_of((paths[0], paths[0].parent / ".." / tmp_path.name / "first.json"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from meshwright.audit.rules import benchmark_named, round_named
 from meshwright.audit.stated import Stated, stated, stated_time
@@ -20,9 +20,24 @@ from meshwright.errors import InputError, nearest
 from meshwright.evidence.mlperf import BENCHMARKS
 from meshwright.units import DAY, HOUR, MINUTE
 
-Amount = Annotated[float, Field(ge=1e-12, le=1e30, allow_inf_nan=False)]  # products and quotients of a few stay finite
+
+def _not_tiny(value: float) -> float:
+    """The value; an error below what keeps products and quotients of a few finite."""
+    from pydantic_core import PydanticCustomError
+
+    if value < 1e-12:
+        raise PydanticCustomError("tiny", "input should be at least 1e-12")
+    return value
+
+
+def _listed(value: object) -> object:
+    return value if isinstance(value, list) else [value]
+
+
+Amount = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False), AfterValidator(_not_tiny)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Share = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]  # in per cent
+Part = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # of a total
 
 SECONDS = {"seconds": 1.0, "minutes": MINUTE, "hours": HOUR, "days": DAY}  # of the keys that give a duration
 SAME = (tuple(SECONDS), ("speedup", "faster_pct"))  # keys of which a claim gives one
@@ -88,9 +103,9 @@ class ClaimTable(RunTable):
     cluster: str = ""
     layout: str = ""
     profile: str = ""
-    variation_pct: Amount | list[Amount] | None = None
+    variation_pct: Annotated[list[Amount], BeforeValidator(_listed)] | None = None
     variation_of: Literal["", "within-run", "between-runs", "standard-error"] = ""
-    part: Share | None = None
+    part: Part | None = None
     total: Amount | None = None
     share_pct: Share | None = None
     largest_of: str = ""
@@ -151,6 +166,7 @@ class Claim:
     efficiency_pct: Stated | None = None
     scaling: str = "weak"
     speedup: Stated | None = None
+    faster_pct: Stated | None = None  # where it was said so: it may mean that much less time
     speedup_of: str = "time"
     exposed_ms: Stated | None = None
     exposed_pct: Stated | None = None
@@ -227,6 +243,7 @@ def _claim(form: ClaimTable, where: str, folder: Path) -> Claim:
         efficiency_pct=_in_per_cent("efficiency_pct", form.efficiency_pct, LEAST_EFFICIENCY_PCT),
         scaling=form.scaling,
         speedup=_speedup(form),
+        faster_pct=_stated(form.faster_pct),
         speedup_of=form.speedup_of,
         exposed_ms=_stated(form.exposed_ms),
         exposed_pct=_stated(form.exposed_pct),
@@ -314,10 +331,9 @@ def _speedup(form: ClaimTable) -> Stated | None:
     return _stated(form.speedup)
 
 
-def _variation(value: float | list[float] | None) -> tuple[float, float] | None:
-    if value is None:
+def _variation(values: list[float] | None) -> tuple[float, float] | None:
+    if values is None:
         return None
-    values = value if isinstance(value, list) else [value]
     if not 1 <= len(values) <= 2:
         raise InputError(f"variation_pct has {len(values)} values", where="variation_pct", fix="give one, or the lowest and the highest")
     return min(values), max(values)

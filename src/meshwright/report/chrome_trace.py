@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, IO, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 CPU_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
 GPU_COMMUNICATION = ("nccl", "rccl", "msccl", "nvshmem")  # how names of such kernels begin
 CPU_COMMUNICATION = ("gloo:", "mpi:", "ucc:", "xccl:", "c10d::", "_c10d_functional::", "record_param_comms")
+LARGEST_US = 2.0**52  # beyond, a float tells no half microseconds; the clock reads 2**50.6 of them since 1970
 CPU_WRAPPERS = ("autograd::", "torch::autograd::")  # they last as long as what runs inside them, waits included
 
 
@@ -183,6 +184,7 @@ class _Reader:
         self.rows: dict[tuple[bool, str, str], _Rows] = {}  # on a GPU, process, stream
         self.names: dict[str, int] = {}
         self.rank: int | None = None
+        self.base_us: float | None = None  # what times are counted from
         self.num_events = self.num_damaged = 0
         self.steps: set[str] = set()
         self.notes: list[str] = []
@@ -246,18 +248,24 @@ class _Reader:
         if not on_gpu and not (category in CPU_CATEGORIES and _is_timed_on_cpu(category, name)):
             return
         start, length = event.get("ts"), event.get("dur")
-        if not isinstance(start, int | float) or not isinstance(length, int | float) or not length >= 0:
+        if not _is_time(start) or not _is_time(length) or length < 0:
             self.num_damaged += 1
             return
+        if self.base_us is None:
+            self.base_us = start
+        since_us = start - self.base_us  # before the length is added: beside the microseconds since 1970 its fractions are lost
         rows = self.rows.setdefault((on_gpu, str(event.get("pid")), str(event.get("tid"))), _Rows())
-        rows.start_us.append(start)
-        rows.end_us.append(start + length)
+        rows.start_us.append(since_us)
+        rows.end_us.append(since_us + length)
         rows.name.append(self.names.setdefault(name, len(self.names)))
 
     def trace(self) -> ChromeTrace:
         """What was read, in seconds since the first event."""
         on_gpu = any(key[0] for key in self.rows)
         rows = {(process, stream): rows for (gpu, process, stream), rows in self.rows.items() if gpu == on_gpu}
+        if not rows and self.num_damaged:
+            what = f"none of the trace's {self.num_damaged:,} kernels and operators has a start and a length in microseconds"
+            raise InputError(what, where=str(self.path), fix="export the profile anew with export_chrome_trace")
         if not rows:
             fix = "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] and export_chrome_trace"
             raise InputError(f"no kernel and no operator among the trace's {self.num_events:,} events", where=str(self.path), fix=fix)
@@ -301,6 +309,11 @@ def _lane(process: str, stream: str, rows: _Rows, first_us: float, kinds: NDArra
     start_us, end_us = np.frombuffer(rows.start_us), np.frombuffer(rows.end_us)
     name = np.frombuffer(rows.name, dtype=np.int64)
     return Lane(process, stream, (start_us - first_us) * MICROSECOND, (end_us - first_us) * MICROSECOND, kinds[name], name)
+
+
+def _is_time(value: Any) -> TypeGuard[float]:
+    """Whether a value can be microseconds: a number so large that it cannot tell one from the next is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST_US < value < LARGEST_US
 
 
 def _is_timed_on_cpu(category: str, name: str) -> bool:

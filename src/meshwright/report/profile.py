@@ -12,13 +12,15 @@ Per process (a GPU, or the CPU of a rank), with unions of intervals so that nest
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.errors import InputError
 from meshwright.report.chrome_trace import ChromeTrace, Kind, Lane, read_trace
 from meshwright.report.intervals import Union
 
@@ -88,18 +90,30 @@ class Profile:
 
 def profile_of(paths: tuple[Path, ...]) -> Profile:
     """The times of all processes in all files, by rank."""
-    processes: list[ProcessTimes] = []
+    _check_distinct(paths)
+    found: list[tuple[Path, ProcessTimes]] = []
     notes: list[str] = []
     for path in paths:
         trace = read_trace(path)
-        processes += _processes(trace)
+        found += [(path, process) for process in _processes(trace)]
         notes += [f"{path.name}: {note}" for note in trace.notes]
+    labels = Counter(process.label for _, process in found)
+    if twice := [label for label, count in labels.items() if count > 1]:
+        notes.append(f"Several files are of {', '.join(twice)}: they are told apart by their names.")
+    processes = [replace(one, label=f"{one.label}, {path}") if labels[one.label] > 1 else one for path, one in found]
     processes.sort(key=lambda one: (one.rank is None, one.rank or 0))
     if not all(one.on_gpu for one in processes):
         notes.append("No GPU events: CPU operators are taken as compute, gloo's and c10d's as communication.")
     if not any(one.communication_s for one in processes):
         notes.append("No communication was recorded: no kernel named nccl*, no gloo or c10d operator.")
     return Profile(files=paths, processes=tuple(processes), notes=tuple(notes))
+
+
+def _check_distinct(paths: tuple[Path, ...]) -> None:
+    resolved = [path.resolve() for path in paths]
+    for number, path in enumerate(resolved):
+        if path in resolved[:number]:
+            raise InputError("the same trace is given twice", where=str(paths[number]), fix="give each trace once")
 
 
 def _processes(trace: ChromeTrace) -> list[ProcessTimes]:

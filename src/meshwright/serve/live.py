@@ -181,7 +181,16 @@ class LiveRun:
     @property
     def busy_s(self) -> float:
         """Seconds of steps, evaluations and stalls by saves so far: of its own clock in a simulated run."""
+        if self.end_of_sample is not None:
+            return self.end_of_sample.time_s
         return self.steps.total_s + sum(between_steps_s(event) for event in self.events)
+
+    @property
+    def end_of_sample(self) -> Event | None:
+        """The end of simulated weeks, of whose millions of steps those recorded are a sample; None for any other run."""
+        ends = (event for event in reversed(self.events) if event.kind == "stopped")
+        end = next(ends, None) if self.header is not None and self.header.kind == "simulated" and len(self.steps) else None
+        return end if end is not None and end.step > self.steps.last("step") else None
 
     @property
     def slow_ranks(self) -> dict[int, Event]:

@@ -47,7 +47,7 @@ def _reckoned(run: LiveRun, ledger: Ledger | None) -> Outlook:
     left_s = _left_s(run, num_steps)
     rate = ledger.price if ledger and ledger.price else rate_of(run.plan.cluster) if run.plan else None
     usd_per_s = _usd_per_s(run, rate)
-    predicted_s = _finite(run.plan.time_to_train_s) if run.plan else None
+    predicted_s = _finite(run.plan.time_to_train_s) if run.plan and run.end_of_sample is None else None  # of the workload, not of weeks
     paced_s = run.busy_s + left_s if left_s is not None else None
     return Outlook(
         num_steps=num_steps,

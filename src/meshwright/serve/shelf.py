@@ -114,7 +114,8 @@ def _facts(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
     told: dict[str, Any] = {"name": run.folder.name, "status": run.status, "is_open": True, "written": run.written}
     if run.header is None:
         return {**told, "problem": _told(run.problem)} if run.problem else {**told, "status": "reading", "share_read": 0.0}
-    header, plan, outlook = run.header, run.plan, outlook_of(run, ledger)
+    header, plan, outlook, end = run.header, run.plan, outlook_of(run, ledger), run.end_of_sample
+    batch = plan.workload.global_batch if plan else 0
     usd = float(ledger.usd_unrounded) if ledger and ledger.usd_unrounded is not None else None
     estimate = run.busy_s * outlook.usd_per_s if outlook.usd_per_s is not None else None
     facts = {
@@ -126,8 +127,10 @@ def _facts(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
         "workload": plan.workload.name if plan else None,
         "cluster": plan.cluster.name if plan else None,
         "layout": str(plan.layout) if plan else None,
-        "step": int(run.steps.last("step")) if len(run.steps) else 0,
-        "samples": int(run.steps.last("samples")) if len(run.steps) else 0,
+        "tokens_per_step": plan.workload.tokens_per_step if plan else None,
+        "step": end.step if end else int(run.steps.last("step")) if len(run.steps) else 0,
+        "samples": end.step * batch if end else int(run.steps.last("samples")) if len(run.steps) else 0,
+        "num_recorded": len(run.steps) if end else None,  # of simulated weeks, which leave a sample of their steps
         "loss": run.steps.last("loss"),
         "evaluation": run.last_evaluation,
         "target": number_in(header.target),
@@ -164,7 +167,6 @@ def _story(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
         "parts_s": run.recent_parts_s,
         "ledger": _ledger(ledger),
         "precision": plan.workload.precision if plan else None,
-        "tokens_per_step": plan.workload.tokens_per_step if plan else None,
         "accelerator": plan.cluster.accelerator.name if plan else None,
     }
     return dict(plain(facts))

@@ -74,8 +74,8 @@ def _on_any(rate: Rate, about: str) -> Statement:
 
 
 def with_batch_on_record(run: Run) -> Run:
-    """The run with the batch, and where nothing is said the benchmark, of the submission on that machine, if there is just one kind."""
-    if run.global_batch or not (run.gpus and run.accelerator) or run.model or run.parameters:
+    """The run with the batch, and where a round is said the benchmark, of the submission on that machine, if there is just one kind."""
+    if run.global_batch or not (run.gpus and run.accelerator) or not (run.benchmark or run.round) or run.model or run.parameters:
         return run
     found = {(row.benchmark, row.global_batch) for row in find(**run.lookup)}
     if len(found) != 1:

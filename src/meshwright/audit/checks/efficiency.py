@@ -22,11 +22,15 @@ def check(claim: Claim) -> Iterator[Statement]:
     if times is None or base is None:
         yield _alone(claim.efficiency_pct)
         return
+    turned = bool(run.gpus and base.gpus and run.gpus < base.gpus)
+    if turned:  # an efficiency is of growing: from the smaller machine to the larger
+        run, base, times = base, run, (times[1], times[0])
     factor, line = _work_ratio(claim, run, base)
     if factor is None:
         yield Statement(about="efficiency", verdict=UNSUPPORTED, why=line, arithmetic=(f"claimed: {claim.efficiency_pct.value:g} %",))
         return
-    yield _judged(claim, claim.efficiency_pct, times[1].over(times[0]).times(factor), [line] if line else [], times)
+    lines = [f"from {count(base.gpus)} to {count(run.gpus)} GPUs: the baseline is the larger machine", line] if turned else [line]
+    yield _judged(claim, claim.efficiency_pct, times[1].over(times[0]).times(factor), lines, times)
     yield _noise(run, base, times)
 
 

@@ -113,6 +113,10 @@ def _over_baseline(claim: Claim, said: Stated, new: Timed, base: Timed) -> Itera
     elif carried and 1 < said.low <= carried * (1 + TABLE_ROUNDING) <= ratio.value * (1 + TABLE_ROUNDING):
         lines.append(f"in throughput alone: {carried:.3f}")
         yield Statement(about="speed-up", verdict=CONSISTENT, why=f"throughput alone gives {carried:.3f}", arithmetic=tuple(lines))
+    elif claim.faster_pct and claim.faster_pct.agrees(_less_pct(agreed)):
+        lines.append(f"less time: 1 - 1 / {ratio.value:.3f} = {percent(1 - 1 / ratio.value)}; claimed {claim.faster_pct.value:g} %")
+        why = f"it takes {claim.faster_pct.value:g} % less time, which is {ratio.value:.3f} times as fast"
+        yield Statement(about="speed-up", verdict=CONSISTENT, why=why, arithmetic=tuple(lines))
     elif said.agrees(inverse):
         why = f"the ratio is upside down: it is {ratio.value:.3f}, and {said.value:g} its inverse"
         yield Statement(about="speed-up", verdict=MISLEADING, why=why, arithmetic=tuple(lines))
@@ -122,6 +126,11 @@ def _over_baseline(claim: Claim, said: Stated, new: Timed, base: Timed) -> Itera
     if claim.speedup_of == "time":
         yield from _split(said, new, base)
         yield from _stale(said, new, base)
+
+
+def _less_pct(ratio: Stated) -> Stated:
+    """By how many per cent less time something takes that is so many times as fast."""
+    return Stated(*(100 * (1 - 1 / value) for value in (ratio.value, ratio.low, ratio.high)))
 
 
 def _stale(said: Stated, new: Timed, base: Timed) -> Iterator[Statement]:

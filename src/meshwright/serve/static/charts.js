@@ -42,7 +42,7 @@ export function makeChart(
   const plot = new uPlot(
     {
       ...size(),
-      padding: [10, 16, 0, 0],
+      padding: [10, 30, 0, 0], // half of the longest number under the last tick
       legend: { show: legend, live: true, markers: { width: 0, fill: (u, at) => u.series[at].stroke(u, at) } },
       cursor: {
         drag: { x: Boolean(onZoom), y: false, setScale: false },

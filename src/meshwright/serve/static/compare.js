@@ -173,8 +173,9 @@ function row(run, good) {
   const name = el("span", { class: "key" }, swatch, el("a", { href: runAddress(run.name) }, run.name));
   if (run.problem)
     return el("tr", {}, el("td", {}, name), el("td", {}, status("damaged")), el("td", { colspan: 8, class: "live-why" }, run.problem.what));
-  const fastest = Math.min(...good.map((one) => one.step_time_s ?? Infinity));
-  const behind = run.step_time_s ? run.step_time_s / fastest - 1 : null;
+  const alike = good.filter((one) => one.step_time_s && work(one) === work(run));
+  const fastest = Math.min(...alike.map((one) => one.step_time_s));
+  const behind = run.step_time_s && alike.length > 1 ? run.step_time_s / fastest - 1 : null;
   const cells = [
     number(run.num_ranks),
     number(run.step),
@@ -193,6 +194,9 @@ function row(run, good) {
     cells.map((cell) => el("td", { class: "num" }, cell)),
   );
 }
+
+// Steps compare only where they do the same: one model, as many tokens.
+const work = (run) => (run.model ? `${run.model}/${run.tokens_per_step}` : `?/${run.name}`);
 
 function warnings(told, good, dropped) {
   const found = [];

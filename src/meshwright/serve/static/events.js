@@ -84,8 +84,10 @@ function words(event) {
     .join(", ");
 }
 
+const DETAILS = { work_s: "work since the last stop", lost_s: "lost of it", checkpoint_s: "checkpoints" }; // of a fault
+
 const label = (name) =>
-  name
+  (DETAILS[name] ?? name)
     .replace(/^seconds$/, "took")
     .replace(/_(s|j|usd)$/, "")
     .replace("num_bytes", "size")
@@ -97,6 +99,9 @@ function shown(name, value) {
     if (name.endsWith("bytes")) return si(value, "B");
     return name === "loss" ? loss(value) : number(value, 5);
   }
+  if (name === "price" && value?.usd_per_gpu_hour)
+    return [`${value.usd_per_gpu_hour} USD an accelerator-hour`, value.provider, value.kind, value.date].filter(Boolean).join(", ");
+  if (name === "cause") return String(value).replaceAll("_", " ");
   if (value && typeof value === "object")
     return `(${Object.entries(value)
       .map(([key, inner]) => `${label(key)} ${shown(key, inner)}`)

@@ -139,13 +139,16 @@ function makeRow(run, choose) {
     cost: el("td", { class: "num", "data-label": "Cost" }),
     when: el("td", { class: "num soft when", "data-label": "When" }),
   };
+  const who = el("td", { class: "live-who" }, name, state, why);
+  const what = el("td", { class: "live-what" }, model, machine);
+  const howFar = el("td", { class: "live-how-far" }, meter, steps);
   const element = el(
     "tr",
     {},
     el("td", { class: "live-tick" }, box),
-    el("td", { class: "live-who" }, name, state, why),
-    el("td", { class: "live-what" }, model, machine),
-    el("td", { class: "live-how-far" }, meter, steps),
+    who,
+    what,
+    howFar,
     cells.loss,
     cells.step,
     cells.cost,
@@ -166,7 +169,12 @@ function makeRow(run, choose) {
           : "",
       );
     }
-    element.classList.toggle("damaged", now.status === "damaged");
+    const isDamaged = now.status === "damaged"; // there is nothing but the reason: it gets the room
+    element.classList.toggle("damaged", isDamaged);
+    who.colSpan = isDamaged ? 6 : 1;
+    [what, howFar, cells.loss, cells.step, cells.cost].forEach((cell) => {
+      cell.hidden = isDamaged;
+    });
     box.disabled = now.status === "damaged" || now.status === "reading";
     box.checked = chosen.has(now.name);
     say(

@@ -242,6 +242,13 @@ function noticesOf(told) {
       ),
     );
   }
+  if (told.num_recorded)
+    found.push(
+      notice(
+        "calm",
+        `Of ${number(told.step)} simulated steps ${number(told.num_recorded)} are recorded: step times and parts are those of that sample.`,
+      ),
+    );
   if (told.plan_problem) found.push(notice("warn", `The run's plan cannot be read: ${told.plan_problem}`));
   if (told.status === "running" && !told.step && !told.problem) found.push(notice("calm", "The run has started and has no step yet."));
   return found;
