@@ -402,6 +402,13 @@ def test_step_times_alone_give_a_speed_up_of_sequences_a_second() -> None:
     assert statement(facts, "speed-up")[0] == "consistent"
 
 
+def test_a_speed_up_over_a_record_may_be_of_any_round_that_is_not_said() -> None:
+    facts = {"benchmark": "gpt3", "baseline": {"record": True}}
+    assert of({**facts, "minutes": 4.0, "speedup": 2.7}) == "consistent"  # v3.1, over 10.94 min of v3.0
+    assert of({**facts, "minutes": 9.87, "speedup": 2.3}) == "impossible"
+    assert of({"benchmark": "gpt_oss_20b", "baseline": {"record": True}, "minutes": 5, "speedup": 2.3}) == "unknown"  # none on record
+
+
 def test_a_record_that_was_beaten_is_impossible() -> None:
     facts = {"benchmark": "gpt3", "round": "v4.0", "record": True}
     assert of({**facts, "minutes": 3.7085}) == "consistent"

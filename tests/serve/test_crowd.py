@@ -32,7 +32,7 @@ def port(monkeypatch) -> Iterator[int]:
     """A server with room for ten, where silence ends after half a second."""
     monkeypatch.setattr(crowd, "MAX_CONNECTIONS", 10)
     monkeypatch.setattr(crowd, "SILENT_S", 0.5)
-    config = uvicorn.Config(app, http=crowd.CrowdProtocol, ws="none", lifespan="off", log_level="error", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, http=crowd.crowd_protocol(), ws="none", lifespan="off", log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     with bound("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain
 from pathlib import Path
-from typing import Any, IO, TypeGuard
+from typing import IO, Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray

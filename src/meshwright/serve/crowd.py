@@ -10,53 +10,50 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
 MAX_CONNECTIONS = 200
 SILENT_S = 30.0  # from a connection's begin, or from its last whole request, to the next one
 
 
-class CrowdProtocol(H11Protocol):
-    """One connection, which knows when it last asked for something."""
+def crowd_protocol() -> type[asyncio.Protocol]:
+    """Uvicorn's protocol of a connection, which also knows when it last asked for something."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.asked_s = self.loop.time()
-        self._end: asyncio.TimerHandle | None = None
+    class CrowdProtocol(H11Protocol):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.asked_s = self.loop.time()
+            self._end: asyncio.TimerHandle | None = None
 
-    @property
-    def is_served(self) -> bool:
-        """Whether an answer is on its way."""
-        return self.cycle is not None and not self.cycle.response_complete
+        @property
+        def is_served(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
 
-    def connection_made(self, transport: Any) -> None:
-        """Come in; make room where there is none."""
-        super().connection_made(transport)
-        self._wait()
-        others = [other for other in self.connections if isinstance(other, CrowdProtocol) and other is not self]
-        if len(others) >= MAX_CONNECTIONS:
-            min(others, key=lambda other: (other.is_served, other.asked_s)).leave()
-
-    def handle_events(self) -> None:
-        """Take in what came; a whole request counts, half of one does not."""
-        before = self.cycle
-        super().handle_events()
-        if self.cycle is not before and not self.transport.is_closing():
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
             self._wait()
+            others = [other for other in self.connections if isinstance(other, CrowdProtocol) and other is not self]
+            if len(others) >= MAX_CONNECTIONS:
+                min(others, key=lambda other: (other.is_served, other.asked_s)).leave()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Gone: nobody waits any more."""
-        if self._end is not None:
-            self._end.cancel()
-        super().connection_lost(exc)
+        def handle_events(self) -> None:
+            before = self.cycle
+            super().handle_events()
+            if self.cycle is not before and not self.transport.is_closing():  # a whole request counts, half of one does not
+                self._wait()
 
-    def leave(self) -> None:
-        """Close at once: what a reader that does not read has left unread is dropped."""
-        self.connections.discard(self)
-        self.transport.abort()
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._end is not None:
+                self._end.cancel()
+            super().connection_lost(exc)
 
-    def _wait(self) -> None:
-        self.asked_s = self.loop.time()
-        if self._end is not None:
-            self._end.cancel()
-        self._end = self.loop.call_later(SILENT_S, self.leave)
+        def leave(self) -> None:
+            self.connections.discard(self)
+            self.transport.abort()  # at once: what a reader that does not read has left unread is dropped
+
+        def _wait(self) -> None:
+            self.asked_s = self.loop.time()
+            if self._end is not None:
+                self._end.cancel()
+            self._end = self.loop.call_later(SILENT_S, self.leave)
+
+    return CrowdProtocol

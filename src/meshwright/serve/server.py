@@ -12,6 +12,7 @@ from pathlib import Path
 
 from meshwright.errors import InputError
 from meshwright.serve.app import guarded
+from meshwright.serve.crowd import crowd_protocol
 from meshwright.serve.guard import Door
 from meshwright.serve.shelf import Shelf
 
@@ -77,14 +78,12 @@ def serve(runs: Path, listener: socket.socket, door: Door, encryption: Encryptio
     """Serve the page until Ctrl-C or SIGTERM."""
     import uvicorn
 
-    from meshwright.serve.crowd import CrowdProtocol
-
     with suppress(OSError):
         os.nice(NICENESS)
     config = uvicorn.Config(
         guarded(Shelf(runs), door),
         log_level="error",  # what strangers send is no news
-        http=CrowdProtocol,
+        http=crowd_protocol(),
         access_log=False,
         server_header=False,
         proxy_headers=False,

@@ -57,15 +57,14 @@ def _over_record(claim: Claim, said: Stated) -> Statement:
     if not (run.benchmark and run.duration_s):
         why = "a record needs a benchmark and a time"
         return Statement(about="speed-up", verdict=UNKNOWN, why=why, arithmetic=(f"claimed: {said.value:g} times",))
-    earlier = before(run.round, find(benchmark=run.benchmark)) if run.round else find(benchmark=run.benchmark)
-    record = fastest(earlier)
+    record = fastest(_earlier(run, said, find(benchmark=run.benchmark)))
     if record is None:
         why = f"our table has no result of {run.benchmark} before {run.round or 'this one'}"
         return Statement(about="speed-up", verdict=UNKNOWN, why=why, arithmetic=(f"claimed: {said.value:g} times",))
     ratio = exactly(record.minutes * MINUTE).over(run.duration_s)
     lines = [
         f"implied record: {said.value:g} x {minutes(run.duration_s.value)} = {minutes(said.value * run.duration_s.value)}",
-        f"fastest before{f' {run.round}' if run.round else ''} on record: {figure(record.minutes)} min ({record.name})",
+        f"fastest before{f' {run.round}' if run.round else ' it'} on record: {figure(record.minutes)} min ({record.name})",
         f"speed-up: {figure(record.minutes)} min / {minutes(run.duration_s.value)} = {ratio.value:.3f}; claimed {said.value:g}",
     ]
     if ratio.high < 1:
@@ -74,6 +73,17 @@ def _over_record(claim: Claim, said: Stated) -> Statement:
     holds = said.agrees(ratio.widened(TABLE_ROUNDING)) or said.high < ratio.low
     why = f"over the earlier record it is {ratio.value:.2f} times{', more than claimed' if said.high < ratio.low else ''}"
     return Statement(about="speed-up", verdict=CONSISTENT if holds else MISLEADING, why=why, arithmetic=tuple(lines))
+
+
+def _earlier(run: Run, said: Stated, rows: list[Submission]) -> list[Submission]:
+    """The rows before the run's round; where it says none, before the last round in which such a speed-up over the record held, or all."""
+    if run.round:
+        return before(run.round, rows)
+    for name in sorted({row.round for row in rows}, key=round_order, reverse=True):
+        record = fastest(before(name, rows))
+        if record and run.duration_s and said.agrees(exactly(record.minutes * MINUTE).over(run.duration_s).widened(TABLE_ROUNDING)):
+            return before(name, rows)
+    return rows
 
 
 # -- over another run -----------------------------------------------------------------------------------
