@@ -258,3 +258,15 @@ def test_a_trained_run_that_was_stopped_is_no_sample(shelf, new_run):
     new_run("stopped", 3).event("stopped", 9)
     (row,) = shelf.listed()["runs"]
     assert (row["step"], row["num_recorded"]) == (3, None)
+
+
+def test_hundreds_of_unread_runs_do_not_hold_up_one_that_is_being_written(shelf, new_run, monkeypatch):
+    writer = new_run("live", 2)
+    shelf.listed()
+    for number in range(30):
+        new_run(f"old{number}", 1)
+    asked = []
+    monkeypatch.setattr(shelf, "_look_until", lambda names, until_s: asked.append(names))
+    writer.steps([record(3)])
+    shelf.listed()
+    assert asked[0] == ["live"] and asked[1][-1] == "live" and len(asked[1]) == 31

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.ledger import Ledger
-from meshwright.record import Event
+from meshwright.record import RUNNING, Event
 from meshwright.serve.books import Books
 from meshwright.serve.files import run_folder, run_names
 from meshwright.serve.live import LiveRun, number_in
@@ -90,12 +90,25 @@ class Shelf:
         return run
 
     def _look_at(self, names: list[str]) -> None:
-        """Read on in these runs for a moment, first in those that waited longest, so that a long one holds up nobody for long."""
-        until_s = time.monotonic() + LISTING_S
-        for name in sorted(names, key=lambda name: self._found[name].looked_s if name in self._found else 0.0):
-            if time.monotonic() < until_s:
-                with suppress(MeshwrightError):  # `_row` tells it
-                    self._run(name)
+        """Read on in these runs for a moment, first in those that waited longest, so that a long one holds up nobody for long.
+
+        Half of that moment is for runs that are being written: a folder of hundreds that nobody has read yet does not hold them up.
+        """
+        now_s = time.monotonic()
+        waited = sorted(names, key=lambda name: self._found[name].looked_s if name in self._found else 0.0)
+        self._look_until([name for name in waited if self._is_running(name)], now_s + LISTING_S / 2)
+        self._look_until(waited, now_s + LISTING_S)
+
+    def _is_running(self, name: str) -> bool:
+        header = self._found[name].header if name in self._found else None
+        return header is not None and header.status == RUNNING
+
+    def _look_until(self, names: list[str], until_s: float) -> None:
+        for name in names:
+            if time.monotonic() >= until_s:
+                return
+            with suppress(MeshwrightError):  # `_row` tells it
+                self._run(name)
 
     def _row(self, name: str, touched: float) -> dict[str, Any]:
         try:
