@@ -54,7 +54,7 @@ def test_a_clear_difference_is_told_with_its_interval(
     (found,) = differences(facts_of_runs([one, other]))
     assert found.change_pct == pytest.approx(100 * (factor - 1), abs=0.4)
     assert f"% {way} (95 %:" in found.said
-    assert ("Single runs of one job lie up to 2 % apart" in found.said) == is_small
+    assert ("below the noise between runs: single runs of one job lie up to 2 % apart" in found.said) == is_small
 
 
 def test_too_few_steps_give_no_interval(make_run, workstation: Plan) -> None:

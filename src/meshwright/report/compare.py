@@ -139,5 +139,5 @@ def _said(change: float, low: float | None, high: float | None) -> str:
     bounds = f"95 %: {low:+.2f} to {high:+.2f} %"
     if low <= 0 <= high:
         return f"the difference of {change:+.2f} % is below the noise ({bounds})."
-    alone = f" Single runs of one job lie up to {RUN_TO_RUN_PCT:.0f} % apart: it takes several of each to be sure."
+    alone = f" That is below the noise between runs: single runs of one job lie up to {RUN_TO_RUN_PCT:.0f} % apart."
     return f"{abs(change):.2f} % {way} ({bounds})." + (alone if abs(change) < RUN_TO_RUN_PCT else "")

@@ -151,5 +151,5 @@ def _said(base: _Size, size: _Size, efficiency: float, low: float | None, high: 
         return f"{way}: the difference of {100 * (efficiency - 1):+.2f} % is below the noise ({bounds})."
     what = f"{way}: {100 * abs(efficiency - 1):.2f} % {'lost' if efficiency < 1 else 'gained'} ({bounds})."
     if min(len(base.runs), len(size.runs)) < 2 and 100 * abs(efficiency - 1) < RUN_TO_RUN_PCT:
-        what += f" One run a size: single runs of one job lie up to {RUN_TO_RUN_PCT:.0f} % apart, so this says little."
+        what += f" That is below the noise between runs: single runs of one job lie up to {RUN_TO_RUN_PCT:.0f} % apart."
     return what
