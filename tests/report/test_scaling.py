@@ -45,7 +45,7 @@ def test_a_difference_below_the_noise_says_so_plainly(run_at) -> None:
 
 def test_a_small_difference_of_single_runs_is_not_taken_for_sure(run_at) -> None:
     (weak,) = scalings(facts_of_runs([run_at(2, 32, 0.5), run_at(4, 64, 0.505)]))
-    assert "One run a size" in weak.points[1].said
+    assert "That is below the noise between runs" in weak.points[1].said
 
 
 def test_repeats_of_a_size_widen_its_interval_by_what_they_differ(run_at) -> None:
