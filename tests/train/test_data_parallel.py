@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parity import MODELS
+from on_ranks import num_threads
+from parity import LLAMA, MODELS, WORKLOAD, run_steps
+from ranks import Pools
 
-from meshwright.layout import Layout
+from meshwright.layout import Layout, parse_layout
 from meshwright.traffic import buckets, chunks_of
 from meshwright.train.data_parallel import grouped_parameters
 from meshwright.train.pipeline_parallel import chunk_layers
@@ -68,3 +72,13 @@ def test_what_is_said_to_be_sent_has_the_same_parameters_in_the_same_buckets(mod
             for most in (1, 3000, 10**9):
                 said = [[p.size for p in bucket] for bucket in buckets(ours.parameters, most, tied=model.tied_embeddings)]
                 assert said == [[sizes[name] for name in bucket] for bucket in grouped_parameters(real, most)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's list of threads")
+@pytest.mark.parametrize("layout", ["dp=2,zero=1", "cp=2"])
+def test_a_replica_that_is_gone_leaves_no_groups_behind(layout: str, pools: Pools) -> None:
+    pool, job = pools.of(2), parse_layout(layout)
+    pool.run(run_steps, LLAMA, WORKLOAD, job, 1)
+    before = pool.run(num_threads)
+    pool.run(run_steps, LLAMA, WORKLOAD, job, 1)
+    assert pool.run(num_threads) == before

@@ -8,7 +8,8 @@ ZeRO 3 is torch's `fully_shard` (fully_sharded.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,7 +70,7 @@ class DataParallel:
         for bucket in self.buckets:
             for index, parameter in enumerate(bucket.parameters):
                 self._place[parameter] = bucket, index
-                parameter.register_post_accumulate_grad_hook(self._take)
+                parameter.register_post_accumulate_grad_hook(loosely(self._take))
 
     @property
     def shards(self) -> list[Shard]:
@@ -192,6 +193,18 @@ class DataParallel:
             is_partial=is_partial(names[0]) and layout.tp > 1,
             copies=self.mesh.num_replicas // (self.mesh.shard.size if self.zero_stage > 0 else 1),
         )
+
+
+def loosely(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], None]:
+    """The same call without holding its object: torch keeps hooks where Python's collector does not look, and groups would never end."""
+    held = weakref.WeakMethod(method)
+
+    def call(parameter: nn.Parameter) -> None:
+        found = held()
+        assert found is not None, "a replica holds its data parallelism as long as it holds its parameters"
+        found(parameter)
+
+    return call
 
 
 def put_in_place(chunk: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
