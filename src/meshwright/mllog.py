@@ -451,3 +451,23 @@ def _step_time_s(row: Mapping[str, Any], where: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise InputError(f"step_time_s is {text!r}, not a positive number of seconds", where=where)
     return value
+
+
+# -- MLPerf's compliance checker ------------------------------------------------------------------------
+
+SEPARATOR = "\n" + "-" * 30 + "\n"  # between the messages of the checker's report
+
+
+def complaints(report: str, errors: str) -> tuple[str, ...]:
+    """The messages of the checker that found fault with a log, a line each; where it broke down, its last words."""
+    _, _, messages = report.partition("WARNING -  ")
+    messages = messages.removesuffix("\n").removesuffix("ERROR - FAILED")
+    found = tuple(_short(message) for message in messages.split(SEPARATOR) if message.strip())
+    return found or (f"the checker broke down: {errors.strip().splitlines()[-1] if errors.strip() else 'it says nothing'}",)
+
+
+def _short(message: str) -> str:
+    """A message without the log line and the checker's state that follow it."""
+    lines = message.strip().splitlines()
+    tests = [line for line in lines[1:] if line.startswith("failed test:")]
+    return " ".join([lines[0].rstrip(":"), *tests])

@@ -361,7 +361,7 @@ def _abandon(folder: Path, name: str, parse: Callable[[Mapping[str, Any]], StepR
     cut: list[bytes] = []
     for line in filter(bytes.strip, (folder / name).read_bytes().split(b"\n")):
         try:
-            (kept if parse(_object(line)).step <= last_step else cut).append(line + b"\n")
+            (kept if parse(object_in(line)).step <= last_step else cut).append(line + b"\n")
         except (ValueError, InputError):
             cut.append(_line({"damaged": line.decode(errors="replace")}))
     if cut:
@@ -499,13 +499,13 @@ def _tokens_per_s(run: Run) -> float | None:
 def read_header(folder: Path) -> RunHeader:
     path = folder / "run.json"
     try:
-        entry = _object(path.read_bytes())
+        entry = object_in(path.read_bytes())
     except FileNotFoundError:
         raise InputError(
             "not a run folder: it has no run.json", where=str(folder), fix="give a folder that train or simulate wrote"
         ) from None
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read the run's header: {_one_line(error)}", where=str(path)) from None
+        raise InputError(f"cannot read the run's header: {one_line(error)}", where=str(path)) from None
     version = entry.get("format")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InputError(f"the run's format is {version!r}, not a whole number", where=str(path))
@@ -531,7 +531,7 @@ def _header(entry: Mapping[str, Any], path: Path) -> RunHeader:
             raise ValueError("created has no time zone")
         return RunHeader(**known)
     except (ValueError, InputError) as error:
-        raise InputError(f"the run's header is damaged: {_one_line(error)}", where=str(path)) from None
+        raise InputError(f"the run's header is damaged: {one_line(error)}", where=str(path)) from None
 
 
 def _entries(path: Path, parse: Callable[[Mapping[str, Any]], T], damage: list[str]) -> Iterator[tuple[str, T]]:
@@ -545,13 +545,14 @@ def _entries(path: Path, parse: Callable[[Mapping[str, Any]], T], damage: list[s
         where = f"{path.name} line {number}"
         try:
             if line.strip():
-                yield where, parse(_object(line))
+                yield where, parse(object_in(line))
         except (ValueError, InputError) as error:
             if number < len(lines):
-                damage.append(f"{where}: {_one_line(error)}")
+                damage.append(f"{where}: {one_line(error)}")
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def object_in(line: bytes) -> dict[str, Any]:
+    """The JSON object a line holds; ValueError where it holds none."""
     try:
         entry = json.loads(line)
     except RecursionError:
@@ -561,7 +562,8 @@ def _object(line: bytes) -> dict[str, Any]:
     return entry
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Why a line or a file could not be read, on one line."""
     what = error.what if isinstance(error, MeshwrightError) else str(error)
     return what.replace("\n", " ")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,9 @@ from meshwright.layout import parse_layout
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan, plan_bytes
 from meshwright.record import RunHeader, RunWriter, StepRecord
+
+# What tests of pages share stands beside them, as the module `pages`.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 def planned(model: str, cluster: str, workload: str, layout: str, num_accelerators: int, **changes: Any) -> Plan:

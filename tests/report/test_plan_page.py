@@ -9,10 +9,10 @@ import struct
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from pages import CHROMIUM, FLAGS, Elements, words
 
 from meshwright.describe.source import Source
 from meshwright.errors import InputError
@@ -22,7 +22,6 @@ from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan
 from meshwright.predict import predict
 from meshwright.report.page.curves import ParetoPoint, ScalingPoint
-from meshwright.report.page.markup import VOID
 from meshwright.report.page.plan_page import plan_page, write_plan_page
 from meshwright.software import software
 from meshwright.units import gib, seconds, usd
@@ -35,39 +34,6 @@ SCALING = [
     for n, s, e, kind in ((4096, 1.23, 1.0, "weak"), (8192, 1.25, 0.98, "weak"), (4096, 2.2, 1.0, "strong"), (8192, 1.25, 0.88, "strong"))
 ]
 PARETO = [ParetoPoint(num_accelerators=n, time_to_train_s=s, cost_usd=c) for n, s, c in ((8192, 416.0, 25_600.0), (4096, 790.0, 22_000.0))]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=5000"),
-)
-
-
-class Elements(HTMLParser):
-    """Every element with its attributes; fails on tags that do not close in turn."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def words(page: str) -> str:
-    return " ".join(" ".join(Elements(page).text).split())
 
 
 def test_the_page_is_one_small_well_formed_file_that_fetches_nothing(plan: Plan) -> None:

@@ -7,15 +7,14 @@ import json
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from pages import CHROMIUM, FLAGS, Elements, words
 
 from meshwright.plan.plan import Plan
 from meshwright.report.facts import RunFacts, facts_of_runs
 from meshwright.report.markdown import profile_markdown, report_markdown
-from meshwright.report.page.markup import VOID
 from meshwright.report.page.run_page import run_page
 from meshwright.report.page.run_sections import beyond_chance
 from meshwright.report.page.trace_page import trace_page
@@ -26,41 +25,6 @@ from meshwright.units import seconds
 LARGEST_BYTES = 1_000_000
 FETCHING = ("src", "href", "srcset", "data", "action", "poster", "xlink:href")
 EVIL = "<script>alert(1)<_script>"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--hide-scrollbars", "--enable-logging=stderr", "--virtual-time-budget=5000"),
-)
-
-
-class Elements(HTMLParser):
-    """Every element with its attributes; fails on tags that do not close in turn."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def words(page: str) -> str:
-    return " ".join(" ".join(Elements(page).text).split())
-
-
 EVENTS = (
     ("start", 0, 2.0, {}),
     ("evaluation", 50, 30.0, {"loss": 5.25, "seconds": 1.0, "samples": 800}),

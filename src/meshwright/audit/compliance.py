@@ -10,13 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from meshwright.mllog import Log
+from meshwright.mllog import Log, complaints
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 OWN_RULES = Path(__file__).parents[1] / "train" / "benchmark"  # of meshwright's own benchmark, by its name
 OWN_RULESET = "6.0.0"
 TIMEOUT_S = 120
-SEPARATOR = "\n" + "-" * 30 + "\n"  # between the messages of the checker's report
 
 _WORD = re.compile(r"[a-z0-9_]+")
 
@@ -87,19 +86,4 @@ def _run(path: Path, ruleset: str, rules: str, config: Path | None) -> Complianc
         text = report.read_text(encoding="utf-8", errors="replace") if report.exists() else ""
     if done.returncode == 0:
         return Compliance(PASSED, rules)
-    return Compliance(FAILED, rules, _complaints(text, done.stderr))
-
-
-def _complaints(report: str, errors: str) -> tuple[str, ...]:
-    """The checker's messages, a line each; where it broke down, its last words."""
-    _, _, messages = report.partition("WARNING -  ")
-    messages = messages.removesuffix("\n").removesuffix("ERROR - FAILED")
-    found = tuple(_short(message) for message in messages.split(SEPARATOR) if message.strip())
-    return found or (f"the checker broke down: {errors.strip().splitlines()[-1] if errors.strip() else 'it says nothing'}",)
-
-
-def _short(message: str) -> str:
-    """A message without the log line and the checker's state that follow it."""
-    lines = message.strip().splitlines()
-    tests = [line for line in lines[1:] if line.startswith("failed test:")]
-    return " ".join([lines[0].rstrip(":"), *tests])
+    return Compliance(FAILED, rules, complaints(text, done.stderr))

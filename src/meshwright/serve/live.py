@@ -15,9 +15,9 @@ import numpy as np
 
 from meshwright.errors import MeshwrightError
 from meshwright.plan.plan import Plan, read_plan
-from meshwright.record import RUNNING, SLOW_AFTER, Event, RunHeader, read_header
+from meshwright.record import RUNNING, SLOW_AFTER, Event, RunHeader, object_in, one_line, read_header
 from meshwright.serve.files import check_plain, touched_s
-from meshwright.serve.steps import PART_FIELDS, Steps, object_in, reason
+from meshwright.serve.steps import PART_FIELDS, Steps
 from meshwright.serve.tail import Tail
 
 LOOK_S = 0.25  # between two looks at a folder, however many readers ask
@@ -117,7 +117,7 @@ class LiveRun:
             except (ValueError, MeshwrightError) as error:
                 self.num_damaged += 1
                 if len(self.damage) < MAX_DAMAGE:
-                    self.damage.append(f"{tail.path.name} line {number}: {reason(error)}"[:300])
+                    self.damage.append(f"{tail.path.name} line {number}: {one_line(error)}"[:300])
 
     def _add_event(self, line: bytes) -> None:
         self.events.append(Event.from_json(object_in(line)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
 from bisect import bisect_left
@@ -13,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.errors import InputError
-from meshwright.record import PARTS, StepRecord
+from meshwright.record import PARTS, StepRecord, object_in
 
 PART_FIELDS = tuple(f"{part}_s" for part in PARTS)
 EXTRA = ("tokens_per_s", "learning_rate", "slowest_replica")
@@ -127,19 +125,3 @@ def mean_of_known(values: Column, edges: NDArray[np.int64]) -> Column:
 def sendable(values: Iterable[float]) -> list[float | None]:
     """Numbers to seven digits as JSON can hold them: None for what is no number."""
     return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values]
-
-
-def object_in(line: bytes) -> dict[str, Any]:
-    """The JSON object a line holds; ValueError where it holds none."""
-    try:
-        entry = json.loads(line)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-    if not isinstance(entry, dict):
-        raise ValueError("it holds no JSON object")
-    return entry
-
-
-def reason(error: Exception) -> str:
-    """Why a line or a file could not be read, on one line."""
-    return (error.what if isinstance(error, InputError) else str(error)).replace("\n", " ")

@@ -21,7 +21,7 @@ from typing import Any
 from meshwright.describe.load import load_model
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
-from meshwright.mllog import read_log
+from meshwright.mllog import complaints, read_log
 
 RULESET = "6.0.0"
 OWN = "meshwright_stdlib_llama"
@@ -29,7 +29,6 @@ OWN_RULES = Path(__file__).parent / "benchmark" / f"{OWN}.yaml"
 SCHEDULE = "cosine with linear warmup"
 ONCE = ("init_start", "init_stop", "run_start")  # of a run that is resumed, the first life's
 NOT_SHAPES = ("name", "sources")  # of a Model
-MESSAGE_SEPARATOR = "\n" + "-" * 30 + "\n"  # of the checker's report
 PRECISIONS = {"fp32": "fp32", "bf16": "bfloat16", "fp8": "fp8", "nvfp4": "nvfp4"}  # recipe -> MLPerf's word
 
 
@@ -318,21 +317,4 @@ def check_log(path: str | Path) -> CheckResult:
         text = report.read_text(encoding="utf-8") if report.exists() else ""
     if re.search("No module named .?mlperf_logging", done.stderr):
         raise InputError("the package mlperf-logging is not installed", fix='pip install "meshwright[train]"')
-    return CheckResult(done.returncode == 0, _complaints(text, done.stderr, done.returncode), rules)
-
-
-def _complaints(report: str, errors: str, status: int) -> tuple[str, ...]:
-    """The checker's messages, a line each; where it broke down, its last words."""
-    if status == 0:
-        return ()
-    _, _, messages = report.partition("WARNING -  ")
-    messages = messages.removesuffix("\n").removesuffix("ERROR - FAILED")
-    found = tuple(_short(message) for message in messages.split(MESSAGE_SEPARATOR) if message.strip())
-    return found or (f"the checker broke down: {errors.strip().splitlines()[-1] if errors.strip() else f'exit status {status}'}",)
-
-
-def _short(message: str) -> str:
-    """A message without the log line and the checker's state that follow it."""
-    lines = message.strip().splitlines()
-    tests = [line for line in lines[1:] if line.startswith("failed test:")]
-    return " ".join([lines[0].rstrip(":"), *tests])
+    return CheckResult(done.returncode == 0, complaints(text, done.stderr) if done.returncode else (), rules)
