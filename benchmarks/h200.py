@@ -24,6 +24,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from h200_parts import tables
 from h200_parts.cases import ASKED, NAMES, OTHERS, Case, chosen
-from h200_parts.child import Clock, Results, run, say
+from h200_parts.child import Clock, Results, run, run_together, say
 
 from meshwright.describe.this_machine import gpu_names
 from meshwright.errors import MeshwrightError
@@ -40,7 +41,7 @@ NOTHING = "nothing was measured, and nothing is claimed"
 DRY = "dry run on the processor with a tiny model: the code runs, the figures mean nothing"
 LIMIT_S = 570.0  # a call's time on the card
 PARTS = ("loss", "compiled", "kernels")
-TEXT_PRECISIONS = ("fp32", "bf16", "fp8-current", "bf16-pure")
+TEXT_RUNS = (("fp32", False), ("bf16", False), ("fp8-current", False), ("bf16", True))  # precision, and whether first weights are moved
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -177,23 +178,32 @@ def steady(given: argparse.Namespace, results: Results, clock: Clock) -> None:
 
 
 def correct(given: argparse.Namespace, results: Results, clock: Clock) -> None:
-    """Kernels against float64, compiled against plain, precisions against each other."""
-    parts = given.part or PARTS[::-1]
-    for part in ("kernels", "compiled"):
-        if part in parts:
-            say(f"{part}:")
-            run(f"correct_{part}", ["--device", given.device], clock, keep=lambda row: results.add("checks", row))
+    """Kernels against float64, compiled against plain, precisions against each other: all at once, since no time is compared."""
+    parts = given.part or PARTS
+    jobs = [partial(_checks, part, given, results, clock) for part in ("kernels", "compiled") if part in parts]
     if "loss" in parts:
-        for precision in TEXT_PRECISIONS:
-            say(f"loss on real text, {precision}, {given.steps} steps:")
-            options = ["--precision", precision, "--device", given.device, "--steps", str(given.steps)]
-            found = run("correct_loss", options, clock, least_s=40.0)
-            if found:
-                results.add("loss", found)
+        jobs += [partial(_losses, precision, is_moved, given, results, clock) for precision, is_moved in TEXT_RUNS]
+    say(f"{', '.join(parts)}: {len(jobs)} processes at once")
+    run_together(jobs)
     if "kernels" in parts or "compiled" in parts:
         _show("Kernels and compiled layers", tables.checks_table(results.content), results)
     if "loss" in parts:
         _show("Loss on real text", tables.loss_table(results.content), results)
+
+
+def _checks(part: str, given: argparse.Namespace, results: Results, clock: Clock, running: list[Any]) -> None:
+    """Rows of one part, kept as they come."""
+    options = ["--device", given.device]
+    run(f"correct_{part}", options, clock, keep=lambda row: results.add("checks", row), label=f"{part}: ", running=running)
+
+
+def _losses(precision: str, is_moved: bool, given: argparse.Namespace, results: Results, clock: Clock, running: list[Any]) -> None:
+    """Losses in one precision."""
+    options = ["--precision", precision, "--device", given.device, "--steps", str(given.steps), *(["--moved"] if is_moved else [])]
+    label = f"loss, {precision}{', first weights rounded' if is_moved else ''}: "
+    found = run("correct_loss", options, clock, least_s=40.0, label=label, running=running)
+    if found:
+        results.add("loss", found)
 
 
 def predict(given: argparse.Namespace, results: Results, clock: Clock) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,13 @@ class Results:
 
     path: Path | None
     content: dict[str, Any]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, kind: str, row: Mapping[str, Any]) -> None:
         """Keep one result."""
-        self.content.setdefault(kind, []).append(dict(row))
-        self.write()
+        with self._lock:
+            self.content.setdefault(kind, []).append(dict(row))
+            self.write()
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """Results of a kind so far."""
@@ -88,6 +91,8 @@ def run(
     site: Path | None = None,
     least_s: float = 20.0,
     keep: Callable[[dict[str, Any]], None] = lambda row: None,
+    label: str = "",
+    running: list[subprocess.Popen[str]] | None = None,
 ) -> dict[str, Any] | None:
     """What `h200_parts.MODULE` measured in a process of its own, rows kept as they come; None where it failed or no time is left."""
     if clock.left_s < least_s:
@@ -103,11 +108,13 @@ def run(
         text=True,
         errors="replace",
     )
+    if running is not None:
+        running.append(process)
     killer = threading.Timer(clock.left_s, process.kill)
     killer.start()
     with process:
         try:
-            result, last = _listen(process, keep)
+            result, last = _listen(process, keep, label)
             status = process.wait()
         finally:
             killer.cancel()
@@ -119,6 +126,22 @@ def run(
         say("\n".join(f"    {line}" for line in last))
         return None
     return {**result, "child_s": round(time.monotonic() - started_s, 1)}
+
+
+def run_together(jobs: Sequence[Callable[[list[subprocess.Popen[str]]], None]]) -> None:
+    """Several children at once, where it is numbers that are compared and not times; cut off, none of them lives on.
+
+    A job runs its child with the list that it is given as `running`.
+    """
+    running: list[subprocess.Popen[str]] = []
+    with ThreadPoolExecutor(max_workers=max(len(jobs), 1)) as pool:
+        try:
+            for done in [pool.submit(job, running) for job in jobs]:
+                done.result()
+        except BaseException:
+            for process in running:
+                process.kill()
+            raise
 
 
 def _environment(site: Path | None) -> dict[str, str]:
@@ -134,7 +157,7 @@ def _environment(site: Path | None) -> dict[str, str]:
     }
 
 
-def _listen(process: subprocess.Popen[str], keep: Callable[[dict[str, Any]], None]) -> tuple[dict[str, Any] | None, list[str]]:
+def _listen(process: subprocess.Popen[str], keep: Callable[[dict[str, Any]], None], label: str) -> tuple[dict[str, Any] | None, list[str]]:
     """The child's result, and its last lines; its steps and notes are passed on."""
     assert process.stdout is not None
     result, last = None, deque[str](maxlen=LAST_LINES)
@@ -145,7 +168,7 @@ def _listen(process: subprocess.Popen[str], keep: Callable[[dict[str, Any]], Non
         elif line.startswith(ROW):
             keep(json.loads(line.removeprefix(ROW)))
         elif line.startswith((NOTE, "step ")):
-            say("    " + line.removeprefix(NOTE))
+            say(f"    {label}{line.removeprefix(NOTE)}")
         else:
             last.append(line)
     return result, list(last)

@@ -33,7 +33,7 @@ from meshwright.train.replica import Replica
 from meshwright.train.session import run_rank
 
 WARMUP = 10
-NUM_BARE = 40
+NUM_BARE = 30
 
 
 class Marks:
@@ -125,6 +125,7 @@ def figures(marks: Marks, records: list[Any], num_steps: int) -> dict[str, Any]:
     early = min(20, num_steps // 5)
     told = records[min(WARMUP, len(records) // 4) :]
     recording_s = [record.extra["recording_s"] for record in told]
+    metered = [record.extra["energy_j"] for record in told if "energy_j" in record.extra]
     return {
         "num_steps": len(marks.times_s),
         "cv": statistics.pstdev(steps_s) / statistics.mean(steps_s),
@@ -136,6 +137,7 @@ def figures(marks: Marks, records: list[Any], num_steps: int) -> dict[str, Any]:
         "late_peak_bytes": marks.peaks_bytes[-1],
         "recording_s": statistics.median(recording_s),
         "recording_share": sum(recording_s) / sum(record.step_time_s for record in told),
+        "energy_j": statistics.median(metered) if metered else None,
         "first_loss": records[0].loss,
         "last_loss": records[-1].loss,
         "steps_s": steps_s,

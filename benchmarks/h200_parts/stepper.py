@@ -30,7 +30,7 @@ def start(device_type: str) -> torch.device:
 
 
 class Stepper:
-    """A replica with first weights, and random tokens for it, made on the host and moved as torchtitan's are."""
+    """A replica with first weights, and random tokens for it, made on the host and moved as the trainer moves its own."""
 
     def __init__(self, case: Case, device: torch.device, *, seed: int = SEED) -> None:
         self.case, self.device = case, device
@@ -63,5 +63,5 @@ class Stepper:
         return result
 
     def _micro_batch(self, tokens: torch.Tensor) -> MicroBatch:
-        here = tokens.to(self.device)
+        here = tokens.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tokens
         return MicroBatch(tokens=here[:, :-1].contiguous(), labels=here[:, 1:].contiguous(), context=self.context)

@@ -10,7 +10,11 @@ from h200_parts.kinds import KINDS
 
 Row = Mapping[str, Any]
 MISSING = "-"
-LOSS_BOUNDS = {"bf16": ("fp32", 0.005), "fp8-current": ("bf16", 0.01)}  # precision -> what it is held against, and how near
+TEXT_ORDER: dict[str, tuple[str | None, float | None]] = {  # precision -> what it is held against, and how near
+    "fp32": (None, None),
+    "bf16": ("fp32", 0.005),
+    "fp8-current": ("bf16", 0.01),
+}
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -145,26 +149,29 @@ def steady_table(content: Row) -> str:
                     number(1e6 * row["recording_s"], ".0f"),
                     number(100 * row["recording_share"], ".3f", " %"),
                     number(100 * (row["on_s"] / row["off_s"] - 1) if row.get("off_s") else None, "+.2f", " %"),
+                    number(row.get("energy_j"), ".0f"),
                 ]
             )
     head = ["case", "steps", "scatter after warm-up", "GiB held, early to late", "peak GiB, early to late"]
-    return table([*head, "records us a step", "records of a step", "loop with records against bare steps"], lines)
+    return table([*head, "records us a step", "records of a step", "loop with records against bare steps", "metered J a step"], lines)
 
 
 def loss_table(content: Row) -> str:
     """Losses on real text by precision, and whether they keep together."""
-    rows = {row["precision"]: row for row in content.get("loss", ()) if "losses" in row}
+    found = [row for row in content.get("loss", ()) if "losses" in row]
+    plain = {row["precision"]: row for row in found if not row["is_moved"]}
     lines = []
-    for precision, row in rows.items():
-        reference, bound = LOSS_BOUNDS.get(precision, (None, None))
-        base = rows.get(reference or "fp32" if precision != "fp32" else "")
-        apart, most = (_difference(row, base)) if base else (None, None)
-        verdict = MISSING
+    for row in sorted(found, key=lambda row: (row["is_moved"], list(TEXT_ORDER).index(row["precision"]))):
+        precision, is_moved = row["precision"], row["is_moved"]
+        reference, bound = (precision, None) if is_moved else TEXT_ORDER[precision]
+        base = plain.get(reference) if reference else None
+        apart, most = _difference(row, base) if base else (None, None)
+        verdict = "by chance" if is_moved else MISSING
         if bound is not None:
             verdict = "not judged: no reference" if apart is None else f"{'pass' if abs(apart) <= bound else 'FAIL'} (bound {bound:.1%})"
         lines.append(
             [
-                precision,
+                f"{precision}, first weights rounded to bf16" if is_moved else precision,
                 number(row["losses"][0], ".4f"),
                 number(row["last_mean"], ".4f"),
                 MISSING if base is None else base["precision"],
@@ -202,7 +209,7 @@ def checks_table(content: Row) -> str:
             number(row["bound"], ".2e"),
             "pass" if row["error"] <= row["bound"] else "FAIL",
         ]
-        for row in content.get("checks", ())
+        for row in sorted(content.get("checks", ()), key=lambda row: row["what"].startswith("compiled"))
         if "error" in row
     ]
     lines += [[row["what"], "it broke: " + row["broke"], MISSING, MISSING, "FAIL"] for row in content.get("checks", ()) if "broke" in row]

@@ -101,13 +101,15 @@ def test_what_was_not_comparable_or_refused_is_said(part: Any) -> None:
 
 def test_losses_are_judged_against_their_reference(part: Any) -> None:
     rows = [
-        {"precision": "fp32", "losses": [5.0, 2.0], "last_mean": 2.0},
-        {"precision": "bf16", "losses": [5.0, 2.02], "last_mean": 2.02},
-        {"precision": "fp8-current", "losses": [5.0, 2.03], "last_mean": 2.03},
+        {"precision": "bf16", "is_moved": True, "losses": [5.0, 2.0301], "last_mean": 2.0301},  # in whatever order they end
+        {"precision": "bf16", "is_moved": False, "losses": [5.0, 2.02], "last_mean": 2.02},
+        {"precision": "fp8-current", "is_moved": False, "losses": [5.0, 2.03], "last_mean": 2.03},
+        {"precision": "fp32", "is_moved": False, "losses": [5.0, 2.0], "last_mean": 2.0},
     ]
     told = part("h200_parts.tables").loss_table({"loss": rows}).splitlines()
     assert told[3].endswith("| fp32 | +1.000 % | 1.000 % | FAIL (bound 0.5%) |")
     assert told[4].endswith("| bf16 | +0.495 % | 0.495 % | pass (bound 1.0%) |")
+    assert told[5].startswith("| bf16, first weights rounded") and told[5].endswith("| bf16 | +0.500 % | 0.500 % | by chance |")
     alone = part("h200_parts.tables").loss_table({"loss": rows[1:2]})
     assert "not judged: no reference" in alone and "pass" not in alone
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, replace
 
 import pytest
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from meshwright.describe.model import Model
 from meshwright.describe.profile import WAYS, read_profile
 from meshwright.errors import InputError
-from meshwright.train.measure import kernels, machine, prepare, slices
+from meshwright.train.measure import kernels, machine, slices, workers
 from meshwright.train.measure.clock import interleaved_s, seconds_of
 from meshwright.train.replica import NUMBERS
 
@@ -83,19 +84,32 @@ def test_every_precision_of_the_trainer_has_a_slice(precision, world):
     assert slices.slice_of(cut, CPU, layers=(1, 2), rounds=1).precision == precision
 
 
-def test_a_slice_reaches_another_process_as_a_line():
-    cut = slices.Cut(model=TINY, precision="bf16", micro_batch=2, seq_len=16)
-    assert prepare.cut_of(json.dumps(asdict(cut))) == cut
-
-
-def test_preparing_takes_one_step_and_leaves_no_world_behind(monkeypatch):
-    cut = slices.Cut(model=TINY, precision="fp32", micro_batch=1, seq_len=16)
+def test_each_slice_has_a_process_that_compiles_first_and_is_timed_when_asked(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr("sys.argv", ["prepare", json.dumps(asdict(cut))])
-    steps = []
-    monkeypatch.setattr(slices.Runner, "step", lambda runner: steps.append(runner.num_layers))
-    prepare.main()
-    assert steps == [1] and not dist.is_initialized()
+    good = slices.Cut(model=TINY, precision="fp32", micro_batch=1, seq_len=16)
+    wrong = slices.Cut(model=TINY, precision="no such", micro_batch=1, seq_len=16)
+    found, said = machine.Found(), []
+    with workers.workers([good, wrong], CPU) as started:
+        machine._slices(started, found, said.append, time.perf_counter() + 60.0)
+    assert [cut.num_layers for cut in found.slices] == [(slices.FEW, slices.MORE)] and found.slices[0].layer_s > 0
+    assert len(found.left_out) == 1 and "InputError: the trainer does not run in 'no such'" in found.left_out[0]
+    assert said[:2] == [f"{what} slices of tiny in fp32, 1 x 16 tokens" for what in ("compiling for", "timing")]
+    assert all(worker._process.poll() is not None for worker in started)
+
+
+def test_slices_that_time_is_too_short_for_are_left_out_and_named():
+    cut, found = slices.Cut(model=TINY, precision="fp32", micro_batch=1, seq_len=16), machine.Found()
+    with workers.workers([cut], CPU) as started:
+        machine._slices(started, found, lambda what: None, until_s=0.0)
+    assert found.slices == [] and "tiny in fp32, 1 x 16 tokens: they would have taken longer" in found.left_out[0]
+
+
+def test_a_process_that_dies_costs_its_slice_and_no_more():
+    cut, found = slices.Cut(model=TINY, precision="fp32", micro_batch=1, seq_len=16), machine.Found()
+    with workers.workers([cut], CPU) as started:
+        started[0]._process.kill()
+        machine._slices(started, found, lambda what: None, time.perf_counter() + 60.0)
+    assert found.slices == [] and found.left_out[0].endswith(workers.LEFT)
 
 
 def test_smaller_models_are_measured_with_more_sequences():
@@ -115,20 +129,6 @@ def test_a_precision_that_the_trainer_does_not_run_is_refused():
 def test_a_model_too_large_for_memory_is_refused_before_anything_is_timed():
     with pytest.raises(InputError, match="in 64 processes need"):
         machine.check_room(machine.asked_of(_of_size(8e9), CPU, seq_len=8), CPU, 64)
-
-
-def test_slices_that_time_is_too_short_for_are_left_out_and_named():
-    found = machine.Found()
-    cut = slices.Cut(model=TINY, precision="fp32", micro_batch=1, seq_len=16)
-    machine._slices([cut], CPU, found, lambda what: None, until_s=0.0)
-    assert found.slices == [] and "tiny in fp32, 1 x 16 tokens" in found.left_out[0]
-
-
-def test_a_slice_that_fails_is_left_out_with_its_reason(world):
-    found = machine.Found()
-    cut = slices.Cut(model=TINY, precision="no such", micro_batch=1, seq_len=16)
-    machine._slices([cut], CPU, found, lambda what: None, until_s=float("inf"))
-    assert found.slices == [] and "InputError: the trainer does not run in 'no such'" in found.left_out[0]
 
 
 def test_two_processes_share_the_cores_and_exchange(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,10 +32,10 @@ def measure(
     ] = None,
     processes: Annotated[int, typer.Option(min=1, max=64, help="That share the cores, where there is no GPU.")] = CPU_PROCESSES,
     limit: Annotated[float, typer.Option("--seconds", min=10.0, help="Most seconds on a GPU: slices beyond are left out.")] = 58.0,
-    prepare: Annotated[bool, typer.Option("--prepare/--no-prepare", help="Compile for all slices at once beforehand.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile.")] = False,
 ) -> None:
     """Time this machine's kernels, slices of our training step and collectives; write a hardware profile."""
+    started_s = time.perf_counter()  # before torch is imported: that counts as well
     from meshwright.cli.train_run import torch_or_error
     from meshwright.describe.profile import profile_text, usual_path
 
@@ -46,7 +47,7 @@ def measure(
     from meshwright.train.measure import measure as measured
     from meshwright.train.measure.machine import device_here
 
-    profile = measured(asked, device_here(), processes, _say, limit_s=limit, prepares=prepare)
+    profile = measured(asked, device_here(), processes, _say, limit_s=limit, started_s=started_s)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, profile_text(profile))
     if as_json:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from meshwright.train.mesh import Mesh
 from meshwright.train.transformer import Transformer
 
@@ -20,4 +22,4 @@ def compiles(mesh: Mesh) -> bool:
 def compile_layers(chunk: Transformer) -> None:
     """Compile each layer for itself: all have the same shapes, so that one compilation serves them all."""
     for block in chunk.layers.values():
-        block.compile(fullgraph=True, dynamic=False)
+        block.compiled = torch.compile(block.plain, fullgraph=True, dynamic=False)

@@ -72,7 +72,7 @@ def train(parts: Parts, progress: Progress) -> str:
         while progress.step < last:
             started_s = time.perf_counter()
             batch = _device_batch(parts, next(batches))
-            replica.mesh.timer.take()
+            replica.mesh.timer.later()  # what ran between two steps is none of this one's
             result = replica.gradients(batch)
             if not result.is_finite:
                 raise _refusal(parts, progress, batch, result)
@@ -157,9 +157,8 @@ def _record(parts: Parts, progress: Progress, result: StepResult, step_time_s: f
     """Let this rank's times ride in the next step's sum, and write down the step before, whose times have arrived."""
     started_s, ended_s = time.perf_counter(), time.monotonic()
     mesh = parts.replica.mesh
-    spans = mesh.timer.take()
-    spans["data"] = [data_s]
-    exchange = measured.Exchange(measured.parts_of(spans, mesh.layout, step_time_s), mesh)
+    spans = mesh.timer.later()  # the device is at the update still, and is to find the next step's work behind it
+    exchange = measured.Exchange(lambda: measured.parts_of({**spans(), "data": [data_s]}, mesh.layout, step_time_s), mesh)
     parts.replica.rider = exchange
     parts.watch.step(progress.step, step_time_s)
     parts.logbook.flush()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -36,13 +37,20 @@ def parts_of(spans: Mapping[str, Sequence[float]], layout: Layout, step_time_s: 
 class Exchange:
     """Everyone's parts of a step. They ride in the next step's sum over all ranks, or are gathered where the table is asked for before.
 
-    All ranks must make it, and all must ask for its table.
+    All ranks must make it, and all must ask for its table. This rank's parts are asked for when they are sent: on a GPU the step's end may
+    lie ahead when the host makes this.
     """
 
-    def __init__(self, parts: Mapping[str, float], mesh: Mesh) -> None:
+    def __init__(self, parts: Callable[[], Mapping[str, float]], mesh: Mesh) -> None:
         self.mesh = mesh
-        self.values = tuple(parts[part] for part in PARTS)
+        self._parts = parts
         self._table: NDArray[np.float64] | None = None
+
+    @cached_property
+    def values(self) -> tuple[float, ...]:
+        """This rank's parts."""
+        parts = self._parts()
+        return tuple(parts[part] for part in PARTS)
 
     def arrive(self, everyones: Tensor) -> None:
         """Take the values of all ranks, [ranks, parts]."""

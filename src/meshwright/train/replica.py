@@ -63,7 +63,10 @@ class StepResult:
 class Rider(Protocol):
     """Numbers of every rank that travel with a sum: each has a row that the others leave at zero."""
 
-    values: tuple[float, ...]
+    @property
+    def values(self) -> tuple[float, ...]:
+        """This rank's."""
+        ...
 
     def arrive(self, everyones: Tensor) -> None:
         """Take the numbers of all ranks."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 Spans = dict[str, list[float]]
+Pair = tuple[str, torch.cuda.Event, torch.cuda.Event]  # of a part: where it begins and ends
 
 
 class HostTimer:
@@ -36,12 +37,20 @@ class HostTimer:
         taken, self._spans = self._spans, defaultdict(list)
         return taken
 
+    def later(self) -> Callable[[], Spans]:
+        """The same, for who may not wait now: what gives them."""
+        taken = self.take()
+        return lambda: taken
+
 
 class StreamTimer:
-    """Parts of a step on a GPU: pairs of events on the current stream, read once the step is over."""
+    """Parts of a step on a GPU: pairs of events on the current stream, read once the step is over.
+
+    A step is best read when the next one is under way: then nobody waits for it, and the device has work meanwhile.
+    """
 
     def __init__(self) -> None:
-        self._pairs: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._pairs: list[Pair] = []
         self._free: list[torch.cuda.Event] = []
 
     @contextmanager
@@ -57,13 +66,19 @@ class StreamTimer:
 
     def take(self) -> Spans:
         """Seconds of every span since the last call, by part; waits for the device."""
+        return self.later()()
+
+    def later(self) -> Callable[[], Spans]:
+        """The same, for who may not wait now: what gives them, once, and waits for the last of them."""
+        pairs, self._pairs = self._pairs, []
+        return lambda: self._read(pairs)
+
+    def _read(self, pairs: list[Pair]) -> Spans:
         spans: Spans = defaultdict(list)
-        if self._pairs:
-            torch.cuda.current_stream().synchronize()
-        for name, start, end in self._pairs:
+        for name, start, end in pairs:
+            end.synchronize()
             spans[name].append(start.elapsed_time(end) / 1e3)
             self._free += (start, end)
-        self._pairs.clear()
         return spans
 
     def _event(self) -> torch.cuda.Event:

@@ -151,7 +151,7 @@ class Attention(nn.Module):
         num_keys = heads.shape[-2] // (self.heads_per_key + 2)
         query, key, value = turned_heads(heads, num_keys, *rotation) if rotation is not None else split_heads(heads, num_keys)
         if self.recomputes and torch.is_grad_enabled():
-            attended = checkpoint(self.attend, query, key, value, context, use_reentrant=False)
+            attended = checkpoint(self.attend, query, key, value, context, use_reentrant=False, preserve_rng_state=False)
         else:
             attended = self.attend(query, key, value, context)
         return self.o.add_bias(self.leave(self.o.product(attended.flatten(-2))))
@@ -190,13 +190,17 @@ class Block(nn.Module):
         self.mlp_norm = norm_of(model)
         self.mlp = MLP(model)
         self.recomputes = False
+        self.compiled: Callable[[Tensor, Context, tuple[Tensor, Tensor] | None], Tensor] | None = None
 
     def forward(self, x: Tensor, context: Context, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        whole = self.compiled or self.plain
         if self.recomputes and torch.is_grad_enabled():
-            return checkpoint(self._forward, x, context, rotation, use_reentrant=False)
-        return self._forward(x, context, rotation)
+            # Around what is compiled, not inside: there a compiler keeps what functions with backwards of their own give.
+            return checkpoint(whole, x, context, rotation, use_reentrant=False, preserve_rng_state=False)
+        return whole(x, context, rotation)
 
-    def _forward(self, x: Tensor, context: Context, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def plain(self, x: Tensor, context: Context, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """The layer as written: neither compiled nor recomputed."""
         past, normed = self.attention_norm(x)
         past, normed = self.mlp_norm(past + self.attention(normed, context, rotation))
         return past + self.mlp(normed)

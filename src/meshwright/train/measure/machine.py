@@ -25,8 +25,8 @@ from meshwright.train.launch import EXIT_INTERRUPTED, Place, run_ranks
 from meshwright.train.measure import kernels
 from meshwright.train.measure.clock import release, share_cores
 from meshwright.train.measure.exchanges import collectives_s
-from meshwright.train.measure.prepare import preparing
 from meshwright.train.measure.slices import Cut, alone, number_format, slice_of
+from meshwright.train.measure.workers import SliceError, Worker, workers
 from meshwright.train.replica import NUMBERS
 from meshwright.units import gib
 
@@ -130,14 +130,17 @@ def check_room(asked: Asked, device: torch.device, num_processes: int) -> None:
 
 
 def measure(
-    asked: Sequence[Asked], device: torch.device, num_processes: int, report: Report, *, limit_s: float = LIMIT_S, prepares: bool = True
+    asked: Sequence[Asked],
+    device: torch.device,
+    num_processes: int,
+    report: Report,
+    *,
+    limit_s: float = LIMIT_S,
+    started_s: float | None = None,
 ) -> Profile:
-    """The machine's profile; on a GPU, slices that would not be done within `limit_s` are left out, and the profile says so."""
-    started_s = time.perf_counter()
-    if device.type == "cuda":
-        found = _on_gpu(asked, device, report, started_s + limit_s, prepares=prepares)
-    else:
-        found = _on_cores(asked, num_processes, report)
+    """The machine's profile; on a GPU, slices that are not done `limit_s` after `started_s` are left out, and the profile says so."""
+    started_s = time.perf_counter() if started_s is None else started_s
+    found = _on_gpu(asked, device, report, started_s + limit_s) if device.type == "cuda" else _on_cores(asked, num_processes, report)
     rates = found.rates
     return Profile(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -164,18 +167,12 @@ def measure(
 # -- one GPU --------------------------------------------------------------------------------------------
 
 
-def _on_gpu(asked: Sequence[Asked], device: torch.device, report: Report, until_s: float, *, prepares: bool) -> Found:
-    """Kernels first, which also warms the chip, while the host compiles for slices; then slices."""
-    cuts = _cuts(asked)
-    with preparing(cuts if prepares else ()) as prepared:
+def _on_gpu(asked: Sequence[Asked], device: torch.device, report: Report, until_s: float) -> Found:
+    """Kernels first, which also warms the chip, while processes compile for slices; then slices."""
+    with workers(_cuts(asked), device) as started:
         found = _kernels(asked, device, report)
-        report("compiling for slices, all at once")
-        prepared.wait()
-    undo = alone(device)
-    try:
-        _slices(cuts, device, found, report, until_s)
-    finally:
-        undo()
+        release(device)
+        _slices(started, found, report, until_s)
     return found
 
 
@@ -231,25 +228,17 @@ def _cpu_batches(one: Asked) -> tuple[int, ...]:
     return tuple(sorted({max(one.micro_batch // 4, 1), one.micro_batch}))
 
 
-def _slices(cuts: Sequence[Cut], device: torch.device, found: Found, report: Report, until_s: float) -> None:
-    """Slices one by one; one that does not fit, or that time is too short for, is left out, and that is said."""
-    longest_s = 0.0
-    for cut in cuts:
-        started_s = time.perf_counter()
-        if started_s + longest_s > until_s:
-            found.left_out.append(f"slices of {cut.words}: they would have taken longer than allowed (--seconds)")
-            continue
-        report(f"timing slices of {cut.words}")
+def _slices(started: Sequence[Worker], found: Found, report: Report, until_s: float) -> None:
+    """Slices one by one; one that fails, or that time is too short for, is left out, and that is said."""
+    for worker in started:
         try:
-            found.slices.append(slice_of(cut, device))
-        except torch.OutOfMemoryError:
-            found.left_out.append(f"slices of {cut.words}: out of memory")
-            release(device)
-        except Exception as error:  # of a compiler or a kernel: what is timed already must not be lost
-            said = str(error).strip().splitlines()
-            found.left_out.append(f"slices of {cut.words}: {type(error).__name__}: {said[0] if said else 'no message'}")
-            release(device)
-        longest_s = max(longest_s, time.perf_counter() - started_s)
+            report(f"compiling for slices of {worker.cut.words}")
+            worker.wait(until_s)
+            report(f"timing slices of {worker.cut.words}")
+            found.slices.append(worker.slice(until_s))
+        except SliceError as error:
+            found.left_out.append(f"slices of {worker.cut.words}: {error.what}")
+            worker.end()
 
 
 # -- processes that share cores -------------------------------------------------------------------------

@@ -116,7 +116,6 @@ class _Times:
 
 def slice_of(cut: Cut, device: torch.device, *, layers: tuple[int, int] = (FEW, MORE), rounds: int = ROUNDS) -> Slice:
     """The slice of a model at one batch in one precision."""
-    forget_compiled(device)
     runners, peaks, states = [], [], []
     try:
         for count in layers:
@@ -234,14 +233,6 @@ def number_format(precision: str) -> str:
 def runs(precision: str) -> bool:
     """Whether the trainer knows a precision."""
     return precision in NUMBERS
-
-
-def forget_compiled(device: torch.device) -> None:
-    """Drop what was compiled for other shapes: torch keeps only so many of a function. Nothing is compiled on a processor."""
-    if device.type == "cuda":
-        import torch._dynamo
-
-        torch._dynamo.reset()
 
 
 def alone(device: torch.device) -> Callable[[], None]:
