@@ -15,6 +15,7 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.report.profile import profile_of
 
+H200 = Path(__file__).parents[1] / "fixtures" / "profile_of_an_h200.json.gz"
 US = 1e-6
 Row = tuple[str, str, int, float, float]  # category, name, stream, start, length, in us
 
@@ -113,6 +114,16 @@ def test_holistic_trace_analysis_says_the_same(tmp_path: Path, seed: int) -> Non
     assert (process.exposed_s + process.memory_s) / US == pytest.approx(times["non_compute_time(us)"])
     overlap = analysis.get_comm_comp_overlap(visualize=False).iloc[0]["comp_comm_overlap_pctg"]
     assert process.overlap_pct == pytest.approx(overlap, abs=0.005)
+
+
+def test_a_profile_of_an_h200_comes_out_as_holistic_trace_analysis_has_it() -> None:
+    """What `benchmarks/gpu_trace.py` wrote on the card, and what HTA 0.5.0 said of it (`benchmarks/trace_against_hta.py`)."""
+    (process,) = profile_of((H200,)).processes
+    assert process.num_events == 75 and process.window_s / US == pytest.approx(5122.607, abs=1e-3)
+    assert process.compute_s / US == pytest.approx(3934.539, abs=1e-3)
+    assert (process.exposed_s + process.memory_s) / US == pytest.approx(904.481, abs=1e-3)
+    assert process.idle_s / US == pytest.approx(283.587, abs=1e-3)
+    assert process.overlap_pct == pytest.approx(49.39, abs=5e-3)
 
 
 # Two ranks, each with a reduction behind a product and one alone.
