@@ -307,6 +307,7 @@ def test_a_quiet_run_draws_what_was_predicted(tmp_path: Path) -> None:
     assert scale == pytest.approx(1, rel=0.01)
     assert told.energy_j == pytest.approx(takes.energy_j.value * scale, rel=0.01)
     assert told.carbon_kg == pytest.approx(takes.carbon_kg.value * scale, rel=0.01)
+    assert told.energy.facility_year == takes.facility.year and told.energy.wue_l_per_kwh == takes.facility.wue_l_per_kwh
     assert told.water_l == pytest.approx(takes.water_l.value * scale, rel=0.01)
     assert float(told.usd) == pytest.approx(takes.offer.cost_usd.value * scale, rel=1e-6)
     assert told.energy_source == "modelled" and told.energy.metered_j is None
@@ -351,7 +352,7 @@ def test_weeks_are_paid_from_start_to_end_with_their_spares(tmp_path: Path) -> N
     seen = outlook(plan, Conditions(), campaign_of(plan, often, None, 1), 4, 2, 54 * DAY)
     sample = run_plan(plan, Conditions(), 20, 4)
     rate = rate_of(plan.cluster)
-    told = ledger_of(write_weeks(seen, plan, sample, tmp_path, "weeks", tmp_path / "racks.json", Paid(rate=rate)))
+    told = ledger_of(write_weeks(seen, sample, tmp_path, "weeks", tmp_path / "racks.json", Paid(rate=rate)))
     happened, per_node = seen.weeks, plan.cluster.accelerators_per_node
     assert told.num_gpus == 256 + per_node and told.wall_s == pytest.approx(54 * DAY)
     assert sum(told.gpu_seconds.values()) == pytest.approx(told.num_gpus * 54 * DAY)

@@ -136,6 +136,7 @@ class RunHeader:
     versions: Mapping[str, str | None] = field(default_factory=lambda: versions())
     plan_file: str | None = None  # as the user named it; the folder's copy is plan.json
     plan_sha256: str | None = None
+    conditions: tuple[str, ...] = ()  # of a simulated machine, in words
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -525,6 +526,10 @@ def _header(entry: Mapping[str, Any], path: Path) -> RunHeader:
         for name in ("name", "kind", "machine", "status", "created"):
             if not isinstance(known.get(name), str):
                 raise ValueError(f"{name} is {known.get(name, 'missing')!r}")
+        conditions = known.get("conditions", [])
+        if not isinstance(conditions, list) or not all(isinstance(word, str) for word in conditions):
+            raise ValueError("conditions are not a list of texts")
+        known["conditions"] = tuple(conditions)
         if not isinstance(known.get("versions"), dict):
             raise ValueError("versions are missing")
         if datetime.fromisoformat(known["created"]).tzinfo is None:

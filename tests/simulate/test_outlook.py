@@ -50,7 +50,7 @@ def test_weeks_are_written_with_every_interruption(racks, tmp_path):
     campaign = campaign_of(racks, failures("llama3"), 600.0, 2)
     seen = outlook(racks, Conditions(), campaign, 4, 3, 54 * DAY)
     sample = run_plan(racks, Conditions(), SAMPLED_STEPS + 1, 4)
-    run = read_run(write_weeks(seen, racks, sample, tmp_path, "weeks", tmp_path / "racks.json"))
+    run = read_run(write_weeks(seen, sample, tmp_path, "weeks", tmp_path / "racks.json"))
     faults = [event for event in run.events if event.kind == "fault"]
     assert len(faults) == seen.weeks.interruptions[0].sum() > 0
     assert len(run.records) == SAMPLED_STEPS + 1

@@ -9,6 +9,8 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.record import read_run, summary
+from meshwright.report.facts import facts_of
+from meshwright.simulate.fabric import Fabric
 from meshwright.simulate.noise import QUIET, fitted_noise
 from meshwright.simulate.run import Conditions, OverSeeds, evaluations, run_plan, write_run
 from meshwright.simulate.step import Slow
@@ -93,3 +95,20 @@ def test_numbers_over_seeds_worked_by_hand():
     told = OverSeeds.of([1.0, 2.0, 3.0, 4.0])
     assert (told.mean, told.low, told.high) == (2.5, 1.3, 3.7)
     assert told.standard_error == pytest.approx(np.sqrt(5 / 3) / 2)
+
+
+def test_a_runs_folder_says_what_the_machine_was_like(racks, plan_file, tmp_path):
+    fabric = Fabric(planes_lost=1, links_lost=0.1)
+    conditions = Conditions(noise=fitted_noise().scaled(2.0), fabric=fabric, slow=(Slow(rank=100, factor=1.3),), storage_bytes_per_s=5e9)
+    told = ("jitter 2 times that of logs", "1 plane of every NIC lost", "10 % of the links between switches lost")
+    assert conditions.words == (*told, "rank 100 1.3 times as slow", "storage of 5 GB/s")
+    assert Conditions().words == ("noise as logs show it",) and Conditions(noise=QUIET).words == ("no noise",)
+    assert replace(fitted_noise(), stall_s=1e3).words == "other noise than logs show"
+    conditions = replace(conditions, fabric=Fabric(), slow=())
+    folder = write_run(run_plan(racks, conditions, 3), tmp_path, "like", plan_file)
+    assert read_run(folder).header.conditions == ("jitter 2 times that of logs", "storage of 5 GB/s")
+    assert "Simulated with jitter 2 times that of logs, storage of 5 GB/s." in facts_of(read_run(folder)).notes
+    damaged = (folder / "run.json").read_text().replace('"jitter 2 times that of logs"', "2")
+    (folder / "run.json").write_text(damaged)
+    with pytest.raises(InputError, match="conditions are not a list of texts"):
+        read_run(folder)

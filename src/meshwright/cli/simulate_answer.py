@@ -163,7 +163,7 @@ def _weeks(ask: Ask, progress: Progress) -> Answer:
         outlook=seen,
         finish=ended,
         sizes=tuple(table),
-        folder=write_weeks(seen, plan, sample, wishes.runs, ask.name, ask.plan_file, ask.paid, cut=is_cut),
+        folder=write_weeks(seen, sample, wishes.runs, ask.name, ask.plan_file, ask.paid, cut=is_cut),
         is_cut=is_cut,
         interrupted=interrupted,
     )

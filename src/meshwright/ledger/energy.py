@@ -34,7 +34,9 @@ class Energy:
     region_year: int | None
     method: str  # of the grid's carbon: operational or lifecycle
     facility: str
+    facility_year: int
     pue: float | None
+    wue_l_per_kwh: float | None  # None where nobody says
     by_span: tuple[Mapping[str, float] | None, ...]
     notes: tuple[str, ...]
 
@@ -67,7 +69,9 @@ def energy_of(spans: Sequence[Span], plan: Plan | None, region: str = "") -> Ene
         region_year=grid.year,
         method=grid.method,
         facility=halls.name,
+        facility_year=halls.year,
         pue=halls.pue,
+        wue_l_per_kwh=halls.wue_l_per_kwh if math.isfinite(halls.wue_l_per_kwh) else None,
         by_span=by_span,
         notes=tuple(notes),
     )

@@ -69,7 +69,9 @@ def ledger_json(ledger: Ledger) -> dict[str, Any]:
         "region_year": energy.region_year,
         "carbon_method": energy.method,
         "facility": energy.facility,
+        "facility_year": energy.facility_year,
         "pue": energy.pue,
+        "wue_l_per_kwh": energy.wue_l_per_kwh,
         "entries": [_entry_json(entry) for entry in ledger.entries],
         "notes": list(ledger.notes),
     }

@@ -237,7 +237,7 @@ def _plan_of(run: Run) -> tuple[Plan | None, tuple[str, ...]]:
 
 
 def _notes(run: Run) -> list[str]:
-    told = []
+    told = [f"Simulated with {', '.join(run.header.conditions)}."] if run.header.conditions else []
     if run.header.status == RUNNING:
         told.append(f"The run has not ended, or its process was killed: shown up to step {run.records[-1].step:,}.")
     if run.header.status == "failed":

@@ -44,6 +44,18 @@ class Fabric:
         if self.routing and self.routing not in ROUTINGS[1:]:
             raise InputError(f"no routing named {self.routing!r}", where="--routing", fix=nearest(self.routing, ROUTINGS[1:]))
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What differs, in words."""
+        hit = f"{self.nics_hit} NICs" if self.nics_hit else "every NIC"
+        told = {
+            f"{self.planes_lost} plane{'s' * (self.planes_lost > 1)} of {hit} lost": self.planes_lost,
+            f"{100 * self.links_lost:g} % of the links between switches lost": self.links_lost,
+            f"a neighbour wants {100 * self.neighbour:g} % of the links between switches": self.neighbour,
+            f"routing {self.routing}": self.routing,
+        }
+        return tuple(words for words, value in told.items() if value)
+
     def check(self, cluster: Cluster) -> None:
         """Raise an InputError where the machine cannot lose what is to be lost."""
         tier = fabric_tier(cluster)

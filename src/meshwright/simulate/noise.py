@@ -52,6 +52,15 @@ class Noise:
             if not (np.isfinite(value) and value >= 0):
                 raise InputError(f"{f.name} is {value}", where="noise", fix="give a number of at least 0")
 
+    @property
+    def words(self) -> str:
+        """The noise against that of logs, in words."""
+        usual = fitted_noise()
+        if self in (QUIET, usual):
+            return "no noise" if self == QUIET else "noise as logs show it"
+        factor = self.jitter / usual.jitter
+        return f"jitter {factor:g} times that of logs" if self == usual.scaled(factor) else "other noise than logs show"
+
     def scaled(self, factor: float) -> Noise:
         """The noise with all that jitters (operations, replicas, drift) so many times as strong."""
         if not (np.isfinite(factor) and factor >= 0):

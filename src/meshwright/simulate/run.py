@@ -22,6 +22,7 @@ from meshwright.simulate.job import Job, Traffic, job_of, traffic_of
 from meshwright.simulate.noise import Noise, fitted_noise
 from meshwright.simulate.step import Report, Setting, Slow, Steps, simulate
 from meshwright.software import Software
+from meshwright.units import si
 
 CREATED = "1970-01-01T00:00:00.000+00:00"  # of every simulated folder: the same seed gives the same bytes
 NOTABLE_STALL = 0.02  # of a step: a stall that gets an event
@@ -37,6 +38,13 @@ class Conditions:
     slow: tuple[Slow, ...] = ()
     storage_bytes_per_s: float = 0.0  # 0: as described
     stack: Software | None = None  # None: the plan's own release
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The conditions as a report tells them."""
+        slow = (f"rank {one.rank} {one.factor:g} times as slow" for one in self.slow)
+        storage = (f"storage of {si(self.storage_bytes_per_s, 'B/s')}",) if self.storage_bytes_per_s else ()
+        return (self.noise.words, *self.fabric.words, *slow, *storage, *((f"software {self.stack.name}",) if self.stack else ()))
 
     def check(self, plan: Plan) -> None:
         """Raise an InputError where the plan's machine cannot be like that."""
@@ -89,6 +97,7 @@ class SimulatedRun:
     """A run as it would have gone."""
 
     job: Job
+    conditions: Conditions
     seed: int
     steps: Steps
     evaluated_after: tuple[int, ...]  # steps done when an evaluation came
@@ -147,6 +156,7 @@ def run_plan(
     steps = simulate(job, count, seed, conditions.setting(job, seed), firsts, report)
     run = SimulatedRun(
         job=job,
+        conditions=conditions,
         seed=seed,
         steps=steps,
         evaluated_after=tuple(step for step in evaluated if step <= len(steps)),
@@ -216,17 +226,19 @@ def seeds_of(
 # -- the folder -----------------------------------------------------------------------------------------
 
 
-def new_folder(plan: Plan, seed: int, runs: Path, name: str, plan_file: Path) -> RunWriter:
+def new_folder(run: SimulatedRun, runs: Path, name: str, plan_file: Path) -> RunWriter:
     """A writer for the folder of a simulated run."""
+    plan = run.job.plan
     header = RunHeader(
         name=name,
         kind="simulated",
-        seed=seed,
+        seed=run.seed,
         num_ranks=plan.layout.num_ranks,
         machine=f"{plan.cluster.name}, simulated",
         sequence_length=plan.workload.seq_len,
         created=CREATED,
         plan_file=plan_file.name,
+        conditions=run.conditions.words,
     )
     return RunWriter.create(runs, header, plan_file.read_bytes())
 
@@ -255,7 +267,7 @@ class Paid:
 def write_run(run: SimulatedRun, runs: Path, name: str, plan_file: Path, paid: Paid | None = None) -> Path:
     """The run's folder, in the form that training writes too."""
     paid = paid or Paid()
-    with new_folder(run.job.plan, run.seed, runs, name, plan_file) as writer:
+    with new_folder(run, runs, name, plan_file) as writer:
         writer.steps(records(run))
         _write_events(run, writer, paid)
         if run.is_cut:

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.plan.plan import Plan
 from meshwright.record import RunWriter
 from meshwright.simulate.outlook import Outlook
 from meshwright.simulate.run import Paid, SimulatedRun, new_folder, records
 
 
 def write_weeks(
-    seen: Outlook, plan: Plan, sample: SimulatedRun, runs: Path, name: str, plan_file: Path, paid: Paid | None = None, cut: bool = False
+    seen: Outlook, sample: SimulatedRun, runs: Path, name: str, plan_file: Path, paid: Paid | None = None, cut: bool = False
 ) -> Path:
     """The folder of the first seed. Its steps are the sample, its events the whole of it. `cut`: the budget ended it."""
     paid = paid or Paid()
-    with new_folder(plan, sample.seed, runs, name, plan_file) as writer:
+    with new_folder(sample, runs, name, plan_file) as writer:
         writer.steps(records(sample))
         _write_events(seen, sample.seed, writer, paid, cut)
         writer.finish("stopped" if cut or not seen.weeks.complete else "finished")

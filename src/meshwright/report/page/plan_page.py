@@ -118,7 +118,7 @@ def _tiles(facts: Facts) -> Iterator[Html]:
     yield _spread("Cost", takes, takes.offer.cost_usd if takes.offer else None, usd, paid, "cost")
     yield _spread("Energy at the wall", takes, takes.energy_j, kwh, f"{100 * takes.busy:.0f} % busy", "energy")
     yield _spread("Carbon", takes, takes.carbon_kg, kg, f"{takes.region.name}, {takes.region.grid_gco2e_per_kwh:.0f} g/kWh", "energy")
-    yield _spread("Water on site", takes, takes.water_l, litres, f"{takes.facility.name}", "water")
+    yield _spread("Water on site", takes, takes.water_l, litres, f"{takes.facility.name}, {takes.facility.year}", "water")
     rate = f"{facts.tokens_per_s / plan.cluster.num_accelerators:,.0f} an accelerator"
     each = f"{rate}; MFU {100 * facts.mfu:.1f} % of {plan.workload.precision}"
     yield tile("Tokens a second", si(facts.tokens_per_s, ""), each)
