@@ -82,7 +82,9 @@ def _parser() -> argparse.ArgumentParser:
         peer.add_argument("--no-peer", action="store_true", help="measure ours alone")
     for name in ("speed", "profile", "predict"):
         made[name].add_argument("--steps", type=_positive(int), default=15, help="timed steps (default %(default)s)")
-        made[name].add_argument("--warmup", type=_positive(int), default=5, help="steps before them (default %(default)s)")
+        made[name].add_argument(
+            "--warmup", type=_positive(int), default=20, help="steps before them: the card gets warm (default %(default)s)"
+        )
     made["speed"].add_argument("--rounds", type=_positive(int), default=1, help="turns of each trainer on each case")
     made["speed"].add_argument("--floor", action="store_true", help="measure the floor of each case in the same call")
     made["steady"].add_argument("--steps", type=_positive(int, least=10), default=100, help="with records (default %(default)s)")
@@ -166,14 +168,10 @@ def profile(given: argparse.Namespace, results: Results, clock: Clock) -> None:
 def steady(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     """The 3B case for longer, with records."""
     case = chosen(["3b-bf16"], ASKED, is_dry=given.dry_run)[0]
-    say(f"{case.name}, {given.steps} steps with records, then bare ones")
-    options = [*_common(case, given), "--steps", str(given.steps)]
-    found = run("steady", options, clock)
+    say(f"{case.name}, {given.steps} steps with records after a warm-up, then bare ones")
+    found = run("steady", [*_common(case, given), "--steps", str(given.steps)], clock)
     if found:
         results.add("steady", {"case": case.name, "words": case.words, **found})
-        bare = run("steady", [*options, "--bare"], clock)
-        results.content["steady"][-1].update(bare or {})
-        results.write()
     _show("Steady", tables.steady_table(results.content), results)
 
 

@@ -1,11 +1,13 @@
-"""A child: many steps of a case through the trainer's own loop, records and all; or bare ones, to compare.
+"""A child: many steps of a case through the trainer's own loop, records and all; then bare ones on the same warm card, to compare.
 
-A step's time is from the end of one update to the end of the next, so that data and records are in it. The bare steps know neither.
+A step's time is from the end of one update to the end of the next, so that data and records are in it. The bare steps know neither. A card
+at its power cap slows down for about a minute as it gets warm: that is the warm-up.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import statistics
 import tempfile
@@ -32,8 +34,8 @@ from meshwright.train.launch import Place
 from meshwright.train.replica import Replica
 from meshwright.train.session import run_rank
 
-WARMUP = 10
-NUM_BARE = 30
+WARMUP = 70  # steps, about 50 s
+BARE_WARMUP, NUM_BARE = 10, 40
 
 
 class Marks:
@@ -53,10 +55,9 @@ class Marks:
         if self.is_gpu:
             torch.cuda.reset_peak_memory_stats()
 
-    def steps_s(self) -> list[float]:
+    def steps_s(self, warmup: int) -> list[float]:
         """Seconds between updates, after the warm-up."""
-        times = self.times_s[min(WARMUP, len(self.times_s) // 4) :]
-        return [after - before for before, after in itertools.pairwise(times)]
+        return [after - before for before, after in itertools.pairwise(self.times_s[warmup - 1 :])]
 
 
 def main() -> None:
@@ -64,16 +65,17 @@ def main() -> None:
     parser.add_argument("--case", type=case_of, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--bare", action="store_true", help="neither data nor records")
     given = parser.parse_args()
-    if given.bare:
-        hand_over(bare(given.case, given.device, min(NUM_BARE, given.steps)))
-        return
+    is_gpu = given.device == "cuda"
+    warmup = WARMUP if is_gpu else 2
     with tempfile.TemporaryDirectory() as folder:
-        marks, records = recorded(given.case, Path(folder), given.steps, given.device == "cuda")
-    result = figures(marks, records, given.steps)
+        marks, records = recorded(given.case, Path(folder), warmup + given.steps, is_gpu)
+    result = figures(marks, records, warmup)
     note(f"with records {1e3 * result['on_s']:.2f} ms a step, scatter {100 * result['cv']:.3f} %")
-    hand_over(result)
+    gc.collect()
+    if is_gpu:
+        torch.cuda.empty_cache()
+    hand_over({**result, **bare(given.case, given.device, NUM_BARE if is_gpu else 4)})
 
 
 def recorded(case: Case, folder: Path, num_steps: int, is_gpu: bool) -> tuple[Marks, list[Any]]:
@@ -119,15 +121,17 @@ def marked_updates(marks: Marks) -> Iterator[None]:
         Replica.update = inner  # type: ignore[method-assign]
 
 
-def figures(marks: Marks, records: list[Any], num_steps: int) -> dict[str, Any]:
-    """Scatter, growth, and what records took by the trainer's own clock."""
-    steps_s = marks.steps_s()
-    early = min(20, num_steps // 5)
-    told = records[min(WARMUP, len(records) // 4) :]
+def figures(marks: Marks, records: list[Any], warmup: int) -> dict[str, Any]:
+    """Scatter, drift, growth, and what records took by the trainer's own clock."""
+    steps_s = marks.steps_s(warmup)
+    early, told = warmup + 1, records[warmup:]
+    slope_s = statistics.linear_regression(range(len(steps_s)), steps_s).slope
     recording_s = [record.extra["recording_s"] for record in told]
     metered = [record.extra["energy_j"] for record in told if "energy_j" in record.extra]
     return {
-        "num_steps": len(marks.times_s),
+        "num_steps": len(steps_s),
+        "num_warmup": warmup,
+        "drift": slope_s * len(steps_s) / statistics.mean(steps_s),
         "cv": statistics.pstdev(steps_s) / statistics.mean(steps_s),
         "on_s": statistics.median(steps_s),
         "early_step": early,
@@ -151,7 +155,7 @@ def bare(case: Case, device_type: str, num_steps: int) -> dict[str, Any]:
     with marked_updates(marks):
         for _ in range(num_steps):
             stepper.step()
-    steps_s = marks.steps_s()
+    steps_s = marks.steps_s(min(BARE_WARMUP, num_steps // 2))
     return {"off_s": statistics.median(steps_s), "off_cv": statistics.pstdev(steps_s) / statistics.mean(steps_s)}
 
 

@@ -142,8 +142,9 @@ def steady_table(content: Row) -> str:
             lines.append(
                 [
                     row["words"],
-                    str(row["num_steps"]),
+                    f"{row['num_steps']} after {row['num_warmup']}",
                     number(100 * row["cv"], ".3f", " %"),
+                    number(100 * row["drift"], "+.2f", " %"),
                     f"{gib(row['early_bytes'])} to {gib(row['late_bytes'])}",
                     f"{gib(row['early_peak_bytes'])} to {gib(row['late_peak_bytes'])}",
                     number(1e6 * row["recording_s"], ".0f"),
@@ -152,7 +153,7 @@ def steady_table(content: Row) -> str:
                     number(row.get("energy_j"), ".0f"),
                 ]
             )
-    head = ["case", "steps", "scatter after warm-up", "GiB held, early to late", "peak GiB, early to late"]
+    head = ["case", "steps after warm-up", "scatter", "drift over them", "GiB held, early to late", "peak GiB, early to late"]
     return table([*head, "records us a step", "records of a step", "loop with records against bare steps", "metered J a step"], lines)
 
 
