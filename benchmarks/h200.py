@@ -2,6 +2,7 @@
 
     python benchmarks/h200.py speed [--case NAME]... [--rounds N] [--titan DIR | --no-peer] [--floor]
     python benchmarks/h200.py floor [--case NAME]...
+    python benchmarks/h200.py choices [--case NAME]...
     python benchmarks/h200.py profile [--case NAME]... [--titan DIR | --no-peer]
     python benchmarks/h200.py steady
     python benchmarks/h200.py correct [--part loss|compiled|kernels]...
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--out", type=Path, help="write results here as they come, as JSON")
         one.add_argument("--dry-run", action="store_true", help=DRY)
         one.add_argument("--limit-s", type=_positive(float), default=LIMIT_S, help="seconds of this call (default %(default)s)")
-    for name in ("speed", "floor", "profile", "predict"):
+    for name in ("speed", "floor", "choices", "profile", "predict"):
         made[name].add_argument("--case", action="append", default=[], choices=NAMES, help="one or more; without it, those asked for")
     for name in ("speed", "profile"):
         peer = made[name].add_mutually_exclusive_group()
@@ -155,6 +156,16 @@ def floor(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     _show("Floor", tables.floor_table(results.content), results)
 
 
+def choices(given: argparse.Namespace, results: Results, clock: Clock) -> None:
+    """Products and attention by every library there is, case by case."""
+    for case in chosen(given.case, [case for case in ASKED if not case.is_fp8], is_dry=given.dry_run):
+        say(f"{case.name}, libraries:")
+        found = run("choices", _common(case, given), clock)
+        if found:
+            results.add("choices", {"case": case.name, "words": case.words, **found})
+    _show("Libraries", tables.choices_table(results.content), results)
+
+
 def profile(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     """One step of each trainer, by kind of work."""
     site = _peer(given)
@@ -220,7 +231,15 @@ def predict(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     _show("Prediction", tables.predict_table(results.content), results)
 
 
-COMMANDS = {"speed": speed, "floor": floor, "profile": profile, "steady": steady, "correct": correct, "predict": predict}
+COMMANDS = {
+    "speed": speed,
+    "floor": floor,
+    "choices": choices,
+    "profile": profile,
+    "steady": steady,
+    "correct": correct,
+    "predict": predict,
+}
 
 
 # -- shared by them -------------------------------------------------------------------------------------

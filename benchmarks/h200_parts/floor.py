@@ -49,16 +49,16 @@ def floor_of(case: Case, device: torch.device) -> dict[str, Any]:
     shapes = shapes_of(model)
     head = {"head": shapes.pop("head")}
     forward, backward, kernel = attention(case, model, device)
-    works = {**_products(shapes, case, device), ("attention", "forward"): forward, ("attention", "backward"): backward}
+    works = {**products(shapes, case, device), ("attention", "forward"): forward, ("attention", "backward"): backward}
     layer_s = in_turn_s(works, device, LAYER_S)
     del works, forward, backward
-    head_s = in_turn_s(_products(head, case, device), device, HEAD_S)
-    products = _rows({**shapes, **head}, {**layer_s, **head_s}, case)
+    head_s = in_turn_s(products(head, case, device), device, HEAD_S)
+    timed = _rows({**shapes, **head}, {**layer_s, **head_s}, case)
     attention_s = {way: layer_s["attention", way] for way in ("forward", "backward")}
     note(f"attention of a layer by {kernel}: " + ", ".join(f"{way} {1e3 * s:.3f} ms" for way, s in attention_s.items()))
     moved = bytes_moved(case, model)
     parts_s = {
-        "GEMM": sum(row["count"] * row["took_s"] for row in products),
+        "GEMM": sum(row["count"] * row["took_s"] for row in timed),
         "attention": model.num_layers * sum(attention_s.values()),
         "optimizer": moved["optimizer"] / copy_bytes_per_s,
         "elementwise": (moved["elementwise"] + moved["loss"]) / copy_bytes_per_s,
@@ -72,7 +72,7 @@ def floor_of(case: Case, device: torch.device) -> dict[str, Any]:
         "us_per_token": 1e6 * total_s / case.num_tokens,
         "copy_bytes_per_s": copy_bytes_per_s,
         "bytes": moved,
-        "products": products,
+        "products": timed,
         "attention_s": {**attention_s, "kernel": kernel},
     }
 
@@ -150,7 +150,8 @@ def sides(direction: str, num_in: int, num_out: int, rows: int) -> tuple[int, in
     }[direction]
 
 
-def _products(shapes: dict[str, tuple[int, int, int]], case: Case, device: torch.device) -> dict[tuple[str, str], Work]:
+def products(shapes: dict[str, tuple[int, int, int]], case: Case, device: torch.device) -> dict[tuple[str, str], Work]:
+    """Every pass of every product, by name and pass."""
     make = _fp8_product if case.is_fp8 else _bf16_product
     return {
         (name, direction): make(*sides(direction, num_in, num_out, case.num_tokens), direction, device)
@@ -176,8 +177,8 @@ def _fp8_product(m: int, k: int, n: int, direction: str, device: torch.device) -
     return lambda: torch._scaled_mm(first, second, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
-def attention(case: Case, model: Model, device: torch.device) -> tuple[Work, Work, str]:
-    """One layer's causal attention forward and backward, and the kernel's name: the first of `BACKENDS` that runs."""
+def attention(case: Case, model: Model, device: torch.device, backends: tuple[SDPBackend, ...] = BACKENDS) -> tuple[Work, Work, str]:
+    """One layer's causal attention forward and backward, and the kernel's name: the first of `backends` that runs."""
     wide = (case.batch, case.seq_len, model.num_heads, model.head_dim)
     narrow = (case.batch, case.seq_len, model.num_kv_heads, model.head_dim)
     query, key, value, gradient = (
@@ -185,7 +186,7 @@ def attention(case: Case, model: Model, device: torch.device) -> tuple[Work, Wor
     )
     inputs = [x.requires_grad_() for x in (query, key, value)]
     errors = []
-    for backend in BACKENDS:
+    for backend in backends:
 
         def forward(backend: SDPBackend = backend) -> torch.Tensor:
             with sdpa_kernel(backend):

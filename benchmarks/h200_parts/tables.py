@@ -134,6 +134,19 @@ def _unknown(row: Row, found: Row) -> list[str]:
     return [*told, *([rest] if small else [])]
 
 
+def choices_table(content: Row) -> str:
+    """What libraries take for each kind of work in a step."""
+    found = content.get("choices", ())
+    ways = list(dict.fromkeys(way for each in found for row in each["rows"] for way in row["took_s"]))
+    lines = []
+    for each in found:
+        for row in each["rows"]:
+            step_ms = {way: 1e3 * row["count"] * seconds for way, seconds in row["took_s"].items()}
+            fastest = min(step_ms, key=lambda way: step_ms[way]) if step_ms else MISSING
+            lines.append([each["words"], row["what"], *(number(step_ms.get(way), ".2f") for way in ways), fastest])
+    return table(["case", "what", *(f"{way}, ms a step" for way in ways), "fastest"], lines)
+
+
 def steady_table(content: Row) -> str:
     """Scatter, growth and the cost of records over a long run."""
     lines = []
