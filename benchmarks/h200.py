@@ -159,6 +159,9 @@ def floor(given: argparse.Namespace, results: Results, clock: Clock) -> None:
 def choices(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     """Products and attention by every library there is, case by case."""
     for case in chosen(given.case, [case for case in ASKED if not case.is_fp8], is_dry=given.dry_run):
+        if case.is_fp8:
+            say(f"{case.name} is passed over: torch multiplies fp8 by one library")
+            continue
         say(f"{case.name}, libraries:")
         found = run("choices", _common(case, given), clock)
         if found:
@@ -231,15 +234,7 @@ def predict(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     _show("Prediction", tables.predict_table(results.content), results)
 
 
-COMMANDS = {
-    "speed": speed,
-    "floor": floor,
-    "choices": choices,
-    "profile": profile,
-    "steady": steady,
-    "correct": correct,
-    "predict": predict,
-}
+COMMANDS = {each.__name__: each for each in (speed, floor, choices, profile, steady, correct, predict)}
 
 
 # -- shared by them -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-COMMANDS = ("speed", "floor", "profile", "steady", "correct", "predict")
+COMMANDS = ("speed", "floor", "choices", "profile", "steady", "correct", "predict")
 CLAIM = "nothing was measured, and nothing is claimed"
 
 
@@ -97,6 +97,15 @@ def test_what_was_not_comparable_or_refused_is_said(part: Any) -> None:
     assert "the models differ: 7 and 8 parameters" in tables.speed_table(unlike)
     refused = {"speed": [{"case": "a", "words": "case a", "who": "ours", "refused": "no fp8 here"}]}
     assert "case a: not run: no fp8 here." in tables.speed_table(refused)
+
+
+def test_libraries_stand_side_by_side_and_the_fastest_is_named(part: Any) -> None:
+    rows = [
+        {"what": "o forward", "count": 2, "took_s": {"cublas": 2e-3, "cublaslt": 1e-3}},
+        {"what": "attention forward", "count": 1, "took_s": {"cuDNN": 3e-3}},
+    ]
+    told = part("h200_parts.tables").choices_table({"choices": [{"words": "a case", "rows": rows}]}).splitlines()
+    assert told[2] == "| a case | o forward | 4.00 | 2.00 | - | cublaslt |" and told[3].endswith("| - | - | 3.00 | cuDNN |")
 
 
 def test_losses_are_judged_against_their_reference(part: Any) -> None:
