@@ -530,6 +530,8 @@ def _header(entry: Mapping[str, Any], path: Path) -> RunHeader:
         if not isinstance(conditions, list) or not all(isinstance(word, str) for word in conditions):
             raise ValueError("conditions are not a list of texts")
         known["conditions"] = tuple(conditions)
+        if not all(word.isprintable() for word in (known["machine"], *conditions)):
+            raise ValueError("machine or conditions hold characters that cannot be shown")
         if not isinstance(known.get("versions"), dict):
             raise ValueError("versions are missing")
         if datetime.fromisoformat(known["created"]).tzinfo is None:

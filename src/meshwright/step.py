@@ -332,7 +332,7 @@ class MeasuredPricer(Pricer):
 
     def layer(self) -> Layer:
         """Seconds of a layer for one micro-batch. What recomputing adds leaves out the last product, which nothing reads again; but a
-        compiled layer, as on a GPU where no rank waits inside it, is run whole."""
+        compiled layer, as on a GPU where no rank waits inside it and nothing is put off, is run whole."""
         way, fix = self.m.layer.factor * self.crowd, self.m.layer.fixed_s * self.crowd
         seen = layer_time(self.m.shape, self.sequences / self.cp, np.asarray(self.q.seq_len), self.tp, self.m.rates)
         exposed_tp, attention = self.tensor_s(), (seen.attention[0] * way, seen.attention[1] * way)
@@ -349,7 +349,8 @@ class MeasuredPricer(Pricer):
                 weight_s=seen.weight_s * way * ones,
             )
         )
-        stops_early = self.m.profile.shares_cores | (self.tp * self.cp > 1)
+        puts_off = (self.l.schedule == SCHEDULES.index("zero-bubble")) & (self.pp > 1)
+        stops_early = self.m.profile.shares_cores | (self.tp * self.cp > 1) | puts_off
         unread_s = np.where((self.l.recompute == RECOMPUTE.index("full")) & stops_early, seen.last_s * way, 0.0)
         return replace(layer, matmul=(layer.matmul[0], layer.matmul[1] - unread_s))
 

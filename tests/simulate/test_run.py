@@ -104,6 +104,9 @@ def test_a_runs_folder_says_what_the_machine_was_like(racks, plan_file, tmp_path
     assert conditions.words == (*told, "rank 100 1.3 times as slow", "storage of 5 GB/s")
     assert Conditions().words == ("noise as logs show it",) and Conditions(noise=QUIET).words == ("no noise",)
     assert replace(fitted_noise(), stall_s=1e3).words == "other noise than logs show"
+    assert {fitted_noise().scaled(i / 100).words for i in range(1001)} == {
+        f"jitter {i / 100:g} times that of logs" if i != 100 else "noise as logs show it" for i in range(1001)
+    }
     conditions = replace(conditions, fabric=Fabric(), slow=())
     folder = write_run(run_plan(racks, conditions, 3), tmp_path, "like", plan_file)
     assert read_run(folder).header.conditions == ("jitter 2 times that of logs", "storage of 5 GB/s")

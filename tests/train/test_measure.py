@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from dataclasses import asdict, replace
 
@@ -93,7 +95,7 @@ def test_each_slice_has_a_process_that_compiles_first_and_is_timed_when_asked(mo
         machine._slices(started, found, said.append, time.perf_counter() + 60.0)
     assert [cut.num_layers for cut in found.slices] == [(slices.FEW, slices.MORE)] and found.slices[0].layer_s > 0
     assert len(found.left_out) == 1 and "InputError: the trainer does not run in 'no such'" in found.left_out[0]
-    assert said[:2] == [f"{what} slices of tiny in fp32, 1 x 16 tokens" for what in ("compiling for", "timing")]
+    assert said == ["compiling for 2 slices at once", "timing slices of tiny in fp32, 1 x 16 tokens"]
     assert all(worker._process.poll() is not None for worker in started)
 
 
@@ -102,6 +104,38 @@ def test_slices_that_time_is_too_short_for_are_left_out_and_named():
     with workers.workers([cut], CPU) as started:
         machine._slices(started, found, lambda what: None, until_s=0.0)
     assert found.slices == [] and "tiny in fp32, 1 x 16 tokens: they would have taken longer" in found.left_out[0]
+
+
+def test_nothing_runs_beside_a_slice_that_is_timed_and_one_that_hangs_costs_no_other(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(machine, "SLICE_S", 20.0)
+    cut, found = slices.Cut(model=TINY, precision="fp32", micro_batch=1, seq_len=16), machine.Found()
+    with workers.workers([replace(cut, seq_len=8), cut], CPU) as started:
+        started[0]._process.send_signal(signal.SIGSTOP)
+        inner = started[1].slice
+        ended = []
+        monkeypatch.setattr(started[1], "slice", lambda until_s: [ended.append(started[0]._process.poll() is not None), inner(until_s)][1])
+        machine._slices(started, found, lambda what: None, time.perf_counter() + 35.0)
+    assert ended == [True] and [each.seq_len for each in found.slices] == [16] and found.left_out[0].endswith(workers.LATE)
+
+
+def test_what_a_process_prints_does_not_reach_who_asks(monkeypatch, tmp_path):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    (tmp_path / "sitecustomize.py").write_text("print('NCCL version 2')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    cut, found = slices.Cut(model=TINY, precision="fp32", micro_batch=1, seq_len=16), machine.Found()
+    with workers.workers([cut], CPU) as started:
+        machine._slices(started, found, lambda what: None, time.perf_counter() + 60.0)
+    assert len(found.slices) == 1
+
+
+def test_half_an_answer_is_none():
+    read, write = os.pipe()
+    os.write(write, b"INFO x\n")
+    os.close(write)
+    worker = object.__new__(workers.Worker)
+    with os.fdopen(read, "rb") as worker.answers, pytest.raises(workers.SliceError, match=workers.LEFT):
+        worker.hear()
 
 
 def test_a_process_that_dies_costs_its_slice_and_no_more():

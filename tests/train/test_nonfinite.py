@@ -9,6 +9,7 @@ from ranks import Pools
 from meshwright.layout import Layout, parse_layout
 
 LAYOUTS = ["dp=2", "tp=2", "pp=2", "cp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "pp=2,vp=2", "tp=2,pp=2", "pp=2,dp=2,zero=1"]
+LAYOUTS += ["dp=2,recompute=full", "tp=2,recompute=full", "dp=2,zero=3,recompute=full", "pp=2,recompute=selective"]
 
 
 def layout_of(text: str) -> Layout:

@@ -58,8 +58,10 @@ class Noise:
         usual = fitted_noise()
         if self in (QUIET, usual):
             return "no noise" if self == QUIET else "noise as logs show it"
-        factor = self.jitter / usual.jitter
-        return f"jitter {factor:g} times that of logs" if self == usual.scaled(factor) else "other noise than logs show"
+        factor = self.jitter / usual.jitter if usual.jitter else 1.0
+        wanted = usual.scaled(factor)
+        is_scaled = all(math.isclose(getattr(self, each.name), getattr(wanted, each.name), rel_tol=1e-9) for each in fields(Noise))
+        return f"jitter {factor:.6g} times that of logs" if is_scaled else "other noise than logs show"
 
     def scaled(self, factor: float) -> Noise:
         """The noise with all that jitters (operations, replicas, drift) so many times as strong."""

@@ -241,7 +241,7 @@ def _verdict(children: list[_Child], *, interrupted: bool) -> int:
 def _rank_main(rank: int, num_ranks: int, port: int, end: Connection, body: Callable[[Place], None], parent: int) -> None:
     """One rank, from its fork to its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hands it on as SIGTERM
-    _end_with(parent)
+    end_with(parent)
     try:
         store = dist.TCPStore(LOCALHOST, port, num_ranks, False, timedelta(seconds=MEETING_S))
         body(Place(rank=rank, num_ranks=num_ranks, local_rank=rank, num_local_ranks=num_ranks, store=store))
@@ -272,7 +272,7 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """Have the system end this process when its parent dies, whatever kills it (Linux alone can)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -94,7 +94,7 @@ class Looker:
 
     def _look(self, tensor: Tensor, phase: int, stage: int, what: str) -> None:
         self._num_looks += 1
-        if self.first is None and not bool(torch.isfinite(tensor).all()):
+        if self.first is None and not bool(torch.isfinite(tensor.detach()).all()):
             self.note(phase, stage, f"{what} of {_where(self.replica.mesh.marks, self.batch)}")
 
     def _forward(self, name: str, place: int) -> Callable[..., None]:

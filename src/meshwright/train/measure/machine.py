@@ -26,7 +26,7 @@ from meshwright.train.measure import kernels
 from meshwright.train.measure.clock import release, share_cores
 from meshwright.train.measure.exchanges import collectives_s
 from meshwright.train.measure.slices import Cut, alone, number_format, slice_of
-from meshwright.train.measure.workers import SliceError, Worker, workers
+from meshwright.train.measure.workers import SliceError, Worker, compiled, workers
 from meshwright.train.replica import NUMBERS
 from meshwright.units import gib
 
@@ -43,6 +43,7 @@ PROCESS_BYTES = 5e8  # of an interpreter with torch
 CPU_LAYERS = (2, 4)
 CPU_ROUNDS = 5
 LIMIT_S = 58.0  # for everything on a GPU
+SLICE_S = 6.0  # that timing one slice there takes: compiling must leave time for half of them
 STALLED_S = 120.0  # a rank that waits so long for the others has lost them
 
 
@@ -229,11 +230,13 @@ def _cpu_batches(one: Asked) -> tuple[int, ...]:
 
 
 def _slices(started: Sequence[Worker], found: Found, report: Report, until_s: float) -> None:
-    """Slices one by one; one that fails, or that time is too short for, is left out, and that is said."""
+    """Slices one by one, once all are compiled for; one that fails, or that time is too short for, is left out, and that is said."""
+    report(f"compiling for {len(started)} slices at once")
+    failed = compiled(started, until_s - SLICE_S * ((len(started) + 1) // 2))
     for worker in started:
         try:
-            report(f"compiling for slices of {worker.cut.words}")
-            worker.wait(until_s)
+            if worker in failed:
+                raise failed[worker]
             report(f"timing slices of {worker.cut.words}")
             found.slices.append(worker.slice(until_s))
         except SliceError as error:

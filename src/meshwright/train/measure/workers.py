@@ -21,12 +21,14 @@ import torch
 
 from meshwright.describe.profile import Slice
 from meshwright.errors import MeshwrightError
+from meshwright.train.launch import end_with
 from meshwright.train.measure.clock import release
 from meshwright.train.measure.slices import Cut, Runner, alone, slice_of
 
 THREADS = "4"  # compilers of each process: all processes share the host
 ONE = 1  # layer is enough to compile for: all have the same shapes
 PATIENCE_S = 5.0  # a process that has told what it found gets this long to end
+LATE = "they would have taken longer than allowed (--seconds)"
 LEFT = "its process has ended"
 
 
@@ -35,26 +37,46 @@ class SliceError(MeshwrightError):
 
 
 class Worker:
-    """The process that times one slice. It is told the slice, answers when it has compiled, is asked, and answers with what it found."""
+    """The process that times one slice. It is told the slice, answers when it has compiled, is asked, and answers with what it found.
+
+    It answers through a pipe of its own: whatever else a process prints goes nowhere.
+    """
 
     def __init__(self, cut: Cut, device: torch.device) -> None:
         self.cut = cut
+        reading, writing = os.pipe()
+        self.answers = os.fdopen(reading, "rb")
         environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCHINDUCTOR_COMPILE_THREADS": THREADS}
-        command = [sys.executable, "-m", "meshwright.train.measure.workers"]
-        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "meshwright.train.measure.workers", str(writing), str(os.getpid())],
+            env=environment,
+            pass_fds=(writing,),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(writing)
         self._tell((cut, device))
 
-    def wait(self, until_s: float) -> None:
-        """Wait until it has compiled; raises where that is not before `until_s`, by the performance counter."""
-        self._told(until_s)
-
     def slice(self, until_s: float) -> Slice:
-        """Its slice, timed now."""
+        """Its slice, timed now; raises where that is not before `until_s`, by the performance counter."""
         self._tell("go")
-        found = self._told(until_s)
+        if not _speaking([self], until_s):
+            raise SliceError(LATE)
+        found = self.hear()
         assert isinstance(found, Slice)
         self.end(PATIENCE_S)  # its memory is for the next
         return found
+
+    def hear(self) -> Any:
+        """What it answers; raises where that is why it cannot."""
+        try:
+            said = pickle.load(self.answers)
+        except Exception as error:  # of half an answer, whatever it makes of it
+            raise SliceError(LEFT) from error
+        if isinstance(said, str):
+            raise SliceError(said)
+        return said
 
     def end(self, patience_s: float = 0.0) -> None:
         """End the process, which gets this long to end of itself."""
@@ -63,8 +85,8 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
+        assert self._process.stdin is not None
+        for pipe in (self._process.stdin, self.answers):
             with suppress(OSError):  # what it was told last may be unread
                 pipe.close()
 
@@ -73,18 +95,27 @@ class Worker:
             assert self._process.stdin is not None
             _send(what, self._process.stdin)
 
-    def _told(self, until_s: float) -> Any:
-        answers = self._process.stdout
-        assert answers is not None
-        if not select.select([answers], [], [], max(until_s - time.perf_counter(), 0.0))[0]:
-            raise SliceError("they would have taken longer than allowed (--seconds)")
-        try:
-            said = pickle.load(answers)
-        except (EOFError, OSError, pickle.UnpicklingError) as error:
-            raise SliceError(LEFT) from error
-        if isinstance(said, str):
-            raise SliceError(said)
-        return said
+
+def _speaking(some: Sequence[Worker], until_s: float) -> list[Worker]:
+    """Those who answer, as soon as one does; nobody where time is up."""
+    heard = select.select([worker.answers for worker in some], [], [], max(until_s - time.perf_counter(), 0.0))[0]
+    return [worker for worker in some if worker.answers in heard]
+
+
+def compiled(started: Sequence[Worker], until_s: float) -> dict[Worker, SliceError]:
+    """Wait until all have compiled. Who has not by then is ended, since nothing may run beside what is timed; of whom, and why."""
+    waiting, failed = list(started), {}
+    while waiting and (heard := _speaking(waiting, until_s)):
+        for worker in heard:
+            waiting.remove(worker)
+            try:
+                worker.hear()
+            except SliceError as error:
+                failed[worker] = error
+    failed |= {worker: SliceError(LATE) for worker in waiting}
+    for worker in failed:
+        worker.end()
+    return failed
 
 
 @contextmanager
@@ -103,9 +134,9 @@ def workers(cuts: Sequence[Cut], device: torch.device) -> Iterator[list[Worker]]
 def main() -> None:
     """Compile for the slice that standard input names, wait to be asked, time it; what goes wrong is told, not printed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked ends this process
-    asker = sys.stdin.buffer
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what else is printed goes where nobody reads
+    pipe, parent = (int(word) for word in sys.argv[1:3])
+    end_with(parent)
+    asker, answers = sys.stdin.buffer, os.fdopen(pipe, "wb")
     cut, device = pickle.load(asker)
     with suppress(EOFError, BrokenPipeError):  # nobody asks any more
         try:
@@ -132,10 +163,16 @@ def _send(what: object, pipe: IO[bytes]) -> None:
 def _compile(cut: Cut, device: torch.device) -> None:
     """One step of one layer. Memory that others hold now is no reason to give up: the slice then compiles when its turn comes."""
     with suppress(torch.OutOfMemoryError):
-        runner = Runner(cut, ONE, device)
+        _step(cut, device)
+    release(device)  # when nothing of the step is held any more
+
+
+def _step(cut: Cut, device: torch.device) -> None:
+    runner = Runner(cut, ONE, device)
+    try:
         runner.step()
+    finally:
         runner.close()
-    release(device)
 
 
 if __name__ == "__main__":
