@@ -213,6 +213,16 @@ def test_damage_and_a_missing_plan_are_told(lived: Path) -> None:
     assert told.notes[0].startswith("the run's plan cannot be read") and "1 damaged lines are left out" in told.notes[1]
 
 
+def test_a_plan_that_is_not_the_runs_own_is_told_and_gives_neither_price_nor_power(tmp_path: Path) -> None:
+    with new(tmp_path, plan=racks()) as writer:
+        writer.step(step(1))
+    assert ledger_of(tmp_path / "a").usd is not None
+    (tmp_path / "a" / "plan.json").write_bytes(plan_bytes(replace(racks(), name="another")))
+    told = ledger_of(tmp_path / "a")
+    assert (told.usd, told.price, told.energy_j) == (None, None, None)
+    assert told.notes[0].startswith("plan.json is not the run's own plan (its digest is ")
+
+
 def test_a_newer_format_is_refused(lived: Path) -> None:
     (lived / "run.json").write_text(json.dumps(json.loads((lived / "run.json").read_text()) | {"format": 2}))
     with pytest.raises(InputError, match="update meshwright"):

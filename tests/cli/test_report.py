@@ -56,7 +56,7 @@ noise floor  0 %
 cost         no price is listed
 energy       unknown
 carbon       unknown
-note         The run's plan cannot be read (cannot read the plan: No such file or directory): what was predicted is not shown.
+note         What was predicted is not shown: the run's plan cannot be read: cannot read the plan: No such file or directory.
 
 parts of the step
 part     measured

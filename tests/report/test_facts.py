@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.plan.plan import Plan
+from meshwright.plan.plan import Plan, plan_bytes
 from meshwright.report.facts import facts_of_runs
 
 
@@ -107,7 +107,7 @@ def test_a_plan_that_cannot_be_read_is_said_and_the_run_is_shown(make_run, works
     if content is not None:
         (folder / "plan.json").write_text(content)
     (run,) = facts(folder)
-    assert run.plan is None and said in run.notes[0] and "what was predicted is not shown" in run.notes[0]
+    assert run.plan is None and said in run.notes[0] and "What was predicted is not shown" in run.notes[0]
 
 
 def broken(folder: Path, what: str) -> Path:
@@ -150,3 +150,11 @@ def test_steps_without_time_and_runs_given_twice_are_refused(make_run) -> None:
     folder = make_run()
     with pytest.raises(InputError, match="the same run is given twice"):
         facts(folder, folder / ".." / folder.name)
+
+
+def test_a_plan_that_is_not_the_runs_own_is_said_and_predicts_nothing(make_run, workstation: Plan, record: Plan) -> None:
+    folder = make_run(plan=workstation)
+    (folder / "plan.json").write_bytes(plan_bytes(record))
+    (run,) = facts(folder)
+    assert (run.plan, run.model, run.ledger.energy_j, run.ledger.price) == (None, "", None, None)
+    assert any("plan.json is not the run's own plan" in note for note in run.notes)

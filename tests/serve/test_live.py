@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -162,3 +163,14 @@ def test_a_damaged_plan_leaves_the_steps_to_see(new_run):
     run = looked(LiveRun(writer.folder))
     assert (run.plan, run.status, len(run.steps)) == (None, "running", 3)
     assert "no plan" in run.plan_problem
+
+
+def test_a_plan_that_is_not_the_runs_own_is_told_and_not_used(new_run, plan_bytes):
+    writer = new_run("first", 3, plan=plan_bytes)
+    run = looked(LiveRun(writer.folder))
+    assert run.plan is not None and not run.plan_problem
+    (writer.folder / "plan.json").write_bytes(plan_bytes + b"\n")
+    assert looked(run).plan is None
+    assert run.plan_problem.startswith("plan.json is not the run's own plan")
+    writer.update(plan_sha256=hashlib.sha256(plan_bytes + b"\n").hexdigest())  # as a resumed run does, after it has written the plan
+    assert looked(run).plan is not None and not run.plan_problem

@@ -55,6 +55,14 @@ def test_every_run_has_a_row(shelf, new_run, plan_bytes):
     assert "reads up to 1" in found["newer"]["problem"]["what"]
 
 
+def test_the_list_says_that_a_plan_is_not_the_runs_own(shelf, new_run, plan_bytes):
+    writer = new_run("swapped", 4, plan=plan_bytes)
+    (writer.folder / "plan.json").write_bytes(plan_bytes + b"\n")
+    row = rows(shelf)["swapped"]
+    assert (row["model"], row["usd"], row["predicted_s"], row["num_steps"]) == (None, None, None, None)
+    assert row["plan_problem"].startswith("plan.json is not the run's own plan")
+
+
 def test_a_folder_that_is_no_run_is_not_listed(shelf, runs, new_run):
     new_run("good", 1)
     (runs / "notes").mkdir()

@@ -3,6 +3,7 @@
 from meshwright.ledger.book import STATES, Entry, Ledger, ledger_of, ledger_of_run
 from meshwright.ledger.budget import Budget, amount, no_price, predicted_s, read_budget, recorded_budget
 from meshwright.ledger.export import ledger_csv, ledger_json
+from meshwright.ledger.own_plan import own_plan
 from meshwright.ledger.rate import Rate, rate_of, read_rate
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "ledger_of",
     "ledger_of_run",
     "no_price",
+    "own_plan",
     "predicted_s",
     "rate_of",
     "read_budget",

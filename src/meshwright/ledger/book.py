@@ -9,11 +9,11 @@ from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from functools import cached_property
 from pathlib import Path
 
-from meshwright.errors import InputError
 from meshwright.ledger.energy import Energy, energy_of
+from meshwright.ledger.own_plan import own_plan
 from meshwright.ledger.rate import Rate, rate_of
 from meshwright.ledger.timeline import SPARES, Span, spans_of, unbelievable
-from meshwright.plan.plan import Plan, read_plan
+from meshwright.plan.plan import Plan
 from meshwright.record import RUNNING, Run, read_run
 from meshwright.units import HOUR
 
@@ -125,11 +125,9 @@ def ledger_of(folder: Path | str, *, price: Rate | None = None, region: str = ""
     folder = Path(folder)
     run = read_run(folder)
     notes = ["the run changed its plan: power is that of the last one"] if any(folder.glob("plan-until-step-*.json")) else []
-    try:
-        plan = read_plan(folder / "plan.json")
-    except InputError as error:
-        plan = None
-        notes.append(f"the run's plan cannot be read: {error.what}")
+    plan, problem = own_plan(folder, run.header)
+    if problem:
+        notes.append(problem)
     return ledger_of_run(run, plan, price=price, region=region, notes=notes)
 
 

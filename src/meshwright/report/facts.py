@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.ledger import Ledger, ledger_of_run
+from meshwright.ledger import Ledger, ledger_of_run, own_plan
 from meshwright.ledger.timeline import spans_of
-from meshwright.plan.plan import Plan, read_plan
+from meshwright.plan.plan import Plan
 from meshwright.record import RUNNING, Event, Run, Summary, list_runs, read_run, summary
 from meshwright.report.noise import Noise, noise_of
 from meshwright.units import seconds
@@ -202,7 +202,7 @@ def facts_of(run: Run, label: str = "") -> RunFacts:
         why = f" ({run.damage[0]})" if run.damage else ""
         what = f"the run has no step yet{why}" if run.header.status == RUNNING else f"the run has no step and is {run.header.status}{why}"
         raise InputError(what, where=str(run.folder), fix="wait for the first step, or leave the run out")
-    plan, problem = _plan_of(run)
+    plan, problem = own_plan(run.folder, run.header)
     told = summary(run)
     if not told.median_step_s > 0:
         raise InputError("the run's steps take no time", where=str(run.folder / "steps.jsonl"), fix="leave the run out")
@@ -214,7 +214,7 @@ def facts_of(run: Run, label: str = "") -> RunFacts:
         noise=noise_of(steady_s(run), zlib.crc32(f"{run.header.name} {run.header.seed}".encode())),  # runs draw independently
         time=time_split(run, plan, told),
         ledger=ledger_of_run(run, plan),
-        notes=(*_notes(run), *problem),
+        notes=(*_notes(run), *([f"What was predicted is not shown: {problem}."] if problem else [])),
     )
 
 
@@ -227,13 +227,6 @@ def _read(folder: Path) -> Run:
             few = " ".join(str(folder / name) for name in inside[:3]) + (" ..." if len(inside) > 3 else "")
             raise InputError(f"this is a folder of {len(inside)} runs, not a run", where=str(folder), fix=f"name them: {few}")
     return read_run(folder)
-
-
-def _plan_of(run: Run) -> tuple[Plan | None, tuple[str, ...]]:
-    try:
-        return read_plan(run.folder / "plan.json"), ()
-    except InputError as error:
-        return None, (f"The run's plan cannot be read ({error.what}): what was predicted is not shown.",)
 
 
 def _notes(run: Run) -> list[str]:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from meshwright.errors import MeshwrightError
-from meshwright.plan.plan import Plan, read_plan
+from meshwright.ledger import own_plan
+from meshwright.plan.plan import Plan
 from meshwright.record import RUNNING, SLOW_AFTER, Event, RunHeader, object_in, one_line, read_header
 from meshwright.serve.files import check_plain, touched_s
 from meshwright.serve.steps import PART_FIELDS, Steps
@@ -71,10 +72,12 @@ class LiveRun:
         self.looked_s = time.monotonic()
 
     def _read_small_files(self) -> None:
-        if self._has_changed("run.json", HEADER_BYTES) or self.header is None:
+        header_changed = self._has_changed("run.json", HEADER_BYTES) or self.header is None
+        if header_changed:
             self.header = read_header(self.folder)
-        if self._has_changed("plan.json", PLAN_BYTES):
-            self._read_plan()
+        plan_changed = self._has_changed("plan.json", PLAN_BYTES)
+        if self.header and (plan_changed or (header_changed and "plan.json" in self._stamps)):  # the header has the plan's digest
+            self.plan, self.plan_problem = own_plan(self.folder, self.header)
         if self._has_changed("ranks.json", RANKS_BYTES):
             self.rank_times = _rank_times(self.folder / "ranks.json")
 
@@ -90,12 +93,6 @@ class LiveRun:
         changed = self._stamps.get(name) != stamp
         self._stamps[name] = stamp
         return changed
-
-    def _read_plan(self) -> None:
-        try:
-            self.plan, self.plan_problem = read_plan(self.folder / "plan.json"), ""
-        except MeshwrightError as error:
-            self.plan, self.plan_problem = None, error.what
 
     def _read_lines(self) -> None:
         anew, lines = self._steps_tail.read()

@@ -183,7 +183,7 @@ function makeRow(run, choose) {
         ? [now.problem.what, now.problem.fix].filter(Boolean).join(". Fix: ")
         : now.status === "quiet"
           ? `wrote nothing for ${roughly(now.quiet_s)}: it may have been killed`
-          : "",
+          : (now.plan_problem ?? ""),
     );
     say(model, now.model ?? (now.problem ? "" : "\u2013"));
     say(machine, now.cluster ? `${number(now.num_ranks)} \u00d7 ${now.cluster}` : now.num_ranks ? `${number(now.num_ranks)} ranks` : "");

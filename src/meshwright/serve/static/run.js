@@ -249,7 +249,7 @@ function noticesOf(told) {
         `Of ${number(told.step)} simulated steps ${number(told.num_recorded)} are recorded: step times and parts are those of that sample.`,
       ),
     );
-  if (told.plan_problem) found.push(notice("warn", `The run's plan cannot be read: ${told.plan_problem}`));
+  if (told.plan_problem) found.push(notice("warn", `What was predicted is not shown: ${told.plan_problem}.`));
   if (told.status === "running" && !told.step && !told.problem) found.push(notice("calm", "The run has started and has no step yet."));
   return found;
 }
