@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_logs import lines, write
 
 from meshwright.audit import submissions as table
 from meshwright.audit.checks.record import OTHER_SYSTEM
@@ -413,7 +415,80 @@ def test_a_record_that_was_beaten_is_impossible() -> None:
     facts = {"benchmark": "gpt3", "round": "v4.0", "record": True}
     assert of({**facts, "minutes": 3.7085}) == "consistent"
     assert of({**facts, "minutes": 9.87}) == "impossible"
-    assert of({**facts, "minutes": 4.0, "round": "v3.0"}) == "consistent"
+    assert of({**facts, "minutes": 4.0, "round": "v3.0"}) == "unknown"  # faster than all that we know of
+    assert of({**facts, "minutes": 0.01}) == "unknown"
+    assert of({**facts, "minutes": 3.6}) == "consistent"  # a score may be below the table's time
+
+
+def test_machines_that_the_table_lacks_count_among_the_largest() -> None:
+    facts = {"gpus": 10752, "largest_of": "all"}
+    assert of(facts) == of({**facts, "largest_of": "h100"}) == "impossible"
+    assert statement({**facts, "round": "v3.1"}, "largest")[0] == "consistent"  # the larger one may have come later
+    assert of({**facts, "gpus": 11616}) == "consistent"
+
+
+def test_a_log_that_missed_its_target_confirms_no_time(tmp_path: Path) -> None:
+    facts = {"benchmark": "llama31_405b", "seconds": 22.0}
+    for name, options, expected, why in (
+        ("good", {}, "consistent", "the log that it names says the same"),
+        ("missed", {"quality": 5.9}, "misleading", "ends at 5.9, and the target is 5.6"),
+        ("aborted", {"status": "aborted"}, "misleading", "aborted at line"),
+    ):
+        log = write(tmp_path / f"{name}.txt", lines(**options))
+        found = statement({**facts, "log": str(log)}, "time to train")
+        assert found[0] == expected and why in found[1]
+        assert statement({"benchmark": "llama31_405b", "log": str(log)}, "log")[0] == ("consistent" if name == "good" else "unsupported")
+
+
+def test_less_work_is_no_speed_up() -> None:
+    facts = {"model": "llama-3.1-8b", "accelerator": "h100", "gpus": 64, "minutes": 10, "speedup": 10}
+    base = {"minutes": 100, "gpus": 64}
+    told = statement({**facts, "tokens": 1e9, "baseline": {**base, "tokens": 1e10}}, "throughput or convergence")
+    assert told == ("misleading", "10.000 = 1.000 throughput x 10.000 fewer tokens: not a faster machine")
+    assert statement({**facts, "tokens": 1e10, "baseline": {**base, "tokens": 1e10}}, "throughput or convergence")[0] == "consistent"
+    assert statement({**facts, "baseline": {**base, "model": "llama-3.1-405b"}}, "speed-up")[1].startswith(
+        "the two runs are of different models"
+    )
+    step = {"speedup": 2, "speedup_of": "step", "step_s": 1.0, "global_batch": 16, "baseline": {"step_s": 2.0, "global_batch": 32}}
+    assert statement(step, "work of a step") == ("misleading", "a step has 16 sequences and had 32: in sequences a second it is 1.00 times")
+    assert statement({**step, "baseline": {"step_s": 2.0, "global_batch": 8}}, "work of a step")[0] == "consistent"
+
+
+def test_the_batches_must_be_those_of_the_scaling_that_is_named() -> None:
+    facts = {"efficiency_pct": 100, "gpus": 64, "step_s": 1.0, "baseline": {"gpus": 32, "step_s": 1.0, "global_batch": 512}}
+    assert statement({**facts, "scaling": "strong", "global_batch": 1024}, "kind of scaling") == (
+        "misleading",
+        "the batches are not those of strong scaling, but of weak",
+    )
+    assert statement({**facts, "scaling": "weak", "global_batch": 1024}, "kind of scaling")[0] == "consistent"
+    half = {**facts, "efficiency_pct": 50, "global_batch": 512}
+    assert statement({**half, "scaling": "weak"}, "kind of scaling")[0] == "misleading"
+    assert statement({**half, "scaling": "strong"}, "kind of scaling")[0] == "consistent"
+    assert "kind of scaling" not in {one.about for one in judge(claim_of({**half}, "x")).statements}  # nothing is said of it
+
+
+def test_a_profile_that_lies_beside_the_claim_is_looked_into(tmp_path: Path) -> None:
+    facts = {"exposed_ms": 20, "step_s": 1.2712}
+    trace, other = tmp_path / "trace.json.gz", tmp_path / "other.json"
+    trace.write_bytes(gzip.compress(b'{"schemaVersion": 1, "traceEvents": []}'))
+    other.write_bytes(b"\x1f\x8b\x00 nothing of the kind")
+    assert statement({**facts, "profile": str(trace)}, "profile")[0] == "consistent"
+    assert statement({**facts, "profile": str(other)}, "profile")[0] == "unsupported"
+    assert statement({**facts, "profile": "https://example.org/trace.json"}, "profile")[0] == "consistent"
+    with pytest.raises(InputError, match=r"no profile at nofile\.json"):
+        of({**facts, "profile": "nofile.json"})
+
+
+def test_traffic_that_hides_takes_no_longer_than_what_it_hides_behind() -> None:
+    facts = {
+        "benchmark": "llama31_405b",
+        "cluster": "azure-gb200-128",
+        "layout": "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1",
+        "exposed_ms": 1,
+        "step_s": 0.3,
+    }
+    why = statement(facts, "bytes over bandwidth")[1]
+    assert "0.2486 s of traffic, where a domain adds up first, can hide behind 0.3 s" in why
 
 
 def test_two_systems_of_a_submitter_never_differ_by_as_much_as_a_contradiction() -> None:

@@ -43,9 +43,26 @@ def test_one_run_that_failed_stands_for_the_slowest(tmp_path: Path) -> None:
 def test_two_runs_that_failed_leave_no_score(tmp_path: Path) -> None:
     submission(tmp_path)
     for number in (0, 1):
-        write(tmp_path / f"result_{number}.txt", lines(status="aborted"))
+        write(tmp_path / f"result_{number}.txt", lines(status="aborted", seed=number))
     assert scored(tmp_path).score.minutes is None
     assert "2 runs did not reach the target" in scored(tmp_path).score.rule
+
+
+@pytest.mark.parametrize("quality", [5.9, float("nan")])
+def test_a_run_that_ended_above_the_target_is_not_scored(tmp_path: Path, quality: float) -> None:
+    submission(tmp_path)
+    write(tmp_path / "result_0.txt", lines(step_s=2.0, quality=quality))  # the fastest, and it says success
+    assert scored(tmp_path).score.minutes == pytest.approx(23.6 / 60)
+    write(tmp_path / "result_2.txt", lines(step_s=2.1, quality=quality))
+    one = scored(tmp_path).score
+    assert one.minutes is None and "2 runs did not reach the target" in one.rule
+
+
+def test_a_log_that_is_there_twice_is_one_run(tmp_path: Path) -> None:
+    folder = submission(tmp_path)
+    (folder / "result_2.txt").write_text("a line of nobody's\n" + (folder / "result_0.txt").read_text())
+    one = scored(tmp_path).score
+    assert one.minutes is None and one.rule.endswith("result_0.txt and result_2.txt are the same log: no score")
 
 
 def test_too_few_logs_have_no_score(tmp_path: Path) -> None:

@@ -173,7 +173,8 @@ def test_a_log_as_tables(run):
 
 def test_logs_as_json(answer, tmp_path):
     for number in range(3):
-        shutil.copy(FIXTURES / "timer_every_step.log", tmp_path / f"result_{number}.txt")
+        text = (FIXTURES / "timer_every_step.log").read_text()
+        (tmp_path / f"result_{number}.txt").write_text(text.replace("submission_platform", f"submission_platform_{number}", 1))
     [one] = answer("log", str(tmp_path), "--no-compliance", "--round", "5.1")["submissions"]
     assert (one["benchmark"], one["round"], one["round_inferred"]) == ("llama31_405b", "v5.1", False)
     assert one["score_min"] == pytest.approx(23.88 / 60)

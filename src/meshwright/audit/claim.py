@@ -92,7 +92,7 @@ class ClaimTable(RunTable):
     tflops_per_gpu: Amount | None = None
     mfu_pct: Share | None = None
     efficiency_pct: Share | None = None
-    scaling: Literal["weak", "strong"] = "weak"
+    scaling: Literal["", "weak", "strong"] = ""
     speedup: Amount | None = None
     faster_pct: Share | None = None
     speedup_of: Literal["time", "throughput", "step"] = "time"
@@ -164,7 +164,7 @@ class Claim:
     tflops_per_gpu: float = 0.0
     mfu_pct: Stated | None = None
     efficiency_pct: Stated | None = None
-    scaling: str = "weak"
+    scaling: str = ""  # weak where it is not said
     speedup: Stated | None = None
     faster_pct: Stated | None = None  # where it was said so: it may mean that much less time
     speedup_of: str = "time"

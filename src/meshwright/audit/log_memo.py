@@ -99,7 +99,8 @@ def _problems(one: LoggedSubmission) -> Iterator[str]:
         if run.problem:
             yield f"{Path(run.path).name} is {run.state} at line {run.line:,}: {run.problem}"
         if run.is_whole and run.reached is False:
-            yield f"{Path(run.path).name} ends at {run.quality:.4g}, and the target is {run.target:.4g}"
+            ends = "an evaluation that is no number" if run.quality is None else f"{run.quality:.4g}"
+            yield f"{Path(run.path).name} ends at {ends}, and the target is {_number(run.target, '.4g')}"
         if run.is_whole and run.no_steps:
             yield f"{Path(run.path).name} gives no step times: {run.no_steps}"
         told = [flaw for flaw in run.flaws if flaw.line != run.line]

@@ -105,6 +105,22 @@ def most_published(number_format: str) -> tuple[float, str] | None:
     return (float(found["share"]), str(found["where"])) if found else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A machine that was submitted before a round, and that our table does not have."""
+
+    accelerator: str
+    gpus: int
+    before: str
+    source: str
+
+
+@cache
+def other_machines() -> tuple[Machine, ...]:
+    """Machines that our table does not have, the largest first."""
+    return tuple(sorted((Machine(**row) for row in read_toml(RULES)["machines"]), key=lambda one: -one.gpus))
+
+
 @cache
 def _last_days() -> Mapping[str, date]:
     days: Mapping[str, date] = read_toml(RULES)["last_day"]

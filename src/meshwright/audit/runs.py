@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,8 +45,10 @@ class LoggedRun:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the last evaluation came down to the target; None where the log or the rules do not say."""
-        return None if self.target is None or self.quality is None else self.quality <= self.target
+        """Whether the last evaluation came down to the target; None where the log or the rules do not say. What is no number did not."""
+        if self.target is None or self.quality is None:
+            return False if self.log and _is_no_number(self.log) else None
+        return self.quality <= self.target
 
     @property
     def quality(self) -> float | None:
@@ -161,6 +164,12 @@ def _try(parts: _Parts, name: str, read: Any, *, is_needed: bool) -> None:
     except InputError as error:
         if is_needed:
             parts.missing.append(error.what)
+
+
+def _is_no_number(log: Log) -> bool:
+    """Whether the last evaluation is logged as NaN or infinity."""
+    found = [event.value for event in log.events if event.key == "eval_accuracy"]
+    return bool(found) and isinstance(found[-1], float) and not math.isfinite(found[-1])
 
 
 def _warm_up_s(log: Log) -> float | None:

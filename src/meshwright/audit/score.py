@@ -133,14 +133,18 @@ def _submission(folder: str, benchmark: str, runs: list[LoggedRun], round: str, 
 def score(runs: Sequence[LoggedRun], rules: Benchmark | None, folder: Path) -> Score:
     """The olympic mean of the runs, as MLPerf's rules have it: the fastest and the slowest are dropped, the rest averaged.
 
-    One run that did not reach its target may stand for the slowest.
+    One run that did not reach its target may stand for the slowest. A log that is there twice is one run.
     """
     if rules is None:
         return Score(minutes=None, rule="no rule is known for this benchmark: runs are not scored")
     rule = f"{rules.num_runs} runs; the fastest and the slowest are dropped, the other {rules.num_runs - NUM_DROPPED} averaged"
     if len(runs) != rules.num_runs:
         return Score(minutes=None, rule=f"{rule}. {len(runs)} {'log is' if len(runs) == 1 else 'logs are'} here: no score")
-    timed = sorted((run for run in runs if run.state == WHOLE and run.time_to_train_s), key=lambda run: run.time_to_train_s or math.inf)
+    twice = _twice(runs)
+    if twice:
+        return Score(minutes=None, rule=f"{rule}. {' and '.join(twice)} are the same log: no score")
+    ended = [run for run in runs if run.state == WHOLE and run.reached is not False]
+    timed = sorted((run for run in ended if run.time_to_train_s), key=lambda run: run.time_to_train_s or math.inf)
     failed = [run for run in runs if run not in timed]
     if len(failed) > 1:
         return Score(minutes=None, rule=f"{rule}. {len(failed)} runs did not reach the target, and one may: no score")
@@ -149,6 +153,18 @@ def score(runs: Sequence[LoggedRun], rules: Benchmark | None, folder: Path) -> S
     scaling = _scaling(folder)
     minutes = float(np.mean([run.time_to_train_s for run in kept])) / MINUTE * scaling
     return Score(minutes=minutes, rule=rule, dropped=tuple(run.path for run in dropped), scaling=scaling)
+
+
+def _twice(runs: Sequence[LoggedRun]) -> list[str]:
+    """Two logs whose lines of MLPerf's are the same, where there are such."""
+    seen: dict[tuple[object, ...], str] = {}
+    for run in runs:
+        if run.log:
+            lines = tuple((event.key, event.time_ms, str(event.value)) for event in run.log.events)
+            if lines in seen:
+                return [Path(seen[lines]).name, Path(run.path).name]
+            seen[lines] = run.path
+    return []
 
 
 def _scaling(folder: Path) -> float:

@@ -10,6 +10,7 @@ from meshwright.audit.stated import Stated, exactly
 from meshwright.audit.submissions import find, noise
 from meshwright.audit.verdict import CONSISTENT, IMPLAUSIBLE, MISLEADING, UNSUPPORTED, Statement
 
+SAME_BATCH = 0.05  # of a ratio of batches: a batch must divide by replicas and micro-batches
 MOST = 1.1  # an efficiency further above 1 than caches and clocks explain
 
 
@@ -31,6 +32,7 @@ def check(claim: Claim) -> Iterator[Statement]:
         return
     lines = [f"from {count(base.gpus)} to {count(run.gpus)} GPUs: the baseline is the larger machine", line] if turned else [line]
     yield _judged(claim, claim.efficiency_pct, times[1].over(times[0]).times(factor), lines, times)
+    yield from _kind(claim.scaling, run, base)
     yield _noise(run, base, times)
 
 
@@ -61,12 +63,28 @@ def _work_ratio(claim: Claim, run: Run, base: Run) -> tuple[float | None, str]:
             f"work of a GPU: ({count(run.global_batch)} / {count(run.gpus)}) / ({count(base.global_batch)} / {count(base.gpus)}) "
             f"= {ratio:.4f}"
         )
-    if claim.scaling == "weak":
+    if claim.scaling != "strong":
         return 1.0, "work of a GPU: the same at both sizes (weak scaling)"
     if not (run.gpus and base.gpus):
         return None, "a strong-scaling efficiency needs the number of GPUs at both sizes"
     ratio = base.gpus / run.gpus
     return ratio, f"work of a GPU: {count(base.gpus)} / {count(run.gpus)} = {ratio:.4f} (strong scaling)"
+
+
+def _kind(said: str, run: Run, base: Run) -> Iterator[Statement]:
+    """Whether the batches are those of the scaling that is spoken of: weak grows with the GPUs, strong stays."""
+    if not (said and run.global_batch and base.global_batch and run.gpus and base.gpus) or run.gpus == base.gpus:
+        return
+    grown, larger = run.global_batch / base.global_batch, run.gpus / base.gpus
+    batches = f"batch: {count(run.global_batch)} / {count(base.global_batch)} = {grown:.3f}"
+    line = f"{batches}; GPUs: {count(run.gpus)} / {count(base.gpus)} = {larger:.3f}"
+    if abs(grown / (1.0 if said == "strong" else larger) - 1) <= SAME_BATCH:
+        yield Statement(about="kind of scaling", verdict=CONSISTENT, why=f"the batches are those of {said} scaling", arithmetic=(line,))
+        return
+    other = "weak" if said == "strong" else "strong"
+    is_other = abs(grown / (larger if said == "strong" else 1.0) - 1) <= SAME_BATCH
+    why = f"the batches are not those of {said} scaling{f', but of {other}' if is_other else ''}"
+    yield Statement(about="kind of scaling", verdict=MISLEADING, why=why, arithmetic=(line,))
 
 
 def _judged(claim: Claim, said: Stated, share: Stated, lines: list[str], times: tuple[Stated, Stated]) -> Statement:

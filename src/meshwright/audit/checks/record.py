@@ -8,6 +8,7 @@ from pathlib import Path
 from meshwright.audit.claim import Claim, Run
 from meshwright.audit.figures import count, figure, minutes, percent
 from meshwright.audit.rules import benchmarks
+from meshwright.audit.runs import WHOLE, LoggedRun, read_run
 from meshwright.audit.stated import Stated
 from meshwright.audit.submissions import Submission, find, noise, submissions
 from meshwright.audit.verdict import CONSISTENT, MISLEADING, UNKNOWN, UNSUPPORTED, Statement
@@ -135,19 +136,39 @@ def _log(run: Run, folder: Path, of: str) -> Iterator[Statement]:
         return
     if not path.is_file():
         raise InputError(f"no log at {run.log}", where="log", fix="give the path of an MLPerf log beside the claim, or a web address")
-    log = read_log(path)
+    log, logged = read_log(path), read_run(path)
     if run.duration_s:
-        yield _same("time to train", of, run.duration_s, log.time_to_train_s, FASTER, SLOWER)
+        yield _failed(run, logged, of) or _same("time to train", of, run.duration_s, log.time_to_train_s, FASTER, SLOWER)
     if run.step_s:
         yield _same("step time", of, run.step_s, step_times(log).median_s, 1 - LEAST_NOISE, 1 + LEAST_NOISE)
     if not (run.duration_s or run.step_s):
-        why = "the log is there, and is whole" if log.complete else "the log is there, and is not whole"
+        is_whole = logged.state == WHOLE and logged.reached is not False
         yield Statement(
             about=f"log{of}",
-            verdict=CONSISTENT if log.complete else UNSUPPORTED,
-            why=why,
+            verdict=CONSISTENT if is_whole else UNSUPPORTED,
+            why="the log is there, and is whole" if is_whole else f"the log is there: {_fault(logged)}",
             arithmetic=(f"{run.log}: {len(log.events)} lines of MLPerf's",),
         )
+
+
+def _failed(run: Run, logged: LoggedRun, of: str) -> Statement | None:
+    """The statement on a time to train whose log is not that of a run that reached its target; None where it is."""
+    if logged.state == WHOLE and logged.reached is not False:
+        return None
+    why = f"the log that it names is not of a run that reached the target: {_fault(logged)}"
+    line = f"{run.log}: quality {_said(logged.quality)}, target {_said(logged.target)}"
+    return Statement(about=f"time to train{of}", verdict=MISLEADING, why=why, arithmetic=(line,))
+
+
+def _fault(logged: LoggedRun) -> str:
+    """Why a log does not show what a claim says."""
+    if logged.state != WHOLE:
+        return f"it is {logged.state} at line {logged.line:,}: {logged.problem}"
+    return f"it ends at {_said(logged.quality)}, and the target is {_said(logged.target)}"
+
+
+def _said(value: float | None) -> str:
+    return "not logged" if value is None else f"{value:.4g}"
 
 
 def _same(what: str, of: str, claimed: Stated, measured_s: float, low: float, high: float) -> Statement:

@@ -13,6 +13,7 @@ from meshwright.audit.stated import Stated, exactly
 from meshwright.audit.submissions import Submission, before, fastest, find, noise
 from meshwright.audit.verdict import CONSISTENT, IMPOSSIBLE, MISLEADING, UNKNOWN, UNSUPPORTED, Statement
 from meshwright.audit.work import samples_of
+from meshwright.describe.load import load_model
 from meshwright.units import MINUTE
 
 TABLE_ROUNDING = 0.02  # of a time from our table: published scores are means of the middle runs
@@ -28,6 +29,7 @@ class Timed:
     step_s: Stated | None
     samples: float
     row: Submission | None
+    unit: str = "samples"  # or tokens, where those alone are known of both runs
 
     def where(self, of: str) -> str:
         """Where its time comes from, or with `of` "step" that of its step."""
@@ -104,10 +106,13 @@ def _timed(run: Run) -> Timed:
 
 
 def _over_baseline(claim: Claim, said: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
-    if new.run.benchmark != base.run.benchmark:
-        why = f"the two runs are of different benchmarks: {new.run.benchmark or 'none'} and {base.run.benchmark or 'none'}"
+    unlike = _unlike(new.run, base.run)
+    if unlike:
+        why = f"the two runs are of different {unlike}"
         yield Statement(about="speed-up", verdict=MISLEADING, why=why, arithmetic=(f"claimed: {said.value:g} times",))
         return
+    if not (new.samples and base.samples) and new.run.tokens and base.run.tokens:
+        new, base = (replace(one, samples=one.run.tokens, unit="tokens") for one in (new, base))
     ratio, line = _ratio(claim.speedup_of, new, base)
     if ratio is None:
         yield Statement(about="speed-up", verdict=UNSUPPORTED, why=line, arithmetic=(f"claimed: {said.value:g} times",))
@@ -133,9 +138,36 @@ def _over_baseline(claim: Claim, said: Stated, new: Timed, base: Timed) -> Itera
     else:
         why = f"the two runs give {ratio.value:.3f}, not {said.value:g}"
         yield Statement(about="speed-up", verdict=MISLEADING, why=why, arithmetic=tuple(lines))
+    if claim.speedup_of == "step":
+        yield from _of_steps(said, new, base)
     if claim.speedup_of == "time":
         yield from _split(said, new, base)
         yield from _stale(said, new, base)
+
+
+def _unlike(run: Run, base: Run) -> str:
+    """What the two runs trained that is not the same; "" where nothing says so."""
+    if run.benchmark != base.benchmark:
+        return f"benchmarks: {run.benchmark or 'none'} and {base.benchmark or 'none'}"
+    if run.model and base.model and load_model(run.model).name != load_model(base.model).name:
+        return f"models: {run.model} and {base.model}"
+    if run.parameters and base.parameters and run.parameters != base.parameters:
+        return f"sizes: {figure(run.parameters)} and {figure(base.parameters)} parameters"
+    return ""
+
+
+def _of_steps(said: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
+    """Whether shorter steps are faster: with fewer sequences each they need not be."""
+    loop = _loop(new, base)
+    if loop is None or new.run.global_batch == base.run.global_batch:
+        return
+    about, lines = "work of a step", (loop[1],)
+    if said.value > 1 and said.low > loop[0] * (1 + TABLE_ROUNDING):
+        had = f"a step has {count(new.run.global_batch)} sequences and had {count(base.run.global_batch)}"
+        why = f"{had}: in sequences a second it is {loop[0]:.2f} times"
+        yield Statement(about=about, verdict=MISLEADING, why=why, arithmetic=lines)
+    else:
+        yield Statement(about=about, verdict=CONSISTENT, why=f"in sequences a second it is {loop[0]:.2f} times", arithmetic=lines)
 
 
 def _less_pct(ratio: Stated) -> Stated:
@@ -166,7 +198,7 @@ def _ratio(of: str, new: Timed, base: Timed) -> tuple[Stated | None, str]:
     """The speed-up of the quantity that is spoken of, and how it comes about; None and what is missing where it cannot be had."""
     if of == "throughput":
         value = _throughput(new, base)
-        line = f"speed-up in samples a second: {value:.3f}" if value else ""
+        line = f"speed-up in {new.unit} a second: {value:.3f}" if value else ""
         return (exactly(value), line) if value else (None, "a speed-up in throughput needs times and samples of both runs")
     one, other = (new.step_s, base.step_s) if of == "step" else (new.time_s, base.time_s)
     loop = _loop(new, base)
@@ -202,12 +234,12 @@ def _split(said: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
     if not throughput or said.value <= 1 or throughput == 0:
         return
     assert new.time_s is not None and base.time_s is not None
-    convergence = base.samples / new.samples
+    convergence, less = base.samples / new.samples, "convergence" if new.unit == "samples" else "work"
     total = base.time_s.value / new.time_s.value
     lines = [
         f"throughput: ({count(new.samples)} / {figure(new.time_s.value)} s) / ({count(base.samples)} / {figure(base.time_s.value)} s) "
         f"= {throughput:.3f}",
-        f"convergence: {count(base.samples)} / {count(new.samples)} samples = {convergence:.3f}",
+        f"{less}: {count(base.samples)} / {count(new.samples)} {new.unit} = {convergence:.3f}",
         f"time: {throughput:.3f} x {convergence:.3f} = {total:.3f}",
     ]
     loop = _loop(new, base)
@@ -219,7 +251,8 @@ def _split(said: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
         yield Statement(about="throughput or convergence", verdict=CONSISTENT, why=why, arithmetic=tuple(lines))
         return
     inside = f"; in the training loop itself {loop[0]:.2f}" if loop else ""
-    why = f"{total:.3f} = {throughput:.3f} throughput x {convergence:.3f} fewer samples to converge{inside}: not a faster machine"
+    fewer = "fewer samples to converge" if new.unit == "samples" else "fewer tokens"
+    why = f"{total:.3f} = {throughput:.3f} throughput x {convergence:.3f} {fewer}{inside}: not a faster machine"
     yield Statement(about="throughput or convergence", verdict=MISLEADING, why=why, arithmetic=tuple(lines))
 
 
