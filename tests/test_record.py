@@ -93,6 +93,28 @@ def test_a_loss_that_is_no_number_survives_as_strict_json(writer: RunWriter) -> 
     assert run.events[0].detail == {"loss": "-Infinity", "layers": [3], "where": {"rank": "NaN"}}
 
 
+@pytest.mark.parametrize("field", ["step_time_s", "compute_s"])
+@pytest.mark.parametrize("seconds", [1e308, 1.1e11, "NaN", "Infinity", -1.0])
+def test_a_step_that_takes_what_no_step_can_is_a_damaged_line(writer: RunWriter, field: str, seconds: object) -> None:
+    writer.steps([a_step(1), a_step(2), a_step(3)])
+    path = writer.folder / "steps.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{json.dumps({**line, field: seconds} if line['step'] == 2 else line)}\n" for line in lines))
+    run = read_run(writer.folder)
+    assert [record.step for record in run.records] == [1, 3]
+    assert len(run.damage) == 1 and run.damage[0].startswith("steps.jsonl line 2: ")
+
+
+@pytest.mark.parametrize("time_s", [1e308, -1e308, "NaN"])
+def test_an_event_at_a_time_that_cannot_be_is_a_damaged_line(writer: RunWriter, time_s: object) -> None:
+    writer.event("start", 0, 1.0)
+    with open(writer.folder / "events.jsonl", "a") as file:
+        file.write(json.dumps({"time_s": time_s, "kind": "stall", "step": 1}) + "\n")
+    run = read_run(writer.folder)
+    assert [event.kind for event in run.events] == ["start"]
+    assert len(run.damage) == 1 and "when nothing can have happened" in run.damage[0]
+
+
 def test_a_half_written_last_line_is_normal(writer: RunWriter) -> None:
     writer.steps([a_step(1), a_step(2)])
     path = writer.folder / "steps.jsonl"

@@ -41,6 +41,7 @@ SLOW_AFTER = ("evaluation", "checkpoint", "resumed", "restart")  # events after 
 MAD_TO_STD = 1 / NormalDist().inv_cdf(0.75)  # of a normal distribution
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no such numbers: written as text
 BULK_LINES = 4096
+LONGEST_S = 1e11  # three thousand years: no step takes longer, no event comes later, and a date can still be told
 
 _STEP_FIELDS = ("step", "samples", "loss", "grad_norm", "step_time_s")
 _PART_OF_FIELD = {f"{part}_s": part for part in PARTS}
@@ -69,8 +70,8 @@ class StepRecord:
         if taken := [name for name in self.extra if name in _STEP_FIELDS or name in _PART_OF_FIELD]:
             raise InputError(f"the extra field {taken[0]!r} has the name of a field of every step", fix="call it something else")
         for name, seconds in (("step_time_s", self.step_time_s), *self.parts_s.items()):
-            if not (math.isfinite(seconds) and seconds >= 0):
-                raise InputError(f"{name} of step {self.step} is {seconds}, not a number of seconds")
+            if not 0 <= seconds <= LONGEST_S:
+                raise InputError(f"{name} of step {self.step} is {seconds}, not a number of seconds that it can take")
 
     def to_json(self) -> dict[str, Any]:
         """The record as one flat JSON object: `compute_s`, `exposed_tp_s`, ... beside the rest."""
@@ -116,8 +117,11 @@ class Event:
         """The event that a line holds; ValueError says what it lacks."""
         if not isinstance(entry.get("kind"), str):
             raise ValueError("kind is no text")
+        time_s = _required(entry, "time_s")
+        if not abs(time_s) <= LONGEST_S:
+            raise ValueError(f"time_s is {time_s}, when nothing can have happened")
         detail = {name: value for name, value in entry.items() if name not in _EVENT_FIELDS}
-        return Event(time_s=_required(entry, "time_s"), kind=entry["kind"], step=_whole(entry, "step"), detail=detail)
+        return Event(time_s=time_s, kind=entry["kind"], step=_whole(entry, "step"), detail=detail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,16 @@ def test_the_list_says_that_a_plan_is_not_the_runs_own(shelf, new_run, plan_byte
     assert row["plan_problem"].startswith("plan.json is not the run's own plan")
 
 
+def test_times_that_cannot_be_cost_nothing(shelf, new_run, plan_bytes):
+    writer = new_run("long", 4, plan=plan_bytes)
+    with open(writer.folder / "steps.jsonl", "a") as file:
+        file.write(json.dumps({**record(5).to_json(), "step_time_s": 1e308}) + "\n")
+    writer.event("evaluation", 4, 9.0, seconds=1e308)
+    row = rows(shelf)["long"]
+    assert (row["step"], row["busy_s"], row["num_damaged"]) == (4, 4.0, 1)
+    assert row["usd"] < 100
+
+
 def test_a_folder_that_is_no_run_is_not_listed(shelf, runs, new_run):
     new_run("good", 1)
     (runs / "notes").mkdir()

@@ -247,7 +247,7 @@ def _notes(run: Run, spans: Sequence[Span], rates: Sequence[Rate | None], price:
     if run.damage:
         told.append(f"{len(run.damage)} damaged lines are left out, the first: {run.damage[0]}")
     if left_out := unbelievable(run):
-        told.append(f"{left_out} steps or events with times that no run can have are left out")
+        told.append(f"{left_out} events with times that no run can have are left out")
     if spans and None in rates:
         told.append("no price is listed for the machine, and none was given: --price 2.5USD/h, for one accelerator and hour")
     elif price is None and any(span.rate is None for span in spans):

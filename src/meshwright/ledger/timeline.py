@@ -15,12 +15,11 @@ from pathlib import Path
 
 from meshwright.errors import InputError
 from meshwright.ledger.rate import Rate
-from meshwright.record import PARTS, Event, Run, StepRecord
+from meshwright.record import LONGEST_S, PARTS, Event, Run, StepRecord
 
 SIMULATED_WEEKS = "checkpoint_interval_s"  # that a start event tells marks weeks: their steps are a sample of all
 RESUMED = "resumed"
 SPARES = "spare nodes"
-MOST_S = 1e11  # three thousand years
 ROUNDED_S = 0.005  # events of weeks tell their times to the millisecond
 
 
@@ -55,9 +54,9 @@ class Life:
 def spans_of(run: Run) -> list[Span]:
     """The run's spans in order. Between the end of a life and the next start nothing is paid for.
 
-    Steps and events whose times no run can have are left out; `unbelievable` counts them.
+    Events before the run's start are left out; `unbelievable` counts them.
     """
-    run = replace(run, records=tuple(filter(_is_step, run.records)), events=tuple(filter(_is_event, run.events)))
+    run = replace(run, events=tuple(filter(_is_event, run.events)))
     if _tells_of_weeks(run):
         return list(_weeks(run))
     spans: list[Span] = []
@@ -68,16 +67,12 @@ def spans_of(run: Run) -> list[Span]:
 
 
 def unbelievable(run: Run) -> int:
-    """Steps and events whose times no run can have: what a damaged file says of them is not paid for."""
-    return sum(not _is_step(record) for record in run.records) + sum(not _is_event(event) for event in run.events)
-
-
-def _is_step(record: StepRecord) -> bool:
-    return record.step_time_s <= MOST_S
+    """Events whose times no run can have: what a damaged file says of them is not paid for. Steps of that kind are not read at all."""
+    return sum(not _is_event(event) for event in run.events)
 
 
 def _is_event(event: Event) -> bool:
-    return 0 <= event.time_s <= MOST_S
+    return 0 <= event.time_s <= LONGEST_S
 
 
 # -- lives ----------------------------------------------------------------------------------------------
@@ -87,7 +82,7 @@ def lives(run: Run) -> list[Life]:
     """The run's lives in order, each with the steps it did: kept ones, and those that it or a later life had to do again."""
     groups = _events_by_life(run.events)
     resumed_after = [group[0].step for group in groups[1:]]
-    steps = _steps_by_life(run.records, list(filter(_is_step, abandoned(run.folder))), resumed_after)
+    steps = _steps_by_life(run.records, list(abandoned(run.folder)), resumed_after)
     kept = {id(record) for record in run.records}
     made = []
     for number, (events, done) in enumerate(zip(groups, steps, strict=True)):
@@ -343,7 +338,7 @@ def _seconds(value: object) -> float:
     """A number of seconds that an event tells; 0 where it tells none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.0
-    return float(value) if 0 < value <= MOST_S else 0.0
+    return float(value) if 0 < value <= LONGEST_S else 0.0
 
 
 def _count(value: object, otherwise: int) -> int:

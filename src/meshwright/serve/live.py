@@ -16,7 +16,7 @@ import numpy as np
 from meshwright.errors import MeshwrightError
 from meshwright.ledger import own_plan
 from meshwright.plan.plan import Plan
-from meshwright.record import RUNNING, SLOW_AFTER, Event, RunHeader, object_in, one_line, read_header
+from meshwright.record import LONGEST_S, RUNNING, SLOW_AFTER, Event, RunHeader, object_in, one_line, read_header
 from meshwright.serve.files import check_plain, touched_s
 from meshwright.serve.steps import PART_FIELDS, Steps
 from meshwright.serve.tail import Tail
@@ -219,7 +219,7 @@ class LiveRun:
 def between_steps_s(event: Event) -> float:
     """Seconds that an event kept training from going on: an evaluation, or a save's stall."""
     seconds = number_in(event.detail.get({"evaluation": "seconds", "checkpoint": "stall_s"}.get(event.kind, "")))
-    return max(seconds or 0.0, 0.0)
+    return seconds if seconds is not None and 0 < seconds <= LONGEST_S else 0.0
 
 
 def number_in(value: Any) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.record import PARTS, StepRecord, object_in
+from meshwright.record import LONGEST_S, PARTS, StepRecord, object_in
 
 PART_FIELDS = tuple(f"{part}_s" for part in PARTS)
 EXTRA = ("tokens_per_s", "learning_rate", "slowest_replica")
@@ -102,7 +102,7 @@ def _is_plain(entry: Mapping[str, Any]) -> bool:
     if "step_time_s" not in entry or None in seconds or not all(type(value) is int and 0 <= value < 2**53 for value in counts):
         return False
     try:
-        return min(seconds) >= 0 and all(map(math.isfinite, filter(None, entry.values())))
+        return min(seconds) >= 0 and max(seconds) <= LONGEST_S and all(map(math.isfinite, filter(None, entry.values())))
     except OverflowError:  # a whole number beyond any float
         return False
 
