@@ -41,3 +41,13 @@ def test_h200_against_h100_is_mostly_convergence() -> None:
     folders = [SHARED / "v4.1_oracle_h100_512_llama2_70b_lora", SHARED / "v4.1_azure_h200_512_llama2_70b_lora"]
     [(_, found)] = comparisons(read_submissions(folders, with_compliance=False))
     assert (found.time, found.throughput, found.convergence, found.loop) == pytest.approx((1.284, 1.064, 1.206, 0.979), abs=1e-3)
+
+
+def test_a_comparison_says_that_its_times_carry_no_factor(tmp_path: Path) -> None:
+    one, two = submission(tmp_path / "one"), submission(tmp_path / "two", (1.0, 1.1, 1.05))
+    (two / "scaling.json").write_text('{"scaling_factor": 1.5}')
+    first, second = read_submissions([one, two], with_compliance=False)
+    found = compare(second, first)
+    assert found is not None and "without MLPerf's factor on the score" in found.sentence
+    plain = compare(first, first)
+    assert plain is not None and "factor" not in plain.sentence

@@ -18,6 +18,7 @@ class Comparison:
     convergence: float  # the other's samples over its own
     loop: float  # samples a second within the steps
     noise: float  # the larger spread between the runs of either
+    has_factor: bool = False  # whether a score carries MLPerf's factor, which times as they ran do not
 
     @property
     def sentence(self) -> str:
@@ -26,7 +27,8 @@ class Comparison:
             inside = f"the difference in the loop is below the noise between runs ({percent(self.noise)})"
         else:
             inside = f"in the loop itself {self.loop:.3f} times"
-        return f"{self.time:.3f} times as fast = {self.throughput:.3f} throughput x {self.convergence:.3f} convergence; {inside}"
+        ran = " (times as they ran, without MLPerf's factor on the score)" if self.has_factor else ""
+        return f"{self.time:.3f} times as fast{ran} = {self.throughput:.3f} throughput x {self.convergence:.3f} convergence; {inside}"
 
 
 def compare(other: LoggedSubmission, base: LoggedSubmission) -> Comparison | None:
@@ -41,6 +43,7 @@ def compare(other: LoggedSubmission, base: LoggedSubmission) -> Comparison | Non
         convergence=base_samples / samples,
         loop=base_loop_s / loop_s,
         noise=max(other.run_spread or 0.0, base.run_spread or 0.0),
+        has_factor=other.score.scaling != 1 or base.score.scaling != 1,
     )
 
 

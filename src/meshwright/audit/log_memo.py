@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -12,7 +13,7 @@ from meshwright.audit.figures import figure, percent
 from meshwright.audit.printable import escaped, printable
 from meshwright.audit.runs import LoggedRun
 from meshwright.audit.score import LoggedSubmission
-from meshwright.audit.submissions import Submission, noise
+from meshwright.audit.submissions import Submission, noise, submissions
 from meshwright.mllog import StepTimes
 from meshwright.units import MINUTE
 
@@ -91,7 +92,16 @@ def _findings(one: LoggedSubmission) -> Iterator[str]:
     yield from _complaints(one)
     row = one.on_record
     if row is not None:
-        yield f"on record as {row.name}: {figure(row.minutes)} min, {row.step_s:g} s a step, runs {percent(noise([row]))} apart"
+        said = _platform(one, row)
+        yield f"on record as {row.name}: {figure(row.minutes)} min, {row.step_s:g} s a step, runs {percent(noise([row]))} apart{said}"
+
+
+def _platform(one: LoggedSubmission, row: Submission) -> str:
+    """What the logs call the machine, where that is not the accelerator on record."""
+    names = {str(event.value) for run in one.runs if run.log and (event := run.log.first("submission_platform"))}
+    words = {word for name in names for word in re.split(r"[^a-z0-9]+", name.lower())}
+    others = words & {submission.accelerator.lower() for submission in submissions()} - {row.accelerator.lower()}
+    return f"; but the logs name {', '.join(sorted(names))}" if others else ""
 
 
 def _problems(one: LoggedSubmission) -> Iterator[str]:
