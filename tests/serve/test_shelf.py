@@ -63,6 +63,45 @@ def test_the_list_says_that_a_plan_is_not_the_runs_own(shelf, new_run, plan_byte
     assert row["plan_problem"].startswith("plan.json is not the run's own plan")
 
 
+@pytest.mark.parametrize(
+    ("status", "num_steps", "share"),
+    [("finished", 12, None), ("stopped", 40, None), ("failed", 0, None), ("finished", 0, None), ("target_reached", 12, 1.0)],
+)
+def test_progress_is_steps_done_of_those_expected_however_the_run_ended(shelf, new_run, plan_bytes, status, num_steps, share):
+    new_run("ended", num_steps, plan=plan_bytes).finish(status)
+    row = rows(shelf)["ended"]
+    assert row["num_steps"] == row["expected_steps"] > 40
+    assert row["progress"] == (num_steps / row["expected_steps"] if share is None else share)
+
+
+def test_an_ended_run_past_what_was_expected_is_done_and_one_without_a_plan_is_nobody_knows_how_far(shelf, new_run, plan_bytes):
+    writer = new_run("past", plan=plan_bytes)
+    writer.step(record(10**6))
+    writer.finish("finished")
+    new_run("no plan", 12).finish("finished")
+    found = rows(shelf)
+    assert (found["past"]["progress"], found["no plan"]["progress"]) == (1.0, None)
+
+
+@pytest.mark.parametrize("content", [b"no json\n" * 12, b"\0\1\2 and no end of a line", None])
+def test_a_run_of_whose_steps_none_can_be_read_is_damaged(shelf, new_run, plan_bytes, content):
+    writer = new_run("unreadable", 12, plan=plan_bytes)
+    writer.finish("finished")
+    path = writer.folder / "steps.jsonl"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    row = rows(shelf)["unreadable"]
+    assert (row["status"], row["progress"], row["num_damaged"]) == ("damaged", 0.0, 12 if content and b"\n" in content else 0)
+    assert "steps.jsonl" in row["problem"]["what"]
+    assert shelf.shown("unreadable")["status"] == "damaged"
+
+
+def test_a_run_that_ended_before_its_first_step_is_sound(shelf, new_run):
+    new_run("brief").finish("stopped")
+    assert rows(shelf)["brief"]["status"] == "stopped"
+
+
 def test_times_that_cannot_be_cost_nothing(shelf, new_run, plan_bytes):
     writer = new_run("long", 4, plan=plan_bytes)
     with open(writer.folder / "steps.jsonl", "a") as file:

@@ -38,7 +38,7 @@ class LiveRun:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.header: RunHeader | None = None
-        self.problem: MeshwrightError | None = None  # why there is no header
+        self.problem: MeshwrightError | None = None  # why nothing of it can be shown
         self.plan: Plan | None = None
         self.plan_problem = ""
         self.rank_times: tuple[int, int, list[float]] | None = None  # step, steps it is a median of, busy seconds by rank
@@ -50,7 +50,7 @@ class LiveRun:
 
     def _begin(self) -> None:
         self.steps, self.events, self.num_events = Steps(), list[Event](), 0
-        self.damage, self.num_damaged = list[str](), 0
+        self.damage, self.num_damaged, self._num_damaged_steps = list[str](), 0, 0
         self.life += 1
 
     def refresh(self, patience_s: float = 0.0) -> None:
@@ -64,6 +64,7 @@ class LiveRun:
             self._read_lines()
             while self.share_read < 1 and time.monotonic() < until_s:
                 self._read_lines()
+            self.problem = self._unreadable()
         except MeshwrightError as error:
             self.header, self.problem = None, error
         except OSError as error:
@@ -94,12 +95,28 @@ class LiveRun:
         self._stamps[name] = stamp
         return changed
 
+    def _unreadable(self) -> MeshwrightError | None:
+        """Why no step can be read of a run that has done some; None for a sound one, be it that it ended before its first."""
+        tail = self._steps_tail
+        if len(self.steps) or self.share_read < 1:
+            return None
+        what = ""
+        if self._num_damaged_steps:
+            what = f"no step can be read: {next((line for line in self.damage if line.startswith(tail.path.name)), tail.path.name)}"
+        elif self.has_ended and not tail.is_there:
+            what = "steps.jsonl is missing"
+        elif self.has_ended and tail.size:
+            what = "steps.jsonl holds no whole line"
+        return MeshwrightError(what, where=str(tail.path)) if what else None
+
     def _read_lines(self) -> None:
         anew, lines = self._steps_tail.read()
         if anew:
             self._begin()
             self._events_tail = Tail(self.folder / "events.jsonl")
+        before = self.num_damaged
         self._take(lines, self._steps_tail, self.steps.add)
+        self._num_damaged_steps += self.num_damaged - before
         anew, lines = self._events_tail.read()
         if anew:
             self.events, self.num_events = [], 0
@@ -131,10 +148,21 @@ class LiveRun:
 
     @property
     def status(self) -> str:
-        """The header's word; `damaged` where there is none; `quiet` for a run that should be writing and is not."""
-        if self.header is None:
+        """The header's word; `damaged` without one, or without a step that can be read; `quiet` for a run that should write and does not."""
+        if self.header is None or self.problem is not None:
             return "damaged"
         return "quiet" if self.header.status == RUNNING and self.quiet_s > self.patience_s else self.header.status
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the header says that the run is over, well or badly."""
+        return self.header is not None and self.header.status != RUNNING
+
+    @property
+    def num_done(self) -> int:
+        """Steps done: the newest that is recorded, or the last of simulated weeks."""
+        end = self.end_of_sample
+        return end.step if end else int(self.steps.last("step")) if len(self.steps) else 0
 
     @property
     def touched(self) -> float:

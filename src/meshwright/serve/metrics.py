@@ -19,7 +19,7 @@ GAUGES = (
     ("meshwright_run_tokens_per_second", "Tokens a second in the newest step.", "tokens_per_s"),
     ("meshwright_run_busy_seconds", "Time of steps, evaluations and stalls so far.", "busy_s"),
     ("meshwright_run_left_seconds", "Time to the expected end at the present pace.", "left_s"),
-    ("meshwright_run_progress_ratio", "Steps done of those expected.", "progress"),
+    ("meshwright_run_progress_ratio", "Steps done of those expected; 1 for a run that reached its target.", "progress"),
     ("meshwright_run_cost_usd", "Money spent so far.", "usd"),
     ("meshwright_run_ranks", "Ranks of the run.", "num_ranks"),
     ("meshwright_run_slow_ranks", "Ranks that are slow now.", "num_slow"),

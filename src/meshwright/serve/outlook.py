@@ -13,7 +13,7 @@ from meshwright.record import RUNNING
 from meshwright.serve.live import LiveRun
 from meshwright.units import HOUR
 
-DONE = ("finished", "target_reached")
+TARGET_REACHED = "target_reached"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Outlook:
 
     num_steps: int | None  # to the target or through all samples; None for a run that is past all that was expected
     expected_steps: int | None  # by the workload
-    progress: float | None  # 0 to 1
+    progress: float | None  # steps done of `num_steps`, or of those expected where an ended run is past them; 1 at the target
     left_s: float | None  # by the pace of the last steps; of a run that goes on
     finish_at: str | None  # UTC, ISO 8601; of a run that is being lived through
     predicted_s: float | None  # for the whole run, by the plan
@@ -43,7 +43,8 @@ def outlook_of(run: LiveRun, ledger: Ledger | None = None) -> Outlook:
 
 def _reckoned(run: LiveRun, ledger: Ledger | None) -> Outlook:
     """The same, at the price the ledger reckons with or else the listed one."""
-    num_steps = last_step(run.plan, int(run.steps.last("step")) if len(run.steps) else 0) if run.plan else None
+    num_steps = last_step(run.plan, run.num_done) if run.plan else None
+    expected_steps = run.plan.workload.num_steps() or None if run.plan else None
     left_s = _left_s(run, num_steps)
     rate = ledger.price if ledger and ledger.price else rate_of(run.plan.cluster) if run.plan else None
     usd_per_s = _usd_per_s(run, rate)
@@ -51,8 +52,8 @@ def _reckoned(run: LiveRun, ledger: Ledger | None) -> Outlook:
     paced_s = run.busy_s + left_s if left_s is not None else None
     return Outlook(
         num_steps=num_steps,
-        expected_steps=run.plan.workload.num_steps() or None if run.plan else None,
-        progress=_progress(run, num_steps),
+        expected_steps=expected_steps,
+        progress=_progress(run, num_steps or (expected_steps if run.has_ended else None)),
         left_s=left_s,
         finish_at=_finish_at(run, left_s),
         predicted_s=predicted_s,
@@ -92,9 +93,10 @@ def _usd_per_s(run: LiveRun, rate: Rate | None) -> float | None:
 
 
 def _progress(run: LiveRun, num_steps: int | None) -> float | None:
-    if run.status in DONE:
+    """Steps done of those expected. To have ended is not to be done: a run may have been asked for a few steps, or stopped."""
+    if run.status == TARGET_REACHED:
         return 1.0
-    return min(run.steps.last("step") / num_steps, 1.0) if num_steps and len(run.steps) else None if not num_steps else 0.0
+    return min(run.num_done / num_steps, 1.0) if num_steps else None
 
 
 def _left_s(run: LiveRun, num_steps: int | None) -> float | None:

@@ -125,8 +125,10 @@ class Shelf:
 def _facts(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
     """What a row of the list says of a run."""
     told: dict[str, Any] = {"name": run.folder.name, "status": run.status, "is_open": True, "written": run.written}
+    if run.problem:
+        told["problem"] = _told(run.problem)
     if run.header is None:
-        return {**told, "problem": _told(run.problem)} if run.problem else {**told, "status": "reading", "share_read": 0.0}
+        return told if run.problem else {**told, "status": "reading", "share_read": 0.0}
     header, plan, outlook, end = run.header, run.plan, outlook_of(run, ledger), run.end_of_sample
     batch = plan.workload.global_batch if plan else 0
     usd = float(ledger.usd_unrounded) if ledger and ledger.usd_unrounded is not None else None
@@ -142,7 +144,7 @@ def _facts(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
         "cluster": plan.cluster.name if plan else None,
         "layout": str(plan.layout) if plan else None,
         "tokens_per_step": plan.workload.tokens_per_step if plan else None,
-        "step": end.step if end else int(run.steps.last("step")) if len(run.steps) else 0,
+        "step": run.num_done,
         "samples": end.step * batch if end else int(run.steps.last("samples")) if len(run.steps) else 0,
         "num_recorded": len(run.steps) if end else None,  # of simulated weeks, which leave a sample of their steps
         "loss": run.steps.last("loss"),

@@ -33,6 +33,11 @@ class Tail:
         """Whether there is more to read than a line in the making."""
         return self.size - self.offset > LONGEST_LINE_BYTES
 
+    @property
+    def is_there(self) -> bool:
+        """Whether there was a file at the last look."""
+        return self._file != (0, 0)
+
     def read(self) -> tuple[bool, list[bytes]]:
         """Whether the file began anew, and the next whole lines, at most a block of them; no file has no lines.
 

@@ -205,7 +205,7 @@ function makeRow(run, choose) {
 
 function progressWords(run) {
   if (run.step === undefined) return "";
-  if (!run.step) return "no step yet";
+  if (!run.step) return run.status === "running" ? "no step yet" : "no step";
   const of = run.num_steps && run.progress < 1 ? ` of ${number(run.num_steps)}` : "";
   const left = run.status === "running" && run.left_s ? `, ${seconds(run.left_s)} left` : "";
   return `step ${number(run.step)}${of}${left}`;
