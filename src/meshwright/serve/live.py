@@ -148,7 +148,7 @@ class LiveRun:
 
     @property
     def status(self) -> str:
-        """The header's word; `damaged` without one, or without a step that can be read; `quiet` for a run that should write and does not."""
+        """The header's word; `damaged` without one, or without a step that can be read; `quiet` for a run that writes no longer."""
         if self.header is None or self.problem is not None:
             return "damaged"
         return "quiet" if self.header.status == RUNNING and self.quiet_s > self.patience_s else self.header.status
