@@ -173,6 +173,8 @@ def _weeks_json(answer: Answer) -> dict[str, Any]:
         "interruptions_over_seeds": seen.interruptions,
         "interruptions_by_cause": seen.by_cause,
         "steps_done": seen.num_steps,
+        "workload_steps": seen.step.workload_steps or None,
+        "workload_done": float(np.mean(seen.weeks.finished)),
         "hours": {name: value / HOUR for name, value in _where(answer).items()},
         "checkpoint": {
             "interval_s": campaign.interval_s,
@@ -221,12 +223,13 @@ def _show_weeks(answer: Answer) -> None:
         ("interruptions", _said(seen.interruptions, many, "{:.1f}") + (f", one every {seconds(between_s)}" if breaks else "")),
         ("effective time", _said(seen.goodput, many, "{:.2%}")),
         ("steps that count", _said(seen.num_steps, many, "{:,.0f}") + f" of {seconds(seen.step.seconds)}"),
+        ("workload", _workload(answer)),
         ("checkpoint every", f"{seconds(campaign.interval_s)} of work" + (f" (Young {young}, Daly {daly})" if breaks else "")),
         ("spare nodes", str(campaign.num_spares)),
         ("cost", f"{usd(answer.cost_usd)}, of which waste {usd(answer.waste_usd or 0.0)}" if answer.cost_usd else "no price listed"),
         *_energy(answer),
     ]
-    show_pairs(f"{answer.ask.plan.name}: {answer.ask.wishes.days:g} days, failures as {campaign.failures.name}", pairs)
+    show_pairs(f"{answer.ask.plan.name}: at most {answer.ask.wishes.days:g} days, failures as {campaign.failures.name}", pairs)
     if seen.by_cause:
         show_table("interruptions by cause", ("cause", "mean number>"), [(name, f"{value:.1f}") for name, value in seen.by_cause.items()])
     whole_s = sum(_where(answer).values())
@@ -236,6 +239,19 @@ def _show_weeks(answer: Answer) -> None:
     if answer.sizes:
         columns = ("accelerators>", "interrupted every>", "a day>", "checkpoint every>", "Young>", "Daly>", "spares>", "effective>")
         show_table("the same failures at other sizes", columns, map(_size_row, answer.sizes))
+
+
+def _workload(answer: Answer) -> str:
+    """Whether the workload came to its end, which is the run's, before the days were over."""
+    seen = answer.outlook
+    assert seen is not None
+    if not seen.step.workload_steps:
+        return "has no end"
+    whole, done = f"{seen.step.workload_steps:,} steps", float(np.mean(seen.weeks.finished))
+    if not done:
+        return f"{whole}, not done"
+    after = f"after {seconds(float(np.mean(seen.weeks.wall_s[seen.weeks.finished])))}: a run ends there"
+    return f"{whole}, done {after}" if done == 1 else f"{whole}, done in {done:.1%} of runs, {after}"
 
 
 def _said(value: OverSeeds, many: bool, form: str) -> str:

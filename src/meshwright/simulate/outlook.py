@@ -35,6 +35,16 @@ class MeanStep:
     median_s: float
     robust_std_pct: float
     evaluations_s: float  # of all evaluations of the whole workload
+    workload_steps: int  # of the whole workload; 0 where it has no end
+
+    @property
+    def workload_s(self) -> float:
+        """Seconds of work until the workload is done, evaluations included; infinite where it has no end."""
+        return self.workload_steps * self.seconds + self.evaluations_s if self.workload_steps else math.inf
+
+    def num_steps(self, work_s: Floats | float) -> Floats:
+        """Steps that so many seconds of work make, each with its share of the evaluations."""
+        return np.asarray(work_s) / (self.workload_s / self.workload_steps if self.workload_steps else self.seconds)
 
 
 def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
@@ -53,6 +63,7 @@ def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
         median_s=run.times.median_s,
         robust_std_pct=run.times.robust_std_pct,
         evaluations_s=len(evaluations(plan.workload, plan.workload.num_steps())) * run.evaluation_s,
+        workload_steps=plan.workload.num_steps(),
     )
 
 
@@ -90,7 +101,7 @@ class Outlook:
     @property
     def num_steps(self) -> OverSeeds:
         """Steps that count."""
-        return OverSeeds.of(self.weeks.work_s / self.step.seconds)
+        return OverSeeds.of(self.step.num_steps(self.weeks.work_s))
 
     def paid_usd(self, seconds: Floats, *, spares: bool = True) -> Floats | None:
         """What so many seconds of the machine cost, with its spares; None without a price."""
@@ -116,12 +127,13 @@ def campaign_of(plan: Plan, failures: Failures, interval_s: float | None, num_sp
 def outlook(
     plan: Plan, conditions: Conditions, campaign: Campaign, seed: int, num_seeds: int, horizon_s: float, report: Report | None = None
 ) -> Outlook:
-    """So many days of a plan, over many seeds."""
+    """So many days of a plan, or until its workload is done, over many seeds."""
     conditions.check(plan)
+    step = mean_step(plan, conditions, seed)
     return Outlook(
         campaign=campaign,
-        step=mean_step(plan, conditions, seed),
-        weeks=weeks(campaign, seed, num_seeds, horizon_s, report=report),
+        step=step,
+        weeks=weeks(campaign, seed, num_seeds, horizon_s, step.workload_s, report),
         usd_per_hour=usd_per_accelerator_hour(plan, conditions),
     )
 
