@@ -48,14 +48,24 @@ class Budget:
         would = self.cost_usd(takes_s.value)
         if would <= self.usd:
             return
-        between = f"80 % between {amount(self.cost_usd(takes_s.low))} and {amount(self.cost_usd(takes_s.high))}"
         spent = f", {amount(self.spent_usd)} of it spent already" if self.spent_usd else ""
         raise InputError(
-            f"not started: by prediction the run would cost {amount(would)} ({between}){spent}; "
+            f"not started: by prediction the run would cost {amount(would)}{self._interval(takes_s)}{spent}; "
             f"that is {amount(would - self.usd)} over the budget of {amount(self.usd)}",
             where=f"--budget; {self.num_gpus:,} accelerators at {self.rate}",
             fix=f"give --budget {self.enough_usd(takes_s.value)}USD or more, ask for fewer steps, or choose a cheaper plan",
         )
+
+    def _interval(self, takes_s: Spread) -> str:
+        """The 80 % interval in brackets; of one that lies on one side of its value, why; nothing where the value is certain."""
+        low, value, high = takes_s.low, takes_s.value, takes_s.high
+        if low == high:
+            return ""
+        beside = {
+            low: ", none of it below: comparable runs took longer than predicted",
+            high: ", none of it above: comparable runs took less",
+        }
+        return f" (80 % between {amount(self.cost_usd(low))} and {amount(self.cost_usd(high))}{beside.get(value, '')})"
 
     def enough_usd(self, seconds: float) -> str:
         """A round number a little above what so many seconds more cost, with what is spent."""
