@@ -52,7 +52,7 @@ WHOLE = """\
 run first: trained, finished
 time         13 s = 320 x 31.25 ms a sample + 3 s
 step         500 ms median, spread 0 %, p99/p50 1.000, worst 500 ms, drift +0.00 %
-noise floor  0 %
+noise floor  0 % within the run; single runs of one job lie up to 2 % apart
 cost         no price is listed
 energy       unknown
 carbon       unknown

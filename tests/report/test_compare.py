@@ -42,7 +42,7 @@ def test_a_difference_below_the_noise_is_called_so(make_run, workstation: Plan, 
     one, other = (make_run(str(seed), plan=workstation, times_s=steps_around(200, 0.5, 0.01, seed)) for seed in (1, 2))
     (found,) = differences(facts_of_runs([one, other]))
     assert found.low_pct is not None and found.high_pct is not None and found.low_pct < 0 < found.high_pct
-    assert "is below the noise" in found.said
+    assert "is below the noise within the runs" in found.said
 
 
 @pytest.mark.parametrize("factor, way, is_small", [(1.1, "slower", False), (0.9, "faster", False), (1.01, "slower", True)])

@@ -40,7 +40,7 @@ def test_weak_and_strong_series_are_found_among_runs(run_at) -> None:
 
 def test_a_difference_below_the_noise_says_so_plainly(run_at) -> None:
     (weak,) = scalings(facts_of_runs([run_at(2, 32, 0.5, spread=0.03), run_at(4, 64, 0.501, spread=0.03)]))
-    assert "is below the noise" in weak.points[1].said
+    assert "is below the noise within the runs" in weak.points[1].said
 
 
 def test_a_small_difference_of_single_runs_is_not_taken_for_sure(run_at) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
-from meshwright.report.compare import differences, differing, parts_of, simulated_beside
+from meshwright.report.compare import APART, differences, differing, parts_of, simulated_beside
 from meshwright.report.facts import RunFacts, facts_of_runs
 from meshwright.report.markdown import profile_markdown, report_markdown
 from meshwright.report.page.run_page import write_run_page
@@ -60,7 +60,7 @@ def _one(facts: RunFacts) -> None:
     pairs = [
         ("time", f"{seconds(facts.time.total_s)} = {facts.time.costs[0].remark} + {seconds(facts.time.fixed_s)}"),
         ("step", f"{spread}worst {seconds(told.worst_step_s)}, drift {told.drift_pct:+.2f} %"),
-        ("noise floor", f"{facts.noise.floor_pct:.2g} %" if facts.noise else "unknown: too few steady steps"),
+        ("noise floor", f"{facts.noise.floor_pct:.2g} % within the run; {APART}" if facts.noise else "unknown: too few steady steps"),
         ("cost", f"{money(ledger)}, {ledger.price}" if ledger.price else "no price is listed"),
         ("energy", f"{kwh(ledger.energy_j)}, {ledger.energy_source}" if ledger.energy_j is not None else "unknown"),
         ("carbon", f"{kg(ledger.carbon_kg)}, {grid(ledger)}" if ledger.carbon_kg is not None else "unknown"),

@@ -12,6 +12,8 @@ from meshwright.report.facts import RunFacts
 
 RUN_TO_RUN_PCT = 2.0  # between medians of three runs of one submission: 1.2957, 1.2701, 1.2704 s (MLPerf v6.0, 405B, 8,192 GB200)
 
+APART = f"single runs of one job lie up to {RUN_TO_RUN_PCT:.0f} % apart"  # beside the noise within a run, which knows nothing of others
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartTimes:
@@ -138,6 +140,6 @@ def _said(change: float, low: float | None, high: float | None) -> str:
         return f"{abs(change):.2f} % {way}; too few steady steps to tell that from noise."
     bounds = f"95 %: {low:+.2f} to {high:+.2f} %"
     if low <= 0 <= high:
-        return f"the difference of {change:+.2f} % is below the noise ({bounds})."
-    alone = f" That is below the noise between runs: single runs of one job lie up to {RUN_TO_RUN_PCT:.0f} % apart."
+        return f"the difference of {change:+.2f} % is below the noise within the runs ({bounds})."
+    alone = f" That is below the noise between runs: {APART}."
     return f"{abs(change):.2f} % {way} ({bounds})." + (alone if abs(change) < RUN_TO_RUN_PCT else "")

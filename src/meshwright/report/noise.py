@@ -30,7 +30,7 @@ class Noise:
     effective_steps: float  # independent steps that would tell as much
     low_s: float  # 95 % interval of the median
     high_s: float
-    floor_pct: float  # least difference between two such runs that is not noise, at 95 %
+    floor_pct: float  # least difference that jitter within two such runs does not explain, at 95 %; runs differ by more
     draws_s: Column  # medians of the resampled series
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.report.compare import RUN_TO_RUN_PCT
+from meshwright.report.compare import APART, RUN_TO_RUN_PCT
 from meshwright.report.facts import RunFacts
 
 KINDS = {
@@ -148,8 +148,8 @@ def _said(base: _Size, size: _Size, efficiency: float, low: float | None, high: 
         return f"{way}: {100 * efficiency:.2f} %; too few steady steps for an interval."
     bounds = f"95 %: {100 * low:.2f} to {100 * high:.2f} %"
     if low <= 1 <= high:
-        return f"{way}: the difference of {100 * (efficiency - 1):+.2f} % is below the noise ({bounds})."
+        return f"{way}: the difference of {100 * (efficiency - 1):+.2f} % is below the noise within the runs ({bounds})."
     what = f"{way}: {100 * abs(efficiency - 1):.2f} % {'lost' if efficiency < 1 else 'gained'} ({bounds})."
     if min(len(base.runs), len(size.runs)) < 2 and 100 * abs(efficiency - 1) < RUN_TO_RUN_PCT:
-        what += f" That is below the noise between runs: single runs of one job lie up to {RUN_TO_RUN_PCT:.0f} % apart."
+        what += f" That is below the noise between runs: {APART}."
     return what

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from meshwright.ledger import Ledger, Rate
 from meshwright.record import Event
-from meshwright.report.compare import PartTimes, parts_of
+from meshwright.report.compare import APART, PartTimes, parts_of
 from meshwright.report.facts import RunFacts, is_sampled
 from meshwright.report.page.bars import bar, mark
 from meshwright.report.page.colours import part_colour, var
@@ -145,7 +145,7 @@ def step_rows(facts: RunFacts) -> Iterator[tuple[str, str, str]]:
     yield "worst", seconds(told.worst_step_s), "of all steps"
     yield "drift", f"{told.drift_pct:+.2f} %", "last tenth against the first"
     if noise:
-        yield "noise floor", f"{noise.floor_pct:.2g} %", "least difference between two such runs that is not noise"
+        yield "noise floor", f"{noise.floor_pct:.2g} %", f"least difference that jitter within the run does not explain; {APART}"
         yield (
             "correlation",
             f"{noise.correlation_steps:.1f} steps",
