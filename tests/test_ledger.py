@@ -240,6 +240,17 @@ def test_without_a_recorded_price_the_catalogue_is_used_and_a_given_one_goes_bef
     assert given_.usd == Decimal("640.00")
 
 
+@pytest.mark.parametrize("price", ["abc", {**DOLLAR_A_SECOND.to_json(), "usd_per_gpu_hour": "abc"}])
+def test_a_recorded_price_that_cannot_be_read_is_told_as_that(tmp_path: Path, price: object) -> None:
+    with new(tmp_path, plan=racks(), num_ranks=256) as writer:
+        writer.event("start", 0, 0.0, price=price)
+        writer.step(step(1, HOUR))
+    told = ledger_of(tmp_path / "a")
+    assert told.price == rate_of(racks().cluster)
+    assert "the price recorded with the run, 'abc', cannot be read: the catalogue's of today is used" in told.notes
+    assert not any("no price was recorded" in note for note in told.notes)
+
+
 def test_a_machine_without_a_price_or_a_power_says_so(tmp_path: Path) -> None:
     chip = replace(racks().cluster.accelerator, name="secret", power_cap_w=math.nan)
     with new(tmp_path, plan=replace(racks(), cluster=replace(racks().cluster, accelerator=chip)), num_ranks=256) as writer:

@@ -238,6 +238,16 @@ def _largest_remainder(exact: Mapping[str, Decimal]) -> dict[str, Decimal]:
 # -- what is to be said -----------------------------------------------------------------------------------
 
 
+def _unread_price(run: Run) -> str:
+    """What to say of a price that a start records and nobody can read; nothing where there is none of that kind."""
+    recorded = [event.detail.get("price") for event in run.events if event.kind in ("start", "resumed")]
+    bad = next((one for one in recorded if one is not None and Rate.from_json(one) is None), None)
+    if bad is None:
+        return ""
+    shown = bad.get("usd_per_gpu_hour", bad) if isinstance(bad, Mapping) else bad
+    return f"the price recorded with the run, {repr(shown)[:40]}, cannot be read"
+
+
 def _notes(run: Run, spans: Sequence[Span], rates: Sequence[Rate | None], price: Rate | None) -> list[str]:
     told = []
     if not spans:
@@ -248,10 +258,12 @@ def _notes(run: Run, spans: Sequence[Span], rates: Sequence[Rate | None], price:
         told.append(f"{len(run.damage)} damaged lines are left out, the first: {run.damage[0]}")
     if left_out := unbelievable(run):
         told.append(f"{left_out} events with times that no run can have are left out")
+    unread = _unread_price(run)
     if spans and None in rates:
-        told.append("no price is listed for the machine, and none was given: --price 2.5USD/h, for one accelerator and hour")
+        none = "no price is listed for the machine, and none was given: --price 2.5USD/h, for one accelerator and hour"
+        told += [unread, none] if unread else [none]
     elif price is None and any(span.rate is None for span in spans):
-        told.append("no price was recorded with the run: the catalogue's of today is used")
+        told.append(f"{unread or 'no price was recorded with the run'}: the catalogue's of today is used")
     known = {rate.usd_per_gpu_hour for rate in rates if rate}
     if len(known) > 1:
         told.append(f"the price changed between starts: {' and '.join(f'{usd:f}' for usd in sorted(known))} USD an accelerator-hour")
