@@ -125,6 +125,30 @@ def test_a_run_grows_before_one_s_eyes(base, new_page, new_run, plan_bytes):
     expect_text(page, ".chips", "target reached")
 
 
+def test_what_is_not_done_or_not_the_runs_own_is_said(base, new_page, new_run, plan_bytes):
+    writer = new_run("few", 12, plan=plan_bytes)
+    writer.event("evaluation", 6, loss=1.0, seconds=3.0)
+    writer.finish("finished")
+    swapped = new_run("swapped", 12, plan=plan_bytes)
+    (swapped.folder / "plan.json").write_bytes(plan_bytes + b"\n")
+    unreadable = new_run("unreadable", 12, plan=plan_bytes)
+    unreadable.finish("finished")
+    (unreadable.folder / "steps.jsonl").write_text("no json\n" * 12)
+    page = new_page()
+    page.goto(base)
+    expect_text(page, "tr:has-text('few')", "step 12 of")
+    expect_text(page, "tr:has-text('swapped')", "plan.json is not the run's own plan")
+    expect_text(page, "tr:has-text('unreadable')", "no step can be read: steps.jsonl line 1")
+    page.goto(f"{base}#/run/few")
+    expect_text(page, ".tiles", "step 12 of")
+    expect_text(page, "main", "mean of the 10 steady steps among the last 12.")
+    page.goto(f"{base}#/run/swapped")
+    expect_text(page, ".live-notices", "What was predicted is not shown: plan.json is not the run's own plan")
+    page.goto(f"{base}#/run/unreadable")
+    expect_text(page, ".live-notices", "This run cannot be shown: no step can be read")
+    assert not page.locator("main").is_visible()
+
+
 def test_runs_are_compared(base, new_page, new_run, plan_bytes):
     for number in range(11):
         new_run(f"run-{number:02}", 40 + number, plan=plan_bytes).finish("finished")

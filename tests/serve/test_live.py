@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from meshwright.record import RunWriter, read_run
+from meshwright.record import RunWriter, read_run, summary
 from meshwright.serve.live import LiveRun
 
 from .conftest import record
@@ -137,6 +137,7 @@ def test_steps_that_follow_an_evaluation_are_not_steady(new_run):
     writer.step(record(6, step_time_s=9.0))
     run = looked(LiveRun(writer.folder))
     assert run.recent_step_s == 1.0
+    assert run.num_steady == summary(read_run(writer.folder)).num_steady_steps == 4
     assert run.recent_parts_s == pytest.approx({"compute": 0.7, "exposed_dp": 0.2, "bubble": 0.1})
 
 

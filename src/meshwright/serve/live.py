@@ -183,16 +183,21 @@ class LiveRun:
 
     @property
     def recent_step_s(self) -> float:
-        """Median seconds of the last steady steps; nan before the first."""
+        """Median seconds of the steady ones among the last steps; nan before the first."""
         steady = self._steady()
         return float(np.median(self.steps.column("step_time_s", -RECENT)[steady])) if steady.any() else math.nan
 
     @property
     def recent_parts_s(self) -> dict[str, float]:
-        """Mean seconds of every part over the last steady steps; a part that no step names is absent."""
+        """Mean seconds of every part over the steady ones among the last steps; a part that no step names is absent."""
         steady = self._steady()
         columns = {name.removesuffix("_s"): self.steps.column(name, -RECENT)[steady] for name in PART_FIELDS}
         return {part: float(np.nanmean(column)) for part, column in columns.items() if not np.isnan(column).all()}
+
+    @property
+    def num_steady(self) -> int:
+        """How many of the last steps pace and parts are told by: the steady ones, as a report counts them."""
+        return int(self._steady().sum())
 
     def _steady(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Of the last steps, which follow another one with nothing between; all, where none does."""

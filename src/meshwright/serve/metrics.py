@@ -15,7 +15,7 @@ GAUGES = (
     ("meshwright_run_samples", "Sequences trained on.", "samples"),
     ("meshwright_run_loss", "Loss of the newest step.", "loss"),
     ("meshwright_run_evaluation_loss", "Loss of the newest evaluation.", "evaluation"),
-    ("meshwright_run_step_time_seconds", "Median time of the last 200 steady steps.", "step_time_s"),
+    ("meshwright_run_step_time_seconds", "Median time of the steady steps among the last 200.", "step_time_s"),
     ("meshwright_run_tokens_per_second", "Tokens a second in the newest step.", "tokens_per_s"),
     ("meshwright_run_busy_seconds", "Time of steps, evaluations and stalls so far.", "busy_s"),
     ("meshwright_run_left_seconds", "Time to the expected end at the present pace.", "left_s"),

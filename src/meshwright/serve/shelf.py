@@ -16,7 +16,7 @@ from meshwright.ledger import Ledger
 from meshwright.record import RUNNING, Event
 from meshwright.serve.books import Books
 from meshwright.serve.files import run_folder, run_names
-from meshwright.serve.live import LiveRun, number_in
+from meshwright.serve.live import RECENT, LiveRun, number_in
 from meshwright.serve.outlook import outlook_of
 from meshwright.serve.racks import health_of, racks_of
 
@@ -180,6 +180,8 @@ def _story(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
         "has_plan": plan is not None,
         "predicted": predicted,
         "parts_s": run.recent_parts_s,
+        "num_steady": run.num_steady,
+        "num_recent": min(len(run.steps), RECENT),
         "ledger": _ledger(ledger),
         "precision": plan.workload.precision if plan else None,
         "accelerator": plan.cluster.accelerator.name if plan else None,

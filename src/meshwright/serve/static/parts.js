@@ -54,7 +54,7 @@ export function makeParts() {
     say(
       note,
       Object.keys(measured).length
-        ? `${word}: mean of the last ${number(Math.min(now.num_recorded ?? now.step, 200))} steady steps.`
+        ? `${word}: mean of the ${number(now.num_steady)} steady steps among the last ${number(now.num_recent)}.`
         : "This run does not say what its steps are made of.",
     );
     const order = partNames.filter((part) => columns[`${part}_s`]?.some((value) => value > 0));
