@@ -52,9 +52,9 @@ def test_a_terminal_has_one_line(job: Job, clock: list[float]) -> None:
     words = "loss 6.000  640 tokens/s  exposed 25%  at most"
     assert out.getvalue().count("\n") == 1
     assert [text.rstrip() for text in out.getvalue().strip("\r\n").split("\r")] == [
-        f"step 1/100  {words} 39.6 s to the target",
-        f"step 2/100  {words} 39.2 s to the target",
-        f"step 3/100  {words} 38.8 s to the target",
+        f"step 1/100  {words} 39.6 s to the end",
+        f"step 2/100  {words} 39.2 s to the end",
+        f"step 3/100  {words} 38.8 s to the end",
     ]
 
 

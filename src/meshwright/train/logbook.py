@@ -245,13 +245,13 @@ class LiveLine:
         return "  ".join([*words, self._last_evaluation] if self._last_evaluation else words)
 
     def _left(self, step: int, step_time_s: float) -> str:
-        """Time to the target: by the steps that the workload says it takes, and beyond those by the last that is allowed."""
+        """Time to the target, by the steps that the workload says it takes; to the end, where that or the last step may come first."""
         last, expected = self.job.last_step, self.job.plan.workload.num_steps()
         if not self.job.training.target_loss:
             return f"{seconds((last - step) * step_time_s)} to the end"
         if step < expected < last:
             return f"about {seconds((expected - step) * step_time_s)} to the target"
-        return f"at most {seconds((last - step) * step_time_s)} to the target"
+        return f"at most {seconds((last - step) * step_time_s)} to the end"
 
     def _show(self, text: str) -> None:
         if self.is_terminal:
