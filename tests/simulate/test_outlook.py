@@ -46,7 +46,6 @@ def test_larger_machines_are_interrupted_more_and_do_less():
 
 
 def test_weeks_are_written_with_every_interruption(racks, tmp_path):
-    racks = replace(racks, workload=replace(racks.workload, convergence=None, num_tokens=1e13))  # of more than the days
     racks.write(tmp_path / "racks.json")
     campaign = campaign_of(racks, failures("llama3"), 600.0, 2)
     seen = outlook(racks, Conditions(), campaign, 4, 3, 54 * DAY)

@@ -26,10 +26,7 @@ def simulate(
     neighbour: Annotated[float, typer.Option(help="Share of those links that another job wants.")] = 0.0,
     routing: Annotated[str, typer.Option(help="As if the fabric were hashed (ECMP), adaptive or spray.")] = "",
     storage: Annotated[float | None, typer.Option(help="GB/s that storage feeds.", show_default=False)] = None,
-    days: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=10_000, help="Weeks with failures: so many days, or to the workload's end.", show_default=False),
-    ] = None,
+    days: Annotated[float | None, typer.Option(min=0.0, max=10_000, help="Weeks with failures: so many days.", show_default=False)] = None,
     failures: Annotated[str, typer.Option(help="Rates by cause: llama3 (if not given), none, or a .toml file.")] = "",
     checkpoint_every: Annotated[str, typer.Option(help="10min: of work between checkpoints; else as advised.")] = "",
     spares: Annotated[int | None, typer.Option(min=0, max=100_000, help="Spare nodes; else as advised.", show_default=False)] = None,

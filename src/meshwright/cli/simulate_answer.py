@@ -15,7 +15,7 @@ from meshwright.ledger import Ledger, ledger_of
 from meshwright.simulate.exposure import Exposed, exposed_between_replicas
 from meshwright.simulate.outlook import SAMPLED_STEPS, SIZES, Finish, Outlook, Size, finish, outlook, sizes
 from meshwright.simulate.run import OverSeeds, SimulatedRun, run_plan, write_run
-from meshwright.simulate.weeks_record import steps_done, write_weeks
+from meshwright.simulate.weeks_record import write_weeks
 from meshwright.units import DAY
 
 Progress = Callable[[str, int, int], None]
@@ -156,8 +156,8 @@ def _weeks(ask: Ask, progress: Progress) -> Answer:
                 progress("simulating other sizes", len(table), len(SIZES))
     except KeyboardInterrupt:
         interrupted = True
-    sample = run_plan(plan, conditions, min(SAMPLED_STEPS + 1, max(steps_done(seen), 1)), wishes.seed)
-    is_cut = seen.weeks.complete and not seen.weeks.finished[0] and horizon_s < wishes.days * DAY
+    sample = run_plan(plan, conditions, SAMPLED_STEPS + 1, wishes.seed)
+    is_cut = seen.weeks.complete and horizon_s < wishes.days * DAY
     return Answer(
         ask=ask,
         outlook=seen,

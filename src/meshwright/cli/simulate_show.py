@@ -12,7 +12,7 @@ from meshwright.cli.simulate_answer import Answer
 from meshwright.ledger import amount
 from meshwright.record import PARTS
 from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
-from meshwright.simulate.outlook import Size
+from meshwright.simulate.outlook import Outlook, Size
 from meshwright.simulate.run import OverSeeds, SimulatedRun
 from meshwright.units import DAY, HOUR, KWH, MINUTE, seconds, si, usd
 
@@ -29,7 +29,9 @@ def show_tables(answer: Answer) -> None:
     else:
         _show_steps(answer)
     if answer.is_cut and answer.ask.budget:
-        show_text(f"The budget of {amount(answer.ask.budget.usd)} ended it: what is told of is what it paid for.")
+        was_done = answer.outlook is not None and bool((answer.outlook.weeks.work_s >= answer.outlook.step.workload_s).all())
+        before = " The workload was done before: the days went on behind its end." if was_done else ""
+        show_text(f"The budget of {amount(answer.ask.budget.usd)} ended it: what is told of is what it paid for.{before}")
     show_text(f"written: {answer.folder}")
     if answer.interrupted:
         show_text("Broken off: what was done until then is what you see and what was written.")
@@ -174,7 +176,7 @@ def _weeks_json(answer: Answer) -> dict[str, Any]:
         "interruptions_by_cause": seen.by_cause,
         "steps_done": seen.num_steps,
         "workload_steps": seen.step.workload_steps or None,
-        "workload_done": float(np.mean(seen.weeks.finished)),
+        "workload_done": float(np.mean(seen.weeks.work_s >= seen.step.workload_s)),
         "hours": {name: value / HOUR for name, value in _where(answer).items()},
         "checkpoint": {
             "interval_s": campaign.interval_s,
@@ -223,13 +225,13 @@ def _show_weeks(answer: Answer) -> None:
         ("interruptions", _said(seen.interruptions, many, "{:.1f}") + (f", one every {seconds(between_s)}" if breaks else "")),
         ("effective time", _said(seen.goodput, many, "{:.2%}")),
         ("steps that count", _said(seen.num_steps, many, "{:,.0f}") + f" of {seconds(seen.step.seconds)}"),
-        ("workload", _workload(answer)),
+        ("workload", _workload(seen)),
         ("checkpoint every", f"{seconds(campaign.interval_s)} of work" + (f" (Young {young}, Daly {daly})" if breaks else "")),
         ("spare nodes", str(campaign.num_spares)),
         ("cost", f"{usd(answer.cost_usd)}, of which waste {usd(answer.waste_usd or 0.0)}" if answer.cost_usd else "no price listed"),
         *_energy(answer),
     ]
-    show_pairs(f"{answer.ask.plan.name}: at most {answer.ask.wishes.days:g} days, failures as {campaign.failures.name}", pairs)
+    show_pairs(f"{answer.ask.plan.name}: {answer.ask.wishes.days:g} days, failures as {campaign.failures.name}", pairs)
     if seen.by_cause:
         show_table("interruptions by cause", ("cause", "mean number>"), [(name, f"{value:.1f}") for name, value in seen.by_cause.items()])
     whole_s = sum(_where(answer).values())
@@ -241,17 +243,13 @@ def _show_weeks(answer: Answer) -> None:
         show_table("the same failures at other sizes", columns, map(_size_row, answer.sizes))
 
 
-def _workload(answer: Answer) -> str:
-    """Whether the workload came to its end, which is the run's, before the days were over."""
-    seen = answer.outlook
-    assert seen is not None
+def _workload(seen: Outlook) -> str:
+    """How far the days bring the workload; they go on behind its end, as if it came again."""
     if not seen.step.workload_steps:
         return "has no end"
-    whole, done = f"{seen.step.workload_steps:,} steps", float(np.mean(seen.weeks.finished))
-    if not done:
-        return f"{whole}, not done"
-    after = f"after {seconds(float(np.mean(seen.weeks.wall_s[seen.weeks.finished])))}: a run ends there"
-    return f"{whole}, done {after}" if done == 1 else f"{whole}, done in {done:.1%} of runs, {after}"
+    times = float(np.mean(seen.weeks.work_s)) / seen.step.workload_s
+    whole = f"{seen.step.workload_steps:,} steps"
+    return f"{whole}, {times:.1%} done" if times < 1 else f"{whole}, done {times:,.1f} times over: the days go on behind its end"
 
 
 def _said(value: OverSeeds, many: bool, form: str) -> str:

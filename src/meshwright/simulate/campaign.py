@@ -181,7 +181,7 @@ class _Loop:
 
     def _progress(self) -> tuple[int, int]:
         """How far the seeds have come, in thousandths."""
-        ended = np.maximum(self.work_s / self.target_s, self.now_s / self.horizon_s)
+        ended = self.work_s / self.target_s if math.isinf(self.horizon_s) else self.now_s / self.horizon_s
         return int(1000 * np.mean(np.where(self.active, ended, 1.0))), 1000
 
     def _told(self, complete: bool) -> Weeks:

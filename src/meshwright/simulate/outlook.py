@@ -42,10 +42,6 @@ class MeanStep:
         """Seconds of work until the workload is done, evaluations included; infinite where it has no end."""
         return self.workload_steps * self.seconds + self.evaluations_s if self.workload_steps else math.inf
 
-    def num_steps(self, work_s: Floats | float) -> Floats:
-        """Steps that so many seconds of work make, each with its share of the evaluations."""
-        return np.asarray(work_s) / (self.workload_s / self.workload_steps if self.workload_steps else self.seconds)
-
 
 def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
     """The mean step under these conditions: of a sample without the first, and what stalls add on average.
@@ -101,7 +97,7 @@ class Outlook:
     @property
     def num_steps(self) -> OverSeeds:
         """Steps that count."""
-        return OverSeeds.of(self.step.num_steps(self.weeks.work_s))
+        return OverSeeds.of(self.weeks.work_s / self.step.seconds)
 
     def paid_usd(self, seconds: Floats, *, spares: bool = True) -> Floats | None:
         """What so many seconds of the machine cost, with its spares; None without a price."""
@@ -127,13 +123,12 @@ def campaign_of(plan: Plan, failures: Failures, interval_s: float | None, num_sp
 def outlook(
     plan: Plan, conditions: Conditions, campaign: Campaign, seed: int, num_seeds: int, horizon_s: float, report: Report | None = None
 ) -> Outlook:
-    """So many days of a plan, or until its workload is done, over many seeds."""
+    """So many days of a plan, over many seeds."""
     conditions.check(plan)
-    step = mean_step(plan, conditions, seed)
     return Outlook(
         campaign=campaign,
-        step=step,
-        weeks=weeks(campaign, seed, num_seeds, horizon_s, step.workload_s, report),
+        step=mean_step(plan, conditions, seed),
+        weeks=weeks(campaign, seed, num_seeds, horizon_s, report=report),
         usd_per_hour=usd_per_accelerator_hour(plan, conditions),
     )
 

@@ -12,8 +12,6 @@ from meshwright.record import RunWriter
 from meshwright.simulate.outlook import Outlook
 from meshwright.simulate.run import Paid, SimulatedRun, new_folder, records
 
-ROUNDING = 1e-6  # of a step: a workload that is done has all of them
-
 
 def write_weeks(
     seen: Outlook, sample: SimulatedRun, runs: Path, name: str, plan_file: Path, paid: Paid | None = None, cut: bool = False
@@ -27,15 +25,6 @@ def write_weeks(
         return writer.folder
 
 
-def steps_done(seen: Outlook) -> int:
-    """Steps of the first seed that count."""
-    return _whole_steps(seen, float(seen.weeks.work_s[0]))
-
-
-def _whole_steps(seen: Outlook, work_s: float) -> int:
-    return int(float(seen.step.num_steps(work_s)) + ROUNDING)
-
-
 def _write_events(seen: Outlook, seed: int, writer: RunWriter, paid: Paid, cut: bool) -> None:
     campaign, happened = seen.campaign, seen.weeks
     spares = {"num_spares": campaign.num_spares, "num_spare_accelerators": campaign.num_spares * campaign.accelerators_per_node}
@@ -45,11 +34,11 @@ def _write_events(seen: Outlook, seed: int, writer: RunWriter, paid: Paid, cut: 
     spent = list(_between(seen))
     times = zip(happened.when_s, happened.what, happened.done_s, happened.back_s, nexts, spent[:-1], strict=True)
     for when_s, what, done_s, back_s, next_s, took in times:
-        step = _whole_steps(seen, done_s)
+        step = int(done_s / seen.step.seconds)
         writer.event("fault", step, round(when_s, 3), cause=campaign.failures.causes[what].name, **took)
         if back_s < min(next_s, end_s):
             writer.event("restart", step, round(back_s, 3))
-    kept = steps_done(seen)
+    kept = int(float(happened.work_s[0]) / seen.step.seconds)
     if cut:
         paid.write_over(writer, kept, round(end_s, 3))
     why = {"reason": "budget"} if cut else {}
