@@ -77,7 +77,7 @@ def _run(facts: RunFacts, simulated: RunFacts | None) -> Iterator[str]:
     words = (
         header.kind,
         facts.model,
-        header.machine,
+        header.machine.removesuffix(", simulated"),
         f"{header.num_ranks:,} ranks",
         f"seed {header.seed}",
         header.status.replace("_", " "),
