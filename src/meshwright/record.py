@@ -217,6 +217,7 @@ class RunWriter:
                 os.replace(folder / "plan.json", folder / f"plan-until-step-{after_step}.json")
             _write_whole(folder / "plan.json", plan)
             header = replace(header, plan_sha256=hashlib.sha256(plan).hexdigest())
+            _write_header(folder, header)  # at once: a plan whose digest is not recorded would pass for somebody else's
         for name in ("steps.jsonl", "events.jsonl"):
             (folder / name).touch()
         _abandon(folder, "events.jsonl", Event.from_json, math.inf)  # events behind the step did happen; a torn line did not

@@ -20,6 +20,7 @@ from meshwright.describe.load import EMULATED, load_cluster
 from meshwright.layout import Layout
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import plan_bytes
+from meshwright.record import RunHeader, RunWriter
 
 
 @pytest.fixture
@@ -88,6 +89,16 @@ def refused(run: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
 )
 def test_what_it_refuses(refused: Callable[..., str], arguments: tuple[str, ...], message: str) -> None:
     assert refused(*arguments).startswith(message)
+
+
+def test_a_run_does_not_go_on_by_somebody_elses_plan(refused: Callable[..., str], here: Path) -> None:
+    header = RunHeader(name="mine", kind="trained", seed=1, num_ranks=1, machine="here")
+    RunWriter.create(here / "runs", header, (here / "plan.json").read_bytes()).finish("stopped")
+    plan = json.loads((here / "plan.json").read_text())
+    (here / "runs" / "mine" / "plan.json").write_text(json.dumps({**plan, "name": "another"}))
+    said = refused("--resume", "--name", "mine")
+    assert said.startswith("plan.json is not the run's own plan (its digest is ") and "meshwright train PLAN --resume --name mine" in said
+    shutil.rmtree(here / "runs")
 
 
 def test_a_plan_that_is_none(refused: Callable[..., str], here: Path) -> None:

@@ -18,9 +18,10 @@ from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster, load_
 from meshwright.describe.this_machine import gpu_names
 from meshwright.errors import InputError
 from meshwright.layout import Layout, parse_layout, read_choices
+from meshwright.ledger import own_plan
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan, plan_bytes, read_plan
-from meshwright.record import check_name
+from meshwright.record import check_name, read_header
 from meshwright.software import software
 
 if TYPE_CHECKING:
@@ -168,10 +169,22 @@ def plan_of(wishes: Wishes) -> Plan:
     path = wishes.plan
     if path is None and wishes.resume:
         path = wishes.runs / wishes.name / "plan.json"
+        _check_own(path)
     if path is None:
         return default_plan(wishes.layout, wishes.profile)
     plan = read_plan(path)
     return with_layout(plan, wishes.layout, wishes.profile) if wishes.layout or wishes.profile else plan
+
+
+def _check_own(path: Path) -> None:
+    """Raise where a plan that can be read stands in the place of the resumed run's own."""
+    if not (path.is_file() and (path.parent / "run.json").is_file()):
+        return  # what is missing is told where it is needed
+    read_plan(path)
+    _, problem = own_plan(path.parent, read_header(path.parent))
+    if problem:
+        fix = f"put the run's own plan back, or say which one it is to go on by: meshwright train PLAN --resume --name {path.parent.name}"
+        raise InputError(problem.removesuffix(" and is left out"), where=str(path), fix=fix)
 
 
 def with_layout(plan: Plan, text: str, profile: str = "") -> Plan:
