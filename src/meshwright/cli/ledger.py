@@ -62,11 +62,7 @@ def _pairs(found: Ledger) -> Iterator[tuple[str, str]]:
     if energy.carbon_kg is not None:
         grid = f"grid of {energy.region}, {energy.method}, {energy.region_year}"
         yield "carbon", f"{_kg(energy.carbon_kg)} CO2e ({grid}; PUE {energy.pue:g}, {energy.facility}, {energy.facility_year})"
-    if energy.water_l is None:
-        yield "water", "unknown"
-    else:
-        halls = f"{energy.wue_l_per_kwh:g} l for a kWh of the computers, {energy.facility}, {energy.facility_year}"
-        yield "water", f"{_number(energy.water_l)} l on site ({halls})"
+    yield "water", "unknown" if energy.water_l is None else f"{_number(energy.water_l)} l on site ({energy.water_of})"
 
 
 def money(found: Ledger) -> str:

@@ -29,7 +29,7 @@ def show_tables(answer: Answer) -> None:
     else:
         _show_steps(answer)
     if answer.is_cut and answer.ask.budget:
-        was_done = answer.outlook is not None and bool((answer.outlook.weeks.work_s >= answer.outlook.step.workload_s).all())
+        was_done = answer.outlook is not None and answer.outlook.workload_done == 1
         before = " The workload was done before: the days went on behind its end." if was_done else ""
         show_text(f"The budget of {amount(answer.ask.budget.usd)} ended it: what is told of is what it paid for.{before}")
     show_text(f"written: {answer.folder}")
@@ -176,7 +176,7 @@ def _weeks_json(answer: Answer) -> dict[str, Any]:
         "interruptions_by_cause": seen.by_cause,
         "steps_done": seen.num_steps,
         "workload_steps": seen.step.workload_steps or None,
-        "workload_done": float(np.mean(seen.weeks.work_s >= seen.step.workload_s)),
+        "workload_done": seen.workload_done,
         "hours": {name: value / HOUR for name, value in _where(answer).items()},
         "checkpoint": {
             "interval_s": campaign.interval_s,

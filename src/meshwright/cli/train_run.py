@@ -184,7 +184,7 @@ def _check_own(path: Path) -> None:
     _, problem = own_plan(path.parent, read_header(path.parent))
     if problem:
         fix = f"put the run's own plan back, or say which one it is to go on by: meshwright train PLAN --resume --name {path.parent.name}"
-        raise InputError(problem.removesuffix(" and is left out"), where=str(path), fix=fix)
+        raise InputError(problem, where=str(path), fix=fix)
 
 
 def with_layout(plan: Plan, text: str, profile: str = "") -> Plan:

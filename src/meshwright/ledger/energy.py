@@ -40,6 +40,12 @@ class Energy:
     by_span: tuple[Mapping[str, float] | None, ...]
     notes: tuple[str, ...]
 
+    @property
+    def water_of(self) -> str:
+        """Whose halls evaporate the water, of which year, reckoned how."""
+        each = "" if self.wue_l_per_kwh is None else f", {self.wue_l_per_kwh:g} l for a kWh of the computers"
+        return f"{self.facility}, {self.facility_year}{each}"
+
 
 def energy_of(spans: Sequence[Span], plan: Plan | None, region: str = "") -> Energy:
     """The energy of all spans on the plan's machine, in a region: that of the argument, of the cluster, or the default."""

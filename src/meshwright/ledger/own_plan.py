@@ -26,5 +26,5 @@ def own_plan(folder: Path, header: RunHeader) -> tuple[Plan | None, str]:
     recorded = header.plan_sha256
     if recorded is not None and found != recorded:
         digests = f"its digest is {found[:DIGITS]}..., run.json records {str(recorded)[:DIGITS]}..."
-        return None, f"plan.json is not the run's own plan ({digests}) and is left out"
+        return None, f"plan.json is not the run's own plan ({digests})"
     return plan, ""

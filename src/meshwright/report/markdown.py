@@ -9,7 +9,7 @@ from meshwright.report.compare import differences, differing, parts_of, simulate
 from meshwright.report.facts import RunFacts
 from meshwright.report.noise import METHOD
 from meshwright.report.page.facts import PART_NAMES
-from meshwright.report.page.run_sections import grid, money, step_rows, water_of
+from meshwright.report.page.run_sections import grid, money, step_rows
 from meshwright.report.page.shell import kg, kwh, litres
 from meshwright.report.profile import Profile
 from meshwright.report.scaling import KINDS, scalings
@@ -77,7 +77,7 @@ def _run(facts: RunFacts, simulated: RunFacts | None) -> Iterator[str]:
     words = (
         header.kind,
         facts.model,
-        header.machine.removesuffix(", simulated"),
+        header.machine,
         f"{header.num_ranks:,} ranks",
         f"seed {header.seed}",
         header.status.replace("_", " "),
@@ -97,7 +97,7 @@ def _run(facts: RunFacts, simulated: RunFacts | None) -> Iterator[str]:
         ("cost", money(ledger), f"{ledger.price}" if ledger.price else "no price is listed"),
         ("energy at the wall", kwh(ledger.energy_j) if ledger.energy_j is not None else "unknown", ledger.energy_source),
         ("carbon", kg(ledger.carbon_kg) if ledger.carbon_kg is not None else "unknown", grid(ledger)),
-        ("water on site", litres(ledger.water_l) if ledger.water_l is not None else "unknown", water_of(ledger)),
+        ("water on site", litres(ledger.water_l) if ledger.water_l is not None else "unknown", ledger.energy.water_of),
         ("memory, predicted", gib(plan.peak_memory_bytes) if plan else "unknown", ""),
         ("memory, measured", gib(memory) if memory is not None else "not recorded", ""),
         *((f"events: {kind.replace('_', ' ')}", f"{count:,}", "") for kind, count in facts.event_counts.items()),

@@ -99,6 +99,11 @@ class Outlook:
         """Steps that count."""
         return OverSeeds.of(self.weeks.work_s / self.step.seconds)
 
+    @property
+    def workload_done(self) -> float:
+        """The share of seeds in which the workload is done."""
+        return float(np.mean(self.weeks.work_s >= self.step.workload_s))
+
     def paid_usd(self, seconds: Floats, *, spares: bool = True) -> Floats | None:
         """What so many seconds of the machine cost, with its spares; None without a price."""
         if self.usd_per_hour is None:

@@ -234,7 +234,7 @@ def new_folder(run: SimulatedRun, runs: Path, name: str, plan_file: Path) -> Run
         kind="simulated",
         seed=run.seed,
         num_ranks=plan.layout.num_ranks,
-        machine=f"{plan.cluster.name}, simulated",
+        machine=plan.cluster.name,
         sequence_length=plan.workload.seq_len,
         created=CREATED,
         plan_file=plan_file.name,

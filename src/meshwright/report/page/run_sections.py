@@ -96,13 +96,6 @@ def grid(ledger: Ledger) -> str:
     return ", ".join(str(word) for word in (energy.region, energy.region_year, energy.method) if word)
 
 
-def water_of(ledger: Ledger) -> str:
-    """Whose halls, of which year, reckoned how."""
-    energy = ledger.energy
-    each = "" if energy.wue_l_per_kwh is None else f", {energy.wue_l_per_kwh:g} l for a kWh of the computers"
-    return f"{energy.facility}, {energy.facility_year}{each}"
-
-
 # -- time and steps -------------------------------------------------------------------------------------
 
 
@@ -383,7 +376,7 @@ def _amounts(ledger: Ledger) -> Sequence[tuple[str, str, str]]:
         ("energy at the wall", _or_unknown(ledger.energy_j, kwh), f"{ledger.energy_source}, switches left out"),
         ("energy of the site", _or_unknown(energy.facility_j, kwh), halls),
         ("carbon", _or_unknown(ledger.carbon_kg, kg), grid(ledger)),
-        ("water on site", _or_unknown(ledger.water_l, litres), water_of(ledger)),
+        ("water on site", _or_unknown(ledger.water_l, litres), energy.water_of),
     )
 
 
