@@ -182,7 +182,7 @@ def profile(given: argparse.Namespace, results: Results, clock: Clock) -> None:
 def steady(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     """The 3B case for longer, with records."""
     case = chosen(["3b-bf16"], ASKED, is_dry=given.dry_run)[0]
-    say(f"{case.name}, {given.steps} steps with records after a warm-up, then bare ones")
+    say(f"{case.name}, {given.steps} steps with records after a warm-up, then without and with in turns")
     found = run("steady", [*_common(case, given), "--steps", str(given.steps)], clock)
     if found:
         results.add("steady", {"case": case.name, "words": case.words, **found})
@@ -273,7 +273,7 @@ def _timed(
     if "refused" in found:
         say(f"  {case.name} is skipped: {found['refused']}")
     else:
-        told = f"{found['tokens_per_s']:,.0f} tokens/s, {1e3 * found['median_s']:.1f} ms, scatter {100 * found['cv']:.2f} %"
+        told = f"{found['tokens_per_s']:,.0f} tokens/s, {1e3 * found['mean_s']:.1f} ms, scatter {100 * found['cv']:.2f} %"
         say(f"  {told}, peak {found['peak_bytes'] / 2**30:.2f} GiB, in {found['child_s']:.0f} s with its start")
 
 

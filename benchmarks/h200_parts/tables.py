@@ -34,14 +34,14 @@ def gib(num_bytes: float | None) -> str:
 
 
 def joined(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Several rounds of one trainer on one case as one: medians; of peaks and scatter the largest."""
-    rounds = [row for row in rows if "median_s" in row]
+    """Several rounds of one trainer on one case as one: medians of the rounds; of peaks and scatter the largest."""
+    rounds = [row for row in rows if "mean_s" in row]
     if not rounds:
         return None
     energies = [row["joules_per_token"] for row in rounds if row.get("joules_per_token") is not None]
     return {
         "tokens_per_s": statistics.median(row["tokens_per_s"] for row in rounds),
-        "median_s": statistics.median(row["median_s"] for row in rounds),
+        "mean_s": statistics.median(row["mean_s"] for row in rounds),
         "cv": max(row["cv"] for row in rounds),
         "peak_bytes": max(row["peak_bytes"] for row in rounds),
         "joules_per_token": statistics.mean(energies) if energies else None,
@@ -87,7 +87,7 @@ def _speed_line(words: str, who: str, found: Row, peer: Row | None, floor: float
         words,
         who,
         number(found["tokens_per_s"]),
-        number(1e3 * found["median_s"], ".1f"),
+        number(1e3 * found["mean_s"], ".1f"),
         number(100 * found["cv"], ".2f", " %"),
         gib(found["peak_bytes"]),
         number(found["joules_per_token"], ".4f"),
@@ -162,12 +162,14 @@ def steady_table(content: Row) -> str:
                     f"{gib(row['early_peak_bytes'])} to {gib(row['late_peak_bytes'])}",
                     number(1e6 * row["recording_s"], ".0f"),
                     number(100 * row["recording_share"], ".3f", " %"),
-                    number(100 * (row["on_s"] / row["off_s"] - 1) if row.get("off_s") else None, "+.2f", " %"),
+                    f"{100 * (row['on_s'] / row['off_s'] - 1):+.2f} ± {100 * row['turns_error']:.2f} %",
                     number(row.get("energy_j"), ".0f"),
                 ]
             )
     head = ["case", "steps after warm-up", "scatter", "drift over them", "GiB held, early to late", "peak GiB, early to late"]
-    return table([*head, "records us a step", "records of a step", "loop with records against bare steps", "metered J a step"], lines)
+    return table(
+        [*head, "records us a step", "records of a step", "loop with records against without, in turns", "metered J a step"], lines
+    )
 
 
 def loss_table(content: Row) -> str:
@@ -233,11 +235,11 @@ def checks_table(content: Row) -> str:
 
 def predict_table(content: Row) -> str:
     """Predicted and measured steps and peaks."""
-    measured = {row["case"]: row for row in content.get("measured", ()) if "median_s" in row}
+    measured = {row["case"]: row for row in content.get("measured", ()) if "mean_s" in row}
     lines, errors, memory_errors = [], [], []
     for row in (row for row in content.get("predicted", ()) if "step_s" in row):
         found = measured.get(row["case"])
-        step_error = row["step_s"] / found["median_s"] - 1 if found else None
+        step_error = row["step_s"] / found["mean_s"] - 1 if found else None
         peak_error = row["peak_bytes"] / found["peak_bytes"] - 1 if found and found["peak_bytes"] else None
         errors += [] if step_error is None else [abs(step_error)]
         memory_errors += [] if peak_error is None else [abs(peak_error)]
@@ -245,7 +247,7 @@ def predict_table(content: Row) -> str:
             [
                 row["words"],
                 number(1e3 * row["step_s"], ".1f"),
-                number(1e3 * found["median_s"] if found else None, ".1f"),
+                number(1e3 * found["mean_s"] if found else None, ".1f"),
                 number(100 * step_error if step_error is not None else None, "+.1f", " %"),
                 gib(row["peak_bytes"]),
                 gib(found["peak_bytes"] if found else None),

@@ -59,7 +59,7 @@ def run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     count = sum(parameter.numel() for part in trainer.model_parts for parameter in part.parameters())
     result = {"trainer": "torchtitan 0.2.2", "num_parameters": count, **recorder.result()}
     if shares:
-        result["profile"] = shares_of(shares["path"], result["median_s"], given.device)
+        result["profile"] = shares_of(shares["path"], result["mean_s"], given.device)
     return result
 
 

@@ -30,7 +30,7 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def timed(who: str, tokens_per_s: float, **more: Any) -> dict[str, Any]:
     """One measurement of 1,000 tokens a step."""
-    figures = {"median_s": 1000 / tokens_per_s, "tokens_per_s": tokens_per_s, "cv": 0.001, "peak_bytes": 2**30, "joules_per_token": 0.05}
+    figures = {"mean_s": 1000 / tokens_per_s, "tokens_per_s": tokens_per_s, "cv": 0.001, "peak_bytes": 2**30, "joules_per_token": 0.05}
     return {"case": "a", "words": "case a", "who": who, "num_parameters": 7, **figures, **more}
 
 
@@ -106,6 +106,20 @@ def test_libraries_stand_side_by_side_and_the_fastest_is_named(part: Any) -> Non
     ]
     told = part("h200_parts.tables").choices_table({"choices": [{"words": "a case", "rows": rows}]}).splitlines()
     assert told[2] == "| a case | o forward | 4.00 | 2.00 | - | cublaslt |" and told[3].endswith("| - | - | 3.00 | cuDNN |")
+
+
+def test_records_are_made_in_every_other_turn_and_their_cost_is_told(part: Any) -> None:
+    steady = part("h200_parts.steady")
+    num_before, size = 20, steady.TURN_STEPS
+    told = [steady.has_records(step, num_before) for step in range(1, num_before + 2 * size + 1)]
+    assert told == [True] * num_before + [False] * size + [True] * size
+    marks, now_s = steady.Marks(is_gpu=False), 0.0
+    for step in range(1, num_before + steady.NUM_TURNS * size + 1):  # a step's record is made after its update, within the next one's time
+        now_s += 1.01 if step == 1 or steady.has_records(step - 1, num_before) else 1.0
+        marks.times.append(now_s)
+    found = steady.turns(marks, num_before)
+    assert (found["on_s"], found["off_s"]) == (pytest.approx(1.01), pytest.approx(1.0))
+    assert found["turns_error"] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_losses_are_judged_against_their_reference(part: Any) -> None:
