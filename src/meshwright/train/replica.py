@@ -221,23 +221,26 @@ class Replica:
     def _world_sum(self, losses: Sequence[Tensor], counted: Sequence[Tensor], squares: Tensor) -> tuple[float, float, float, float]:
         """Loss, tokens, squares of gradients and wishes to stop over all ranks, in one message; and what rides in it."""
         rider, self.rider = self.rider, None
-        num_riding = len(rider.values) if rider else 0
-        totals = torch.zeros(4 + num_riding * dist.get_world_size(), dtype=torch.float64, device=self.mesh.device)
+        riding = rider.values if rider else ()
+        is_gpu = self.mesh.device.type == "cuda"
+        told = torch.zeros(4 + len(riding) * dist.get_world_size(), dtype=torch.float64, pin_memory=is_gpu)
+        told[3] = float(self.wants_stop())
+        if rider:
+            told[4:].view(-1, len(riding))[self.mesh.rank] = torch.tensor(riding, dtype=torch.float64)
+        totals = told.to(self.mesh.device, non_blocking=True)  # a GPU is still at the backward, and all that follows is to wait there
         if losses:  # the last stage alone; its tensor-parallel ranks all know the same
             totals[0] = torch.stack([loss.double() for loss in losses]).sum() / self.mesh.tp.size
             totals[1] = torch.stack(list(counted)).sum() / self.mesh.tp.size
         totals[2] = squares
-        totals[3] = float(self.wants_stop())
-        if rider:
-            totals[4:].view(-1, num_riding)[self.mesh.rank] = torch.tensor(rider.values, dtype=torch.float64)
         marks = self.mesh.marks
         marks.enter("sum of loss and norm", "world", range(dist.get_world_size()))
         with self.mesh.timer.part("wait_end"):
             dist.all_reduce(totals)
         marks.leave()
+        found = totals.cpu()
         if rider:
-            rider.arrive(totals[4:].view(-1, num_riding))
-        loss, tokens, summed, wishes = totals[:4].tolist()
+            rider.arrive(found[4:].view(-1, len(riding)))
+        loss, tokens, summed, wishes = found[:4].tolist()
         return loss, tokens, summed, wishes
 
     def _owns(self, name: str) -> bool:

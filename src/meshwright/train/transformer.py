@@ -88,8 +88,9 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosine and sine of each position, [T, 1, D]."""
+        self.frequencies = self.frequencies.to(positions.device)  # once: the host waits for all work before such a copy
         with torch.no_grad():
-            angles = positions[:, None].float() * self.frequencies.to(positions.device)
+            angles = positions[:, None].float() * self.frequencies
             both = torch.cat((angles, angles), dim=-1)[:, None, :]
             return both.cos().to(dtype), both.sin().to(dtype)
 
