@@ -157,16 +157,16 @@ def floor(given: argparse.Namespace, results: Results, clock: Clock) -> None:
 
 
 def choices(given: argparse.Namespace, results: Results, clock: Clock) -> None:
-    """Products and attention by every library there is, case by case."""
+    """Products and attention by every algorithm and kernel there is, case by case."""
     for case in chosen(given.case, [case for case in ASKED if not case.is_fp8], is_dry=given.dry_run):
         if case.is_fp8:
-            say(f"{case.name} is passed over: torch multiplies fp8 by one library")
+            say(f"{case.name} is passed over: its products in fp8 have no choice here")
             continue
-        say(f"{case.name}, libraries:")
+        say(f"{case.name}, algorithms:")
         found = run("choices", _common(case, given), clock)
         if found:
             results.add("choices", {"case": case.name, "words": case.words, **found})
-    _show("Libraries", tables.choices_table(results.content), results)
+    _show("Choices", tables.choices_table(results.content), results)
 
 
 def profile(given: argparse.Namespace, results: Results, clock: Clock) -> None:

@@ -18,7 +18,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from meshwright.ledger import Budget, ledger_csv, ledger_of_run, read_rate
-from meshwright.record import PARTS, RunHeader, RunWriter, StepRecord, read_run
+from meshwright.record.entries import PARTS, StepRecord
+from meshwright.record.header import RunHeader
+from meshwright.record.run import read_run
+from meshwright.record.writer import RunWriter
 from meshwright.train.limit import Limit
 
 NUM_STEPS = 10_000

@@ -30,7 +30,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from meshwright.describe.load import load_model
-from meshwright.record import PARTS, RunHeader, RunWriter, StepRecord, read_run
+from meshwright.record.entries import PARTS, StepRecord
+from meshwright.record.header import RunHeader
+from meshwright.record.run import read_run
+from meshwright.record.writer import RunWriter
 from meshwright.train.marks import Marks
 from meshwright.train.mlperf import OWN, LogSettings, MlperfLog
 from meshwright.train.stragglers import Stragglers

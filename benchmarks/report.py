@@ -23,7 +23,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from meshwright.record import RunHeader, RunWriter, StepRecord
+from meshwright.record.entries import StepRecord
+from meshwright.record.header import RunHeader
+from meshwright.record.writer import RunWriter
 from meshwright.report.facts import facts_of_runs
 from meshwright.report.page.run_page import run_page
 

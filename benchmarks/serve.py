@@ -133,7 +133,9 @@ def browser() -> Iterator[Any]:
 
 def long_run(runs: Path) -> None:
     """Print what a run of 100,000 steps takes to open, and to follow."""
-    from meshwright.record import PARTS, RunHeader, RunWriter, StepRecord
+    from meshwright.record.entries import PARTS, StepRecord
+    from meshwright.record.header import RunHeader
+    from meshwright.record.writer import RunWriter
 
     parts_s = {part: 0.1 for part in PARTS}
     header = RunHeader(name=NAME, kind="trained", seed=0, num_ranks=8, machine="none")

@@ -160,12 +160,15 @@ def products(shapes: dict[str, tuple[int, int, int]], case: Case, device: torch.
     }
 
 
-def _bf16_product(m: int, k: int, n: int, direction: str, device: torch.device) -> Work:
-    """A product whose factors lie as a forward or backward finds them."""
+def factors(m: int, k: int, n: int, direction: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random factors of a product that lie as a forward or backward finds them."""
     left = torch.randn((k, m) if direction == "weight gradient" else (m, k), device=device, dtype=torch.bfloat16)
     right = torch.randn((n, k) if direction == "forward" else (k, n), device=device, dtype=torch.bfloat16)
-    left = left.t() if direction == "weight gradient" else left
-    right = right.t() if direction == "forward" else right
+    return left.t() if direction == "weight gradient" else left, right.t() if direction == "forward" else right
+
+
+def _bf16_product(m: int, k: int, n: int, direction: str, device: torch.device) -> Work:
+    left, right = factors(m, k, n, direction, device)
     return lambda: left @ right
 
 
@@ -179,11 +182,7 @@ def _fp8_product(m: int, k: int, n: int, direction: str, device: torch.device) -
 
 def attention(case: Case, model: Model, device: torch.device, backends: tuple[SDPBackend, ...] = BACKENDS) -> tuple[Work, Work, str]:
     """One layer's causal attention forward and backward, and the kernel's name: the first of `backends` that runs."""
-    wide = (case.batch, case.seq_len, model.num_heads, model.head_dim)
-    narrow = (case.batch, case.seq_len, model.num_kv_heads, model.head_dim)
-    query, key, value, gradient = (
-        torch.randn(shape, device=device, dtype=torch.bfloat16).transpose(1, 2) for shape in (wide, narrow, narrow, wide)
-    )
+    query, key, value, gradient = random_heads(case, model, device)
     inputs = [x.requires_grad_() for x in (query, key, value)]
     errors = []
     for backend in backends:
@@ -199,6 +198,13 @@ def attention(case: Case, model: Model, device: torch.device, backends: tuple[SD
             continue
         return forward, lambda: torch.autograd.grad(out, inputs, gradient, retain_graph=True), backend.name  # noqa: B023
     raise SystemExit("no attention kernel runs: " + "; ".join(errors))
+
+
+def random_heads(case: Case, model: Model, device: torch.device) -> list[torch.Tensor]:
+    """Random queries, keys, values and gradient of what attention gives, [B, N, T, D]; tokens lie before heads."""
+    wide = (case.batch, case.seq_len, model.num_heads, model.head_dim)
+    narrow = (case.batch, case.seq_len, model.num_kv_heads, model.head_dim)
+    return [torch.randn(shape, device=device, dtype=torch.bfloat16).transpose(1, 2) for shape in (wide, narrow, narrow, wide)]
 
 
 def bytes_moved(case: Case, model: Model) -> dict[str, float]:

@@ -28,7 +28,7 @@ from h200_parts.text import shared_folder, text_corpus
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan, plan_bytes
-from meshwright.record import read_run
+from meshwright.record.run import read_run
 from meshwright.train import loop
 from meshwright.train.job import Job
 from meshwright.train.launch import Place

@@ -135,16 +135,17 @@ def _unknown(row: Row, found: Row) -> list[str]:
 
 
 def choices_table(content: Row) -> str:
-    """What libraries take for each kind of work in a step."""
-    found = content.get("choices", ())
-    ways = list(dict.fromkeys(way for each in found for row in each["rows"] for way in row["took_s"]))
+    """What the best way of each part of a layer and of the head changes in a step, and all of them together."""
     lines = []
-    for each in found:
+    for each in content.get("choices", ()):
         for row in each["rows"]:
-            step_ms = {way: 1e3 * row["count"] * seconds for way, seconds in row["took_s"].items()}
-            fastest = min(step_ms, key=lambda way: step_ms[way]) if step_ms else MISSING
-            lines.append([each["words"], row["what"], *(number(step_ms.get(way), ".2f") for way in ways), fastest])
-    return table(["case", "what", *(f"{way}, ms a step" for way in ways), "fastest"], lines)
+            if "change" in row:
+                found = [MISSING, MISSING, f"{100 * row['change']:+.2f} ± {100 * row['spread']:.2f} %"]
+            else:
+                change = row["changes_s"].get(row["best"], 0.0) / row["unit_s"]
+                found = [str(1 + len(row["changes_s"])), row["best"], f"{100 * change:+.2f} %"]
+            lines.append([each["words"], row["unit"], row["part"], *found, number(1e3 * row["count"] * row["unit_s"], ".1f")])
+    return table(["case", "unit", "part", "ways", "best way", "unit's time against torch's", "unit by torch, ms a step"], lines)
 
 
 def steady_table(content: Row) -> str:

@@ -99,13 +99,18 @@ def test_what_was_not_comparable_or_refused_is_said(part: Any) -> None:
     assert "case a: not run: no fp8 here." in tables.speed_table(refused)
 
 
-def test_libraries_stand_side_by_side_and_the_fastest_is_named(part: Any) -> None:
+def test_the_best_way_of_each_part_is_named_with_what_it_changes(part: Any) -> None:
     rows = [
-        {"what": "o forward", "count": 2, "took_s": {"cublas": 2e-3, "cublaslt": 1e-3}},
-        {"what": "attention forward", "count": 1, "took_s": {"cuDNN": 3e-3}},
+        {"unit": "layer", "count": 2, "part": "o forward", "unit_s": 1e-2, "best": "3", "changes_s": {"0": 1e-4, "3": -2e-4}},
+        {"unit": "layer", "count": 2, "part": "attention", "unit_s": 1e-2, "best": "torch", "changes_s": {"flash": 5e-3}},
+        {"unit": "layer", "count": 2, "part": "all at their best", "unit_s": 1e-2, "best": "", "change": -0.021, "spread": 0.002},
     ]
-    told = part("h200_parts.tables").choices_table({"choices": [{"words": "a case", "rows": rows}]}).splitlines()
-    assert told[2] == "| a case | o forward | 4.00 | 2.00 | - | cublaslt |" and told[3].endswith("| - | - | 3.00 | cuDNN |")
+    told = part("h200_parts.tables").choices_table({"choices": [{"words": "a case", "rows": rows}]}).splitlines()[2:]
+    assert told == [
+        "| a case | layer | o forward | 3 | 3 | -2.00 % | 20.0 |",
+        "| a case | layer | attention | 2 | torch | +0.00 % | 20.0 |",
+        "| a case | layer | all at their best | - | - | -2.10 ± 0.20 % | 20.0 |",
+    ]
 
 
 def test_records_are_made_in_every_other_turn_and_their_cost_is_told(part: Any) -> None:
@@ -154,7 +159,7 @@ def test_a_check_beyond_its_bound_fails_and_one_left_out_is_named(part: Any) -> 
 def test_errors_of_predictions_are_told_for_measured_cases_alone(part: Any) -> None:
     predicted = [{"case": c, "words": c, "step_s": 1.1, "peak_bytes": 2**30} for c in "ab"]
     told = part("h200_parts.tables").predict_table(
-        {"predicted": predicted, "measured": [{"case": "a", "median_s": 1.0, "peak_bytes": 2**30}]}
+        {"predicted": predicted, "measured": [{"case": "a", "mean_s": 1.0, "peak_bytes": 2**30}]}
     )
     assert "| a | 1100.0 | 1000.0 | +10.0 % | 1.00 | 1.00 | +0.0 % |" in told
     assert "| b | 1100.0 | - | - | 1.00 | - | - |" in told
