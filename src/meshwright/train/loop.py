@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from meshwright.errors import MeshwrightError
 from meshwright.train import measured
 from meshwright.train.batches import micro_batch, sample_numbers, without_loss
+from meshwright.train.compiled import compiles
 from meshwright.train.corpus import Corpus
+from meshwright.train.garbage import Garbage
 from meshwright.train.job import Job
 from meshwright.train.limit import Limit
 from meshwright.train.logbook import Logbook, Step
@@ -69,6 +71,7 @@ def train(parts: Parts, progress: Progress) -> str:
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
     with ExitStack() as stack:
         batches = stack.enter_context(Prefetcher(parts.train, _numbers(job, replica, progress.samples)))
+        garbage = stack.enter_context(Garbage(compiles=compiles(replica.mesh)))
         while progress.step < last:
             started_s = time.perf_counter()
             batch = _device_batch(parts, next(batches))
@@ -80,6 +83,7 @@ def train(parts: Parts, progress: Progress) -> str:
             replica.update(result, rate)
             progress.step, progress.samples, progress.last_loss = progress.step + 1, progress.samples + batch_size, result.loss
             _record(parts, progress, result, time.perf_counter() - started_s, batches.last_wait_s, rate)
+            garbage.step()
             if result.stops:
                 status = "stopped"
                 break
