@@ -21,6 +21,7 @@ ARROW = (
     ("outcome", "serving"),
     ("predict",),
     ("step", "uncertainty"),
+    ("pricer",),
     ("question",),
     ("placement", "footprint", "traffic"),
     ("split", "software"),

@@ -38,7 +38,10 @@ from meshwright.outcome import Spread, outcome
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan, plan_bytes
 from meshwright.predict import usual_layout
-from meshwright.record import PARTS, Event, Run, RunHeader, RunWriter, StepRecord
+from meshwright.record.entries import PARTS, Event, StepRecord
+from meshwright.record.header import RunHeader
+from meshwright.record.run import Run
+from meshwright.record.writer import RunWriter
 from meshwright.simulate.failures import failures
 from meshwright.simulate.noise import QUIET
 from meshwright.simulate.outlook import campaign_of, outlook

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.describe.profile import load_profile
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.software import (
     FITTED,
@@ -19,6 +21,7 @@ from meshwright.software import (
     as_json,
     fitted_values,
     nearest_release,
+    on_profile,
     read_profile,
     software,
 )
@@ -172,6 +175,14 @@ def test_no_file_raises_anything_but_our_own_error(tmp_path_factory, content):
 def test_a_profile_that_is_not_there():
     with pytest.raises(InputError, match="cannot read the software profile: No such file or directory"):
         software("nowhere.json")
+
+
+def test_on_a_machine_that_was_measured_no_release_is_slower_than_another():
+    profile = load_profile(Path(__file__).parent / "fixtures" / "profile_of_a_card.json")
+    for name in ("v3.1", "v6.0"):
+        stack = on_profile(software(name), profile)
+        assert stack.log_factor_of(False, "hopper") == stack.log_factor_of(True, "hopper") == 0.0
+        assert (stack.name, stack.profile) == (name, profile) and "NVIDIA H200" in stack.note
 
 
 @pytest.mark.parametrize("name", ["v5.0", "V5.0", "5.0"])

@@ -262,8 +262,12 @@ def values_of(data: Mapping[str, Any]) -> FittedValues:
 
 
 def on_profile(stack: Software, profile: Profile) -> Software:
-    """The stack on a machine that was measured: what computes is priced by the profile, what is sent beyond the machine as before."""
-    return replace(stack, profile=profile, note="; ".join(filter(None, (stack.note, f"compute as timed here: {profile.words}"))))
+    """The stack on a machine that was measured: what computes is priced by the profile, what is sent beyond the machine as before.
+
+    The release's factor goes: it says how much slower others' code is, and the profile timed ours.
+    """
+    note = "; ".join(filter(None, (stack.note, f"compute as timed here: {profile.words}")))
+    return replace(stack, profile=profile, log_factor=0.0, finetuning={}, note=note)
 
 
 def software(name: str = "") -> Software:

@@ -18,7 +18,7 @@ from small_run import EVALUATION, NO_RANKS, Small, events_of, make_corpus, steps
 from meshwright.cli.main import main
 from meshwright.ledger import ledger_of, recorded_budget
 from meshwright.plan.plan import plan_bytes, read_plan
-from meshwright.record import read_run
+from meshwright.record.run import read_run
 
 JOB = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
 LAYOUT = "tp=4,cp=2,pp=8,vp=8,dp=4,mbs=1,order=tp-cp-pp-dp"

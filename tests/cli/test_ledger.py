@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from meshwright.ledger import Rate
-from meshwright.record import RunHeader, RunWriter, StepRecord
+from meshwright.record.entries import StepRecord
+from meshwright.record.header import RunHeader
+from meshwright.record.writer import RunWriter
 
 RATE = Rate(usd_per_gpu_hour=Decimal("7.2"), provider="someone", kind="spot", date="2026-11-15", source="a page")
 Run = Callable[..., tuple[int, str, str]]

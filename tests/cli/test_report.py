@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.record import RunHeader, RunWriter, StepRecord
+from meshwright.record.entries import StepRecord
+from meshwright.record.header import RunHeader
+from meshwright.record.writer import RunWriter
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.record import read_run
+from meshwright.record.run import read_run
 
 JOB = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
 LAYOUT = "tp=4,cp=2,pp=8,vp=8,dp=4,mbs=1,order=tp-cp-pp-dp"
@@ -48,6 +48,18 @@ def test_without_noise_it_is_the_plan(answer, plan):
     told = answer(plan, "--steps", "4", "--no-noise")
     assert told["median_step_s"] == pytest.approx(json.loads(Path(plan).read_text())["step_time_s"], rel=1e-12)
     assert told["robust_std_pct"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_plan_made_with_a_profile_is_simulated_by_it(answer, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    job = ("llama-3.1-8b", "hgx-h200-ndr", "pretrain-1t", "--gpus", "8", "--batch", "64", "--precision", "bf16-pure")
+    profile = Path(__file__).parents[1] / "fixtures" / "profile_of_a_card.json"
+    layout = ("--layout", "tp=2,pp=2,dp=2,recompute=full", "--no-explain", "--keep", "1")
+    assert main(["plan", *job, *layout, "--profile", str(profile), "--out", "plan.json"]) == 0
+    capsys.readouterr()
+    for software in ((), ("--software", "v4.0")):  # of a release there is nothing left that this step would show
+        told = answer("plan.json", "--steps", "3", "--no-noise", *software)
+        assert told["median_step_s"] == pytest.approx(json.loads(Path("plan.json").read_text())["step_time_s"], rel=1e-12)
 
 
 def test_the_same_seed_prints_and_writes_the_same(run, plan, tmp_path):

@@ -16,11 +16,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 
 from small_run import EVALUATION, MODEL, NO_RANKS, WORKLOAD, Small, make_corpus
 
-from meshwright.describe.load import EMULATED, load_cluster
+from meshwright.describe.load import EMULATED, load_cluster, load_model, load_workload
+from meshwright.describe.profile import load_profile
 from meshwright.layout import Layout
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import plan_bytes
-from meshwright.record import RunHeader, RunWriter
+from meshwright.record.header import RunHeader
+from meshwright.record.writer import RunWriter
+from meshwright.software import on_profile, software
 
 
 @pytest.fixture
@@ -118,6 +121,16 @@ def test_a_plan_for_gpus_where_there_are_none(
     (here / "gpus.json").write_bytes(plan_bytes(plan))
     said = refused("gpus.json")
     assert said.startswith("the plan needs 2 ") and "here, and this machine has no NVIDIA GPU\n  where: plan big\n" in said
+
+
+def test_other_degrees_of_a_plan_are_priced_by_its_own_profile() -> None:
+    from meshwright.cli.train_run import with_layout
+
+    profile = load_profile(Path(__file__).parents[1] / "fixtures" / "profile_of_cores.json")
+    job = load_model("llama-2m"), load_cluster(EMULATED), load_workload("python-stdlib")
+    plan = make_plan(*job, Layout(dp=8), on_profile(software(), profile))
+    assert with_layout(plan, "tp=2,dp=4").parts_s["exposed_tp"] == pytest.approx(4 * (4 * 8 + 6) * 2e-3)  # collectives of 2 ms
+    assert with_layout(plan, "tp=2,dp=4").profile == profile and with_layout(plan, "tp=2,dp=4", "none").profile is None
 
 
 def test_a_workload_that_does_not_say_how_to_train(refused: Callable[..., str], here: Path) -> None:

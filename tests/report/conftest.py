@@ -16,7 +16,9 @@ from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.layout import parse_layout
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan, plan_bytes
-from meshwright.record import RunHeader, RunWriter, StepRecord
+from meshwright.record.entries import StepRecord
+from meshwright.record.header import RunHeader
+from meshwright.record.writer import RunWriter
 
 # What tests of pages share stands beside them, as the module `pages`.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.record import RunHeader, RunWriter, StepRecord
+from meshwright.record.entries import StepRecord
+from meshwright.record.header import RunHeader
+from meshwright.record.writer import RunWriter
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")

@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from meshwright.record import RunWriter, read_run, summary
+from meshwright.record.run import read_run
+from meshwright.record.summary import summary
+from meshwright.record.writer import RunWriter
 from meshwright.serve.live import LiveRun
 
 from .conftest import record

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.record import RunWriter
+from meshwright.record.writer import RunWriter
 from meshwright.serve.shelf import Shelf, plain
 
 from .conftest import record

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright.record import read_run
+from meshwright.record.run import read_run
 from meshwright.simulate.exposure import exposed_between_replicas
 from meshwright.simulate.failures import failures
 from meshwright.simulate.noise import QUIET

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.record import read_run, summary
+from meshwright.record.run import read_run
+from meshwright.record.summary import summary
 from meshwright.report.facts import facts_of
 from meshwright.simulate.fabric import Fabric
 from meshwright.simulate.noise import QUIET, fitted_noise

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.cost.schedule import Hops, evaluate
 from meshwright.errors import MeshwrightError
-from meshwright.record import PARTS
+from meshwright.record.entries import PARTS
 from meshwright.simulate.job import job_of
 from meshwright.simulate.noise import QUIET, Noise
 from meshwright.simulate.step import UNDISTURBED, Setting, Slow, simulate, undisturbed, walk

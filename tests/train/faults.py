@@ -98,16 +98,16 @@ def failing_disk(number: int, folder_part: str, from_step: int) -> None:
 
 def full_records(after_lines: int) -> None:
     """Let the disk be full once so many lines of steps are written."""
-    from meshwright import record
+    from meshwright.record import writer
 
-    append = record._LineFile.append
+    append = writer._LineFile.append
 
     def failing(self: Any, line: bytes) -> None:
         if self.path.name == "steps.jsonl" and len(self.path.read_bytes().splitlines()) >= after_lines:
             self._file = _Full()
         append(self, line)
 
-    record._LineFile.append = failing  # type: ignore[method-assign]
+    writer._LineFile.append = failing  # type: ignore[method-assign]
 
 
 class _Full:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.layout import Layout
-from meshwright.record import PARTS
+from meshwright.record.entries import PARTS
 from meshwright.train.measured import Exchange
 from meshwright.train.mesh import make_mesh
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from small_run import EVALUATION, Command, Small, events_of, last_step, session, steps_of, tensors_of, train, until
 
-from meshwright.record import read_run
+from meshwright.record.run import read_run
 from meshwright.train.mlperf import check_log
 
 NUM_STEPS = 8

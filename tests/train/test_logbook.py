@@ -11,7 +11,7 @@ import pytest
 from small_run import Small
 
 from meshwright.layout import Layout
-from meshwright.record import PARTS
+from meshwright.record.entries import PARTS
 from meshwright.train import logbook
 from meshwright.train.job import Job
 from meshwright.train.logbook import LiveLine, of_step, told_to

@@ -8,7 +8,7 @@ from on_exchange import exchanged_on_ranks
 from ranks import Pools
 
 from meshwright.layout import Layout
-from meshwright.record import PARTS
+from meshwright.record.entries import PARTS
 from meshwright.train.measured import busy_s, groups_of, of_busiest_stage, parts_of
 
 

@@ -1,5 +1,6 @@
 """Trained models from run folders and Hugging Face folders: the weights that were saved, and what is said where they cannot be had."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,8 @@ from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.layout import parse_layout
 from meshwright.plan.make import make_plan
+from meshwright.record.header import RunHeader
+from meshwright.record.writer import RunWriter
 from meshwright.train.checkpoint import Piece, save
 from meshwright.train.huggingface import named_tensors
 from meshwright.train.huggingface_save import save_huggingface
@@ -99,6 +102,22 @@ def test_weights_saved_in_bf16_are_widened(run_folder):
     trained = load_trained(run_folder, CPU)
     assert trained.source.endswith("step 30")
     assert torch.equal(trained.transformer.embed.weight, weights_of(MODEL, seed=30)["embed.weight"].bfloat16().float())
+
+
+def test_weights_are_not_read_by_somebody_elses_plan(run_folder, tmp_path):
+    header = RunHeader(name="own", kind="trained", seed=1, num_ranks=1, machine="here")
+    content = (run_folder / "plan.json").read_bytes()
+    RunWriter.create(tmp_path / "runs", header, content).finish("finished")
+    own = tmp_path / "runs" / "own"
+    (run_folder / "checkpoints").rename(own / "checkpoints")
+    (run_folder / "tokenizer.json").rename(own / "tokenizer.json")
+    assert load_trained(own, CPU).source == f"{own}, step 20"
+    faster = json.loads(content)
+    faster["model"]["rotary_theta"] = 500.0  # the same shapes, another model
+    (own / "plan.json").write_text(json.dumps(faster))
+    with pytest.raises(InputError, match="not the run's own plan") as caught:
+        load_trained(own, CPU)
+    assert caught.value.where == str(own / "plan.json")
 
 
 def test_a_run_without_a_checkpoint(run_folder):

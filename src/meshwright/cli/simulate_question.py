@@ -13,8 +13,8 @@ from meshwright.errors import InputError
 from meshwright.ledger import Budget, Rate, no_price, predicted_s, rate_of, read_budget, read_rate
 from meshwright.outcome import Spread
 from meshwright.plan.objective import read_duration
-from meshwright.plan.plan import Plan, read_plan
-from meshwright.record import check_name
+from meshwright.plan.plan import Plan, read_plan, stack_of
+from meshwright.record.header import check_name
 from meshwright.simulate.campaign import Campaign
 from meshwright.simulate.fabric import Fabric
 from meshwright.simulate.failures import failures
@@ -23,7 +23,7 @@ from meshwright.simulate.noise import QUIET, fitted_noise
 from meshwright.simulate.outlook import campaign_of
 from meshwright.simulate.run import Conditions, Paid
 from meshwright.simulate.step import Slow
-from meshwright.software import software
+from meshwright.software import Software
 from meshwright.units import DAY, GB
 
 
@@ -101,9 +101,9 @@ def asked(plan_file: Path, wishes: Wishes) -> Ask:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError("the run's folder exists and is not empty", where=str(folder), fix="use another --name")
     plan = read_plan(plan_file)
-    stack = software(wishes.software) if wishes.software else None
+    stack = stack_of(plan, wishes.software) if wishes.software else None
     _check_machine(plan, wishes.cluster)
-    conditions = _conditions(wishes)
+    conditions = _conditions(wishes, stack)
     conditions.check(plan)
     check_plan(plan, stack)
     campaign = _campaign(plan, wishes)
@@ -164,7 +164,7 @@ def _campaign(plan: Plan, wishes: Wishes) -> Campaign | None:
     return campaign_of(plan, failures(wishes.failures or "llama3"), interval_s, wishes.spares, wishes.failed_nodes)
 
 
-def _conditions(wishes: Wishes) -> Conditions:
+def _conditions(wishes: Wishes, stack: Software | None) -> Conditions:
     if wishes.storage_gb_per_s is not None and not (math.isfinite(wishes.storage_gb_per_s) and wishes.storage_gb_per_s > 0):
         raise InputError(f"storage of {wishes.storage_gb_per_s:g} GB/s", where="--storage", fix="give more than 0")
     if wishes.nics_hit and not wishes.planes_lost:
@@ -180,7 +180,7 @@ def _conditions(wishes: Wishes) -> Conditions:
         ),
         slow=tuple(_slow(text) for text in wishes.slow_ranks),
         storage_bytes_per_s=(wishes.storage_gb_per_s or 0.0) * GB,
-        stack=software(wishes.software) if wishes.software else None,
+        stack=stack,
     )
 
 

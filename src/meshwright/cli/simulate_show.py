@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.cli.simulate_answer import Answer
 from meshwright.ledger import amount
-from meshwright.record import PARTS
+from meshwright.record.entries import PARTS
 from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulate.outlook import Outlook, Size
 from meshwright.simulate.run import OverSeeds, SimulatedRun
@@ -122,7 +122,8 @@ def _exposed(answer: Answer, run: SimulatedRun) -> str:
     told, known = f"{seconds(run.mean_exposed_s['dp'])} a step", answer.exposed
     if known is None:
         return told
-    return f"{told} (80 % between {seconds(known.low_s)} and {seconds(known.high_s)}, by how sure its constants were before the fit)"
+    sure = "its constants were before the fit" + (" and its profile is" if run.job.stack.profile else "")
+    return f"{told} (80 % between {seconds(known.low_s)} and {seconds(known.high_s)}, by how sure {sure})"
 
 
 def _after(run: SimulatedRun) -> str:

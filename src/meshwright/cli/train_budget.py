@@ -10,7 +10,7 @@ from meshwright.errors import InputError
 from meshwright.ledger import Budget, Rate, ledger_of_run, no_price, predicted_s, rate_of, read_budget, read_rate, recorded_budget
 from meshwright.ledger.rate import GIVEN
 from meshwright.plan.plan import Plan
-from meshwright.record import Run, read_run
+from meshwright.record.run import Run, read_run
 
 if TYPE_CHECKING:
     from meshwright.train.job import Job

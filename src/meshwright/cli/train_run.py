@@ -18,11 +18,11 @@ from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster, load_
 from meshwright.describe.this_machine import gpu_names
 from meshwright.errors import InputError
 from meshwright.layout import Layout, parse_layout, read_choices
-from meshwright.ledger import own_plan
+from meshwright.ledger import checked_plan
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan, plan_bytes, read_plan
-from meshwright.record import check_name, read_header
-from meshwright.software import software
+from meshwright.record.header import check_name
+from meshwright.software import on_profile, software
 
 if TYPE_CHECKING:
     from meshwright.train.job import Job
@@ -169,26 +169,17 @@ def plan_of(wishes: Wishes) -> Plan:
     path = wishes.plan
     if path is None and wishes.resume:
         path = wishes.runs / wishes.name / "plan.json"
-        _check_own(path)
+        if path.is_file():  # what is missing is told where it is needed
+            fix = f"put the run's own plan back, or say which one it is to go on by: meshwright train PLAN --resume --name {wishes.name}"
+            checked_plan(path.parent, fix)
     if path is None:
         return default_plan(wishes.layout, wishes.profile)
     plan = read_plan(path)
     return with_layout(plan, wishes.layout, wishes.profile) if wishes.layout or wishes.profile else plan
 
 
-def _check_own(path: Path) -> None:
-    """Raise where a plan that can be read stands in the place of the resumed run's own."""
-    if not (path.is_file() and (path.parent / "run.json").is_file()):
-        return  # what is missing is told where it is needed
-    read_plan(path)
-    _, problem = own_plan(path.parent, read_header(path.parent))
-    if problem:
-        fix = f"put the run's own plan back, or say which one it is to go on by: meshwright train PLAN --resume --name {path.parent.name}"
-        raise InputError(problem, where=str(path), fix=fix)
-
-
 def with_layout(plan: Plan, text: str, profile: str = "") -> Plan:
-    """The plan with other degrees, or by a hardware profile, priced anew.
+    """The plan with other degrees, or by a hardware profile, priced anew; by the plan's own profile where none is named.
 
     A cluster of another size is cut to as many accelerators as they take.
     """
@@ -196,7 +187,8 @@ def with_layout(plan: Plan, text: str, profile: str = "") -> Plan:
     if text and "vp" not in read_choices(text) and layout.pp == 1:
         layout = replace(layout, vp=1)
     cluster = plan.cluster if layout.num_ranks == plan.cluster.num_accelerators else plan.cluster.resized(layout.num_ranks)
-    stack = with_profile(software(), plan.model, cluster, plan.workload, profile)
+    own = on_profile(software(), plan.profile) if plan.profile and not profile else None
+    stack = own or with_profile(software(), plan.model, cluster, plan.workload, profile)
     return make_plan(plan.model, cluster, plan.workload, layout, stack, name=plan.name)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from meshwright.cli.show import show_json, show_pairs, show_table
 from meshwright.ledger import Ledger, ledger_of_run
 from meshwright.plan.plan import Plan
-from meshwright.record import Run, Summary, read_run, summary
+from meshwright.record.run import Run, read_run
+from meshwright.record.summary import Summary, summary
 from meshwright.step import PARTS
 from meshwright.units import KWH, seconds
 

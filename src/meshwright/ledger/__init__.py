@@ -3,7 +3,7 @@
 from meshwright.ledger.book import STATES, Entry, Ledger, ledger_of, ledger_of_run
 from meshwright.ledger.budget import Budget, amount, no_price, predicted_s, read_budget, recorded_budget
 from meshwright.ledger.export import ledger_csv, ledger_json
-from meshwright.ledger.own_plan import own_plan
+from meshwright.ledger.own_plan import checked_plan, own_plan
 from meshwright.ledger.rate import Rate, rate_of, read_rate
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Ledger",
     "Rate",
     "amount",
+    "checked_plan",
     "ledger_csv",
     "ledger_json",
     "ledger_of",

@@ -14,7 +14,8 @@ from meshwright.ledger.own_plan import own_plan
 from meshwright.ledger.rate import Rate, rate_of
 from meshwright.ledger.timeline import SPARES, Span, spans_of, unbelievable
 from meshwright.plan.plan import Plan
-from meshwright.record import RUNNING, Run, read_run
+from meshwright.record.header import RUNNING
+from meshwright.record.run import Run, read_run
 from meshwright.units import HOUR
 
 STATES = ("compute", "exposed", "bubble", "stalled", "checkpoint", "idle")

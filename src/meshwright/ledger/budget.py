@@ -11,7 +11,7 @@ from meshwright.errors import InputError
 from meshwright.ledger.rate import Rate, read_usd
 from meshwright.outcome import Spread
 from meshwright.plan.plan import Plan
-from meshwright.record import Run
+from meshwright.record.run import Run
 from meshwright.units import HOUR
 
 UNDERSTOOD = "write 500USD, $500, 500 or 1.2kUSD"

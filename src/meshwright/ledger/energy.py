@@ -12,9 +12,8 @@ from meshwright.describe import economics
 from meshwright.errors import InputError
 from meshwright.ledger.timeline import Span
 from meshwright.outcome import DEFAULT_REGION, NOT_STATED, node_w, power_constants, running_costs
-from meshwright.plan.plan import Plan
+from meshwright.plan.plan import Plan, stack_of
 from meshwright.question import GENERATION
-from meshwright.software import software
 
 WORKS = ("compute", "optimizer", "evaluation", "unmeasured")  # at the cap, but for what a slow release adds, as the predictor has it
 SHARES_CORES = ("exposed_tp", "exposed_cp", "exposed_ep")  # copies and reductions run on the same cores
@@ -136,7 +135,7 @@ def _slowdown(plan: Plan, notes: list[str]) -> float:
     if plan.cluster.accelerator.architecture == "cpu":
         return 1.0
     try:
-        stack = software(plan.software)
+        stack = stack_of(plan)
     except InputError:
         notes.append(f"the software {plan.software!r} is not at hand: compute is reckoned at the power cap")
         return 1.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.plan.plan import Plan, read_plan
-from meshwright.record import RunHeader
+from meshwright.record.header import RunHeader, read_header
 
 DIGITS = 12  # of a digest that is shown
 
@@ -28,3 +28,13 @@ def own_plan(folder: Path, header: RunHeader) -> tuple[Plan | None, str]:
         digests = f"its digest is {found[:DIGITS]}..., run.json records {str(recorded)[:DIGITS]}..."
         return None, f"plan.json is not the run's own plan ({digests})"
     return plan, ""
+
+
+def checked_plan(folder: Path, fix: str) -> Plan:
+    """The plan in a run's folder; raises, with `fix`, where it is not the run's own. A folder without a header vouches for none."""
+    plan = read_plan(folder / "plan.json")
+    if (folder / "run.json").is_file():
+        _, problem = own_plan(folder, read_header(folder))
+        if problem:
+            raise InputError(problem, where=str(folder / "plan.json"), fix=fix)
+    return plan

@@ -6,7 +6,6 @@ Steps have a length and no hour; events have an hour. So steps are laid end to e
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,9 @@ from pathlib import Path
 
 from meshwright.errors import InputError
 from meshwright.ledger.rate import Rate
-from meshwright.record import LONGEST_S, PARTS, Event, Run, StepRecord
+from meshwright.record.entries import LONGEST_S, PARTS, Event, StepRecord
+from meshwright.record.lines import object_in
+from meshwright.record.run import Run
 
 SIMULATED_WEEKS = "checkpoint_interval_s"  # that a start event tells marks weeks: their steps are a sample of all
 RESUMED = "resumed"
@@ -144,10 +145,10 @@ def abandoned(folder: Path) -> Iterator[StepRecord]:
         return
     for line in lines:
         try:
-            entry = json.loads(line)
-            if isinstance(entry, dict) and "step_time_s" in entry:
+            entry = object_in(line)
+            if "step_time_s" in entry:
                 yield StepRecord.from_json(entry)
-        except (ValueError, InputError, RecursionError):
+        except (ValueError, InputError):
             continue
 
 

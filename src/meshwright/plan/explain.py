@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from meshwright import software as sw
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.footprint import footprint, recipe_for, spare_bytes
+from meshwright.footprint import reserve_for, spare_bytes
 from meshwright.layout import AXES, CP_KINDS, Layout, Layouts
 from meshwright.placement import tiers_of
-from meshwright.predict import check, parts
-from meshwright.question import GENERATION, question
+from meshwright.predict import bytes_of, check, parts
+from meshwright.pricer import BF16_BYTES
 from meshwright.software import Software, software
-from meshwright.step import BF16_BYTES, PARTS, Pricer, StepParts, slowest_of
+from meshwright.step import PARTS, StepParts
 from meshwright.traffic import Step, flows, is_counted_whole, layer_flows, sent_on
 from meshwright.units import seconds, si
 
@@ -76,7 +74,7 @@ def explain(model: Model, cluster: Cluster, workload: Workload, layout: Layout, 
     """Explain one layout."""
     stack = stack or software()
     priced = parts(model, cluster, workload, Layouts.of([layout]), stack)
-    axes = traffic(model, cluster, workload, layout, stack, priced)
+    axes = traffic(model, cluster, workload, layout, priced)
     return Explanation(
         axes=axes,
         limit=_limit(priced),
@@ -88,23 +86,16 @@ def explain(model: Model, cluster: Cluster, workload: Workload, layout: Layout, 
 # -- what the axes carry --------------------------------------------------------------------------------
 
 
-def traffic(
-    model: Model, cluster: Cluster, workload: Workload, layout: Layout, stack: Software, priced: StepParts
-) -> tuple[AxisTraffic, ...]:
+def traffic(model: Model, cluster: Cluster, workload: Workload, layout: Layout, priced: StepParts) -> tuple[AxisTraffic, ...]:
     """Bytes, messages and seconds of every axis of more than one rank."""
-    crossed = tiers_of(layout, cluster)
-    factor = stack.log_factor_of(workload.adapters is not None, GENERATION.get(cluster.accelerator.architecture, "hopper"))
-    columns = Layouts.of([replace(layout, overlap_tp=False, overlap_pp=False, overlap_dp=False)])
-    pricer = Pricer(question(model, cluster, workload, factor), columns, stack.constants)
+    crossed, carried = tiers_of(layout, cluster), priced.carried()
+    sent = _sent(model, workload, layout, priced)
     found = []
-    slowest = float(slowest_of(cluster.num_accelerators, stack.constants.chip_spread))  # as in the parts of the step
-    sent = _sent(model, workload, layout, pricer, priced)
-    for axis, traffic_s in (("tp", _tensor_s), ("cp", _context_s), ("pp", _pipeline_s), ("dp", _data_s), ("ep", _expert_s)):
+    for axis in (*AXES, "ep"):
         degree = getattr(layout, axis)
         if degree == 1 and not (axis == "dp" and layout.cp > 1):
             continue
         num_bytes, num_messages = sent[axis]
-        axis_s = traffic_s(pricer, priced, layout)
         found.append(
             AxisTraffic(
                 axis=axis,
@@ -112,7 +103,7 @@ def traffic(
                 tiers=crossed.get(axis, crossed.get("dp", ())),
                 num_bytes=num_bytes,
                 num_messages=num_messages,
-                traffic_s=axis_s if axis == "dp" else axis_s * slowest,
+                traffic_s=float(carried.seconds[axis][0]),
                 exposed_s=float(priced.seconds[f"exposed_{axis}"][0]),
                 behind=BEHIND[axis],
             )
@@ -120,7 +111,7 @@ def traffic(
     return tuple(found)
 
 
-def _sent(model: Model, workload: Workload, layout: Layout, pricer: Pricer, priced: StepParts) -> dict[str, tuple[float, float]]:
+def _sent(model: Model, workload: Workload, layout: Layout, priced: StepParts) -> dict[str, tuple[float, float]]:
     """Bytes and messages of each axis, on the stage that sends the most of it: those that the trainer sends."""
     stages = sorted({0, min(1, layout.pp - 1), layout.pp - 1})  # all between the ends send alike
     steps = [Step(model, workload, layout, stage) for stage in stages]
@@ -128,39 +119,13 @@ def _sent(model: Model, workload: Workload, layout: Layout, pricer: Pricer, pric
         of_stages = [flows(step) for step in steps]
         return {axis: max(sent_on(axis, found) for found in of_stages) for axis in AXES} | {"ep": (0.0, 0.0)}
     within = [layer_flows(step) for step in steps]
-    beside = {"dp": _data(pricer, priced, layout), "ep": _expert(pricer, priced, layout)}
+    beside = {"dp": _data(priced, layout), "ep": _expert(priced, layout)}
     return {axis: max(sent_on(axis, found) for found in within) for axis in AXES} | beside
 
 
-def _per_step(priced: StepParts) -> float:
-    """Layer passes of the busiest stage in a step."""
-    return float(priced.num_micro_batches[0] * priced.busiest_layers[0])
-
-
-def _tensor_s(pricer: Pricer, priced: StepParts, layout: Layout) -> float:
-    ways = 3 if layout.recompute == "full" else 2  # recomputing goes forward once more
-    return float(ways * pricer.tensor_s()[0]) * _per_step(priced)
-
-
-def _context_s(pricer: Pricer, priced: StepParts, layout: Layout) -> float:
-    no_attention = np.zeros_like(pricer.tokens)
-    return float(sum(way[0] for way in pricer.context_s(no_attention))) * _per_step(priced)
-
-
-def _pipeline_s(pricer: Pricer, priced: StepParts, layout: Layout) -> float:
-    return float(priced.message_s[0]) * 2.0 * float(priced.num_micro_batches[0]) * layout.vp
-
-
-def _data_s(pricer: Pricer, priced: StepParts, layout: Layout) -> float:
-    return float(pricer.data_parallel_s(priced.split, pricer.layer())[0])
-
-
-def _expert_s(pricer: Pricer, priced: StepParts, layout: Layout) -> float:
-    return float(sum(way[0] for way in pricer.expert_s())) * _per_step(priced)
-
-
-def _data(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float]:
+def _data(priced: StepParts, layout: Layout) -> tuple[float, float]:
     """Bytes and messages between replicas of a model whose parameters the trainer does not hold, from the predictor's count of them."""
+    pricer = priced.pricer
     shared, experts = (float(column[0]) for column in pricer.parameters(priced.split))
     ranks, m = layout.dp * layout.cp, int(priced.num_micro_batches[0])
     # Reductions and gathers of all parameters in a step, by ZeRO stage. An all-reduce is two reductions' worth of bytes.
@@ -170,11 +135,11 @@ def _data(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, flo
     return (shared + experts) * per_parameter * (ranks - 1) / ranks, buckets * (reduces + gathers)
 
 
-def _expert(pricer: Pricer, priced: StepParts, layout: Layout) -> tuple[float, float]:
+def _expert(priced: StepParts, layout: Layout) -> tuple[float, float]:
     """Bytes and messages of tokens on their way to experts and back."""
-    q = pricer.q
-    each = float(pricer.tokens[0]) / layout.tp * float(q.experts_per_token) * float(q.hidden) * BF16_BYTES * float(q.expert_layers)
-    passes = _per_step(priced)
+    q = priced.pricer.q
+    each = float(priced.pricer.tokens[0]) / layout.tp * float(q.experts_per_token) * float(q.hidden) * BF16_BYTES * float(q.expert_layers)
+    passes = float(priced.num_micro_batches[0] * priced.busiest_layers[0])  # of layers of the busiest stage, in a step
     return 4 * each * (layout.ep - 1) / layout.ep * passes, 4 * passes
 
 
@@ -285,8 +250,8 @@ def _faster(cluster: Cluster, index: int, times: float) -> Cluster:
 
 
 def _change(what: str, model: Model, cluster: Cluster, workload: Workload, layout: Layout, stack: Software, per_token: float) -> Change:
-    columns = Layouts.of([layout])
+    columns, chip = Layouts.of([layout]), cluster.accelerator
     step_s = float(parts(model, cluster, workload, columns, stack).step_time_s[0])
-    memory = footprint(model, workload, columns, recipe_for(workload.precision, cluster.accelerator))
+    memory = bytes_of(model, cluster, workload, columns, stack)
     gain = (1 - step_s / workload.tokens_per_step / per_token) * 100
-    return Change(what=what, step_time_s=step_s, gain_pct=gain, fits=bool(spare_bytes(memory, cluster.accelerator)[0] >= 0))
+    return Change(what=what, step_time_s=step_s, gain_pct=gain, fits=bool(spare_bytes(memory, chip, reserve_for(chip))[0] >= 0))

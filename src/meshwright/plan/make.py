@@ -98,4 +98,5 @@ def _plan(model: Model, cluster: Cluster, workload: Workload, layout: Layout, pr
         peak_memory_bytes=float(prediction.memory.peak_bytes[0]),
         time_to_train_s=float(prediction.time_to_train_s[0]),
         notes=tuple(note for note in (stack.note, prediction.interval.kin) if note),
+        profile=stack.profile,
     )

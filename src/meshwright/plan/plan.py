@@ -18,9 +18,11 @@ from typing import Any
 
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
+from meshwright.describe.profile import Profile
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.layout import Layout
+from meshwright.software import Software, on_profile, software
 
 VERSION = 1
 
@@ -45,6 +47,7 @@ class Plan:
     peak_memory_bytes: float
     time_to_train_s: float
     notes: tuple[str, ...] = field(default=())
+    profile: Profile | None = None  # what was timed on the machine, where the prediction stands on that
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -65,9 +68,18 @@ class Plan:
         write_whole(path, plan_bytes(self).decode())
 
 
+def stack_of(plan: Plan, name: str = "") -> Software:
+    """The software that the plan's numbers stand on, or the one called `name`, on the profile that the plan carries."""
+    stack = software(name or plan.software)
+    return on_profile(stack, plan.profile) if plan.profile else stack
+
+
 def plan_bytes(plan: Plan) -> bytes:
-    """The content of the plan's file."""
-    return (json.dumps(_plain(asdict(plan)), indent=1) + "\n").encode()
+    """The content of the plan's file; one without a profile has no word of it."""
+    values = _plain(asdict(plan))
+    if plan.profile is None:
+        del values["profile"]
+    return (json.dumps(values, indent=1) + "\n").encode()
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -33,9 +33,10 @@ from meshwright.plan.exact import quick_excess_s, step_excess_s
 from meshwright.plan.features import Features
 from meshwright.plan.measure import STEP, Measure, Times
 from meshwright.predict import Prediction, predict, usual_layout
+from meshwright.pricer import BF16_BYTES
 from meshwright.question import GENERATION, Measured, Question, measured, question
 from meshwright.software import Software, software
-from meshwright.step import BF16_BYTES, price
+from meshwright.step import price
 from meshwright.units import gib
 
 EXACT = 500  # of the best in closed form, priced again from the exact schedule

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,10 @@ from meshwright.cost.schedule import BACKWARD, FORWARD, KIND_NAMES, WEIGHT, Time
 from meshwright.errors import InputError
 from meshwright.layout import Layouts
 from meshwright.plan.exact import MOST_OPERATIONS
-from meshwright.plan.explain import traffic
-from meshwright.plan.plan import Plan
+from meshwright.plan.plan import Plan, stack_of
 from meshwright.predict import parts, timeline
-from meshwright.question import GENERATION, question
-from meshwright.software import Software, software
-from meshwright.step import Pricer, StepParts
+from meshwright.software import Software
+from meshwright.step import Carried, StepParts
 
 STREAMS = ("compute", "communication: tp, cp, ep", "communication: pp", "communication: dp")
 COMPUTE, WITHIN, STAGES, REPLICAS = range(len(STREAMS))
@@ -74,7 +72,7 @@ def write_trace(plan: Plan, path: Path, stack: Software | None = None) -> None:
 
 def trace(plan: Plan, stack: Software | None = None) -> dict[str, Any]:
     """The predicted step in the Trace Event Format: metadata, complete events and flows, times in microseconds."""
-    step = LaidOut.of(plan, stack or software(plan.software))
+    step = LaidOut.of(plan, stack or stack_of(plan))
     events = [*_metadata(plan), *_complete(step.slices()), *_arrows(step.flows())]
     return {
         "traceEvents": events,
@@ -83,6 +81,7 @@ def trace(plan: Plan, stack: Software | None = None) -> dict[str, Any]:
             "plan": plan.name,
             "layout": str(plan.layout),
             "software": plan.software,
+            "notes": list(plan.notes),
             "step_time_s": plan.step_time_s,
             "origin": "predicted by meshwright, not measured",
         },
@@ -115,6 +114,7 @@ class LaidOut:
     schedule: Timeline
     replicas: _Replicas
     within_s: dict[str, tuple[float, float]]  # axis -> seconds of a layer, forward and backward
+    ends_tp_s: float  # seconds of tp with the last chunk, each way
     layers: Floats  # stage x chunk
     message_s: float
     stretch: float  # seconds of the step for one of the bare schedule
@@ -130,22 +130,23 @@ class LaidOut:
         job = (plan.model, plan.cluster, plan.workload)
         _check_length(plan)
         priced = parts(*job, Layouts.of([plan.layout]), stack)
-        pricer = _unhidden(plan, stack)
-        replicas = _replicas(plan, stack, priced, pricer)
+        carried = priced.carried()
+        replicas = _replicas(plan, priced, carried)
         schedule = timeline(*job, plan.layout, stack)
-        open_s = _open_s(plan, stack)
-        head_s = open_s * replicas.share(replicas.gathers_once, replicas.gather_s)
-        tail_s = open_s * replicas.share(replicas.reduces_once, replicas.reduce_s)
+        waited_s = min(float(carried.waited_s[0]), plan.parts_s["exposed_dp"])
+        head_s = waited_s * replicas.share(replicas.gathers_once, replicas.gather_s)
+        tail_s = waited_s * replicas.share(replicas.reduces_once, replicas.reduce_s)
         data_s, optimizer_s = plan.parts_s["data"], plan.parts_s["optimizer"]
-        host_s = min(sw.STEP_S * float(np.ravel(pricer.slowdown)[0]), plan.parts_s["overhead"])
+        host_s = min(float(priced.end_s[0]), plan.parts_s["overhead"])
         drained_s = plan.step_time_s - host_s - optimizer_s - tail_s
         return LaidOut(
             plan=plan,
             schedule=schedule,
             replicas=replicas,
-            within_s=_within_s(plan, pricer),
+            within_s=_within_s(plan, carried),
+            ends_tp_s=float(carried.ends_tp_s[0]) / 2,
             layers=_layers(plan, priced),
-            message_s=float(priced.message_s[0]),
+            message_s=float(carried.message_s[0]),
             stretch=(drained_s - data_s - head_s) / schedule.makespan_s,
             data_s=data_s,
             weights_s=data_s + head_s,
@@ -193,46 +194,21 @@ def _check_length(plan: Plan) -> None:
         )
 
 
-def _unhidden(plan: Plan, stack: Software) -> Pricer:
-    """The prices of the plan with nothing hidden behind anything."""
-    factor = stack.log_factor_of(plan.workload.adapters is not None, GENERATION.get(plan.cluster.accelerator.architecture, "hopper"))
-    bare = replace(plan.layout, overlap_tp=False, overlap_pp=False, overlap_dp=False)
-    return Pricer(question(plan.model, plan.cluster, plan.workload, factor), Layouts.of([bare]), stack.constants)
-
-
-def _open_s(plan: Plan, stack: Software) -> float:
-    """Of the exposed data-parallel time, what the step waits for: the rest is compute that its hidden traffic slows."""
-    uncontended = replace(stack, constants=replace(stack.constants, hopper_contention=0.0, blackwell_contention=0.0))
-    priced = parts(plan.model, plan.cluster, plan.workload, Layouts.of([plan.layout]), uncontended)
-    return min(float(priced.seconds["exposed_dp"][0]), plan.parts_s["exposed_dp"])
-
-
-def _replicas(plan: Plan, stack: Software, priced: StepParts, pricer: Pricer) -> _Replicas:
-    """The traffic between replicas, shared out between weights and gradients by their bytes."""
-    layout = plan.layout
-    axes = traffic(plan.model, plan.cluster, plan.workload, layout, stack, priced)
-    total_s = sum(axis.traffic_s for axis in axes if axis.axis == "dp")
-    num_micro_batches = int(priced.num_micro_batches[0])
-    gathers = {0: 0, 1: 1, 2: 1, 3: 2 * num_micro_batches}[layout.zero_stage]
-    reduces = {0: 2, 1: 1, 2: num_micro_batches, 3: num_micro_batches}[layout.zero_stage]  # an all-reduce is both
-    gathered, reduced = gathers * float(pricer.q.gather_bytes), reduces * float(pricer.q.reduce_bytes)
+def _replicas(plan: Plan, priced: StepParts, carried: Carried) -> _Replicas:
+    """The traffic between replicas."""
     return _Replicas(
-        gather_s=total_s * gathered / (gathered + reduced),
-        reduce_s=total_s * reduced / (gathered + reduced),
-        gathers_once=layout.zero_stage < 3,
-        reduces_once=layout.zero_stage < 2,
-        parameters=float(sum(column[0] for column in pricer.parameters(priced.split))),
+        gather_s=float(carried.gathered_s[0]),
+        reduce_s=float(carried.reduced_s[0]),
+        gathers_once=plan.layout.zero_stage < 3,
+        reduces_once=plan.layout.zero_stage < 2,
+        parameters=float(sum(column[0] for column in priced.pricer.parameters(priced.split))),
     )
 
 
-def _within_s(plan: Plan, pricer: Pricer) -> dict[str, tuple[float, float]]:
+def _within_s(plan: Plan, carried: Carried) -> dict[str, tuple[float, float]]:
     """Seconds that each axis within a layer takes, hidden or not, forward and backward."""
-    layer, layout = pricer.layer(), plan.layout
-    ring = [float(way[0]) for way in pricer.context_s(np.zeros_like(pricer.tokens))]
-    context = (ring[0], ring[1] + (ring[0] if layout.recompute != "none" else 0.0))
-    tensor, expert = ((float(pair[0][0]), float(pair[1][0])) for pair in (layer.exposed_tp, layer.exposed_ep))
-    found = {"tp": tensor, "cp": context, "ep": expert}
-    return {axis: pair for axis, pair in found.items() if getattr(layout, axis) > 1 and sum(pair) > 0}
+    found = {axis: (float(forward[0]), float(backward[0])) for axis, (forward, backward) in carried.layer.items()}
+    return {axis: pair for axis, pair in found.items() if getattr(plan.layout, axis) > 1 and sum(pair) > 0}
 
 
 def _layers(plan: Plan, priced: StepParts) -> Floats:
@@ -258,12 +234,15 @@ def _operations(step: LaidOut, stage: int) -> Iterator[Slice]:
         name = f"{KIND_NAMES[kind]} chunk {chunk} mb {micro_batch}"
         yield Slice(stage, COMPUTE, name, float(start_s[i]), float(end_s[i]), {"layers": layers})
         if kind != WEIGHT:
-            yield from _within(step, stage, name, kind, layers, float(start_s[i]), float(end_s[i]))
+            ends_s = step.ends_tp_s if (stage + 1, chunk + 1) == step.layers.shape else 0.0
+            yield from _within(step, Slice(stage, WITHIN, name, float(start_s[i]), float(end_s[i])), kind, layers, ends_s)
 
 
-def _within(step: LaidOut, stage: int, name: str, kind: int, layers: float, start_s: float, end_s: float) -> Iterator[Slice]:
+def _within(step: LaidOut, operation: Slice, kind: int, layers: float, ends_s: float) -> Iterator[Slice]:
+    """What tp, cp and ep carry in an operation, one after the other from its start; cut at its end."""
+    stage, name, start_s, end_s = operation.stage, operation.name, operation.start_s, operation.end_s
     for axis, pair in step.within_s.items():
-        seconds = pair[0 if kind == FORWARD else 1] * layers * step.stretch
+        seconds = pair[0 if kind == FORWARD else 1] * layers + (ends_s if axis == "tp" else 0.0)
         stop_s = min(start_s + seconds, end_s)
         yield Slice(stage, WITHIN, f"{axis}: {name}", start_s, stop_s, {"axis": axis, "traffic_us": _us(seconds)})
         start_s = stop_s
@@ -271,7 +250,7 @@ def _within(step: LaidOut, stage: int, name: str, kind: int, layers: float, star
 
 def _sent_s(step: LaidOut) -> Floats:
     """When the message of each operation sets out: after it where messages overlap, within it where they block."""
-    blocking_s = 0.0 if step.plan.layout.overlap_pp else step.stretch * step.message_s
+    blocking_s = 0.0 if step.plan.layout.overlap_pp else step.message_s
     return np.maximum(step.end_s - blocking_s, step.start_s)
 
 
@@ -281,7 +260,7 @@ def _messages(step: LaidOut, stage: int) -> Iterator[Slice]:
     senders = np.flatnonzero((order.stage == stage) & (order.message > 0))
     senders = senders[np.argsort(sent_s[senders], kind="stable")]
     starts_s = sent_s[senders]
-    stops_s = np.minimum(starts_s + step.stretch * step.message_s, [*starts_s[1:], math.inf])
+    stops_s = np.minimum(starts_s + step.message_s, [*starts_s[1:], math.inf])
     for i, start_s, stop_s in zip(senders, starts_s.tolist(), stops_s.tolist(), strict=True):
         what = "activations" if order.kind[i] == FORWARD else "gradients"
         name = f"send {what} chunk {order.chunk[i]} mb {order.micro_batch[i]}"
@@ -292,7 +271,8 @@ def _ends(step: LaidOut, stage: int) -> Iterator[Slice]:
     if step.data_s > 0:
         yield Slice(stage, COMPUTE, "wait for data", 0.0, step.data_s)
     yield Slice(stage, COMPUTE, "optimizer", step.reduced_s, step.optimized_s)
-    yield Slice(stage, COMPUTE, "host: norm, clipping, logging", step.optimized_s, step.plan.step_time_s)
+    if step.optimized_s < step.plan.step_time_s:  # a profile's slices have it in the ends of the model
+        yield Slice(stage, COMPUTE, "host: norm, clipping, logging", step.optimized_s, step.plan.step_time_s)
 
 
 # -- between replicas -----------------------------------------------------------------------------------

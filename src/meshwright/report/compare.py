@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.record import PARTS
+from meshwright.record.entries import PARTS
 from meshwright.report.facts import RunFacts
 
 RUN_TO_RUN_PCT = 2.0  # between medians of three runs of one submission: 1.2957, 1.2701, 1.2704 s (MLPerf v6.0, 405B, 8,192 GB200)

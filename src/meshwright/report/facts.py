@@ -17,7 +17,10 @@ from meshwright.errors import InputError
 from meshwright.ledger import Ledger, ledger_of_run, own_plan
 from meshwright.ledger.timeline import spans_of
 from meshwright.plan.plan import Plan
-from meshwright.record import RUNNING, Event, Run, Summary, list_runs, read_run, summary
+from meshwright.record.entries import Event
+from meshwright.record.header import RUNNING
+from meshwright.record.run import Run, list_runs, read_run
+from meshwright.record.summary import Summary, summary
 from meshwright.report.noise import Noise, noise_of
 from meshwright.units import seconds
 

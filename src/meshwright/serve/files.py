@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from meshwright.errors import InputError
-from meshwright.record import check_name
+from meshwright.record.header import check_name
 
 RUN_FILES = ("run.json", "steps.jsonl", "plan.json", "events.jsonl")  # one of them makes a folder a run's, be it damaged
 

@@ -16,7 +16,9 @@ import numpy as np
 from meshwright.errors import MeshwrightError
 from meshwright.ledger import own_plan
 from meshwright.plan.plan import Plan
-from meshwright.record import LONGEST_S, RUNNING, SLOW_AFTER, Event, RunHeader, object_in, one_line, read_header
+from meshwright.record.entries import LONGEST_S, SLOW_AFTER, Event
+from meshwright.record.header import RUNNING, RunHeader, read_header
+from meshwright.record.lines import object_in, one_line
 from meshwright.serve.files import check_plain, touched_s
 from meshwright.serve.steps import PART_FIELDS, Steps
 from meshwright.serve.tail import Tail

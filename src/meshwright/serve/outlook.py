@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from meshwright.errors import MeshwrightError
 from meshwright.ledger import Ledger, Rate, rate_of
 from meshwright.plan.plan import Plan
-from meshwright.record import RUNNING
+from meshwright.record.header import RUNNING
 from meshwright.serve.live import LiveRun
 from meshwright.units import HOUR
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.ledger import Ledger
-from meshwright.record import RUNNING, Event
+from meshwright.record.entries import Event
+from meshwright.record.header import RUNNING
 from meshwright.serve.books import Books
 from meshwright.serve.files import run_folder, run_names
 from meshwright.serve.live import RECENT, LiveRun, number_in

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.record import LONGEST_S, PARTS, StepRecord, object_in
+from meshwright.record.entries import LONGEST_S, PARTS, STEP_FIELDS, StepRecord
+from meshwright.record.lines import object_in
 
 PART_FIELDS = tuple(f"{part}_s" for part in PARTS)
 EXTRA = ("tokens_per_s", "learning_rate", "slowest_replica")
-FIELDS = ("step", "samples", "loss", "grad_norm", "step_time_s", *PART_FIELDS, *EXTRA)
+FIELDS = (*STEP_FIELDS, *PART_FIELDS, *EXTRA)
 DRAWN = ("samples", "loss", "grad_norm", "step_time_s", *PART_FIELDS)  # means over a bucket
 NUM_POINTS = 2000  # at most so many buckets, and more than half as many: about the pixels of a wide screen
 

@@ -1,4 +1,4 @@
-"""How well the exposed time between replicas is known: the fitted constants behind it, each moved by how sure it was."""
+"""How well the exposed time between replicas is known: the constants behind it moved by how sure each was, and the word of a profile."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 
 from meshwright.layout import Layouts
-from meshwright.plan.plan import Plan
-from meshwright.predict import parts
-from meshwright.software import FITTED, Software, software
+from meshwright.plan.plan import Plan, stack_of
+from meshwright.predict import interval_of, parts
+from meshwright.software import FITTED, Software
 
 # What decides how long traffic between replicas takes and how much of it shows; a step has other errors beside these.
 BEHIND = ("fabric_efficiency", "hashed_efficiency", "round_s", "hopper_contention", "blackwell_contention")
@@ -27,11 +27,15 @@ class Exposed:
 def exposed_between_replicas(plan: Plan, stack: Software | None = None) -> Exposed:
     """The predicted exposed time, with the spread that each constant was expected to have; added as independent errors.
 
-    Nobody has published a profile, so the spread is that expected before the fit, not a measured one.
+    Nobody has published a trace, so the spread is that expected before the fit, not a measured one. Times of a hardware profile have the
+    spread that predictions by it are held to.
     """
-    stack = stack or software(plan.software)
+    stack = stack or stack_of(plan)
     middle_s = _exposed_s(plan, stack)
     above, below = 0.0, 0.0
+    if stack.profile:
+        held = interval_of(plan.model, plan.cluster, plan.workload, stack)
+        above, below = (middle_s * (held.high - 1)) ** 2, (middle_s * (held.low - 1)) ** 2
     for name in BEHIND:
         moved = [_exposed_s(plan, _moved(stack, name, side * NORMAL_90)) - middle_s for side in (1, -1)]
         above += max(*moved, 0.0) ** 2

@@ -13,12 +13,11 @@ from meshwright.describe.cluster import Cluster
 from meshwright.errors import InputError
 from meshwright.layout import Layouts
 from meshwright.plan.make import exact_prediction
-from meshwright.plan.plan import Plan
+from meshwright.plan.plan import Plan, stack_of
 from meshwright.predict import Prediction, parts, timeline
-from meshwright.question import GENERATION
-from meshwright.record import PARTS
-from meshwright.software import Software, software
-from meshwright.step import TOKEN_BYTES, slowest_of
+from meshwright.record.entries import PARTS
+from meshwright.software import Software
+from meshwright.step import TOKEN_BYTES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -112,23 +111,23 @@ def _extreme(schedule: Schedule, kind: int, *, last: bool) -> Ints:
 
 def job_of(plan: Plan, cluster: Cluster | None = None, stack: Software | None = None) -> Job:
     """The plan's step, on the plan's own machine or on `cluster`, the same machine with something taken from it."""
-    stack = stack or software(plan.software)
+    stack = stack or stack_of(plan)
     if cluster is not None:
         plan = replace(plan, cluster=cluster)
     asked = (plan.model, plan.cluster, plan.workload, plan.layout)
     prediction = exact_prediction(*asked, stack)
     order = timeline(*asked, stack)
-    slowest = float(slowest_of(plan.cluster.num_accelerators, stack.constants.chip_spread))
+    stretch = float(prediction.detail.stretch[0])
     hops = Hops(hop_s=float(prediction.detail.message_s[0]) if plan.layout.overlap_pp else 0.0)
     return Job(
         plan=plan,
         stack=stack,
         prediction=prediction,
         schedule=order.schedule,
-        duration_s=(order.end_s - order.start_s) * slowest,
-        end_s=order.end_s * slowest,
-        hop_s=hops.by_message()[order.schedule.message] * slowest,
-        pipeline_s=order.makespan_s * slowest,
+        duration_s=(order.end_s - order.start_s) * stretch,
+        end_s=order.end_s * stretch,
+        hop_s=hops.by_message()[order.schedule.message] * stretch,
+        pipeline_s=order.makespan_s * stretch,
         traffic=traffic_of(plan, plan.cluster, stack),
         parts_s={part: float(prediction.parts[part][0]) for part in PARTS},
     )
@@ -136,7 +135,7 @@ def job_of(plan: Plan, cluster: Cluster | None = None, stack: Software | None = 
 
 def check_plan(plan: Plan, stack: Software | None = None) -> None:
     """Raise an InputError where the plan's own step is not what its machine, model and software give."""
-    stack = stack or software(plan.software)
+    stack = stack or stack_of(plan)
     predicted_s = float(exact_prediction(plan.model, plan.cluster, plan.workload, plan.layout, stack).step_time_s[0])
     if not abs(plan.step_time_s / predicted_s - 1) <= SAME:
         raise InputError(
@@ -147,17 +146,12 @@ def check_plan(plan: Plan, stack: Software | None = None) -> None:
 
 
 def traffic_of(plan: Plan, cluster: Cluster, stack: Software) -> Traffic:
-    """What goes between replicas, priced as if nothing hid it: an all-reduce (ZeRO 0) is two reductions, ZeRO 1 is one and a gather."""
-    bare = [replace(plan.layout, overlap_dp=False, zero_stage=stage) for stage in (0, 1)]
-    priced_s = parts(plan.model, cluster, plan.workload, Layouts.of([*bare, plan.layout]), stack).seconds["exposed_dp"]
-    reduce_s, gather_s = float(priced_s[0]) / 2, float(priced_s[1] - priced_s[0] / 2)
-    blackwell = GENERATION.get(cluster.accelerator.architecture) == "blackwell"
-    contention = float(stack.constants.blackwell_contention if blackwell else stack.constants.hopper_contention)
-    if plan.layout.zero_stage == 0:
-        reduce_s, gather_s = 2 * reduce_s, 0.0
+    """What goes between replicas in a step, priced as if nothing hid it."""
+    priced = parts(plan.model, cluster, plan.workload, Layouts.of([plan.layout]), stack)
+    carried = priced.carried()
     return Traffic(
-        reduce_s=reduce_s,
-        gather_s=gather_s,
-        contention=contention if plan.layout.overlap_dp else 1.0,
-        closed_s=float(priced_s[2]),
+        reduce_s=float(carried.reduced_s[0]),
+        gather_s=float(carried.gathered_s[0]),
+        contention=float(carried.contention[0]),
+        closed_s=float(priced.seconds["exposed_dp"][0]),
     )

@@ -16,7 +16,9 @@ from meshwright.errors import InputError
 from meshwright.ledger import Budget, Rate, amount
 from meshwright.mllog import StepTimes
 from meshwright.plan.plan import Plan
-from meshwright.record import PARTS, RunHeader, RunWriter, StepRecord
+from meshwright.record.entries import PARTS, StepRecord
+from meshwright.record.header import RunHeader
+from meshwright.record.writer import RunWriter
 from meshwright.simulate.fabric import Fabric, fabric_tier
 from meshwright.simulate.job import Job, Traffic, job_of, traffic_of
 from meshwright.simulate.noise import Noise, fitted_noise

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.record import PARTS
+from meshwright.record.entries import PARTS
 from meshwright.simulate import noise as draws
 from meshwright.simulate.job import Job, Traffic
 from meshwright.simulate.noise import QUIET, Noise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.record import RunWriter
+from meshwright.record.writer import RunWriter
 from meshwright.simulate.outlook import Outlook
 from meshwright.simulate.run import Paid, SimulatedRun, new_folder, records
 

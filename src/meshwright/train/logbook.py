@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from meshwright.layout import Layout
 from meshwright.ledger import Budget, amount
-from meshwright.record import RunWriter, StepRecord
+from meshwright.record.entries import StepRecord
+from meshwright.record.writer import RunWriter
 from meshwright.train import measured
 from meshwright.train.checkpoint import SaveReport
 from meshwright.train.job import Job

@@ -17,7 +17,9 @@ import torch.distributed as dist
 from meshwright.describe.this_machine import processor_name
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.plan.plan import write_whole
-from meshwright.record import Event, RunHeader, RunWriter, append_event, check_name, elapsed_s
+from meshwright.record.entries import Event
+from meshwright.record.header import RunHeader, check_name
+from meshwright.record.writer import RunWriter, append_event, elapsed_s
 from meshwright.train.corpus import Corpus
 from meshwright.train.huggingface import load_huggingface
 from meshwright.train.huggingface_save import tokenizer_config

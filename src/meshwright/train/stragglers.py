@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshwright.record import MAD_TO_STD
+from meshwright.record.summary import MAD_TO_STD
 
 FLOORS = {25: 1.15, 40: 1.08, 100: 1.07, 250: 1.05, 500: 1.04}  # window, in steps -> slowdown below which nobody is named
 STANDARD_ERRORS = 3.5

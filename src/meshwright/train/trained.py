@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
-from meshwright.plan.plan import read_plan
+from meshwright.ledger import checked_plan
 from meshwright.train.checkpoint import Piece, load, newest_loadable, read_manifest
 from meshwright.train.checkpoint.shard import DTYPES
 from meshwright.train.huggingface import CONFIG, load_huggingface, longest_context
@@ -63,7 +63,7 @@ def load_trained(folder: Path, device: torch.device) -> Trained:
 
 
 def _from_run(folder: Path, device: torch.device) -> Trained:
-    plan = read_plan(folder / PLAN)
+    plan = checked_plan(folder, "put the run's own plan back: by another one these weights may be another model")
     weights: dict[str, Tensor] = {}
 
     def read(path: Path) -> None:

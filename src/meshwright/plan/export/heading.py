@@ -14,8 +14,9 @@ WIDTH = 118  # of a comment's text
 def origin(plan: Plan) -> list[str]:
     """The plan in a few lines: its name, layout, machine, job and prediction."""
     machine, job, layout = plan.cluster, plan.workload, plan.layout
+    timed = f" on a {plan.profile.words}" if plan.profile else ""
     return [
-        f"plan: {plan.name} (plan file version {plan.version}, priced with {plan.software})",
+        f"plan: {plan.name} (plan file version {plan.version}, priced with {plan.software}{timed})",
         f"layout: {layout}, order {'-'.join(layout.order)}, schedule {layout.schedule}",
         f"machine: {machine.num_accelerators} x {machine.accelerator.name} of {machine.name}",
         f"job: {plan.model.name}, {job.global_batch} sequences of {job.seq_len} tokens a step, {job.precision}",

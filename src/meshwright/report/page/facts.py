@@ -11,10 +11,10 @@ from meshwright.footprint import recipe_for, stages
 from meshwright.layout import Layouts
 from meshwright.outcome import Outcome, outcome
 from meshwright.plan.explain import Explanation, explain
-from meshwright.plan.plan import Plan
+from meshwright.plan.plan import Plan, stack_of
 from meshwright.plan.trace import LaidOut
 from meshwright.predict import Prediction, exact_step_s, predict
-from meshwright.software import Software, software
+from meshwright.software import Software
 from meshwright.step import PARTS
 from meshwright.units import seconds
 
@@ -80,7 +80,7 @@ class Facts:
 
 def facts_of(plan: Plan, stack: Software | None = None, takes: Outcome | None = None) -> Facts:
     """Price the plan again, under the software it names or the one given, and gather what there is to show."""
-    stack = stack or software(plan.software)
+    stack = stack or stack_of(plan)
     job = (plan.model, plan.cluster, plan.workload)
     prediction = predict(*job, Layouts.of([plan.layout]), stack)
     as_planned = replace(prediction, time_to_train_s=np.array([plan.time_to_train_s]))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from meshwright.record import Event
+from meshwright.record.entries import Event
 from meshwright.report.facts import RunFacts
 from meshwright.report.page.area import NUM_BUCKETS, Axis, Column, Plot, buckets, extremes, smoothed
 from meshwright.report.page.axes import ticks

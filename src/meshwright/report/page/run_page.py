@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from meshwright.record import PARTS
+from meshwright.record.entries import PARTS
 from meshwright.report.compare import differences, differing, same_loss, simulated_beside
 from meshwright.report.facts import RunFacts
 from meshwright.report.noise import METHOD

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 
 from meshwright.ledger import Ledger, Rate
-from meshwright.record import Event
+from meshwright.record.entries import Event
 from meshwright.report.compare import APART, PartTimes, parts_of
 from meshwright.report.facts import RunFacts, is_sampled
 from meshwright.report.page.bars import bar, mark

@@ -1,0 +1,92 @@
+"""What the lines of a run hold: a step with its parts, and an event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.record.lines import number, required_number, whole_number
+
+PARTS = ("compute", "exposed_tp", "exposed_cp", "exposed_pp", "exposed_dp", "exposed_ep", "bubble", "optimizer", "data", "overhead")
+SLOW_AFTER = ("evaluation", "checkpoint", "resumed", "restart")  # events after which the next step is no steady one
+LONGEST_S = 1e11  # three thousand years: no step takes longer, no event comes later, and a date can still be told
+STEP_FIELDS = ("step", "samples", "loss", "grad_norm", "step_time_s")
+
+_PART_OF_FIELD = {f"{part}_s": part for part in PARTS}
+_EVENT_FIELDS = ("time_s", "kind", "step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One step. Parts are seconds by name in `PARTS`; a part that nobody measured is left out, not zero."""
+
+    step: int  # from 1
+    samples: int  # sequences trained on so far, this step's included
+    loss: float | None
+    grad_norm: float | None
+    step_time_s: float
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    extra: Mapping[str, float] = field(default_factory=dict)  # tokens_per_s, memory_bytes, energy_j, ...
+
+    def __post_init__(self) -> None:
+        if self.step < 0 or self.samples < 0:
+            raise InputError(f"step {self.step} with {self.samples} samples: neither can be below 0")
+        if unknown := self.parts_s.keys() - set(PARTS):
+            raise InputError(f"no part of a step is called {sorted(unknown)[0]!r}", fix=f"use {', '.join(PARTS)}, or an extra field")
+        if taken := [name for name in self.extra if name in STEP_FIELDS or name in _PART_OF_FIELD]:
+            raise InputError(f"the extra field {taken[0]!r} has the name of a field of every step", fix="call it something else")
+        for name, seconds in (("step_time_s", self.step_time_s), *self.parts_s.items()):
+            if not 0 <= seconds <= LONGEST_S:
+                raise InputError(f"{name} of step {self.step} is {seconds}, not a number of seconds that it can take")
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as one flat JSON object: `compute_s`, `exposed_tp_s`, ... beside the rest."""
+        entry = {name: getattr(self, name) for name in STEP_FIELDS}
+        return {**entry, **{f"{part}_s": seconds for part, seconds in self.parts_s.items()}, **self.extra}
+
+    @staticmethod
+    def from_json(entry: Mapping[str, Any]) -> StepRecord:
+        """The record that a line holds; ValueError says what it lacks."""
+        rest = {name: number(entry, name) for name in entry if name not in STEP_FIELDS}
+        parts_s = {_PART_OF_FIELD[name]: value for name, value in rest.items() if name in _PART_OF_FIELD and value is not None}
+        extra = {name: value for name, value in rest.items() if name not in _PART_OF_FIELD and value is not None}
+        return StepRecord(
+            step=whole_number(entry, "step"),
+            samples=whole_number(entry, "samples"),
+            loss=number(entry, "loss"),
+            grad_norm=number(entry, "grad_norm"),
+            step_time_s=required_number(entry, "step_time_s"),
+            parts_s=parts_s,
+            extra=extra,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened: start, evaluation, checkpoint, slow_rank, stall, nan, resumed, stopped, fault, restart, ..."""
+
+    time_s: float  # since the run's first start; simulated time in a simulated run
+    kind: str
+    step: int  # steps done when it happened
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if taken := [name for name in self.detail if name in _EVENT_FIELDS]:
+            raise InputError(f"the detail {taken[0]!r} of an event has the name of a field of every event", fix="call it something else")
+
+    def to_json(self) -> dict[str, Any]:
+        """The event as one flat JSON object."""
+        return {"time_s": self.time_s, "kind": self.kind, "step": self.step, **self.detail}
+
+    @staticmethod
+    def from_json(entry: Mapping[str, Any]) -> Event:
+        """The event that a line holds; ValueError says what it lacks."""
+        if not isinstance(entry.get("kind"), str):
+            raise ValueError("kind is no text")
+        time_s = required_number(entry, "time_s")
+        if not abs(time_s) <= LONGEST_S:
+            raise ValueError(f"time_s is {time_s}, when nothing can have happened")
+        detail = {name: value for name, value in entry.items() if name not in _EVENT_FIELDS}
+        return Event(time_s=time_s, kind=entry["kind"], step=whole_number(entry, "step"), detail=detail)

@@ -1,0 +1,120 @@
+"""A run's header, run.json: what ran, where, and how it ended; checked when it is made and when it is read."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.record.lines import number, object_in, one_line, whole_number
+
+FORMAT = 1  # of the folder; a reader refuses a newer one
+KINDS = ("trained", "simulated")
+RUNNING = "running"
+STATUSES = (RUNNING, "finished", "target_reached", "stopped", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHeader:
+    """What run.json says: enough to know a year later what ran, where, and how it ended."""
+
+    name: str
+    kind: str
+    seed: int
+    num_ranks: int
+    machine: str  # in words
+    sequence_length: int | None = None  # tokens of a sample
+    target: float | None = None  # evaluation loss at which the run is done
+    status: str = RUNNING
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
+    versions: Mapping[str, str | None] = field(default_factory=lambda: versions())
+    plan_file: str | None = None  # as the user named it; the folder's copy is plan.json
+    plan_sha256: str | None = None
+    conditions: tuple[str, ...] = ()  # of a simulated machine, in words
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        for what, value, known in (("kind", self.kind, KINDS), ("status", self.status, STATUSES)):
+            if value not in known:
+                raise InputError(f"a run's {what} cannot be {value!r}", fix=f"use one of {', '.join(known)}")
+        if self.num_ranks < 1:
+            raise InputError(f"a run of {self.num_ranks} ranks", fix="give at least one")
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what a run's numbers depend on; None for a package that is not installed."""
+    found: dict[str, str | None] = {"python": python_version()}
+    for package in ("meshwright", "numpy", "torch"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def check_name(name: str) -> str:
+    """`name`, if it can be one folder's name inside the runs folder and nothing else."""
+    problem = ""
+    if not name or name.strip() != name:
+        problem = "is empty, or begins or ends with a space"
+    elif name.startswith(".") or "/" in name or "\\" in name:
+        problem = "could lead out of the runs folder, or hide in it"
+    elif any(unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") for letter in name):
+        problem = "holds a control character"
+    elif len(name.encode()) > 200:
+        problem = f"is {len(name.encode())} bytes long"
+    if problem:
+        raise InputError(f"the run name {name!r} {problem}", fix="use up to 200 letters, digits and signs, no slash, no dot in front")
+    return name
+
+
+def read_header(folder: Path) -> RunHeader:
+    """The header of the run in `folder`; an error where it is missing, damaged or of a newer format."""
+    path = folder / "run.json"
+    try:
+        entry = object_in(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError(
+            "not a run folder: it has no run.json", where=str(folder), fix="give a folder that train or simulate wrote"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the run's header: {one_line(error)}", where=str(path)) from None
+    version = entry.get("format")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise InputError(f"the run's format is {version!r}, not a whole number", where=str(path))
+    if version > FORMAT:
+        raise InputError(f"the run's format is {version}; this meshwright reads up to {FORMAT}", where=str(path), fix="update meshwright")
+    return _header(entry, path)
+
+
+def _header(entry: Mapping[str, Any], path: Path) -> RunHeader:
+    """The header a JSON object holds, each field of its type; an unknown field is one of the same format's that we do not need."""
+    known = {name: entry[name] for name in (spec.name for spec in fields(RunHeader)) if name in entry}
+    try:
+        for name in ("seed", "num_ranks"):
+            whole_number(known, name)
+        for name in ("sequence_length", "target"):
+            number(known, name)
+        for name in ("name", "kind", "machine", "status", "created"):
+            if not isinstance(known.get(name), str):
+                raise ValueError(f"{name} is {known.get(name, 'missing')!r}")
+        conditions = known.get("conditions", [])
+        if not isinstance(conditions, list) or not all(isinstance(word, str) for word in conditions):
+            raise ValueError("conditions are not a list of texts")
+        known["conditions"] = tuple(conditions)
+        if not all(word.isprintable() for word in (known["machine"], *conditions)):
+            raise ValueError("machine or conditions hold characters that cannot be shown")
+        if not isinstance(known.get("versions"), dict):
+            raise ValueError("versions are missing")
+        if datetime.fromisoformat(known["created"]).tzinfo is None:
+            raise ValueError("created has no time zone")
+        return RunHeader(**known)
+    except (ValueError, InputError) as error:
+        raise InputError(f"the run's header is damaged: {one_line(error)}", where=str(path)) from None

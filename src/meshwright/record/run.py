@@ -1,0 +1,100 @@
+"""A run's folder as it was read, whole or damaged, ended or still being written; and the folders there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import InputError
+from meshwright.record.entries import SLOW_AFTER, STEP_FIELDS, Event, StepRecord
+from meshwright.record.header import RUNNING, RunHeader, read_header
+from meshwright.record.lines import object_in, one_line
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run folder as it was read. `damage` names each line that could not be; a half-written last line is none."""
+
+    folder: Path
+    header: RunHeader
+    records: tuple[StepRecord, ...]
+    events: tuple[Event, ...]
+    damage: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run has ended, well or badly, and every line is whole."""
+        return self.header.status != RUNNING and not self.damage
+
+    @cached_property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """An array for every field of the steps; nan where a step does not have it."""
+        entries = [record.to_json() for record in self.records]
+        names = dict.fromkeys((*STEP_FIELDS, *(name for entry in entries for name in entry)))
+        return {name: _column(name, entries) for name in names}
+
+    @property
+    def is_steady(self) -> NDArray[np.bool_]:
+        """Of each step, whether it follows another one with no start, evaluation, checkpoint or restart between."""
+        step = self.columns["step"]
+        before = {event.step for event in self.events if event.kind in SLOW_AFTER}
+        steady = ~np.isin(step - 1, list(before))
+        steady[:1] = False
+        return np.asarray(steady)
+
+
+def _column(name: str, entries: Iterable[Mapping[str, Any]]) -> NDArray[Any]:
+    if name in ("step", "samples"):
+        return np.array([entry[name] for entry in entries], dtype=np.int64)
+    values = (entry.get(name) for entry in entries)
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def read_run(folder: str | Path) -> Run:
+    """The run in `folder`, also while it is being written; damaged lines are left out and named."""
+    folder = Path(folder)
+    header = read_header(folder)
+    damage: list[str] = []
+    records: list[StepRecord] = []
+    for where, record in _entries(folder / "steps.jsonl", StepRecord.from_json, damage):
+        if records and record.step <= records[-1].step:
+            damage.append(f"{where}: step {record.step} follows step {records[-1].step}")
+        else:
+            records.append(record)
+    events = [event for _, event in _entries(folder / "events.jsonl", Event.from_json, damage)]
+    return Run(folder, header, tuple(records), tuple(events), tuple(damage))
+
+
+def _entries(path: Path, parse: Callable[[Mapping[str, Any]], T], damage: list[str]) -> Iterator[tuple[str, T]]:
+    """Each line's place and what it holds; what cannot be read is put into `damage`, a cut last line is passed over."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        damage.append(f"{path.name}: {error.strerror or error}")
+        return
+    for number, line in enumerate(lines, start=1):
+        where = f"{path.name} line {number}"
+        try:
+            if line.strip():
+                yield where, parse(object_in(line))
+        except (ValueError, InputError) as error:
+            if number < len(lines):
+                damage.append(f"{where}: {one_line(error)}")
+
+
+def list_runs(runs: str | Path) -> list[Path]:
+    """The run folders in `runs`, newest first by their header's time stamp on disk; damaged ones too."""
+    try:
+        folders = [path for path in Path(runs).iterdir() if (path / "run.json").is_file()]
+    except OSError as error:
+        raise InputError(f"cannot list the runs: {error.strerror or error}", where=str(runs)) from None
+    return sorted(folders, key=lambda path: (-(path / "run.json").stat().st_mtime, path.name))

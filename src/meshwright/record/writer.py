@@ -1,0 +1,203 @@
+"""A run's folder as it is written: begun, gone on with behind a step, and ended; lines whole and at once."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import asdict, replace
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
+
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.record.entries import Event, StepRecord
+from meshwright.record.header import RUNNING, STATUSES, RunHeader, read_header
+from meshwright.record.lines import line_of, object_in
+
+BULK_LINES = 4096
+
+
+class RunWriter:
+    """A run folder that is being written. One process writes steps; others may add events with `append_event`."""
+
+    def __init__(self, folder: Path, header: RunHeader) -> None:
+        self.folder, self.header = folder, header
+        self._steps = _LineFile(folder / "steps.jsonl")
+        self._events = _LineFile(folder / "events.jsonl")
+        self._clock_offset_s = _since_s(header) - time.monotonic()
+
+    @classmethod
+    def create(cls, runs: str | Path, header: RunHeader, plan: bytes | None = None) -> Self:
+        """A writer for the new folder `runs`/NAME; `plan` is the content of the plan file as it is run."""
+        folder = Path(runs) / header.name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                raise InputError("the run's folder exists and is not empty", where=str(folder), fix="use another name, or resume this run")
+            if plan is not None:
+                header = replace(header, plan_sha256=hashlib.sha256(plan).hexdigest())
+                _write_whole(folder / "plan.json", plan)
+            _write_header(folder, header)
+            return cls(folder, header)
+        except OSError as error:
+            raise InputError(f"cannot make the run's folder: {error.strerror or error}", where=str(folder)) from None
+
+    @classmethod
+    def resume(cls, folder: str | Path, after_step: int, plan: bytes | None = None) -> Self:
+        """A writer that goes on in an existing folder behind `after_step`: later steps move to abandoned.jsonl.
+
+        A `plan` that is not the folder's takes its place; the old one stays as plan-until-step-N.json.
+        """
+        folder = Path(folder)
+        header = replace(read_header(folder), status=RUNNING)
+        if plan is not None and hashlib.sha256(plan).hexdigest() != header.plan_sha256:
+            if (folder / "plan.json").exists():
+                os.replace(folder / "plan.json", folder / f"plan-until-step-{after_step}.json")
+            _write_whole(folder / "plan.json", plan)
+            header = replace(header, plan_sha256=hashlib.sha256(plan).hexdigest())
+            _write_header(folder, header)  # at once: a plan whose digest is not recorded would pass for somebody else's
+        for name in ("steps.jsonl", "events.jsonl"):
+            (folder / name).touch()
+        _abandon(folder, "events.jsonl", Event.from_json, math.inf)  # events behind the step did happen; a torn line did not
+        writer = cls(folder, header)
+        writer.truncate_after(after_step)
+        _write_header(folder, header)
+        return writer
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of wall clock since the run's first start."""
+        return self._clock_offset_s + time.monotonic()
+
+    def step(self, record: StepRecord) -> None:
+        """Append one step."""
+        self._steps.append(line_of(record.to_json()))
+
+    def steps(self, records: Iterable[StepRecord]) -> None:
+        """Append many steps, thousands of lines in a write: for runs that are not lived through."""
+        remaining = iter(records)
+        while block := b"".join(line_of(record.to_json()) for record in islice(remaining, BULK_LINES)):
+            self._steps.append(block)
+
+    def event(self, kind: str, step: int, time_s: float | None = None, **detail: Any) -> Event:
+        """Append an event, which happened now unless `time_s` says otherwise, and return it."""
+        event = Event(time_s=self.time_s if time_s is None else time_s, kind=kind, step=step, detail=detail)
+        self._events.append(line_of(event.to_json()))
+        return event
+
+    def update(self, **changes: Any) -> None:
+        """Replace fields of the header, in the file too."""
+        self.header = replace(self.header, **changes)
+        _write_header(self.folder, self.header)
+
+    def sync(self) -> None:
+        """Put what was written on the disk itself: after a checkpoint, so that steps and weights agree after a power cut."""
+        self._steps.sync()
+        self._events.sync()
+
+    def truncate_after(self, step: int) -> int:
+        """Move the steps behind `step` to abandoned.jsonl; return how many. A resumed run writes them anew."""
+        self._steps.close()
+        num_cut = _abandon(self.folder, "steps.jsonl", StepRecord.from_json, step)
+        self._steps = _LineFile(self.folder / "steps.jsonl")
+        return num_cut
+
+    def finish(self, status: str) -> None:
+        """Write how the run ended, put all on the disk and close."""
+        if status == RUNNING:
+            raise InputError("a run cannot finish as running", fix=f"use one of {', '.join(STATUSES[1:])}")
+        self.sync()
+        self.update(status=status)
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; the status stays as it is."""
+        self._steps.close()
+        self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def elapsed_s(folder: str | Path) -> float:
+    """Seconds of wall clock since the run's first start, for an event from a process that does not hold the run's writer."""
+    return _since_s(read_header(Path(folder)))
+
+
+def _since_s(header: RunHeader) -> float:
+    return time.time() - datetime.fromisoformat(header.created).timestamp()
+
+
+def append_event(folder: str | Path, event: Event) -> None:
+    """Append one event from a process that does not hold the run's writer: the watchdog of another rank."""
+    with closing(_LineFile(Path(folder) / "events.jsonl")) as events:
+        events.append(line_of(event.to_json()))
+        events.sync()
+
+
+class _LineFile:
+    """A file that grows by whole lines, each one write without a buffer: the kernel keeps it when the process dies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: io.FileIO = open(path, "ab", buffering=0)  # noqa: SIM115 - held open for the length of a run
+        self._torn = False
+
+    def append(self, line: bytes) -> None:
+        """Write `line`, or raise; a line torn by a full disk is closed before the next one."""
+        data = b"\n" + line if self._torn else line
+        try:
+            while data:
+                written = self._file.write(data)
+                self._torn = written < len(data)
+                data = data[written:]
+        except OSError as error:
+            raise MeshwrightError(f"cannot record the run: {error.strerror or error}", where=str(self.path), fix="free space") from None
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write the file so that a kill leaves the old or the new one."""
+    fresh = path.with_name(f".{path.name}.new")
+    with open(fresh, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+
+
+def _write_header(folder: Path, header: RunHeader) -> None:
+    _write_whole(folder / "run.json", (json.dumps(asdict(header), indent=2) + "\n").encode())
+
+
+def _abandon(folder: Path, name: str, parse: Callable[[Mapping[str, Any]], StepRecord | Event], last_step: float) -> int:
+    """Move the lines behind `last_step`, and those that no one can read, to abandoned.jsonl; return how many."""
+    kept: list[bytes] = []
+    cut: list[bytes] = []
+    for line in filter(bytes.strip, (folder / name).read_bytes().split(b"\n")):
+        try:
+            (kept if parse(object_in(line)).step <= last_step else cut).append(line + b"\n")
+        except (ValueError, InputError):
+            cut.append(line_of({"damaged": line.decode(errors="replace")}))
+    if cut:
+        with open(folder / "abandoned.jsonl", "ab") as file:
+            file.writelines(cut)
+            file.flush()
+            os.fsync(file.fileno())
+    _write_whole(folder / name, b"".join(kept))
+    return len(cut)

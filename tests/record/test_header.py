@@ -1,0 +1,50 @@
+"""A name stays inside the runs folder; a header that cannot be used is an error that says why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.record.header import FORMAT, check_name
+from meshwright.record.run import read_run
+from meshwright.record.writer import RunWriter
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "/etc", "a\\b", ".hidden", "a\nb", "a\x00b", "a\x1b[2J", "a\u202eb", " a", "a ", "x" * 201]
+)
+def test_a_name_that_could_leave_the_runs_folder_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="the run name"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["first", "tp2-pp2.dp2", "<script>alert(1)</script>".replace("/", ""), "läuft 3", "a..b"])
+def test_a_name_may_be_anything_else(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "changes, complaint",
+    [
+        ({"format": FORMAT + 1}, "this meshwright reads up to"),
+        ({"format": "1"}, "not a whole number"),
+        ({"name": "../../etc"}, "the run's header is damaged: the run name"),
+        ({"status": "well"}, "a run's status cannot be 'well'"),
+        ({"seed": None}, "seed is missing"),
+        ({"created": "yesterday"}, "Invalid isoformat"),
+        ({"created": "2026-01-01"}, "no time zone"),
+    ],
+)
+def test_a_header_that_cannot_be_used_is_an_error(writer: RunWriter, changes: dict[str, object], complaint: str) -> None:
+    path = writer.folder / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(InputError, match=complaint):
+        read_run(writer.folder)
+
+
+def test_a_folder_without_a_header_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a run folder"):
+        read_run(tmp_path)
