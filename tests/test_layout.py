@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.layout import AXES, CP_KINDS, ORDERS, RECOMPUTE, SCHEDULES, Layout, Layouts, parse_layout
+from meshwright.layout import AXES, CP_KINDS, ORDERS, RECOMPUTE, SCHEDULES, Layout, Layouts, parse_layout, read_choices
+from meshwright.predict import usual_layout
 
 RECORD = "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"
 small = st.integers(1, 6)
@@ -18,15 +20,17 @@ small = st.integers(1, 6)
 
 @st.composite
 def layouts(draw):
-    pp = draw(small)
+    tp, cp, pp, dp = (draw(small) for _ in range(4))
     return Layout(
-        tp=draw(small),
-        cp=draw(small),
+        tp=tp,
+        cp=cp,
         pp=pp,
         vp=draw(small) if pp > 1 else 1,
-        dp=draw(small),
+        dp=dp,
+        ep=draw(st.sampled_from([n for n in range(1, 7) if dp * cp * tp % n == 0])),
         micro_batch=draw(small),
         zero_stage=draw(st.integers(0, 3)),
+        zero_ranks=draw(st.sampled_from([n for n in range(7) if n == 0 or dp * cp % n == 0])),
         recompute=draw(st.sampled_from(RECOMPUTE)),
         schedule=draw(st.sampled_from(SCHEDULES)),
         cp_kind=draw(st.sampled_from(CP_KINDS)),
@@ -47,7 +51,32 @@ def test_the_record_layout_as_text():
     layout = parse_layout(RECORD)
     assert (layout.tp, layout.cp, layout.pp, layout.vp, layout.dp, layout.micro_batch) == (4, 2, 8, 8, 128, 1)
     assert (layout.num_ranks, layout.num_micro_batches(1024)) == (8192, 8)
-    assert str(layout) == RECORD
+    assert layout.degrees == RECORD
+    assert str(layout) == (
+        "tp=4,cp=2,pp=8,vp=8,dp=128,ep=1,mbs=1,zero=1,recompute=none,schedule=interleaved,cp_kind=ring,order=tp-cp-pp-dp,"
+        "overlap_tp=no,cuda_graphs=yes"
+    )
+
+
+JOBS = [
+    (load_model(model), load_cluster(cluster), replace(load_workload("pretrain-1t"), precision=precision))
+    for model in ("llama-3.1-8b", "deepseek-v3")
+    for cluster in ("dgx-h100-superpod", "azure-gb200-128")
+    for precision in ("bf16", "nvfp4")
+]
+
+
+@given(layouts(), st.sampled_from([Layout(), *(usual_layout(*job) for job in JOBS)]))
+def test_a_layouts_text_gives_the_same_layout_back_whatever_it_is_read_for(layout, usual):
+    assert parse_layout(str(layout), usual) == layout
+
+
+@given(layouts())
+def test_a_layouts_text_leaves_a_search_nothing_to_choose(layout):
+    told = read_choices(str(layout))
+    searched = {"tp", "cp", "pp", "vp", "dp", "ep", "micro_batch", "zero_stage", "recompute", "order", "overlap_tp", "cuda_graphs"}
+    searched |= {"schedule"} if layout.pp > 1 else set()
+    assert searched | ({"cp_kind"} if layout.cp > 1 else set()) <= set(told)
 
 
 def test_every_key_can_be_written():
@@ -55,7 +84,8 @@ def test_every_key_can_be_written():
     layout = parse_layout(text)
     assert (layout.zero_stage, layout.recompute, layout.schedule, layout.cp_kind) == (3, "full", "zero-bubble", "all-gather")
     assert (layout.order, layout.overlap_tp, layout.overlap_dp, layout.cuda_graphs) == (("tp", "cp", "dp", "pp"), True, False, False)
-    assert str(layout) == "tp=1,cp=1,pp=2,vp=1,dp=1,mbs=1,zero=3,recompute=full"
+    assert layout.degrees == "tp=1,cp=1,pp=2,vp=1,dp=1,mbs=1,zero=3,recompute=full"
+    assert "cp_kind=all-gather" in str(layout) and "overlap_dp=no" in str(layout) and parse_layout(str(layout)) == layout
 
 
 def test_text_changes_only_what_it_names():
@@ -67,7 +97,9 @@ def test_text_changes_only_what_it_names():
 @pytest.mark.parametrize(
     "text, what, where",
     [
-        ("tp", "cannot read 'tp' in the layout", "--layout"),
+        ("tp", "tp has no value in the layout", "--layout tp"),
+        ("tp=4,zero", "zero has no value in the layout", "--layout tp=4,zero"),
+        ("tpp", "cannot read 'tpp' in the layout", "--layout"),
         ("tpp=4", "cannot read 'tpp=4' in the layout", "--layout"),
         ("tp=four", "tp is 'four', not a whole number", "layout.tp"),
         ("tp=", "tp is '', not a whole number", "layout.tp"),
@@ -92,6 +124,13 @@ def test_what_is_refused(text, what, where):
     with pytest.raises(InputError) as caught:
         parse_layout(text)
     assert (caught.value.what, caught.value.where) == (what, where)
+
+
+@pytest.mark.parametrize("text, fix", [("tp", "write tp=2, for example"), ("order", "write order=tp-cp-pp-dp, for example")])
+def test_a_key_without_a_value_is_shown_with_one(text, fix):
+    with pytest.raises(InputError) as caught:
+        parse_layout(text)
+    assert caught.value.fix == fix and parse_layout(fix.removeprefix("write ").removesuffix(", for example"))
 
 
 def test_a_misspelt_key_gets_the_nearest():

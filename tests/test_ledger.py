@@ -34,8 +34,9 @@ from meshwright.ledger import (
     read_rate,
 )
 from meshwright.ledger.book import in_cents, to_cent
+from meshwright.ledger.energy import energy_of
 from meshwright.outcome import Spread, outcome
-from meshwright.plan.make import make_plan
+from meshwright.plan.make import make_plan, priced_plan
 from meshwright.plan.plan import Plan, plan_bytes
 from meshwright.predict import usual_layout
 from meshwright.record.entries import PARTS, Event, StepRecord
@@ -335,6 +336,30 @@ def test_a_quiet_run_draws_what_was_predicted(tmp_path: Path) -> None:
     assert told.water_l == pytest.approx(takes.water_l.value * scale, rel=0.01)
     assert float(told.usd) == pytest.approx(takes.offer.cost_usd.value * scale, rel=1e-6)
     assert told.energy_source == "modelled" and told.energy.metered_j is None
+
+
+def test_water_that_nobody_publishes_is_told_to_be_so() -> None:
+    known = energy_of((), None)
+    assert (known.wue_l_per_kwh, known.water_of) == (None, "no litres a kWh are published for the industry")
+    assert (
+        replace(known, facility="azure", facility_year=2025, wue_l_per_kwh=0.27).water_of
+        == "azure, 2025, 0.27 l for a kWh of the computers"
+    )
+
+
+def test_a_quiet_run_of_processes_costs_and_draws_what_was_predicted(tmp_path: Path) -> None:
+    model, cluster, workload = load_model("llama-2m"), load_cluster("this-machine-2x4"), load_workload("python-stdlib")
+    layout = parse_layout("tp=2,pp=2,dp=2,mbs=4", usual_layout(model, cluster, workload))
+    plan = priced_plan(model, cluster, workload, layout)
+    plan.plan.write(tmp_path / "cores.json")
+    run = run_plan(plan.plan, Conditions(noise=QUIET))
+    told = ledger_of(write_run(run, tmp_path, "quiet", tmp_path / "cores.json"))
+    takes = plan.outcome
+    assert takes.time_to_train_s and takes.energy_j and takes.offer and takes.carbon_kg and told.usd_unrounded is not None
+    assert run.time_to_train_s == pytest.approx(takes.time_to_train_s.value, rel=1e-3)
+    assert told.energy_j == pytest.approx(takes.energy_j.value, rel=1e-3)
+    assert told.carbon_kg == pytest.approx(takes.carbon_kg.value, rel=1e-3)
+    assert float(told.usd_unrounded) == pytest.approx(takes.offer.cost_usd.value, rel=1e-3)
 
 
 def test_what_a_meter_counted_goes_before_the_model(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.mllog import DamagedLog, Log, StepTimes, parse_log, read_log, read_step_times, step_times
+from meshwright.mllog import DamagedLog, Log, StepTimes, parse_log, read_log, read_step_times, salvage, step_times
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SHARED = Path(__file__).parents[1] / ".." / "shared"
@@ -114,6 +114,19 @@ def test_what_is_cut_or_damaged_names_its_line() -> None:
     with pytest.raises(DamagedLog) as error:
         parse_log("\n".join(lines), "x.log")
     assert error.value.line == 5
+
+
+def test_what_is_whole_of_a_damaged_log_is_read() -> None:
+    lines = lines_of("blocks_only")
+    whole = parse_log("\n".join(lines), "x.log")
+    lines[4] = lines[4][:20]
+    lines[6] = lines[6][:-1]  # its end is gone, and its key is not
+    log = salvage("\n".join(lines), "x.log")
+    assert [(one.line, one.key) for one in log.damaged] == [(5, ""), (7, whole.events[6].key)]
+    assert all(one.why for one in log.damaged) and not (log.cut or log.complete)
+    assert log.events == tuple(event for event in whole.events if event.line not in (5, 7))
+    cut = salvage("\n".join(lines)[:-40], "x.log")
+    assert (len(cut.damaged), cut.cut, cut.cut_line) == (2, True, len(lines))
 
 
 def test_zero_bytes_between_lines_are_noticed() -> None:

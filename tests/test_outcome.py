@@ -16,7 +16,7 @@ from meshwright.describe.load import accelerator, load_cluster, load_model, load
 from meshwright.describe.this_machine import CORE_W, num_cores
 from meshwright.errors import InputError
 from meshwright.layout import Layouts, parse_layout
-from meshwright.outcome import CORE_USD_PER_HOUR, Spread, busy_seconds, busy_share, node_w, outcome, power_constants, running_costs
+from meshwright.outcome import CORE_USD_PER_HOUR, Spread, busy_seconds, busy_share, mfu_said, node_w, outcome, power_constants, price_of
 from meshwright.predict import predict
 from meshwright.uncertainty import Interval
 from meshwright.units import HOUR, KWH
@@ -157,19 +157,74 @@ def test_the_example_prints_what_stands_beside_it() -> None:
     assert done.stdout == example.with_suffix(".txt").read_text(encoding="utf-8")
 
 
-def test_an_hour_of_a_cluster_is_its_accelerators_price_and_its_nodes_power():
-    cluster = load_cluster("dgx-h100").resized(8)
-    told = running_costs(cluster)
-    watts, _ = node_w(cluster, 1.0, power_constants())
-    assert told.watts == pytest.approx(watts)
-    assert told.usd_per_hour is not None and told.usd_per_hour / 8 == pytest.approx(
-        float(told.price_note.split(" USD")[0].split()[-1]), abs=0.01
-    )
-
-
 def test_emulated_racks_share_the_machine_out_and_cost_by_core():
     cluster = load_cluster("this-machine-2x4")
     assert [tier.num_accelerators for tier in cluster.tiers] == [4, 8]
-    told = running_costs(cluster)
-    assert told.watts == pytest.approx(num_cores() * CORE_W)
-    assert told.usd_per_hour == pytest.approx(num_cores() * CORE_USD_PER_HOUR)
+    price = price_of(cluster)
+    assert price is not None and price.kind == "assumed"
+    assert 8 * price.usd_per_accelerator_hour == pytest.approx(num_cores() * CORE_USD_PER_HOUR)
+    for busy in (0.0, 1.0):  # processes that wait poll, and a processor has no host beside it
+        watts, hosts = node_w(cluster, busy, power_constants())
+        assert (2 * watts, hosts) == (pytest.approx(num_cores() * CORE_W), "the processor itself, nothing beside")
+
+
+def test_a_run_on_a_processor_costs_its_cores_and_draws_their_watts() -> None:
+    cluster = load_cluster("this-machine-2x4")
+    takes = outcome(AN_HOUR, cluster, WORKLOAD)
+    assert takes.offer is not None
+    assert values(takes.offer.cost_usd) == spread_of(num_cores() * CORE_USD_PER_HOUR)
+    assert values(takes.energy_j) == spread_of(num_cores() * CORE_W * HOUR)
+
+
+def test_what_a_cluster_of_processors_states_of_its_nodes_is_added() -> None:
+    cluster = replace(load_cluster("this-machine-2x4"), node_overhead_w=30.0)
+    watts, hosts = node_w(cluster, 0.5, power_constants())
+    assert watts == pytest.approx(num_cores() * CORE_W / 2 + 30)
+    assert hosts == "the processor itself, and 30 W a node, stated for this-machine-2x4"
+
+
+def test_a_processor_has_no_listed_price_and_no_metered_cooling() -> None:
+    cluster = load_cluster("this-machine-2x4")
+    with pytest.raises(InputError, match="no azure price is listed for a processor"):
+        price_of(cluster, "azure")
+    with pytest.raises(InputError, match="no node of processors cooled by air was metered"):
+        outcome(AN_HOUR, cluster, WORKLOAD, cooling="air")
+    unknown: dict[str, str] = {}
+    silent = replace(cluster, accelerator=replace(cluster.accelerator, power_cap_w=math.nan))
+    assert price_of(silent, unknown=unknown) is None and "goes by its power" in unknown["cost"]
+
+
+# -- numbers that are not what they look like -----------------------------------------------------------
+
+
+def test_inside_the_measured_batches_nothing_is_remarked_on() -> None:
+    takes = outcome(PREDICTION, RECORD, WORKLOAD)
+    assert (takes.batch_beyond, takes.bound, takes.notes) == ("", "", ())
+
+
+@pytest.mark.parametrize(
+    ("batch", "beyond", "bound", "said"),
+    [(16384, "above", "at least ", "are lower bounds"), (128, "below", "about ", "those of the smallest batch are taken")],
+)
+def test_beyond_the_measured_batches_samples_to_the_target_are_unknown(batch: int, beyond: str, bound: str, said: str) -> None:
+    workload = replace(WORKLOAD, global_batch=batch)
+    takes = outcome(predict(MODEL, RECORD, workload, LAYOUTS), RECORD, workload)
+    assert (takes.batch_beyond, takes.bound) == (beyond, bound)
+    assert takes.time_to_train_s is not None and takes.carbon_kg is not None and takes.offer is not None
+    for spread in (takes.time_to_train_s, takes.carbon_kg, takes.offer.cost_usd):
+        assert math.isinf(spread.high) == (beyond == "above")  # of a lower bound, nobody knows the far end
+        assert spread.between(str) == (f"{spread.low} or more" if beyond == "above" else f"{spread.low} to {spread.high}")
+    (note,) = takes.notes
+    assert f"at batches from 896 to 1,152 only (nvfp4): at {batch:,} they are unknown" in note and said in note
+
+
+def test_a_run_through_stated_tokens_knows_its_length_at_any_batch() -> None:
+    workload = replace(WORKLOAD, global_batch=16384, convergence=None, evaluation=None, num_tokens=1e12)
+    takes = outcome(predict(MODEL, RECORD, workload, LAYOUTS), RECORD, workload)
+    assert (takes.batch_beyond, takes.notes) == ("", ())
+
+
+def test_an_mfu_above_its_peak_is_told_as_a_peak_that_is_too_low() -> None:
+    assert mfu_said(0.4321) == "43.2 %" and mfu_said(3.951) == "395.1 % of a peak described too low"
+    (note,) = outcome(replace(PREDICTION, mfu=np.array([3.951])), RECORD, WORKLOAD).notes
+    assert note.startswith("an MFU of 395.1 % cannot be: the peak described for gb200 (")

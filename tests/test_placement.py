@@ -13,7 +13,7 @@ from meshwright.cost.collectives import gather_s
 from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.load import Found, accelerator, cluster_from, load_cluster
 from meshwright.layout import AXES, ORDERS, Layout, Layouts, parse_layout
-from meshwright.placement import place, tier_sizes, tiers_of
+from meshwright.placement import place, ranks_of, spanned, tier_sizes, tiers_of
 
 
 def tier(name, size, installed=0, bytes_per_s=1e9):
@@ -153,3 +153,12 @@ def test_many_layouts_are_placed_as_one_by_one():
         alone = place(Layouts.of([row]), tier_sizes(machine))
         for axis in AXES:
             np.testing.assert_array_equal(together.members[axis][:, i], alone.members[axis][:, 0])
+
+
+def test_gradients_go_over_context_ranks_and_replicas():
+    layout, machine = Layout(tp=4, cp=4, dp=1), load_cluster("dgx-h100-superpod").resized(16)
+    over = ranks_of("dp", layout)
+    assert over == {"dp": 1, "cp": 4} and ranks_of("cp", layout) == {"cp": 4} and ranks_of("dp", Layout(dp=8)) == {"dp": 8}
+    assert "dp" not in tiers_of(layout, machine)
+    assert spanned(over, machine, tiers_of(layout, machine)) == ("node", "fabric")
+    assert spanned({"dp": 1}, machine, tiers_of(layout, machine)) == ()

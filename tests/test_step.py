@@ -258,3 +258,71 @@ def test_recomputing_all_costs_a_forward_of_flops():
     assert priced(layout).recomputed_flops[0] == pytest.approx(full)
     assert priced(replace(layout, recompute="selective")).recomputed_flops[0] == pytest.approx(model.num_layers * attention)
     assert priced(replace(layout, recompute="none")).recomputed_flops[0] == 0.0
+
+
+# -- traffic and what hides it --------------------------------------------------------------------------
+
+OVERLAPPED = Layout(tp=8, micro_batch=1, overlap_tp=True)
+
+
+def exposed_and_whole(priced: StepParts, axis: str) -> tuple[float, float]:
+    return float(priced.seconds[f"exposed_{axis}"][0]), float(priced.carried().seconds[axis][0])
+
+
+def on(machine: Cluster, layout: Layout, precision: str = "bf16", batch: int = 32, model: str = "llama-3.1-8b") -> StepParts:
+    workload = replace(PRETRAIN, precision=precision, global_batch=batch)
+    return price(question(MODELS[model], machine, workload), Layouts.of([layout]), CONSTANTS)
+
+
+def node(gb_per_s: float, num_accelerators: int = 8) -> Cluster:
+    """One node whose links reach so much."""
+    inner = replace(H100.tiers[0], bytes_per_s=gb_per_s * 1e9, num_accelerators=num_accelerators)
+    return replace(H100, tiers=(inner,))
+
+
+def test_products_hide_tensor_traffic_within_a_node():
+    exposed_s, whole_s = exposed_and_whole(on(node(450), OVERLAPPED), "tp")
+    assert exposed_s == pytest.approx((1 - sw.TP_HIDDEN) * whole_s)
+
+
+@given(
+    gb_per_s=st.floats(0.5, 2000), tp=st.sampled_from([2, 4, 8]), model=st.sampled_from(["llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b"])
+)
+@settings(max_examples=40, deadline=None)
+def test_no_layer_is_shorter_than_its_tensor_traffic(gb_per_s, tp, model):
+    machine = node(gb_per_s, tp)
+    layout = replace(OVERLAPPED, tp=tp)
+    hidden, plain = on(machine, layout, model=model), on(machine, replace(layout, overlap_tp=False), model=model)
+    layer, whole_s = hidden.pricer.layer(), hidden.pricer.tensor_s()
+    for way in (0, 1):
+        assert layer.exposed_tp[way] + layer.matmul[way] >= whole_s * (1 - 1e-12)
+        assert (1 - sw.TP_HIDDEN) * whole_s * (1 - 1e-12) <= layer.exposed_tp[way] <= whole_s
+    assert hidden.step_time_s <= plain.step_time_s
+    assert hidden.step_time_s >= hidden.carried().seconds["tp"]
+
+
+def test_no_tensor_traffic_hides_across_a_network():
+    """Two nodes of eight, tensor groups of one from each: overlap asked for or not is the same step, and all traffic is exposed."""
+    layout = Layout(tp=2, dp=8, order=("cp", "pp", "dp", "tp"), overlap_tp=True)
+    exposed_s, whole_s = exposed_and_whole(on(H100.resized(16), layout), "tp")
+    assert exposed_s == whole_s > 0
+    assert on(H100.resized(16), layout).step_time_s == on(H100.resized(16), replace(layout, overlap_tp=False)).step_time_s
+    exposed_s, whole_s = exposed_and_whole(on(H100.resized(16), replace(layout, order=("tp", "cp", "pp", "dp"))), "tp")
+    assert exposed_s == pytest.approx((1 - sw.TP_HIDDEN) * whole_s)
+
+
+def test_a_rack_of_several_nodes_is_one_domain():
+    layout = Layout(tp=8, dp=2, overlap_tp=True)  # trays of four
+    exposed_s, whole_s = exposed_and_whole(on(GB200.resized(16), layout, "mxfp8"), "tp")
+    assert exposed_s < whole_s / 2
+
+
+@pytest.mark.parametrize("gbit_per_s", [1, 10, 100, 800])
+@pytest.mark.parametrize("vp", [1, 4])
+def test_no_step_is_shorter_than_its_messages_between_stages(gbit_per_s, vp):
+    lan = replace(H100.tiers[-1], num_accelerators=8, num_installed=8, bytes_per_s=gbit_per_s * 1.25e8)
+    machine = replace(H100, tiers=(lan,), accelerators_per_node=1)
+    priced = on(machine, Layout(pp=8, vp=vp, micro_batch=1), batch=64)
+    exposed_s, whole_s = exposed_and_whole(priced, "pp")
+    assert priced.step_time_s[0] >= whole_s
+    assert sw.PP_EXPOSED * whole_s <= exposed_s * (1 + 1e-12) and exposed_s < whole_s

@@ -11,7 +11,7 @@ import pytest
 from meshwright.describe.load import accelerator, load_cluster, load_model, load_workload
 from meshwright.describe.workload import Adapters
 from meshwright.software import fitted_values
-from meshwright.uncertainty import FEWEST, Interval, bounds, interval, kind_of, residuals, software_kind
+from meshwright.uncertainty import FEWEST, Interval, bounds, interval, kind_of, middle, residuals, software_kind
 
 MODEL = load_model("llama-3.1-405b")
 CLUSTER = load_cluster("azure-gb200-128")
@@ -82,7 +82,7 @@ def test_a_small_family_is_judged_with_its_like_and_never_with_other_software() 
         ({"model": load_model("llama-3.1-70b")}, "70.6 B parameters"),
         ({"cluster": FOUR_TIMES}, "32,768"),
         ({"workload": replace(WORKLOAD, precision="bf16")}, "gb200 bf16 v6.0"),
-        ({"release": "v6.1"}, "no run of v6.1"),
+        ({"release": "v6.1"}, "nothing was measured with v6.1"),
     ],
 )
 def test_beyond_what_was_run_whole_families_left_out_decide_and_a_note_says_why(changes: dict[str, Any], word: str) -> None:
@@ -91,11 +91,29 @@ def test_beyond_what_was_run_whole_families_left_out_decide_and_a_note_says_why(
     assert found.low == pytest.approx(math.exp(-0.2))
 
 
+def test_a_release_nobody_measured_does_not_hide_what_else_is_missing() -> None:
+    stack = fitted_values().software("v9.9")
+    note = asked("v9.9", workload=replace(WORKLOAD, precision="bf16")).note
+    assert note == "no large dense models in MLPerf rounds measured with gb200 bf16 v6.0"
+    assert stack.note not in note and stack.note != asked("v9.9").note
+
+
+def test_the_middle_is_the_prediction_but_where_nearly_all_took_longer() -> None:
+    assert middle([-0.1, 0.0, 0.3], 0.9) == 1.0
+    assert middle([-0.5, -0.4, -0.3], 1.0) == pytest.approx(math.exp(0.4))
+    assert middle([0.0, 0.0, 0.0], 1.0) == 1.0
+    assert asked().middle == 1.0
+    both = [entry(error) for error in (-0.05, 0.05)] * FEWEST
+    assert asked(runs=table(*both)).middle == 1.0
+    assert asked(runs=table(*[entry(-0.2)] * FEWEST)).middle == pytest.approx(math.exp(0.2))
+
+
 def test_chips_of_other_generations_are_far() -> None:
     other = replace(CLUSTER, accelerator=accelerator("mi300x"))
     found = asked(cluster=other, workload=replace(WORKLOAD, precision="bf16"))
     assert found.distance == "far" and "mi300x" in found.note
-    assert found.low == 1.0 and found.high > 1.3  # such chips were predicted too fast
+    assert found.low == 1.0 < found.middle < found.high and found.high > 1.3  # such chips were predicted too fast
+    assert f"half of them {found.middle:.2f} times as long or more" in found.note
 
 
 def test_kinds() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright import units
-from meshwright.units import gib, seconds, si, usd
+from meshwright.units import gib, parameters, seconds, si, usd
 
 
 def test_the_factors():
@@ -65,6 +65,14 @@ def test_any_number_can_be_printed(value):
     assert seconds(value) and si(value, "B") and gib(value) and usd(value)
 
 
+@pytest.mark.parametrize(
+    "count, text", [(405_853_388_800, "405.85 B"), (1e9, "1.00 B"), (94_400_000, "94.40 M"), (82_048, "82.05 K"), (632, "632"), (0, "0")]
+)
+def test_a_small_model_is_not_nothing_in_thousand_millions(count, text):
+    assert parameters(count) == text
+
+
 def test_gib_and_dollars():
     assert gib(53.06 * 2**30) == "53.1 GiB"
     assert (usd(1234567.0), usd(99.5), usd(-3.0)) == ("$1,234,567", "$99.50", "$-3.00")
+    assert (usd(0.0), usd(0.01125), usd(0.00222)) == ("$0.00", "$0.0112", "$0.00222")

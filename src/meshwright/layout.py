@@ -23,7 +23,9 @@ CP_KINDS = ("ring", "all-gather", "all-to-all")
 LARGEST = 10**9  # of any count in a layout: products of two of them stay within an int64 column
 _DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "micro_batch")
 _OPTIONAL = ("zero_ranks", "first_stage_layers", "last_stage_layers")  # 0: not stated
-_SHORT = {"mbs": "micro_batch", "zero": "zero_stage", "cp_kind": "cp_kind"}
+_UNSEARCHED = ("zero_ranks", "overlap_pp", "overlap_dp", "first_stage_layers", "last_stage_layers")  # the same whoever fills them in
+_SHORT = {"mbs": "micro_batch", "zero": "zero_stage"}
+_TEXT = {field: short for short, field in _SHORT.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,17 @@ class Layout:
         return sum(coordinate[axis] * self.stride(axis) for axis in AXES)
 
     def __str__(self) -> str:
+        """The whole layout as `--layout` reads it: `parse_layout` gives the same one back, whatever machine and job it is read for.
+
+        Left out are only defaults that no command replaces, and a schedule or kind of context parallelism where there is no such axis.
+        """
+        untold = {"schedule": self.pp == 1, "cp_kind": self.cp == 1, **dict.fromkeys(_UNSEARCHED, True)}
+        told = [f for f in fields(self) if not (untold.get(f.name) and getattr(self, f.name) == f.default)]
+        return ",".join(f"{_TEXT.get(f.name, f.name)}={_told(getattr(self, f.name))}" for f in told)
+
+    @property
+    def degrees(self) -> str:
+        """The layout's numbers alone, for a line that says the rest beside it or has no room: it is not the whole layout."""
         parts = [f"tp={self.tp}", f"cp={self.cp}", f"pp={self.pp}", f"vp={self.vp}", f"dp={self.dp}"]
         if self.ep > 1:
             parts.append(f"ep={self.ep}")
@@ -130,6 +143,13 @@ class Layout:
         if self.recompute != "none":
             parts.append(f"recompute={self.recompute}")
         return ",".join(parts)
+
+
+def _told(value: object) -> str:
+    """A field's value as `--layout` takes it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _divisors_near(number: int, wanted: int, count: int = 6) -> str:
@@ -152,9 +172,12 @@ def read_choices(text: str) -> dict[str, Any]:
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = item.partition("=")
         key = key.strip().replace("-", "_")
-        if not equals or key not in names:
+        if key not in names:
             raise InputError(f"cannot read {item!r} in the layout", where="--layout", fix=f"write KEY=VALUE; {nearest(key, names)}")
         field_name = names[key]
+        if not equals:
+            example = _told(known[field_name].default) if key not in AXES else "2"
+            raise InputError(f"{key} has no value in the layout", where=f"--layout {text}", fix=f"write {key}={example}, for example")
         if field_name in changes:
             raise InputError(f"{key} is given twice", where=f"--layout {text}", fix=f"keep one {key}=")
         changes[field_name] = _read_value(field_name, value.strip(), known[field_name].default)

@@ -7,7 +7,7 @@ What a log says about its steps changed over the rounds; `step_times` reads, in 
 3. the wall clock from the start of a block to its evaluation, divided by the block's steps.
 
 A line that was cut at the end of the file is left out, and `Log.complete` is false; a damaged line before that is an error
-(`DamagedLog`).
+(`DamagedLog`). `salvage_log` reads what is whole of such a log, and says which lines are not.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,6 +35,7 @@ COUNTERS = ("samples_count", "step", "epoch_num")  # of a line's metadata, the f
 MAD_TO_STD = 1.4826  # of a normal distribution
 
 _DECODE = json.JSONDecoder().raw_decode
+_KEY = re.compile(r'"key"\s*:\s*"(\w+)"')
 
 
 class DamagedLog(InputError):
@@ -42,6 +44,15 @@ class DamagedLog(InputError):
     def __init__(self, path: str, line: int, why: str) -> None:
         super().__init__(f"a damaged {MARKER} line: {why}", where=f"{path}: line {line}", fix="use the log as the run wrote it")
         self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedLine:
+    """A `:::MLLOG` line that cannot be read."""
+
+    line: int  # in its file, from 1
+    why: str
+    key: str  # as far as it is legible; "" where it is not: the line may have said anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +154,7 @@ class Log:
     cut: bool  # the last line was not whole
     cut_line: int = 0  # that line, from 1
     empty_line: int = 0  # the first line that holds zero bytes, as a broken disk leaves them, from 1
+    damaged: tuple[DamagedLine, ...] = ()  # lines that others follow and that cannot be read
 
     def first(self, key: str) -> LogEvent | None:
         """The first line with `key`, or None."""
@@ -163,7 +175,7 @@ class Log:
     @property
     def complete(self) -> bool:
         """Whether the run's start and end are there and no line is cut."""
-        return not self.cut and self.first("run_start") is not None and self.first("run_stop") is not None
+        return not self.cut and not self.damaged and self.first("run_start") is not None and self.first("run_stop") is not None
 
     @property
     def benchmark(self) -> str:
@@ -238,6 +250,17 @@ class Log:
         return len(self.evaluations)
 
     @property
+    def is_evaluated(self) -> bool:
+        """Whether an evaluation was begun: a run that was stopped early may have none."""
+        return self.first("eval_start") is not None or self.first("eval_accuracy") is not None
+
+    @property
+    def samples_trained(self) -> float | None:
+        """Sequences trained on by the last step that is logged; None where no step is."""
+        counts = [event.count for event in self.events if is_progress(event) and event.count is not None]
+        return max(counts) / self.counts_per_sample if counts else None
+
+    @property
     def samples_to_target(self) -> float:
         """Sequences trained on when the last evaluation was made."""
         counted = [e for e in self.events if e.key in ("eval_start", "eval_accuracy", "eval_stop") and e.count is not None]
@@ -272,34 +295,53 @@ class Log:
 
 
 def read_log(path: str | Path) -> Log:
-    """The log in the file at `path`."""
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise InputError(f"cannot read the log: {error.strerror or error}", where=str(path)) from None
-    return parse_log(text, str(path))
+    """The log in the file at `path`; an error where a line of it is damaged."""
+    return _undamaged(salvage_log(path))
 
 
 def parse_log(text: str, path: str) -> Log:
     """The log that `text` holds; `path` is what errors call it."""
+    return _undamaged(salvage(text, path))
+
+
+def _undamaged(log: Log) -> Log:
+    if log.damaged:
+        raise DamagedLog(log.path, log.damaged[0].line, log.damaged[0].why)
+    return log
+
+
+def salvage_log(path: str | Path) -> Log:
+    """The log in the file at `path` as far as it can be read; `Log.damaged` are the lines that cannot."""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InputError(f"cannot read the log: {error.strerror or error}", where=str(path)) from None
+    return salvage(text, str(path))
+
+
+def salvage(text: str, path: str) -> Log:
+    """What can be read of the log that `text` holds; an error only where that is nothing."""
     events: list[LogEvent] = []
-    damaged: tuple[int, str] | None = None
+    damaged: list[DamagedLine] = []
     empty_line = 0
+    is_last_cut = False
     for number, line in enumerate(text.split("\n"), start=1):
         if not empty_line and "\x00" in line:
             empty_line = number
         for fragment in line.split(MARKER)[1:]:
-            if damaged:
-                raise DamagedLog(path, *damaged)
             try:
                 events.append(_event(fragment, number))
+                is_last_cut = False
             except (ValueError, RecursionError) as error:
-                damaged = number, str(error)
+                key = _KEY.search(fragment)
+                damaged.append(DamagedLine(number, str(error), key[1] if key else ""))
+                is_last_cut = True
     if not events:
         if damaged:
-            raise DamagedLog(path, *damaged)
+            raise DamagedLog(path, damaged[0].line, damaged[0].why)
         raise InputError(f"no {MARKER} line in the file", where=path, fix="give an MLPerf result file (result_0.txt)")
-    return Log(path, tuple(events), cut=damaged is not None, cut_line=damaged[0] if damaged else 0, empty_line=empty_line)
+    cut_line = damaged.pop().line if is_last_cut else 0
+    return Log(path, tuple(events), cut=is_last_cut, cut_line=cut_line, empty_line=empty_line, damaged=tuple(damaged))
 
 
 def _event(fragment: str, line: int) -> LogEvent:

@@ -1,14 +1,15 @@
 """One row of a Prediction -> what the whole run takes: time, money, energy at the wall, carbon and water.
 
 What scales with time has the prediction's interval. What nobody states (a price, a power cap, a facility's water) is None, and
-`Outcome.unknown` says why.
+`Outcome.unknown` says why. `Outcome.notes` say where a number is not what it looks like. The ledger takes prices and watts from here, so
+that a run costs what its plan said.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,11 +31,13 @@ from meshwright.cost.money import accelerator_hours, cost_usd
 from meshwright.describe import economics
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.economics import Facility, Price, Region
+from meshwright.describe.source import Source
 from meshwright.describe.this_machine import CORE_W
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.predict import Prediction, evaluation_time_s
 from meshwright.question import GENERATION
+from meshwright.units import si
 
 Column = NDArray[np.float64]
 
@@ -44,6 +47,7 @@ DEFAULT_KIND = "on-demand"
 COOLING = ("air", "liquid")
 LIQUID_RACKS = ("gb200", "gb300")  # sold in racks cooled by liquid only
 NOT_STATED = "not stated by the vendor"
+ASSUMED = "assumed"  # kind of a price that nobody lists
 CORE_USD_PER_HOUR = 0.045  # of a processor's core: what clouds ask on demand (AWS c7i, us-east-1, 2025; recalled)
 
 
@@ -53,11 +57,15 @@ class Spread:
 
     value: float
     low: float
-    high: float
+    high: float  # infinite where the value is a lower bound
 
     def times(self, factor: float) -> Spread:
         """The same in another unit, or of a quantity that grows with this one."""
         return Spread(self.value * factor, self.low * factor, self.high * factor)
+
+    def between(self, shown: Callable[[float], str], to: str = " to ") -> str:
+        """The interval in words."""
+        return f"{shown(self.low)}{to}{shown(self.high)}" if math.isfinite(self.high) else f"{shown(self.low)} or more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,13 @@ class Outcome:
     region: Region
     facility: Facility
     unknown: Mapping[str, str]
+    batch_beyond: str = ""  # `above` or `below` the batches whose samples to the target are known: `above`, all here are lower bounds
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> str:
+        """What to say before time to train and all that grows with it, a blank at the end; nothing inside the measured batches."""
+        return {"above": "at least ", "below": "about "}.get(self.batch_beyond, "")
 
 
 def outcome(
@@ -131,39 +146,50 @@ def outcome(
         region=grid,
         facility=halls,
         unknown=unknown,
+        batch_beyond=workload.batch_beyond if time_s else "",
+        notes=notes_of(prediction, cluster, workload, row),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningCosts:
-    """What an hour of a machine takes while it trains; None where nobody says, with the reason in the note."""
-
-    usd_per_hour: float | None
-    price_note: str
-    watts: float | None
-    power_note: str
+# -- what a reader should know ----------------------------------------------------------------------------
 
 
-def running_costs(cluster: Cluster, busy: float = 1.0) -> RunningCosts:
-    """Price and power of all accelerators of `cluster`, which work for the share `busy` of the time."""
-    chip, count = cluster.accelerator, cluster.num_accelerators
-    if chip.architecture == "cpu":
-        cores = chip.power_cap_w * count / CORE_W
-        return RunningCosts(
-            usd_per_hour=cores * CORE_USD_PER_HOUR if math.isfinite(cores) else None,
-            price_note=f"assumed {CORE_USD_PER_HOUR} USD a core-hour, as clouds ask",
-            watts=chip.power_cap_w * count if math.isfinite(cores) else None,
-            power_note=f"modelled: assumed {CORE_W:.0f} W a core",
+def notes_of(prediction: Prediction, cluster: Cluster, workload: Workload, row: int = 0) -> tuple[str, ...]:
+    """Where numbers of layout number `row` are not what they look like: samples to a target that nobody measured, an MFU above 100 %."""
+    return tuple(filter(None, (samples_note(workload), mfu_note(float(prediction.mfu[row]), cluster, workload))))
+
+
+def samples_note(workload: Workload) -> str:
+    """That nobody knows the samples to the target at this batch, and what was taken; empty where they are known."""
+    if not workload.batch_beyond or not workload.measured_batches:
+        return ""
+    smallest, largest = workload.measured_batches
+    batches = f"batches from {smallest:,} to {largest:,}" if smallest < largest else f"a batch of {smallest:,}"
+    known = f"samples to the target of {workload.name} were measured at {batches} only ({workload.precision})"
+    if workload.batch_beyond == "above":
+        return (
+            f"{known}: at {workload.global_batch:,} they are unknown, and larger batches need ever more, if they reach the target at all. "
+            "Steps, time to train, cost, energy, carbon and water are lower bounds"
         )
-    unknown: dict[str, str] = {}
-    price = price_of(cluster, unknown=unknown)
-    watts_w, hosts = node_w(cluster, busy, power_constants())
-    nodes = count / cluster.accelerators_per_node
-    return RunningCosts(
-        usd_per_hour=price.usd_per_accelerator_hour * count if price else None,
-        price_note=f"{price.provider}, {price.kind}, {price.usd_per_accelerator_hour:.2f} USD an hour" if price else unknown["cost"],
-        watts=watts_w * nodes if math.isfinite(watts_w) else None,
-        power_note=f"modelled: {hosts}" if math.isfinite(watts_w) else f"power of {chip.name} {NOT_STATED}",
+    return (
+        f"{known}: at {workload.global_batch:,} they are unknown, and those of the smallest batch are taken. "
+        "Steps, time to train, cost, energy, carbon and water are rough"
+    )
+
+
+def mfu_said(mfu: float) -> str:
+    """An MFU in per cent; with what it means, where it is above 100."""
+    return f"{100 * mfu:.1f} %" + (" of a peak described too low" if mfu > 1 else "")
+
+
+def mfu_note(mfu: float, cluster: Cluster, workload: Workload) -> str:
+    """Why an MFU above 100 % is no feat; empty below."""
+    if not mfu > 1:
+        return ""
+    peak = si(cluster.accelerator.peak_flops_per_s(workload.precision), "FLOP/s", 3)
+    return (
+        f"an MFU of {100 * mfu:.1f} % cannot be: the peak described for {cluster.accelerator.name} ({peak}, {workload.precision}) is below "
+        "what the predicted step takes of it. Do not compare this MFU"
     )
 
 
@@ -172,7 +198,7 @@ def _time_to_train_s(prediction: Prediction, workload: Workload, row: int, unkno
         unknown["time_to_train"] = unknown["cost"] = unknown["energy"] = f"{workload.name} states neither tokens nor a target"
         return None
     bounds, time_s = prediction.interval, float(prediction.time_to_train_s[row])
-    return Spread(time_s, time_s * bounds.low, time_s * bounds.high)
+    return Spread(time_s, time_s * bounds.low, math.inf if workload.batch_beyond == "above" else time_s * bounds.high)
 
 
 # -- money ----------------------------------------------------------------------------------------------
@@ -180,6 +206,8 @@ def _time_to_train_s(prediction: Prediction, workload: Workload, row: int, unkno
 
 def price_of(cluster: Cluster, provider: str = "", kind: str = "", unknown: dict[str, str] | None = None) -> Price | None:
     """The price to reckon with. One that was asked for and is not listed is an error; none at all is not, and `unknown` says why."""
+    if _is_processor(cluster):
+        return _core_price(cluster, provider or kind, {} if unknown is None else unknown)
     chip = cluster.accelerator.name
     if provider:
         return economics.price(chip, provider=provider, kind=kind or DEFAULT_KIND)
@@ -194,6 +222,32 @@ def price_of(cluster: Cluster, provider: str = "", kind: str = "", unknown: dict
     if unknown is not None:
         unknown.setdefault("cost", f"no {DEFAULT_KIND} price is listed for {chip}")
     return None
+
+
+def _is_processor(cluster: Cluster) -> bool:
+    return cluster.accelerator.architecture == "cpu"
+
+
+def _core_price(cluster: Cluster, asked: str, unknown: dict[str, str]) -> Price | None:
+    """What a processor's share of cores costs, told by its watts; nobody's price list has it."""
+    chip = cluster.accelerator
+    if asked:
+        raise InputError(
+            f"no {asked} price is listed for a processor: {CORE_USD_PER_HOUR} USD a core-hour is assumed",
+            where=cluster.name,
+            fix="leave --provider and --price-kind out",
+        )
+    if not math.isfinite(chip.power_cap_w):
+        unknown.setdefault("cost", f"a processor's price goes by its power, and that of {chip.name} is {NOT_STATED}")
+        return None
+    return Price(
+        provider="clouds",
+        accelerator=chip.name,
+        kind=ASSUMED,
+        usd_per_accelerator_hour=chip.power_cap_w / CORE_W * CORE_USD_PER_HOUR,
+        instance="a share of cores",
+        source=Source(f"assumed {CORE_USD_PER_HOUR} USD a core-hour, as clouds ask", "2025"),
+    )
 
 
 def _listed(cluster: Cluster) -> tuple[Price, ...]:
@@ -242,7 +296,10 @@ def node_w(cluster: Cluster, busy: float, constants: PowerConstants, cooling: st
     """Mean watts of a node at the wall (nan where the accelerator's are not stated), and where its host's watts come from.
 
     What a cluster states of its nodes is everything at the wall beside the accelerators: fans and losses of the power supply are in it.
+    A processor is its own host, and draws the same whether its processes work or poll for one another's messages.
     """
+    if _is_processor(cluster):
+        return _processor_w(cluster, cooling)
     accelerators_w = cluster.accelerators_per_node * accelerator_power_w(cluster.accelerator.power_cap_w, busy, constants.waiting_fraction)
     if cluster.node_overhead_w > 0 and not cooling:
         return float(
@@ -254,6 +311,14 @@ def node_w(cluster: Cluster, busy: float, constants: PowerConstants, cooling: st
     fan_fraction = constants.fan_fraction if cooling == "air" else 0.0
     host_w = cluster.accelerators_per_node * constants.host_w_per_accelerator
     return float(node_power_w(accelerators_w, host_w, fan_fraction, constants.wall_per_dc)), f"as metered nodes cooled by {cooling}"
+
+
+def _processor_w(cluster: Cluster, cooling: str) -> tuple[float, str]:
+    if cooling:
+        raise InputError(f"no node of processors cooled by {cooling} was metered", where="cooling", fix="leave --cooling out")
+    beside = f"and {cluster.node_overhead_w:,.0f} W a node, stated for {cluster.name}" if cluster.node_overhead_w > 0 else "nothing beside"
+    watts_w = cluster.accelerators_per_node * cluster.accelerator.power_cap_w + cluster.node_overhead_w
+    return watts_w, f"the processor itself, {beside}"
 
 
 def _energy_j(watts_w: float, cluster: Cluster, time_s: Spread | None, unknown: dict[str, str]) -> Spread | None:

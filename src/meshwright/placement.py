@@ -58,3 +58,36 @@ def tiers_of(layout: Layout, cluster: Cluster) -> dict[str, tuple[str, ...]]:
         if names:
             crossed[axis] = tuple(names)
     return crossed
+
+
+def ranks_of(axis: str, layout: Layout) -> dict[str, int]:
+    """The axes whose ranks share what an axis carries, with their degrees: gradients are reduced over context ranks as over replicas."""
+    beside = {"cp": layout.cp} if axis == "dp" and layout.cp > 1 else {}
+    return {axis: getattr(layout, axis), **beside}
+
+
+def spanned(over: Mapping[str, int], cluster: Cluster, crossed: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Names of the tiers that a group over such axes crosses, from the inside out."""
+    names = {name for axis in over for name in crossed.get(axis, ())}
+    return tuple(tier.name for tier in cluster if tier.name in names)
+
+
+def is_tp_on_fabric(layout: Layout, cluster: Cluster) -> bool:
+    """Whether tensor groups span a network: their traffic is then not overlapped with products (see `Pricer.hidden_tensor_share`)."""
+    crossed = tiers_of(layout, cluster).get("tp", ())
+    return any(cluster.is_fabric(tier) for tier in cluster if tier.name in crossed)
+
+
+def overlaps_tp(layout: Layout, cluster: Cluster) -> bool:
+    """Whether tensor traffic is overlapped with products: it is there, it is asked for, and no group leaves its domain."""
+    return layout.overlap_tp and layout.tp > 1 and not is_tp_on_fabric(layout, cluster)
+
+
+def overlap_note(layout: Layout, cluster: Cluster) -> str:
+    """What to say where overlap of tensor traffic is on and cannot be had; empty where it can."""
+    if not layout.overlap_tp or not is_tp_on_fabric(layout, cluster):
+        return ""
+    return (
+        f"tp crosses the {tiers_of(layout, cluster)['tp'][-1]}, where its traffic is not overlapped with products: "
+        "that works within a node or a scale-up domain alone"
+    )

@@ -189,9 +189,10 @@ def _refuse(axis: str, degree: int, count: int, what: str) -> None:
 
 def _fill_advice(layout: Layout, cluster: Cluster) -> str:
     inner = layout.tp * layout.cp * layout.pp
+    resize = [f"--gpus {layout.num_ranks}"] if cluster.takes(layout.num_ranks) else []
     if cluster.num_accelerators % inner == 0:
-        return f"use dp={cluster.num_accelerators // inner}, or --gpus {layout.num_ranks}"
-    return f"use --gpus {layout.num_ranks}, or degrees whose product is {cluster.num_accelerators}"
+        return "use " + ", or ".join([f"dp={cluster.num_accelerators // inner}", *resize])
+    return "use " + ", or ".join([*resize, f"degrees whose product is {cluster.num_accelerators}"])
 
 
 def timeline(model: Model, cluster: Cluster, workload: Workload, layout: Layout, stack: Software | None = None) -> Timeline:

@@ -122,14 +122,14 @@ class Pricer:
 
     def layer(self) -> Layer:
         """Seconds of a layer for one micro-batch."""
-        forward_s = self._matmul_forward_s()
+        forward_s, beside_s = self._matmul_forward_s()
         attention_s = self.tokens * self.q.attention_flops / self.tp / self.attention_flops_per_s
         memory = self._memory_s()
         rounds = (self.cp - 1) * (self.l.cp_kind == CP_KINDS.index("ring"))
         gap_s = self.c.layer_s + np.where(self.graphs, 0.0, self.c.eager_layer_s) + sw.RING_ROUND_S * rounds
         matmul = self._slowed(forward_s, self.train_matmuls * forward_s)
         attention = self._slowed(attention_s, sw.BACKWARD_ATTENTION * attention_s)
-        exposed_tp = self.tensor_s()
+        exposed_tp = self.exposed_tensor_s(self._slowed(beside_s, self.train_matmuls * beside_s))
         exposed_cp = self.context_s(attention[0])
         return self._recompute(
             Layer(
@@ -137,7 +137,7 @@ class Pricer:
                 attention=attention,
                 memory=self._slowed(*memory),
                 gaps=self._slowed(gap_s, 2 * gap_s),
-                exposed_tp=(exposed_tp, exposed_tp),
+                exposed_tp=exposed_tp,
                 exposed_cp=exposed_cp,
                 exposed_ep=self.expert_s(),
                 weight_s=(self.train_matmuls - 1) * matmul[0],
@@ -149,7 +149,8 @@ class Pricer:
         ones = np.ones_like(self.tokens)
         return forward_s * self.slowdown * ones, backward_s * self.slowdown * ones
 
-    def _matmul_forward_s(self) -> Column:
+    def _matmul_forward_s(self) -> tuple[Column, Column]:
+        """Seconds of a layer's products, all and those beside tensor traffic: experts' products have their own traffic around them."""
         q = self.q
         columns = np.where(q.matrix_cut == BY_COLUMNS, q.matrix_columns / self.tp, q.matrix_columns)
         inner = np.where(q.matrix_cut == BY_ROWS, q.matrix_inner / self.tp, q.matrix_inner)
@@ -158,7 +159,8 @@ class Pricer:
         rows = np.where(is_expert, self.tokens / self.tp * q.experts_per_token / num_local, self.tokens)
         count = np.where(is_expert, q.matrix_count * num_local, q.matrix_count)
         each_s = matmul_s(rows, columns, inner, self.matmul_flops_per_s, sw.MATMUL_HALF_SIZE)
-        return np.asarray(np.sum(count * each_s, axis=0))
+        products_s = count * each_s
+        return np.asarray(np.sum(products_s, axis=0)), np.asarray(np.sum(np.where(is_expert, 0.0, products_s), axis=0))
 
     def _memory_s(self) -> tuple[Column, Column]:
         """Seconds of norms, adds, rotary, activation and casts, which sequence and tensor parallelism cut alike."""
@@ -172,11 +174,31 @@ class Pricer:
         return (forward + ring * q.query_dim * 12 + sorted_bytes) * per_token_s, (backward + ring * qkv * 8 + sorted_bytes) * per_token_s
 
     def tensor_s(self) -> Column:
-        """Seconds of tensor parallelism in one direction of a layer: two gathers and two scatters of the hidden states."""
+        """Seconds of tensor traffic in one direction of a layer, hidden or not: two gathers and two scatters of the hidden states."""
         payload = self.tokens * self.q.hidden * BF16_BYTES
-        each_s = gather_s(payload, self.placement.members["tp"], self.tier_bytes_per_s)
-        hidden = np.where(np.asarray(self.q.frozen) > 0, sw.ADAPTER_TP_HIDDEN, sw.TP_HIDDEN)
-        return np.asarray(4 * each_s * np.where((self.l.overlap_tp > 0) & self.hides, 1 - hidden, 1.0))
+        return np.asarray(4 * gather_s(payload, self.placement.members["tp"], self.tier_bytes_per_s))
+
+    def exposed_tensor_s(self, products: tuple[Column, Column]) -> tuple[Column, Column]:
+        """Seconds that tensor traffic adds to a layer, both ways: never less than what outlasts the products beside it."""
+        whole_s = self.tensor_s()
+        open_s = whole_s * (1 - self.hidden_tensor_share())
+        return np.maximum(open_s, whole_s - products[0]), np.maximum(open_s, whole_s - products[1])
+
+    def hidden_tensor_share(self) -> Column:
+        """Of tensor traffic, what the products beside it hide if they last: nothing of a group that spans a network.
+
+        Products take in and hand out pieces through memory that the ranks map of each other (Transformer Engine's userbuffers, PyTorch's
+        symmetric memory), which reaches as far as a node or a scale-up domain does.
+        """
+        share = np.where(np.asarray(self.q.frozen) > 0, sw.ADAPTER_TP_HIDDEN, sw.TP_HIDDEN)
+        hides = (self.l.overlap_tp > 0) & self.hides & ~self._crosses_fabric("tp")
+        return np.where(hides, share, 0.0)
+
+    def _crosses_fabric(self, axis: str) -> NDArray[np.bool_]:
+        """Where a group of an axis has members in several nodes or scale-up domains."""
+        members = self.placement.members[axis]
+        below = np.concatenate([np.ones_like(members[:1]), members[:-1]])
+        return np.asarray(np.any((members > below) & (self.q.tier_is_fabric > 0), axis=0))
 
     def context_s(self, attention_s: Column) -> tuple[Column, Column]:
         """Seconds context parallelism adds: a ring hides behind attention, a gather and an all-to-all do not."""
@@ -337,6 +359,11 @@ class Pricer:
         """Of a message between stages, what its sender stands still for."""
         return np.where((self.l.overlap_pp > 0) & self.hides, sw.PP_EXPOSED, 1.0)
 
+    def sent_s(self, message_s: Column, chunk_s: Column) -> Column:
+        """Seconds that a sender stands still for a message: never less than what outlasts the chunk computed meanwhile."""
+        share = self.sender_share()
+        return np.asarray(np.maximum(message_s * share, np.where(share < 1, message_s - chunk_s, 0.0)))
+
     def core_share(self, total_s: Column, times: ChunkTimes) -> Any:
         """What a pipeline's seconds shrink by where ranks that wait leave their cores to the others: 1, where each has its own."""
         return 1.0
@@ -364,15 +391,16 @@ class MeasuredPricer(Pricer):
         compiled layer, as on a GPU where no rank waits inside it and nothing is put off, is run whole."""
         way, fix = self.m.layer.factor * self.crowd, self.m.layer.fixed_s * self.crowd
         seen = layer_time(self.m.shape, self.sequences / self.cp, np.asarray(self.q.seq_len), self.tp, self.m.rates)
-        exposed_tp, attention = self.tensor_s(), (seen.attention[0] * way, seen.attention[1] * way)
+        attention = seen.attention[0] * way, seen.attention[1] * way
         ones = np.ones_like(self.tokens)
+        matmul = seen.matmul[0] * way * ones, seen.matmul[1] * way * ones
         layer = self._recompute(
             Layer(
-                matmul=(seen.matmul[0] * way * ones, seen.matmul[1] * way * ones),
+                matmul=matmul,
                 attention=(attention[0] * ones, attention[1] * ones),
                 memory=(seen.memory[0] * way * ones, seen.memory[1] * way * ones),
                 gaps=(fix / 3 * ones, fix * 2 / 3 * ones),
-                exposed_tp=(exposed_tp, exposed_tp),
+                exposed_tp=self.exposed_tensor_s(matmul),
                 exposed_cp=self.context_s(attention[0]),
                 exposed_ep=self.expert_s(),
                 weight_s=seen.weight_s * way * ones,
@@ -407,11 +435,15 @@ class MeasuredPricer(Pricer):
         return np.asarray(exchange_s(payload_bytes, num_ranks, *self.m.rates.collectives[kind]) * self.crowd)
 
     def tensor_s(self) -> Column:
-        """Seconds of tensor parallelism in one direction of a layer: where collectives were timed, two gathers and two scatters."""
+        """Seconds of tensor traffic in one direction of a layer: where collectives were timed, two gathers and two scatters."""
         if "all-gather" not in self.m.rates.collectives:
             return super().tensor_s()
         payload = self.tokens * self.q.hidden * self.m.element_bytes
         return 2 * (self.exchange_s("all-gather", payload, self.tp) + self.exchange_s("reduce-scatter", payload, self.tp))
+
+    def hidden_tensor_share(self) -> Column:
+        """Nothing where collectives were timed: the trainer waits for each of them."""
+        return np.zeros_like(self.tokens) if "all-gather" in self.m.rates.collectives else super().hidden_tensor_share()
 
     def ends_tp_s(self) -> Column:
         """The embedding scatters and the head gathers, and back; the loss sums twice over its rows."""

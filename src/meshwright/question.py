@@ -82,6 +82,7 @@ class Question:
     tier_latency_s: Any
     tier_is_scale_up: Any
     tier_is_hashed: Any
+    tier_is_fabric: Any  # between nodes or scale-up domains
     storage_bytes_per_s: Any
     log_factor: Any = 0.0
 
@@ -325,4 +326,5 @@ def _tiers(cluster: Cluster) -> dict[str, NDArray[np.float64]]:
         "tier_latency_s": column([tier.latency_s for tier in tiers]),
         "tier_is_scale_up": column([float(tier.routing == "scale-up") for tier in tiers]),
         "tier_is_hashed": column([float(tier.routing == "hashed") for tier in tiers]),
+        "tier_is_fabric": column([float(cluster.is_fabric(tier)) for tier in tiers]),
     }

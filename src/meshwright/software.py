@@ -226,6 +226,15 @@ def nearest_release(release: str, known: Mapping[str, float]) -> str:
     return min(same, key=lambda name: (abs(_version(name)[1] - version), -_version(name)[1]))
 
 
+def is_release(name: str) -> bool:
+    """Whether a stack's name is that of a round or container, fitted or not, and not of a profile from a file."""
+    try:
+        nearest_release(name, fitted_values().releases)
+    except InputError:
+        return False
+    return True
+
+
 def _version(release: str) -> tuple[str, float]:
     """Kind and position in time of `v5.1` or `nemo-26.04.01`: rounds come twice a year, containers monthly."""
     kind, _, number = release.rpartition("-") if "-" in release else ("mlperf", "", release.lower().lstrip("v"))
@@ -236,7 +245,9 @@ def _version(release: str) -> tuple[str, float]:
         return kind, parts[0] + within + parts[2] / 1000
     except (ValueError, OverflowError):
         raise InputError(
-            f"cannot read a version in software release {release!r}", where="software", fix="write a round such as v5.1, or nemo-26.04"
+            f"cannot read a version in software release {release!r}",
+            where="software",
+            fix="write a round such as v5.1, or nemo-26.04; or the file of a profile, which ends in .json",
         ) from None
 
 

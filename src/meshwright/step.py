@@ -63,7 +63,7 @@ class StepParts:
         bare = self.pricer.unhidden()
         layer, between = bare.layer(), bare.between(self.split)
         seconds = _in_layers_s(bare, layer, self.busiest_layers)
-        seconds["pp"] = _messages_s(bare, self.message_s)
+        seconds["pp"] = _num_operations(bare) * self.message_s
         return Carried(
             seconds={axis: each_s * self.stretch for axis, each_s in seconds.items()} | {"dp": between.gathered_s + between.reduced_s},
             layer={axis: (way[0] * self.stretch, way[1] * self.stretch) for axis, way in layer.exposed.items()},
@@ -94,7 +94,7 @@ def price(question: Question, layouts: Layouts, constants: Constants, measured: 
     layers = _busiest_layers(split, layer, head, embedding_s, layouts)
     exposed = _in_layers_s(pricer, layer, layers)
     host_s = _num_operations(pricer) * pricer.operation_s
-    messages_s, end_s = _messages_s(pricer, message_s), pricer.step_s()
+    messages_s, end_s = _messages_s(pricer, split, layer, message_s), pricer.step_s()
     compute_s = busy_s - host_s - messages_s - sum(exposed.values())
     seconds = {
         "compute": compute_s * stretch,
@@ -133,9 +133,16 @@ def _num_operations(pricer: Pricer) -> Column:
     return np.where(pricer.pp > 1, 2.0 * pricer.num_micro_batches * pricer.vp, 0.0)
 
 
-def _messages_s(pricer: Pricer, message_s: Column) -> Column:
+def _messages_s(pricer: Pricer, split: Split, layer: Layer, message_s: Column) -> Column:
     """Seconds of a step that the senders of messages between stages stand still for."""
-    return np.asarray(_num_operations(pricer) * message_s * pricer.sender_share())
+    forward_s, backward_s = _sent_s(pricer, split, layer, message_s)
+    return np.asarray(_num_operations(pricer) * (forward_s + backward_s) / 2)
+
+
+def _sent_s(pricer: Pricer, split: Split, layer: Layer, message_s: Column) -> tuple[Column, Column]:
+    """Seconds that one message forward and one backward keep their senders, behind the chunk that follows."""
+    per_chunk = split.middle / pricer.vp
+    return pricer.sent_s(message_s, per_chunk * layer.total_s(0)), pricer.sent_s(message_s, per_chunk * layer.total_s(1))
 
 
 def slowest_of(num_accelerators: Any, chip_spread: Any) -> Any:
@@ -150,7 +157,7 @@ def _without_padding(question: Question) -> Question:
     """The question without matrices that no row has and tiers that repeat the one below: they cost time and add nothing."""
     used = np.asarray(question.matrix_count).any(axis=1)
     matrices = {name: getattr(question, name)[used] for name in ("matrix_columns", "matrix_inner", "matrix_cut", "matrix_count")}
-    names = ("tier_size", "tier_bytes_per_s", "tier_latency_s", "tier_is_scale_up", "tier_is_hashed")
+    names = ("tier_size", "tier_bytes_per_s", "tier_latency_s", "tier_is_scale_up", "tier_is_hashed", "tier_is_fabric")
     columns = [getattr(question, name) for name in names]
     last = len(columns[0])
     while last > 1 and all(np.array_equal(column[last - 1], column[last - 2]) for column in columns):
@@ -163,14 +170,15 @@ def _chunk_times(
 ) -> ChunkTimes:
     """Seconds of a middle chunk, and what the first and last chunk take beyond it."""
     piped = pricer.pp > 1
-    each_s = np.where(piped, pricer.operation_s + message_s * pricer.sender_share(), 0.0)
+    sent = _sent_s(pricer, split, layer, message_s)
+    each = [np.where(piped, pricer.operation_s + sent_s, 0.0) for sent_s in sent]
     per_chunk = split.middle / pricer.vp
     first, last = (np.where(piped, count - split.middle, 0.0) for count in (split.first, split.last))
     extra = np.asarray(pricer.q.prediction_layers, dtype=np.float64)
     tail = [last * layer.total_s(way) + head[way] + extra * (layer.total_s(way) + head[way]) for way in (0, 1)]
     return ChunkTimes(
-        forward_s=per_chunk * layer.total_s(0) + each_s,
-        backward_s=per_chunk * layer.total_s(1) + each_s,
+        forward_s=per_chunk * layer.total_s(0) + each[0],
+        backward_s=per_chunk * layer.total_s(1) + each[1],
         weight_s=per_chunk * layer.weight_s,
         first_forward_s=first * layer.total_s(0) + embedding_s,
         first_backward_s=first * layer.total_s(1) + embedding_s,

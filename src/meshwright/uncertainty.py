@@ -22,11 +22,12 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.question import GENERATION
 from meshwright.software import Software
-from meshwright.units import si
+from meshwright.units import parameters, si
 
 RESIDUALS_FILE = Path(__file__).parent / "evidence" / "residuals.json"
 COVERAGE = 0.8
 LARGE = 50e9  # parameters: above, a step is long compared with everything that happens once a step
+ONE_SIDED = 0.999  # a low end this close to the prediction: no more than a tenth of the runs took less
 FEWEST = 9  # runs that make a pool: of fewer, a tenth on either side is less than one run
 FAR_FACTOR = 2.0  # more accelerators than so many times those measured, or a model as much larger or smaller, counts as not measured
 
@@ -43,6 +44,7 @@ class Interval:
     num_runs: int
     distance: str  # "measured", "near", "far"
     note: str = ""  # in what the question lies outside its evidence; empty where it does not
+    middle: float = 1.0  # what half of the comparable runs took, where nearly all took longer than predicted; else the prediction itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,9 @@ def interval(model: Model, cluster: Cluster, workload: Workload, stack: Software
         return _far(asked, runs, f"no constant was fitted for {cluster.accelerator.name} or chips of its generation")
     if asked.software == "other":
         return _far(asked, runs, f"no factor was fitted for {stack.release} or software of its kind")
-    beyond = _beyond(asked, fitted, stack, model.num_parameters, cluster)
+    beyond = _beyond(asked, fitted, model.num_parameters, cluster)
+    if not stack.known:  # its own note says what it was taken as
+        return _near(asked, fitted, beyond or f"nothing was measured with {stack.name}")
     return _near(asked, fitted, beyond) if beyond else _measured(asked, fitted)
 
 
@@ -135,7 +139,7 @@ def _far(asked: Likeness, runs: Sequence[Entry], note: str) -> Interval:
         "runs on chips or software that nothing was fitted for": lambda run: True,
     }
     found = _closest(unfitted, pools, "row", "predicted as they stand", "far", note)
-    lopsided = " (such runs took longer than predicted: expect the upper part of the interval)" if found.low > 0.999 else ""
+    lopsided = f" (such runs took longer than predicted, half of them {found.middle:.2f} times as long or more)" if found.middle > 1 else ""
     return replace(found, note=note + lopsided)
 
 
@@ -146,7 +150,9 @@ def _closest(
     named = [(name, [float(run[column]) for run in runs if belongs(run)]) for name, belongs in pools.items()]
     name, errors = next((pool for pool in named if len(pool[1]) >= FEWEST), named[-1])
     low, high = bounds(errors)
-    return Interval(low=low, high=high, kin=f"{name}, {how}", num_runs=len(errors), distance=distance, note=note)
+    return Interval(
+        low=low, high=high, kin=f"{name}, {how}", num_runs=len(errors), distance=distance, note=note, middle=middle(errors, low)
+    )
 
 
 def bounds(errors: Sequence[float]) -> tuple[float, float]:
@@ -158,6 +164,14 @@ def bounds(errors: Sequence[float]) -> tuple[float, float]:
     tail = (1 - COVERAGE) / 2
     least, most = np.quantile(errors, [tail, 1 - tail], method="weibull")
     return float(np.exp(-max(most, 0.0))), float(np.exp(-min(least, 0.0)))
+
+
+def middle(errors: Sequence[float], low: float) -> float:
+    """The factor that half of the runs took, where a prediction is the low end of its own interval: there it is a best case.
+
+    Where runs fell on both sides of their predictions, the prediction is the best guess, and the factor 1.
+    """
+    return max(float(np.exp(-np.median(errors))), 1.0) if low >= ONE_SIDED else 1.0
 
 
 def _alike(asked: Likeness) -> Callable[[Entry], bool]:
@@ -177,12 +191,10 @@ def _named(asked: Likeness) -> str:
 # -- outside the evidence -------------------------------------------------------------------------------
 
 
-def _beyond(asked: Likeness, fitted: Sequence[Entry], stack: Software, num_parameters: float, cluster: Cluster) -> str:
+def _beyond(asked: Likeness, fitted: Sequence[Entry], num_parameters: float, cluster: Cluster) -> str:
     """In what a question lies outside the runs of its family, in words; empty where it does not."""
     alike = _alike(asked)
     own = [run for run in fitted if alike(run) and _family(run) == asked.family]
-    if not stack.known:
-        return stack.note or f"no run of {stack.name} was fitted"
     if not own:
         return f"no {_named(asked)} measured with {' '.join(asked.family)}"
     num_accelerators, most = cluster.num_accelerators, max(run["num_accelerators"] for run in own)
@@ -193,10 +205,10 @@ def _beyond(asked: Likeness, fitted: Sequence[Entry], stack: Software, num_param
         return f"a network of {si(fabric.bytes_per_s, 'B/s')} an accelerator; the slowest measured is {si(slowest, 'B/s')}"
     sizes = [run["num_parameters"] for run in own]
     if not min(sizes) / FAR_FACTOR <= num_parameters <= max(sizes) * FAR_FACTOR:
-        return f"{num_parameters / 1e9:.3g} B parameters; models measured with {' '.join(asked.family)} have {_span(sizes)}"
+        return f"{parameters(num_parameters, '.3g')} parameters; models measured with {' '.join(asked.family)} have {_span(sizes)}"
     return ""
 
 
 def _span(sizes: Sequence[float]) -> str:
-    least, most = min(sizes) / 1e9, max(sizes) / 1e9
-    return f"{least:.3g} B" if least == most else f"{least:.3g} to {most:.3g} B"
+    least, most = parameters(min(sizes), ".3g"), parameters(max(sizes), ".3g")
+    return least if least == most else f"{least} to {most}"

@@ -30,6 +30,14 @@ def si(value: float, unit: str, digits: int = 4) -> str:
     return f"{value:.{digits}g} {unit}".rstrip()
 
 
+def parameters(count: float, form: str = ".2f") -> str:
+    """A model's size as people say it: 405.85 B, 94.40 M, 82.05 K."""
+    for factor, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if count >= factor:
+            return f"{count / factor:{form}} {letter}"
+    return f"{count:.0f}"
+
+
 def gib(num_bytes: float) -> str:
     """Bytes as GiB, the unit GPU tools print: 53.1 GiB."""
     return f"{num_bytes / GIB:.1f} GiB"
@@ -56,5 +64,7 @@ def seconds(value: float) -> str:
 
 
 def usd(value: float) -> str:
-    """Dollars with thousands separated; cents only where they matter."""
+    """Dollars with thousands separated; cents only where they matter, and parts of one where there is no more."""
+    if 0 < abs(value) < 0.1:
+        return f"${value:.3g}"
     return f"${value:,.2f}" if abs(value) < 100 else f"${value:,.0f}"

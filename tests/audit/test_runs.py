@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_logs import lines, write
 
-from meshwright.audit.runs import ABORTED, DAMAGED, TRUNCATED, WHOLE, read_run
+from meshwright.audit.runs import ABORTED, DAMAGED, TRUNCATED, WHOLE, LoggedRun, read_run
 from meshwright.errors import InputError
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "logs"
@@ -48,6 +48,62 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     text[5] = text[5][:40]
     run = read_run(write(tmp_path / "a.txt", text))
     assert (run.state, run.line) == (DAMAGED, 6) and run.problem.startswith("a damaged :::MLLOG line")
+
+
+def damaged(folder: Path, *edits: tuple[str, int]) -> LoggedRun:
+    """The log with the last line of each key cut to so many characters."""
+    text = lines()
+    for key, length in edits:
+        number = max(i for i, one in enumerate(text) if f'"key": "{key}"' in one)
+        text[number] = text[number][:length]
+    return read_run(write(folder / "a.txt", text))
+
+
+def test_a_damaged_line_leaves_the_rest_to_be_read(tmp_path: Path) -> None:
+    run = damaged(tmp_path, ("opt_base_learning_rate", 60))
+    assert (run.state, len(run.flaws), run.unknown) == (DAMAGED, 1, frozenset())
+    assert (run.time_to_train_s, run.samples, run.num_evaluations, run.quality, run.reached) == (22.0, 512, 2, 5.5, True)
+    assert "opt_base_learning_rate" not in run.settings and run.settings["global_batch_size"] == 64
+
+
+@pytest.mark.parametrize(
+    "edits, unknown",
+    [
+        ([("tracked_stats", 60)], set()),  # its key is legible
+        ([("tracked_stats", 20)], {"evaluations"}),  # it may be one that came before the last
+        ([("eval_accuracy", 60)], {"evaluations", "quality", "samples", "num_steps"}),
+        ([("eval_stop", 20)], {"evaluations", "quality", "samples", "num_steps"}),
+        ([("run_start", 60)], {"time_to_train_s"}),
+        ([("init_stop", 60)], {"initialisation_s"}),
+        ([("global_batch_size", 60)], {"samples", "num_steps", "steps"}),
+        ([("global_batch_size", 20)], {"samples", "num_steps", "steps"}),
+        ([("seed", 20)], set()),
+        ([("seed", 20), ("run_start", 60)], {"time_to_train_s"}),
+    ],
+)
+def test_what_depends_on_a_damaged_line_is_unknown(tmp_path: Path, edits: list[tuple[str, int]], unknown: set[str]) -> None:
+    run = damaged(tmp_path, *edits)
+    assert (run.state, run.unknown) == (DAMAGED, unknown)
+    for name in unknown - {"evaluations"}:
+        assert getattr(run, name) is None, name
+    assert (run.num_evaluations is None) == (run.evaluation_s is None) == ("evaluations" in unknown)
+    if "quality" in unknown:
+        assert run.reached is None
+
+
+def test_every_damaged_line_is_told(tmp_path: Path) -> None:
+    run = damaged(tmp_path, ("seed", 20), ("init_stop", 60), ("eval_stop", 60))
+    assert run.log is not None and [flaw.line for flaw in run.flaws] == [one.line for one in run.log.damaged] and len(run.flaws) == 3
+    assert run.line == run.flaws[0].line and run.problem.endswith("(and 2 more)")
+
+
+def test_a_run_that_was_stopped_before_its_first_evaluation_is_no_damage(tmp_path: Path) -> None:
+    text = lines(status="aborted")
+    stop = next(i for i, one in enumerate(text) if '"key": "block_stop"' in one)
+    run = read_run(write(tmp_path / "a.txt", [*text[:stop], text[-1]]))
+    assert (run.state, run.problem, run.samples, run.num_steps, run.num_evaluations) == (ABORTED, "run_stop says aborted", 256, 4, 0)
+    success = read_run(write(tmp_path / "b.txt", [*text[:stop], text[-1].replace("aborted", "success")]))
+    assert (success.state, success.problem) == (DAMAGED, "no evaluation says how many samples came before it")
 
 
 def test_a_log_without_a_batch_is_damaged(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from meshwright.audit.submissions import (
     noise,
     submissions,
     typical_run_spread,
+    unlike,
     up_to,
 )
 from meshwright.describe.load import names
@@ -57,3 +58,11 @@ def test_noise_is_the_rows_own_or_the_tables_median() -> None:
     assert noise(find(round="v6.0", submitter="Azure")) == pytest.approx(0.02011)
     assert noise([]) == typical_run_spread()
     assert 0.001 < typical_run_spread() < 0.01
+
+
+def test_a_claim_in_another_precision_than_the_record_is_remarked() -> None:
+    row = find(round="v6.0", submitter="Azure")[0]
+    assert row.precision == "fp4 (nvfp4)"
+    assert unlike("bf16", row.precision) == "not like with like: on record is fp4 (nvfp4), the claim is in bf16"
+    assert [unlike("nvfp4", row.precision), unlike("", row.precision), unlike("bf16", "")] == ["", "", ""]
+    assert unlike("fp8", "fp4 (nvfp4) or fp8 (tensorwise)") == unlike("mxfp8", "fp8 (delayed)") == ""

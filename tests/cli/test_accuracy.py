@@ -18,6 +18,7 @@ def quick(monkeypatch):
 
 def test_the_page(capsys, tmp_path):
     page = tmp_path / "docs" / "accuracy.md"
+    page.parent.mkdir()
     assert main(["accuracy", "--out", str(page)]) == 0
     text = page.read_text()
     for section in (

@@ -101,8 +101,21 @@ def test_the_exit_status_follows_fail_on(run, word, code):
     assert run("claim", str(CLAIMS / "llama3-faulty-gpu.toml"), "--fail-on", word)[0] == code
 
 
+def test_a_record_in_another_precision_is_told(answer):
+    claimed = ("claim", "--benchmark", "llama31_405b", "--accelerator", "gb200", "--gpus", "8192", "--round", "v6.0", "--step-s", "4")
+    for precision, is_told in (("bf16", True), ("nvfp4", False)):
+        found = answer(*claimed, "--precision", precision)
+        told = [any("not like with like: on record is fp4 (nvfp4)" in line for line in one["arithmetic"]) for one in found["statements"]]
+        assert any(told) == is_told, precision
+
+
 def test_the_shipped_claims_are_listed(run):
+    listed = json.loads(run("claim", "--examples", "--json")[1])
+    assert [Path(one["file"]) for one in listed] == sorted(CLAIMS.glob("*.toml")) and all(
+        one["expected"] and one["claim"] for one in listed
+    )
     code, out, _ = run("claim", "--examples")
+    assert out.startswith(f"claims in {CLAIMS}\n")
     assert code == 0 and "gpt3-cost.toml" in out and len(out.splitlines()) == len(list(CLAIMS.glob("*.toml"))) + 3
 
 

@@ -47,7 +47,7 @@ def test_all_that_is_printed(capsys):
         f"{'from':32}{LOG}",
         f"{'job':32}llama-3.1-8b, 64 x 8192 tokens a step in fp8",
         f"{'machine':32}16 h100 as in dgx-h100-superpod",
-        f"{'layout':32}tp=2,cp=1,pp=1,vp=1,dp=8,mbs=1 in order tp-cp-pp-dp",
+        f"{'layout':32}tp=2,cp=1,pp=1,vp=1,dp=8,ep=1,mbs=1,zero=1,recompute=none,order=tp-cp-pp-dp,overlap_tp=yes,cuda_graphs=no",
         f"{'measured step':32}2 s, median of 6 steady steps (timer of every step)",
         f"{'its spread':32}1.48 % from step to step",
         f"{before:32}{seconds(said.release_step_s)} ({error_pct(said.release_step_s, 2.0)})",
@@ -93,6 +93,13 @@ def test_the_file_is_named_where_it_was_written(capsys, tmp_path):
     assert f"--software {out}" in printed
 
 
+def test_replicas_fill_the_machine_where_dp_is_left_out(capsys):
+    assert main([*ARGUMENTS[:-1], "tp=2,cuda_graphs=no"]) == 0
+    assert f"{'layout':32}tp=2,cp=1,pp=1,vp=1,dp=8," in capsys.readouterr().out
+    assert main([*ARGUMENTS[:-1], "tp=3"]) == 2
+    assert "tp x cp x pp = 3 does not divide the 16 accelerators" in capsys.readouterr().err
+
+
 def test_a_csv_of_step_times(capsys, tmp_path):
     table = tmp_path / "steps.csv"
     table.write_text("step,step_time_s\n1,9.0\n2,2.0\n3,2.2\n4,2.1\n")
@@ -128,7 +135,12 @@ def test_a_csv_of_step_times(capsys, tmp_path):
         (
             [*ARGUMENTS, "--release", "latest"],
             "meshwright: cannot read a version in software release 'latest'\n"
-            "  where: software\n  fix:   write a round such as v5.1, or nemo-26.04\n",
+            "  where: software\n  fix:   write a round such as v5.1, or nemo-26.04; or the file of a profile, which ends in .json\n",
+        ),
+        (
+            [*ARGUMENTS, "--name", "v9.9"],
+            "meshwright: a profile cannot be called 'v9.9': that is a release\n"
+            "  where: --name\n  fix:   choose a name of its own, such as ours-16x-h100\n",
         ),
     ],
 )

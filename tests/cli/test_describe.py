@@ -181,7 +181,7 @@ def test_files_of_ones_own(run, tmp_path):
     model.write_text("num_layers = 1\nhidden = 8\nffn_hidden = 8\nnum_heads = 2\nvocab_size = 10\n")
     code, out, _ = run(str(model))
     assert code == 0
-    assert "parameters 0.00 B (632)" in words(out)
+    assert "parameters 632" in words(out)
     assert "sources: none stated" in out
     cluster = tmp_path / "cluster.toml"
     cluster.write_text(
@@ -198,6 +198,9 @@ def test_files_of_ones_own(run, tmp_path):
     [
         ("lama-3.2-1b", "meshwright: nothing named 'lama-3.2-1b' is in the catalogue\n  fix:   did you mean llama-3.2-1b"),
         ("gaudi", "meshwright: 'gaudi' is left out of the catalogue: no source for the first generation's peaks"),
+        ("zzzzqqqq", "meshwright: nothing named 'zzzzqqqq' is in the catalogue\n  fix:   meshwright describe lists all names\n"),
+        (".", "meshwright: a folder without a config.json describes nothing\n  where: .\n"),
+        ("./", "meshwright: a folder without a config.json describes nothing\n  where: .\n"),
         ("./no.toml", "meshwright: cannot read no.toml: No such file or directory"),
         ("./no.json", "meshwright: cannot read no.json: No such file or directory"),
     ],

@@ -28,7 +28,7 @@ def test_constants_count_and_figures(capsys, quick, tmp_path):
 
 
 def test_json(capsys, quick, tmp_path):
-    assert main(["fit", "--out", str(tmp_path / "new"), "--json"]) == 0
+    assert main(["fit", "--out", str(tmp_path), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["num_constants"] == len(FITTED) <= 24
     assert set(data["constants"]["round_s"]) == {"value", "unit", "meaning", "bounds", "expected"}
@@ -44,7 +44,10 @@ def test_without_scipy(capsys, monkeypatch):
     )
 
 
-def test_a_folder_that_cannot_be(capsys, tmp_path):
+@pytest.mark.parametrize("name, what", [("file", "that is no folder"), ("new", "no such folder"), ("a/b", "no such folder")])
+def test_a_folder_that_cannot_be(capsys, tmp_path, name, what):
     (tmp_path / "file").write_text("")
-    assert main(["fit", "--out", str(tmp_path / "file")]) == 2
-    assert f"where: --out {tmp_path / 'file'}" in capsys.readouterr().err
+    assert main(["fit", "--out", str(tmp_path / name)]) == 2
+    said = f"meshwright: {what}\n  where: --out {tmp_path / name}\n  fix:   make the folder first, or name another\n"
+    assert capsys.readouterr().err == said
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

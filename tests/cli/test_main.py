@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 from meshwright.cli import main as cli
 from meshwright.cli import run
@@ -43,6 +44,41 @@ def test_what_the_parser_refuses(capsys, arguments, message):
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", message)
+
+
+MISTAKES = [
+    ["generate", "nowhere", "--prompt", "x", "--temperature", "-1"],
+    ["generate", "nowhere", "--prompt", "x"],
+    ["weights", "nowhere", "--out", "x"],
+    ["weights", ".", "--out", "."],
+    ["train", "none.json"],
+    ["train", "--name", "taken"],
+    ["train", "--name", "a", "--resume"],
+    ["train", "--seed", str(2**63)],
+]
+
+
+def test_mistakes_are_told_before_torch_is_loaded(tmp_path):
+    """It takes seconds to load."""
+    (tmp_path / "runs" / "taken").mkdir(parents=True)
+    (tmp_path / "runs" / "taken" / "run.json").write_text("{}")
+    (tmp_path / "plan.json").write_text("{}")  # so that `weights .` finds a run
+    code = f"import sys; from meshwright.cli.main import main; print([main(one) for one in {MISTAKES!r}], 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == f"{[2] * len(MISTAKES)} False\n", done.stderr
+
+
+def commands():
+    """Every command by its words."""
+    group = typer.main.get_command(cli.app)
+    for name, command in group.commands.items():
+        inner = getattr(command, "commands", None)
+        yield from ((f"{name} {word}", one) for word, one in inner.items()) if inner else [(name, command)]
+
+
+def test_every_command_but_serve_has_json():
+    without = [name for name, command in commands() if not any("--json" in option.opts for option in command.params)]
+    assert without == ["serve"]
 
 
 def failing(error):

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -98,6 +99,47 @@ def test_the_answer_comes_first_and_everything_has_its_unit(run):
 def test_no_explanation_where_none_is_wanted(run):
     _, out, _ = run(*SMALL, "--no-explain")
     assert "why:" not in out and "the 5 best by time" in out
+
+
+def test_whole_layouts_are_printed_also_of_the_front(run, capsys):
+    _, out, _ = run(*SMALL[:3], "--batch", "32", "--seq", "2048", "--max-gpus", "16", "--pareto", "--no-explain", "--keep", "1")
+    told = [line.split() for line in out.splitlines() if re.match(r" *\d+  tp=\S+,schedule|  +\d+  tp=\S+,order=", line)]
+    assert "time against cost" in out and len(told) > 2
+    assert all(parse_layout(text).num_ranks == int(size) and "order=" in text and "cuda_graphs=" in text for size, text in told)
+    assert main(["plan", *SMALL[:3], "--batch", "32", "--seq", "2048", "--gpus", told[0][0], "--layout", told[0][1], "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert [plan["layout"]["text"] for plan in again["plans"]] == [told[0][1]]
+
+
+AMD = """\
+accelerator = "mi300x"
+accelerators_per_node = 8
+[[tiers]]
+name = "node"
+link = "xgmi-mi300x"
+num_accelerators = 8
+[[tiers]]
+name = "fabric"
+link = "roce-400"
+num_accelerators = 64
+"""
+
+
+def test_limits_are_not_kept_by_a_best_case(run, answer, tmp_path):
+    (tmp_path / "amd.toml").write_text(AMD)
+    asked = ("llama-3.1-8b", str(tmp_path / "amd.toml"), "pretrain-1t", "--gpus", "64", "--keep", "1", "--no-explain")
+    free = answer(*asked)
+    best = free["plans"][0]
+    assert free["limits"] == [] and best["low_s"] == best["step_time_s"] < best["middle_s"] < best["high_s"]
+    days = best["time_to_train_min"] / 1440
+    code, _, err = run(*asked, "--deadline", f"{1.01 * days:.4f}d")
+    assert code != 0 and "past the deadline, judged at" in err and "half of the comparable runs took that or more" in err
+    kept = 1.01 * days * best["middle_s"] / best["step_time_s"]
+    (limit,) = answer(*asked, "--deadline", f"{kept:.4f}d")["limits"]
+    assert limit["what"] == "deadline" and limit["predicted"] < limit["judged"] <= limit["allowed"] < limit["reaches"]
+    assert not limit["is_sure"] and "holds at" in limit["said"] and "the interval reaches" in limit["said"]
+    out = run(*asked, "--deadline", f"{kept:.4f}d")[1]
+    assert f"deadline       {limit['said']}\n" in out and re.search(r"time to train  .*, middle .*; .* steps", out)
 
 
 # -- files ----------------------------------------------------------------------------------------------

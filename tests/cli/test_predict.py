@@ -2,15 +2,18 @@
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 
 from meshwright.cli.main import main
+from meshwright.describe.hardware import FORMAT_OF_RECIPE
 from meshwright.describe.load import load_cluster
 from meshwright.footprint import PARTS as MEMORY_PARTS
 from meshwright.step import PARTS
 
 NOUNS = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
+CORES_PROFILE = Path(__file__).parents[1] / "fixtures" / "profile_of_cores.json"
 LAYOUT = "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"
 SMALL = ("llama-3.1-8b", "dgx-h100-superpod", "mlperf-llama31-8b", "--gpus", "64", "--layout", "tp=2")
 
@@ -87,6 +90,42 @@ def test_a_model_the_workload_was_not_made_for_is_remarked_on(answer):
     assert said["notes"][-1] == f"{NOUNS[2]} is defined for llama-3.1-405b: its samples to the target are taken for llama-3.1-70b too"
 
 
+def test_a_batch_that_nobody_trained_with_gives_a_lower_bound(run, answer):
+    arguments = (*NOUNS, "--layout", LAYOUT, "--batch", "16384")
+    said = answer(*arguments)
+    assert (said["is_lower_bound"], said["batch_beyond_measured"], said["measured_batches"]) == (True, "above", [896, 1152])
+    assert said["time_to_train_min"] > said["time_to_train_low_min"] and said["time_to_train_high_min"] is None
+    assert said["cost_high_usd"] is None and "they are unknown" in said["notes"][-1]
+    out = run(*arguments)[1]
+    assert re.search(r"time to train +at least [\d.]+ \S+ +[\d.]+ \S+ or more; 21 steps", out)
+    assert "measured at batches from 896 to 1,152 only" in out
+
+
+SLOW_CORES = """\
+accelerators_per_node = 1
+[accelerator]
+name = "slow cores"
+vendor = "me"
+architecture = "cpu"
+memory_GB = 16
+memory_GB_per_s = 10
+dense_TFLOP_per_s = { bf16 = 0.001, tf32 = 0.001 }
+power_cap_W = 20
+[[tiers]]
+name = "node"
+link = "pcie-4"
+num_accelerators = 1
+"""
+
+
+def test_an_mfu_above_its_peak_is_remarked_on(run, tmp_path):
+    (tmp_path / "slow.toml").write_text(SLOW_CORES)
+    code, out, err = run("llama-2m", str(tmp_path / "slow.toml"), "python-stdlib", "--layout", "mbs=4", "--profile", str(CORES_PROFILE))
+    assert code == 0, err
+    assert re.search(r"MFU +[\d.]+ % of a peak described too low", out)
+    assert "cannot be: the peak described for slow cores" in " ".join(out.split())
+
+
 TPUS = """\
 accelerator = "tpu-v5p"
 accelerators_per_node = 4
@@ -108,12 +147,27 @@ def test_what_nobody_states_is_null_and_said_in_words(run, answer, tmp_path):
     assert "nan" not in out and "this question lies far from the evidence" in out
 
 
+def test_a_release_that_nobody_measured_is_said_once_and_hides_nothing(answer):
+    notes = answer(*NOUNS, "--layout", LAYOUT, "--software", "v9.9", "--precision", "mxfp8")["notes"]
+    assert notes == [
+        "no run of v9.9 was fitted: taken as v6.0, its nearest relative",
+        "no large dense models in MLPerf rounds measured with gb200 mxfp8 v6.0",
+    ]
+
+
+@pytest.mark.parametrize("command", ["plan", "predict", "sweep", "calibrate"])
+def test_help_names_every_precision(command, capsys):
+    assert main([command, "--help"]) == 0
+    told = re.sub(r"-\s+", "-", capsys.readouterr().out)  # a name may be folded at its hyphen
+    assert all(re.search(rf"(?<![\w-]){name}(?![\w-])", told) for name in FORMAT_OF_RECIPE)
+
+
 # -- for people -----------------------------------------------------------------------------------------
 
 TEXT = """\
 llama-3.1-405b on azure-gb200-128 (8,192 gb200), mlperf-llama31-405b
 layout tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1 8 micro-batches, order tp-cp-pp-dp
-TP overlap off, CUDA graphs on
+interleaved schedule, ring context, TP overlap off, CUDA graphs on
 step 1,024 x 8,192 tokens nvfp4, software v6.0
 
 answer
@@ -144,7 +198,7 @@ axis ranks crosses exposed
 tp 4 rack # ms
 cp 2 rack 0 s
 pp 8 rack # us
-dp 128 fabric # ms
+dp x cp 128 x 2 rack + fabric # ms
 
 memory of gb200: 173.2 GiB, of which 3.7 GiB is kept back
 stage layers weights gradients optimizer activations loss buffers peak full peak at
@@ -209,7 +263,7 @@ def test_help_names_every_option(run):
         ((*NOUNS, "--layout", "tp=4,cq=2"), "cannot read 'cq=2' in the layout.*did you mean cp"),
         ((*NOUNS, "--layout", "tp=four"), "tp is 'four', not a whole number"),
         ((*NOUNS, "--layout", "tp=4,tp=2"), "tp is given twice"),
-        ((*NOUNS, "--layout", "tp=4,dp"), "cannot read 'dp' in the layout"),
+        ((*NOUNS, "--layout", "tp=4,dp"), "dp has no value in the layout.*write dp=2"),
         ((*NOUNS, "--layout", LAYOUT, "--gpu", "8"), "no such option: --gpu .*--gpus"),
         ((*NOUNS, "--layout", LAYOUT, "--gpus", "0"), "at least one accelerator, not 0"),
         ((*NOUNS, "--layout", LAYOUT, "--batch", "-4"), "global batch -4 must be at least 1"),
@@ -244,3 +298,25 @@ def test_a_layout_that_does_not_fit_says_by_how_much_and_where(run, answer):
     said = answer(*arguments, "--ignore-memory")  # it can be priced all the same
     room_bytes = load_cluster("azure-gb200-128").accelerator.memory_bytes - 4e9  # what is kept back
     assert said["memory"][0]["peak_bytes"] - room_bytes == pytest.approx(float(found[1].replace(",", "")), abs=1)
+
+
+def test_more_than_described_and_tensor_groups_over_the_fabric_are_remarked_on(answer):
+    nouns = ("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t")
+    said = answer(*nouns, "--gpus", "2048", "--batch", "2048", "--layout", "tp=2,order=cp-pp-dp-tp,recompute=full", "--ignore-memory")
+    assert any("2,048 accelerators are more than the 1,024 described" in note for note in said["notes"])
+    assert any("tp crosses the fabric, where its traffic is not overlapped" in note for note in said["notes"])
+    said = answer(*nouns, "--gpus", "1024", "--batch", "1024", "--layout", "tp=2,recompute=full", "--ignore-memory")
+    assert not any("described" in note or "crosses" in note for note in said["notes"])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "layout", "message"),
+    [
+        ("9", "tp=1", "9 accelerators do not spread evenly over nodes of 8.*use 8 or 10"),
+        ("16", "tp=3", "tp x cp x pp = 3 does not divide the 16 accelerators.*--gpus 15 or --gpus 18|--gpus 12 or --gpus 18"),
+        ("16", "tp=1,dp=9", "= 9 accelerators, but .* has 16 in use.*use dp=16$"),
+    ],
+)
+def test_a_fix_names_only_numbers_that_work(run, gpus, layout, message):
+    code, _, err = run("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", "--gpus", gpus, "--layout", layout)
+    assert code == 2 and re.search(message, err.rstrip("\n"), re.DOTALL), err

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from meshwright.cli.main import main
+from meshwright.record.entries import PART_NAMES
 from meshwright.record.run import read_run
+from meshwright.units import seconds
 
 JOB = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
 LAYOUT = "tp=4,cp=2,pp=8,vp=8,dp=4,mbs=1,order=tp-cp-pp-dp"
@@ -145,8 +148,8 @@ def test_tables_name_the_parts(run, plan):
     for words in (
         "predicted step",
         "median step",
-        "exposed between replicas",
-        "parts of the mean step",
+        "exposed dp",
+        "Simulated parts are means of 4 steps; 1 that follows a start or an evaluation is left out.",
         "bubble",
         "written: runs/racks-seed0",
     ):
@@ -249,3 +252,23 @@ def test_the_comparison_with_logs_is_a_table_too(capsys, monkeypatch):
     said = capsys.readouterr().out
     for words in ("eight constants", "v6.0_Azure_2048xAzure_GB200", "Medians are off by", "of 2 logs"):
         assert words in said
+
+
+def test_the_parts_for_people_are_those_of_the_json_and_of_the_report(run, answer, plan, capsys):
+    told = answer(plan, "--steps", "3", "--name", "few")
+    _, out, _ = run(plan, "--steps", "3", "--name", "again")
+    lines = out.split("parts of the step\n")[1].split("\n\n")[0].splitlines()[1:]
+    rows = {cells[0]: cells[2] for line in lines if (cells := re.split(r"\s{2,}", line.strip()))}
+    assert {name: seconds(told["mean_parts_s"][part]) for part, name in PART_NAMES.items() if name in rows} == {
+        name: value for name, value in rows.items() if name in PART_NAMES.values()
+    }
+    assert rows["step"] == seconds(sum(told["mean_parts_s"].values()))
+    assert main(["report", "runs/few", "--json"]) == 0
+    (reported,) = json.loads(capsys.readouterr().out)["runs"]
+    assert {part: row["simulated_s"] for part, row in reported["parts"].items()} == pytest.approx(
+        {part: value for part, value in told["mean_parts_s"].items() if value}, rel=1e-6
+    )
+
+
+def test_one_step_alone_leaves_none_out(run, plan):
+    assert "left out" not in run(plan, "--steps", "1")[1]

@@ -26,7 +26,33 @@ def test_the_claim_of_the_record_machine_is_put_in_its_place(capsys):
     assert "a pair of runs cannot show it" in " ".join(out.split())
 
 
+def test_the_layout_printed_is_the_layout_priced(capsys):
+    assert main(["sweep", *SMALL, "--gpus", "16", "--json"]) == 0
+    step_s = json.loads(capsys.readouterr().out)["points"][0]["step_time_s"]
+    assert main(["sweep", *SMALL, "--gpus", "16"]) == 0
+    told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("     16  tp=")).split()[1]
+    assert main(["predict", *SMALL, "--gpus", "16", "--exact", "--json", "--layout", told]) == 0
+    assert json.loads(capsys.readouterr().out)["exact_step_time_s"] == pytest.approx(step_s, rel=1e-9)
+
+
+def test_batches_that_nobody_trained_with_cost_at_least_so_much(capsys):
+    assert main(["sweep", *RECORD, "--gpus", "8192,16384"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("at least $") == 1 and "at 2,048 they are unknown" in out
+    assert main(["sweep", *RECORD, "--gpus", "8192,16384", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [point["is_lower_bound"] for point in said["points"]] == [False, True]
+    assert said["points"][1]["measured_batches"] == [896, 1152] and len(said["notes"]) == 1
+
+
 @pytest.mark.parametrize("gpus", ["", "a,b", "0,8", "-8"])
 def test_bad_sizes_are_refused(capsys, gpus):
     assert main(["sweep", *SMALL, "--gpus", gpus]) == 2
     assert "cannot read numbers of accelerators" in capsys.readouterr().err
+
+
+def test_sizes_that_do_not_spread_or_are_not_described_are_remarked_on(capsys):
+    assert main(["sweep", *SMALL, "--gpus", "8,9", "--mode", "strong"]) == 0
+    assert "9 accelerators do not spread evenly over nodes of 8" in " ".join(capsys.readouterr().out.split())
+    assert main(["sweep", *SMALL, "--gpus", "8,2048", "--batch", "2048", "--mode", "strong"]) == 0
+    assert "2,048 accelerators are more than the 1,024 described" in " ".join(capsys.readouterr().out.split())

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 
 from small_run import EVALUATION, MODEL, NO_RANKS, WORKLOAD, Small, make_corpus
 
+from meshwright.cli.train_run import is_launched
 from meshwright.describe.load import EMULATED, load_cluster, load_model, load_workload
 from meshwright.describe.profile import load_profile
 from meshwright.layout import Layout
@@ -68,6 +69,7 @@ def refused(run: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
     [
         (("none.json",), "cannot read the plan: No such file or directory"),
         (("plan.json", "--steps", "0"), "invalid value for '--steps'"),
+        (("plan.json", "--seed", "99999999999999999999"), "invalid value for '--seed'"),
         (("plan.json", "--layout", "dp=3"), "dp=3 x mbs=2 = 6 does not divide the global batch 8"),
         (("plan.json", "--layout", "tp=3"), "tensor degree 3 does not divide 8 attention heads"),
         (("plan.json", "--layout", "pp=8"), "4 layers do not divide over 8 pipeline stages"),
@@ -92,6 +94,11 @@ def refused(run: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
 )
 def test_what_it_refuses(refused: Callable[..., str], arguments: tuple[str, ...], message: str) -> None:
     assert refused(*arguments).startswith(message)
+
+
+def test_who_is_launched() -> None:
+    assert is_launched({"RANK": "0", "WORLD_SIZE": "1"})
+    assert not is_launched({"WORLD_SIZE": "1"})
 
 
 def test_a_run_does_not_go_on_by_somebody_elses_plan(refused: Callable[..., str], here: Path) -> None:

@@ -1,5 +1,8 @@
 """`meshwright weights`: a Hugging Face folder that reads back as the same weights."""
 
+import json
+import os
+
 import pytest
 import typer
 
@@ -39,6 +42,33 @@ def test_weights_come_back_as_they_were(folder, tmp_path, capsys):
     before, after = (load_trained(path, torch.device("cpu")).transformer for path in (folder, tmp_path / "again"))
     for (name, one), (_, other) in zip(before.named_parameters(), after.named_parameters(), strict=True):
         assert torch.equal(one, other), name
+
+
+def test_json_says_what_was_written(folder, tmp_path, capsys):
+    run(folder, "--out", tmp_path / "again", "--json")
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["model"], answer["precision"], answer["num_parameters"]) == ("small", "bf16", MODEL.num_parameters)
+    assert {one["file"]: one["bytes"] for one in answer["written"]} == {
+        str(path): path.stat().st_size for path in (tmp_path / "again").iterdir()
+    }
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_files_are_as_the_umask_has_them(folder, tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        run(folder, "--out", tmp_path / "again")
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "again").iterdir()} == dict.fromkeys(
+        ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"), mode
+    )
+
+
+def test_what_is_there_already_is_not_written_over(folder, tmp_path):
+    (tmp_path / "x").write_text("mine")
+    with pytest.raises(InputError, match="there is something already"):
+        run(folder, "--out", tmp_path / "x")
 
 
 def test_an_unknown_precision_is_refused(folder, tmp_path):

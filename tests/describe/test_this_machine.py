@@ -1,11 +1,15 @@
 """This machine: its processors measured, or its GPUs as nvidia-smi names them."""
 
+import math
+import os
+import subprocess
+import sys
 import time
 
 import pytest
 
-from meshwright.describe import this_machine
-from meshwright.errors import InputError
+from meshwright.describe import core_speed, this_machine
+from meshwright.errors import InputError, MeshwrightError
 
 SMI = """#!/bin/sh
 case "$1" in
@@ -30,9 +34,7 @@ def nvidia_smi(tmp_path, monkeypatch):
 
 def test_a_processor_is_measured(monkeypatch):
     monkeypatch.setattr(this_machine, "gpu_names", list)
-    start = time.perf_counter()
     cluster = this_machine.this_machine()
-    assert time.perf_counter() - start < 5  # meant to be under one second on an idle machine
     device = cluster.accelerator
     assert cluster.num_accelerators == 1
     assert device.architecture == "cpu"
@@ -40,6 +42,77 @@ def test_a_processor_is_measured(monkeypatch):
     assert device.memory_bytes_per_s > 1e8
     assert device.peak_flops_per_s("bf16") > 1e8
     assert "measured on this machine" in device.sources["default"].text
+
+
+@pytest.fixture
+def measured_anew():
+    """Nothing measured before, and nothing that the test measures is kept."""
+    this_machine.core_speed.cache_clear()
+    yield
+    this_machine.core_speed.cache_clear()
+
+
+def test_a_processor_is_measured_once_in_a_process(measured_anew, monkeypatch):
+    started = []
+
+    def told(command, env, **_):
+        started.append((command, env))
+        return subprocess.CompletedProcess(command, 0, '{"flops_per_s": 5e10, "bytes_per_s": 2e10}')
+
+    monkeypatch.setattr(subprocess, "run", told)
+    monkeypatch.setattr(this_machine, "num_cores_at_once", lambda: 1.5)
+    first, second = (this_machine._of_processor().accelerator for _ in range(2))
+    assert first == second and len(started) == 1
+    assert (first.peak_flops_per_s("bf16"), first.memory_bytes_per_s) == (7.5e10, 2e10)
+    assert {started[0][1][name] for name in this_machine.BLAS_THREADS} == {"1"}
+
+
+@pytest.mark.parametrize("program", ["raise SystemExit(3)", "print('nonsense')", "print('{}')"])
+def test_a_measurement_that_fails_says_how_to_see_why(measured_anew, monkeypatch, tmp_path, program):
+    (tmp_path / "speed.py").write_text(program)
+    monkeypatch.setattr(this_machine, "CORE_SPEED", tmp_path / "speed.py")
+    with pytest.raises(MeshwrightError, match="could not be measured") as caught:
+        this_machine.core_speed()
+    assert f"{sys.executable} -P" in caught.value.fix
+
+
+def test_the_best_try_of_each_counts_by_turns():
+    now, done = 0.0, []
+
+    def work(name, seconds):
+        def run():
+            nonlocal now
+            done.append(name)
+            now += next(seconds)
+
+        return run
+
+    first = work("first", iter([9.0, 0.5, 0.4, 0.3, 0.4, 0.5]))
+    second = work("second", iter([9.0, 2.0, 3.0, 1.0, 1.0, 7.0]))
+    assert core_speed.best_s(first, second, clock=lambda: now) == pytest.approx([0.3, 1.0])
+    assert done == ["first", "second"] * (core_speed.ROUNDS + 1)  # one to warm up
+
+
+def test_time_that_other_programs_take_does_not_count():
+    (took_s,) = core_speed.best_s(lambda: (time.sleep(0.005), math.fsum(range(20_000))))
+    assert 0 < took_s < 0.005
+
+
+def test_hardware_threads_of_one_core_multiply_as_one_and_a_quota_holds(monkeypatch, tmp_path):
+    for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
+        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{siblings}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(this_machine, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr(this_machine, "QUOTA", tmp_path / "cpu.max")
+    assert this_machine.num_cores_at_once() == 2
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert this_machine.num_cores_at_once() == 2
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert this_machine.num_cores_at_once() == 1.5
+    monkeypatch.setattr(this_machine, "TOPOLOGY", tmp_path / "none")  # where nothing says which threads share a core, each counts
+    (tmp_path / "cpu.max").unlink()
+    assert this_machine.num_cores_at_once() == 4
 
 
 def test_gpus_with_nvlink(nvidia_smi):

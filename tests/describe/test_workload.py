@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.describe.load import load_workload
+from meshwright.describe.load import load_workload, names
 from meshwright.describe.workload import Convergence, Evaluation, Workload
 
 TABLE = Convergence(samples_by_batch={8: 1000.0, 32: 2000.0}, samples_by_precision={"nvfp4": {8: 1500.0}})
@@ -29,6 +29,26 @@ def test_a_precision_with_its_own_table_uses_it():
     assert TABLE.samples(8, "nvfp4") == 1500
     assert TABLE.samples(64, "nvfp4") == pytest.approx(1500)
     assert TABLE.samples(8, "fp8") == 1000
+
+
+@pytest.mark.parametrize(
+    ("batch", "precision", "beyond"),
+    [(8, "bf16", ""), (20, "bf16", ""), (32, "bf16", ""), (33, "bf16", "above"), (7, "bf16", "below"), (16, "nvfp4", "above")],
+)
+def test_a_batch_that_nobody_measured_lies_beyond(batch, precision, beyond):
+    workload = Workload(name="w", model="", seq_len=100, global_batch=batch, precision=precision, convergence=TABLE)
+    assert workload.batch_beyond == beyond
+    assert workload.measured_batches == ((8, 8) if precision == "nvfp4" else (8, 32))
+
+
+def test_a_run_through_tokens_has_no_measured_batches():
+    workload = Workload(name="w", model="", seq_len=100, global_batch=10, num_tokens=9500)
+    assert (workload.measured_batches, workload.batch_beyond) == (None, "")
+
+
+@pytest.mark.parametrize("name", names("workloads"))
+def test_the_catalogues_own_batches_were_measured(name):
+    assert load_workload(name).batch_beyond == ""
 
 
 def test_evaluations_at_multiples_from_the_start_on():

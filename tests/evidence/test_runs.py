@@ -116,7 +116,7 @@ def test_the_record_run_is_expressed_whole(tmp_path: Path) -> None:
     assert run.name == "v6.0 Azure 2048xAzure_GB200 llama31_405b"
     assert (run.model.name, run.workload.name, run.kind) == ("llama-3.1-405b", "mlperf-llama31-405b", "pretrain")
     assert (run.workload.seq_len, run.workload.global_batch, run.workload.precision) == (8192, 1024, "nvfp4")
-    assert str(run.layout) == "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"
+    assert run.layout.degrees == "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"
     assert run.layout.order == ("tp", "cp", "pp", "dp")
     assert (run.layout.overlap_tp, run.layout.overlap_pp, run.layout.overlap_dp, run.layout.cuda_graphs) == (False, True, True, True)
     assert [(tier.name, tier.num_accelerators, tier.bytes_per_s / GB) for tier in run.cluster] == [("rack", 64, 900), ("fabric", 8192, 100)]
@@ -147,7 +147,7 @@ def test_precision_texts_are_recipes(tmp_path: Path, text: str, precision: str) 
 def test_what_is_empty_has_a_stated_default(tmp_path: Path) -> None:
     empty = dict.fromkeys(("rank_order", "cuda_graph", "tp_comm_overlap", "p2p_overlap", "activation_recompute", "precision"), "")
     run = one(tmp_path, RECORD, **empty, cp="", vp="", dp="", num_micro_batches="", layout_confidence="", vendor="")
-    assert str(run.layout) == "tp=4,cp=1,pp=8,vp=1,dp=256,mbs=1"
+    assert run.layout.degrees == "tp=4,cp=1,pp=8,vp=1,dp=256,mbs=1"
     assert run.layout.order == ("tp", "cp", "dp", "pp")
     assert (run.layout.overlap_tp, run.layout.overlap_pp, run.layout.cuda_graphs, run.layout.recompute) == (True, True, False, "none")
     assert (run.confidence, run.vendor) == ("not stated", "NVIDIA")

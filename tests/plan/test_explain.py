@@ -9,6 +9,7 @@ import pytest
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.layout import Layout, parse_layout
 from meshwright.plan.explain import AxisTraffic, explain
+from meshwright.record.entries import PART_NAMES
 from meshwright.traffic import Step, flows, sent_on
 
 RECORD = load_model("llama-3.1-405b"), load_cluster("azure-gb200-128"), load_workload("mlperf-llama31-405b")
@@ -41,3 +42,19 @@ def test_a_model_that_the_trainer_does_not_run_is_counted_by_its_parameters() ->
     sent = [axes_of(model, cluster, workload, parse_layout(f"dp=64,ep=8,zero={zero}"))["dp"].num_bytes for zero in range(4)]
     # Bytes a parameter: 2 x 4, 4 + 2, 4 + 2, 4 + 2 x 2.
     assert sent == pytest.approx([sent[1] / 6 * times for times in (8, 6, 6, 8)])
+
+
+def test_gradients_of_one_replica_are_shown_as_what_they_are_where_context_ranks_share_them() -> None:
+    model, cluster = load_model("llama-3.1-8b"), load_cluster("dgx-h100-superpod").resized(32)
+    workload = replace(load_workload("mlperf-llama31-8b"), global_batch=8, precision="bf16")
+    explained = explain(model, cluster, workload, parse_layout("tp=8,cp=4,dp=1"))
+    gradients = next(axis for axis in explained.axes if axis.axis == "dp")
+    assert (gradients.name, gradients.ranks, gradients.label) == ("dp x cp", "1 x 4", "dp 1 x cp 4")
+    assert gradients.tiers == ("fabric",) and gradients.num_bytes > 0 and gradients.traffic_s > 0
+    assert any(reason.startswith("dp x cp moves") and "over fabric" in reason for reason in explained.reasons)
+
+
+def test_what_limits_a_step_is_named_as_its_part() -> None:
+    said = explain(*RECORD, parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1")).limit
+    first, second = said.split("; next is ")
+    assert first.startswith("compute takes ") and second.split(" with ")[0] in PART_NAMES.values()

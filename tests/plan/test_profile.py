@@ -155,7 +155,7 @@ def test_the_parts_of_the_trace_are_the_parts_of_the_step(case: tuple[Plan, Soft
     step, made = LaidOut.of(plan, stack), priced(plan, stack)
     lengths = {each.name: each.end_s - each.start_s for each in step.slices() if each.stage == 0 and each.stream == COMPUTE}
     assert lengths["optimizer"] == pytest.approx(plan.parts_s["optimizer"], rel=1e-9)
-    assert lengths.get("host: norm, clipping, logging", 0.0) == pytest.approx(float(made.end_s[0]), abs=1e-9)
+    assert lengths.get("overhead: norm, clipping, logging", 0.0) == pytest.approx(float(made.end_s[0]), abs=1e-9)
     # What is left is the pipeline, as long as its parts, and longer by the exposed traffic that it does not wait for.
     inside = ("compute", "exposed_tp", "exposed_cp", "exposed_ep", "exposed_pp", "bubble", "overhead")
     pipeline_s = sum(plan.parts_s[part] for part in inside) - float(made.end_s[0])

@@ -50,3 +50,12 @@ def test_files_hold_every_rank(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ranks.csv", "ranks.json"]
     with pytest.raises(InputError, match=r"written as \.csv or \.json"):
         ranks.write(tmp_path / "ranks.txt")
+
+
+@pytest.mark.parametrize(("count", "nodes"), [(12, 2), (20, 4), (5, 1), (16, 2)])
+def test_ranks_stand_on_the_nodes_that_are_priced(count, nodes):
+    cluster = load_cluster("dgx-h100-superpod").resized(count)
+    ranks, inner = rank_map(Layout(dp=count), cluster), cluster.tiers[0]
+    assert (ranks.columns["node"] == ranks.columns["rank"] // inner.num_accelerators).all()
+    assert ranks.columns["node"].max() + 1 == nodes == cluster.num_nodes
+    assert ranks.columns["gpu"].max() + 1 == inner.num_accelerators

@@ -15,6 +15,7 @@ from meshwright.describe.workload import Workload
 from meshwright.errors import FitError, InputError
 from meshwright.footprint import RESERVE_BYTES, check_fits
 from meshwright.layout import Layout, Layouts
+from meshwright.placement import is_tp_on_fabric
 from meshwright.plan.candidates import DEGREES, Fixed, Space, degrees
 from meshwright.plan.exact import quick_excess_s
 from meshwright.plan.explain import explain
@@ -281,3 +282,13 @@ def test_pricing_without_padding_changes_no_bit(name, monkeypatch):
     monkeypatch.setattr(step, "_without_padding", lambda question: question)
     padded = price(asked, layouts, STACK.constants).seconds
     assert all(np.array_equal(lean[part], padded[part]) for part in step.PARTS)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "num_gpus", "batch"), [("mixtral-8x7b", "hgx-h200-ndr", 64, 128), ("llama-3.1-70b", "dgx-h100-superpod", 64, 64)]
+)
+def test_tensor_groups_of_the_best_plan_stay_in_their_node(model, cluster, num_gpus, batch):
+    machine = load_cluster(cluster).resized(num_gpus)
+    task = replace(load_workload("pretrain-1t"), precision="bf16", global_batch=batch, seq_len=8192)
+    found = search(load_model(model), machine, task, keep=3)
+    assert not any(is_tp_on_fabric(layout, machine) for layout in found.layouts)

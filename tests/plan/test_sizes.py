@@ -110,3 +110,18 @@ def test_durations_are_read(text, seconds):
 def test_no_duration_is_guessed(text):
     with pytest.raises(InputError):
         read_duration(text)
+
+
+def test_a_node_is_not_stretched_to_what_is_allowed():
+    workstation = load_cluster("workstation-8x")
+    assert [m.num_accelerators for m in machines_up_to(workstation, 512)] == [8, 7, 6, 5, 4, 3, 2, 1]
+    with pytest.raises(InputError, match="64 accelerators are more than the 8"):
+        machines_of(workstation, 64)
+
+
+def test_a_plan_beyond_what_is_described_says_so():
+    described = replace(SMALL.cluster, tiers=(SMALL.cluster.tiers[0], replace(SMALL.cluster.tiers[1], num_accelerators=8, num_installed=8)))
+    ask = replace(SMALL, cluster=described)
+    within, beyond = (chosen(ask, survey(ask, machines_of(described, size), front=False)).best.plan for size in (8, 16))
+    assert not any("described" in note for note in within.notes)
+    assert any("16 accelerators are more than the 8 described" in note for note in beyond.notes)

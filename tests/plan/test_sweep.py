@@ -55,7 +55,7 @@ def test_weak_scaling_grows_the_batch_from_its_base():
 def test_a_size_without_a_plan_is_named_and_the_others_stand():
     found = sweep(SMALL, [16, 17, 32], "strong")
     assert [point.num_accelerators for point in found.points] == [16, 32]
-    assert [(size, "no degrees multiply to 17" in error.what) for size, error in found.misses] == [(17, True)]
+    assert [(size, "17 accelerators do not spread evenly over nodes of 8" in error.what) for size, error in found.misses] == [(17, True)]
 
 
 @pytest.mark.parametrize("sizes, mode", [([], "weak"), ([8], "sideways")])

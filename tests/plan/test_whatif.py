@@ -1,5 +1,7 @@
 """What-if: each key changes one thing, and an unknown one is answered with the nearest."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.describe.load import load_cluster, load_workload
@@ -76,3 +78,16 @@ def test_bad_input_is_one_clear_message(text, what, fix):
 def test_a_value_set_twice_is_refused():
     with pytest.raises(InputError, match=r"fabric\.planes is set twice"):
         changed(RECORD, JOB, ["fabric.planes=7", "fabric.planes=6"])
+
+
+def test_part_of_a_domain_of_several_tiers_keeps_its_nodes_even():
+    tier = load_cluster("dgx-h100-superpod").tiers[0]
+    tiers = (
+        tier,
+        replace(tier, name="rack", num_accelerators=64, num_installed=64),
+        replace(tier, name="hall", num_accelerators=512, num_installed=512),
+    )
+    machine = replace(load_cluster("dgx-h100-superpod"), tiers=tiers)
+    assert [t.num_accelerators for t in using(machine, 1, 36)] == [6, 36, 288]
+    with pytest.raises(InputError, match="37 accelerators do not spread evenly over nodes of 8"):
+        using(machine, 1, 37)

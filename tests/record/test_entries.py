@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from importlib.resources import files
 
 import pytest
 
 from meshwright import step
 from meshwright.errors import InputError
-from meshwright.record.entries import PARTS
+from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.record.writer import RunWriter
 
 from .conftest import a_step
@@ -33,3 +35,17 @@ def test_a_line_is_flat_and_in_the_words_of_a_prediction(writer: RunWriter) -> N
 def test_a_step_that_cannot_be_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(InputError):
         a_step(1, **changes)
+
+
+def test_every_part_has_one_name_for_people() -> None:
+    assert list(PART_NAMES) == list(PARTS)
+    assert PART_NAMES["exposed_tp"] == "exposed tp" and PART_NAMES["overhead"] == "overhead"
+    assert len(set(PART_NAMES.values())) == len(PARTS)
+
+
+def test_the_live_page_has_the_same_parts_under_the_same_names() -> None:
+    script = (files("meshwright.serve") / "static" / "words.js").read_text(encoding="utf-8")
+    listed = re.search(r"export const partNames = \[(.*?)\];", script, re.DOTALL)
+    assert listed and tuple(re.findall(r'"(\w+)"', listed[1])) == PARTS
+    assert 'partWord = (part) => part.replaceAll("_", " ");' in script
+    assert {part: part.replace("_", " ") for part in PARTS} == PART_NAMES

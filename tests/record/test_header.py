@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.record.header import FORMAT, check_name
+from meshwright.record.header import FORMAT, RunHeader, check_name
 from meshwright.record.run import read_run
 from meshwright.record.writer import RunWriter
 
@@ -43,6 +43,24 @@ def test_a_header_that_cannot_be_used_is_an_error(writer: RunWriter, changes: di
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(InputError, match=complaint):
         read_run(writer.folder)
+
+
+@pytest.mark.parametrize(
+    "changes, complaint",
+    [
+        ({"seed": 2**63}, "seed is 9223372036854775808"),
+        ({"num_ranks": 2**64}, "num_ranks is 18446744073709551616"),
+        ({"machine": "a\x1bb"}, "characters that cannot be shown"),
+        ({"conditions": ("a\nb",)}, "characters that cannot be shown"),
+        ({"created": "2026-01-01"}, "no time zone"),
+        ({"target": "low"}, "target is 'low'"),
+    ],
+)
+def test_a_header_that_could_not_be_read_back_is_not_made(changes: dict[str, object], complaint: str) -> None:
+    fields: dict[str, object] = {"name": "a", "kind": "trained", "seed": 2**63 - 1, "num_ranks": 1, "machine": "here"}
+    RunHeader(**fields)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=f"a run's header cannot hold this: .*{complaint}"):
+        RunHeader(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def test_a_folder_without_a_header_is_no_run(tmp_path: Path) -> None:

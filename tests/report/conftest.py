@@ -82,6 +82,7 @@ class RunMaker:
         extra: Mapping[str, float] = MappingProxyType({}),
         num_ranks: int = 8,
         target: float | None = None,
+        conditions: tuple[str, ...] = (),
     ) -> Path:
         header = RunHeader(
             name=name,
@@ -91,6 +92,7 @@ class RunMaker:
             machine="a machine",
             sequence_length=plan.workload.seq_len if plan else 128,
             target=target,
+            conditions=conditions,
             created="2026-11-15T08:00:00.000+00:00",
         )
         lossy = kind == "trained"

@@ -13,6 +13,7 @@ import pytest
 from pages import CHROMIUM, FLAGS, Elements, words
 
 from meshwright.plan.plan import Plan
+from meshwright.record.entries import PART_NAMES
 from meshwright.report.facts import RunFacts, facts_of_runs
 from meshwright.report.markdown import profile_markdown, report_markdown
 from meshwright.report.page.run_page import run_page
@@ -221,3 +222,12 @@ def test_pages_fit_a_phone_and_a_desktop(make_run, trained: Path, profile_page: 
     runs: list[RunFacts] = facts_of_runs([trained, make_run(long_name, plan=record, times_s=steps_around(3000), kind="simulated")])
     check_widths(run_page(runs), tmp_path)
     check_widths(profile_page, tmp_path)
+
+
+@pytest.mark.parametrize("made", [run_page, report_markdown], ids=["page", "Markdown"])
+def test_parts_have_the_names_that_a_prediction_prints(made, make_run, workstation: Plan) -> None:
+    said = made(facts_of_runs([make_run(plan=workstation)]))
+    for part in ("compute", "exposed_tp", "exposed_dp", "bubble", "optimizer", "overhead"):
+        assert PART_NAMES[part] in said
+    for other in ("pipeline bubble", "exposed_tp", ">host<", "| host |", ">storage<"):
+        assert other not in said

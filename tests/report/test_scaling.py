@@ -10,7 +10,10 @@ import pytest
 from meshwright.layout import Layout
 from meshwright.plan.plan import Plan
 from meshwright.report.facts import facts_of_runs
-from meshwright.report.scaling import scalings
+from meshwright.report.markdown import report_markdown
+from meshwright.report.page.run_page import run_page
+from meshwright.report.scaling import left_out, scalings
+from meshwright.report.values import report_values
 
 
 def sized(plan: Plan, num_ranks: int) -> Plan:
@@ -64,3 +67,47 @@ def test_sizes_that_are_neither_weak_nor_strong_are_called_so(run_at) -> None:
 
 def test_runs_of_one_size_or_of_different_models_have_no_scaling(run_at, make_run, record: Plan) -> None:
     assert scalings(facts_of_runs([run_at(2, 32, 0.5), run_at(2, 64, 0.9), make_run("large", plan=record)])) == []
+
+
+# -- conditions -----------------------------------------------------------------------------------------
+
+NOISE, SLOW = "noise as logs show it", "rank 3 2 times as slow"
+
+
+@pytest.fixture
+def simulated_at(make_run, workstation: Plan, steps_around):
+    def made(name: str, num_ranks: int, step_s: float, *conditions: str) -> Path:
+        times = steps_around(200, step_s, 0.002, seed=num_ranks)
+        plan = sized(workstation, num_ranks)
+        return make_run(name, plan=plan, batch=16 * num_ranks, times_s=times, kind="simulated", conditions=(NOISE, *conditions))
+
+    return made
+
+
+def test_a_run_with_a_slow_rank_is_no_repeat_of_a_sound_one(simulated_at) -> None:
+    folders = [simulated_at("healthy2", 2, 0.50), simulated_at("slow2", 2, 1.0, SLOW), simulated_at("healthy4", 4, 0.51)]
+    runs = facts_of_runs(folders)
+    (weak,) = scalings(runs)
+    assert [point.labels for point in weak.points] == [("healthy2",), ("healthy4",)]
+    assert weak.points[1].efficiency == pytest.approx(0.5 / 0.51, rel=2e-3)
+    said = "slow2 is left out of scaling: simulated with rank 3 2 times as slow; healthy4 without."
+    assert left_out(runs) == report_values(runs)["scaling_left_out"] == [said]
+    assert said in report_markdown(runs) and said in run_page(runs)
+
+
+def test_runs_of_the_same_conditions_have_a_series_of_their_own(simulated_at) -> None:
+    sound = [simulated_at("healthy2", 2, 0.50), simulated_at("healthy4", 4, 0.51)]
+    runs = facts_of_runs([*sound, simulated_at("slow2", 2, 1.0, SLOW), simulated_at("slow4", 4, 1.1, SLOW)])
+    assert [[point.labels for point in scaling.points] for scaling in scalings(runs)] == [
+        [("healthy2",), ("healthy4",)],
+        [("slow2",), ("slow4",)],
+    ]
+    assert [scaling.of.split(" with ")[1] for scaling in scalings(runs)] == [NOISE, f"{NOISE}, {SLOW}"]
+    assert left_out(runs) == []
+
+
+def test_two_sizes_under_different_conditions_are_no_series_and_say_so(simulated_at) -> None:
+    runs = facts_of_runs([simulated_at("slow2", 2, 1.0, SLOW), simulated_at("healthy4", 4, 0.51)])
+    assert scalings(runs) == []
+    assert [said.split(" is left out of scaling: ")[0] for said in left_out(runs)] == ["slow2", "healthy4"]
+    assert left_out(runs)[0] in run_page(runs)

@@ -298,12 +298,13 @@ def changed(content: bytes, numbers: list[bytes], rng: np.random.Generator) -> b
     return content[: value.start()] + numbers[int(rng.integers(len(numbers)))] + content[value.end() :]
 
 
-def test_simulated_weeks_are_told_by_their_end_and_not_by_the_sample_of_steps(shelf, new_run, plan_bytes):
+@pytest.mark.parametrize("end", ["finished", "stopped"])
+def test_simulated_weeks_are_told_by_their_end_and_not_by_the_sample_of_steps(shelf, new_run, plan_bytes, end):
     writer = new_run("weeks", 3, plan_bytes, kind="simulated", status="running")
     (before,) = shelf.listed()["runs"]
     assert (before["step"], before["num_recorded"]) == (3, None)
     with open(writer.folder / "events.jsonl", "a", encoding="utf-8") as file:
-        file.write('{"time_s": 1814400.0, "kind": "stopped", "step": 1405437}\n')
+        file.write(f'{{"time_s": 1814400.0, "kind": "{end}", "step": 1405437}}\n')
     shelf._found.clear()
     (row,) = shelf.listed()["runs"]
     assert (row["step"], row["num_recorded"], row["busy_s"]) == (1405437, 3, 1814400.0)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshwright.ledger.timeline import spans_of
 from meshwright.record.run import read_run
 from meshwright.simulate.exposure import exposed_between_replicas
 from meshwright.simulate.failures import failures
@@ -54,7 +55,10 @@ def test_weeks_are_written_with_every_interruption(racks, tmp_path):
     faults = [event for event in run.events if event.kind == "fault"]
     assert len(faults) == seen.weeks.interruptions[0].sum() > 0
     assert len(run.records) == SAMPLED_STEPS + 1
-    assert run.events[-1].kind == "stopped" and not run.damage
+    assert run.events[-1].kind == run.header.status == "finished" and not run.damage
+    assert spans_of(run)[-2].end_s == pytest.approx(
+        54 * DAY
+    )  # the last before the spares: its end is read as that of weeks that were stopped
 
 
 def test_the_exposed_time_has_an_interval_around_it(record):

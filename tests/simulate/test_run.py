@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
+from meshwright.ledger import ledger_of
 from meshwright.record.run import read_run
 from meshwright.record.summary import summary
 from meshwright.report.facts import facts_of
@@ -116,3 +117,18 @@ def test_a_runs_folder_says_what_the_machine_was_like(racks, plan_file, tmp_path
     (folder / "run.json").write_text(damaged)
     with pytest.raises(InputError, match="conditions are not a list of texts"):
         read_run(folder)
+
+
+def test_a_slow_replica_without_a_pipeline_is_exposed_time_in_the_ledger(small, tmp_path):
+    plan = small("tp=2,dp=4", 8)
+    plan.write(tmp_path / "plan.json")
+    conditions = Conditions(noise=QUIET, slow=(Slow(rank=3, factor=2.0),))
+    spent = ledger_of(write_run(run_plan(plan, conditions, 3), tmp_path, "slow", tmp_path / "plan.json")).gpu_seconds
+    assert spent["bubble"] == 0 and spent["exposed"] > 0.3 * sum(spent.values())
+
+
+def test_mean_parts_are_of_steady_steps(racks):
+    run = run_plan(racks, Conditions(), 3)
+    assert (len(run.steps), run.num_steady_steps) == (3, 2)
+    assert run.mean_parts_s["overhead"] == pytest.approx(float(run.steps.parts_s["overhead"][1:].mean()))
+    assert run_plan(racks, Conditions(), 1).num_steady_steps == 1

@@ -145,3 +145,30 @@ def test_broken_off_it_returns_the_blocks_that_are_done(small):
 
     steps = simulate(job, 10_000, 0, report=stop)
     assert 0 < len(steps) < 10_000
+
+
+def test_without_a_pipeline_the_wait_for_the_slowest_replica_is_exposed_dp_and_no_bubble(small):
+    job = job_of(small("tp=2,dp=4", 8))
+    rank = job.plan.layout.rank({"tp": 1, "cp": 0, "pp": 0, "dp": 3})
+    alike, late = (simulate(job, 1, 0, setting) for setting in (UNDISTURBED, Setting(slow=(Slow(rank=rank, factor=2.0),))))
+    lost_s = float(late.step_s[0] - alike.step_s[0])
+    assert lost_s == pytest.approx(job.pipeline_s, rel=1e-9)
+    assert late.parts_s["bubble"] == alike.parts_s["bubble"] == pytest.approx([0.0], abs=1e-12)
+    # As a mean over ranks: one replica of four works longer, three wait for it.
+    more = {part: float(late.parts_s[part][0] - alike.parts_s[part][0]) for part in ("compute", "exposed_dp")}
+    assert more == pytest.approx({"compute": lost_s / 4, "exposed_dp": 3 * lost_s / 4}, rel=1e-9)
+
+
+def test_with_a_pipeline_it_is_bubble(small):
+    job = job_of(small("tp=2,pp=2,dp=2", 8))
+    slow = Setting(slow=(Slow(rank=0, factor=2.0),))
+    alike, late = (simulate(job, 1, 0, setting) for setting in (UNDISTURBED, slow))
+    assert late.parts_s["bubble"][0] > alike.parts_s["bubble"][0]
+    assert late.parts_s["compute"] == alike.parts_s["compute"]
+
+
+def test_one_replica_alone_waits_for_nobody(small, loud):
+    steps = simulate(job_of(small("tp=4,dp=1", 4)), 20, 0, Setting(noise=loud))
+    assert not steps.parts_s["bubble"].any()
+    assert np.ptp(steps.parts_s["exposed_dp"]) == 0.0
+    assert sum(steps.parts_s.values()) == pytest.approx(steps.step_s)

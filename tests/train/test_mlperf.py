@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.audit.runs import read_run
 from meshwright.describe.load import load_model
 from meshwright.errors import InputError
 from meshwright.mllog import read_log, step_times
@@ -184,6 +185,21 @@ def test_a_run_that_was_stopped_or_killed_goes_on_in_the_same_log_and_still_pass
     assert check_log(path).complaints == ()
     log = read_log(path)
     assert [sum(event.key == key for event in log.events) for key in ("run_start", "resumed", "run_stop")] == [1, 1, 1]
+
+
+def test_the_log_of_a_run_that_was_stopped_again_and_again_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "mlperf.log"
+    for life in range(3):  # each ends before an evaluation
+        log = MlperfLog(path, OWN, SMALL)
+        log.init_start()
+        log.init_stop()
+        log.run_start()
+        log.block_start(16 * life, life)
+        log.step(life + 1, 16 * (life + 1), 4.0, step_time_s=0.25, lr=1e-3)
+        assert log.run_stop(16 * (life + 1), life + 1) == "aborted"
+        log.close()
+        run = read_run(path)
+        assert (run.state, run.flaws, run.samples, run.num_steps) == ("aborted", (), 16 * (life + 1), life + 1)
 
 
 def test_no_path_leaves_the_machine_out_of_the_log(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with a log whose lines can all be read: lines that are missing, twice there or out of order."""
+"""What is wrong with a log: lines that cannot be read, are missing, twice there or out of order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 from meshwright.errors import InputError
-from meshwright.mllog import Log, LogEvent, is_progress
+from meshwright.mllog import MARKER, Log, LogEvent, is_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,15 @@ SAME_MS = 1000.0  # clocks of processes differ by less
 
 
 def flaws(log: Log) -> tuple[Flaw, ...]:
-    """What is wrong with a log whose lines can all be read, by line; nothing for the log of a finished run as it was written."""
-    found = [*_out_of_order(log), *_not_once(log), *_unpaired(log), *_counting_back(log), *_skipped_steps(log)]
+    """What is wrong with a log, by line; nothing for the log of a finished run as it was written.
+
+    Where lines cannot be read, they may be what others miss: then only they are told, and what is out of order or twice there.
+    """
+    found = [*_out_of_order(log), *_not_once(log)]
+    if log.damaged:
+        found += [Flaw(one.line, f"a damaged {MARKER} line: {one.why}") for one in log.damaged]
+    else:
+        found += [*_unpaired(log), *_counting_back(log), *_skipped_steps(log)]
     if log.empty_line:
         found.append(Flaw(log.empty_line, "zero bytes"))
     return tuple(sorted(found, key=lambda flaw: flaw.line))

@@ -32,6 +32,15 @@ STEP_COLUMNS = (
     "read from",
 )
 NONE = "-"
+UNKNOWN_WORDS = {
+    "time_to_train_s": "time to train",
+    "initialisation_s": "time before the clock",
+    "samples": "samples",
+    "num_steps": "steps",
+    "steps": "step times",
+    "evaluations": "evaluations and their time",
+    "quality": "quality",
+}
 MOST_COMPLAINTS = 5
 NOTABLE_SPREAD = 0.01  # between runs
 
@@ -41,7 +50,8 @@ def title(one: LoggedSubmission) -> str:
     log = next((run.log for run in one.runs if run.log), None)
     who = [str(event.value) for key in ("submission_org", "submission_platform") if log and (event := log.first(key))]
     round_said = f"{one.round} (by its date)" if one.is_round_inferred and one.round else one.round or "round not known"
-    return printable(", ".join([one.benchmark or "no benchmark named", round_said, *who]))
+    unnamed = "benchmark not legible" if log and log.damaged else "no benchmark named"
+    return printable(", ".join([one.benchmark or unnamed, round_said, *who]))
 
 
 def run_rows(one: LoggedSubmission) -> list[tuple[str, ...]]:
@@ -59,8 +69,8 @@ def _run_row(run: LoggedRun, compliance: Compliance | None) -> tuple[str, ...]:
         _number(run.initialisation_s and run.initialisation_s / MINUTE, ".2f"),
         _number(run.samples, ",.0f"),
         _number(run.num_steps, ",.0f"),
-        str(len(run.evaluations)),
-        _number(100 * run.evaluation_s / ttt_s if ttt_s else None, ".1f"),
+        _number(run.num_evaluations, "d"),
+        _number(100 * run.evaluation_s / ttt_s if ttt_s and run.evaluation_s is not None else None, ".1f"),
         _number(run.quality, ".4g"),
         _number(run.target, ".4g"),
         _said(compliance),
@@ -108,10 +118,14 @@ def _problems(one: LoggedSubmission) -> Iterator[str]:
     for run in one.runs:
         if run.problem:
             yield f"{Path(run.path).name} is {run.state} at line {run.line:,}: {run.problem}"
+        if run.unknown:
+            lines = ", ".join(f"{one.line:,}" for one in run.log.damaged) if run.log else ""
+            lost = ", ".join(words for name, words in UNKNOWN_WORDS.items() if name in run.unknown)
+            yield f"{Path(run.path).name}: unknown, because line {lines} cannot be read: {lost}"
         if run.is_whole and run.reached is False:
             ends = "an evaluation that is no number" if run.quality is None else f"{run.quality:.4g}"
             yield f"{Path(run.path).name} ends at {ends}, and the target is {_number(run.target, '.4g')}"
-        if run.is_whole and run.no_steps:
+        if (run.is_whole or (run.log and run.log.damaged)) and run.no_steps:
             yield f"{Path(run.path).name} gives no step times: {run.no_steps}"
         told = [flaw for flaw in run.flaws if flaw.line != run.line]
         yield from (f"{Path(run.path).name}, line {flaw.line:,}: {flaw.what}" for flaw in told[:MOST_COMPLAINTS])
@@ -226,7 +240,9 @@ def _log_json(run: LoggedRun, compliance: Compliance | None) -> dict[str, Any]:
         "warm_up_s": run.warm_up_s,
         "samples": run.samples,
         "num_steps": run.num_steps,
-        "num_evaluations": len(run.evaluations),
+        "damaged_lines": [{"line": one.line, "why": one.why, "key": one.key or None} for one in run.log.damaged] if run.log else [],
+        "unknown": [name for name in UNKNOWN_WORDS if name in run.unknown],
+        "num_evaluations": run.num_evaluations,
         "evaluation_s": run.evaluation_s,
         "stepping_s": run.stepping_s,
         "rest_s": run.rest_s,

@@ -11,10 +11,12 @@ from typing import Any
 from meshwright.audit.flaws import Flaw, flaws
 from meshwright.audit.rules import benchmarks
 from meshwright.errors import InputError
-from meshwright.mllog import MARKER, DamagedLog, Log, LoggedEvaluation, StepTimes, read_log, step_times
+from meshwright.mllog import MARKER, DamagedLine, DamagedLog, Log, LoggedEvaluation, StepTimes, salvage_log, step_times
 
 WHOLE, ABORTED, TRUNCATED, DAMAGED = "whole", "aborted", "truncated", "damaged"
 PACKED = {b"\x1f\x8b": "gzip", b"PK": "zip", b"(\xb5/\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zX": "xz"}
+EVALUATION = ("eval_start", "eval_accuracy", "eval_stop")
+COUNTING = ("global_batch_size", "max_sequence_length")  # without them nobody knows what a log's counter counts
 WARM_UP = "warmup_time"  # of a tracked_stats line: seconds of untimed steps before the clock starts
 
 
@@ -37,6 +39,7 @@ class LoggedRun:
     evaluations: tuple[LoggedEvaluation, ...] = ()
     target: float | None = None
     flaws: tuple[Flaw, ...] = ()
+    unknown: frozenset[str] = frozenset()  # what a damaged line may have said otherwise: names of fields and properties
 
     @property
     def is_whole(self) -> bool:
@@ -46,6 +49,8 @@ class LoggedRun:
     @property
     def reached(self) -> bool | None:
         """Whether the last evaluation came down to the target; None where the log or the rules do not say. What is no number did not."""
+        if "quality" in self.unknown:
+            return None
         if self.target is None or self.quality is None:
             return False if self.log and _is_no_number(self.log) else None
         return self.quality <= self.target
@@ -53,12 +58,17 @@ class LoggedRun:
     @property
     def quality(self) -> float | None:
         """What the last evaluation measured."""
-        return self.evaluations[-1].quality if self.evaluations else None
+        return self.evaluations[-1].quality if self.evaluations and "quality" not in self.unknown else None
 
     @property
-    def evaluation_s(self) -> float:
-        """Seconds of all evaluations."""
-        return sum(one.seconds for one in self.evaluations)
+    def num_evaluations(self) -> int | None:
+        """Finished evaluations; None where a damaged line may be of another one."""
+        return None if "evaluations" in self.unknown else len(self.evaluations)
+
+    @property
+    def evaluation_s(self) -> float | None:
+        """Seconds of all evaluations; None where a damaged line may be of one."""
+        return None if "evaluations" in self.unknown else sum(one.seconds for one in self.evaluations)
 
     @property
     def stepping_s(self) -> float | None:
@@ -73,7 +83,7 @@ class LoggedRun:
     @property
     def rest_s(self) -> float | None:
         """Seconds of the clock in neither steps nor evaluations; below 0 where an evaluation is timed within a block."""
-        if self.time_to_train_s is None or self.stepping_s is None:
+        if self.time_to_train_s is None or self.stepping_s is None or self.evaluation_s is None:
             return None
         return self.time_to_train_s - self.stepping_s - self.evaluation_s
 
@@ -100,7 +110,7 @@ class _Parts:
 def read_run(path: str | Path) -> LoggedRun:
     """The log at `path`; a damaged or truncated one is a state, and only a file that cannot be opened an error."""
     try:
-        log = read_log(path)
+        log = salvage_log(path)
     except DamagedLog as error:
         return LoggedRun(path=str(path), state=DAMAGED, line=error.line, problem=error.what)
     except InputError as error:
@@ -108,9 +118,13 @@ def read_run(path: str | Path) -> LoggedRun:
             raise
         return LoggedRun(path=str(path), state=DAMAGED, line=1, problem=error.what + _kind(Path(path)))
     parts = _parts(log)
+    unknown = _unknown(log)
+    known = {name: value for name, value in parts.values.items() if name not in unknown or name == "evaluations"}
+    if "steps" in unknown:
+        known["no_steps"] = "a line that cannot be read may say how large a step is"
     found = flaws(log)
     state, line, problem = _state(log, found, parts.missing)
-    return LoggedRun(path=str(path), state=state, line=line, problem=problem, log=log, flaws=found, **parts.values)
+    return LoggedRun(path=str(path), state=state, line=line, problem=problem, log=log, flaws=found, unknown=unknown, **known)
 
 
 def _kind(path: Path) -> str:
@@ -143,12 +157,43 @@ def _state(log: Log, found: tuple[Flaw, ...], missing: list[str]) -> tuple[str, 
     return WHOLE, 0, ""
 
 
+def _unknown(log: Log) -> frozenset[str]:
+    """What the log's damaged lines leave unknown: a line counts by its key, or by its place where the key is not legible."""
+    found: set[str] = set()
+    for one in log.damaged:
+        found |= _unknown_by(one, log)
+    return frozenset(found)
+
+
+def _unknown_by(one: DamagedLine, log: Log) -> set[str]:
+    first = log.first("init_start")
+    seen = [(event.line, event.key) for event in log.events] + [(other.line, other.key) for other in log.damaged]
+    is_setting = any(one.line < line for line, key in seen if key == "run_start")
+    found: set[str] = set()
+    if one.key in ("run_start", "run_stop"):
+        found.add("time_to_train_s")
+    if one.key in ("init_start", "init_stop") or (not one.key and first is not None and one.line < first.line):
+        found.add("initialisation_s")
+    if one.key in COUNTING or (not one.key and is_setting and any(log.first(key) is None for key in COUNTING)):
+        found |= {"samples", "num_steps", "steps"}
+    if one.key in EVALUATION or (not one.key and not is_setting):
+        begun = [event.line for event in log.events if event.key == "eval_start"]
+        # An evaluation that begins after the damage is whole: then only how many came before it is not known.
+        found |= {"evaluations"} if begun and one.line < begun[-1] else {"evaluations", "quality", "samples", "num_steps"}
+    return found
+
+
 def _parts(log: Log) -> _Parts:
     parts = _Parts()
     for name in ("time_to_train_s", "initialisation_s", "evaluations"):
         _try(parts, name, lambda name=name: getattr(log, name), is_needed=False)
-    _try(parts, "samples", lambda: log.samples_to_target, is_needed=False)
-    _try(parts, "num_steps", lambda: log.num_steps, is_needed=True)
+    if log.is_evaluated or log.status == "success":
+        _try(parts, "samples", lambda: log.samples_to_target, is_needed=False)
+        _try(parts, "num_steps", lambda: log.num_steps, is_needed=True)
+    else:  # it was stopped before its first evaluation, which is no damage: what it trained on by then is what its steps say
+        trained = log.samples_trained
+        parts.values["samples"] = trained
+        _try(parts, "num_steps", lambda: None if trained is None else trained / log.global_batch_size, is_needed=True)
     try:
         parts.values["steps"] = step_times(log)
     except InputError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from statistics import median
 
 from meshwright import evidence
 from meshwright.audit.rules import round_named, round_order
-from meshwright.describe.hardware import Accelerator
+from meshwright.describe.hardware import FORMAT_OF_RECIPE, Accelerator
 from meshwright.describe.load import accelerator, load_model, load_workload, names
 from meshwright.errors import InputError
 from meshwright.evidence.mlperf import BENCHMARKS
@@ -20,6 +21,8 @@ from meshwright.evidence.table import Row, read_table
 
 MEASURED_CSV = Path(evidence.__file__).with_name("measured_runs.csv")
 NVIDIA = "NVIDIA"
+
+_FORMATS = re.compile(r"\b(?:bf16|fp16|fp8|fp4)\b")  # in what a row says of its precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,7 @@ class Submission:
     robust_std_pct: float  # of the steps of a run, stalls left out
     std_pct: float
     source: str
+    precision: str = ""  # as the row says it: "fp8 (delayed)"
 
     @property
     def name(self) -> str:
@@ -107,6 +111,7 @@ def _submission(row: Row) -> Submission:
         robust_std_pct=row.positive_or("jitter_robust_std_pct", math.nan),
         std_pct=row.positive_or("step_time_std_pct", math.nan),
         source=row.text("source"),
+        precision=row.text("precision"),
     )
 
 
@@ -132,6 +137,14 @@ def _is_like(submitter: str, wanted: str) -> bool:
     return one in other or other in one
 
 
+def unlike(claimed: str, recorded: str) -> str:
+    """A remark where a claim in one precision is held against a run in another; "" where they are alike or one of them is not known."""
+    formats = set(_FORMATS.findall(recorded.lower()))
+    if not claimed or not formats or FORMAT_OF_RECIPE[claimed] in formats:
+        return ""
+    return f"not like with like: on record is {recorded}, the claim is in {claimed}"
+
+
 def fastest(rows: Iterable[Submission]) -> Submission | None:
     """The row with the fewest minutes; None where none gives a time."""
     return min((row for row in rows if row.minutes > 0), key=lambda row: row.minutes, default=None)
@@ -152,10 +165,11 @@ def before(round: str, rows: Iterable[Submission]) -> list[Submission]:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The highest rate of an accelerator, and who reached it."""
+    """The highest rate of an accelerator, who reached it, and in which precision."""
 
     flops_per_s: float
     where: str
+    precision: str
 
 
 @cache
@@ -165,11 +179,14 @@ def best_rate(chip: str) -> Best | None:
     from meshwright.evidence.runs import read_runs
     from meshwright.predict import training_flops_per_token
 
-    rates = [Best(row.step_flops_per_s, row.name) for row in submissions() if row.accelerator == chip and _can_be_counted(row)]
+    rates = [
+        Best(row.step_flops_per_s, row.name, row.precision) for row in submissions() if row.accelerator == chip and _can_be_counted(row)
+    ]
     for run in read_runs(PUBLISHED_CSV).rows:
         if run.accelerator == chip:
             flops = training_flops_per_token(run.model, run.workload) * run.workload.tokens_per_step
-            rates.append(Best(flops / (run.measured_s * run.num_accelerators), f"{run.submitter}, {run.num_accelerators:,} {chip}"))
+            rate, whose = flops / (run.measured_s * run.num_accelerators), f"{run.submitter}, {run.num_accelerators:,} {chip}"
+            rates.append(Best(rate, whose, run.workload.precision))
     return max(rates, key=lambda best: best.flops_per_s, default=None)
 
 

@@ -63,7 +63,7 @@ def claim(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other key, as in a file: exposed_ms=20, baseline.hours=3.")
     ] = None,
     fail_on: Annotated[str | None, typer.Option(help="Exit with 1 where a verdict is this bad or worse: misleading, ...")] = None,
-    examples: Annotated[bool, typer.Option("--examples", help="List the claims under examples/claims, and stop.")] = False,
+    examples: Annotated[bool, typer.Option("--examples", help="List the claims that the repository carries, and stop.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a memo in Markdown.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
@@ -72,7 +72,7 @@ def claim(
     A flag changes that key of every file given, so that a claim can be tried with another number. All keys: docs/audit.md.
     """
     if examples:
-        _list_examples()
+        _list_examples(as_json)
         return
     from meshwright.audit.claim import changed
     from meshwright.audit.verdict import severity
@@ -152,14 +152,17 @@ def _show(judgements: list[Judgement], as_markdown: bool, as_json: bool) -> None
             show_judgement(judgement)
 
 
-def _list_examples() -> None:
+def _list_examples(as_json: bool) -> None:
     from meshwright.audit.claim import read_claim
-    from meshwright.cli.show import show_table
+    from meshwright.cli.show import show_json, show_table
     from meshwright.errors import InputError
 
     folder = Path(__file__).parents[3] / "examples" / "claims"
     found = sorted(folder.glob("*.toml"))
     if not found:
         raise InputError("no examples are here", where=str(folder), fix="they are in the repository, not in the installed package")
-    rows = [(path.name, one.expected, one.text) for path in found for one in [read_claim(path)]]
-    show_table("claims in examples/claims", ("file", "expected", "claim"), rows)
+    claims = [(path, read_claim(path)) for path in found]
+    if as_json:
+        show_json([{"file": str(path), "expected": one.expected, "claim": one.text} for path, one in claims])
+    else:
+        show_table(f"claims in {folder}", ("file", "expected", "claim"), [(path.name, one.expected, one.text) for path, one in claims])

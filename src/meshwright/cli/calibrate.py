@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.describe.hardware import FORMAT_OF_RECIPE
+
 if TYPE_CHECKING:
     from meshwright.evidence.calibrate import Calibration
 
 
 def calibrate(
     logs: Annotated[list[Path], typer.Argument(metavar="LOG", help="MLPerf logs of one job, or CSVs with step,step_time_s.")],
-    layout: Annotated[str, typer.Option(help="How the run was laid out: tp=8,cp=2,pp=8,vp=8,dp=4,mbs=1,...")],
+    layout: Annotated[str, typer.Option(help="How the run was laid out: tp=8,cp=2,pp=8,vp=8,mbs=1,...; without dp, it fills the machine.")],
     cluster: Annotated[str, typer.Option(help="The machine: a catalogue name or a TOML file.")],
     model: Annotated[str, typer.Option(help="The model, where it is not the benchmark's.")] = "",
     workload: Annotated[str, typer.Option(help="The workload, where it is not the benchmark's.")] = "",
     gpus: Annotated[int | None, typer.Option(min=1, help="Accelerators in use, where the log does not say.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step, where the log does not say.")] = None,
-    precision: Annotated[str, typer.Option(help="bf16, fp8, fp8-current, mxfp8, nvfp4; else the workload's.")] = "",
+    precision: Annotated[str, typer.Option(help=f"{', '.join(FORMAT_OF_RECIPE)}; else the workload's.")] = "",
     release: Annotated[str, typer.Option(help="Start from this release (v5.0); else from the closest.")] = "",
     name: Annotated[str, typer.Option(help="What to call the profile.")] = "",
     out: Annotated[Path | None, typer.Option(help="Write the profile here, for predict --software.")] = None,
@@ -28,18 +30,20 @@ def calibrate(
     """Make a software profile from one run: how fast its software computes."""
     from dataclasses import replace
 
+    from meshwright.cli.predict_answer import filled_layout
     from meshwright.cli.show import show_json
     from meshwright.evidence.calibrate import calibrate as calibrated
-    from meshwright.evidence.calibrate import described, observe
-    from meshwright.layout import parse_layout
+    from meshwright.evidence.calibrate import described, machine_of, observe
+    from meshwright.layout import Layout, read_choices
     from meshwright.predict import usual_layout
 
-    wanted = parse_layout(layout)
+    read_choices(layout)  # a slip there is told before any log is read
     observed = observe(logs)
+    wanted = filled_layout(layout, machine_of(observed, cluster, gpus or 0), Layout())
     job = described(
         observed, wanted, cluster, model=model, workload=workload, num_accelerators=gpus or 0, global_batch=batch or 0, precision=precision
     )
-    job = replace(job, layout=parse_layout(layout, usual_layout(job.model, job.cluster, job.workload)))
+    job = replace(job, layout=filled_layout(layout, job.cluster, usual_layout(job.model, job.cluster, job.workload)))
     result = calibrated(observed, job, release, name)
     if out:
         result.write(out)
@@ -78,7 +82,7 @@ def _pairs(result: Calibration) -> list[tuple[str, str]]:
         ("from", f"{len(observed.files)} files" if len(observed.files) > 1 else observed.files[0]),
         ("job", f"{job.model.name}, {workload.global_batch} x {workload.seq_len} tokens a step in {workload.precision}"),
         ("machine", f"{job.cluster.num_accelerators} {job.cluster.accelerator.name} as in {job.cluster.name}"),
-        ("layout", f"{job.layout} in order {'-'.join(job.layout.order)}"),
+        ("layout", str(job.layout)),
         ("measured step", f"{seconds(measured_s)}, median of {len(steps.steady_s)} steady steps ({steps.method})"),
         ("its spread", spread),
         (f"predicted before, release {result.release.release}", against(result.release_step_s)),

@@ -12,13 +12,14 @@ from typing import Any
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.describe import economics, load
 from meshwright.describe.cluster import Cluster
+from meshwright.describe.config_json import CONFIG
 from meshwright.describe.economics import Facility, Provider, Region
 from meshwright.describe.hardware import Accelerator, Link
 from meshwright.describe.model import Model
 from meshwright.describe.source import Source
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError, nearest
-from meshwright.units import GIB, MICROSECOND, si, usd
+from meshwright.units import GIB, MICROSECOND, parameters, si, usd
 
 SEQUENCES = (2048, 8192)  # lengths at which a model's FLOPs are shown
 
@@ -90,6 +91,8 @@ def find(name: str) -> tuple[object, str]:
     if load.looks_like_path(name):
         return _from_path(Path(name)), ""
     wanted = load.plain(name)
+    if _is_folder(name, wanted):
+        raise _no_entry(name)
     for kind, (names, loader) in finders().items():
         if wanted in names():
             return loader(wanted), load.note(kind, wanted)
@@ -107,11 +110,27 @@ def find(name: str) -> tuple[object, str]:
             return get(wanted), load.note(kind, wanted)
     if wanted in load.left_out():
         raise InputError(f"{name!r} is left out of the catalogue: {load.left_out()[wanted]}", fix="describe it in a TOML file of your own")
-    raise InputError(f"nothing named {name!r} is in the catalogue", fix=f"{nearest(wanted, known)}; meshwright describe lists all")
+    offer = nearest(wanted, known)
+    fix = f"{offer} meshwright describe lists all" if offer.endswith("?") else "meshwright describe lists all names"
+    raise InputError(f"nothing named {name!r} is in the catalogue", fix=fix)
+
+
+def _is_folder(name: str, wanted: str) -> bool:
+    """Whether `name` means a folder: one that is there, and no entry of the catalogue."""
+    try:
+        return Path(name).is_dir() and not any(wanted in names() for names, _ in finders().values())
+    except (OSError, ValueError):  # longer than a path may be, or with a zero byte in it
+        return False
+
+
+def _no_entry(folder: str) -> InputError:
+    return InputError("a folder without a config.json describes nothing", where=folder, fix="give a TOML file or a config.json in it")
 
 
 def _from_path(path: Path) -> object:
     """What a file describes: clusters have tiers, models have layers, workloads have sequences."""
+    if path.is_dir() and not (path / CONFIG).is_file():
+        raise _no_entry(str(path))
     if path.suffix != ".toml":
         return load.load_model(path)
     table = load.read_toml(path)
@@ -350,7 +369,7 @@ def _layers(entry: Model) -> str:
 
 
 def _parameters(count: int) -> str:
-    return f"{count / 1e9:.2f} B ({count:,})"
+    return f"{parameters(count)} ({count:,})" if count >= 1000 else f"{count}"
 
 
 def _planes(num_planes: int, bytes_per_s: float) -> str:

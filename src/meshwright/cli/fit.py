@@ -83,15 +83,16 @@ def need_extra() -> None:
 
 
 def need_folder(folder: Path) -> None:
-    """Make a folder where there is none; refuse where none can be."""
+    """Refuse a folder that is not there or cannot be written: minutes later would be too late."""
+    import os
+
     from meshwright.errors import InputError
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"cannot write there: {error.strerror}", where=f"--out {folder}", fix="name a folder that can be written"
-        ) from None
+    if not folder.is_dir():
+        what = "that is no folder" if folder.exists() else "no such folder"
+        raise InputError(what, where=f"--out {folder}", fix="make the folder first, or name another")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError("the folder cannot be written to", where=f"--out {folder}", fix="name a folder that can be written")
 
 
 def _show(found: Refit, figures: Sequence[Figure], folder: Path) -> None:

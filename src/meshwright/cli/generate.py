@@ -25,9 +25,12 @@ def generate(
 ) -> None:
     """Print a text and what the model makes of it."""
     from meshwright.cli.train_run import torch_or_error
+    from meshwright.train.checks import check_sampling, check_trained
 
+    check_sampling(temperature, top_k, top_p)
+    check_trained(run)
     torch_or_error()
-    import torch
+    import torch  # which takes seconds: mistakes are told before
 
     from meshwright.train import generate as by_model
     from meshwright.train.trained import load_trained

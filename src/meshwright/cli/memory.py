@@ -15,12 +15,12 @@ MOST = 10**9  # tokens or sequences: more is a slip of the finger
 
 def memory(
     model: Annotated[str, typer.Argument(help="A catalogue name, a TOML file or a config.json.")],
-    serve: Annotated[bool, typer.Option("--serve", help="Memory to serve the model; training memory is part of predict.")] = False,
-    context: Annotated[int, typer.Option(help="Tokens of a sequence, prompt and answer.", max=MOST, show_default=False)] = 0,
+    serve: Annotated[bool, typer.Option("--serve", help="Needed: memory to serve the model. Training memory is part of predict.")] = False,
+    context: Annotated[int, typer.Option(help="Needed: tokens of a sequence, prompt and answer.", max=MOST, show_default=False)] = 0,
     concurrency: Annotated[int, typer.Option(help="Sequences at once.", max=MOST)] = 1,
     precision: Annotated[str, typer.Option(help="Of the weights: bf16, fp8, mxfp8, nvfp4, mxfp4, int8 or int4.")] = "bf16",
     kv_precision: Annotated[str, typer.Option(help="Of the KV cache: bf16 or fp8.")] = "bf16",
-    on: Annotated[str, typer.Option(help="An accelerator of the catalogue.", show_default=False)] = "",
+    on: Annotated[str, typer.Option(help="Needed: an accelerator of the catalogue.", show_default=False)] = "",
     tp: Annotated[int, typer.Option(help="Accelerators; else the fewest that hold it.", min=0, show_default=False)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:

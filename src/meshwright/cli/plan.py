@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from meshwright.describe.hardware import FORMAT_OF_RECIPE
+
 
 def plan(
     model: Annotated[str, typer.Argument(help="A catalogue name, a TOML file or a config.json.")],
@@ -22,7 +24,7 @@ def plan(
     max_gpus: Annotated[int | None, typer.Option(min=1, help="Choose how many to use, up to these.", show_default=False)] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences a step, instead of the workload's.", show_default=False)] = None,
     seq: Annotated[int | None, typer.Option(help="Tokens a sequence, instead of the workload's.", show_default=False)] = None,
-    precision: Annotated[str, typer.Option(help="bf16, fp8, fp8-current, mxfp8 or nvfp4, instead of the workload's.")] = "",
+    precision: Annotated[str, typer.Option(help=f"{', '.join(FORMAT_OF_RECIPE)}; else the workload's.")] = "",
     software: Annotated[str, typer.Option(help="A release (v5.1, nemo-26.04) or a profile of calibrate; else the newest.")] = "",
     profile: Annotated[str, typer.Option(metavar="FILE", help="What `measure` wrote; none: do not use this machine's own.")] = "",
     objective: Annotated[str, typer.Option(help="time, cost, energy, carbon or tokens-per-dollar.")] = "time",

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.cli.plan_question import Wishes
-from meshwright.describe.cluster import Cluster
+from meshwright.describe.cluster import Cluster, beyond_note
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.placement import overlap_note
 from meshwright.plan.explain import Explanation, explain
 from meshwright.plan.make import PricedPlan
 from meshwright.plan.plan import Plan
@@ -67,6 +68,13 @@ class Answer:
             num_installed=inner.num_installed,
             num_domains=self.plan.cluster.num_accelerators // inner.num_accelerators,
         )
+
+    @property
+    def size_notes(self) -> tuple[str, ...]:
+        """What a reader should know of where plans stand: more accelerators than described, tensor groups beyond a domain."""
+        largest = max([self.plan.cluster, *(point.cluster for point in self.front)], key=lambda cluster: cluster.num_accelerators)
+        found = beyond_note(self.ask.described or self.ask.cluster, largest), overlap_note(self.plan.layout, self.plan.cluster)
+        return tuple(note for note in found if note)
 
     def why(self, plan: Plan) -> Explanation:
         """A plan explained."""

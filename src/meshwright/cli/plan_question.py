@@ -57,7 +57,8 @@ def asked(model: str, cluster: str, workload: str, wishes: Wishes) -> Ask:
         seq_len=task.seq_len if wishes.seq is None else wishes.seq,
         precision=wishes.precision or task.precision,
     )
-    machine, task = changed(load_cluster(cluster), task, wishes.sets)
+    machine_described = load_cluster(cluster)
+    machine, task = changed(machine_described, task, wishes.sets)
     if task.global_batch > MOST_SEQUENCES:
         raise InputError(
             f"a batch of {task.global_batch:,} sequences is more than the {MOST_SEQUENCES:,} a step may have",
@@ -81,6 +82,7 @@ def asked(model: str, cluster: str, workload: str, wishes: Wishes) -> Ask:
         ),
         keep=wishes.keep,
         reserve_bytes=reserve_bytes,
+        described=machine_described,
     )
 
 

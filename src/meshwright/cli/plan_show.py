@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from meshwright.cli.plan_answer import Answer
 from meshwright.cli.plan_files import Written
+from meshwright.cli.predict_answer import samples_json
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.layout import AXES, Layout
-from meshwright.outcome import Spread
+from meshwright.outcome import Spread, mfu_said
 from meshwright.plan.explain import AxisTraffic, Change, Explanation
 from meshwright.plan.make import PricedPlan
+from meshwright.plan.objective import Limit
 from meshwright.plan.plan import Plan
 from meshwright.plan.sizes import Searched
-from meshwright.step import PARTS
+from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.units import KWH, MINUTE, gib, seconds, si, usd
 
 NUM_RANKS_SHOWN = 6
 NUM_CHANGES_SHOWN = 6
 NUM_EXPLAINED = 5  # plans; JSON has all of them
+SMALL = ("optimizer", "data", "overhead")  # parts of the step that share a column
 SHORT = {"micro_batch": "mbs", "zero_stage": "zero"}
 
 
@@ -40,6 +43,7 @@ def show_as_json(answer: Answer, written: Written) -> None:
             "num_accelerators": answer.plan.cluster.num_accelerators,
             "num_machines": len(answer.survey.searched),
             "objective": answer.ask.aim.objective,
+            "limits": [_limit_json(limit) for limit in answer.ask.aim.limits(answer.best.best)],
             "explanation": _explanation_json(answer.explanation) if answer.explanation else None,
             "spares": {**asdict(answer.spares), "total": answer.spares.total},
             "pareto": [_point_json(point) for point in answer.front],
@@ -69,11 +73,13 @@ def plan_json(priced: PricedPlan) -> dict[str, Any]:
         "layout": layout_json(plan.layout),
         "step_time_s": plan.step_time_s,
         "low_s": plan.low_s,
+        "middle_s": plan.step_time_s * said.interval.middle,
         "high_s": plan.high_s,
         "parts": {part: plan.parts_s[part] for part in PARTS},
         "tokens_per_s": said.tokens_per_s[0],
         "mfu": said.mfu[0],
         "memory_peak_bytes": plan.peak_memory_bytes,
+        **samples_json(plan.workload, takes),
         "time_to_train_min": _value(takes.time_to_train_s, MINUTE),
         "cost_usd": _value(cost_usd),
         "energy_kwh": _value(takes.energy_j, KWH),
@@ -85,11 +91,14 @@ def plan_json(priced: PricedPlan) -> dict[str, Any]:
     }
 
 
+def _limit_json(limit: Limit) -> dict[str, Any]:
+    return {**asdict(limit), "is_sure": limit.is_sure, "said": limit.words}
+
+
 def layout_json(layout: Layout) -> dict[str, Any]:
     """A layout under the names that `--layout` takes, and the whole of it as `--layout` would be told."""
     values = {SHORT.get(key, key): value for key, value in asdict(layout).items()} | {"order": "-".join(layout.order)}
-    told = {key: "yes" if value is True else "no" if value is False else value for key, value in values.items()}
-    return {**values, "text": ",".join(f"{key}={value}" for key, value in told.items())}
+    return {**values, "text": str(layout)}
 
 
 def _value(spread: Spread | None, unit: float = 1.0) -> float | None:
@@ -120,16 +129,18 @@ def show_tables(answer: Answer, written: Written) -> None:
     if len(answer.plans) > 1:
         print()
     if answer.front:
-        show_table("time against cost", ("accelerators>", "time to train>", "cost>", "energy>", "layout"), map(_front_row, answer.front))
+        show_table("time against cost", ("accelerators>", "time to train>", "cost>", "energy>", "degrees"), map(_front_row, answer.front))
+        show_layouts((point.cluster.num_accelerators, point.best.plan.layout) for point in answer.front)
     if answer.explanation:
         _show_explanation(answer.explanation)
     ranks = answer.ranks
     first = ranks.rows(NUM_RANKS_SHOWN)
     show_table(f"ranks (the first {len(first)} of {len(ranks):,})", [f"{name}>" for name in ranks.columns], first)
+    show_layouts([(plan.cluster.num_accelerators, plan.layout)])
     show_text(_statistics(answer))
     bounds = answer.best.best.prediction.interval
     show_text(f"interval: from {bounds.num_runs} runs, {bounds.kin}")
-    for note in filter(None, (answer.ask.stack.note, bounds.note)):
+    for note in filter(None, (answer.ask.stack.note, bounds.note, *answer.size_notes, *answer.best.best.outcome.notes)):
         show_text(f"note: {note}")
     if written.left_out:
         show_text(f"note: left out of the search for the exports: {written.left_out}")
@@ -144,23 +155,28 @@ def _answer(answer: Answer) -> Iterator[tuple[str, str]]:
     takes, said, layout = priced.outcome, priced.prediction, plan.layout
     m = layout.num_micro_batches(plan.workload.global_batch)
     batches = f"{m:,} micro-batch{'es' if m > 1 else ''}"
-    yield "layout", f"{layout}  {', '.join(filter(None, [batches, _choices(layout)]))}, order {'-'.join(layout.order)}"
-    yield "step time", f"{seconds(plan.step_time_s)}  80 % interval {seconds(plan.low_s)} to {seconds(plan.high_s)}"
+    yield "layout", f"{layout.degrees}  {', '.join(filter(None, [batches, _choices(layout)]))}, order {'-'.join(layout.order)}"
+    middle = said.interval.middle
+    usual = f", middle {seconds(plan.step_time_s * middle)}: half of the comparable runs took that or more" if middle > 1 else ""
+    yield "step time", f"{seconds(plan.step_time_s)}  80 % interval {seconds(plan.low_s)} to {seconds(plan.high_s)}{usual}"
     if answer.before:
         yield "without --set", _against(answer.before.plan, plan)
     tokens_per_s = float(said.tokens_per_s[0])
     each = tokens_per_s / plan.cluster.num_accelerators
-    yield "throughput", f"{si(tokens_per_s, '')} tokens/s  {each:,.0f} an accelerator, MFU {100 * float(said.mfu[0]):.1f} %"
+    yield "throughput", f"{si(tokens_per_s, '')} tokens/s  {each:,.0f} an accelerator, MFU {mfu_said(float(said.mfu[0]))}"
     reserve = gib(plan.cluster.accelerator.memory_bytes)
     yield "memory", f"{gib(plan.peak_memory_bytes)} of {reserve} at the peak of the fullest stage"
-    yield "time to train", _spread(takes.time_to_train_s, seconds, f"{said.num_steps:,} steps", takes.unknown.get("time_to_train"))
+    steps, no_time = f"{said.num_steps:,} steps", takes.unknown.get("time_to_train")
+    yield "time to train", _spread(takes.time_to_train_s, seconds, steps, no_time, middle, takes.bound)
     offer = takes.offer
     price = f"{offer.price.provider} {offer.price.kind}, {usd(offer.price.usd_per_accelerator_hour)} an hour each" if offer else ""
-    yield "cost", _spread(offer.cost_usd if offer else None, usd, price, takes.unknown.get("cost"))
+    yield "cost", _spread(offer.cost_usd if offer else None, usd, price, takes.unknown.get("cost"), middle, takes.bound)
+    for limit in answer.ask.aim.limits(priced):
+        yield limit.what, limit.words
     halls = f"at the wall, {si(takes.node_w, 'W')} a node" if takes.node_w else ""
-    yield "energy", _spread(takes.energy_j, _kwh, halls, takes.unknown.get("energy"))
+    yield "energy", _spread(takes.energy_j, _kwh, halls, takes.unknown.get("energy"), middle, takes.bound)
     grid = f"{takes.region.name}, {takes.region.grid_gco2e_per_kwh:g} g/kWh, PUE {takes.facility.pue:g}"
-    yield "carbon", _spread(takes.carbon_kg, _carbon, grid, takes.unknown.get("energy"))
+    yield "carbon", _spread(takes.carbon_kg, _carbon, grid, takes.unknown.get("energy"), middle, takes.bound)
     yield "spares", _spares(answer)
 
 
@@ -172,10 +188,12 @@ def _against(before: Plan, after: Plan) -> str:
     return f"{seconds(before.step_time_s)}{sizes}  so {change}; {same}"
 
 
-def _spread(spread: Spread | None, shown: Any, remark: str, unknown: str | None) -> str:
+def _spread(spread: Spread | None, shown: Any, remark: str, unknown: str | None, middle: float, bound: str) -> str:
+    """A quantity that grows with time and its interval; the middle too, where the quantity itself is a best case."""
     if spread is None:
         return f"unknown  {unknown or ''}".rstrip()
-    return f"{shown(spread.value)}  {shown(spread.low)} to {shown(spread.high)}" + (f"; {remark}" if remark else "")
+    usual = f", middle {shown(spread.value * middle)}" if middle > 1 else ""
+    return f"{bound}{shown(spread.value)}  {spread.between(shown)}{usual}" + (f"; {remark}" if remark else "")
 
 
 def _carbon(kg: float) -> str:
@@ -216,8 +234,7 @@ def _choices(layout: Layout) -> str:
 
 def _parts(answer: Answer) -> dict[str, tuple[str, ...]]:
     """Columns of the table: parts of the step that are there in any of the plans, the small ones together."""
-    wanted: dict[str, tuple[str, ...]] = {"compute": ("compute",), **{f"exp. {axis}": (f"exposed_{axis}",) for axis in (*AXES, "ep")}}
-    wanted |= {"bubble": ("bubble",), "rest": ("optimizer", "data", "overhead")}
+    wanted = {PART_NAMES[part]: (part,) for part in PARTS if part not in SMALL} | {"rest": SMALL}
     return {name: parts for name, parts in wanted.items() if any(priced.plan.parts_s[p] > 0 for priced in answer.plans for p in parts)}
 
 
@@ -238,7 +255,7 @@ def _behind(answer: Answer) -> Iterator[str]:
         plan = priced.plan
         gaps = {part: plan.parts_s[part] - best.parts_s[part] for part in PARTS}
         largest = sorted((part for part in PARTS if abs(gaps[part]) > 1e-4 * best.step_time_s), key=lambda part: -abs(gaps[part]))[:3]
-        said = ", ".join(f"{'+' if gaps[part] > 0 else '-'}{seconds(abs(gaps[part]))} {part.replace('_', ' ')}" for part in largest)
+        said = ", ".join(f"{'+' if gaps[part] > 0 else '-'}{seconds(abs(gaps[part]))} {PART_NAMES[part]}" for part in largest)
         yield f"#{number} against #1: {said or 'the same in every part'}"
         if answer.explanation and number <= NUM_EXPLAINED:
             yield from _why(number, answer.why(plan))
@@ -247,7 +264,7 @@ def _behind(answer: Answer) -> Iterator[str]:
 def _why(number: int, said: Explanation) -> Iterator[str]:
     """What the axes of a runner-up carry, where, and what limits it."""
     carried = [
-        f"{axis.axis} {si(axis.num_bytes, 'B', 3)} over {' + '.join(axis.tiers) or '-'}, {axis.hidden_s / axis.traffic_s:.0%} hidden"
+        f"{axis.name} {si(axis.num_bytes, 'B', 3)} over {' + '.join(axis.tiers) or '-'}, {axis.hidden_s / axis.traffic_s:.0%} hidden"
         for axis in said.axes
         if axis.traffic_s > 0
     ]
@@ -255,11 +272,20 @@ def _why(number: int, said: Explanation) -> Iterator[str]:
     yield f"   {'; '.join(carried)}. {said.limit[0].upper()}{said.limit[1:]}.{mapping}"
 
 
+def show_layouts(sized: Iterable[tuple[int, Layout]]) -> None:
+    """Print whole layouts, each on a line that no width folds: what is copied from it must be the layout that was priced."""
+    print("for --layout, whole")
+    for num_accelerators, layout in sized:
+        print(f"{num_accelerators:>7,}  {layout}")
+    print()
+
+
 def _front_row(point: Searched) -> tuple[str, ...]:
     takes, size = point.best.outcome, point.cluster.num_accelerators
-    time_said = seconds(takes.time_to_train_s.value) if takes.time_to_train_s else "unknown"
-    cost = usd(takes.offer.cost_usd.value) if takes.offer else "unknown"
-    return f"{size:,}", time_said, cost, _kwh(takes.energy_j.value) if takes.energy_j else "unknown", str(point.best.plan.layout)
+    time_said = f"{takes.bound}{seconds(takes.time_to_train_s.value)}" if takes.time_to_train_s else "unknown"
+    cost = f"{takes.bound}{usd(takes.offer.cost_usd.value)}" if takes.offer else "unknown"
+    energy = f"{takes.bound}{_kwh(takes.energy_j.value)}" if takes.energy_j else "unknown"
+    return f"{size:,}", time_said, cost, energy, point.best.plan.layout.degrees
 
 
 def _show_explanation(said: Explanation) -> None:
@@ -267,7 +293,7 @@ def _show_explanation(said: Explanation) -> None:
     show_table("why: what each axis carries in a step, on one accelerator", columns, map(_axis_row, said.axes))
     show_text(f"{said.limit[0].upper()}{said.limit[1:]}.")
     for reason in said.reasons:
-        if not reason.startswith(tuple(f"{axis.axis} moves" for axis in said.axes)):  # the table says so already
+        if not reason.startswith(tuple(f"{axis.name} moves" for axis in said.axes)):  # the table says so already
             show_text(reason)
     print()
     if said.changes:
@@ -278,7 +304,7 @@ def _show_explanation(said: Explanation) -> None:
 def _axis_row(axis: AxisTraffic) -> tuple[str, ...]:
     share = f"{axis.hidden_s / axis.traffic_s:.0%}" if axis.traffic_s else "-"
     moved = [si(axis.num_bytes, "B", 3), f"{axis.num_messages:,.0f}", seconds(axis.traffic_s)]
-    return axis.axis, str(axis.degree), " + ".join(axis.tiers) or "-", *moved, share, seconds(axis.exposed_s), axis.behind
+    return axis.name, axis.ranks, " + ".join(axis.tiers) or "-", *moved, share, seconds(axis.exposed_s), axis.behind
 
 
 def _change_row(change: Change) -> tuple[str, ...]:

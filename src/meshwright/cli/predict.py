@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from meshwright.describe.hardware import FORMAT_OF_RECIPE
+
 
 def predict(
     model: Annotated[str, typer.Argument(help="A catalogue name, a TOML file or a config.json.")],
@@ -15,7 +17,7 @@ def predict(
     gpus: Annotated[int | None, typer.Option(help="Accelerators in use, where not all of the cluster.", show_default=False)] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences a step, instead of the workload's.", show_default=False)] = None,
     seq: Annotated[int | None, typer.Option(help="Tokens a sequence, instead of the workload's.", show_default=False)] = None,
-    precision: Annotated[str, typer.Option(help="bf16, fp8, fp8-current, mxfp8 or nvfp4, instead of the workload's.")] = "",
+    precision: Annotated[str, typer.Option(help=f"{', '.join(FORMAT_OF_RECIPE)}; else the workload's.")] = "",
     software: Annotated[str, typer.Option(help="A release (v5.1, nemo-26.04) or a profile of calibrate; else the newest.")] = "",
     profile: Annotated[str, typer.Option(metavar="FILE", help="What `measure` wrote; none: do not use this machine's own.")] = "",
     provider: Annotated[str, typer.Option(help="Whose prices and halls; else the cluster's.")] = "",

@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.cli.profile_choice import with_profile
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
-from meshwright.describe.cluster import Cluster
+from meshwright.describe.cluster import Cluster, beyond_note
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
@@ -17,11 +17,11 @@ from meshwright.errors import InputError
 from meshwright.footprint import PARTS as MEMORY_PARTS
 from meshwright.footprint import check_fits, recipe_for, reserve_for, stage_rows, stages
 from meshwright.layout import AXES, Layout, Layouts, parse_layout
-from meshwright.outcome import Offer, Outcome, Spread
-from meshwright.placement import tiers_of
+from meshwright.outcome import Offer, Outcome, Spread, mfu_said
+from meshwright.placement import overlap_note, ranks_of, spanned, tiers_of
 from meshwright.predict import Prediction, check, exact_step_s, predict, usual_layout
+from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.software import software
-from meshwright.step import PARTS
 from meshwright.units import KWH, MINUTE, gib, seconds, si, usd
 
 MAX_OPERATIONS = 100_000  # of a schedule that is timed exactly without being asked: well under 0.1 s
@@ -44,6 +44,7 @@ class Job:
     cluster: Cluster
     workload: Workload
     layout: Layout
+    described: Cluster  # the machine before --gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,11 @@ class Answer:
     def notes(self) -> list[str]:
         """What a reader should know before trusting the numbers."""
         model, workload = self.job.model, self.job.workload
-        notes = [self.prediction.software.note, self.prediction.interval.note]
+        notes = [self.prediction.software.note, self.prediction.interval.note, beyond_note(self.job.described, self.job.cluster)]
+        notes.append(overlap_note(self.job.layout, self.job.cluster))
         if workload.model and workload.model != model.name and workload.convergence:
             notes.append(f"{workload.name} is defined for {workload.model}: its samples to the target are taken for {model.name} too")
+        notes += self.outcome.notes
         return [note for note in notes if note]
 
 
@@ -80,9 +83,8 @@ def job(
     model: str, cluster: str, workload: str, layout: str, *, gpus: int | None, batch: int | None, seq: int | None, precision: str
 ) -> Job:
     """The nouns by name or file, with what the options change."""
-    machine = load_cluster(cluster)
-    if gpus is not None:
-        machine = machine.resized(gpus)
+    whole = load_cluster(cluster)
+    machine = whole if gpus is None else whole.resized(gpus)
     task = load_workload(workload)
     task = replace(
         task,
@@ -91,7 +93,7 @@ def job(
         precision=precision or task.precision,
     )
     described = load_model(model)
-    return Job(described, machine, task, filled_layout(layout, machine, usual_layout(described, machine, task)))
+    return Job(described, machine, task, filled_layout(layout, machine, usual_layout(described, machine, task)), whole)
 
 
 def filled_layout(text: str, cluster: Cluster, usual: Layout) -> Layout:
@@ -101,10 +103,11 @@ def filled_layout(text: str, cluster: Cluster, usual: Layout) -> Layout:
         return parse_layout(text, usual)
     inner = parse_layout(",".join(item for key, item in items.items() if key in ("tp", "cp", "pp"))).num_ranks
     if cluster.num_accelerators % inner:
+        sizes = [f"--gpus {size}" for size in cluster.nearest_sizes(cluster.num_accelerators, inner)]
         raise InputError(
             f"tp x cp x pp = {inner} does not divide the {cluster.num_accelerators} accelerators of {cluster.name}",
             where=f"--layout {text}",
-            fix=f"choose degrees that do, or --gpus {max(cluster.num_accelerators // inner, 1) * inner}",
+            fix=" or ".join([f"choose degrees that do{',' * bool(sizes)}", *sizes]),
         )
     return parse_layout(text, replace(usual, dp=cluster.num_accelerators // inner))
 
@@ -141,6 +144,7 @@ def show_as_json(answer: Answer) -> None:
         {
             "step_time_s": said.step_time_s[0],
             "low_s": said.low_s[0],
+            "middle_s": said.step_time_s[0] * said.interval.middle,
             "high_s": said.high_s[0],
             "parts": {part: said.parts[part][0] for part in PARTS},
             "exact_step_time_s": answer.exact_step_time_s,
@@ -153,6 +157,7 @@ def show_as_json(answer: Answer) -> None:
             "num_steps": said.num_steps,
             "num_evaluations": said.num_evaluations,
             "evaluation_s": said.evaluation_s[0],
+            **samples_json(job.workload, takes),
             **_spread("time_to_train{}_min", takes.time_to_train_s, MINUTE),
             **_spread("accelerator{}_hours", takes.accelerator_hours),
             **_spread("cost{}_usd", takes.offer.cost_usd if takes.offer else None),
@@ -182,6 +187,15 @@ def show_as_json(answer: Answer) -> None:
             "notes": answer.notes,
         }
     )
+
+
+def samples_json(workload: Workload, takes: Outcome) -> dict[str, Any]:
+    """Where samples to the target were measured, and what the batch makes of time to train, cost, energy, carbon and water."""
+    return {
+        "measured_batches": workload.measured_batches,
+        "batch_beyond_measured": takes.batch_beyond or None,
+        "is_lower_bound": takes.batch_beyond == "above",
+    }
 
 
 def _spread(key: str, spread: Spread | None, unit: float = 1.0) -> dict[str, float | None]:
@@ -239,10 +253,11 @@ def _aligned(lines: list[Line]) -> Iterator[tuple[str, str]]:
 
 def _question(answer: Answer) -> list[Line]:
     job, stack = answer.job, answer.prediction.software
-    workload = job.workload
+    workload, layout = job.workload, job.layout
+    chosen = [f"{layout.schedule} schedule"] * (layout.pp > 1) + [f"{layout.cp_kind} context"] * (layout.cp > 1)
     return [
-        ("layout", str(job.layout), f"{answer.prediction.detail.num_micro_batches[0]:,} micro-batches, order {'-'.join(job.layout.order)}"),
-        ("", "", f"TP overlap {_switch(job.layout.overlap_tp)}, CUDA graphs {_switch(job.layout.cuda_graphs)}"),
+        ("layout", layout.degrees, f"{answer.prediction.detail.num_micro_batches[0]:,} micro-batches, order {'-'.join(layout.order)}"),
+        ("", "", ", ".join([*chosen, f"TP overlap {_switch(layout.overlap_tp)}, CUDA graphs {_switch(layout.cuda_graphs)}"])),
         ("step", f"{workload.global_batch:,} x {workload.seq_len:,} tokens", f"{workload.precision}, software {stack.name}"),
     ]
 
@@ -255,11 +270,13 @@ def _speed(answer: Answer) -> list[Line]:
     said, num_gpus = answer.prediction, answer.job.cluster.num_accelerators
     exact = "" if answer.exact_step_time_s is None else f"; by the exact schedule {seconds(answer.exact_step_time_s)}"
     tokens_per_s, mfu, hfu = (float(column[0]) for column in (said.tokens_per_s, said.mfu, said.hfu))
+    step_s, middle = float(said.step_time_s[0]), said.interval.middle
     between = f"80 % interval {seconds(float(said.low_s[0]))} to {seconds(float(said.high_s[0]))}"
+    between += f", middle {seconds(step_s * middle)}: half of the comparable runs took that or more" if middle > 1 else ""
     return [
-        ("step time", seconds(float(said.step_time_s[0])), between + exact),
+        ("step time", seconds(step_s), between + exact),
         ("throughput", f"{si(tokens_per_s, '')} tokens/s", f"{tokens_per_s / num_gpus:,.0f} tokens/s an accelerator"),
-        ("MFU", f"{100 * mfu:.1f} %", f"HFU {100 * hfu:.1f} %; causal attention counted once"),
+        ("MFU", mfu_said(mfu), f"HFU {100 * hfu:.1f} %; causal attention counted once"),
     ]
 
 
@@ -290,7 +307,7 @@ def _line(takes: Outcome, name: str, spread: Spread | None, shown: Callable[[flo
     """A quantity with its interval and a remark, or why it is not known."""
     if spread is None:
         return name, "unknown", takes.unknown[key or name]
-    return name, shown(spread.value), f"{shown(spread.low)} to {shown(spread.high)}; {remark}"
+    return name, f"{takes.bound}{shown(spread.value)}", f"{spread.between(shown)}; {remark}"
 
 
 def _unit(unit: str) -> Callable[[float], str]:
@@ -324,7 +341,7 @@ def _parts(said: Prediction) -> Iterator[tuple[str, str, str, str]]:
     for part in PARTS:
         part_s = float(said.parts[part][0])
         if part_s > 0:
-            yield part.replace("_", " "), seconds(part_s), f"{100 * part_s / step_s:.1f} %", _bar(part_s / step_s)
+            yield PART_NAMES[part], seconds(part_s), f"{100 * part_s / step_s:.1f} %", _bar(part_s / step_s)
     yield "step", seconds(step_s), "100.0 %", ""
 
 
@@ -343,8 +360,10 @@ def _axes(answer: Answer) -> Iterator[tuple[str, str, str, str]]:
     layout, parts = answer.job.layout, answer.prediction.parts
     crossed = tiers_of(layout, answer.job.cluster)
     for axis in AXES:
-        if axis in crossed:
-            yield axis, f"{getattr(layout, axis)}", " + ".join(crossed[axis]), seconds(float(parts[f"exposed_{axis}"][0]))
+        over = ranks_of(axis, layout)
+        if tiers := spanned(over, answer.job.cluster, crossed):
+            ranks = " x ".join(map(str, over.values()))
+            yield " x ".join(over), ranks, " + ".join(tiers), seconds(float(parts[f"exposed_{axis}"][0]))
     if layout.ep > 1:
         yield "ep", f"{layout.ep}", "over dp, cp and tp", seconds(float(parts["exposed_ep"][0]))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
+from meshwright.record.entries import PART_NAMES
 from meshwright.report.compare import APART, differences, differing, parts_of, simulated_beside
 from meshwright.report.facts import RunFacts, facts_of_runs
 from meshwright.report.markdown import profile_markdown, report_markdown
@@ -14,7 +15,7 @@ from meshwright.report.page.run_sections import SOURCES, grid, money
 from meshwright.report.page.shell import kg, kwh
 from meshwright.report.page.trace_page import write_trace_page
 from meshwright.report.profile import Profile, profile_of
-from meshwright.report.scaling import KINDS, scalings
+from meshwright.report.scaling import KINDS, left_out, scalings
 from meshwright.report.values import profile_values, report_values
 from meshwright.units import seconds
 
@@ -74,7 +75,10 @@ def _parts(facts: RunFacts, simulated: RunFacts | None) -> None:
     parts = parts_of(facts, simulated)
     sources = [(name, key) for name, key in SOURCES if any(getattr(row, key) is not None for row in parts)]
     if sources:
-        rows = [(row.part, *(seconds(value) if (value := getattr(row, key)) is not None else "-" for _, key in sources)) for row in parts]
+        rows = [
+            (PART_NAMES[row.part], *(seconds(value) if (value := getattr(row, key)) is not None else "-" for _, key in sources))
+            for row in parts
+        ]
         show_table("parts of the step", ("part", *(f"{name}>" for name, _ in sources)), rows)
 
 
@@ -100,7 +104,12 @@ def _several(runs: Sequence[RunFacts]) -> None:
     for scaling in scalings(runs):
         points = [(f"{p.num_ranks:,}", seconds(p.step_s), f"{100 * p.efficiency:.2f}", p.said) for p in scaling.points]
         show_table(f"{KINDS[scaling.kind]} ({scaling.of})", ("ranks>", "step>", "efficiency %>", "in words"), points)
-    notes = [*(one.said for one in differences(runs)), *differing(runs), *(f"{f.label}: {note}" for f in runs for note in f.notes)]
+    notes = [
+        *left_out(runs),
+        *(one.said for one in differences(runs)),
+        *differing(runs),
+        *(f"{f.label}: {note}" for f in runs for note in f.notes),
+    ]
     for said in notes:
         show_text(said)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import numpy as np
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.cli.simulate_answer import Answer
 from meshwright.ledger import amount
-from meshwright.record.entries import PARTS
+from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulate.outlook import Outlook, Size
 from meshwright.simulate.run import OverSeeds, SimulatedRun
 from meshwright.units import DAY, HOUR, KWH, MINUTE, seconds, si, usd
+
+FIGURE_UNITS = {"s": "s", "pct": "%", "min": "min"}  # by how a figure's name ends
 
 
 def show_as_json(answer: Answer) -> None:
@@ -102,13 +105,17 @@ def _show_steps(answer: Answer) -> None:
         ("slowest step", f"{seconds(float(np.max(times.seconds)))}; 99 of 100 below {seconds(float(np.percentile(times.seconds, 99)))}"),
         ("first step", f"{seconds(float(times.seconds[0]))}; after an evaluation {_after(run)}"),
         ("whole run", f"{run.time_to_train_s / MINUTE:.3f} min: {len(run.steps)} steps, {len(run.evaluated_after)} evaluations"),
-        ("exposed between replicas", _exposed(answer, run)),
+        (PART_NAMES["exposed_dp"], _exposed(answer, run)),
         ("cost", usd(answer.cost_usd) if answer.cost_usd is not None else "no price listed"),
         *_energy(answer),
     ]
     show_pairs(f"{plan.name}, seed {run.seed}", pairs)
-    rows = [(part.replace("_", " "), *_part(run, part, plan.parts_s[part])) for part in PARTS]
-    show_table("parts of the mean step", ("part", "predicted>", "simulated>"), [row for row in rows if row[1] != "0 s" or row[2] != "0 s"])
+    show_table("parts of the step", ("part", "predicted>", "simulated>"), _parts(run))
+    if left_out := len(run.steps) - run.num_steady_steps:
+        steps = f"{run.num_steady_steps:,} step{'' if run.num_steady_steps == 1 else 's'}"
+        firsts = f"{left_out:,} that follow{'s' if left_out == 1 else ''}"
+        show_text(f"Simulated parts are means of {steps}; {firsts} a start or an evaluation {'is' if left_out == 1 else 'are'} left out.")
+        print()
     if answer.over_seeds:
         show_table(
             f"over {answer.ask.wishes.seeds} seeds", ("", "mean>", "80 % between>", "", "standard error>"),
@@ -123,7 +130,8 @@ def _exposed(answer: Answer, run: SimulatedRun) -> str:
     if known is None:
         return told
     sure = "its constants were before the fit" + (" and its profile is" if run.job.stack.profile else "")
-    return f"{told} (80 % between {seconds(known.low_s)} and {seconds(known.high_s)}, by how sure {sure})"
+    predicted = f"predicted {seconds(known.seconds)}, 80 % between {seconds(known.low_s)} and {seconds(known.high_s)}"
+    return f"{told} ({predicted}, by how sure {sure})"
 
 
 def _after(run: SimulatedRun) -> str:
@@ -131,12 +139,19 @@ def _after(run: SimulatedRun) -> str:
     return seconds(float(np.median(run.times.seconds[1:][later]))) if later.any() else "-"
 
 
-def _part(run: SimulatedRun, part: str, predicted_s: float) -> tuple[str, str]:
-    return seconds(predicted_s), seconds(float(np.mean(run.steps.parts_s[part])))
+def _parts(run: SimulatedRun) -> Iterator[tuple[str, str, str]]:
+    """The parts that anybody gives time to, predicted and of steady steps, as the report has them, and what they add up to."""
+    predicted_s, simulated_s = run.job.plan.parts_s, run.mean_parts_s
+    for part in PARTS:
+        if predicted_s[part] or simulated_s[part]:
+            yield PART_NAMES[part], seconds(predicted_s[part]), seconds(simulated_s[part])
+    yield "step", seconds(run.job.plan.step_time_s), seconds(sum(simulated_s.values()))
 
 
 def _seed_row(name: str, value: OverSeeds) -> tuple[str, ...]:
-    return name, f"{value.mean:.5g}", f"{value.low:.5g}", f"{value.high:.5g}", f"{value.standard_error:.2g}"
+    what, unit = name.rsplit("_", 1)
+    shown = PART_NAMES.get(what.removeprefix("mean_"), what.replace("_", " "))
+    return f"{shown}, {FIGURE_UNITS[unit]}", f"{value.mean:.5g}", f"{value.low:.5g}", f"{value.high:.5g}", f"{value.standard_error:.2g}"
 
 
 def _show_without_slow(run: SimulatedRun, alike: SimulatedRun) -> None:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from meshwright.describe.hardware import FORMAT_OF_RECIPE
+
 
 def sweep(
     model: Annotated[str, typer.Argument(help="A catalogue name, a TOML file or a config.json.")],
@@ -18,7 +20,7 @@ def sweep(
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE: what if.", show_default=False)] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences a step, instead of the workload's.", show_default=False)] = None,
     seq: Annotated[int | None, typer.Option(help="Tokens a sequence, instead of the workload's.", show_default=False)] = None,
-    precision: Annotated[str, typer.Option(help="bf16, fp8, fp8-current, mxfp8 or nvfp4, instead of the workload's.")] = "",
+    precision: Annotated[str, typer.Option(help=f"{', '.join(FORMAT_OF_RECIPE)}; else the workload's.")] = "",
     software: Annotated[str, typer.Option(help="A release (v5.1, nemo-26.04) or a profile of calibrate; else the newest.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:

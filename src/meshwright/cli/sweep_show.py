@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from meshwright.cli.plan_show import plan_json
+from meshwright.cli.plan_show import plan_json, show_layouts
 from meshwright.cli.show import show_json, show_table, show_text
+from meshwright.describe.cluster import beyond_note
 from meshwright.errors import InputError
 from meshwright.plan.sizes import Ask
 from meshwright.plan.sweep import RUN_TO_RUN, Point, Sweep
 from meshwright.units import seconds, usd
 
-COLUMNS = ("accelerators>", "batch>", "step>", "80 % interval", "tokens/s each>", "efficiency>", "80 % interval", "cost>", "layout")
+COLUMNS = ("accelerators>", "batch>", "step>", "80 % interval", "tokens/s each>", "efficiency>", "80 % interval", "cost>", "degrees")
 WORDS = {"weak": "weak scaling: the batch grows with the machine", "strong": "strong scaling: the batch stays"}
 
 
@@ -35,9 +36,10 @@ def show_as_json(ask: Ask, found: Sweep) -> None:
         {
             "mode": found.mode,
             "points": [_point_json(point) for point in found.points],
-            "misses": [{"num_accelerators": size, "why": error.what} for size, error in found.misses],
+            "misses": [{"num_accelerators": size, "why": error.what, "fix": error.fix} for size, error in found.misses],
             "run_to_run": RUN_TO_RUN,
             "sentences": found.sentences,
+            "notes": found.notes,
             "model": ask.model.name,
             "cluster": ask.cluster.name,
             "workload": ask.workload.name,
@@ -55,6 +57,7 @@ def _point_json(point: Point) -> dict[str, Any]:
         "efficiency_high": point.efficiency_high,
         "tokens_per_s_per_gpu": point.tokens_per_s_each,
         **plan_json(point.best),
+        "notes": point.best.plan.notes,
     }
 
 
@@ -62,10 +65,20 @@ def show_tables(ask: Ask, found: Sweep) -> None:
     """Print a line per size, and what the differences can say."""
     title = f"{ask.model.name} on {ask.cluster.name}, {ask.workload.name}; {WORDS[found.mode]}"
     show_table(title, COLUMNS, _rows(found))
+    show_layouts((point.num_accelerators, point.best.plan.layout) for point in found.points)
     for sentence in found.sentences:
         show_text(sentence)
+    for note in found.notes:
+        show_text(f"note: {note}")
     for size, error in found.misses:
-        show_text(f"{size:,} accelerators: {error.what}")
+        show_text(f"{size:,} accelerators: {error.what}{f' ({error.fix})' if error.fix else ''}")
+    for note in filter(None, (_beyond(ask, point) for point in found.points)):
+        show_text(f"note: {note}")
+
+
+def _beyond(ask: Ask, point: Point) -> str:
+    """What to say of a size that is larger than the machine described."""
+    return beyond_note(ask.described or ask.cluster, point.best.plan.cluster)
 
 
 def _rows(found: Sweep) -> Iterator[tuple[str, ...]]:
@@ -80,6 +93,6 @@ def _rows(found: Sweep) -> Iterator[tuple[str, ...]]:
             f"{point.tokens_per_s_each:,.0f}",
             f"{100 * point.efficiency:.1f} %",
             "reference" if first else f"{100 * point.efficiency_low:.0f} to {100 * point.efficiency_high:.0f} %",
-            usd(offer.cost_usd.value) if offer else "unknown",
-            str(plan.layout),
+            f"{point.best.outcome.bound}{usd(offer.cost_usd.value)}" if offer else "unknown",
+            plan.layout.degrees,
         )

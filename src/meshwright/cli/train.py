@@ -21,7 +21,7 @@ def train(
     start_from: Annotated[
         Path | None, typer.Option(metavar="DIR", help="First weights: a Hugging Face folder.", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and of the order of samples.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of weights and of the order of samples.")] = 0,
     benchmark: Annotated[str, typer.Option(help="The benchmark's name in the MLPerf log; an official one is checked.")] = "",
     checkpoint_every: Annotated[int, typer.Option(min=0, metavar="STEPS", help="Between checkpoints; 0: only at the end.")] = 0,
     save: Annotated[bool, typer.Option("--save/--no-save", help="Whether to save a checkpoint at the end.")] = True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,26 +66,40 @@ def run(wishes: Wishes) -> int:
     """Train, show the result, and return the exit status."""
     torch_or_error()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what goes wrong is said by us, once
-    from meshwright.train.launch import is_launched, run_ranks
-    from meshwright.train.session import check_folder, check_job, run_rank
+    from meshwright.train.checks import check_folder, check_job
 
     if is_launched(os.environ):
         return run_launched(wishes)
+    if wishes.name:
+        check_folder(wishes.runs, wishes.name, resume=wishes.resume)  # before a plan is made, which takes a while
     job = job_of(wishes)
     is_gpu = on_gpus(job.plan)
     check_job(job, reads_corpus=True)
-    check_folder(job)
+    check_folder(job.runs, job.name, resume=job.resume)
     check_place(job.plan, job.plan.layout.num_ranks, is_gpu)
+    # Torch is loaded from here on: seconds, in which a mistake on the command line would wait to be told.
+    from meshwright.train.launch import run_ranks
+    from meshwright.train.saves import check_steps
+    from meshwright.train.session import run_rank
+
+    check_steps(job)
     code = run_ranks(job.plan.layout.num_ranks, lambda place: run_rank(place, job, is_gpu))
     if code in (0, INTERRUPTED):
         show_end(job, wishes)
     return code
 
 
+def is_launched(environment: Mapping[str, str]) -> bool:
+    """Whether a launcher has made this process a rank."""
+    return "RANK" in environment and "WORLD_SIZE" in environment
+
+
 def run_launched(wishes: Wishes) -> int:
     """Train as the one rank that a launcher has made of this process. What every rank finds wrong alike, rank 0 says alone."""
+    from meshwright.train.checks import check_job
     from meshwright.train.launch import ToldElsewhere, explain_failure, meet
-    from meshwright.train.session import check_job, run_rank
+    from meshwright.train.saves import check_steps
+    from meshwright.train.session import run_rank
 
     is_first = os.environ["RANK"] == "0"
     if not wishes.name:
@@ -94,6 +109,7 @@ def run_launched(wishes: Wishes) -> int:
         is_gpu = on_gpus(job.plan)
         check_job(job, reads_corpus=is_first)
         check_place(job.plan, int(os.environ["WORLD_SIZE"]), is_gpu)
+        check_steps(job)
     except InputError:
         if is_first:
             raise
@@ -241,7 +257,7 @@ def check_place(plan: Plan, num_ranks: int, is_gpu: bool) -> None:
     """Raise where the plan does not fit this machine: what it needs, and what is here."""
     if num_ranks != plan.layout.num_ranks:
         raise InputError(
-            f"the plan needs {plan.layout.num_ranks} ranks ({plan.layout}), and {num_ranks} were started",
+            f"the plan needs {plan.layout.num_ranks} ranks ({plan.layout.degrees}), and {num_ranks} were started",
             where="the launcher",
             fix=f"start {plan.layout.num_ranks} ranks, or give --layout with degrees whose product is {num_ranks}",
         )

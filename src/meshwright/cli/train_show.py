@@ -1,4 +1,4 @@
-"""How a run went: time to train, steps, parts beside the predicted ones, cost and energy."""
+"""How a run went: its time as the report counts it, steps, parts beside the predicted ones, cost and energy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 from meshwright.cli.show import show_json, show_pairs, show_table
 from meshwright.ledger import Ledger, ledger_of_run
 from meshwright.plan.plan import Plan
+from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.record.run import Run, read_run
 from meshwright.record.summary import Summary, summary
-from meshwright.step import PARTS
+from meshwright.report.facts import time_split
 from meshwright.units import KWH, seconds
 
 
@@ -32,7 +33,7 @@ def facts(run: Run, plan: Plan) -> dict[str, Any]:
     """The result as plain values."""
     told = summary(run)
     evaluations = [event for event in run.events if event.kind == "evaluation"]
-    elapsed_s = sum(record.step_time_s for record in run.records) + sum(float(e.detail["seconds"]) for e in evaluations)
+    took = time_split(run, plan, told)
     last = run.records[-1]
     return {
         "name": run.header.name,
@@ -44,7 +45,8 @@ def facts(run: Run, plan: Plan) -> dict[str, Any]:
         "loss": last.loss,
         "validation_loss": evaluations[-1].detail["loss"] if evaluations else None,
         "target_loss": run.header.target,
-        "time_to_train_s": elapsed_s,
+        "time_to_train_s": took.total_s,
+        "time_s": took.by_what,
         "median_step_s": told.median_step_s,
         "robust_std_pct": told.robust_std_pct,
         "p99_over_p50": told.p99_over_p50,
@@ -75,7 +77,11 @@ def _money(took: Ledger) -> dict[str, Any]:
 
 def _words(run: Run, found: dict[str, Any]) -> list[tuple[str, str]]:
     goal = f" (target {found['target_loss']:.3f})" if found["target_loss"] else ""
-    lines = [("time to train", f"{seconds(found['time_to_train_s'])}, {found['steps']:,} steps, {found['samples']:,} samples")]
+    spent = ", ".join(f"{what} {seconds(took_s)}" for what, took_s in found["time_s"].items())
+    lines = [
+        ("time", f"{seconds(found['time_to_train_s'])}: {spent}"),
+        ("work", f"{found['steps']:,} steps, {found['samples']:,} samples"),
+    ]
     if found["validation_loss"] is not None:
         lines.append(("validation loss", f"{found['validation_loss']:.4f}{goal}"))
     spread = f"spread {found['robust_std_pct']:.1f} %, p99/p50 {found['p99_over_p50']:.2f}, worst {seconds(found['worst_step_s'])}"
@@ -97,6 +103,6 @@ def _parts(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     for part in PARTS:
         predicted, measured = found["predicted_parts_s"].get(part, 0.0), found["measured_parts_s"][part]
         if predicted or measured:
-            rows.append((part, seconds(predicted), seconds(measured)))
+            rows.append((PART_NAMES[part], seconds(predicted), seconds(measured)))
     rows.append(("step", seconds(found["predicted_step_s"]), seconds(sum(found["measured_parts_s"].values()))))
     return rows

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from meshwright.describe.model import Model
 
 PRECISIONS = ("bf16", "fp32")
 
@@ -14,15 +17,19 @@ def weights(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder (runs/NAME) of a Llama model.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The new folder: config.json, model.safetensors, tokenizer.json.")],
     precision: Annotated[str, typer.Option(help="bf16 or fp32.")] = "bf16",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
     """Write the newest checkpoint's weights for Hugging Face's transformers, and whoever reads its form."""
     from meshwright.cli.train_run import torch_or_error
     from meshwright.errors import InputError
+    from meshwright.train.checks import check_new_folder, check_trained
 
     if precision not in PRECISIONS:
         raise InputError(f"weights are not written in {precision!r}", where="--precision", fix=f"choose from {', '.join(PRECISIONS)}")
+    check_trained(run)
+    check_new_folder(out)
     torch_or_error()
-    import torch
+    import torch  # which takes seconds: mistakes are told before
 
     from meshwright.train.huggingface_save import save_huggingface
     from meshwright.train.trained import load_trained
@@ -32,4 +39,14 @@ def weights(
     tensors = dict(trained.transformer.named_tensors())
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     save_huggingface(out, model, tensors, context=trained.context or 2048, tokenizer=trained.tokenizer, dtype=dtype)
-    print(f"wrote {model.num_parameters:,} parameters of {trained.source} in {precision}: {out}")
+    if as_json:
+        _show_as_json(out, trained.source, model, precision)
+    else:
+        print(f"wrote {model.num_parameters:,} parameters of {trained.source} in {precision}: {out}")
+
+
+def _show_as_json(out: Path, source: str, model: Model, precision: str) -> None:
+    from meshwright.cli.show import show_json
+
+    files = [{"file": str(path), "bytes": path.stat().st_size} for path in sorted(out.iterdir())]
+    show_json({"source": source, "model": model.name, "num_parameters": model.num_parameters, "precision": precision, "written": files})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.describe.hardware import Accelerator
@@ -70,25 +70,131 @@ class Cluster:
         return self.tiers[-1].num_accelerators
 
     @property
+    def num_installed(self) -> int:
+        """Accelerators that the machine has, spares among them."""
+        return self.tiers[-1].num_installed
+
+    @property
+    def used_per_node(self) -> int:
+        """Accelerators of a full node in use: fewer than it has where the domain that is a node, or lies in one, leaves spares."""
+        inside = [tier for tier in self.tiers if tier.num_installed <= self.accelerators_per_node]
+        if not inside:
+            return self.accelerators_per_node
+        return self.accelerators_per_node // inside[-1].num_installed * inside[-1].num_accelerators
+
+    @property
     def num_nodes(self) -> int:
-        """Nodes in use: host computers, each with its accelerators."""
-        return math.ceil(self.num_accelerators / self.accelerators_per_node)
+        """Nodes in use: host computers, each with its accelerators. The last node of a domain may be in use by part."""
+        holding = next((tier for tier in self.tiers if tier.num_installed > self.accelerators_per_node), self.tiers[-1])
+        return self.num_accelerators // holding.num_accelerators * math.ceil(holding.num_accelerators / self.used_per_node)
+
+    def is_fabric(self, tier: Tier) -> bool:
+        """Whether a tier is a network between nodes, and not the inside of a node or of a scale-up domain."""
+        inner = self.tiers[: self.tiers.index(tier)]
+        spans_nodes = max(tier.num_installed, *(below.num_installed + 1 for below in inner), 0) > self.accelerators_per_node
+        return tier.routing != "scale-up" and spans_nodes
 
     def __iter__(self) -> Iterator[Tier]:
         return iter(self.tiers)
 
     def resized(self, num_accelerators: int) -> Cluster:
-        """The same kind of machine with another number of accelerators in use.
+        """The same kind of machine with another number of accelerators in use, spread evenly over its domains.
 
-        Tiers that would be larger than the whole are cut to it; more domains are added by growing the last tier.
-        A number that fills no whole domain cuts the domain to the largest part that divides it.
+        Tiers that would be larger than the whole are cut to it. More than are described stretch the last tier, if that is a network; a
+        node or a scale-up domain has the size it has.
         """
         if num_accelerators < 1:
             raise InputError(f"a cluster needs at least one accelerator, not {num_accelerators}", where="gpus")
-        tiers: list[Tier] = []
-        for tier in self.tiers[:-1]:
-            size = math.gcd(num_accelerators, tier.num_accelerators) if num_accelerators > tier.num_accelerators else num_accelerators
-            tiers.append(replace(tier, num_accelerators=size))
+        self._check_growth(num_accelerators)
+        sizes = self._spread(num_accelerators)
+        if sizes is None:
+            raise self._uneven(num_accelerators)
+        tiers = [replace(tier, num_accelerators=size) for tier, size in zip(self.tiers[:-1], sizes, strict=True)]
         last = self.tiers[-1]
         tiers.append(replace(last, num_accelerators=num_accelerators, num_installed=max(last.num_installed, num_accelerators)))
         return replace(self, tiers=tuple(tiers))
+
+    def takes(self, num_accelerators: int) -> bool:
+        """Whether the machine can be resized to so many."""
+        grows = self.is_fabric(self.tiers[-1]) or num_accelerators <= self.num_installed
+        return num_accelerators >= 1 and grows and self._spread(num_accelerators) is not None
+
+    def nearest_sizes(self, num_accelerators: int, multiple_of: int = 1) -> list[int]:
+        """The nearest numbers of accelerators below and above that the machine can be resized to, as far as there are any."""
+        reach = 2 * max(tier.num_installed for tier in self.tiers[:-1] or self.tiers)  # some whole domain lies within
+        first = num_accelerators // multiple_of * multiple_of
+        below = range(first, max(num_accelerators - reach * multiple_of, 0), -multiple_of)
+        above = range(first + multiple_of, num_accelerators + reach * multiple_of + 1, multiple_of)
+        found = (next((size for size in sizes if size != num_accelerators and self.takes(size)), 0) for sizes in (below, above))
+        return [size for size in found if size]
+
+    def _check_growth(self, num_accelerators: int) -> None:
+        last = self.tiers[-1]
+        if num_accelerators <= last.num_installed or self.is_fabric(last):
+            return
+        raise InputError(
+            f"{num_accelerators:,} accelerators are more than the {last.num_installed:,} of {self.name}, "
+            f"and its outermost tier, {last.name} ({last.link}), is no network that more could be joined to",
+            where="gpus",
+            fix=f"describe the network between such {last.name}s as a further tier, or use at most {last.num_installed:,}",
+        )
+
+    def _uneven(self, num_accelerators: int) -> InputError:
+        inner = self.tiers[0]
+        count = _num_domains(self.tiers[-1], inner)
+        sizes = " or ".join(f"{size:,}" for size in self.nearest_sizes(num_accelerators))
+        return InputError(
+            f"{num_accelerators:,} accelerators do not spread evenly over {inner.name}s of {inner.num_installed:,}, "
+            f"of which {self.name} has {count:,}",
+            where="gpus",
+            fix=f"use {sizes}",
+        )
+
+    def _spread(self, num_accelerators: int) -> list[int] | None:
+        """Accelerators in use in a domain of every tier but the last, from the inside out; None where they do not come out even."""
+        return _spread(num_accelerators, self.tiers, self.accelerators_per_node)
+
+
+def beyond_note(described: Cluster, used: Cluster) -> str:
+    """What to say of an answer for more accelerators than were described; empty where they are not."""
+    if used.num_accelerators <= described.num_installed:
+        return ""
+    return (
+        f"{used.num_accelerators:,} accelerators are more than the {described.num_installed:,} described: "
+        f"the {used.tiers[-1].name} is taken to reach them all at the same bandwidth"
+    )
+
+
+def _spread(total: int, tiers: Sequence[Tier], per_node: int) -> list[int] | None:
+    """Sizes of the domains of all tiers but the last, which holds `total`: the first that nest, the outermost the largest."""
+    if len(tiers) == 1:
+        return []
+    for size in _domain_sizes(total, tiers[-1], tiers[-2], per_node):
+        inner = _spread(size, tiers[:-1], per_node)
+        if inner is not None:
+            return [*inner, size]
+    return None
+
+
+def _domain_sizes(total: int, outer: Tier, tier: Tier, per_node: int) -> Iterator[int]:
+    """How many of a domain may be in use so that whole domains make `total`: as described if that comes out, else the most first.
+
+    No more domains than there are, or than a larger machine needs; and none in use by half or less where fewer would do. Domains of
+    several nodes are filled by whole nodes.
+    """
+    if total <= tier.num_accelerators:
+        yield total
+        return
+    needed = math.ceil(total / tier.num_accelerators)
+    most = _num_domains(outer, tier) if total <= outer.num_installed else needed
+    wanted = [tier.num_accelerators, *range(tier.num_installed, 0, -1)]
+    for size in (size for size in wanted if total % size == 0):
+        fills_nodes = size == total or tier.num_installed <= per_node or size % per_node == 0 or size == tier.num_accelerators
+        num_domains = total // size
+        if num_domains <= most and (num_domains <= needed or 2 * size > tier.num_accelerators) and fills_nodes:
+            yield size
+
+
+def _num_domains(outer: Tier, inner: Tier) -> int:
+    """Domains of a tier in one of a tier above it."""
+    return max(outer.num_installed // inner.num_installed, outer.num_accelerators // inner.num_accelerators)

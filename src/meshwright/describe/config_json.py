@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,40 @@ from typing import Any
 from meshwright.describe.load import Found, Table, model_from
 from meshwright.describe.model import Model
 from meshwright.errors import InputError, nearest
+
+CONFIG = "config.json"
+
+# What a config.json calls our keys; the first that the file has is meant.
+THEIRS: Mapping[str, tuple[str, ...]] = {
+    "num_layers": ("num_hidden_layers", "n_layer"),
+    "hidden": ("hidden_size", "n_embd"),
+    "ffn_hidden": ("intermediate_size", "n_inner", "n_embd"),
+    "num_heads": ("num_attention_heads", "n_head"),
+    "num_kv_heads": ("num_key_value_heads",),
+    "tied_embeddings": ("tie_word_embeddings",),
+    "attention_biases": ("attention_bias",),
+    "rotary_theta": ("rope_theta", "rope_parameters", "rope_scaling"),
+    "norm_epsilon": ("rms_norm_eps", "layer_norm_epsilon"),
+    "num_positions": ("n_positions",),
+    "window": ("sliding_window",),
+    "num_prediction_layers": ("num_nextn_predict_layers",),
+    "experts.num_experts": ("n_routed_experts", "num_local_experts", "num_experts"),
+    "experts.num_active": ("num_experts_per_tok",),
+    "experts.hidden": ("moe_intermediate_size", "intermediate_size"),
+    "experts.num_shared": ("n_shared_experts",),
+    "experts.num_dense_layers": ("first_k_dense_replace", "mlp_only_layers"),
+    "latent.query_rank": ("q_lora_rank",),
+    "latent.key_value_rank": ("kv_lora_rank",),
+    "latent.nope_dim": ("qk_nope_head_dim",),
+    "latent.rope_dim": ("qk_rope_head_dim",),
+    "latent.value_dim": ("v_head_dim",),
+}
+SCALING = {
+    "factor": "factor",
+    "original_positions": "original_max_position_embeddings",
+    "low_turns": "low_freq_factor",
+    "high_turns": "high_freq_factor",
+}
 
 
 class Config:
@@ -39,7 +74,7 @@ class Config:
 
 def load_config(path: Path) -> Model:
     """The model that a config.json, or a folder holding one, describes."""
-    file = path / "config.json" if path.is_dir() else path
+    file = path / CONFIG if path.is_dir() else path
     values = _read(file)
     config = Config(values, str(file))
     model_type = config["model_type"]
@@ -50,9 +85,29 @@ def load_config(path: Path) -> Model:
             fix=f"{nearest(str(model_type), ARCHITECTURES)}; any other model can be described in TOML",
         )
     table = ARCHITECTURES[model_type](config)
-    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    name = file.resolve().parent.name if file.name == CONFIG else file.stem
     table["sources"] = {"default": {"text": f"Hugging Face config.json at {file}", "date": "as read"}}
-    return model_from(Found(table, name, str(file)))
+    try:
+        return model_from(Found(table, name, str(file)))
+    except InputError as error:
+        raise _in_their_words(error, values, str(file)) from None
+
+
+def _in_their_words(error: InputError, values: Mapping[str, Any], file: str) -> InputError:
+    """The complaint with the file's keys in place of ours, which its reader has never seen."""
+    words = {ours: next((key for key in theirs if key in values), theirs[0]) for ours, theirs in THEIRS.items()}
+    table = "rope_parameters" if values.get("rope_parameters") is not None else "rope_scaling"
+    words |= {f"rotary_scaling.{ours}": f"{table}.{theirs}" for ours, theirs in SCALING.items()}
+    words |= {ours: SCALING[ours] for ours in ("low_turns", "high_turns")}
+    ours = re.compile(rf"(?<![\w.])(?:{'|'.join(sorted(map(re.escape, words), key=len, reverse=True))})(?![\w.]| size)")
+
+    def translated(text: str) -> str:
+        return ours.sub(lambda found: words[found[0]], text)
+
+    place, inside, _ = error.where.partition(f" in {file}")  # the file's own name is left as it is
+    prefix, colon, key = place.rpartition(": ")
+    where = f"{prefix}{colon}{translated(key)}{inside}" if inside else error.where
+    return InputError(translated(error.what), where=where, fix=translated(error.fix))
 
 
 def _read(file: Path) -> Mapping[str, Any]:

@@ -1,35 +1,36 @@
 """The machine this runs on, as a cluster: its NVIDIA GPUs where `nvidia-smi` finds known ones, else its processors.
 
-Nothing is looked up for a processor: a short multiplication and a copy are timed on the spot.
+Nothing is looked up for a processor: a short multiplication and a copy are timed on the spot, on one core (`core_speed`), and all cores
+are taken to multiply as fast. That is more than many cores manage together, whose clocks fall when all work.
 """
 
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import os
 import platform
 import re
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
-from dataclasses import replace
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-
-import numpy as np
 
 from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.load import accelerator, link, plain
 from meshwright.describe.source import Source
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.units import GB, MICROSECOND
 
 NAME = "this-machine"
-MEASURE_S = 0.1  # for each of the two measurements
-MATRIX = 512
-COPY_BYTES = 64_000_000
+CORE_SPEED = Path(__file__).with_name("core_speed.py")
+BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+MOST_S = 60.0  # for a measurement that takes half a second on an idle machine
+TOPOLOGY, QUOTA = Path("/sys/devices/system/cpu"), Path("/sys/fs/cgroup/cpu.max")
 CORE_W = 10.0  # of a core at work: server processors take 350 W for 32 to 64 of them; an assumption
 LOOPBACK_COPIES = 4  # into and out of the socket, at both ends
 LOOPBACK_S = 100 * MICROSECOND  # a message between two processes that share cores: an assumption
@@ -132,10 +133,10 @@ def _of_gpus(gpus: list[str]) -> Cluster:
 
 
 def _of_processor() -> Cluster:
-    cores = num_cores()
-    flops_per_s = multiply_flops_per_s()
-    bytes_per_s = copy_bytes_per_s()
-    source = Source(f"measured on this machine: a {MATRIX} x {MATRIX} fp32 numpy multiplication and a copy, {cores} cores", _today())
+    cores, speed, at_once = num_cores(), core_speed(), num_cores_at_once()
+    flops_per_s, bytes_per_s = speed.flops_per_s * at_once, speed.bytes_per_s
+    words = f"an fp32 numpy multiplication on one core, times {at_once:g}, and a copy, by processor time"
+    source = Source(f"measured on this machine: {words}", _today())
     device = Accelerator(
         name=f"{processor_name()}, {cores} cores",
         vendor=platform.machine() or "unknown",
@@ -156,30 +157,44 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def multiply_flops_per_s() -> float:
-    """FLOP/s of a square fp32 multiplication, all cores, best of a few."""
-    a = np.ones((MATRIX, MATRIX), dtype=np.float32)
-    out = np.empty_like(a)
-    return 2.0 * MATRIX**3 / _best_s(lambda: np.matmul(a, a, out=out))
+def num_cores_at_once() -> float:
+    """Cores that can multiply at the same time: hardware threads of one core count once, and no more than the container's quota."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(num_cores())
+    siblings = {_first_line(TOPOLOGY / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu) for cpu in allowed}
+    quota, _, period = _first_line(QUOTA).partition(" ")
+    return min(float(len(siblings)), int(quota) / int(period)) if quota.isdigit() and period.isdigit() else float(len(siblings))
 
 
-def copy_bytes_per_s() -> float:
-    """Bytes per second that a copy reads and writes together, best of a few."""
-    source = np.ones(COPY_BYTES, dtype=np.uint8)
-    target = np.empty_like(source)
-    return 2.0 * COPY_BYTES / _best_s(lambda: np.copyto(target, source))
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").partition("\n")[0].strip()
+    except OSError:
+        return ""
 
 
-def _best_s(work: Callable[[], object]) -> float:
-    """Seconds of the fastest repetition within `MEASURE_S`, after one to warm up."""
-    work()
-    best = math.inf
-    end = time.perf_counter() + MEASURE_S
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return best
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreSpeed:
+    """What one core does in a second of its own."""
+
+    flops_per_s: float
+    bytes_per_s: float  # read and written together, by a copy
+
+
+@cache
+def core_speed() -> CoreSpeed:
+    """One core's speed, measured once in a process: by a program of its own, in which BLAS has one thread."""
+    environment = os.environ | dict.fromkeys(BLAS_THREADS, "1") | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # -P: the folder of the program has modules of its own that must not stand in for the standard library's.
+    command = [sys.executable, "-P", str(CORE_SPEED)]
+    try:
+        told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MOST_S, check=True).stdout
+        return CoreSpeed(**json.loads(told))
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
+        raise MeshwrightError(
+            f"the speed of this machine's processor could not be measured: {error}",
+            where=NAME,
+            fix=f"run {sys.executable} -P {CORE_SPEED} to see why, or describe the machine in a TOML file",
+        ) from error
 
 
 def memory_bytes() -> float:

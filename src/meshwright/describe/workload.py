@@ -30,10 +30,10 @@ class Convergence:
     def samples(self, batch: float, precision: str = "") -> float:
         """Samples to the target at a global batch, on a straight line in log-log between measured batches.
 
-        A precision with a table of its own uses that. Beyond the measured batches the nearest one's count is used
-        below (small batches waste nothing) and the last slope above (large batches waste ever more).
+        A precision with a table of its own uses that. Beyond the measured batches nobody knows (`Workload.batch_beyond`): below, the
+        nearest one's count is used (small batches waste nothing); above, the last slope, a lower bound (large batches waste ever more).
         """
-        table = self.samples_by_precision.get(precision, self.samples_by_batch)
+        table = self._table(precision)
         if batch in table:
             return float(table[int(batch)])
         batches = sorted(table)
@@ -42,6 +42,14 @@ class Convergence:
             return float(np.exp(np.interp(math.log(batch), *logs)))
         slope = (logs[1][-1] - logs[1][-2]) / (logs[0][-1] - logs[0][-2])
         return float(np.exp(logs[1][-1] + max(slope, 0.0) * (math.log(batch) - logs[0][-1])))
+
+    def measured_batches(self, precision: str = "") -> tuple[int, int]:
+        """The smallest and the largest global batch at which anyone measured samples to the target."""
+        table = self._table(precision)
+        return min(table), max(table)
+
+    def _table(self, precision: str) -> Mapping[int, float]:
+        return self.samples_by_precision.get(precision, self.samples_by_batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +130,19 @@ class Workload:
     def tokens_per_step(self) -> int:
         """Tokens of one global batch."""
         return self.seq_len * self.global_batch
+
+    @property
+    def measured_batches(self) -> tuple[int, int] | None:
+        """The smallest and the largest batch with known samples to the target; None where nothing but tokens ends the run."""
+        return self.convergence.measured_batches(self.precision) if self.convergence else None
+
+    @property
+    def batch_beyond(self) -> str:
+        """Where the batch lies if nobody measured samples to the target there: `above` or `below` all that were; else empty."""
+        if self.measured_batches is None:
+            return ""
+        smallest, largest = self.measured_batches
+        return "below" if self.global_batch < smallest else "above" if self.global_batch > largest else ""
 
     def num_steps(self) -> int:
         """Steps to the target or through all tokens; 0 where the workload states neither."""

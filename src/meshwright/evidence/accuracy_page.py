@@ -301,8 +301,8 @@ def _experts_section(choices: Sequence[Choice]) -> str:
     cells = [
         (
             f"{one.run.round} {one.run.submitter}, {one.run.benchmark}, {one.run.num_accelerators:,} {one.run.accelerator}",
-            str(one.run.layout),
-            str(one.best),
+            one.run.layout.degrees,
+            one.best.degrees,
             f"{one.gap_pct:.1f}",
             f"{one.unhidden_gap_pct:.1f}",
             one.difference,

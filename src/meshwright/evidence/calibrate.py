@@ -25,7 +25,7 @@ from meshwright.layout import Layout, Layouts
 from meshwright.mllog import Log, StepTimes, read_log, read_step_times, step_times
 from meshwright.predict import check, parts
 from meshwright.question import GENERATION
-from meshwright.software import RELEASES, Software, as_json, fitted_values, software
+from meshwright.software import RELEASES, Software, as_json, fitted_values, is_release, software
 from meshwright.uncertainty import residuals
 
 FASTEST, SLOWEST = math.log(1 / 4), math.log(32)  # compute against the reference release: beyond these the run was another one
@@ -227,11 +227,16 @@ def described(
     base = load_workload(known_workload)
     batch = _one_of("global batch", observed.global_batch, global_batch, "--batch") or base.global_batch
     trained = replace(base, seq_len=observed.seq_len or base.seq_len, global_batch=batch, precision=precision or base.precision)
-    machine = load_cluster(cluster)
-    size = num_accelerators or observed.num_nodes * machine.accelerators_per_node or machine.num_accelerators
-    job = Job(model=load_model(known_model or base.model), cluster=machine.resized(size), workload=trained, layout=layout)
+    machine = machine_of(observed, cluster, num_accelerators)
+    job = Job(model=load_model(known_model or base.model), cluster=machine, workload=trained, layout=layout)
     _check_job(job, observed)
     return job
+
+
+def machine_of(observed: Observed, cluster: str, num_accelerators: int = 0) -> Cluster:
+    """The machine of an observed run, of the size that the caller or the files say, or as it is described."""
+    machine = load_cluster(cluster)
+    return machine.resized(num_accelerators or observed.num_nodes * machine.accelerators_per_node or machine.num_accelerators)
 
 
 def _names(observed: Observed, model: str, workload: str) -> tuple[str, str]:
@@ -274,6 +279,10 @@ def _check_job(job: Job, observed: Observed) -> None:
 
 def calibrate(observed: Observed, job: Job, release: str = "", name: str = "") -> Calibration:
     """The profile with which the job's predicted step is the observed one, starting from a release or else from the closest."""
+    if name and is_release(name):
+        raise InputError(
+            f"a profile cannot be called {name!r}: that is a release", where="--name", fix="choose a name of its own, such as ours-16x-h100"
+        )
     start = software(release) if release else _closest_release(observed, job)
     log_factor = _log_factor(observed, job, start)
     found = job.with_log_factor(start, log_factor)
@@ -321,7 +330,8 @@ def _out_of_reach(observed: Observed, job: Job, reach_s: Sequence[float]) -> Inp
     return InputError(
         f"a step of {observed.step_time_s:.4g} s is too {side} for this description: with compute {math.exp(factor):g} x as long as "
         f"the reference release's it would take {bound_s:.4g} s",
-        where=f"{observed.files[0]} as {job.model.name} on {job.cluster.num_accelerators} {job.cluster.accelerator.name}, {job.layout}",
+        where=f"{observed.files[0]} as {job.model.name} on {job.cluster.num_accelerators} {job.cluster.accelerator.name}, "
+        f"{job.layout.degrees}",
         fix="check model, batch, precision, layout and cluster against the run",
     )
 
@@ -334,5 +344,5 @@ def _note(observed: Observed, job: Job) -> str:
     count = f"{len(observed.files)} files" if len(observed.files) > 1 else Path(observed.files[0]).name
     return (
         f"calibrated on {count}: {job.model.name} on {job.cluster.num_accelerators} {job.cluster.accelerator.name} "
-        f"({job.layout}), {observed.step_time_s:.5g} s a step"
+        f"({job.layout.degrees}), {observed.step_time_s:.5g} s a step"
     )

@@ -16,8 +16,8 @@ from meshwright.layout import Layout, Layouts
 from meshwright.plan.features import Features
 from meshwright.plan.search import search
 from meshwright.predict import exact_step_s, predict
+from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.software import FittedValues, Software, fitted_values
-from meshwright.step import PARTS
 
 # What the stacks could do, with no degrees in it. Megatron-LM as NVIDIA's MLPerf code ran it: the distributed optimizer, no
 # recomputing, 1F1B and interleaving, ring context parallelism, and its two rank orders. Whether CUDA graphs and the overlap of tensor
@@ -103,5 +103,5 @@ def _choice(run: MeasuredRun, stack: Software) -> Choice:
         best_unhidden_s=unhidden.step_time_s[0],
         best=best if found.step_time_s[0] <= chosen_s else run.layout,
         num_layouts=found.num_layouts,
-        difference=f"{part.replace('_', ' ')} {gaps[part] / chosen_s:+.1%} of the step" if gaps[part] > 0 else "none",
+        difference=f"{PART_NAMES[part]} {gaps[part] / chosen_s:+.1%} of the step" if gaps[part] > 0 else "none",
     )

@@ -11,7 +11,7 @@ from meshwright.cost.energy import accelerator_power_w, carbon_kg, facility_ener
 from meshwright.describe import economics
 from meshwright.errors import InputError
 from meshwright.ledger.timeline import Span
-from meshwright.outcome import DEFAULT_REGION, NOT_STATED, node_w, power_constants, running_costs
+from meshwright.outcome import DEFAULT_REGION, NOT_STATED, node_w, power_constants
 from meshwright.plan.plan import Plan, stack_of
 from meshwright.question import GENERATION
 
@@ -41,9 +41,11 @@ class Energy:
 
     @property
     def water_of(self) -> str:
-        """Whose halls evaporate the water, of which year, reckoned how."""
-        each = "" if self.wue_l_per_kwh is None else f", {self.wue_l_per_kwh:g} l for a kWh of the computers"
-        return f"{self.facility}, {self.facility_year}{each}"
+        """Whose halls evaporate the water, of which year, reckoned how; where nobody knows, why."""
+        if self.wue_l_per_kwh is None:
+            whose = "the industry" if self.facility == economics.INDUSTRY else self.facility
+            return f"no litres a kWh are published for {whose}"
+        return f"{self.facility}, {self.facility_year}, {self.wue_l_per_kwh:g} l for a kWh of the computers"
 
 
 def energy_of(spans: Sequence[Span], plan: Plan | None, region: str = "") -> Energy:
@@ -124,9 +126,6 @@ class _Power:
         return self._each_w((accelerator_w - idle_w) / (busy_w - idle_w))
 
     def _each_w(self, busy: float) -> float:
-        if self.cluster.accelerator.architecture == "cpu":
-            watts = running_costs(self.cluster).watts
-            return math.nan if watts is None else watts / self.cluster.num_accelerators
         return node_w(self.cluster, busy, power_constants())[0] / self.cluster.accelerators_per_node
 
 

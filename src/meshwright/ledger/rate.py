@@ -12,9 +12,9 @@ from typing import Any
 
 from meshwright.describe.cluster import Cluster
 from meshwright.errors import InputError
-from meshwright.outcome import price_of, running_costs
+from meshwright.outcome import price_of
 
-GIVEN, ASSUMED = "given", "assumed"
+GIVEN = "given"
 UNDERSTOOD = "write 2.5USD/h, $2.5 or 2.5: USD for one accelerator and hour"
 MOST_USD = Decimal(10**15)  # an amount beyond is a slip of the keyboard
 MOST_DIGITS = 30  # before or after the point
@@ -55,12 +55,6 @@ class Rate:
 
 def rate_of(cluster: Cluster) -> Rate | None:
     """The price of the machine's accelerators as the predictor reckons with it; None where none is listed."""
-    if cluster.accelerator.architecture == "cpu":
-        told = running_costs(cluster)
-        if told.usd_per_hour is None:
-            return None
-        each = _decimal(told.usd_per_hour / cluster.num_accelerators)
-        return Rate(usd_per_gpu_hour=each, provider="clouds", kind=ASSUMED, date="2025", source=told.price_note)
     price = price_of(cluster)
     if price is None:
         return None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from meshwright.errors import InputError
 from meshwright.ledger.rate import Rate
-from meshwright.record.entries import LONGEST_S, PARTS, Event, StepRecord
+from meshwright.record.entries import ENDS, LONGEST_S, PARTS, Event, StepRecord
 from meshwright.record.lines import object_in
 from meshwright.record.run import Run
 
@@ -289,7 +289,7 @@ def _weeks(run: Run) -> Iterator[Span]:
     """Weeks from interruption to interruption: coming back, work and saves, work that was lost; and the spares that stood by."""
     start = next(event for event in run.events if event.kind == "start")
     rate, work, now_s = Rate.from_json(start.detail.get("price")), _work_shares(run.records), 0.0
-    for event in (event for event in run.events if event.kind in ("fault", "stopped")):
+    for event in (event for event in run.events if event.kind in ("fault", *ENDS)):
         for what, took_s, is_lost in _between(event, max(event.time_s - now_s, 0.0)):
             shares = work if what == "steps" else {"checkpoint" if what == "checkpoint" else "stalled": 1.0}
             yield Span(

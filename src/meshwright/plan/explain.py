@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from meshwright import software as sw
@@ -12,11 +12,12 @@ from meshwright.describe.workload import Workload
 from meshwright.errors import MeshwrightError
 from meshwright.footprint import reserve_for, spare_bytes
 from meshwright.layout import AXES, CP_KINDS, Layout, Layouts
-from meshwright.placement import tiers_of
+from meshwright.placement import is_tp_on_fabric, ranks_of, spanned, tiers_of
 from meshwright.predict import bytes_of, check, parts
 from meshwright.pricer import BF16_BYTES
+from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.software import Software, software
-from meshwright.step import PARTS, StepParts
+from meshwright.step import StepParts
 from meshwright.traffic import Step, flows, is_counted_whole, layer_flows, sent_on
 from meshwright.units import seconds, si
 
@@ -33,16 +34,32 @@ BEHIND = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisTraffic:
-    """What one axis carries in a step, on one accelerator."""
+    """What one axis carries in a step, on one accelerator. Gradients and weights of replicas go over context ranks too: cp x dp."""
 
     axis: str
     degree: int
+    over: Mapping[str, int]  # the axes whose ranks share this traffic, with their degrees
     tiers: tuple[str, ...]
     num_bytes: float
     num_messages: float
     traffic_s: float  # if nothing were hidden
     exposed_s: float
     behind: str
+
+    @property
+    def name(self) -> str:
+        """The axis, or the axes that it spans: `dp x cp`."""
+        return " x ".join(self.over)
+
+    @property
+    def ranks(self) -> str:
+        """Ranks along each of them: `1 x 4`."""
+        return " x ".join(map(str, self.over.values()))
+
+    @property
+    def label(self) -> str:
+        """Both together: `dp 1 x cp 4`."""
+        return " x ".join(f"{axis} {degree}" for axis, degree in self.over.items())
 
     @property
     def hidden_s(self) -> float:
@@ -92,20 +109,21 @@ def traffic(model: Model, cluster: Cluster, workload: Workload, layout: Layout, 
     sent = _sent(model, workload, layout, priced)
     found = []
     for axis in (*AXES, "ep"):
-        degree = getattr(layout, axis)
-        if degree == 1 and not (axis == "dp" and layout.cp > 1):
+        over = ranks_of(axis, layout)
+        if max(over.values()) == 1:
             continue
         num_bytes, num_messages = sent[axis]
         found.append(
             AxisTraffic(
                 axis=axis,
-                degree=degree,
-                tiers=crossed.get(axis, crossed.get("dp", ())),
+                degree=getattr(layout, axis),
+                over=over,
+                tiers=spanned(over, cluster, crossed) or crossed.get("dp", ()),
                 num_bytes=num_bytes,
                 num_messages=num_messages,
                 traffic_s=float(carried.seconds[axis][0]),
                 exposed_s=float(priced.seconds[f"exposed_{axis}"][0]),
-                behind=BEHIND[axis],
+                behind="nothing" if axis == "tp" and is_tp_on_fabric(layout, cluster) else BEHIND[axis],
             )
         )
     return tuple(found)
@@ -145,21 +163,12 @@ def _expert(priced: StepParts, layout: Layout) -> tuple[float, float]:
 
 # -- why ------------------------------------------------------------------------------------------------
 
-_NAMES = {
-    "compute": "compute",
-    "bubble": "the pipeline bubble",
-    "optimizer": "the optimizer's passes over memory",
-    "data": "storage",
-    "overhead": "the host",
-    **{f"exposed_{axis}": f"{axis} traffic that nothing hides" for axis in ("tp", "cp", "pp", "dp", "ep")},
-}
-
 
 def _limit(priced: StepParts) -> str:
     step_s = float(priced.step_time_s[0])
     shares = sorted(((float(priced.seconds[part][0]) / step_s, part) for part in PARTS), reverse=True)
     (first, part), (second, other) = shares[0], shares[1]
-    return f"{_NAMES[part]} takes {first:.0%} of the step; next is {_NAMES[other]} with {second:.1%}"
+    return f"{PART_NAMES[part]} takes {first:.0%} of the step; next is {PART_NAMES[other]} with {second:.1%}"
 
 
 def _carried(axes: tuple[AxisTraffic, ...]) -> Iterator[str]:
@@ -168,7 +177,7 @@ def _carried(axes: tuple[AxisTraffic, ...]) -> Iterator[str]:
         if axis.tiers and axis.traffic_s > 0:
             share = axis.hidden_s / axis.traffic_s
             yield (
-                f"{axis.axis} moves {si(axis.num_bytes, 'B', 3)} in {axis.num_messages:,.0f} messages over {' and '.join(axis.tiers)}: "
+                f"{axis.name} moves {si(axis.num_bytes, 'B', 3)} in {axis.num_messages:,.0f} messages over {' and '.join(axis.tiers)}: "
                 f"{seconds(axis.traffic_s)}, of which {share:.0%} hides behind {axis.behind}."
             )
 

@@ -11,8 +11,8 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.footprint import check_fits, reserve_for
 from meshwright.layout import Layout, Layouts
-from meshwright.outcome import Outcome, outcome
-from meshwright.placement import tiers_of
+from meshwright.outcome import Outcome, notes_of, outcome
+from meshwright.placement import overlap_note, tiers_of
 from meshwright.plan.exact import step_excess_s
 from meshwright.plan.plan import Plan
 from meshwright.predict import Prediction, check, predict
@@ -50,12 +50,13 @@ def priced_plan(
     stack: Software | None = None,
     terms: Terms | None = None,
     name: str = "",
+    note: str = "",
 ) -> PricedPlan:
-    """The plan of one layout with its costs."""
+    """The plan of one layout with its costs, and with a note beside those of the prediction."""
     terms = terms or Terms()
     prediction = exact_prediction(model, cluster, workload, layout, stack)
     takes = outcome(prediction, cluster, workload, provider=terms.provider, price_kind=terms.price_kind, region=terms.region)
-    return PricedPlan(plan=_plan(model, cluster, workload, layout, prediction, name), prediction=prediction, outcome=takes)
+    return PricedPlan(plan=_plan(model, cluster, workload, layout, prediction, name, note), prediction=prediction, outcome=takes)
 
 
 def exact_prediction(model: Model, cluster: Cluster, workload: Workload, layout: Layout, stack: Software | None = None) -> Prediction:
@@ -79,9 +80,9 @@ def exact_prediction(model: Model, cluster: Cluster, workload: Workload, layout:
     )
 
 
-def _plan(model: Model, cluster: Cluster, workload: Workload, layout: Layout, prediction: Prediction, name: str) -> Plan:
+def _plan(model: Model, cluster: Cluster, workload: Workload, layout: Layout, prediction: Prediction, name: str, note: str = "") -> Plan:
     check_fits(prediction.memory, cluster.accelerator, reserve_bytes=reserve_for(cluster.accelerator))
-    inner, stack = cluster.tiers[0], prediction.software
+    inner, stack, doubts = cluster.tiers[0], prediction.software, notes_of(prediction, cluster, workload)
     return Plan(
         name=name or f"{model.name} on {cluster.name}",
         model=model,
@@ -97,6 +98,6 @@ def _plan(model: Model, cluster: Cluster, workload: Workload, layout: Layout, pr
         spares_per_domain=inner.num_installed - inner.num_accelerators,
         peak_memory_bytes=float(prediction.memory.peak_bytes[0]),
         time_to_train_s=float(prediction.time_to_train_s[0]),
-        notes=tuple(note for note in (stack.note, prediction.interval.kin) if note),
+        notes=tuple(said for said in (stack.note, prediction.interval.kin, overlap_note(layout, cluster), note, *doubts) if said),
         profile=stack.profile,
     )

@@ -21,6 +21,38 @@ _UNITS = {"s": 1.0, "min": MINUTE, "h": HOUR, "d": DAY}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A deadline or a budget beside what a plan takes of it."""
+
+    what: str  # "deadline", "budget"
+    allowed: float  # seconds or dollars, as the rest
+    predicted: float
+    judged: float  # what is held against the limit: the prediction, or where that is a best case what half of the comparable runs took
+    reaches: float  # the far end of the interval; infinite where the prediction is a lower bound
+
+    @property
+    def over(self) -> float:
+        """How much too much; below 0 within the limit."""
+        return self.judged - self.allowed
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the whole interval keeps it."""
+        return self.reaches <= self.allowed
+
+    @property
+    def words(self) -> str:
+        """How far it holds, or by how much it is missed."""
+        shown = seconds if self.what == "deadline" else usd
+        if self.over > 0:
+            return f"{shown(self.over)} {'past the deadline' if self.what == 'deadline' else 'over the budget'}"
+        if math.isinf(self.reaches):
+            return f"{shown(self.allowed)} holds at {shown(self.judged)}, which is a lower bound: nobody knows the samples to the target"
+        far = "also at the far end of the interval," if self.is_sure else "the interval reaches"
+        return f"{shown(self.allowed)} holds at {shown(self.judged)}; {far} {shown(self.reaches)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
     """What to make small, and what must hold."""
 
@@ -43,52 +75,62 @@ class Aim:
         if name == "time":
             return takes.time_to_train_s.value if takes.time_to_train_s else priced.plan.step_time_s
         if name in ("cost", "tokens-per-dollar"):  # the run's tokens are given, so that most for a dollar is least in all
-            return _known(takes.offer.cost_usd if takes.offer else None, "cost", takes.unknown)
-        return _known(takes.energy_j if name == "energy" else takes.carbon_kg, "energy", takes.unknown)
+            return _known(takes.offer.cost_usd if takes.offer else None, "cost", takes.unknown).value
+        return _known(takes.energy_j if name == "energy" else takes.carbon_kg, "energy", takes.unknown).value
+
+    def limits(self, priced: PricedPlan) -> list[Limit]:
+        """What was asked beside what a plan takes.
+
+        Where runs fell on both sides of their predictions, the prediction is judged; where nearly all took longer, it is a best case,
+        and what half of them took is judged in its place.
+        """
+        takes, middle = priced.outcome, priced.prediction.interval.middle
+        found = []
+        if self.deadline_s is not None:
+            found.append(_limit("deadline", self.deadline_s, _known(takes.time_to_train_s, "time_to_train", takes.unknown), middle))
+        if self.budget_usd is not None:
+            cost = _known(takes.offer.cost_usd if takes.offer else None, "cost", takes.unknown)
+            found.append(_limit("budget", self.budget_usd, cost, middle))
+        return found
 
     def allows(self, priced: PricedPlan) -> bool:
         """Whether a plan keeps the deadline and the budget."""
-        return self.late_s(priced) <= 0 and self.over_usd(priced) <= 0
-
-    def late_s(self, priced: PricedPlan) -> float:
-        """Seconds past the deadline; below 0 before it."""
-        if self.deadline_s is None:
-            return 0.0
-        return _known(priced.outcome.time_to_train_s, "time_to_train", priced.outcome.unknown) - self.deadline_s
-
-    def over_usd(self, priced: PricedPlan) -> float:
-        """Dollars over the budget; below 0 within it."""
-        if self.budget_usd is None:
-            return 0.0
-        offer = priced.outcome.offer
-        return _known(offer.cost_usd if offer else None, "cost", priced.outcome.unknown) - self.budget_usd
+        return all(limit.over <= 0 for limit in self.limits(priced))
 
     def most_s(self, priced: PricedPlan) -> float:
-        """Seconds a run may take on a plan's machine so that it keeps the deadline and the budget."""
-        within_s = math.inf if self.deadline_s is None else self.deadline_s
-        takes = priced.outcome
-        if self.budget_usd is None or not takes.offer or not takes.time_to_train_s:
-            return within_s
-        return min(within_s, self.budget_usd * takes.time_to_train_s.value / takes.offer.cost_usd.value)
+        """Seconds a run may be predicted to take on a plan's machine so that it keeps the deadline and the budget."""
+        time_s = priced.outcome.time_to_train_s
+        if time_s is None:
+            return math.inf
+        return min((time_s.value * limit.allowed / limit.judged for limit in self.limits(priced)), default=math.inf)
 
     def miss(self, late_s: float, over_usd: float) -> float:
         """How far a run misses what was asked, in parts of what was allowed; 0 where it keeps it."""
         late = max(late_s, 0.0) / self.deadline_s if self.deadline_s else 0.0
         return late + max(over_usd, 0.0) / (self.budget_usd or 1.0)
 
+    def missed_by(self, priced: PricedPlan) -> float:
+        """How far a plan misses what was asked, in parts of what was allowed."""
+        over = {limit.what: limit.over for limit in self.limits(priced)}
+        return self.miss(over.get("deadline", 0.0), over.get("budget", 0.0))
+
     def missed(self, priced: PricedPlan) -> str:
         """By how much a plan misses, in words."""
-        late_s, over_usd = self.late_s(priced), self.over_usd(priced)
-        said = [f"{seconds(late_s)} past the deadline"] if late_s > 0 else []
-        return " and ".join([*said, *([f"{usd(over_usd)} over the budget"] if over_usd > 0 else [])])
+        said = " and ".join(limit.words for limit in self.limits(priced) if limit.over > 0)
+        middle = priced.prediction.interval.middle
+        return f"{said}, judged at {middle:.2f} times the prediction: half of the comparable runs took that or more" if middle > 1 else said
 
 
-def _known(spread: Spread | None, key: str, unknown: Mapping[str, str]) -> float:
+def _limit(what: str, allowed: float, takes: Spread, middle: float) -> Limit:
+    return Limit(what=what, allowed=allowed, predicted=takes.value, judged=takes.value * middle, reaches=takes.high)
+
+
+def _known(spread: Spread | None, key: str, unknown: Mapping[str, str]) -> Spread:
     if spread is None:
         reason = unknown.get(key, "it is not known")
         fix = "set workload.num_tokens" if "states neither" in reason else "choose another objective, or name --provider and --price-kind"
         raise InputError(f"cannot reckon the {key.replace('_', ' ')}: {reason}", where="--objective", fix=fix)
-    return spread.value
+    return spread
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from meshwright.describe.profile import Profile
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.layout import Layout
-from meshwright.software import Software, on_profile, software
+from meshwright.software import Software, is_release, on_profile, software
 
 VERSION = 1
 
@@ -70,6 +70,13 @@ class Plan:
 
 def stack_of(plan: Plan, name: str = "") -> Software:
     """The software that the plan's numbers stand on, or the one called `name`, on the profile that the plan carries."""
+    if not is_release(plan.software) and (not name or software(name).name != plan.software):
+        given = f"--software {name} is another" if name else "a plan file holds only its name"
+        raise InputError(
+            f"the plan stands on the software profile {plan.software!r}, and {given}",
+            where=f"software of the plan {plan.name!r}",
+            fix="give --software FILE, the file that `meshwright calibrate ... --out FILE` wrote; or make the plan again without a profile",
+        )
     stack = software(name or plan.software)
     return on_profile(stack, plan.profile) if plan.profile else stack
 

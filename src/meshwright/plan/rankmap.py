@@ -53,16 +53,16 @@ class RankMap:
 def rank_map(layout: Layout, cluster: Cluster) -> RankMap:
     """Where every rank of the layout stands on the machine.
 
-    Of each domain the first accelerators are used and the others are spares. A node is `accelerators_per_node` neighbours.
+    Of each domain the first accelerators are used and the others are spares. A node is `used_per_node` neighbours.
     """
     rank = np.arange(cluster.num_accelerators, dtype=np.int64)
     place: dict[str, Ints] = {}
     size, within = cluster.num_accelerators, rank
     for tier in reversed(cluster.tiers[:-1]):
-        if cluster.accelerators_per_node < tier.num_accelerators < size:
+        if tier.num_installed > cluster.accelerators_per_node and tier.num_accelerators < size:
             place[tier.name] = within // tier.num_accelerators
             size, within = tier.num_accelerators, within % tier.num_accelerators
-    place["tray" if "rack" in place else "node"] = within // cluster.accelerators_per_node
-    place["gpu"] = within % cluster.accelerators_per_node
+    place["tray" if "rack" in place else "node"] = within // cluster.used_per_node
+    place["gpu"] = within % cluster.used_per_node
     axes = {axis: rank // layout.stride(axis) % getattr(layout, axis) for axis in AXES}
     return RankMap(tuple(place), {"rank": rank, **place, **axes})

@@ -191,6 +191,7 @@ def _bounds(asked: Question, space: Space, stack: Software, measure: Measure) ->
         tier_latency_s=np.zeros_like(free),
         tier_is_scale_up=np.ones_like(free),
         tier_is_hashed=np.zeros_like(free),
+        tier_is_fabric=np.zeros_like(free),
     )
     kinds = {"zero-bubble"} & set(space.features.schedules) | {"1f1b" for name in space.features.schedules if name != "zero-bubble"}
     silent = replace(constants, round_s=0.0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from meshwright.describe.cluster import Cluster
+from meshwright.describe.cluster import Cluster, beyond_note
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import FitError, InputError, MeshwrightError
@@ -45,10 +45,11 @@ class Ask:
     aim: Aim = field(default_factory=Aim)
     keep: int = 5
     reserve_bytes: float = RESERVE_BYTES
+    described: Cluster | None = None  # the machine before its size was changed; None: `cluster`
 
     def on(self, cluster: Cluster) -> Ask:
         """The same question of another machine."""
-        return replace(self, cluster=cluster)
+        return replace(self, cluster=cluster, described=self.described or self.cluster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,8 @@ def _searched(ask: Ask, measure: Measure, progress: Progress) -> Searched:
         measure=measure,
         progress=lambda done, total: progress(name, done, total),
     )
-    plans = [priced_plan(ask.model, ask.cluster, ask.workload, layout, ask.stack, ask.terms) for layout in found.layouts]
+    note = beyond_note(ask.described or ask.cluster, ask.cluster)
+    plans = [priced_plan(ask.model, ask.cluster, ask.workload, layout, ask.stack, ask.terms, note=note) for layout in found.layouts]
     return Searched(cluster=ask.cluster, plans=tuple(plans), found=found)
 
 
@@ -116,13 +118,14 @@ def used_per_domain(cluster: Cluster) -> list[int]:
 def machines_up_to(cluster: Cluster, most: int) -> list[Cluster]:
     """Machines like this one of up to `most` accelerators, the largest first: parts of a domain, and whole domains."""
     if len(cluster.tiers) == 1:
-        sizes = {*ladder(min(most, cluster.tiers[0].num_installed)), *(n for n in [cluster.num_accelerators] if n <= most)}
+        sizes = {*ladder(min(most, cluster.num_installed)), *(n for n in [cluster.num_accelerators] if n <= most)}
         return [cluster.resized(size) for size in sorted(sizes, reverse=True)]
     found = {}
     for used in used_per_domain(cluster):
         machine = using(cluster, 0, used)
-        for count in ladder(most // used):
-            found[(used * count, used)] = machine.resized(used * count)
+        for size in (used * count for count in ladder(most // used)):
+            if machine.takes(size):
+                found[(size, used)] = machine.resized(size)
     smallest = min(used_per_domain(cluster))
     for size in ladder(min(most, smallest - 1)):
         found[(size, size)] = cluster.resized(size)
@@ -133,13 +136,14 @@ def machines_up_to(cluster: Cluster, most: int) -> list[Cluster]:
 
 def machines_of(cluster: Cluster, size: int) -> list[Cluster]:
     """Machines like this one of exactly `size` accelerators, which differ in how many of a domain they use."""
-    found = {machine.tiers[0].num_accelerators: machine for machine in [cluster.resized(size)]}
+    machines = [cluster.resized(size)]
     if len(cluster.tiers) > 1:
-        for used in used_per_domain(cluster):
-            if size % used == 0:
-                found.setdefault(used, using(cluster, 0, used).resized(size))
-        if size <= cluster.tiers[0].num_installed:
-            found.setdefault(size, using(cluster, 0, size).resized(size))
+        others = [using(cluster, 0, used) for used in used_per_domain(cluster) if size % used == 0]
+        others += [using(cluster, 0, size)] if size <= cluster.tiers[0].num_installed else []
+        machines += [machine.resized(size) for machine in others if machine.takes(size)]
+    found: dict[int, Cluster] = {}
+    for machine in machines:
+        found.setdefault(machine.tiers[0].num_accelerators, machine)
     return [found[used] for used in sorted(found, reverse=True)]
 
 
@@ -231,7 +235,7 @@ def _beaten(aim: Aim, low: Floor, point: Searched, front: bool) -> bool:
         return _time_s(point) <= low.time_s and _cost_usd(point) <= low.cost_usd
     least_miss = low.miss(aim)
     if least_miss > 0:  # it cannot keep what was asked, so it counts only where nothing does and it comes nearer
-        return least_miss >= _miss(aim, point)
+        return least_miss >= aim.missed_by(point.best)
     if not aim.allows(point.best):
         return False
     takes = point.best.outcome
@@ -244,7 +248,7 @@ def chosen(ask: Ask, result: Survey) -> Searched:
     able = [point for point in result.searched if ask.aim.allows(point.best)]
     if able:
         return min(able, key=lambda point: (ask.aim.value(point.best), point.cluster.num_accelerators))
-    nearest = min(result.searched, key=lambda point: _miss(ask.aim, point))
+    nearest = min(result.searched, key=lambda point: ask.aim.missed_by(point.best))
     wanted = ask.aim.missed(nearest.best)
     raise FitError(
         f"no plan keeps what was asked: the nearest, {nearest.cluster.num_accelerators:,} accelerators with "
@@ -252,11 +256,6 @@ def chosen(ask: Ask, result: Survey) -> Searched:
         where="--deadline, --budget",
         fix="allow more time, money or accelerators (--max-gpus), or another price (--price-kind)",
     )
-
-
-def _miss(aim: Aim, point: Searched) -> float:
-    """How far a machine misses, in parts of what was allowed."""
-    return aim.miss(aim.late_s(point.best), aim.over_usd(point.best))
 
 
 def _none(ask: Ask, machines: Sequence[Cluster], result: Survey) -> MeshwrightError:

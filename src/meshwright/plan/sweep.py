@@ -52,6 +52,11 @@ class Sweep:
         first = self.points[0]
         return tuple(sentence for point in self.points[1:] if (sentence := _doubt(first, point)))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Where numbers are not what they look like, each once."""
+        return tuple(dict.fromkeys(note for point in self.points for note in point.best.outcome.notes))
+
 
 def _doubt(first: Point, point: Point) -> str:
     """Why a small difference shows nothing; empty where it is large enough to be seen."""

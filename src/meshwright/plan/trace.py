@@ -28,6 +28,7 @@ from meshwright.layout import Layouts
 from meshwright.plan.exact import MOST_OPERATIONS
 from meshwright.plan.plan import Plan, stack_of
 from meshwright.predict import parts, timeline
+from meshwright.record.entries import PART_NAMES
 from meshwright.software import Software
 from meshwright.step import Carried, StepParts
 
@@ -269,10 +270,10 @@ def _messages(step: LaidOut, stage: int) -> Iterator[Slice]:
 
 def _ends(step: LaidOut, stage: int) -> Iterator[Slice]:
     if step.data_s > 0:
-        yield Slice(stage, COMPUTE, "wait for data", 0.0, step.data_s)
-    yield Slice(stage, COMPUTE, "optimizer", step.reduced_s, step.optimized_s)
+        yield Slice(stage, COMPUTE, PART_NAMES["data"], 0.0, step.data_s)
+    yield Slice(stage, COMPUTE, PART_NAMES["optimizer"], step.reduced_s, step.optimized_s)
     if step.optimized_s < step.plan.step_time_s:  # a profile's slices have it in the ends of the model
-        yield Slice(stage, COMPUTE, "host: norm, clipping, logging", step.optimized_s, step.plan.step_time_s)
+        yield Slice(stage, COMPUTE, f"{PART_NAMES['overhead']}: norm, clipping, logging", step.optimized_s, step.plan.step_time_s)
 
 
 # -- between replicas -----------------------------------------------------------------------------------

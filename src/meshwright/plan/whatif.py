@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -130,12 +129,12 @@ def using(cluster: Cluster, index: int, num_used: int) -> Cluster:
             where=f"{tier.name}.num_accelerators",
             fix=f"use at most {tier.num_installed}",
         )
-    inner = tuple(replace(t, num_accelerators=math.gcd(t.num_accelerators, num_used)) for t in cluster.tiers[:index])
+    domain = replace(cluster, tiers=cluster.tiers[: index + 1]).resized(num_used)
     outer = []
     for other in cluster.tiers[index + 1 :]:
         size = other.num_accelerators // tier.num_accelerators * num_used
         outer.append(replace(other, num_accelerators=size, num_installed=max(other.num_installed, size)))
-    return replace(cluster, tiers=(*inner, replace(tier, num_accelerators=num_used), *outer))
+    return replace(cluster, tiers=(*domain.tiers, *outer))
 
 
 def _number(key: str, value: str) -> float:

@@ -10,7 +10,9 @@ from meshwright.errors import InputError
 from meshwright.record.lines import number, required_number, whole_number
 
 PARTS = ("compute", "exposed_tp", "exposed_cp", "exposed_pp", "exposed_dp", "exposed_ep", "bubble", "optimizer", "data", "overhead")
+PART_NAMES = {part: part.replace("_", " ") for part in PARTS}  # for people: every table, page and sentence names a part so
 SLOW_AFTER = ("evaluation", "checkpoint", "resumed", "restart")  # events after which the next step is no steady one
+ENDS = ("finished", "stopped")  # events that tell how simulated weeks ended, with what came after their last interruption
 LONGEST_S = 1e11  # three thousand years: no step takes longer, no event comes later, and a date can still be told
 STEP_FIELDS = ("step", "samples", "loss", "grad_norm", "step_time_s")
 
@@ -65,7 +67,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened: start, evaluation, checkpoint, slow_rank, stall, nan, resumed, stopped, fault, restart, ..."""
+    """Something that happened: start, evaluation, checkpoint, slow_rank, stall, nan, resumed, stopped, finished, fault, restart, ..."""
 
     time_s: float  # since the run's first start; simulated time in a simulated run
     kind: str

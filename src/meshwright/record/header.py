@@ -46,6 +46,10 @@ class RunHeader:
                 raise InputError(f"a run's {what} cannot be {value!r}", fix=f"use one of {', '.join(known)}")
         if self.num_ranks < 1:
             raise InputError(f"a run of {self.num_ranks} ranks", fix="give at least one")
+        try:
+            _check_fields({spec.name: getattr(self, spec.name) for spec in fields(self)})
+        except ValueError as error:
+            raise InputError(f"a run's header cannot hold this: {one_line(error)}", where="run.json", fix="mend the value") from None
 
 
 def versions() -> dict[str, str | None]:
@@ -98,23 +102,27 @@ def _header(entry: Mapping[str, Any], path: Path) -> RunHeader:
     """The header a JSON object holds, each field of its type; an unknown field is one of the same format's that we do not need."""
     known = {name: entry[name] for name in (spec.name for spec in fields(RunHeader)) if name in entry}
     try:
-        for name in ("seed", "num_ranks"):
-            whole_number(known, name)
-        for name in ("sequence_length", "target"):
-            number(known, name)
-        for name in ("name", "kind", "machine", "status", "created"):
-            if not isinstance(known.get(name), str):
-                raise ValueError(f"{name} is {known.get(name, 'missing')!r}")
-        conditions = known.get("conditions", [])
-        if not isinstance(conditions, list) or not all(isinstance(word, str) for word in conditions):
-            raise ValueError("conditions are not a list of texts")
-        known["conditions"] = tuple(conditions)
-        if not all(word.isprintable() for word in (known["machine"], *conditions)):
-            raise ValueError("machine or conditions hold characters that cannot be shown")
-        if not isinstance(known.get("versions"), dict):
-            raise ValueError("versions are missing")
-        if datetime.fromisoformat(known["created"]).tzinfo is None:
-            raise ValueError("created has no time zone")
-        return RunHeader(**known)
+        _check_fields(known)
+        return RunHeader(**{**known, "conditions": tuple(known.get("conditions", ()))})
     except (ValueError, InputError) as error:
         raise InputError(f"the run's header is damaged: {one_line(error)}", where=str(path)) from None
+
+
+def _check_fields(known: Mapping[str, Any]) -> None:
+    """Raise ValueError where a header's field is not of its type: what is not read back must not be written either."""
+    for name in ("seed", "num_ranks"):
+        whole_number(known, name)
+    for name in ("sequence_length", "target"):
+        number(known, name)
+    for name in ("name", "kind", "machine", "status", "created"):
+        if not isinstance(known.get(name), str):
+            raise ValueError(f"{name} is {known.get(name, 'missing')!r}")
+    conditions = known.get("conditions", [])
+    if not isinstance(conditions, list | tuple) or not all(isinstance(word, str) for word in conditions):
+        raise ValueError("conditions are not a list of texts")
+    if not all(word.isprintable() for word in (known["machine"], *conditions)):
+        raise ValueError("machine or conditions hold characters that cannot be shown")
+    if not isinstance(known.get("versions"), Mapping):
+        raise ValueError("versions are missing")
+    if datetime.fromisoformat(known["created"]).tzinfo is None:
+        raise ValueError("created has no time zone")

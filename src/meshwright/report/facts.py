@@ -17,13 +17,14 @@ from meshwright.errors import InputError
 from meshwright.ledger import Ledger, ledger_of_run, own_plan
 from meshwright.ledger.timeline import spans_of
 from meshwright.plan.plan import Plan
-from meshwright.record.entries import Event
+from meshwright.record.entries import ENDS, Event
 from meshwright.record.header import RUNNING
 from meshwright.record.run import Run, list_runs, read_run
 from meshwright.record.summary import Summary, summary
 from meshwright.report.noise import Noise, noise_of
 from meshwright.units import seconds
 
+STEPS = ("samples", "steps")  # costs that are time of steps
 STOPS = ("restart", "fault", "stall", "a step that failed")  # spans of the ledger's timeline in which something was broken
 MEMORY_FIELDS = ("peak_memory_bytes", "memory_bytes")  # of a step, the first that is there
 MAX_DAMAGE = 5  # lines that are named
@@ -43,7 +44,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSplit:
-    """Time to train = samples x seconds per sample + fixed costs; the costs add up to the total."""
+    """The run's time = samples x seconds per sample + fixed costs; the costs add up to the total, which is what the ledger pays for."""
 
     total_s: float
     samples: int
@@ -54,6 +55,12 @@ class TimeSplit:
     def fixed_s(self) -> float:
         """All beside the samples."""
         return self.total_s - self.samples * self.seconds_per_sample
+
+    @property
+    def by_what(self) -> dict[str, float]:
+        """The total by what was done, steps as one: what they took beside the median is theirs too."""
+        rest = {cost.name: cost.seconds for cost in self.costs if cost.key not in STEPS}
+        return {"steps": sum(cost.seconds for cost in self.costs if cost.key in STEPS), **rest}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +310,7 @@ def is_sampled(run: Run) -> bool:
 
 
 def _last_step(run: Run) -> int:
-    return next((event.step for event in reversed(run.events) if event.kind == "stopped"), 0)
+    return next((event.step for event in reversed(run.events) if event.kind in ENDS), 0)
 
 
 def _per_sample(value_s: float) -> str:

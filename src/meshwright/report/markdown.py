@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from meshwright.record.entries import PART_NAMES
 from meshwright.report.compare import differences, differing, parts_of, simulated_beside
 from meshwright.report.facts import RunFacts
 from meshwright.report.noise import METHOD
-from meshwright.report.page.facts import PART_NAMES
 from meshwright.report.page.run_sections import grid, money, step_rows
 from meshwright.report.page.shell import kg, kwh, litres
 from meshwright.report.profile import Profile
-from meshwright.report.scaling import KINDS, scalings
+from meshwright.report.scaling import KINDS, left_out, scalings
 from meshwright.units import gib, seconds
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
@@ -68,6 +68,7 @@ def _comparison(runs: Sequence[RunFacts]) -> Iterator[str]:
         yield ""
         points = [(f"{p.num_ranks:,}", f"{p.batch:,}", seconds(p.step_s), f"{100 * p.efficiency:.2f} %", p.said) for p in scaling.points]
         yield from _table(("ranks", "batch", "step", "efficiency", "in words"), points)
+    yield from (f"> {escaped(said)}\n" for said in left_out(runs))
 
 
 def _run(facts: RunFacts, simulated: RunFacts | None) -> Iterator[str]:

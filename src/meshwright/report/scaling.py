@@ -3,6 +3,7 @@
     efficiency = T_base / T_new x work ratio,  work ratio = (samples_new / samples_base) / (ranks_new / ranks_base)
 
 T is the median steady step. Weak scaling keeps the samples of a rank, so its work ratio is 1; strong scaling keeps the samples of a step.
+Runs stand in one series only where they were simulated under the same conditions: a slow rank or a lost plane is no matter of size.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Scaling:
     """Sizes of one job, the smallest first."""
 
     kind: str  # of KINDS
-    of: str  # model, and whether measured or simulated
+    of: str  # model, and whether measured or simulated, and how
     points: tuple[Point, ...]
 
 
@@ -84,22 +85,51 @@ def scalings(runs: Sequence[RunFacts]) -> list[Scaling]:
     return found
 
 
-def _jobs(runs: Sequence[RunFacts]) -> Iterator[tuple[str, list[_Size]]]:
-    """Runs of one model, sequence length, precision and chip, measured or simulated, by size."""
-    jobs: dict[tuple[object, ...], dict[tuple[int, int, str], list[RunFacts]]] = {}
+def left_out(runs: Sequence[RunFacts]) -> list[str]:
+    """A sentence for each run that no series holds because of its conditions: which, and what tells it from others of its job."""
+    shown = {label for scaling in scalings(runs) for point in scaling.points for label in point.labels}
+    told = []
+    for alike in _by_job(runs).values():
+        for facts in alike:
+            others = [other for other in alike if _conditions(other) != _conditions(facts) and other.num_ranks != facts.num_ranks]
+            if facts.label not in shown and others:
+                told.append(f"{facts.label} is left out of scaling: {_apart(facts, others[0])}.")
+    return told
+
+
+def _apart(facts: RunFacts, other: RunFacts) -> str:
+    """What the conditions of one run have that those of another have not, and the other way round."""
+    own, their = ([word for word in _conditions(one) if word not in _conditions(two)] for one, two in ((facts, other), (other, facts)))
+    said = [f"simulated with {', '.join(own)}"] if own else []
+    return "; ".join([*said, *([f"{other.label} with {', '.join(their)}"] if their else [f"{other.label} without"] if own else [])])
+
+
+def _conditions(facts: RunFacts) -> tuple[str, ...]:
+    """What the machine was like; nothing of a trained run, whose machine is what it is."""
+    return tuple(facts.run.header.conditions)
+
+
+def _by_job(runs: Sequence[RunFacts]) -> dict[tuple[object, ...], list[RunFacts]]:
+    """Runs of one model, sequence length, precision and chip, measured or simulated; those without a plan are of none."""
+    jobs: dict[tuple[object, ...], list[RunFacts]] = {}
     for facts in runs:
-        if facts.plan is None:
-            continue
-        job: tuple[object, ...] = (
-            facts.model,
-            facts.run.header.sequence_length,
-            facts.plan.workload.precision,
-            facts.plan.cluster.accelerator.name,
-            facts.kind,
-        )
-        jobs.setdefault(job, {}).setdefault((facts.num_ranks, facts.batch, facts.run.header.plan_sha256 or ""), []).append(facts)
-    for job, by_size in jobs.items():
-        yield f"{job[0]} on {job[3]}, {job[4]}", [_Size.of(by_size[size]) for size in sorted(by_size)]
+        if facts.plan is not None:
+            chip = facts.plan.cluster.accelerator.name
+            job = (facts.model, facts.run.header.sequence_length, facts.plan.workload.precision, chip, facts.kind)
+            jobs.setdefault(job, []).append(facts)
+    return jobs
+
+
+def _jobs(runs: Sequence[RunFacts]) -> Iterator[tuple[str, list[_Size]]]:
+    """Runs of one job under the same conditions, by size."""
+    for job, alike in _by_job(runs).items():
+        conditions = dict.fromkeys(_conditions(facts) for facts in alike)
+        for words in conditions:
+            by_size: dict[tuple[int, int, str], list[RunFacts]] = {}
+            for facts in (facts for facts in alike if _conditions(facts) == words):
+                by_size.setdefault((facts.num_ranks, facts.batch, facts.run.header.plan_sha256 or ""), []).append(facts)
+            how = f" with {', '.join(words)}" if len(conditions) > 1 and words else ""
+            yield f"{job[0]} on {job[3]}, {job[4]}{how}", [_Size.of(by_size[size]) for size in sorted(by_size)]
 
 
 def _series(kind: str, of: str, sizes: Sequence[_Size], kept: Callable[[_Size], float]) -> Iterator[Scaling]:

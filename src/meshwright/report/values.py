@@ -11,7 +11,7 @@ from meshwright.report.compare import differences, differing, parts_of, simulate
 from meshwright.report.facts import RunFacts
 from meshwright.report.noise import METHOD
 from meshwright.report.profile import ProcessTimes, Profile
-from meshwright.report.scaling import scalings
+from meshwright.report.scaling import left_out, scalings
 
 MAX_EVENTS = 1000  # of one run
 
@@ -23,6 +23,7 @@ def report_values(runs: Sequence[RunFacts]) -> dict[str, Any]:
         told["cannot_compare"] = differing(runs)
         told["differences"] = [asdict(one) for one in differences(runs)]
         told["scaling"] = [{"kind": one.kind, "of": one.of, "points": [asdict(point) for point in one.points]} for one in scalings(runs)]
+        told["scaling_left_out"] = left_out(runs)
     told["interval_method"] = METHOD
     return told
 

@@ -16,7 +16,7 @@ import numpy as np
 from meshwright.errors import MeshwrightError
 from meshwright.ledger import own_plan
 from meshwright.plan.plan import Plan
-from meshwright.record.entries import LONGEST_S, SLOW_AFTER, Event
+from meshwright.record.entries import ENDS, LONGEST_S, SLOW_AFTER, Event
 from meshwright.record.header import RUNNING, RunHeader, read_header
 from meshwright.record.lines import object_in, one_line
 from meshwright.serve.files import check_plain, touched_s
@@ -220,7 +220,7 @@ class LiveRun:
     @property
     def end_of_sample(self) -> Event | None:
         """The end of simulated weeks, of whose millions of steps those recorded are a sample; None for any other run."""
-        ends = (event for event in reversed(self.events) if event.kind == "stopped")
+        ends = (event for event in reversed(self.events) if event.kind in ENDS)
         end = next(ends, None) if self.header is not None and self.header.kind == "simulated" and len(self.steps) else None
         return end if end is not None and end.step > self.steps.last("step") else None
 

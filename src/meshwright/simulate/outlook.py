@@ -114,7 +114,7 @@ class Outlook:
 
 def campaign_of(plan: Plan, failures: Failures, interval_s: float | None, num_spares: int | None, dead_nodes: int = 0) -> Campaign:
     """The plan's campaign, with what is advised where the user does not say."""
-    size, per_node = plan.cluster.num_accelerators, plan.cluster.accelerators_per_node
+    size, per_node = plan.cluster.num_accelerators, plan.cluster.used_per_node
     return Campaign(
         failures=failures,
         num_accelerators=size,

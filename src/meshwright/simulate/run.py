@@ -130,8 +130,16 @@ class SimulatedRun:
     @property
     def mean_parts_s(self) -> dict[str, float]:
         """Mean seconds of every part of a steady step; of any step where none is steady."""
-        steady = ~self.steps.is_first if not self.steps.is_first.all() else np.ones(len(self.steps), dtype=bool)
-        return {part: float(np.mean(self.steps.parts_s[part][steady])) for part in PARTS}
+        return {part: float(np.mean(self.steps.parts_s[part][self._steady])) for part in PARTS}
+
+    @property
+    def num_steady_steps(self) -> int:
+        """Steps that the mean parts are of: those that follow neither a start nor an evaluation, or all where none is of that kind."""
+        return int(self._steady.sum())
+
+    @property
+    def _steady(self) -> NDArray[np.bool_]:
+        return ~self.steps.is_first if not self.steps.is_first.all() else np.ones(len(self.steps), dtype=bool)
 
 
 def run_plan(

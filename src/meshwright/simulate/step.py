@@ -1,7 +1,7 @@
 """Steps of all replicas as a graph of max and plus: the pipeline of each, and the traffic that joins them.
 
 One replica's schedule is walked once, operation by operation; every operation is an array over steps x replicas. What is left of the
-traffic between replicas when the pipelines have drained is exposed, and nothing else is.
+traffic between replicas when the pipelines have drained is exposed; without a pipeline the wait for the slowest replica is too.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Walked:
     """What a walk of the pipelines gives, one entry a step."""
 
     pipeline_s: Floats  # when the last replica has drained
+    waited_s: Floats  # of that: what replicas wait for the last one, the mean of all
     weights_s: Floats  # of that: waiting for weights
     gradients_s: Floats  # when the last gradients are reduced; as pipeline_s where nothing is chained
     slowest_replica: Ints
@@ -138,6 +139,7 @@ def walk(job: Job, num_steps: int, setting: Setting, rng: np.random.Generator, n
     pipeline_s = drained_s.max(axis=1)
     return Walked(
         pipeline_s=pipeline_s,
+        waited_s=pipeline_s - drained_s.mean(axis=1),
         weights_s=waited_s.max(axis=0),
         gradients_s=_reduced_s(job, setting, ready_s, pipeline_s) if job.chains else pipeline_s,
         slowest_replica=drained_s.argmax(axis=1),
@@ -210,7 +212,8 @@ def _composed(job: Job, setting: Setting, walked: Walked, firsts: Ints, rng: np.
     parts = {part: np.full(len(pipeline_s), seconds) for part, seconds in job.parts_s.items()}
     # The closed form of the prediction and the walk differ by a constant where hiding is short: the prediction's is kept.
     parts["exposed_dp"] = parts["exposed_dp"] + (_exposed_dp_s(job, setting, walked) - base.exposed_dp_s)
-    parts["bubble"] = parts["bubble"] + (pipeline_s - base.pipeline_s)
+    for part, late_s in _late_parts(job, walked, pipeline_s - base.pipeline_s).items():
+        parts[part] = parts[part] + late_s
     parts["compute"] = parts["compute"] + wide["drift"]
     parts["overhead"] = parts["overhead"] + wide["stall"] + wide["first"]
     parts["data"] = np.zeros(len(pipeline_s))
@@ -225,6 +228,17 @@ def _composed(job: Job, setting: Setting, walked: Walked, firsts: Ints, rng: np.
         slowest_replica=walked.slowest_replica,
         is_first=is_first,
     )
+
+
+def _late_parts(job: Job, walked: Walked, late_s: Floats) -> dict[str, Floats]:
+    """By part of the step, the seconds by which the pipelines drain later than undisturbed, where the trainer books them.
+
+    Stages of a pipeline wait for each other: bubble. Without one, a replica is slower at its own work, and the others wait for the slowest
+    where their gradients meet. Parts are means over replicas, as in a measured step (train.measured.parts_of).
+    """
+    if job.plan.layout.pp > 1:
+        return {"bubble": late_s}
+    return {"compute": late_s - walked.waited_s, "exposed_dp": walked.waited_s}
 
 
 def undisturbed(job: Job) -> Undisturbed:

@@ -20,12 +20,13 @@ def write_weeks(
     paid = paid or Paid()
     with new_folder(sample, runs, name, plan_file) as writer:
         writer.steps(records(sample))
-        _write_events(seen, sample.seed, writer, paid, cut)
-        writer.finish("stopped" if cut or not seen.weeks.complete else "finished")
+        status = "stopped" if cut or not seen.weeks.complete else "finished"
+        _write_events(seen, sample.seed, writer, paid, cut, status)
+        writer.finish(status)
         return writer.folder
 
 
-def _write_events(seen: Outlook, seed: int, writer: RunWriter, paid: Paid, cut: bool) -> None:
+def _write_events(seen: Outlook, seed: int, writer: RunWriter, paid: Paid, cut: bool, status: str) -> None:
     campaign, happened = seen.campaign, seen.weeks
     spares = {"num_spares": campaign.num_spares, "num_spare_accelerators": campaign.num_spares * campaign.accelerators_per_node}
     writer.event("start", 0, 0.0, seed=seed, checkpoint_interval_s=round(campaign.interval_s, 3), **spares, **paid.detail)
@@ -42,7 +43,7 @@ def _write_events(seen: Outlook, seed: int, writer: RunWriter, paid: Paid, cut: 
     if cut:
         paid.write_over(writer, kept, round(end_s, 3))
     why = {"reason": "budget"} if cut else {}
-    writer.event("stopped", kept, round(end_s, 3), goodput=round(float(happened.goodput[0]), 6), **spent[-1], **why)
+    writer.event(status, kept, round(end_s, 3), goodput=round(float(happened.goodput[0]), 6), **spent[-1], **why)
 
 
 def _between(seen: Outlook) -> Iterator[dict[str, float]]:

@@ -6,7 +6,6 @@ ports, and only while a step runs: between two tokens the model is as it was.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.errors import InputError
+from meshwright.train.checks import check_sampling
 from meshwright.train.transformer import Context, Transformer
 
 
@@ -38,7 +38,7 @@ def generate(
     tokens from the same logits.
     """
     _check(model, tokens, num_new, vocab_size)
-    _check_sampling(temperature, top_k, top_p)
+    check_sampling(temperature, top_k, top_p)
     generator = torch.Generator().manual_seed(seed)
     draw = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
     return _drawn(model, [int(token) for token in tokens], num_new, draw, stop_token, vocab_size)
@@ -138,12 +138,3 @@ def _check(model: Transformer, tokens: Sequence[int], num_new: int, vocab_size: 
         raise InputError(
             what, where="the prompt", fix=f"ask for at most {max(positions - len(tokens), 0)} new tokens, or shorten the prompt"
         )
-
-
-def _check_sampling(temperature: float, top_k: int, top_p: float) -> None:
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise InputError(f"temperature {temperature:g} is not 0 or more", where="temperature", fix="0 is greedy; 0.8 is common")
-    if top_k < 0:
-        raise InputError(f"top_k {top_k} is not 0 or more", where="top_k", fix="0 draws from all tokens")
-    if not 0 < top_p <= 1:
-        raise InputError(f"top_p {top_p:g} is not above 0 and at most 1", where="top_p", fix="1 draws from all tokens")

@@ -16,12 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from meshwright.describe.config_json import load_config
+from meshwright.describe.config_json import CONFIG, load_config
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.train.transformer import Transformer
 
-CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.train.checkpoint.durable import CheckpointError, explained, new_file, remove_folder, sync_folder, write_all
+from meshwright.train.checks import check_new_folder
 from meshwright.train.huggingface import CONFIG, INDEX, WEIGHTS, Named, named_tensors
 from meshwright.train.tokenizer import FILE_NAME, Tokenizer
 
@@ -149,12 +151,15 @@ def _parts(tensors: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[
 
 
 def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
+    with new_file(path) as fd:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)  # as the umask has it; safetensors puts a file of its own there, for its owner alone
     try:
         save_file(part, path, metadata={"format": "pt"})
     except SafetensorError as error:  # holds the disk's refusal as text
         raise CheckpointError(f"cannot write the weights: {error}", where=str(path.parent), fix="see whether the disk is full") from None
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        os.fchmod(fd, mode)
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -163,8 +168,7 @@ def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
     """A folder to write into that becomes `folder` once all in it is on the disk; nothing is left of one broken off."""
-    if os.path.lexists(folder) and not (folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())):
-        raise InputError("there is something already", where=str(folder), fix="name a folder that does not exist yet")
+    check_new_folder(folder)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.new")
     with explained(f"cannot write {folder.name}", folder):
         draft.mkdir(parents=True)

@@ -48,11 +48,6 @@ class Place:
     store: dist.Store
 
 
-def is_launched(environment: Mapping[str, str]) -> bool:
-    """Whether a launcher has made this process a rank."""
-    return "RANK" in environment and "WORLD_SIZE" in environment
-
-
 def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
     """This process's place, once the rendezvous that the launcher names has been reached."""
     missing = [name for name in LAUNCHER if name not in environment]

@@ -67,7 +67,7 @@ def make_mesh(layout: Layout, device: torch.device, marks: Marks | None = None, 
     world = dist.get_world_size()
     if layout.num_ranks != world:
         raise InputError(
-            f"the layout {layout} takes {layout.num_ranks} ranks and {world} were started",
+            f"the layout {layout.degrees} takes {layout.num_ranks} ranks and {world} were started",
             where="layout",
             fix=f"start {layout.num_ranks}, or choose degrees whose product is {world}",
         )

@@ -21,7 +21,7 @@ from typing import Any
 from meshwright.describe.load import load_model
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
-from meshwright.mllog import complaints, read_log
+from meshwright.mllog import complaints, parse_log, read_log
 
 RULESET = "6.0.0"
 OWN = "meshwright_stdlib_llama"
@@ -216,13 +216,13 @@ class MlperfLog:
     def _go_on(self, path: Path) -> None:
         """Take up what an earlier life of the run wrote, less a torn last line and its end: the run goes on."""
         content = path.read_bytes() if path.exists() else b""
-        lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
-        kept = b"".join(line for line in lines if b'"key": "run_stop"' not in line)
+        whole = content[: content.rfind(b"\n") + 1]
+        kept = b"".join(line for line in whole.splitlines(keepends=True) if b'"key": "run_stop"' not in line)
         if kept != content:
             path.write_bytes(kept)
         if not kept:
             return
-        log = read_log(path)
+        log = parse_log(whole.decode(errors="replace"), str(path))  # with its end: no later line may be earlier than that either
         self._written = {event.key for event in log.events}
         self._last_ms = int(max(event.time_ms for event in log.events))
         losses = [one.quality for one in log.evaluations if one.quality is not None]

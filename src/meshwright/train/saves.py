@@ -19,6 +19,7 @@ from meshwright.train.checkpoint import (
     SaveReport,
     check_same,
     load,
+    newest,
     newest_loadable,
     read_manifest,
     shared_token,
@@ -92,6 +93,22 @@ def find(job: Job) -> Found:
         skipped = "; ".join(f"{path.name}: {why}" for path, why in found.skipped) or "there is none"
         raise InputError(f"no checkpoint to go on from: {skipped}", where=str(folder_of(job)), fix="start the run anew under another name")
     return found
+
+
+def check_steps(job: Job) -> None:
+    """Pass where a run that goes on has not passed the step it is to end at."""
+    if not job.resume or job.num_steps is None:
+        return
+    newest_step = newest(folder_of(job)).step  # by name and size; the hashes, which take a while, only where they decide
+    if newest_step is None or newest_step <= job.num_steps:
+        return
+    found = newest_loadable(folder_of(job)).step
+    if found is not None and found > job.num_steps:
+        raise InputError(
+            f"the run has passed step {job.num_steps}: its newest checkpoint is of step {found}",
+            where=f"--steps {job.num_steps}",
+            fix=f"give a later step than {found}, or leave --steps out to train to the end",
+        )
 
 
 def check_resumable(job: Job, path: Path, digests: dict[str, str]) -> Manifest:

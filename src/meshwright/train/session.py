@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 
 from meshwright.describe.this_machine import processor_name
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import MeshwrightError
 from meshwright.plan.plan import write_whole
 from meshwright.record.entries import Event
-from meshwright.record.header import RunHeader, check_name
+from meshwright.record.header import RunHeader
 from meshwright.record.writer import RunWriter, append_event, elapsed_s
+from meshwright.train.checks import check_job
 from meshwright.train.corpus import Corpus
 from meshwright.train.huggingface import load_huggingface
 from meshwright.train.huggingface_save import tokenizer_config
@@ -32,9 +33,9 @@ from meshwright.train.loop import Parts, Progress, train
 from meshwright.train.marks import Marks
 from meshwright.train.mesh import Mesh, make_mesh
 from meshwright.train.meter import gpu_meter
-from meshwright.train.mlperf import MlperfLog, check_settings
+from meshwright.train.mlperf import MlperfLog
 from meshwright.train.replica import Replica
-from meshwright.train.samples import Samples, validation_samples
+from meshwright.train.samples import Samples
 from meshwright.train.saves import Saves, check_resumable, find, restore, tensor_names
 from meshwright.train.signals import StopSignal
 from meshwright.train.watch import Diagnosis, Watch, places
@@ -42,40 +43,6 @@ from meshwright.train.watch import Diagnosis, Watch, places
 START_PATIENCE_S = 600.0
 BY_SIGNAL = "asked to stop by a signal"
 COLLECTIVE_S = 1800.0  # the last resort: the watchdog names who is waited for long before
-
-
-def check_job(job: Job, *, reads_corpus: bool = False) -> Corpus:
-    """Check all that can be known before ranks start; the corpus, opened. `reads_corpus`: compare its hashes, where that takes seconds."""
-    workload = job.plan.workload
-    corpus = Corpus.open_checked(job.corpus) if reads_corpus else Corpus.open(job.corpus)
-    if corpus.vocab_size > job.plan.model.vocab_size:
-        raise InputError(
-            f"the corpus has tokens up to {corpus.vocab_size - 1} and the model a vocabulary of {job.plan.model.vocab_size}",
-            where=str(job.corpus),
-            fix=f"build the corpus with --tokenizer train:{job.plan.model.vocab_size}, or choose a model with a larger vocabulary",
-        )
-    samples = Samples(corpus.train, workload.seq_len, job.seed)
-    samples.check_holds(workload.global_batch)
-    if workload.evaluation:
-        validation_samples(corpus.valid, workload.seq_len, workload.evaluation.num_samples)
-    check_settings(job.benchmark, log_settings(job, len(samples), machine=""))
-    if job.start_from is not None:
-        load_huggingface(job.start_from)
-    return corpus
-
-
-def check_folder(job: Job) -> None:
-    """Pass where a new run can be made, or one to go on with is there; changes nothing."""
-    check_name(job.name)
-    nearest = next(path for path in (job.folder.absolute(), *job.folder.absolute().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        what = "is no folder" if not nearest.is_dir() else "cannot be written to"
-        raise InputError(f"{nearest.name or nearest} {what}", where=str(job.folder), fix="choose another place: --runs DIR")
-    is_there = job.folder.is_dir() and any(job.folder.iterdir())
-    if job.resume and not is_there:
-        raise InputError(f"no run named {job.name!r}", where=str(job.runs), fix="name the run to go on with: --name NAME --resume")
-    if is_there and not job.resume:
-        raise InputError("the run's folder exists and is not empty", where=str(job.folder), fix="use another name, or go on with --resume")
 
 
 def run_rank(place: Place, job: Job, is_gpu: bool) -> None:

@@ -14,11 +14,11 @@ from meshwright.errors import InputError
 from meshwright.ledger import checked_plan
 from meshwright.train.checkpoint import Piece, load, newest_loadable, read_manifest
 from meshwright.train.checkpoint.shard import DTYPES
-from meshwright.train.huggingface import CONFIG, load_huggingface, longest_context
+from meshwright.train.checks import PLAN, check_trained
+from meshwright.train.huggingface import load_huggingface, longest_context
 from meshwright.train.tokenizer import Tokenizer, read_tokenizer
 from meshwright.train.transformer import Transformer, tensors_in
 
-PLAN = "plan.json"
 CHECKPOINTS = "checkpoints"
 WEIGHTS = "weights/"  # what names of weights begin with in a checkpoint
 
@@ -51,15 +51,8 @@ class Trained:
 
 def load_trained(folder: Path, device: torch.device) -> Trained:
     """The model in a run folder or in a Hugging Face folder: in fp32 on a CPU, else in bf16."""
-    if (folder / PLAN).is_file():
-        return _from_run(folder, device)
-    if (folder / CONFIG).is_file():
-        return _from_huggingface(folder, device)
-    raise InputError(
-        f"this holds neither a run ({PLAN}) nor a Hugging Face model ({CONFIG})" if folder.is_dir() else "no such folder",
-        where=str(folder),
-        fix="give a folder that meshwright train wrote (runs/NAME), or one with config.json, model.safetensors and tokenizer.json",
-    )
+    check_trained(folder)
+    return _from_run(folder, device) if (folder / PLAN).is_file() else _from_huggingface(folder, device)
 
 
 def _from_run(folder: Path, device: torch.device) -> Trained:

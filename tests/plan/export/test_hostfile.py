@@ -108,3 +108,8 @@ def test_a_shell_can_read_it(record, tmp_path):
     path = tmp_path / "launch.sh"
     path.write_text(hostfile.environment(record))
     assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
+
+
+def test_nodes_in_use_by_part_have_so_many_slots(planned):
+    assert [line.split()[1] for line in body(hostfile.host_file(planned("dp=12")))] == ["slots=6", "slots=6"]
+    assert body(hostfile.rank_file(planned("dp=12"), ["a", "b"]))[6] == "rank 6=b slot=0"

@@ -52,7 +52,7 @@ def test_the_file_says_where_it_comes_from(record):
     lines = megatron.arguments(record).splitlines()
     assert lines[0] == "# Megatron-LM arguments, written by meshwright"
     assert lines[1].startswith("# plan: llama-3.1-405b on azure-gb200-128")
-    assert lines[2] == "# layout: tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1, order tp-cp-pp-dp, schedule interleaved"
+    assert lines[2] == "# layout: tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1, order tp-cp-pp-dp, schedule interleaved, ring context"
     assert max(map(len, lines)) <= 125
 
 
@@ -111,6 +111,8 @@ def test_windows_and_sinks(planned):
         ("tp=2,dp=32,zero=0", {"--overlap-grad-reduce"}, {"--use-distributed-optimizer", "--overlap-param-gather"}),
         ("tp=2,dp=32,overlap_dp=no", {"--use-distributed-optimizer"}, {"--overlap-grad-reduce", "--ddp-bucket-size"}),
         ("tp=2,dp=32,overlap_tp=yes", {"--tp-comm-overlap"}, set()),
+        ("tp=2,dp=32,overlap_tp=yes,order=cp-pp-dp-tp", {"--sequence-parallel"}, {"--tp-comm-overlap"}),  # over the fabric
+        ("tp=16,dp=4,overlap_tp=yes", {"--sequence-parallel"}, {"--tp-comm-overlap"}),
         ("tp=2,dp=32,recompute=selective", {"--recompute-activations", "--cuda-graph-impl"}, set()),
         ("tp=2,dp=32,recompute=full", {"--recompute-granularity"}, {"--cuda-graph-impl", "--te-rng-tracker"}),
         ("tp=2,dp=32,cuda_graphs=no", set(), {"--cuda-graph-impl"}),

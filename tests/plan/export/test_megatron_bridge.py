@@ -59,3 +59,8 @@ def test_experts_sharding_and_recompute(planned):
 def test_what_it_cannot_run_is_refused(planned, layout, precision):
     with pytest.raises(InputError, match="Megatron-Bridge has no"):
         megatron_bridge.overrides(planned(layout, precision=precision))
+
+
+@pytest.mark.parametrize("layout, overlapped", [("tp=2,dp=32,overlap_tp=yes", True), ("tp=16,dp=4,overlap_tp=yes", False)])
+def test_tensor_traffic_is_overlapped_within_a_node_alone(planned, layout, overlapped):
+    assert sections(planned(layout))["comm_overlap"]["tp_comm_overlap"] is overlapped

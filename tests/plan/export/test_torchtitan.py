@@ -117,3 +117,8 @@ def test_mxfp8_of_experts(planned):
 def test_what_it_cannot_run_is_refused(planned, layout, changes):
     with pytest.raises(InputError, match=r"torchtitan 0\.2\.2"):
         torchtitan.job_file(planned(layout, **changes))
+
+
+@pytest.mark.parametrize("layout, overlapped", [("tp=2,dp=32,overlap_tp=yes", True), ("tp=16,dp=4,overlap_tp=yes", False)])
+def test_tensor_traffic_is_overlapped_within_a_node_alone(planned, layout, overlapped):
+    assert read(planned(layout))["parallelism"]["enable_async_tensor_parallel"] is overlapped

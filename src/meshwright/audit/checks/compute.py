@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from meshwright.audit.claim import Claim, Run
 from meshwright.audit.figures import count, figure, minutes, percent, teraflops
 from meshwright.audit.rules import most_published
-from meshwright.audit.submissions import Submission, best_rate, find, most_gain, most_share_of_peak
+from meshwright.audit.submissions import Submission, best_rate, find, most_gain, most_share_of_peak, unlike
 from meshwright.audit.verdict import CONSISTENT, IMPLAUSIBLE, IMPOSSIBLE, MISLEADING, UNKNOWN, Statement
 from meshwright.audit.work import Work, attention_range, run_work, step_work
 from meshwright.describe.hardware import FORMAT_OF_RECIPE, Accelerator
@@ -112,9 +112,9 @@ def judged(run: Run, rate: Rate, about: str) -> Statement:
         why = f"each {chip.name} would run at {percent(share)} of its dense {number_format} peak"
         return Statement(about=about, verdict=IMPOSSIBLE, why=why, arithmetic=tuple(lines))
     most, whose = _most(chip, number_format if run.precision else "")
-    times, line = _against_best(run, rate)
+    times, line, remark = _against_best(run, rate)
     gain, gained = most_gain(chip.vendor)
-    lines += [line] if line else []
+    lines += [one for one in (line, remark) if one]
     if share > most:
         lines.append(f"most on record: {percent(most)} of a peak ({whose})")
         why = f"{percent(share)} of the peak, where nobody on record passes {percent(most)}"
@@ -123,7 +123,8 @@ def judged(run: Run, rate: Rate, about: str) -> Statement:
         lines.append(f"most that software gained one machine between rounds: {gain:.2f} times ({gained})")
         why = f"{times:.2f} times the best on record, and software alone never gained more than {gain:.2f} times"
         return Statement(about=about, verdict=IMPLAUSIBLE, why=why, arithmetic=tuple(lines))
-    why = f"{percent(share)} of the peak, {times:.2f} times the best on record" if line else f"{percent(share)} of the peak"
+    best = f", {times:.2f} times the best on record{' in another precision' if remark else ''}" if line else ""
+    why = f"{percent(share)} of the peak{best}"
     return Statement(about=about, verdict=CONSISTENT, why=why, arithmetic=tuple(lines))
 
 
@@ -133,38 +134,43 @@ def _most(chip: Accelerator, number_format: str) -> tuple[float, str]:
     return published or most_share_of_peak()
 
 
-def _against_best(run: Run, rate: Rate) -> tuple[float, str]:
-    """How many times the best on record the claim is, and the line that says so; 0 where nothing compares.
+def _against_best(run: Run, rate: Rate) -> tuple[float, str, str]:
+    """How many times the best on record the claim is (0: nothing compares), the line that says so, and what is unlike about them.
 
-    The best of the same benchmark on the same accelerator, at the same size if there is one; else the best rate of that accelerator.
+    The best of the same benchmark on the same accelerator, in the same precision and at the same size if there is one; else the best
+    rate of that accelerator.
     """
     rows = find(benchmark=run.benchmark, accelerator=run.accelerator) if run.benchmark else []
     rows = [row for row in rows if rate.is_of_step or row.minutes > 0]
+    rows = [row for row in rows if not unlike(run.precision, row.precision)] or rows
     same = [row for row in rows if abs(row.gpus / run.gpus - 1) < SAME_SIZE]
     if same or rows:
         return _against_row(run, rate, same or rows)
     best = best_rate(run.accelerator)
     if best is None:
-        return 0.0, ""
+        return 0.0, "", ""
     times = rate.flops_per_s / best.flops_per_s
-    return times, f"best on record: {teraflops(best.flops_per_s)} ({best.where}); the claim is {times:.2f} times that"
+    line = f"best on record: {teraflops(best.flops_per_s)} ({best.where}); the claim is {times:.2f} times that"
+    return times, line, unlike(run.precision, best.precision)
 
 
-def _against_row(run: Run, rate: Rate, rows: list[Submission]) -> tuple[float, str]:
+def _against_row(run: Run, rate: Rate, rows: list[Submission]) -> tuple[float, str, str]:
     if rate.is_of_step or run.duration_s is None:
         row = max(rows, key=lambda row: row.step_flops_per_s)
         times = rate.flops_per_s / row.step_flops_per_s
-        return times, f"best on record: {teraflops(row.step_flops_per_s)} in a step ({row.name}); the claim is {times:.2f} times that"
+        line = f"best on record: {teraflops(row.step_flops_per_s)} in a step ({row.name}); the claim is {times:.2f} times that"
+        return times, line, unlike(run.precision, row.precision)
     row = min(rows, key=lambda row: row.gpu_minutes)
     claimed = run.gpus * run.duration_s.value / MINUTE
     times = row.gpu_minutes / claimed
     fastest = max(row.step_flops_per_s for row in rows)
     if (run.samples or run.tokens) and rate.flops_per_s / fastest > times:  # more samples than it took others
         return _against_row(run, replace(rate, is_of_step=True), rows)
-    return times, (
+    line = (
         f"best on record: {count(row.gpus)} GPUs x {figure(row.minutes)} min = {count(row.gpu_minutes)} GPU-minutes ({row.name}); "
         f"claimed {count(claimed)}: {times:.2f} times as good"
     )
+    return times, line, unlike(run.precision, row.precision)
 
 
 # -- rates that are claimed outright --------------------------------------------------------------------

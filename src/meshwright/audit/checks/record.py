@@ -10,7 +10,7 @@ from meshwright.audit.figures import count, figure, minutes, percent
 from meshwright.audit.rules import benchmarks
 from meshwright.audit.runs import WHOLE, LoggedRun, read_run
 from meshwright.audit.stated import Stated
-from meshwright.audit.submissions import Submission, find, noise, submissions
+from meshwright.audit.submissions import Submission, find, noise, submissions, unlike
 from meshwright.audit.verdict import CONSISTENT, MISLEADING, UNKNOWN, UNSUPPORTED, Statement
 from meshwright.audit.work import alike
 from meshwright.errors import InputError
@@ -62,6 +62,7 @@ def _time(run: Run, claimed: Stated, rows: Sequence[Submission], about: str) -> 
     ratio = claimed.value / (row.minutes * MINUTE)
     lines = [_line(row), f"claimed {minutes(claimed.value)} / {figure(row.minutes)} min on record = {ratio:.3f}"]
     factor = _score_factor(row)
+    lines += _remark(run, row)
     if factor > 1:
         lines.append(f"MLPerf may multiply its score by up to {factor:.3f}: it converged sooner than the reference")
     if FASTER <= ratio <= SLOWER * factor:
@@ -83,6 +84,12 @@ def _score_factor(row: Submission) -> float:
 def _line(row: Submission) -> str:
     time = f"{figure(row.minutes)} min to the target, " if row.minutes > 0 else ""
     return f"on record: {row.name}: {time}{figure(row.step_s)} s a step of {count(row.global_batch)} sequences"
+
+
+def _remark(run: Run, row: Submission) -> list[str]:
+    """That the claim and the record are in different precisions, where they are."""
+    said = unlike(run.precision, row.precision)
+    return [said] if said else []
 
 
 def _nearest(run: Run) -> Iterator[str]:
@@ -115,6 +122,7 @@ def _step_time(run: Run, about: str) -> Statement:
     lines = (
         _line(row),
         f"claimed {run.step_s.value:g} s / {row.step_s:g} s - 1 = {100 * off:+.2f} %; its runs differ by {percent(noise([row]))}",
+        *_remark(run, row),
     )
     if abs(off) <= spread:
         return Statement(about=about, verdict=CONSISTENT, why=f"the logs of {row.name} say {row.step_s:g} s", arithmetic=lines)

@@ -14,10 +14,11 @@ WIDTH = 118  # of a comment's text
 def origin(plan: Plan) -> list[str]:
     """The plan in a few lines: its name, layout, machine, job and prediction."""
     machine, job, layout = plan.cluster, plan.workload, plan.layout
+    attention = f", {layout.cp_kind} context" if layout.cp > 1 else ""
     timed = f" on a {plan.profile.words}" if plan.profile else ""
     return [
         f"plan: {plan.name} (plan file version {plan.version}, priced with {plan.software}{timed})",
-        f"layout: {layout}, order {'-'.join(layout.order)}, schedule {layout.schedule}",
+        f"layout: {layout.degrees}, order {'-'.join(layout.order)}, schedule {layout.schedule}" + attention,
         f"machine: {machine.num_accelerators} x {machine.accelerator.name} of {machine.name}",
         f"job: {plan.model.name}, {job.global_batch} sequences of {job.seq_len} tokens a step, {job.precision}",
         f"predicted: {seconds(plan.step_time_s)} a step ({seconds(plan.low_s)} to {seconds(plan.high_s)})",

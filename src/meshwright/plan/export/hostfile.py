@@ -37,7 +37,7 @@ def host_names(plan: Plan, hosts: Sequence[str] = ()) -> list[str]:
 
 def _placeholders(plan: Plan) -> list[str]:
     placed = rank_map(plan.layout, plan.cluster)
-    step = plan.cluster.accelerators_per_node
+    step = plan.cluster.used_per_node
     names = placed.place[:-1]  # all but the GPU
     columns = [placed.columns[name][::step].tolist() for name in names]
     widths = [len(str(max(column) + 1)) for column in columns]
@@ -58,7 +58,7 @@ def host_file_pp_last(plan: Plan, hosts: Sequence[str] = ()) -> str:
 
 
 def _host_file(plan: Plan, hosts: Sequence[str], order: Order) -> str:
-    names, per_node = host_names(plan, hosts), plan.cluster.accelerators_per_node
+    names, per_node = host_names(plan, hosts), plan.cluster.used_per_node
     nodes = node_order(plan, order)
     limits = ([] if hosts else [PLACEHOLDER]) + _spares(plan)
     use = "The n-th host is node rank n of torchrun; mpirun and DeepSpeed read the file as it is."
@@ -69,7 +69,7 @@ def _host_file(plan: Plan, hosts: Sequence[str], order: Order) -> str:
 
 def node_order(plan: Plan, order: Order) -> list[int]:
     """Nodes in the order of the ranks they hold; an error where the numbering tears a node's ranks apart."""
-    per_node = min(plan.cluster.accelerators_per_node, plan.layout.num_ranks)
+    per_node = min(plan.cluster.used_per_node, plan.layout.num_ranks)
     placed = places(plan.layout, order)
     blocks = [placed[start : start + per_node] for start in range(0, len(placed), per_node)]
     torn = next((block for block in blocks if block[0] % per_node or block != list(range(block[0], block[0] + len(block)))), None)
@@ -93,7 +93,7 @@ def rank_file_pp_last(plan: Plan, hosts: Sequence[str] = ()) -> str:
 
 
 def _rank_file(plan: Plan, hosts: Sequence[str], order: Order) -> str:
-    names, per_node = host_names(plan, hosts), plan.cluster.accelerators_per_node
+    names, per_node = host_names(plan, hosts), plan.cluster.used_per_node
     limits = ([] if hosts else [PLACEHOLDER]) + _spares(plan)
     use = "Use: mpirun --rankfile THIS_FILE (Open MPI); slot k is local GPU k. With Slurm, SLURM_HOSTFILE takes the hosts in this order."
     lines = [*heading(plan, f"Rank file, ranks numbered {'-'.join(order)}", limits), comment(use)]
@@ -174,7 +174,7 @@ def _domain_settings(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _torchrun(plan: Plan, first: str) -> list[str]:
-    per_node = min(plan.cluster.accelerators_per_node, plan.layout.num_ranks)
+    per_node = min(plan.cluster.used_per_node, plan.layout.num_ranks)
     why = (
         f"On every node. NODE_RANK is the line of the host in the host file: kind `hostfile` for a stack that numbers ranks as the plan, "
         f"{'-'.join(plan.layout.order)}; kind `hostfile-pp-last` for one that numbers them {'-'.join(PP_LAST)}."

@@ -12,6 +12,7 @@ from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.footprint import recipe_for
 from meshwright.layout import Layout
+from meshwright.placement import overlaps_tp
 from meshwright.plan.export.heading import comment, heading
 from meshwright.plan.export.numbering import DP_LAST, PP_LAST, Order, is_numbered, rank_note
 from meshwright.plan.plan import Plan
@@ -47,7 +48,7 @@ def groups(plan: Plan) -> list[Group]:
     model, layout = plan.model, plan.layout
     made = [_shapes(model), _widths(model), _vocabulary(model, layout), _experts(model), _latent(model)]
     made += [_axes(plan), _ranks(plan), _pipeline(plan), _context(layout), _batch(plan), _sharding(layout)]
-    return [*made, _overlap(layout), _precision(plan), _recompute(layout), _graphs(plan)]
+    return [*made, _overlap(plan), _precision(plan), _recompute(layout), _graphs(plan)]
 
 
 def check(plan: Plan) -> None:
@@ -280,13 +281,14 @@ def _sharding(layout: Layout) -> Group:
     )
 
 
-def _overlap(layout: Layout) -> Group:
+def _overlap(plan: Plan) -> Group:
+    layout = plan.layout
     made: list[tuple[str, ...]] = []
     if layout.overlap_dp and layout.dp * layout.cp > 1:
         made.append(("--overlap-grad-reduce",))
         made += [("--overlap-param-gather",)] if layout.zero_stage else []
         made.append(("--ddp-bucket-size", str(BUCKET_ELEMENTS)))
-    if layout.overlap_tp and layout.tp > 1:
+    if overlaps_tp(layout, plan.cluster):
         made.append(("--tp-comm-overlap",))
     why = f"Gradients are reduced behind the backward pass in buckets of {BUCKET_ELEMENTS:,} elements (the record run's)."
     return Group(why, tuple(made))

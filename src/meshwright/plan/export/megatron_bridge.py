@@ -9,6 +9,7 @@ import json
 
 from meshwright.errors import InputError
 from meshwright.footprint import recipe_for
+from meshwright.placement import overlaps_tp
 from meshwright.plan.export import megatron
 from meshwright.plan.export.heading import comment, heading
 from meshwright.plan.export.numbering import DP_LAST, rank_note
@@ -173,7 +174,7 @@ def _overlap(plan: Plan) -> Section:
     layout = plan.layout
     return {
         "_target_": "megatron.bridge.training.comm_overlap.CommOverlapConfig",
-        "tp_comm_overlap": layout.overlap_tp and layout.tp > 1,
+        "tp_comm_overlap": overlaps_tp(layout, plan.cluster),
         "overlap_grad_reduce": layout.overlap_dp,
         "overlap_param_gather": layout.overlap_dp and layout.zero_stage > 0,
         "bucket_size": megatron.BUCKET_ELEMENTS,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
+from meshwright.placement import overlaps_tp
 from meshwright.plan.export.heading import comment, heading
 from meshwright.plan.export.megatron import counts_ends
 from meshwright.plan.export.numbering import PP_LAST, rank_note
@@ -54,7 +55,7 @@ def sections(plan: Plan) -> list[tuple[str, str, Section]]:
     """Name, reason and content of every section."""
     layout = plan.layout
     made: list[tuple[str, str, Section]] = [
-        ("job", "What the run is called.", {"description": f"{plan.name}: {layout}"}),
+        ("job", "What the run is called.", {"description": f"{plan.name}: {layout.degrees}"}),
         ("model", _model_reason(plan.model), _model(plan)),
         ("training", _batch_reason(plan), _training(plan)),
         ("parallelism", "Degrees, from the outside in: pp, dp, cp, tp.", _parallelism(plan)),
@@ -103,7 +104,7 @@ def limits(plan: Plan) -> list[str]:
         found.append(
             f"{model.num_prediction_layers} multi-token-prediction layer: torchtitan's model has none, and does that much less work"
         )
-    if layout.overlap_tp and layout.tp > 1:
+    if overlaps_tp(layout, plan.cluster):
         found.append("overlapped tensor parallelism is torchtitan's asynchronous one, which needs torch.compile and symmetric memory")
     return found
 
@@ -176,7 +177,7 @@ def _parallelism(plan: Plan) -> Section:
         "context_parallel_degree": layout.cp,
         "tensor_parallel_degree": layout.tp,
         "fsdp_reshard_after_forward": "always" if layout.zero_stage == 3 else "never",
-        "enable_async_tensor_parallel": layout.overlap_tp and layout.tp > 1,
+        "enable_async_tensor_parallel": overlaps_tp(layout, plan.cluster),
     }
     if plan.model.experts:
         made |= {"expert_parallel_degree": layout.ep, "expert_tensor_parallel_degree": 1}

@@ -87,7 +87,7 @@ def _axis_row(axis: AxisTraffic, longest_s: float) -> tuple[Html | str, ...]:
     spans = [(0.0, exposed, colour)]
     drawn = bar(spans, tag("rect", **_hollow(exposed, hidden, colour)) if hidden > 0 else Html(""))
     return (
-        tag("b", f"{axis.axis} {axis.degree}", style=f"color:{colour}"),
+        tag("b", axis.label, style=f"color:{colour}"),
         " + ".join(axis.tiers) or "one accelerator",
         si(axis.num_bytes, "B", 3),
         f"{axis.num_messages:,.0f}",

@@ -14,20 +14,12 @@ from meshwright.plan.explain import Explanation, explain
 from meshwright.plan.plan import Plan, stack_of
 from meshwright.plan.trace import LaidOut
 from meshwright.predict import Prediction, exact_step_s, predict
+from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.software import Software
-from meshwright.step import PARTS
 from meshwright.units import seconds
 
 SAME = 1e-6  # relative difference below which two predictions are one
 
-PART_NAMES = {
-    "compute": "compute",
-    **{f"exposed_{axis}": f"exposed {axis}" for axis in ("tp", "cp", "pp", "dp", "ep")},
-    "bubble": "pipeline bubble",
-    "optimizer": "optimizer",
-    "data": "storage",
-    "overhead": "host",
-}
 CORRECTION = "exact schedule"  # less the closed form
 
 
@@ -84,15 +76,16 @@ def facts_of(plan: Plan, stack: Software | None = None, takes: Outcome | None = 
     job = (plan.model, plan.cluster, plan.workload)
     prediction = predict(*job, Layouts.of([plan.layout]), stack)
     as_planned = replace(prediction, time_to_train_s=np.array([plan.time_to_train_s]))
+    takes = takes or outcome(as_planned, plan.cluster, plan.workload)
     return Facts(
         plan=plan,
         stack=stack,
         prediction=prediction,
-        takes=takes or outcome(as_planned, plan.cluster, plan.workload),
+        takes=takes,
         explanation=explain(*job, plan.layout, stack),
         stages=stages(plan.model, plan.workload, plan.layout, recipe_for(plan.workload.precision, plan.cluster.accelerator)),
         laid_out=LaidOut.of(plan, stack),
-        notes=_notes(plan, stack, prediction),
+        notes=(*_notes(plan, stack, prediction), *takes.notes),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from meshwright.outcome import Outcome, Spread
+from meshwright.outcome import Outcome, Spread, mfu_said
 from meshwright.plan.plan import Plan
+from meshwright.record.entries import PART_NAMES
 from meshwright.report.page import assumptions
 from meshwright.report.page.assumptions import Assumption
 from meshwright.report.page.bars import axes_table, changes_table, memory_table, waterfall
@@ -120,7 +121,7 @@ def _tiles(facts: Facts) -> Iterator[Html]:
     yield _spread("Carbon", takes, takes.carbon_kg, kg, f"{takes.region.name}, {takes.region.grid_gco2e_per_kwh:.0f} g/kWh", "energy")
     yield _spread("Water on site", takes, takes.water_l, litres, f"{takes.facility.name}, {takes.facility.year}", "water")
     rate = f"{facts.tokens_per_s / plan.cluster.num_accelerators:,.0f} an accelerator"
-    each = f"{rate}; MFU {100 * facts.mfu:.1f} % of {plan.workload.precision}"
+    each = f"{rate}; MFU {mfu_said(facts.mfu)}, {plan.workload.precision}"
     yield tile("Tokens a second", si(facts.tokens_per_s, ""), each)
     full = f"of {gib(chip.memory_bytes)}: {100 * plan.peak_memory_bytes / chip.memory_bytes:.0f} % of {chip.name}"
     yield tile("Peak memory", gib(plan.peak_memory_bytes), full)
@@ -130,7 +131,8 @@ def _spread(label: str, takes: Outcome, spread: Spread | None, said: Callable[[f
     """A tile of a quantity with its interval, or why it is not known."""
     if spread is None:
         return tile(label, "unknown", takes.unknown.get(key, "not stated"))
-    return tile(label, said(spread.value), f"{said(spread.low)} \u2013 {said(spread.high)}" + (f"; {remark}" if remark else ""))
+    between = spread.between(said, " \u2013 ")
+    return tile(label, f"{takes.bound}{said(spread.value)}", f"{between}; {remark}" if remark else between)
 
 
 # -- the mapping and the step ---------------------------------------------------------------------------
@@ -203,13 +205,13 @@ def _others(facts: Facts, runners_up: Sequence[Plan]) -> Html:
 def _other(plan: Plan, best_s: float) -> tuple[str, ...]:
     part, part_s = max(((part, s) for part, s in plan.parts_s.items() if part != "compute"), key=lambda item: item[1])
     return (
-        str(plan.layout),
+        plan.layout.degrees,
         "-".join(plan.layout.order),
         seconds(plan.step_time_s),
         f"{seconds(plan.low_s)} \u2013 {seconds(plan.high_s)}",
         f"{100 * (plan.step_time_s / best_s - 1):+.1f}",
         gib(plan.peak_memory_bytes).removesuffix(" GiB"),
-        f"{part.replace('_', ' ')}, {100 * part_s / plan.step_time_s:.1f} %",
+        f"{PART_NAMES[part]}, {100 * part_s / plan.step_time_s:.1f} %",
     )
 
 

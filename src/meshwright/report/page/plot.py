@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from meshwright.errors import InputError
-from meshwright.outcome import Outcome
+from meshwright.outcome import Outcome, mfu_said
 from meshwright.plan.explain import AxisTraffic
 from meshwright.plan.plan import Plan
 from meshwright.report.page.colours import part_colour, resolved, var
@@ -80,9 +80,9 @@ def _numbers(facts: Facts) -> Iterator[Html]:
     cost, time_s = takes.offer.cost_usd if takes.offer else None, takes.time_to_train_s
     shown = (
         ("step time", seconds(plan.step_time_s), f"{seconds(plan.low_s)} to {seconds(plan.high_s)} (80 %)"),
-        ("time to train", seconds(time_s.value) if time_s else "unknown", f"{takes.num_steps:,} steps" if time_s else ""),
-        ("cost", usd(cost.value) if cost else "unknown", f"{usd(cost.low)} to {usd(cost.high)}" if cost else ""),
-        ("tokens a second", si(facts.tokens_per_s, ""), f"MFU {100 * facts.mfu:.1f} %"),
+        ("time to train", f"{takes.bound}{seconds(time_s.value)}" if time_s else "unknown", f"{takes.num_steps:,} steps" if time_s else ""),
+        ("cost", f"{takes.bound}{usd(cost.value)}" if cost else "unknown", cost.between(usd) if cost else ""),
+        ("tokens a second", si(facts.tokens_per_s, ""), f"MFU {mfu_said(facts.mfu)}"),
         ("peak memory", gib(plan.peak_memory_bytes), f"of {gib(plan.cluster.accelerator.memory_bytes)}"),
     )
     for row, (label, value, remark) in enumerate(shown):
@@ -134,8 +134,8 @@ def _axis(axis: AxisTraffic, y: float, longest_s: float) -> Html:
         place = {"x": left + exposed, "y": y + 5.0, "width": max(axis.hidden_s * scale, 1.0), "height": 22.0, "rx": 2.0}
         bars.append(tag("rect", **place, fill=var(axis.axis), fill_opacity=0.22))
     return joined(
-        _text(f"{axis.axis} {axis.degree}", MIDDLE, base, 18.0, axis.axis, 700),
-        _text(" + ".join(axis.tiers), MIDDLE + 100.0, base, 18.0),
+        _text(axis.label, MIDDLE, base, 18.0, axis.axis, 700),
+        _text(" + ".join(axis.tiers), MIDDLE + 145.0, base, 18.0),
         _text(si(axis.num_bytes, "B", 3), MIDDLE + 380.0, base, 18.0, anchor="end"),
         *bars,
         _text(f"{seconds(axis.exposed_s)} exposed", WIDTH - MARGIN, base, 18.0, "soft", anchor="end"),
@@ -143,4 +143,6 @@ def _axis(axis: AxisTraffic, y: float, longest_s: float) -> Html:
 
 
 def _foot(facts: Facts) -> Html:
-    return _text(f"predicted by meshwright, software {facts.stack.name}, layout {facts.plan.layout}", MARGIN, HEIGHT - 28.0, 15.0, "soft")
+    return _text(
+        f"predicted by meshwright, software {facts.stack.name}, layout {facts.plan.layout.degrees}", MARGIN, HEIGHT - 28.0, 15.0, "soft"
+    )

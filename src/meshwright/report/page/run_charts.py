@@ -36,6 +36,7 @@ LANES: Mapping[str, tuple[str, str]] = {  # kind of event -> how it is called, c
     "restart": ("restart", "pp"),
     "budget": ("budget", "warn"),
     "stopped": ("stopped", "ink"),
+    "finished": ("finished", "ink"),
 }
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from meshwright.record.entries import PARTS
+from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.report.compare import differences, differing, same_loss, simulated_beside
 from meshwright.report.facts import RunFacts
 from meshwright.report.noise import METHOD
 from meshwright.report.page import run_sections as parts
 from meshwright.report.page.colours import part_colour, run_colour, var
-from meshwright.report.page.facts import PART_NAMES
 from meshwright.report.page.markup import Html, joined, legend, swatch, table, tag
 from meshwright.report.page.run_charts import box_table, has_loss, loss_chart, run_legend, spread_chart, stacked
 from meshwright.report.page.scaling_chart import scaling_part
 from meshwright.report.page.shell import document, kwh, note_list, section, write_page
-from meshwright.report.scaling import scalings
+from meshwright.report.scaling import left_out, scalings
 from meshwright.units import seconds, si
 
 MANY = 4  # runs; more are folded away one by one
@@ -106,8 +105,10 @@ def _comparison(runs: Sequence[RunFacts]) -> Iterator[Html]:
     told = [tag("li", one.said) for one in differences(runs)]
     found = tag("ul", *told) if told else None
     yield section("runs", "Side by side", _runs_table(runs), found)
-    if series := scalings(runs):
-        yield section("scaling", "Scaling", scaling_part(series), tag("p", f"{METHOD}.", class_="small"))
+    series, without = scalings(runs), left_out(runs)
+    if series or without:
+        drawn = (scaling_part(series), tag("p", f"{METHOD}.", class_="small")) if series else ()
+        yield section("scaling", "Scaling", *drawn, note_list(without))
     yield section("times", "Step times", run_legend(runs), _pair(box_table(runs, colours), spread_chart(runs, colours)))
     yield section("parts", "Parts of the step", _parts_of_all(runs))
     if any(has_loss(facts) for facts in runs):

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 
 from meshwright.ledger import Ledger, Rate
-from meshwright.record.entries import Event
+from meshwright.placement import ranks_of
+from meshwright.record.entries import PART_NAMES, Event
 from meshwright.report.compare import APART, PartTimes, parts_of
 from meshwright.report.facts import RunFacts, is_sampled
 from meshwright.report.page.bars import bar, mark
 from meshwright.report.page.colours import part_colour, var
-from meshwright.report.page.facts import PART_NAMES
 from meshwright.report.page.markup import Child, Html, joined, legend, swatch, table, tag
 from meshwright.report.page.run_charts import event_lanes, loss_chart, spread_chart, stacked, step_chart
 from meshwright.report.page.shell import kg, kwh, litres, note_list, tile
@@ -212,13 +212,14 @@ def exposed_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
     cells = []
     for row in rows:
         axis = row.part.removeprefix("exposed_")
-        degree = f" {getattr(facts.plan.layout, axis)}" if facts.plan else ""
-        for number, (name, key) in enumerate(sources):
+        over = ranks_of(axis, facts.plan.layout) if facts.plan else {}
+        name = " x ".join(f"{each} {degree}" for each, degree in over.items()) or axis
+        for number, (source, key) in enumerate(sources):
             value = getattr(row, key)
             drawn = bar([(0.0, (value or 0.0) / longest, var(axis))]) if value is not None else Html("")
-            label = tag("b", f"{axis}{degree}", style=f"color:{var(axis)}") if number == 0 else ""
+            label = tag("b", name, style=f"color:{var(axis)}") if number == 0 else ""
             share = f"{100 * value / steps_s[key]:.2f}" if value is not None and steps_s[key] else ""
-            cells.append((label, name, drawn, seconds(value) if value is not None else "\u2013", share))
+            cells.append((label, source, drawn, seconds(value) if value is not None else "\u2013", share))
     return table(
         ("axis", "", "exposed", "time>", "%>"),
         cells,

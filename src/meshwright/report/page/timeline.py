@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.schedule import KIND_NAMES
 from meshwright.plan.trace import LaidOut
+from meshwright.record.entries import PART_NAMES
 from meshwright.report.page.axes import ticks
 from meshwright.report.page.colours import kind_colour, var
 from meshwright.report.page.markup import Html, joined, legend, number, svg, tag
@@ -111,11 +112,11 @@ def _ends(step: LaidOut, row: float) -> Html:
     """What the step waits for before the first operation and after the last, on all stages at once."""
     total = step.plan.layout.pp * row
     phases = (
-        ("data", 0.0, step.data_s, "waiting for storage"),
+        ("data", 0.0, step.data_s, PART_NAMES["data"]),
         ("dp", step.data_s, step.weights_s, "waiting for the first weights"),
         ("dp", step.drained_s, step.reduced_s, "waiting for the last gradients"),
-        ("optimizer", step.reduced_s, step.optimized_s, "optimizer"),
-        ("overhead", step.optimized_s, step.plan.step_time_s, "host"),
+        ("optimizer", step.reduced_s, step.optimized_s, PART_NAMES["optimizer"]),
+        ("overhead", step.optimized_s, step.plan.step_time_s, PART_NAMES["overhead"]),
     )
     drawn = []
     for colour, start_s, end_s, name in phases:
@@ -159,7 +160,7 @@ def _legend(step: LaidOut) -> list[tuple[str, str]]:
         else:
             entries.append((kind_colour(kind, 0, 1), KINDS[kind]))
     waits = [(var("dp"), "waiting for weights or gradients")] if step.replicas.gather_s + step.replicas.reduce_s > 0 else []
-    return [*entries, (var("faint"), "idle"), *waits, (var("optimizer"), "optimizer"), (var("overhead"), "host")]
+    return [*entries, (var("faint"), "idle"), *waits, *((var(part), PART_NAMES[part]) for part in ("optimizer", "overhead"))]
 
 
 def _said(step: LaidOut, each: bool) -> str:

@@ -87,20 +87,20 @@ export function clock(iso) {
   return when.toLocaleString(undefined, { ...day, hour: "2-digit", minute: "2-digit" });
 }
 
-const PARTS = {
-  compute: "compute",
-  exposed_tp: "exposed, tensor",
-  exposed_cp: "exposed, context",
-  exposed_pp: "exposed, pipeline",
-  exposed_dp: "exposed, data",
-  exposed_ep: "exposed, experts",
-  bubble: "bubble",
-  optimizer: "optimizer",
-  data: "data",
-  overhead: "overhead",
-};
-export const partNames = Object.keys(PARTS);
-export const partWord = (part) => PARTS[part] ?? part;
+// The parts of a step and their names, as PARTS and PART_NAMES of record/entries.py have them; a test holds them together.
+export const partNames = [
+  "compute",
+  "exposed_tp",
+  "exposed_cp",
+  "exposed_pp",
+  "exposed_dp",
+  "exposed_ep",
+  "bubble",
+  "optimizer",
+  "data",
+  "overhead",
+];
+export const partWord = (part) => part.replaceAll("_", " ");
 export const partColour = (part) => part.replace("exposed_", "");
 
 const STATUS = {

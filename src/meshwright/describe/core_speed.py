@@ -1,0 +1,47 @@
+"""What one core multiplies and copies: a program of its own, which `this_machine` starts with BLAS held to one thread.
+
+Seconds are those that the processor gave this thread, so that other programs on the machine hardly change them. Threads of BLAS cannot be
+timed so: they spin while they wait for one another, and what they spin counts as work. How many there are is settled when numpy is
+loaded, hence the program of its own.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+ROUNDS = 5  # multiplications and copies by turns: a moment at a low clock strikes some of them only
+ROUND_S = 0.02  # of processor time, for each of the two
+MATRIX = 256  # a try in a fraction of a millisecond, which is seldom interrupted
+COPY_BYTES = 64_000_000
+
+
+def speed() -> dict[str, float]:
+    """FLOP/s of a square fp32 multiplication, and the bytes per second that a copy reads and writes together: the best of many tries."""
+    a = np.ones((MATRIX, MATRIX), dtype=np.float32)
+    source = np.ones(COPY_BYTES, dtype=np.uint8)
+    product, target = np.empty_like(a), np.empty_like(source)
+    multiply_s, copy_s = best_s(lambda: np.matmul(a, a, out=product), lambda: np.copyto(target, source))
+    return {"flops_per_s": 2.0 * MATRIX**3 / multiply_s, "bytes_per_s": 2.0 * COPY_BYTES / copy_s}
+
+
+def best_s(*works: Callable[[], object], clock: Callable[[], float] = time.thread_time) -> list[float]:
+    """Seconds by `clock` of each work's fastest try, after one to warm up."""
+    best = [math.inf] * len(works)
+    for work in works:
+        work()
+    for _ in range(ROUNDS):
+        for number, work in enumerate(works):
+            start = now = clock()
+            while now < start + ROUND_S or now == start:
+                before = now
+                work()
+                now = clock()
+                best[number] = min(best[number], now - before)
+    return best
+
+
+if __name__ == "__main__":
+    print(json.dumps(speed()))

@@ -1,0 +1,58 @@
+"""The summary of a training run counts the time that its report and its ledger count, and names its parts as a prediction does."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.train_show import facts, show_run
+from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.layout import Layout
+from meshwright.ledger import ledger_of
+from meshwright.plan.make import make_plan
+from meshwright.plan.plan import Plan, plan_bytes
+from meshwright.record.entries import StepRecord
+from meshwright.record.header import RunHeader
+from meshwright.record.run import read_run
+from meshwright.record.writer import RunWriter
+from meshwright.report.facts import facts_of
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    workload = replace(load_workload("pretrain-1t"), global_batch=256, seq_len=4096)
+    return make_plan(load_model("llama-3.2-1b"), load_cluster("workstation-8x"), workload, Layout(dp=8, micro_batch=4))
+
+
+@pytest.fixture
+def folder(plan: Plan, tmp_path: Path) -> Path:
+    """A start of 2 s, ten steps of 0.5 s with an evaluation of 1 s and a save of 0.25 s behind them, and gaps of half a second."""
+    header = RunHeader(name="first", kind="trained", seed=0, num_ranks=8, machine="a machine", sequence_length=4096)
+    parts_s = {"compute": 0.3, "exposed_dp": 0.1, "data": 0.1}
+    with RunWriter.create(tmp_path, header, plan_bytes(plan)) as writer:
+        writer.event("start", 0, 2.0)
+        writer.steps(StepRecord(step=n, samples=16 * n, loss=5.0, grad_norm=1.0, step_time_s=0.5, parts_s=parts_s) for n in range(1, 11))
+        writer.event("evaluation", 10, 8.25, loss=4.5, seconds=1.0)
+        writer.event("checkpoint", 10, 8.75, saved_step=10, stall_s=0.25)
+        writer.finish("finished")
+        return writer.folder
+
+
+def test_train_report_and_ledger_count_one_time(folder: Path, plan: Plan) -> None:
+    told = facts(read_run(folder), plan)
+    assert told["time_to_train_s"] == facts_of(read_run(folder)).time.total_s == pytest.approx(8.75)
+    assert told["time_to_train_s"] == pytest.approx(ledger_of(folder).wall_s)
+
+
+def test_every_span_of_it_is_named(folder: Path, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    told = facts(read_run(folder), plan)["time_s"]
+    assert told == pytest.approx({"steps": 5.0, "evaluations": 1.0, "checkpoints": 0.25, "start": 2.0, "between steps": 0.5})
+    assert show_run(folder, plan, as_json=False) == "finished"
+    lines = capsys.readouterr().out.splitlines()
+    spans = "steps 5 s, evaluations 1 s, checkpoints 250 ms, start 2 s, between steps 500 ms"
+    assert f"time 8.75 s: {spans}" in [" ".join(line.split()) for line in lines]
+    named = {re.split(r"\s{2,}", line)[0] for line in lines[lines.index("parts of the step") + 2 :]}
+    assert {"compute", "exposed dp", "data", "overhead", "step"} <= named and not any("_" in name for name in named)

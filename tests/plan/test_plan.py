@@ -1,0 +1,47 @@
+"""A plan's software: what its name stands for when the plan is read again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.errors import InputError
+from meshwright.layout import Layout
+from meshwright.plan.make import make_plan
+from meshwright.plan.plan import Plan, stack_of, write_whole
+from meshwright.software import as_json, software
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    workload = replace(load_workload("pretrain-1t"), global_batch=64)
+    stack = replace(software(), name="short-run-16x-h100")
+    return make_plan(load_model("llama-3.2-1b"), load_cluster("dgx-h100-superpod").resized(16), workload, Layout(dp=16), stack)
+
+
+def profile(folder: Path, name: str) -> str:
+    write_whole(folder / "ours.json", json.dumps(as_json(replace(software(), name=name))))
+    return str(folder / "ours.json")
+
+
+def test_a_release_is_found_by_its_name(plan):
+    assert stack_of(replace(plan, software="v5.1")) == software("v5.1")
+    assert stack_of(replace(plan, software="v9.9")).release == software("v9.9").release
+
+
+def test_a_profile_is_asked_for_by_its_file(plan, tmp_path):
+    with pytest.raises(InputError) as caught:
+        stack_of(plan)
+    assert caught.value.what == "the plan stands on the software profile 'short-run-16x-h100', and a plan file holds only its name"
+    assert caught.value.fix.startswith("give --software FILE, the file that `meshwright calibrate ... --out FILE` wrote")
+    assert stack_of(plan, profile(tmp_path, "short-run-16x-h100")).name == "short-run-16x-h100"
+
+
+@pytest.mark.parametrize("other", ["v5.1", "theirs"])
+def test_other_software_than_the_plans_profile_is_refused_with_the_same_advice(plan, tmp_path, other):
+    name = other if other.startswith("v") else profile(tmp_path, other)
+    with pytest.raises(InputError, match="another") as caught:
+        stack_of(plan, name)
+    assert "--software FILE" in caught.value.fix
