@@ -242,6 +242,12 @@ class Pricer:
             weight_s=layer.weight_s,
         )
 
+    def hiding_s(self, layer: Layer) -> tuple[Column, Column]:
+        """Compute of a layer that messages may hide behind, both ways: what is done once, or doing it again would seem to pay."""
+        full, some = self.l.recompute == RECOMPUTE.index("full"), self.l.recompute == RECOMPUTE.index("selective")
+        again_s = np.where(full, layer.compute_s(0), np.where(some, layer.attention[0], 0.0))
+        return layer.compute_s(0), layer.compute_s(1) - again_s
+
     # -- the ends of the model, and messages --------------------------------------------------------
 
     def head_s(self) -> tuple[Column, Column]:

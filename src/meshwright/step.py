@@ -141,8 +141,8 @@ def _messages_s(pricer: Pricer, split: Split, layer: Layer, message_s: Column) -
 
 def _sent_s(pricer: Pricer, split: Split, layer: Layer, message_s: Column) -> tuple[Column, Column]:
     """Seconds that one message forward and one backward keep their senders, behind the chunk that follows."""
-    per_chunk = split.middle / pricer.vp
-    return pricer.sent_s(message_s, per_chunk * layer.total_s(0)), pricer.sent_s(message_s, per_chunk * layer.total_s(1))
+    per_chunk, (forward_s, backward_s) = split.middle / pricer.vp, pricer.hiding_s(layer)
+    return pricer.sent_s(message_s, per_chunk * forward_s), pricer.sent_s(message_s, per_chunk * backward_s)
 
 
 def slowest_of(num_accelerators: Any, chip_spread: Any) -> Any:

@@ -47,6 +47,12 @@ def test_json_has_the_figures_of_a_run_and_names_its_folder(answer, plan, tmp_pa
     assert (len(run.records), run.header.seed, run.complete) == (12, 3, True)
 
 
+def test_a_batch_whose_samples_nobody_measured_is_told(answer, run, plan):
+    (note,) = answer(plan, "--steps", "2")["notes"]  # 32 sequences: MLPerf's runs have hundreds
+    assert note.startswith("samples to the target of mlperf-llama31-405b were measured at batches from ")
+    assert "note: samples to the target" in run(plan, "--steps", "2")[1]
+
+
 def test_without_noise_it_is_the_plan(answer, plan):
     told = answer(plan, "--steps", "4", "--no-noise")
     assert told["median_step_s"] == pytest.approx(json.loads(Path(plan).read_text())["step_time_s"], rel=1e-12)

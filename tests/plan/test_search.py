@@ -244,6 +244,21 @@ def best_s(model, cluster, workload):
         return np.inf
 
 
+def test_doing_work_again_does_not_pay_by_hiding_messages():
+    """Two layers on four stages of slow links: a longer backward would hide more of the messages that the other layouts wait for."""
+    model = Model(name="m", num_layers=2, hidden=2048, ffn_hidden=8192, num_heads=16, num_kv_heads=1, head_dim=128, vocab_size=32000)
+    tiers = (
+        Tier(name="node", link="nvlink-4", num_accelerators=2, num_installed=2, bytes_per_s=50e9, latency_s=2e-6, routing="scale-up"),
+        Tier(name="fabric", link="ndr", num_accelerators=8, num_installed=8, bytes_per_s=5e9, latency_s=5e-6, routing="adaptive"),
+    )
+    chip = replace(load_cluster("dgx-h100-superpod").accelerator, memory_bytes=6e9)
+    cluster = Cluster(name="c", accelerator=chip, tiers=tiers, accelerators_per_node=2)
+    workload = Workload(name="w", model="", seq_len=512, global_batch=6, precision="bf16", num_tokens=1e9)
+    found, all_of_them = (search(model, cluster, workload, keep=4, prune=prune) for prune in (True, False))
+    assert found.step_time_s == pytest.approx(all_of_them.step_time_s, rel=1e-12)
+    assert {layout.recompute for layout in all_of_them.layouts} == {"none"}
+
+
 LAWS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.cli.simulate_answer import Answer
 from meshwright.ledger import amount
+from meshwright.outcome import samples_note
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulate.outlook import Outlook, Size
@@ -22,7 +23,7 @@ FIGURE_UNITS = {"s": "s", "pct": "%", "min": "min"}  # by how a figure's name en
 
 def show_as_json(answer: Answer) -> None:
     """Print all as JSON."""
-    show_json(_weeks_json(answer) if answer.outlook else _steps_json(answer))
+    show_json({**(_weeks_json(answer) if answer.outlook else _steps_json(answer)), "notes": _notes(answer)})
 
 
 def show_tables(answer: Answer) -> None:
@@ -35,9 +36,16 @@ def show_tables(answer: Answer) -> None:
         was_done = answer.outlook is not None and answer.outlook.workload_done == 1
         before = " The workload was done before: the days went on behind its end." if was_done else ""
         show_text(f"The budget of {amount(answer.ask.budget.usd)} ended it: what is told of is what it paid for.{before}")
+    for note in _notes(answer):
+        show_text(f"note: {note}")
     show_text(f"written: {answer.folder}")
     if answer.interrupted:
         show_text("Broken off: what was done until then is what you see and what was written.")
+
+
+def _notes(answer: Answer) -> list[str]:
+    """What is to be known of a workload's length."""
+    return [note for note in (samples_note(answer.ask.plan.workload),) if note]
 
 
 def _energy_kwh(answer: Answer) -> float | None:
