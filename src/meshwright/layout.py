@@ -123,7 +123,8 @@ class Layout:
     def __str__(self) -> str:
         """The whole layout as `--layout` reads it: `parse_layout` gives the same one back, whatever machine and job it is read for.
 
-        Left out are only defaults that no command replaces, and a schedule or kind of context parallelism where there is no such axis.
+        Left out are only defaults that no search replaces, and a schedule or kind of context parallelism where there is no such axis. Read
+        on another layout (`train PLAN --layout`), what is left out stays as it is there.
         """
         untold = {"schedule": self.pp == 1, "cp_kind": self.cp == 1, **dict.fromkeys(_UNSEARCHED, True)}
         told = [f for f in fields(self) if not (untold.get(f.name) and getattr(self, f.name) == f.default)]

@@ -88,7 +88,7 @@ def test_a_number_is_spread_evenly_over_the_nodes_there_are(count, sizes, nodes)
 
 @pytest.mark.parametrize(("count", "fix"), [(9, "use 8 or 10"), (11, "use 10 or 12"), (15, "use 14 or 16"), (17, "use 16 or 18")])
 def test_a_number_that_is_not_is_refused_with_the_nearest_that_are(count, fix):
-    with pytest.raises(InputError, match=f"{count} accelerators do not spread evenly over nodes of 8, of which two has 2") as caught:
+    with pytest.raises(InputError, match=f"{count} accelerators do not spread evenly over nodes of 8") as caught:
         two_nodes().resized(count)
     assert caught.value.fix == fix
 
@@ -138,3 +138,33 @@ def test_what_is_a_network():
         assert [resized.is_fabric(t) for t in resized] == [False, True]
     assert not any(cluster.is_fabric(cluster.tiers[0]) for cluster in (node_of("scale-up"), node_of("adaptive")))
     assert node_of("hashed", per_node=1).is_fabric(node_of("hashed", per_node=1).tiers[0])
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(40, [8, 8, 40]), (264, [8, 24, 264]), (96, [8, 32, 96]), (48, [8, 24, 48])])
+def test_networks_within_networks_are_cut_to_what_divides(count, sizes):
+    """Whole nodes are always to be had: leaves that do not come out even are priced as smaller ones."""
+    node = replace(tier("node", 8), routing="scale-up")
+    tiers = (node, *(replace(tier(name, size), routing="adaptive") for name, size in (("leaf", 32), ("fabric", 512))))
+    machine = Cluster(name="c", accelerator=accelerator("h100"), tiers=tiers, accelerators_per_node=8)
+    assert [each.num_accelerators for each in machine.resized(count).tiers] == sizes
+    assert all(machine.takes(8 * number) for number in range(1, 65))
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(3, [1, 3]), (4, [2, 4]), (2, [2, 2])])
+def test_links_within_a_node_are_cut_to_what_divides(count, sizes):
+    pair, node = replace(tier("pair", 2), routing="scale-up"), replace(tier("node", 4), routing="adaptive")
+    machine = Cluster(name="c", accelerator=accelerator("h100"), tiers=(pair, node), accelerators_per_node=4)
+    assert [each.num_accelerators for each in machine.resized(count).tiers] == sizes
+
+
+@pytest.mark.parametrize("count", [1000, 1056, 5000, 11616])
+def test_racks_beyond_those_described_are_filled_like_them(count):
+    small, large = load_cluster("gb200-nvl72-ndr").resized(count), load_cluster("azure-gb200-128").resized(count)
+    assert [each.num_accelerators for each in small.tiers] == [each.num_accelerators for each in large.tiers]
+
+
+@pytest.mark.parametrize(("first", "then"), [(4, 8), (1, 2), (2, 16), (512, 64)])
+def test_a_machine_cut_and_grown_again_is_the_one_cut_at_once(first, then):
+    machine = load_cluster("hgx-h200-ndr")
+    again, at_once = machine.resized(first).resized(then), machine.resized(then)
+    assert [each.num_accelerators for each in again.tiers] == [each.num_accelerators for each in at_once.tiers]

@@ -202,10 +202,35 @@ def with_layout(plan: Plan, text: str, profile: str = "") -> Plan:
     layout = parse_layout(text, plan.layout) if text else plan.layout
     if text and "vp" not in read_choices(text) and layout.pp == 1:
         layout = replace(layout, vp=1)
-    cluster = plan.cluster if layout.num_ranks == plan.cluster.num_accelerators else plan.cluster.resized(layout.num_ranks)
+    cluster, note = _sized(plan.cluster, layout.num_ranks)
     own = on_profile(software(), plan.profile) if plan.profile and not profile else None
     stack = own or with_profile(software(), plan.model, cluster, plan.workload, profile)
-    return make_plan(plan.model, cluster, plan.workload, layout, stack, name=plan.name)
+    return _noted(make_plan(plan.model, cluster, plan.workload, layout, stack, name=plan.name), note)
+
+
+def _sized(cluster: Cluster, num_ranks: int) -> tuple[Cluster, str]:
+    """The cluster with so many accelerators in use, and a note where more machines had to be joined to it than are described.
+
+    Who starts ranks on several machines has them: what joins them is not known here, and only the price hangs on it.
+    """
+    if num_ranks == cluster.num_accelerators:
+        return cluster, ""
+    last = cluster.tiers[-1]
+    if num_ranks > cluster.num_installed and not cluster.is_fabric(last) and num_ranks % last.num_installed == 0:
+        whole = tuple(replace(tier, num_accelerators=tier.num_installed) for tier in cluster.tiers)
+        network = replace(last, name="network", num_accelerators=num_ranks, num_installed=num_ranks, routing="adaptive")
+        count = num_ranks // last.num_installed
+        return replace(
+            cluster, tiers=(*whole, network)
+        ), f"{count} x {cluster.name}: what joins them is assumed to be as fast as {last.link}"
+    try:
+        return cluster.resized(num_ranks), ""
+    except InputError as error:
+        raise InputError(error.what, where="--layout", fix=f"{error.fix} ranks" if error.fix else "use fewer ranks") from error
+
+
+def _noted(plan: Plan, note: str) -> Plan:
+    return replace(plan, notes=(*plan.notes, note)) if note else plan
 
 
 def default_plan(layout_text: str, profile: str = "") -> Plan:
@@ -218,10 +243,9 @@ def default_plan(layout_text: str, profile: str = "") -> Plan:
     else:
         cluster, base = load_cluster(EMULATED), DEFAULT_LAYOUT
     layout = _fixed(layout_text, base) if layout_text else base
-    if layout.num_ranks != cluster.num_accelerators:
-        cluster = cluster.resized(layout.num_ranks)
+    cluster, note = _sized(cluster, layout.num_ranks)
     stack = with_profile(software(), model, cluster, workload, profile)
-    return make_plan(model, cluster, workload, layout, stack, name=f"{model.name} on {cluster.name}")
+    return _noted(make_plan(model, cluster, workload, layout, stack, name=f"{model.name} on {cluster.name}"), note)
 
 
 def _fixed(text: str, base: Layout) -> Layout:

@@ -141,11 +141,10 @@ class Cluster:
 
     def _uneven(self, num_accelerators: int) -> InputError:
         inner = self.tiers[0]
-        count = _num_domains(self.tiers[-1], inner)
+        has = f", of which {self.name} has {_num_domains(self.tiers[-1], inner):,}" if num_accelerators <= self.num_installed else ""
         sizes = " or ".join(f"{size:,}" for size in self.nearest_sizes(num_accelerators))
         return InputError(
-            f"{num_accelerators:,} accelerators do not spread evenly over {inner.name}s of {inner.num_installed:,}, "
-            f"of which {self.name} has {count:,}",
+            f"{num_accelerators:,} accelerators do not spread evenly over {inner.name}s of {inner.num_installed:,}{has}",
             where="gpus",
             fix=f"use {sizes}",
         )
@@ -179,20 +178,27 @@ def _spread(total: int, tiers: Sequence[Tier], per_node: int) -> list[int] | Non
 def _domain_sizes(total: int, outer: Tier, tier: Tier, per_node: int) -> Iterator[int]:
     """How many of a domain may be in use so that whole domains make `total`: as described if that comes out, else the most first.
 
-    No more domains than there are, or than a larger machine needs; and none in use by half or less where fewer would do. Domains of
-    several nodes are filled by whole nodes.
+    No more domains than there are; and none in use by half or less where fewer would do. Domains of several nodes are filled by whole
+    nodes. Where that fails, networks within networks, and links within a node, are cut to what divides: they are slower than they are, not
+    other machines.
     """
-    if total <= tier.num_accelerators:
+    described = tier.num_installed if outer.num_accelerators <= tier.num_accelerators else tier.num_accelerators  # one domain, cut before
+    if total <= described:
         yield total
         return
-    needed = math.ceil(total / tier.num_accelerators)
-    most = _num_domains(outer, tier) if total <= outer.num_installed else needed
-    wanted = [tier.num_accelerators, *range(tier.num_installed, 0, -1)]
+    needed = math.ceil(total / described)
+    beyond = needed if tier.num_installed <= per_node else total  # nodes that nobody described are full ones
+    most = _num_domains(outer, tier) if total <= outer.num_installed else beyond
+    wanted = [described, *range(tier.num_installed, 0, -1)]
     for size in (size for size in wanted if total % size == 0):
-        fills_nodes = size == total or tier.num_installed <= per_node or size % per_node == 0 or size == tier.num_accelerators
+        fills_nodes = size in (total, described) or tier.num_installed <= per_node or size % per_node == 0
         num_domains = total // size
-        if num_domains <= most and (num_domains <= needed or 2 * size > tier.num_accelerators) and fills_nodes:
+        if num_domains <= most and (num_domains <= needed or 2 * size > described) and fills_nodes:
             yield size
+    if outer.num_installed <= per_node:
+        yield math.gcd(total, described)
+    elif tier.num_installed > per_node and tier.routing != "scale-up" and total % per_node == 0:
+        yield per_node * math.gcd(total // per_node, max(described // per_node, 1))
 
 
 def _num_domains(outer: Tier, inner: Tier) -> int:
