@@ -91,8 +91,8 @@ def test_no_layout_stays_under_the_bound_of_its_degrees(name):
 def test_the_least_energy_need_not_be_the_fastest_and_a_deadline_binds_it():
     ask = Ask(
         model=MODEL,
-        cluster=CLUSTER.resized(16),
-        workload=replace(WORKLOAD, global_batch=16),
+        cluster=CLUSTER.resized(8),
+        workload=replace(WORKLOAD, global_batch=8),
         stack=STACK,
         aim=Aim(objective="energy"),
         keep=3,
