@@ -121,10 +121,15 @@ def _by_torch(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Wor
 
 def _by_algorithms(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> dict[str, list[Work]]:
     form = cublaslt.Form.of(left, right, out)
-    if form is None:
+    if form is None or not cublaslt.is_there():
         return {}
     product, expected, ways = cublaslt.Product(form), left @ right, {}
-    for number, algorithm in enumerate(product.algorithms()):
+    try:
+        algorithms = product.algorithms()
+    except cublaslt.CublasLtError as error:
+        note(f"{left.shape[0]} x {left.shape[1]} x {right.shape[1]}: {error}")
+        return {}
+    for number, algorithm in enumerate(algorithms):
         product.run(algorithm, left, right, out)
         if torch.equal(out.view(torch.int16), expected.view(torch.int16)):
             ways[str(number)] = [_by_algorithm(product, algorithm, left, right, out)]

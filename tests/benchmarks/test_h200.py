@@ -238,3 +238,17 @@ def test_a_child_that_fails_leaves_its_last_lines(part: Any, capsys: pytest.Capt
     assert "gave no result: exit status 1" in told and "No module named h200_parts.cases_that_do_not_exist" in told
     assert child.run("ours", [], child.Clock(1.0)) is None
     assert "not run: 1 s of this call are left" in capsys.readouterr().out
+
+
+def test_a_product_is_described_to_the_library_as_it_lies(part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    form_of, lt = part("h200_parts.cublaslt").Form.of, part("h200_parts.cublaslt")
+    monkeypatch.setattr(lt, "ALIGNMENT", 1)
+    left, right, out = torch.zeros(4, 8).bfloat16(), torch.zeros(16, 8).bfloat16(), torch.zeros(4, 16).bfloat16()
+    assert form_of(left, right.T, out) == (4, 8, 16, False, 8, True, 8, 16)
+    assert form_of(left.T, out, right.T.contiguous()) == (8, 4, 16, True, 8, False, 16, 16)
+    assert form_of(left.float(), right.T.float(), out.float()) is None  # numbers of another kind
+    assert form_of(left, right.T, out.T.contiguous().T) is None  # a result may not lie turned
+    monkeypatch.setattr(lt, "ALIGNMENT", 256)
+    room = torch.zeros(4 * 8 + 1, dtype=torch.bfloat16)
+    assert form_of(room[1:].view(4, 8), right.T, out) is None  # addresses that algorithms may not count on
