@@ -24,8 +24,10 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +112,17 @@ def _device() -> dict[str, str] | None:
     """The GPU and what runs on it; None where there is none."""
     try:
         import torch
+
+        from meshwright.train import flash_attention
     except ImportError:
         return None
     if not torch.cuda.is_available():
         return None
     names = gpu_names()  # by nvidia-smi: asking torch would take memory of the card for this process
-    return {"gpu": names[0] if names else "an unnamed GPU", "torch": torch.__version__}
+    software = f"torch {torch.__version__}"
+    with suppress(PackageNotFoundError):
+        software += f", {flash_attention.PACKAGE} {version(flash_attention.PACKAGE)}"
+    return {"gpu": names[0] if names else "an unnamed GPU", "software": software}
 
 
 def _facts(given: argparse.Namespace, found: dict[str, str] | None) -> dict[str, Any]:
@@ -128,7 +135,7 @@ def _facts(given: argparse.Namespace, found: dict[str, str] | None) -> dict[str,
 def _show(title: str, text: str, results: Results) -> None:
     facts = results.content
     title = f"{title} (dry run: the figures mean nothing)" if facts["gpu"].endswith("dry run") else title
-    say(f"\n{title}, {facts['date']}, {facts['gpu']}, torch {facts.get('torch', 'of the dry run')}, {facts['machine']}\n\n{text}")
+    say(f"\n{title}, {facts['date']}, {facts['gpu']}, {facts.get('software', 'torch of the dry run')}, {facts['machine']}\n\n{text}")
 
 
 # -- commands -------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch.nn.attention import SDPBackend
 from h200_parts import cublaslt
 from h200_parts.cases import Case, case_of, model_of
 from h200_parts.child import hand_over, note
-from h200_parts.floor import PASSES, Work, attention, bytes_moved, factors, random_heads, shapes_of, sides
+from h200_parts.floor import FLASH_ATTENTION_4, PASSES, Work, attention, bytes_moved, factors, flash_attention_4, shapes_of, sides
 from meshwright.describe.model import Model
 
 WARMUP_S, TRY_S, TURN_S, NUM_TURNS = 8.0, 0.3, 1.5, 4
@@ -149,28 +148,10 @@ def attention_ways(case: Case, model: Model, device: torch.device) -> dict[str, 
             ways[name] = list(attention(case, model, device, (backend,))[:2])
         except SystemExit as error:
             note(f"{name}: {error}")
-    if device.type == "cuda" and find_spec("flash_attn") is not None:
-        try:
-            ways["FlashAttention 4"] = _flash_attention_4(case, model, device)
-        except Exception as error:  # a package of another version, or a compiler that fails: the others are measured all the same
-            note(f"FlashAttention 4: {type(error).__name__}: {error}")
+    faster = flash_attention_4(case, model, device)
+    if faster is not None:
+        ways[FLASH_ATTENTION_4] = list(faster[:2])
     return ways
-
-
-def _flash_attention_4(case: Case, model: Model, device: torch.device) -> list[Work]:
-    from flash_attn.cute.interface import flash_attn_func  # type: ignore[import-not-found]
-
-    query, key, value, gradient = (x.transpose(1, 2) for x in random_heads(case, model, device))
-    inputs = [x.detach().requires_grad_() for x in (query, key, value)]
-
-    def forward() -> torch.Tensor:
-        found = flash_attn_func(*inputs, causal=True)
-        return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
-
-    out = forward()
-    backward: Callable[[], object] = lambda: torch.autograd.grad(out, inputs, gradient, retain_graph=True)  # noqa: E731
-    backward()
-    return [forward, backward]
 
 
 def _copy(num_bytes: int, device: torch.device) -> Work:

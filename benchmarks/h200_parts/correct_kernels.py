@@ -30,6 +30,8 @@ UPDATE_BOUNDS = {"bf16": 1e-3, "bf16-pure": 1e-2}  # with fp32 states of what ch
 FP8_BOUNDS = {"value": 5e-2, "gradient of input": 8e-2, "gradient of weight": 8e-2}
 FP8_LOSS_BOUND = 1e-1
 RATE = 1e-2
+HEADS = ((32, 8, 64), (24, 8, 128), (32, 8, 128))  # queries, keys and width: of 1B, 3B and 8B
+ATTENDED = 600  # tokens: several blocks of a kernel, the last not full
 Checks = Iterator[dict[str, Any]]
 
 
@@ -42,7 +44,7 @@ def main() -> None:
     note(f"inputs drawn from seed {seed}")
     torch.manual_seed(seed)
     num_checks = 0
-    for check in (whole_steps, updates, blocked_loss, small_kernels, fp8_products):
+    for check in (whole_steps, updates, blocked_loss, small_kernels, attentions, fp8_products):
         for row in guarded(check, device, seed):
             hand_row(row)
             num_checks += 1
@@ -139,6 +141,29 @@ def small_kernels(device: torch.device, seed: int) -> Checks:
             inputs = [torch.randn(shape, device=device).to(dtype).requires_grad_() for shape in shapes]
             what = f"{name} in {str(dtype).removeprefix('torch.')}, values and gradients"
             yield {"what": what, "against": "float64", "error": _apart(function, wanted, inputs), "bound": bound}
+
+
+def attentions(device: torch.device, seed: int) -> Checks:
+    """Attention as a layer calls it, of heads as the cases have them, by the kernel that the trainer takes here."""
+    from meshwright.train import flash_attention
+    from meshwright.train.transformer import Context, attend
+
+    context = Context(positions=torch.arange(ATTENDED, device=device))
+    for num_queries, num_keys, width in HEADS:
+        is_flash = flash_attention.prepare(num_queries, num_keys, width, device)
+        inputs = [torch.randn(2, ATTENDED, count, width, device=device).bfloat16() for count in (num_queries, num_keys, num_keys)]
+        error = _apart(lambda *heads: (attend(*heads, context),), _attended, [x.requires_grad_() for x in inputs])
+        what = f"attention of {num_queries} and {num_keys} heads of {width} by {'FlashAttention 4' if is_flash else 'torch'}"
+        yield {"what": f"{what}, values and gradients", "against": "float64", "error": error, "bound": KERNEL_BOUNDS[torch.bfloat16]}
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    """Causal attention written out."""
+    share = query.shape[2] // key.shape[2]
+    key, value = (x.repeat_interleave(share, dim=2) for x in (key, value))
+    scores = torch.einsum("btnd,bsnd->bnts", query, key) / math.sqrt(query.shape[-1])
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return (torch.einsum("bnts,bsnd->btnd", scores.masked_fill(later, -math.inf).softmax(-1), value),)
 
 
 def _turned(heads: Tensor) -> tuple[Tensor, ...]:

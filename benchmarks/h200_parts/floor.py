@@ -1,9 +1,9 @@
 """A child: what a step of a case cannot be faster than on this card, from what this card does now.
 
 The sum of three things. Products at the model's shapes and row counts: forward, input gradient and weight gradient, with queries, keys and
-values as one, and gate and up as one. Attention forward and backward, causal, by cuDNN. Bytes that must move, over the bandwidth of a copy:
-the optimizer's states; norms, rotary, SwiGLU and residuals, each read and written once where no product can take them in; logits read and
-their gradient written.
+values as one, and gate and up as one. Attention forward and backward, causal, by FlashAttention 4 where it is installed, and by cuDNN
+elsewhere. Bytes that must move, over the bandwidth of a copy: the optimizer's states; norms, rotary, SwiGLU and residuals, each read and
+written once where no product can take them in; logits read and their gradient written.
 
 A layer's products and its attention are run in turn, as in a step, for seconds on end and on normal random numbers: heat and power decide
 the clock, and neither a product alone nor one of zeros draws what a step does. In fp8 the head's products count as fp8 too, casts as free.
@@ -23,11 +23,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from h200_parts.cases import Case, case_of, model_of, state_bytes_per_parameter
 from h200_parts.child import hand_over, note
 from meshwright.describe.model import Model
+from meshwright.train import flash_attention
 
 LAYER_S, HEAD_S, COPY_S = 4.0, 2.0, 0.5  # how long each is run, half of it before it is timed
 COPY_BYTES = 2**31
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)
+FLASH_ATTENTION_4 = "FlashAttention 4"
 PASSES = ("forward", "input gradient", "weight gradient")
 
 Work = Callable[[], object]
@@ -48,7 +50,7 @@ def floor_of(case: Case, device: torch.device) -> dict[str, Any]:
     note(f"copy {copy_bytes_per_s / 1e12:.2f} TB/s")
     shapes = shapes_of(model)
     head = {"head": shapes.pop("head")}
-    forward, backward, kernel = attention(case, model, device)
+    forward, backward, kernel = flash_attention_4(case, model, device) or attention(case, model, device)
     works = {**products(shapes, case, device), ("attention", "forward"): forward, ("attention", "backward"): backward}
     layer_s = in_turn_s(works, device, LAYER_S)
     del works, forward, backward
@@ -198,6 +200,20 @@ def attention(case: Case, model: Model, device: torch.device, backends: tuple[SD
             continue
         return forward, lambda: torch.autograd.grad(out, inputs, gradient, retain_graph=True), backend.name  # noqa: B023
     raise SystemExit("no attention kernel runs: " + "; ".join(errors))
+
+
+def flash_attention_4(case: Case, model: Model, device: torch.device) -> tuple[Work, Work, str] | None:
+    """The same by FlashAttention 4; None where that is not to be had."""
+    if not flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, device):
+        return None
+    query, key, value, gradient = (x.transpose(1, 2) for x in random_heads(case, model, device))
+    inputs = [x.requires_grad_() for x in (query, key, value)]
+    out = flash_attention.attended(query, key, value)
+    return (
+        lambda: flash_attention.attended(query, key, value),
+        lambda: torch.autograd.grad(out, inputs, gradient, retain_graph=True),
+        FLASH_ATTENTION_4,
+    )
 
 
 def random_heads(case: Case, model: Model, device: torch.device) -> list[torch.Tensor]:

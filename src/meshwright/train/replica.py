@@ -19,7 +19,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Training, Workload
 from meshwright.errors import InputError
 from meshwright.traffic import BUCKET_PARAMETERS, SMALLEST_BUCKETS
-from meshwright.train import context_parallel, fp8, tensor_parallel
+from meshwright.train import context_parallel, flash_attention, fp8, tensor_parallel
 from meshwright.train.alone import Alone
 from meshwright.train.checkpoint import Piece
 from meshwright.train.compiled import compile_layers, compiles
@@ -82,6 +82,8 @@ class Replica:
         self.numbers = NUMBERS[workload.precision]
         self.num_micro_batches = layout.num_micro_batches(workload.global_batch)
         num_tokens = workload.seq_len // layout.cp
+        if self.numbers.compute in flash_attention.DTYPES and not workload.packed:
+            flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, mesh.device)
         chunks = make_chunks(model, mesh)
         for chunk in chunks:
             tensor_parallel.split(chunk, mesh.tp)

@@ -20,11 +20,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.describe.model import Model, RotaryScaling
+from meshwright.train import flash_attention
 from meshwright.train.fused_loss import summed_loss
 from meshwright.train.layer_functions import Made, gated, past_and_normed, past_and_remade, split_heads, turned_heads, value_of
 from meshwright.train.linear import Linear
 
-# Fastest first on Hopper: cuDNN's takes half of the flash kernel's time there.
+# torch's own, fastest first on Hopper: cuDNN's takes half of its flash kernel's time there.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -39,6 +40,8 @@ class Context:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
     """Causal attention within documents; [B, T, N, D], keys and values with as many heads or a divisor of them."""
+    if context.documents is None and flash_attention.takes(query, key):
+        return flash_attention.attended(query, key, value)
     mask = None
     if context.documents is not None:
         mask = visible(context.positions, context.documents, context.positions, context.documents)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meshwright.describe.model import Model
 from meshwright.describe.profile import WAYS, AttentionTime, ProductTime
+from meshwright.train import flash_attention
 from meshwright.train.measure.clock import Work, interleaved_s, release, seconds_of
 from meshwright.train.transformer import Context, attend
 
@@ -108,6 +109,8 @@ def attention_s(
     q, k, v = (_normal((batch, seq_len, count, model.head_dim), device, dtype).requires_grad_() for count in heads)
     documents = torch.zeros((batch, seq_len), dtype=torch.long, device=device) if packed else None
     context = Context(positions=torch.arange(seq_len, device=device), documents=documents)
+    if dtype in flash_attention.DTYPES and not packed:
+        flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, device)
     out = attend(q, k, v, context)
     gradient = _normal(tuple(out.shape), device, dtype)
     works: list[Work] = [

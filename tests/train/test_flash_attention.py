@@ -1,0 +1,208 @@
+"""Attention by another library's kernels: a stand-in on the processor, and the library itself where there is a GPU for it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meshwright.train import flash_attention
+from meshwright.train.transformer import Context, attend
+
+CPU = torch.device("cpu")
+HAS_GPU = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] in flash_attention.CAPABILITIES
+on_gpu = pytest.mark.skipif(not HAS_GPU or not flash_attention.is_installed(), reason="needs flash-attn-4 and a GPU it is made for")
+
+
+class StandIn:
+    """What the library's module offers, in plain arithmetic: results beyond those asked for, and gradients into given tensors."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.deterministic: list[bool] = []
+        self.factor = 1.0
+
+    def _flash_attn_fwd(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, return_lse: bool) -> tuple[Tensor | None, ...]:
+        assert causal and return_lse
+        self.num_calls += 1
+        scores = _scores(q, k)
+        return (self.factor * _weighted(scores, v)).contiguous(), scores.logsumexp(-1).float(), None, None, None
+
+    def _flash_attn_bwd(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, d_out: Tensor, lse: Tensor, **named: Any) -> tuple[Tensor, ...]:
+        assert named["causal"] and lse.shape == (q.shape[0], q.shape[2], q.shape[1])
+        self.deterministic.append(named["deterministic"])
+        share = q.shape[2] // k.shape[2]
+        wide_q, wide_out, wide_d = (x.float() for x in (q, out, d_out))
+        weights = (_scores(q, k) - lse[..., None]).exp()
+        d_weights = torch.einsum("btnd,bsnd->bnts", wide_d, v.float().repeat_interleave(share, dim=2))
+        d_scores = weights * (d_weights - (wide_d * wide_out).sum(-1).transpose(1, 2)[..., None]) / q.shape[-1] ** 0.5
+        named["dq"].copy_(torch.einsum("bnts,bsnd->btnd", d_scores, k.float().repeat_interleave(share, dim=2)))
+        for name, shares, over in (("dk", d_scores, wide_q), ("dv", weights, wide_d)):
+            named[name].copy_(torch.einsum("bnts,btnd->bsnd", shares, over).unflatten(2, (-1, share)).sum(3))
+        return named["dq"], named["dk"], named["dv"]
+
+
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+    scores = torch.einsum("btnd,bsnd->bnts", q.float(), k.float()) / q.shape[-1] ** 0.5
+    return scores.masked_fill(torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(1), float("-inf"))
+
+
+def _weighted(scores: Tensor, v: Tensor) -> Tensor:
+    v = v.repeat_interleave(scores.shape[1] // v.shape[2], dim=2)
+    return torch.einsum("bnts,bsnd->btnd", scores.softmax(-1), v.float()).to(v.dtype)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    made = StandIn()
+    monkeypatch.setattr(flash_attention, "_kernels", lambda: made)
+    monkeypatch.setattr(flash_attention, "_able", {})
+    yield made
+    torch._dynamo.reset()
+
+
+def heads(num_queries: int, num_keys: int, *, dim: int = 16, tokens: int = 24, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    return [torch.randn(2, tokens, count, dim).to(dtype).requires_grad_() for count in (num_queries, num_keys, num_keys)]
+
+
+def plain(inputs: list[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
+    """Attention and its gradients in float64."""
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in wide), is_causal=True, enable_gqa=True).transpose(1, 2)
+    return (out, *torch.autograd.grad(out, wide, gradient.double()))
+
+
+def off(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> float:
+    return max(float((x.detach().double() - y.detach()).norm() / y.detach().norm()) for x, y in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("counts", [(4, 4), (6, 2)], ids=["as many keys", "shared keys"])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_attend_goes_through_the_library_once_its_heads_were_tried(stand_in: StandIn, counts: tuple[int, int], is_compiled: bool) -> None:
+    inputs = heads(*counts)
+    context = Context(positions=torch.arange(24))
+    flash_attention._able[("cpu", counts[0] // counts[1], 16)] = flash_attention.trial(counts[0] // counts[1], 16, CPU)
+    before = stand_in.num_calls
+    function = torch.compile(attend, fullgraph=True, backend="aot_eager") if is_compiled else attend
+    out = function(*inputs, context)
+    gradient = torch.randn_like(out)
+    found = (out, *torch.autograd.grad(out, inputs, gradient))
+    assert stand_in.num_calls == before + 1
+    assert off(found, plain(inputs, gradient)) < 1e-2
+
+
+def test_gradients_lie_one_after_another_however_the_heads_lie(stand_in: StandIn) -> None:
+    joined = torch.randn(2, 24, 8, 16).bfloat16().requires_grad_()
+    query, key, value = joined.split([4, 2, 2], dim=2)
+    out = flash_attention.attended(query, key, value)
+    (gradient,) = torch.autograd.grad(out.float().square().sum(), joined)
+    inputs = [x.detach().contiguous().requires_grad_() for x in (query, key, value)]
+    wanted = plain(inputs, 2 * out.detach())
+    assert off(tuple(gradient.split([4, 2, 2], dim=2)), wanted[1:]) < 1e-2
+
+
+def test_the_operators_are_what_they_say(stand_in: StandIn) -> None:
+    inputs = tuple(heads(4, 2))
+    torch.library.opcheck(flash_attention._forward, inputs, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static"))
+
+
+def test_other_heads_numbers_documents_and_lengths_go_to_torch(stand_in: StandIn) -> None:
+    flash_attention._able[("cpu", 2, 16)] = ""
+    query, key, value = heads(4, 2)
+    here = Context(positions=torch.arange(24))
+    attend(query, key, value, here)
+    assert stand_in.num_calls == 1
+    attend(*heads(4, 4), here)  # no keys are shared
+    attend(*heads(4, 2, dim=8), here)
+    attend(*heads(4, 2, dtype=torch.float32), here)
+    attend(query, key, value, Context(positions=torch.arange(24), documents=torch.zeros(2, 24, dtype=torch.long)))
+    assert not flash_attention.takes(query[:, :12], key)
+    assert stand_in.num_calls == 1
+
+
+def test_repeatable_where_torch_is_asked_to_be(stand_in: StandIn) -> None:
+    inputs = heads(4, 2)
+    torch.autograd.grad(flash_attention.attended(*inputs).sum(), inputs)
+    torch.use_deterministic_algorithms(True)
+    try:
+        torch.autograd.grad(flash_attention.attended(*inputs).sum(), inputs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert stand_in.deterministic == [False, True]
+
+
+# -- the trial ------------------------------------------------------------------------------------------
+
+
+def test_a_trial_passes_what_is_right_and_tells_what_is_wrong(stand_in: StandIn) -> None:
+    assert flash_attention.trial(2, 16, CPU) == ""
+    stand_in.factor = 1.1
+    assert "off by" in flash_attention.trial(2, 16, CPU)
+
+
+def test_a_trial_draws_from_its_own_numbers(stand_in: StandIn) -> None:
+    torch.manual_seed(5)
+    wanted = torch.randn(3)
+    torch.manual_seed(5)
+    flash_attention.trial(2, 16, CPU)
+    assert torch.equal(torch.randn(3), wanted)
+
+
+def test_a_changed_interface_leaves_attention_to_torch(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_attention, "_kernels", lambda: SimpleNamespace())
+    told = flash_attention.trial(2, 16, CPU)
+    assert "_flash_attn_fwd" in told
+    monkeypatch.setattr(flash_attention, "is_installed", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(flash_attention, "trial", lambda *arguments: told)
+    with pytest.warns(flash_attention.UnusedKernel, match="flash-attn-4 is installed and is not used: AttributeError"):
+        assert not flash_attention.prepare(4, 2, 16, gpu)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not flash_attention.prepare(4, 2, 16, gpu)  # said once
+    query, key, _ = heads(4, 2)
+    assert not flash_attention.takes(query, key)
+
+
+@pytest.mark.parametrize(("capability", "installed"), [((8, 0), True), ((12, 0), True), ((9, 0), False)])
+def test_nothing_is_tried_without_the_package_or_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], installed: bool
+) -> None:
+    def trial(*arguments: object) -> str:
+        raise AssertionError("tried")
+
+    monkeypatch.setattr(flash_attention, "trial", trial)
+    monkeypatch.setattr(flash_attention, "_able", {})
+    monkeypatch.setattr(flash_attention, "is_installed", lambda: installed)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert not flash_attention.prepare(4, 2, 16, torch.device("cuda", 0))
+    assert not flash_attention.prepare(4, 2, 16, CPU)
+
+
+# -- the library itself ---------------------------------------------------------------------------------
+
+
+@on_gpu
+@pytest.mark.parametrize("shape", [(32, 8, 64), (24, 8, 128), (16, 16, 96), (8, 1, 64)], ids=str)
+@pytest.mark.parametrize("tokens", [1, 127, 640])
+def test_the_library_against_float64(shape: tuple[int, int, int], tokens: int) -> None:
+    num_queries, num_keys, dim = shape
+    device = torch.device("cuda", 0)
+    assert flash_attention.prepare(num_queries, num_keys, dim, device)
+    counts = (num_queries, num_keys, num_keys)
+    inputs = [torch.randn(2, tokens, count, dim, device=device).bfloat16().requires_grad_() for count in counts]
+    assert flash_attention.takes(*inputs[:2])
+    out = torch.compile(attend, fullgraph=True, dynamic=False)(*inputs, Context(positions=torch.arange(tokens, device=device)))
+    gradient = torch.randn_like(out)
+    found = (out, *torch.autograd.grad(out, inputs, gradient))
+    wanted = plain(inputs, gradient)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert float((ours.detach().double() - theirs.detach()).norm()) <= 1e-2 * float(theirs.detach().norm()) + 1e-6
