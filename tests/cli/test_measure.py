@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_without_a_word_the_embedded_default_is_timed_and_kept_in_the_users_cach
     out, err = capsys.readouterr()
     asked, num_processes, _ = measured[0]
     assert [(one.model.name, one.micro_batch, one.seq_len, one.packed) for one in asked] == [("llama-2m", 4, 128, True)]
-    assert num_processes == 8 and err == "meshwright: something\n"
+    assert num_processes == 8 and re.fullmatch(r"meshwright: +\d+ s  something\n", err)
     path = tmp_path / "cache" / "meshwright" / "profile.json"
     assert load_profile(path) == load_profile(Path(CORES))
     assert "slices of the training step" in out and "collectives" in out and " ".join(out.split()).endswith("on this machine by default")
@@ -126,3 +127,23 @@ def test_this_machines_own_profile_is_taken_and_can_be_left_out(monkeypatch, cap
     (tmp_path / "meshwright" / "profile.json").write_text("{")  # what cannot be read is not guessed at
     assert main(asked) == 0
     assert "profile" not in json.loads(capsys.readouterr().out)["evidence"]["compared_with"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"), [(["--model", "llama-2m"], 2), (["--model", "llama-2m", "--precision", "bf16"], 1), ([], 6)]
+)
+def test_where_there_seems_to_be_a_gpu_processes_start_before_torch_and_none_stays(arguments, count, measured, monkeypatch):
+    from meshwright.train import waiting
+
+    made = []
+
+    class Started(waiting.Waiting):
+        def __init__(self, *given) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(waiting, "sees_gpu", lambda: True)
+    monkeypatch.setattr(waiting, "Waiting", Started)
+    assert main(["measure", *arguments]) == 0
+    assert measured[0][2]["ready"] == made and len(made) == count
+    assert all(one.process.poll() is not None for one in made)

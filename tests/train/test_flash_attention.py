@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,7 +64,7 @@ def _weighted(scores: Tensor, v: Tensor) -> Tensor:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     made = StandIn()
-    monkeypatch.setattr(flash_attention, "_kernels", lambda: made)
+    monkeypatch.setattr(flash_attention, "load", lambda: made)
     monkeypatch.setattr(flash_attention, "_able", {})
     yield made
     torch._dynamo.reset()
@@ -156,7 +158,7 @@ def test_a_trial_draws_from_its_own_numbers(stand_in: StandIn) -> None:
 
 
 def test_a_changed_interface_leaves_attention_to_torch(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_attention, "_kernels", lambda: SimpleNamespace())
+    monkeypatch.setattr(flash_attention, "load", lambda: SimpleNamespace())
     told = flash_attention.trial(2, 16, CPU)
     assert "_flash_attn_fwd" in told
     monkeypatch.setattr(flash_attention, "is_installed", lambda: True)
@@ -190,9 +192,36 @@ def test_nothing_is_tried_without_the_package_or_the_gpu(
 # -- the library itself ---------------------------------------------------------------------------------
 
 
+def test_what_is_compiled_is_kept_where_nobody_else_can_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = flash_attention._kept()
+    assert folder is not None and folder.parent.parent == tmp_path and folder.parent.stat().st_mode & 0o777 == 0o700
+    folder.parent.chmod(0o770)
+    assert flash_attention._kept() is None
+    folder.parent.rmdir()
+    folder.parent.symlink_to(tmp_path)  # as somebody else might, to have their own code run
+    assert flash_attention._kept() is None
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert flash_attention._kept() is None
+
+
 @on_gpu
+@pytest.mark.filterwarnings("ignore")
+def test_one_token_sees_itself_alone() -> None:
+    device = torch.device("cuda", 0)
+    assert flash_attention.prepare(4, 2, 64, device)
+    query, key, value = (torch.randn(2, 1, count, 64, device=device).bfloat16().requires_grad_() for count in (4, 2, 2))
+    out = flash_attention.attended(query, key, value)
+    assert torch.equal(out, value.repeat_interleave(2, dim=2))
+    d_query, d_key, d_value = torch.autograd.grad(out, (query, key, value), torch.ones_like(out))
+    assert d_query.abs().max() < 0.1 and d_key.abs().max() < 0.1  # rounding of what would be nothing
+    assert torch.equal(d_value, torch.full_like(d_value, 2.0))
+
+
+@on_gpu
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("shape", [(32, 8, 64), (24, 8, 128), (16, 16, 96), (8, 1, 64)], ids=str)
-@pytest.mark.parametrize("tokens", [1, 127, 640])
+@pytest.mark.parametrize("tokens", [127, 640])
 def test_the_library_against_float64(shape: tuple[int, int, int], tokens: int) -> None:
     num_queries, num_keys, dim = shape
     device = torch.device("cuda", 0)
@@ -205,4 +234,4 @@ def test_the_library_against_float64(shape: tuple[int, int, int], tokens: int) -
     found = (out, *torch.autograd.grad(out, inputs, gradient))
     wanted = plain(inputs, gradient)
     for ours, theirs in zip(found, wanted, strict=True):
-        assert float((ours.detach().double() - theirs.detach()).norm()) <= 1e-2 * float(theirs.detach().norm()) + 1e-6
+        assert float((ours.detach().double() - theirs.detach()).norm()) <= 1e-2 * float(theirs.detach().norm())

@@ -96,7 +96,7 @@ def test_each_slice_has_a_process_that_compiles_first_and_is_timed_when_asked(mo
     assert [cut.num_layers for cut in found.slices] == [(slices.FEW, slices.MORE)] and found.slices[0].layer_s > 0
     assert len(found.left_out) == 1 and "InputError: the trainer does not run in 'no such'" in found.left_out[0]
     assert said == ["compiling for 2 slices at once", "timing slices of tiny in fp32, 1 x 16 tokens"]
-    assert all(worker._process.poll() is not None for worker in started)
+    assert all(worker.process.process.poll() is not None for worker in started)
 
 
 def test_slices_that_time_is_too_short_for_are_left_out_and_named():
@@ -111,10 +111,12 @@ def test_nothing_runs_beside_a_slice_that_is_timed_and_one_that_hangs_costs_no_o
     monkeypatch.setattr(machine, "SLICE_S", 20.0)
     cut, found = slices.Cut(model=TINY, precision="fp32", micro_batch=1, seq_len=16), machine.Found()
     with workers.workers([replace(cut, seq_len=8), cut], CPU) as started:
-        started[0]._process.send_signal(signal.SIGSTOP)
+        started[0].process.process.send_signal(signal.SIGSTOP)
         inner = started[1].slice
         ended = []
-        monkeypatch.setattr(started[1], "slice", lambda until_s: [ended.append(started[0]._process.poll() is not None), inner(until_s)][1])
+        monkeypatch.setattr(
+            started[1], "slice", lambda until_s: [ended.append(started[0].process.process.poll() is not None), inner(until_s)][1]
+        )
         machine._slices(started, found, lambda what: None, time.perf_counter() + 35.0)
     assert ended == [True] and [each.seq_len for each in found.slices] == [16] and found.left_out[0].endswith(workers.LATE)
 
@@ -141,7 +143,7 @@ def test_half_an_answer_is_none():
 def test_a_process_that_dies_costs_its_slice_and_no_more():
     cut, found = slices.Cut(model=TINY, precision="fp32", micro_batch=1, seq_len=16), machine.Found()
     with workers.workers([cut], CPU) as started:
-        started[0]._process.kill()
+        started[0].process.process.kill()
         machine._slices(started, found, lambda what: None, time.perf_counter() + 60.0)
     assert found.slices == [] and found.left_out[0].endswith(workers.LEFT)
 

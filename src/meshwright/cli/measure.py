@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,16 +38,19 @@ def measure(
     started_s = time.perf_counter()  # before torch is imported: that counts as well
     from meshwright.cli.train_run import torch_or_error
     from meshwright.describe.profile import profile_text, usual_path
+    from meshwright.train.waiting import sees_gpu, waiting
 
-    torch_or_error()
     path = out or usual_path()
     _check_place(path)
-    asked = _asked(models or (), seq, batch, precisions or (), processes)
-    from meshwright.plan.plan import write_whole
-    from meshwright.train.measure import measure as measured
-    from meshwright.train.measure.machine import device_here
+    likely = len(models or GPU_MODELS) * len(precisions or ("bf16", "fp8")) if sees_gpu() else 0
+    with waiting(likely) as ready:  # they load torch while this process does
+        torch_or_error()
+        asked = _asked(models or (), seq, batch, precisions or (), processes)
+        from meshwright.plan.plan import write_whole
+        from meshwright.train.measure import measure as measured
+        from meshwright.train.measure.machine import device_here
 
-    profile = measured(asked, device_here(), processes, _say, limit_s=limit, started_s=started_s)
+        profile = measured(asked, device_here(), processes, _say_since(started_s), limit_s=limit, started_s=started_s, ready=ready)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, profile_text(profile))
     if as_json:
@@ -56,8 +59,9 @@ def measure(
         _show(profile, path, is_usual=out is None)
 
 
-def _say(what: str) -> None:
-    print(f"meshwright: {what}", file=sys.stderr, flush=True)
+def _say_since(started_s: float) -> Callable[[str], None]:
+    """Tell what goes on, and when, from the start on."""
+    return lambda what: print(f"meshwright: {time.perf_counter() - started_s:4.0f} s  {what}", file=sys.stderr, flush=True)
 
 
 def _check_place(path: Path) -> None:
@@ -96,6 +100,8 @@ def _show(profile: Profile, path: Path, *, is_usual: bool) -> None:
 
     rates = {"copy": profile.copy_bytes_per_s, "norm": profile.norm_bytes_per_s, "optimizer": profile.optimizer_bytes_per_s}
     pairs = [("measured in", seconds(profile.measured_s)), ("a kernel of no work", seconds(profile.launch_s))]
+    if profile.device_type == "cuda":
+        pairs.append(("attention by", f"FlashAttention {profile.flash_attention}" if profile.flash_attention else "torch's own kernels"))
     show_pairs(profile.words, [*pairs, *((name, si(rate, "B/s")) for name, rate in rates.items())])
     show_table("products", ("format", "rows>", "slowest>", "fastest>"), _product_rows(profile))
     columns = ("model", "precision", "batch>", "layer>", "ends>", "update>", "kept a layer>")

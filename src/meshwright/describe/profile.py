@@ -129,6 +129,7 @@ class Profile:
     slices: tuple[Slice, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
     left_out: tuple[str, ...] = ()  # what was asked for and not timed, and why
+    flash_attention: str = ""  # the version of FlashAttention 4 by which attention ran; nothing: it was torch's own
 
     @property
     def shares_cores(self) -> bool:

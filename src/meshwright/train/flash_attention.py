@@ -8,9 +8,14 @@ head that it has no kernel for, shows in a trial before the first step; attentio
 from __future__ import annotations
 
 import importlib
+import os
+import stat
+import tempfile
 import warnings
 from functools import cache
+from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +45,14 @@ def is_installed() -> bool:
         return False
 
 
+def installed_version() -> str:
+    """Of the package; nothing where it is not there."""
+    try:
+        return metadata.version(PACKAGE) if is_installed() else ""
+    except metadata.PackageNotFoundError:  # a copy of its files
+        return "of no known version"
+
+
 def takes(query: Tensor, key: Tensor) -> bool:
     """Whether causal attention of these heads is done here: such ones were tried, and all was right."""
     heads = (query.device.type, query.shape[2] // key.shape[2], query.shape[3])
@@ -58,6 +71,7 @@ def prepare(num_queries: int, num_keys: int, head_dim: int, device: torch.device
     heads = (device.type, num_queries // num_keys, head_dim)
     if heads not in _able:
         _able[heads] = trial(num_queries // num_keys, head_dim, device)
+        warnings.filterwarnings("ignore", message="Argument aux_data")  # its compiler's, of an argument that is known when it compiles
         if _able[heads]:
             warnings.warn(f"{PACKAGE} is installed and is not used: {_able[heads]}", UnusedKernel, stacklevel=2)
     return not _able[heads]
@@ -69,7 +83,9 @@ def trial(queries_per_key: int, head_dim: int, device: torch.device) -> str:
     generator = torch.Generator(device).manual_seed(1)  # of its own: what a run draws is not to depend on which kernels there are
     *inputs, gradient = (torch.randn(shape, generator=generator, device=device).bfloat16() for shape in shapes)
     try:
-        found = _with_gradients(attended, [x.requires_grad_() for x in inputs], gradient)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = _with_gradients(attended, [x.requires_grad_() for x in inputs], gradient)
     except Exception as error:  # of a compiler, a driver or an interface that has changed: whatever it is, there is another kernel
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     wanted = _with_gradients(_plain, [x.detach().float().requires_grad_() for x in inputs], gradient.float())
@@ -93,18 +109,33 @@ def _plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 @cache
-def _kernels() -> Any:
+def load() -> Any:
+    """The package's functions. What it compiles is kept on this machine's disk: a kernel is compiled once, and not by every run."""
+    folder = _kept()
+    if folder is not None:
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the package's own dependencies
-        module = importlib.import_module(MODULE)
-    warnings.filterwarnings("ignore", message="Argument aux_data")  # its compiler's, of an argument that is known when it compiles
-    return module
+        return importlib.import_module(MODULE)
+
+
+def _kept() -> Path | None:
+    """A folder of this user alone, on a disk of this machine; None where there is none to be had: what lies there is run."""
+    folder = Path(tempfile.gettempdir()) / f"meshwright-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return None
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return folder / "flash-attention" if is_ours else None
 
 
 @torch.library.custom_op("meshwright::flash_attention", mutates_args=())
 def _forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """What attention gives, [B, T, N, D], and the logarithms of its sums, [B, N, T]."""
-    out, log_sums = _kernels()._flash_attn_fwd(query, key, value, causal=True, return_lse=True)[:2]
+    out, log_sums = load()._flash_attn_fwd(query, key, value, causal=True, return_lse=True)[:2]
     return out, log_sums
 
 
@@ -118,7 +149,7 @@ def _(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 def _backward(query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
     d_query, d_key, d_value = _alike(query, key, value)
-    _kernels()._flash_attn_bwd(
+    load()._flash_attn_bwd(
         query, key, value, out, d_out, log_sums, causal=True, dq=d_query, dk=d_key, dv=d_value,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip

@@ -100,6 +100,12 @@ def has_fp8(device: torch.device) -> bool:
 # -- attention ------------------------------------------------------------------------------------------
 
 
+def prepare_attention(model: Model, device: torch.device, *, packed: bool) -> str:
+    """Choose the kernel of attention, as the trainer does before its first step; FlashAttention's version where it is that."""
+    is_flash = not packed and flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, device)
+    return flash_attention.installed_version() if is_flash else ""
+
+
 def attention_s(
     model: Model, batch: int, seq_len: int, number_format: str, device: torch.device, budget_s: float, *, packed: bool = False
 ) -> AttentionTime:
@@ -109,8 +115,7 @@ def attention_s(
     q, k, v = (_normal((batch, seq_len, count, model.head_dim), device, dtype).requires_grad_() for count in heads)
     documents = torch.zeros((batch, seq_len), dtype=torch.long, device=device) if packed else None
     context = Context(positions=torch.arange(seq_len, device=device), documents=documents)
-    if dtype in flash_attention.DTYPES and not packed:
-        flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, device)
+    prepare_attention(model, device, packed=packed)
     out = attend(q, k, v, context)
     gradient = _normal(tuple(out.shape), device, dtype)
     works: list[Work] = [

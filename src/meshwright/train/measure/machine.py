@@ -28,6 +28,7 @@ from meshwright.train.measure.exchanges import collectives_s
 from meshwright.train.measure.slices import Cut, alone, number_format, slice_of
 from meshwright.train.measure.workers import SliceError, Worker, compiled, workers
 from meshwright.train.replica import NUMBERS
+from meshwright.train.waiting import Waiting
 from meshwright.units import gib
 
 Report = Callable[[str], None]
@@ -69,6 +70,7 @@ class Found:
     slices: list[Slice] = field(default_factory=list)
     collectives: list[CollectiveTime] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    flash_attention: str = ""
 
 
 def device_here() -> torch.device:
@@ -138,10 +140,15 @@ def measure(
     *,
     limit_s: float = LIMIT_S,
     started_s: float | None = None,
+    ready: list[Waiting] | None = None,
 ) -> Profile:
-    """The machine's profile; on a GPU, slices that are not done `limit_s` after `started_s` are left out, and the profile says so."""
+    """The machine's profile; on a GPU, slices that are not done `limit_s` after `started_s` are left out, and the profile says so.
+
+    Slices are timed by processes that are `ready` already, and by new ones beyond those.
+    """
     started_s = time.perf_counter() if started_s is None else started_s
-    found = _on_gpu(asked, device, report, started_s + limit_s) if device.type == "cuda" else _on_cores(asked, num_processes, report)
+    is_gpu = device.type == "cuda"
+    found = _on_gpu(asked, device, report, started_s + limit_s, ready) if is_gpu else _on_cores(asked, num_processes, report)
     rates = found.rates
     return Profile(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -162,16 +169,22 @@ def measure(
         slices=tuple(found.slices),
         collectives=tuple(found.collectives),
         left_out=tuple(found.left_out),
+        flash_attention=found.flash_attention,
     )
 
 
 # -- one GPU --------------------------------------------------------------------------------------------
 
 
-def _on_gpu(asked: Sequence[Asked], device: torch.device, report: Report, until_s: float) -> Found:
-    """Kernels first, which also warms the chip, while processes compile for slices; then slices."""
-    with workers(_cuts(asked), device) as started:
+def _on_gpu(asked: Sequence[Asked], device: torch.device, report: Report, until_s: float, ready: list[Waiting] | None) -> Found:
+    """Kernels first, which also warms the chip, while processes compile for slices; then slices.
+
+    Attention's kernel is made first of all: while the processes still load torch, so that they find it made.
+    """
+    with workers(_cuts(asked), device, ready) as started:
+        by_flash = {kernels.prepare_attention(one.model, device, packed=one.packed) for one in asked}
         found = _kernels(asked, device, report)
+        found.flash_attention = max(by_flash)
         release(device)
         _slices(started, found, report, until_s)
     return found

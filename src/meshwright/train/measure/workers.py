@@ -10,22 +10,22 @@ import os
 import pickle
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from meshwright.describe.profile import Slice
 from meshwright.errors import MeshwrightError
+from meshwright.train import flash_attention
 from meshwright.train.launch import end_with
 from meshwright.train.measure.clock import release
 from meshwright.train.measure.slices import Cut, Runner, alone, slice_of
+from meshwright.train.waiting import ENVIRONMENT, TIMER, Waiting, send
 
-THREADS = "4"  # compilers of each process: all processes share the host
 ONE = 1  # layer is enough to compile for: all have the same shapes
 PATIENCE_S = 5.0  # a process that has told what it found gets this long to end
 LATE = "they would have taken longer than allowed (--seconds)"
@@ -37,30 +37,15 @@ class SliceError(MeshwrightError):
 
 
 class Worker:
-    """The process that times one slice. It is told the slice, answers when it has compiled, is asked, and answers with what it found.
+    """The process that times one slice. It is told the slice, answers when it has compiled, is asked, and answers with what it found."""
 
-    It answers through a pipe of its own: whatever else a process prints goes nowhere.
-    """
-
-    def __init__(self, cut: Cut, device: torch.device) -> None:
-        self.cut = cut
-        reading, writing = os.pipe()
-        self.answers = os.fdopen(reading, "rb")
-        environment = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCHINDUCTOR_COMPILE_THREADS": THREADS}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "meshwright.train.measure.workers", str(writing), str(os.getpid())],
-            env=environment,
-            pass_fds=(writing,),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(writing)
-        self._tell((cut, device))
+    def __init__(self, cut: Cut, device: torch.device, process: Waiting) -> None:
+        self.cut, self.process, self.answers = cut, process, process.answers
+        process.tell((cut, device))
 
     def slice(self, until_s: float) -> Slice:
         """Its slice, timed now; raises where that is not before `until_s`, by the performance counter."""
-        self._tell("go")
+        self.process.tell("go")
         if not _speaking([self], until_s):
             raise SliceError(LATE)
         found = self.hear()
@@ -80,20 +65,7 @@ class Worker:
 
     def end(self, patience_s: float = 0.0) -> None:
         """End the process, which gets this long to end of itself."""
-        try:
-            self._process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        assert self._process.stdin is not None
-        for pipe in (self._process.stdin, self.answers):
-            with suppress(OSError):  # what it was told last may be unread
-                pipe.close()
-
-    def _tell(self, what: object) -> None:
-        with suppress(OSError):  # a process that has ended will not answer either
-            assert self._process.stdin is not None
-            _send(what, self._process.stdin)
+        self.process.end(patience_s)
 
 
 def _speaking(some: Sequence[Worker], until_s: float) -> list[Worker]:
@@ -119,12 +91,12 @@ def compiled(started: Sequence[Worker], until_s: float) -> dict[Worker, SliceErr
 
 
 @contextmanager
-def workers(cuts: Sequence[Cut], device: torch.device) -> Iterator[list[Worker]]:
-    """A process for each slice, compiling; none is left running."""
+def workers(cuts: Sequence[Cut], device: torch.device, ready: list[Waiting] | None = None) -> Iterator[list[Worker]]:
+    """A process for each slice, compiling, of those that are `ready` as far as they go; none is left running."""
     made: list[Worker] = []
     try:
         for cut in cuts:
-            made.append(Worker(cut, device))
+            made.append(Worker(cut, device, ready.pop() if ready else Waiting(TIMER, ENVIRONMENT)))
         yield made
     finally:
         for worker in made:
@@ -137,27 +109,25 @@ def main() -> None:
     pipe, parent = (int(word) for word in sys.argv[1:3])
     end_with(parent)
     asker, answers = sys.stdin.buffer, os.fdopen(pipe, "wb")
+    if flash_attention.is_installed():
+        with suppress(Exception):  # a broken one shows in its trial
+            flash_attention.load()  # seconds that would otherwise follow after what this process is told
     cut, device = pickle.load(asker)
     with suppress(EOFError, BrokenPipeError):  # nobody asks any more
         try:
             undo = alone(device)
             _compile(cut, device)
-            _send(None, answers)
+            send(None, answers)
             pickle.load(asker)
-            _send(slice_of(cut, device), answers)
+            send(slice_of(cut, device), answers)
             undo()
         except (EOFError, BrokenPipeError):
             raise
         except torch.OutOfMemoryError:
-            _send("out of memory", answers)
+            send("out of memory", answers)
         except Exception as error:  # of a compiler or a kernel: the others must go on
             said = str(error).strip().splitlines()
-            _send(f"{type(error).__name__}: {said[0] if said else 'no message'}", answers)
-
-
-def _send(what: object, pipe: IO[bytes]) -> None:
-    pickle.dump(what, pipe)
-    pipe.flush()
+            send(f"{type(error).__name__}: {said[0] if said else 'no message'}", answers)
 
 
 def _compile(cut: Cut, device: torch.device) -> None:
