@@ -1,6 +1,6 @@
 """Causal attention by FlashAttention 4, where that is installed and does what it should on this GPU.
 
-On Hopper it takes 9 to 18 % less time than cuDNN's, and as much less energy (docs/journal.md). torch knows an older form of its functions,
+On an H200 it takes 13 to 15 % less time than cuDNN's (benchmarks/h200.md), and less energy. torch knows an older form of its functions,
 which gave fewer results, so operators of our own call it: compiled layers may hold them. A release that has changed in some other way, or a
 head that it has no kernel for, shows in a trial before the first step; attention is then torch's, and a warning says why.
 """
