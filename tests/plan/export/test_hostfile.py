@@ -8,6 +8,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.plan.export import hostfile
+from meshwright.plan.rankmap import rank_map
 
 
 def body(text):
@@ -113,3 +114,40 @@ def test_a_shell_can_read_it(record, tmp_path):
 def test_nodes_in_use_by_part_have_so_many_slots(planned):
     assert [line.split()[1] for line in body(hostfile.host_file(planned("dp=12")))] == ["slots=6", "slots=6"]
     assert body(hostfile.rank_file(planned("dp=12"), ["a", "b"]))[6] == "rank 6=b slot=0"
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(66, [4] * 16 + [2]), (6, [4, 2]), (8, [4, 4]), (3, [3])])
+def test_the_last_tray_of_a_rack_may_be_in_use_by_part(planned, count, sizes):
+    plan = planned(f"dp={count}", machine="gb200-nvl72-ndr")
+    assert [int(line.split("slots=")[1]) for line in body(hostfile.host_file(plan))] == sizes
+    seats_agree_with_the_rank_map(plan)
+    launch = hostfile.environment(plan)
+    assert f"--nnodes={len(sizes)} " in launch
+    if len(set(sizes)) == 1:
+        assert f"--nproc-per-node={sizes[0]} " in launch and "SLOTS" not in launch
+    else:
+        assert "--nproc-per-node=${SLOTS:?} " in launch and "SLOTS is the number of slots on the host's line" in launch
+
+
+def test_every_rack_may_leave_its_last_tray_in_use_by_part(planned):
+    plan = planned("dp=132", machine="gb200-nvl72-ndr")
+    rack, fabric = plan.cluster.tiers
+    racks = (replace(rack, num_accelerators=66, num_installed=72), replace(fabric, num_accelerators=132, num_installed=144))
+    plan = replace(plan, cluster=replace(plan.cluster, tiers=racks))
+    hosts = body(hostfile.host_file(plan))
+    assert len(hosts) == 34 == plan.cluster.num_nodes
+    assert hosts[16:18] == ["rack1-tray17 slots=2", "rack2-tray01 slots=4"] and hosts[-1] == "rack2-tray17 slots=2"
+    seats_agree_with_the_rank_map(plan)
+    assert "--nnodes=34 --nproc-per-node=${SLOTS:?}" in hostfile.environment(plan)
+
+
+def seats_agree_with_the_rank_map(plan):
+    placed = rank_map(plan.layout, plan.cluster)
+    names = hostfile.host_names(plan)
+    ranks = body(hostfile.rank_file(plan))
+    assert len(ranks) == len(placed) == plan.layout.num_ranks
+    for line, row in zip(ranks, placed.rows(), strict=True):
+        host, slot = line.split("=", 1)[1].split(" slot=")
+        at = dict(zip(placed.columns, row, strict=True))
+        numbers = [int(part.lstrip("racktynode")) - 1 for part in host.split("-")]
+        assert host in names and numbers == [at[name] for name in placed.place[:-1]] and int(slot) == at["gpu"]

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from meshwright.errors import InputError
 from meshwright.plan.export.heading import comment, heading
@@ -37,11 +40,27 @@ def host_names(plan: Plan, hosts: Sequence[str] = ()) -> list[str]:
 
 def _placeholders(plan: Plan) -> list[str]:
     placed = rank_map(plan.layout, plan.cluster)
-    step = plan.cluster.used_per_node
+    firsts = placed.columns["gpu"] == 0
     names = placed.place[:-1]  # all but the GPU
-    columns = [placed.columns[name][::step].tolist() for name in names]
+    columns = [placed.columns[name][firsts].tolist() for name in names]
     widths = [len(str(max(column) + 1)) for column in columns]
     return ["-".join(f"{n}{i + 1:0{w}}" for n, i, w in zip(names, row, widths, strict=True)) for row in zip(*columns, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """Nodes in the order of the machine, and where each accelerator in use sits; the last node of a domain may be in use by part."""
+
+    node: list[int]
+    slot: list[int]
+    sizes: list[int]  # accelerators in use of each node
+
+    @classmethod
+    def of(cls, plan: Plan) -> Seats:
+        """The seats of the plan's accelerators, as its rank map deals them."""
+        slot = rank_map(plan.layout, plan.cluster).columns["gpu"]
+        node = (slot == 0).cumsum() - 1
+        return cls(node.tolist(), slot.tolist(), np.bincount(node).tolist())
 
 
 # -- hosts and ranks ------------------------------------------------------------------------------------
@@ -58,28 +77,30 @@ def host_file_pp_last(plan: Plan, hosts: Sequence[str] = ()) -> str:
 
 
 def _host_file(plan: Plan, hosts: Sequence[str], order: Order) -> str:
-    names, per_node = host_names(plan, hosts), plan.cluster.used_per_node
+    names, sizes = host_names(plan, hosts), Seats.of(plan).sizes
     nodes = node_order(plan, order)
     limits = ([] if hosts else [PLACEHOLDER]) + _spares(plan)
     use = "The n-th host is node rank n of torchrun; mpirun and DeepSpeed read the file as it is."
     lines = [*heading(plan, f"Host file, ranks numbered {'-'.join(order)}", limits), comment(use)]
-    total = plan.layout.num_ranks
-    return "\n".join([*lines, *(f"{names[node]} slots={min(per_node, total - node * per_node)}" for node in nodes), ""])
+    return "\n".join([*lines, *(f"{names[node]} slots={sizes[node]}" for node in nodes), ""])
 
 
 def node_order(plan: Plan, order: Order) -> list[int]:
     """Nodes in the order of the ranks they hold; an error where the numbering tears a node's ranks apart."""
-    per_node = min(plan.cluster.used_per_node, plan.layout.num_ranks)
-    placed = places(plan.layout, order)
-    blocks = [placed[start : start + per_node] for start in range(0, len(placed), per_node)]
-    torn = next((block for block in blocks if block[0] % per_node or block != list(range(block[0], block[0] + len(block)))), None)
-    if torn is not None:
-        raise InputError(
-            f"numbered {'-'.join(order)}, the ranks of a node are not neighbours: an order of hosts cannot place them",
-            where="layout.order",
-            fix="use the rank file of kind rankfile-pp-last, which places every rank by itself",
-        )
-    return [block[0] // per_node for block in blocks]
+    seats, placed, nodes, start = Seats.of(plan), places(plan.layout, order), list[int](), 0
+    while start < len(placed):
+        first = placed[start]
+        node = seats.node[first]
+        size = seats.sizes[node]
+        if seats.slot[first] or placed[start : start + size] != list(range(first, first + size)):
+            raise InputError(
+                f"numbered {'-'.join(order)}, the ranks of a node are not neighbours: an order of hosts cannot place them",
+                where="layout.order",
+                fix="use the rank file of kind rankfile-pp-last, which places every rank by itself",
+            )
+        nodes.append(node)
+        start += size
+    return nodes
 
 
 def rank_file(plan: Plan, hosts: Sequence[str] = ()) -> str:
@@ -93,12 +114,12 @@ def rank_file_pp_last(plan: Plan, hosts: Sequence[str] = ()) -> str:
 
 
 def _rank_file(plan: Plan, hosts: Sequence[str], order: Order) -> str:
-    names, per_node = host_names(plan, hosts), plan.cluster.used_per_node
+    names, seats = host_names(plan, hosts), Seats.of(plan)
     limits = ([] if hosts else [PLACEHOLDER]) + _spares(plan)
     use = "Use: mpirun --rankfile THIS_FILE (Open MPI); slot k is local GPU k. With Slurm, SLURM_HOSTFILE takes the hosts in this order."
     lines = [*heading(plan, f"Rank file, ranks numbered {'-'.join(order)}", limits), comment(use)]
     for rank, place in enumerate(places(plan.layout, order)):
-        lines.append(f"rank {rank}={names[place // per_node]} slot={place % per_node}")
+        lines.append(f"rank {rank}={names[seats.node[place]]} slot={seats.slot[place]}")
     return "\n".join([*lines, ""])
 
 
@@ -174,14 +195,18 @@ def _domain_settings(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _torchrun(plan: Plan, first: str) -> list[str]:
-    per_node = min(plan.cluster.used_per_node, plan.layout.num_ranks)
+    sizes = Seats.of(plan).sizes
+    is_even = len(set(sizes)) == 1
+    per_node = sizes[0] if is_even else "${SLOTS:?}"
     why = (
         f"On every node. NODE_RANK is the line of the host in the host file: kind `hostfile` for a stack that numbers ranks as the plan, "
         f"{'-'.join(plan.layout.order)}; kind `hostfile-pp-last` for one that numbers them {'-'.join(PP_LAST)}."
     )
+    uneven = f"Not all nodes have {max(sizes)} accelerators in use: SLOTS is the number of slots on the host's line."
     return [
         comment(why),
-        f"torchrun --nnodes={plan.cluster.num_nodes} --nproc-per-node={per_node} --node-rank=${{NODE_RANK:?}} \\",
+        *([] if is_even else [comment(uneven)]),
+        f"torchrun --nnodes={len(sizes)} --nproc-per-node={per_node} --node-rank=${{NODE_RANK:?}} \\",
         f"  --rdzv-backend=static --master-addr={first} --master-port=29500 \\",
         '  "${SCRIPT:?the training script}" "$@"',
     ]
