@@ -3,12 +3,14 @@
 `evidence/residuals.json`, written by `meshwright fit`, holds ln(predicted/measured) of every run, predicted by a fit that left out that
 run (`row`) or its whole family (`family_out`). A question takes the closest pool of those runs that has nine or more, and its interval
 leaves out a tenth of them on either side: so it is wide where past predictions were off, and lopsided where they were off one way.
-A question like no run that was fitted is compared with runs on other chips or software, which were predicted without any.
+A question like no run that was fitted is compared with runs on other chips or software, which were predicted without any. A question
+beyond the sizes of all runs has a wider interval, by as much as errors grew on models smaller than any that was fitted.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,6 +32,7 @@ LARGE = 50e9  # parameters: above, a step is long compared with everything that 
 ONE_SIDED = 0.999  # a low end this close to the prediction: no more than a tenth of the runs took less
 FEWEST = 9  # runs that make a pool: of fewer, a tenth on either side is less than one run
 FAR_FACTOR = 2.0  # more accelerators than so many times those measured, or a model as much larger or smaller, counts as not measured
+UNKNOWN_GROWTH = 1.0  # of an interval with each doubling beyond that, where no run tells
 
 Entry = Mapping[str, Any]  # one run of residuals.json
 
@@ -68,9 +71,15 @@ def interval(model: Model, cluster: Cluster, workload: Workload, stack: Software
 
     measured: the accelerator, number format and release were run together, at about this size; errors of single runs left out.
     near: the chip's generation and the kind of software were run, but not this; errors of whole families left out.
-    far: a chip or software of a kind that no constant was fitted for; errors on those that were measured all the same.
+    far: a chip or software of a kind that no constant was fitted for; errors on those that were measured all the same. Also whatever is
+    beyond the sizes of all runs.
     """
     runs: Sequence[Entry] = (table or residuals())["runs"]
+    return _widened(_compared(model, cluster, workload, stack, runs), model, cluster, runs)
+
+
+def _compared(model: Model, cluster: Cluster, workload: Workload, stack: Software, runs: Sequence[Entry]) -> Interval:
+    """The interval of the closest pool of runs, whatever the size of the question."""
     asked = Likeness(
         kind=kind_of(model, workload),
         software=software_kind(stack.release),
@@ -207,6 +216,47 @@ def _beyond(asked: Likeness, fitted: Sequence[Entry], num_parameters: float, clu
     if not min(sizes) / FAR_FACTOR <= num_parameters <= max(sizes) * FAR_FACTOR:
         return f"{parameters(num_parameters, '.3g')} parameters; models measured with {' '.join(asked.family)} have {_span(sizes)}"
     return ""
+
+
+def _widened(found: Interval, model: Model, cluster: Cluster, runs: Sequence[Entry]) -> Interval:
+    """The interval of a question beyond the sizes of all runs: wider with each doubling, and never inside the evidence."""
+    known = [run for run in runs if run["fitted"] or found.distance == "far"]
+    sizes = [run["num_parameters"] for run in known if (run["kind"] == "experts") == bool(model.experts)]
+    counts = [run["num_accelerators"] for run in known]
+    in_size = _doublings(model.num_parameters, sizes)
+    in_count = _doublings(max(cluster.num_accelerators, min(counts, default=0)), counts)  # fewer are no harder
+    if not in_size + in_count:
+        return found
+    factor = 1.0 + growth(runs) * (in_size + in_count)
+    outside = [f"models of {_span(sizes)} parameters"] if in_size else []
+    outside += [f"up to {max(counts):,} accelerators"] if in_count else []
+    told = f"all that was measured is {' and '.join(outside)}, so the interval is {factor:.1f} times as wide"
+    note = f"{found.note}; {told}" if found.note else told
+    return replace(found, low=found.low**factor, high=found.high**factor, distance="far", note=note)
+
+
+def _doublings(value: float, known: Sequence[float]) -> float:
+    """How often what is known must be doubled, or halved, to come within `FAR_FACTOR` of a value."""
+    if not known:
+        return 0.0
+    beyond = max(value / max(known), min(known) / value)
+    return max(math.log2(beyond / FAR_FACTOR), 0.0)
+
+
+def growth(runs: Sequence[Entry]) -> float:
+    """How much the errors of runs beyond the fitted sizes grow with each doubling, as a share of the errors within them.
+
+    A line through the errors of dense models that nothing was fitted for: there are many smaller than all that were. Of more
+    accelerators than were ever measured nothing is known; they are taken to be like models of other sizes.
+    """
+    dense = [run for run in runs if run["kind"] in ("large", "small")]
+    sizes = [run["num_parameters"] for run in dense if run["fitted"]]
+    others = [run for run in dense if not run["fitted"]]
+    beyond = np.array([_doublings(run["num_parameters"], sizes) for run in others])
+    if min((beyond > 0).sum(), (beyond == 0).sum()) < FEWEST:
+        return UNKNOWN_GROWTH
+    slope, within = np.polyfit(beyond, [abs(float(run["row"])) for run in others], 1)
+    return max(float(slope / within), 0.0)
 
 
 def _span(sizes: Sequence[float]) -> str:
