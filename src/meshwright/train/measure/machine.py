@@ -182,6 +182,7 @@ def _on_gpu(asked: Sequence[Asked], device: torch.device, report: Report, until_
     Attention's kernel is made first of all: while the processes still load torch, so that they find it made.
     """
     with workers(_cuts(asked), device, ready) as started:
+        report("choosing the kernel of attention")
         by_flash = {kernels.prepare_attention(one.model, device, packed=one.packed) for one in asked}
         found = _kernels(asked, device, report)
         found.flash_attention = max(by_flash)
@@ -245,7 +246,7 @@ def _cpu_batches(one: Asked) -> tuple[int, ...]:
 def _slices(started: Sequence[Worker], found: Found, report: Report, until_s: float) -> None:
     """Slices one by one, once all are compiled for; one that fails, or that time is too short for, is left out, and that is said."""
     report(f"compiling for {len(started)} slices at once")
-    failed = compiled(started, until_s - SLICE_S * ((len(started) + 1) // 2))
+    failed = compiled(started, until_s - SLICE_S * ((len(started) + 1) // 2), report)
     for worker in started:
         try:
             if worker in failed:

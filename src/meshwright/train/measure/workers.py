@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -74,7 +74,7 @@ def _speaking(some: Sequence[Worker], until_s: float) -> list[Worker]:
     return [worker for worker in some if worker.answers in heard]
 
 
-def compiled(started: Sequence[Worker], until_s: float) -> dict[Worker, SliceError]:
+def compiled(started: Sequence[Worker], until_s: float, report: Callable[[str], None]) -> dict[Worker, SliceError]:
     """Wait until all have compiled. Who has not by then is ended, since nothing may run beside what is timed; of whom, and why."""
     waiting, failed = list(started), {}
     while waiting and (heard := _speaking(waiting, until_s)):
@@ -82,6 +82,7 @@ def compiled(started: Sequence[Worker], until_s: float) -> dict[Worker, SliceErr
             waiting.remove(worker)
             try:
                 worker.hear()
+                report(f"compiled for {worker.cut.words}")
             except SliceError as error:
                 failed[worker] = error
     failed |= {worker: SliceError(LATE) for worker in waiting}
