@@ -118,7 +118,7 @@ def test_nothing_runs_beside_a_slice_that_is_timed_and_one_that_hangs_costs_no_o
         monkeypatch.setattr(
             started[1], "slice", lambda until_s: [ended.append(started[0].process.process.poll() is not None), inner(until_s)][1]
         )
-        machine._slices(started, found, lambda what: None, time.perf_counter() + 35.0)
+        machine._slices(started, found, lambda what: None, time.perf_counter() + 48.0)
     assert ended == [True] and [each.seq_len for each in found.slices] == [16] and found.left_out[0].endswith(workers.LATE)
 
 
