@@ -24,10 +24,8 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +117,8 @@ def _device() -> dict[str, str] | None:
     if not torch.cuda.is_available():
         return None
     names = gpu_names()  # by nvidia-smi: asking torch would take memory of the card for this process
-    software = f"torch {torch.__version__}"
-    with suppress(PackageNotFoundError):
-        software += f", {flash_attention.PACKAGE} {version(flash_attention.PACKAGE)}"
-    return {"gpu": names[0] if names else "an unnamed GPU", "software": software}
+    software = [f"torch {torch.__version__}", *filter(None, [flash_attention.installed()])]
+    return {"gpu": names[0] if names else "an unnamed GPU", "software": ", ".join(software)}
 
 
 def _facts(given: argparse.Namespace, found: dict[str, str] | None) -> dict[str, Any]:

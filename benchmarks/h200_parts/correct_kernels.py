@@ -150,10 +150,10 @@ def attentions(device: torch.device, seed: int) -> Checks:
 
     context = Context(positions=torch.arange(ATTENDED, device=device))
     for num_queries, num_keys, width in HEADS:
-        is_flash = flash_attention.prepare(num_queries, num_keys, width, device)
+        kernel = flash_attention.prepare(num_queries, num_keys, width, ATTENDED, device) or "torch"
         inputs = [torch.randn(2, ATTENDED, count, width, device=device).bfloat16() for count in (num_queries, num_keys, num_keys)]
         error = _apart(lambda *heads: (attend(*heads, context),), _attended, [x.requires_grad_() for x in inputs])
-        what = f"attention of {num_queries} and {num_keys} heads of {width} by {'FlashAttention 4' if is_flash else 'torch'}"
+        what = f"attention of {num_queries} and {num_keys} heads of {width} by {kernel}"
         yield {"what": f"{what}, values and gradients", "against": "float64", "error": error, "bound": KERNEL_BOUNDS[torch.bfloat16]}
 
 

@@ -204,7 +204,7 @@ def attention(case: Case, model: Model, device: torch.device, backends: tuple[SD
 
 def flash_attention_4(case: Case, model: Model, device: torch.device) -> tuple[Work, Work, str] | None:
     """The same by FlashAttention 4; None where that is not to be had."""
-    if not flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, device):
+    if not flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, case.seq_len, device):
         return None
     query, key, value, gradient = (x.transpose(1, 2) for x in random_heads(case, model, device))
     inputs = [x.requires_grad_() for x in (query, key, value)]

@@ -86,6 +86,7 @@ class AdamW64:
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
-    """Distance over length, in float64."""
+    """Distance over length, in float64; infinite where something is no number, so that the worst of several is that."""
     found, wanted = found.double(), wanted.double()
-    return ((found - wanted).norm() / wanted.norm().clamp_min(1e-300)).item()
+    error = ((found - wanted).norm() / wanted.norm().clamp_min(1e-300)).item()
+    return error if math.isfinite(error) else math.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,17 +134,34 @@ def test_this_machines_own_profile_is_taken_and_can_be_left_out(monkeypatch, cap
     ("arguments", "count"), [(["--model", "llama-2m"], 2), (["--model", "llama-2m", "--precision", "bf16"], 1), ([], 6)]
 )
 def test_where_there_seems_to_be_a_gpu_processes_start_before_torch_and_none_stays(arguments, count, measured, monkeypatch):
+    from meshwright.cli import train_run
     from meshwright.train import waiting
 
-    made = []
+    made, order = [], []
 
     class Started(waiting.Waiting):
         def __init__(self, *given) -> None:
             super().__init__(*given)
             made.append(self)
+            order.append("process")
+
+    monkeypatch.setattr(train_run, "torch_or_error", lambda: order.append("torch"))
 
     monkeypatch.setattr(waiting, "sees_gpu", lambda: True)
     monkeypatch.setattr(waiting, "Waiting", Started)
     assert main(["measure", *arguments]) == 0
-    assert measured[0][2]["ready"] == made and len(made) == count
+    assert measured[0][2]["ready"] == made and order == ["process"] * count + ["torch"]
     assert all(one.process.poll() is not None for one in made)
+
+
+def test_what_attention_ran_by_is_told_of_a_gpu(measured, monkeypatch, capsys, tmp_path):
+    import meshwright.train.measure as package
+
+    profile = load_profile(Path(CARD))
+    first, *others = profile.attentions
+    made = replace(profile, attentions=(replace(first, kernel="flash-attn-4 4.5"), *others))
+    monkeypatch.setattr(package, "measure", lambda *given, **options: made)
+    path = tmp_path / "made.json"
+    assert main(["measure", "--out", str(path)]) == 0
+    assert re.search(r"attention by +flash-attn-4 4.5, torch's own kernels\n", capsys.readouterr().out)
+    assert load_profile(path) == made and load_profile(path).attentions[0].kernel == "flash-attn-4 4.5"

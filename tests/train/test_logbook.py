@@ -44,6 +44,18 @@ def show(line: LiveLine, clock: list[float], num_steps: int, step_s: float) -> N
         line.step(Progress(step=step, samples=8 * step), 6.0, 0.4, PARTS_S)
 
 
+@pytest.mark.parametrize("attention", ["", "flash-attn-4 4.5"])
+def test_a_run_that_begins_names_what_it_attends_by_if_not_torch(job: Job, monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+    told: list[tuple[str, dict[str, object]]] = []
+    book = object.__new__(logbook.Logbook)
+    book.job = job
+    monkeypatch.setattr(logbook.Logbook, "event", lambda self, kind, progress, **detail: told.append((kind, detail)))
+    book.begun(Progress(step=0, samples=0), 1.5, attention)
+    ((kind, detail),) = told
+    assert kind == "start" and detail["starting_s"] == 1.5 and detail.get("attention", "") == attention
+    assert ("attention" in detail) == bool(attention)
+
+
 def test_a_terminal_has_one_line(job: Job, clock: list[float]) -> None:
     out = Terminal()
     line = LiveLine(job, out)

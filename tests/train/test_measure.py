@@ -64,6 +64,27 @@ def test_attention_is_timed_both_ways(packed):
     assert timed.forward_s > 0 and timed.backward_s > 0 and (timed.batch, timed.seq_len) == (2, 16)
 
 
+@pytest.mark.parametrize(("number_format", "packed", "kernel"), [("bf16", False, "a package 4.5"), ("fp32", False, ""), ("bf16", True, "")])
+def test_attention_names_the_kernel_that_it_ran_by(number_format, packed, kernel, monkeypatch):
+    monkeypatch.setattr(kernels.flash_attention, "prepare", lambda *heads: "a package 4.5")
+    assert kernels.attention_s(TINY, 1, 16, number_format, CPU, 0.001, packed=packed).kernel == kernel
+
+
+def test_processes_that_wait_for_a_gpu_are_ended_before_cores_are_timed(monkeypatch):
+    class Process:
+        is_there = True
+
+        def end(self) -> None:
+            self.is_there = False
+
+    made = [Process(), Process()]
+    found = machine.Found(launch_s=1.0, rates=dict.fromkeys(("copy", "norm", "activation", "loss", "optimizer"), 1.0))
+    seen = []
+    monkeypatch.setattr(machine, "_on_cores", lambda *given: [seen.extend(one.is_there for one in made), found][1])
+    machine.measure([], CPU, 1, print, ready=list(made))
+    assert seen == [False, False]
+
+
 def test_kernels_that_move_bytes_have_a_rate_each(monkeypatch):
     monkeypatch.setitem(kernels.MOVED_BYTES, "cpu", 2**16)
     rates = kernels.bytes_per_s(CPU, "fp32", 32, 0.001)

@@ -73,8 +73,14 @@ def test_it_is_there_before_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_gpu_shows_as_a_file_of_its_number(tmp_path):
+def test_a_gpu_shows_as_a_file_of_its_number_unless_it_is_hidden(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "nvidiactl").touch()
     assert not sees_gpu(tmp_path)
     (tmp_path / "nvidia3").touch()
     assert sees_gpu(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert sees_gpu(tmp_path)
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert not sees_gpu(tmp_path)

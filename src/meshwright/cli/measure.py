@@ -101,7 +101,8 @@ def _show(profile: Profile, path: Path, *, is_usual: bool) -> None:
     rates = {"copy": profile.copy_bytes_per_s, "norm": profile.norm_bytes_per_s, "optimizer": profile.optimizer_bytes_per_s}
     pairs = [("measured in", seconds(profile.measured_s)), ("a kernel of no work", seconds(profile.launch_s))]
     if profile.device_type == "cuda":
-        pairs.append(("attention by", f"FlashAttention {profile.flash_attention}" if profile.flash_attention else "torch's own kernels"))
+        by = dict.fromkeys(each.kernel or "torch's own kernels" for each in profile.attentions)
+        pairs.append(("attention by", ", ".join(by)))
     show_pairs(profile.words, [*pairs, *((name, si(rate, "B/s")) for name, rate in rates.items())])
     show_table("products", ("format", "rows>", "slowest>", "fastest>"), _product_rows(profile))
     columns = ("model", "precision", "batch>", "layer>", "ends>", "update>", "kept a layer>")

@@ -47,6 +47,7 @@ class AttentionTime:
     seq_len: int
     forward_s: float
     backward_s: float
+    kernel: str = ""  # package and version; nothing: torch's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +130,6 @@ class Profile:
     slices: tuple[Slice, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
     left_out: tuple[str, ...] = ()  # what was asked for and not timed, and why
-    flash_attention: str = ""  # the version of FlashAttention 4 by which attention ran; nothing: it was torch's own
 
     @property
     def shares_cores(self) -> bool:

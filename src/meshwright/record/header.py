@@ -56,16 +56,11 @@ def versions() -> dict[str, str | None]:
     """Versions of what a run's numbers depend on; None for a package that is not installed."""
     found: dict[str, str | None] = {"python": python_version()}
     for package in ("meshwright", "numpy", "torch"):
-        found[package] = _version(package)
-    kernels = _version("flash-attn-4")  # which a GPU takes where it is installed
-    return {**found, "flash-attn-4": kernels} if kernels else found
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
 
 
 def check_name(name: str) -> str:

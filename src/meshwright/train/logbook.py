@@ -153,10 +153,12 @@ class Logbook:
         if self.writer is not None:
             self.writer.event(kind, progress.step, **detail)
 
-    def begun(self, progress: Counts, starting_s: float) -> None:
-        """The run starts, or goes on: with what it pays, and how long this start took."""
+    def begun(self, progress: Counts, starting_s: float, attention: str = "") -> None:
+        """The run starts, or goes on: with what it pays, how long this start took, and by which package it attends if not by torch."""
         job = self.job
         detail: dict[str, Any] = {"layout": str(job.plan.layout), "num_ranks": job.plan.layout.num_ranks}
+        if attention:
+            detail["attention"] = attention
         if job.rate is not None:
             detail["price"] = job.rate.to_json()
         if job.budget is not None:

@@ -82,8 +82,7 @@ class Replica:
         self.numbers = NUMBERS[workload.precision]
         self.num_micro_batches = layout.num_micro_batches(workload.global_batch)
         num_tokens = workload.seq_len // layout.cp
-        if self.numbers.compute in flash_attention.DTYPES and not workload.packed:
-            flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, mesh.device)
+        self.attention = chosen_attention(model, workload, mesh, self.numbers)
         chunks = make_chunks(model, mesh)
         for chunk in chunks:
             tensor_parallel.split(chunk, mesh.tp)
@@ -257,6 +256,15 @@ class Replica:
 
 def _holds(shard: Shard, name: str) -> bool:
     return any(cut.name == name for cut, *_ in shard.spans)
+
+
+def chosen_attention(model: Model, workload: Workload, mesh: Mesh, numbers: Numbers) -> str:
+    """What attends faster than torch, where it is installed, of use in this layout, and right: package and version. Else nothing."""
+    layout = mesh.layout
+    is_whole = layout.cp == 1 or layout.cp_kind == "all-to-all"  # other kinds write attention out piece by piece
+    if numbers.compute != flash_attention.DTYPE or workload.packed or not is_whole:
+        return ""
+    return flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, workload.seq_len, mesh.device)
 
 
 def use_fp8(chunk: Transformer, mesh: Mesh) -> None:

@@ -111,7 +111,7 @@ def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, b
         begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins with its folder
     limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_time_s)
     parts = Parts(job=job, replica=replica, corpus=corpus, train=samples, saves=saves, logbook=logbook, watch=watch, stop=stop, limit=limit)
-    logbook.begun(progress, time.monotonic() - begun_s)
+    logbook.begun(progress, time.monotonic() - begun_s, replica.attention)
     log.init_stop()
     log.run_start()
     try:

@@ -78,5 +78,5 @@ def send(what: object, pipe: IO[bytes]) -> None:
 
 
 def sees_gpu(folder: Path = Path("/dev")) -> bool:
-    """Whether the system shows a GPU: a guess, made without torch."""
-    return any(folder.glob(DEVICES))
+    """Whether the system shows a GPU, and the user does not hide it: a guess, made without torch."""
+    return any(folder.glob(DEVICES)) and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")

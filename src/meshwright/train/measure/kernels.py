@@ -100,10 +100,11 @@ def has_fp8(device: torch.device) -> bool:
 # -- attention ------------------------------------------------------------------------------------------
 
 
-def prepare_attention(model: Model, device: torch.device, *, packed: bool) -> str:
-    """Choose the kernel of attention, as the trainer does before its first step; FlashAttention's version where it is that."""
-    is_flash = not packed and flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, device)
-    return flash_attention.installed_version() if is_flash else ""
+def prepare_attention(model: Model, seq_len: int, dtype: torch.dtype, device: torch.device, *, packed: bool) -> str:
+    """Choose the kernel of attention, as the trainer does before its first step: package and version where it is not torch's."""
+    if dtype != flash_attention.DTYPE or packed:
+        return ""
+    return flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, seq_len, device)
 
 
 def attention_s(
@@ -115,7 +116,7 @@ def attention_s(
     q, k, v = (_normal((batch, seq_len, count, model.head_dim), device, dtype).requires_grad_() for count in heads)
     documents = torch.zeros((batch, seq_len), dtype=torch.long, device=device) if packed else None
     context = Context(positions=torch.arange(seq_len, device=device), documents=documents)
-    prepare_attention(model, device, packed=packed)
+    kernel = prepare_attention(model, seq_len, dtype, device, packed=packed)
     out = attend(q, k, v, context)
     gradient = _normal(tuple(out.shape), device, dtype)
     works: list[Work] = [
@@ -132,6 +133,7 @@ def attention_s(
         seq_len=seq_len,
         forward_s=forward_s,
         backward_s=backward_s,
+        kernel=kernel,
     )
 
 

@@ -110,7 +110,7 @@ def main() -> None:
     pipe, parent = (int(word) for word in sys.argv[1:3])
     end_with(parent)
     asker, answers = sys.stdin.buffer, os.fdopen(pipe, "wb")
-    if flash_attention.is_installed():
+    if flash_attention.installed():
         with suppress(Exception):  # a broken one shows in its trial
             flash_attention.load()  # seconds that would otherwise follow after what this process is told
     cut, device = pickle.load(asker)
