@@ -10,6 +10,7 @@ from meshwright.cli.main import main
 from meshwright.describe.hardware import FORMAT_OF_RECIPE
 from meshwright.describe.load import load_cluster
 from meshwright.footprint import PARTS as MEMORY_PARTS
+from meshwright.layout import parse_layout
 from meshwright.step import PARTS
 
 NOUNS = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
@@ -61,7 +62,8 @@ def test_json_holds_every_key_and_its_parts_add_up(answer):
     assert said["placement"] == {"tp": ["rack"], "cp": ["rack"], "pp": ["rack"], "dp": ["fabric"]}
     assert set(said["evidence"]) == {"distance", "compared_with", "num_runs", "note"} and said["evidence"]["distance"] == "measured"
     assert (said["model"], said["cluster"]["name"], said["workload"]["name"]) == NOUNS
-    assert (said["software"], said["layout"]["dp"]) == ("v6.0", 128)
+    assert (said["software"], said["layout"]["dp"], said["layout"]["mbs"]) == ("v6.0", 128, 1)
+    assert str(parse_layout(said["layout"]["text"])) == said["layout"]["text"]
 
 
 def test_dp_left_out_fills_the_machine(answer):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from meshwright.cli.layout_values import layout_json
 from meshwright.cli.plan_answer import Answer
 from meshwright.cli.plan_files import Written
 from meshwright.cli.predict_answer import samples_json
@@ -24,7 +25,6 @@ NUM_RANKS_SHOWN = 6
 NUM_CHANGES_SHOWN = 6
 NUM_EXPLAINED = 5  # plans; JSON has all of them
 SMALL = ("optimizer", "data", "overhead")  # parts of the step that share a column
-SHORT = {"micro_batch": "mbs", "zero_stage": "zero"}
 
 
 # -- for programs ---------------------------------------------------------------------------------------
@@ -93,12 +93,6 @@ def plan_json(priced: PricedPlan) -> dict[str, Any]:
 
 def _limit_json(limit: Limit) -> dict[str, Any]:
     return {**asdict(limit), "is_sure": limit.is_sure, "said": limit.words}
-
-
-def layout_json(layout: Layout) -> dict[str, Any]:
-    """A layout under the names that `--layout` takes, and the whole of it as `--layout` would be told."""
-    values = {SHORT.get(key, key): value for key, value in asdict(layout).items()} | {"order": "-".join(layout.order)}
-    return {**values, "text": str(layout)}
 
 
 def _value(spread: Spread | None, unit: float = 1.0) -> float | None:

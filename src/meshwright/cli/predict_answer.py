@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from meshwright.cli.layout_values import layout_json
 from meshwright.cli.profile_choice import with_profile
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.describe.cluster import Cluster, beyond_note
@@ -176,7 +177,7 @@ def show_as_json(answer: Answer) -> None:
             "placement": tiers_of(job.layout, job.cluster),
             "evidence": _evidence_json(answer),
             "software": said.software.name,
-            "layout": asdict(job.layout),
+            "layout": layout_json(job.layout),
             "model": job.model.name,
             "cluster": {
                 "name": job.cluster.name,
