@@ -4,7 +4,7 @@
 run (`row`) or its whole family (`family_out`). A question takes the closest pool of those runs that has nine or more, and its interval
 leaves out a tenth of them on either side: so it is wide where past predictions were off, and lopsided where they were off one way.
 A question like no run that was fitted is compared with runs on other chips or software, which were predicted without any. A question
-beyond the sizes of all runs has a wider interval, by as much as errors grew on models smaller than any that was fitted.
+beyond the sizes of those has a wider interval, by as much as errors grew on models smaller than any that was fitted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LARGE = 50e9  # parameters: above, a step is long compared with everything that 
 ONE_SIDED = 0.999  # a low end this close to the prediction: no more than a tenth of the runs took less
 FEWEST = 9  # runs that make a pool: of fewer, a tenth on either side is less than one run
 FAR_FACTOR = 2.0  # more accelerators than so many times those measured, or a model as much larger or smaller, counts as not measured
-UNKNOWN_GROWTH = 1.0  # of an interval with each doubling beyond that, where no run tells
+UNKNOWN_GROWTH = 0.1  # of errors, in ln, with each doubling beyond that, where no run tells
 
 Entry = Mapping[str, Any]  # one run of residuals.json
 
@@ -219,7 +219,10 @@ def _beyond(asked: Likeness, fitted: Sequence[Entry], num_parameters: float, clu
 
 
 def _widened(found: Interval, model: Model, cluster: Cluster, runs: Sequence[Entry]) -> Interval:
-    """The interval of a question beyond the sizes of all runs: wider with each doubling, and never inside the evidence."""
+    """The interval of a question beyond the sizes of what was fitted: wider with each doubling, and never inside the evidence.
+
+    Where the question is far from the evidence to begin with, its pool holds runs that nothing was fitted for, and their sizes count.
+    """
     known = [run for run in runs if run["fitted"] or found.distance == "far"]
     sizes = [run["num_parameters"] for run in known if (run["kind"] == "experts") == bool(model.experts)]
     counts = [run["num_accelerators"] for run in known]
@@ -227,12 +230,12 @@ def _widened(found: Interval, model: Model, cluster: Cluster, runs: Sequence[Ent
     in_count = _doublings(max(cluster.num_accelerators, min(counts, default=0)), counts)  # fewer are no harder
     if not in_size + in_count:
         return found
-    factor = 1.0 + growth(runs) * (in_size + in_count)
+    more = math.exp(growth(runs) * (in_size + in_count))
     outside = [f"models of {_span(sizes)} parameters"] if in_size else []
-    outside += [f"up to {max(counts):,} accelerators"] if in_count else []
-    told = f"all that was measured is {' and '.join(outside)}, so the interval is {factor:.1f} times as wide"
+    outside += [f"at most {max(counts):,} accelerators"] if in_count else []
+    told = f"predictions rest on {' and '.join(outside)}, so the interval reaches {100 * (more - 1):.0f} % further at either end"
     note = f"{found.note}; {told}" if found.note else told
-    return replace(found, low=found.low**factor, high=found.high**factor, distance="far", note=note)
+    return replace(found, low=found.low / more, high=found.high * more, distance="far", note=note)
 
 
 def _doublings(value: float, known: Sequence[float]) -> float:
@@ -244,10 +247,10 @@ def _doublings(value: float, known: Sequence[float]) -> float:
 
 
 def growth(runs: Sequence[Entry]) -> float:
-    """How much the errors of runs beyond the fitted sizes grow with each doubling, as a share of the errors within them.
+    """How much errors grow with each doubling beyond the fitted sizes, in ln.
 
-    A line through the errors of dense models that nothing was fitted for: there are many smaller than all that were. Of more
-    accelerators than were ever measured nothing is known; they are taken to be like models of other sizes.
+    The slope of a line through the errors of dense models that nothing was fitted for: there are many smaller than all that were, of one
+    stack on one chip. Of more accelerators than were ever measured nothing is known; they are taken to be like models of other sizes.
     """
     dense = [run for run in runs if run["kind"] in ("large", "small")]
     sizes = [run["num_parameters"] for run in dense if run["fitted"]]
@@ -255,8 +258,8 @@ def growth(runs: Sequence[Entry]) -> float:
     beyond = np.array([_doublings(run["num_parameters"], sizes) for run in others])
     if min((beyond > 0).sum(), (beyond == 0).sum()) < FEWEST:
         return UNKNOWN_GROWTH
-    slope, within = np.polyfit(beyond, [abs(float(run["row"])) for run in others], 1)
-    return max(float(slope / within), 0.0)
+    slope = np.polyfit(beyond, [abs(float(run["row"])) for run in others], 1)[0]
+    return max(float(slope), 0.0)
 
 
 def _span(sizes: Sequence[float]) -> str:

@@ -19,7 +19,6 @@ from meshwright.train.transformer import Context
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # tokens, labels, documents: [samples, sequence]
 Read = Callable[[Sequence[int]], Arrays]
-SHORT_DOCUMENT = 32  # tokens: a place for the start of a document for each so many
 
 
 def sample_numbers(layout: Layout, dp_index: int, first: int, count: int) -> list[list[int]]:
@@ -49,32 +48,13 @@ def micro_batch(arrays: Arrays, numbers: Sequence[int], workload: Workload, mesh
     if workload.packed:
         everyones = torch.cat([positions_of(workload.seq_len, cp.size, i) for i in range(cp.size)])
         mine, all_of_them = _move(documents[:, positions], mesh), _move(documents[:, everyones], mesh)
-        starts = document_starts(documents) if cp.size == 1 and mesh.device.type == "cuda" else None
-        where = None if starts is None else _move(starts, mesh)
-        context = Context(positions=context.positions, documents=mine, everyones_documents=all_of_them, starts=where)
+        context = Context(positions=context.positions, documents=mine, everyones_documents=all_of_them)
     return MicroBatch(
         tokens=_move(tokens[:, positions].long(), mesh),
         labels=_move(labels[:, positions].long(), mesh),
         context=context,
         samples=tuple(numbers),
     )
-
-
-def document_starts(documents: Tensor) -> Tensor | None:
-    """Where documents start among all tokens of some sequences, [B, T], then where they end, to fill places that depend on the shape alone.
-
-    None where there are more than those: they are shorter than `SHORT_DOCUMENT` tokens on average.
-    """
-    batch, tokens = documents.shape
-    changes = torch.ones_like(documents, dtype=torch.bool)
-    changes[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    found = changes.flatten().nonzero().flatten()
-    num_places = batch * -(-tokens // SHORT_DOCUMENT)
-    if len(found) > num_places:
-        return None
-    starts = torch.full((num_places + 1,), batch * tokens, dtype=torch.int32)
-    starts[: len(found)] = found
-    return starts
 
 
 def without_loss(arrays: Arrays, keep: Sequence[bool]) -> Arrays:

@@ -12,7 +12,7 @@ import os
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
@@ -26,12 +26,13 @@ from torch import Tensor
 
 PACKAGE = "flash-attn-4"
 MODULE = "flash_attn.cute.interface"
+NOISY = "cutlass|flash_attn|quack"  # modules of it and of what it needs
 CAPABILITIES = (9, 10)  # Hopper and data-center Blackwell, for which it has kernels of their own
 DTYPE = torch.bfloat16
 TRIAL_TOKENS = 320  # more than one block of a kernel, and the last not full; longer sequences have the same kernels, shorter ones may not
 BOUND = 2e-2  # of what the trial may be off: bf16 rounds scores, weights and outputs
 LOCK_S = 120.0  # to wait for another process that compiles the same; then it is compiled here too
-Heads = tuple[str, int, int, int, bool]  # device type, queries that share a key, width, tokens up to those of a trial, packed or not
+Heads = tuple[str, int, int, int]  # device type, queries that share a key, dimensions of a head, tokens up to those of a trial
 
 _able: dict[Heads, str] = {}  # of heads that were tried: what was wrong, nothing where all was right
 
@@ -48,70 +49,61 @@ def installed() -> str:
         return ""
 
 
-def takes(query: Tensor, key: Tensor, *, packed: bool) -> bool:
+def takes(query: Tensor, key: Tensor) -> bool:
     """Whether causal attention of these heads is done here: such ones were tried, and all was right."""
-    heads = (query.device.type, query.shape[2] // key.shape[2], query.shape[3], min(query.shape[1], TRIAL_TOKENS), packed)
+    heads = (query.device.type, query.shape[2] // key.shape[2], query.shape[3], min(query.shape[1], TRIAL_TOKENS))
     return query.dtype == DTYPE and query.shape[1] == key.shape[1] and _able.get(heads) == ""
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor, starts: Tensor | None = None) -> Tensor:
-    """Causal attention; [B, T, N, D], keys and values with as many heads or a divisor of them.
-
-    Where documents are packed, `starts` says where each begins among all tokens, one sequence after the other, and then where they end, as
-    often as it has places left; int32.
-    """
-    return _forward(query, key, value, starts)[0]
+def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention; [B, T, N, D], keys and values with as many heads or a divisor of them."""
+    return _forward(query, key, value)[0]
 
 
-def prepare(num_queries: int, num_keys: int, head_dim: int, num_tokens: int, device: torch.device, *, packed: bool = False) -> str:
+def prepare(num_queries: int, num_keys: int, head_dim: int, num_tokens: int, device: torch.device) -> str:
     """Try such heads once, where the package and the GPU are there: the package and its version where they are done here from now on."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] not in CAPABILITIES or not installed():
         return ""
-    heads = (device.type, num_queries // num_keys, head_dim, min(num_tokens, TRIAL_TOKENS), packed)
+    heads = (device.type, num_queries // num_keys, head_dim, min(num_tokens, TRIAL_TOKENS))
     if heads not in _able:
+        with suppress(Exception):  # a broken one shows in its trial
+            load()  # seconds: nobody is to wait for this one's
         with _one_at_a_time():
-            _able[heads] = trial(*heads[1:4], device, packed=packed)
+            _able[heads] = trial(*heads[1:], device)
+        warnings.filterwarnings("ignore", module=NOISY)  # of its compiler, should it compile again: nothing that a user could mend
         if _able[heads]:
             warnings.warn(f"{installed()} is installed and is not used: {_able[heads]}", UnusedKernel, stacklevel=2)
     return "" if _able[heads] else installed()
 
 
-def trial(queries_per_key: int, head_dim: int, num_tokens: int, device: torch.device, *, packed: bool = False) -> str:
+def trial(queries_per_key: int, head_dim: int, num_tokens: int, device: torch.device) -> str:
     """What is wrong with attention here, against torch's in fp32 on random heads; nothing: it is right."""
     shapes = [(2, num_tokens, count, head_dim) for count in (2 * queries_per_key, 2, 2, 2 * queries_per_key)]
     generator = torch.Generator(device).manual_seed(1)  # of its own: what a run draws is not to depend on which kernels there are
     *inputs, gradient = (torch.randn(shape, generator=generator, device=device).to(DTYPE) for shape in shapes)
-    ends = (0, num_tokens // 3, num_tokens, num_tokens + num_tokens // 2, 2 * num_tokens, 2 * num_tokens, 2 * num_tokens)
-    starts = torch.tensor(ends, dtype=torch.int32, device=device) if packed else None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = _with_gradients(attended, [x.requires_grad_() for x in inputs], gradient, starts)
+            found = _with_gradients(attended, [x.requires_grad_() for x in inputs], gradient)
     except Exception as error:  # of a compiler, a driver or an interface that has changed: whatever it is, there is another kernel
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    wanted = _with_gradients(_plain, [x.detach().float().requires_grad_() for x in inputs], gradient.float(), starts)
+    wanted = _with_gradients(_plain, [x.detach().float().requires_grad_() for x in inputs], gradient.float())
     least = float(wanted[0].norm()) / 10  # gradients of few tokens' attention may be little but rounding
     off = [float((ours.float() - theirs).norm()) / max(float(theirs.norm()), least) for ours, theirs in zip(found, wanted, strict=True)]
     wrong = [each for each in off if not each < BOUND]  # what is no number is not below it
     return f"on random heads it is off by {wrong[0]:.1e} of the result, where {BOUND:.0e} would be rounding" if wrong else ""
 
 
-def _with_gradients(function: Any, inputs: list[Tensor], gradient: Tensor, starts: Tensor | None) -> tuple[Tensor, ...]:
-    out = function(*inputs, starts)
+def _with_gradients(function: Any, inputs: list[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
+    out = function(*inputs)
     return (out.detach(), *torch.autograd.grad(out, inputs, gradient))
 
 
-def _plain(query: Tensor, key: Tensor, value: Tensor, starts: Tensor | None) -> Tensor:
+def _plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The same by torch's plain arithmetic."""
-    batch, tokens = query.shape[:2]
-    seen = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril()[None, None]
-    if starts is not None:
-        every = torch.arange(batch * tokens, dtype=starts.dtype, device=query.device)
-        document = torch.searchsorted(starts, every, right=True).view(batch, 1, tokens)
-        seen = seen & (document[..., :, None] == document[..., None, :])
     heads = (x.transpose(1, 2) for x in (query, key, value))
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        return F.scaled_dot_product_attention(*heads, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+        return F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
 # -- operators ------------------------------------------------------------------------------------------
@@ -126,9 +118,7 @@ def load() -> Any:
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the package's own dependencies
-        module = importlib.import_module(MODULE)
-    warnings.filterwarnings("ignore", module="cutlass|flash_attn|quack")  # nothing that a user could mend
-    return module
+        return importlib.import_module(MODULE)
 
 
 def _kept() -> Path | None:
@@ -162,53 +152,32 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 @torch.library.custom_op("meshwright::flash_attention", mutates_args=())
-def _forward(query: Tensor, key: Tensor, value: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What attention gives, [B, T, N, D], and the logarithms of its sums, [B, N, T], or [N, B * T] where documents are packed."""
-    heads, lengths = _laid_out((query, key, value), starts)
-    out, log_sums = load()._flash_attn_fwd(*heads, causal=True, return_lse=True, **lengths)[:2]
-    return out.view(query.shape), log_sums
+def _forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """What attention gives, [B, T, N, D], and the logarithms of its sums, [B, N, T]."""
+    out, log_sums = load()._flash_attn_fwd(query, key, value, causal=True, return_lse=True)[:2]
+    return out, log_sums
 
 
 @_forward.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     batch, tokens, heads, _ = query.shape
-    shape = (batch, heads, tokens) if starts is None else (heads, batch * tokens)
-    return query.new_empty(query.shape), query.new_empty(shape, dtype=torch.float32)
+    return query.new_empty(query.shape), query.new_empty((batch, heads, tokens), dtype=torch.float32)
 
 
 @torch.library.custom_op("meshwright::flash_attention_back", mutates_args=())
-def _backward(
-    query: Tensor, key: Tensor, value: Tensor, starts: Tensor | None, out: Tensor, log_sums: Tensor, d_out: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
     d_query, d_key, d_value = _alike(query, key, value)
-    heads, lengths = _laid_out((query, key, value), starts)
-    (out, d_out, dq, dk, dv), _ = _laid_out((out, d_out, d_query, d_key, d_value), starts)
     load()._flash_attn_bwd(
-        *heads, out, d_out, log_sums, causal=True, dq=dq, dk=dk, dv=dv,
-        deterministic=torch.are_deterministic_algorithms_enabled(), **lengths,
+        query, key, value, out, d_out, log_sums, causal=True, dq=d_query, dk=d_key, dv=d_value,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     return d_query, d_key, d_value
 
 
 @_backward.register_fake
-def _(
-    query: Tensor, key: Tensor, value: Tensor, starts: Tensor | None, out: Tensor, log_sums: Tensor, d_out: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    d_query, d_key, d_value = _alike(query, key, value)
-    return d_query, d_key, d_value
-
-
-def _laid_out(heads: Sequence[Tensor], starts: Tensor | None) -> tuple[list[Tensor], dict[str, Any]]:
-    """Heads as the library wants them, and where sequences of other lengths start: those of packed documents follow each other.
-
-    Of heads whose numbers lie one after another the result is another view.
-    """
-    if starts is None:
-        return list(heads), {}
-    longest = heads[0].shape[1]
-    lengths = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": longest, "max_seqlen_k": longest}
-    return [x.flatten(0, 1) for x in heads], lengths
+def _(query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _alike(query, key, value)
 
 
 def _alike(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -216,13 +185,14 @@ def _alike(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.new_empty(tensor.shape) for tensor in tensors)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs, *output)
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, d_out: Tensor, d_log_sums: Tensor | None) -> tuple[Tensor | None, ...]:
-    return (*_backward(*ctx.saved_tensors, d_out), None)
+def _gradients(ctx: Any, d_out: Tensor, d_log_sums: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, Tensor] = _backward(*ctx.saved_tensors, d_out)
+    return found
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)

@@ -261,11 +261,10 @@ def _holds(shard: Shard, name: str) -> bool:
 def chosen_attention(model: Model, workload: Workload, mesh: Mesh, numbers: Numbers) -> str:
     """What attends faster than torch, where it is installed, of use in this layout, and right: package and version. Else nothing."""
     layout = mesh.layout
-    is_whole = layout.cp == 1 or (layout.cp_kind == "all-to-all" and not workload.packed)  # others write it out, or have masks
-    if numbers.compute != flash_attention.DTYPE or not is_whole:
+    is_whole = layout.cp == 1 or layout.cp_kind == "all-to-all"  # other kinds write attention out piece by piece
+    if numbers.compute != flash_attention.DTYPE or workload.packed or not is_whole:
         return ""
-    heads = (model.num_heads, model.num_kv_heads, model.head_dim)
-    return flash_attention.prepare(*heads, workload.seq_len, mesh.device, packed=workload.packed)
+    return flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, workload.seq_len, mesh.device)
 
 
 def use_fp8(chunk: Transformer, mesh: Mesh) -> None:

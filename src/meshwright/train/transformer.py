@@ -36,14 +36,12 @@ class Context:
     positions: Tensor  # [T], in the whole sequence
     documents: Tensor | None = None  # [B, T]; None: a sequence is one document
     everyones_documents: Tensor | None = None  # [B, S] of all context-parallel ranks, rank after rank
-    starts: Tensor | None = None  # of documents among all B * T tokens, then their end; where they are few enough and sequences whole
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
     """Causal attention within documents; [B, T, N, D], keys and values with as many heads or a divisor of them."""
-    is_packed = context.documents is not None
-    if (not is_packed or context.starts is not None) and flash_attention.takes(query, key, packed=is_packed):
-        return flash_attention.attended(query, key, value, context.starts)
+    if context.documents is None and flash_attention.takes(query, key):
+        return flash_attention.attended(query, key, value)
     mask = None
     if context.documents is not None:
         mask = visible(context.positions, context.documents, context.positions, context.documents)

@@ -11,7 +11,6 @@ from torch import Tensor
 from meshwright.describe.model import Model
 from meshwright.describe.profile import WAYS, AttentionTime, ProductTime
 from meshwright.train import flash_attention
-from meshwright.train.batches import document_starts
 from meshwright.train.measure.clock import Work, interleaved_s, release, seconds_of
 from meshwright.train.transformer import Context, attend
 
@@ -103,15 +102,9 @@ def has_fp8(device: torch.device) -> bool:
 
 def prepare_attention(model: Model, seq_len: int, dtype: torch.dtype, device: torch.device, *, packed: bool) -> str:
     """Choose the kernel of attention, as the trainer does before its first step: package and version where it is not torch's."""
-    if dtype != flash_attention.DTYPE:
+    if dtype != flash_attention.DTYPE or packed:
         return ""
-    return flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, seq_len, device, packed=packed)
-
-
-def starts_on(device: torch.device, documents: Tensor | None) -> Tensor | None:
-    """Where documents start, on a GPU, as the trainer hands it to attention there."""
-    starts = document_starts(documents.cpu()) if documents is not None and device.type == "cuda" else None
-    return None if starts is None else starts.to(device)
+    return flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, seq_len, device)
 
 
 def attention_s(
@@ -122,7 +115,7 @@ def attention_s(
     heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads)
     q, k, v = (_normal((batch, seq_len, count, model.head_dim), device, dtype).requires_grad_() for count in heads)
     documents = torch.zeros((batch, seq_len), dtype=torch.long, device=device) if packed else None
-    context = Context(positions=torch.arange(seq_len, device=device), documents=documents, starts=starts_on(device, documents))
+    context = Context(positions=torch.arange(seq_len, device=device), documents=documents)
     kernel = prepare_attention(model, seq_len, dtype, device, packed=packed)
     out = attend(q, k, v, context)
     gradient = _normal(tuple(out.shape), device, dtype)

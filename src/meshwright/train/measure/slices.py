@@ -21,7 +21,6 @@ from meshwright.describe.workload import Training, Workload
 from meshwright.layout import Layout
 from meshwright.train.checkpoint import Piece
 from meshwright.train.measure.clock import now_s, release, synchronize
-from meshwright.train.measure.kernels import starts_on
 from meshwright.train.mesh import Mesh, make_mesh
 from meshwright.train.pipeline_parallel import MicroBatch
 from meshwright.train.replica import NUMBERS, Replica
@@ -95,7 +94,7 @@ def random_batch(cut: Cut, device: torch.device) -> MicroBatch:
     context = Context(positions=torch.arange(cut.seq_len, device=device))
     if cut.packed:
         documents = (torch.arange(cut.seq_len, device=device) >= cut.seq_len // 2).long().expand(shape).contiguous()
-        context = replace(context, documents=documents, everyones_documents=documents, starts=starts_on(device, documents))
+        context = replace(context, documents=documents, everyones_documents=documents)
     return MicroBatch(tokens=tokens, labels=labels, context=context)
 
 
