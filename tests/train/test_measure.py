@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,6 +102,38 @@ def test_a_slice_is_layers_and_ends_of_the_trainers_own_step(world):
     assert found.layer_saved_bytes == 0  # nobody counts a processor's
 
 
+def test_a_slice_in_a_hurry_takes_the_fewest_rounds(monkeypatch, world):
+    cut = slices.Cut(model=TINY, precision="fp32", micro_batch=1, seq_len=16)
+    blocks = []
+    inner = slices._timed_on_cores
+    monkeypatch.setattr(slices, "_timed_on_cores", lambda runner, count: [blocks.append(runner.num_layers), inner(runner, count)][1])
+    slices.slice_of(cut, CPU, layers=(1, 2), within_s=0.0)
+    assert blocks == [1, 2] * slices.FEWEST_ROUNDS
+    blocks.clear()
+    slices.slice_of(cut, CPU, layers=(1, 2))
+    assert blocks == [1, 2] * slices.ROUNDS
+
+
+def test_slices_share_the_time_that_is_left(monkeypatch):
+    shares = []
+
+    class Asked:
+        cut = SimpleNamespace(words="a slice")
+
+        def slice(self, until_s, within_s):
+            shares.append(within_s)
+            raise workers.SliceError("none")
+
+        def end(self) -> None:
+            pass
+
+    some = [Asked() for _ in range(3)]
+    monkeypatch.setattr(machine, "compiled", lambda started, until_s, report: {started[1]: workers.SliceError("late")})
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: 40.0)
+    machine._slices(some, machine.Found(), lambda what: None, until_s=60.0)
+    assert shares == [10.0, 20.0]
+
+
 @pytest.mark.parametrize("precision", [name for name, numbers in NUMBERS.items() if not getattr(numbers, "fp8", False)])
 def test_every_precision_of_the_trainer_has_a_slice(precision, world):
     cut = slices.Cut(model=TINY, precision=precision, micro_batch=1, seq_len=16, recompute="full")
@@ -137,7 +170,7 @@ def test_nothing_runs_beside_a_slice_that_is_timed_and_one_that_hangs_costs_no_o
         inner = started[1].slice
         ended = []
         monkeypatch.setattr(
-            started[1], "slice", lambda until_s: [ended.append(started[0].process.process.poll() is not None), inner(until_s)][1]
+            started[1], "slice", lambda *given: [ended.append(started[0].process.process.poll() is not None), inner(*given)][1]
         )
         machine._slices(started, found, lambda what: None, time.perf_counter() + 48.0)
     assert ended == [True] and [each.seq_len for each in found.slices] == [16] and found.left_out[0].endswith(workers.LATE)

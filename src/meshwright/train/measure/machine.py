@@ -248,12 +248,15 @@ def _slices(started: Sequence[Worker], found: Found, report: Report, until_s: fl
     """Slices one by one, once all are compiled for; one that fails, or that time is too short for, is left out, and that is said."""
     report(f"compiling for {len(started)} slices at once")
     failed = compiled(started, until_s - SLICE_S * ((len(started) + 1) // 2), report)
+    num_left = len(started) - len(failed)
     for worker in started:
         try:
             if worker in failed:
                 raise failed[worker]
             report(f"timing slices of {worker.cut.words}")
-            found.slices.append(worker.slice(until_s))
+            share_s = max(until_s - time.perf_counter(), 0.0) / num_left
+            num_left -= 1
+            found.slices.append(worker.slice(until_s, share_s))
         except SliceError as error:
             found.left_out.append(f"slices of {worker.cut.words}: {error.what}")
             worker.end()

@@ -6,6 +6,7 @@ layers, and what is left is the ends. Both are real: compiled as in training, wi
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from meshwright.train.transformer import Context
 FEW, MORE = 2, 12  # layers: far apart, because what blurs one of two steps blurs their difference the more the nearer they are
 WARM_STEPS = {"cuda": 2, "cpu": 1}  # the first compiles, the second finds its memory
 BLOCK_STEPS = {"cuda": 2, "cpu": 1}  # between two looks at the clock
-ROUNDS = 4
+ROUNDS, FEWEST_ROUNDS = 4, 2
 SPREAD = 0.02
 TRAINING = Training(learning_rate=1e-4)
 
@@ -114,8 +115,11 @@ class _Times:
         return statistics.median(self.updates_s)
 
 
-def slice_of(cut: Cut, device: torch.device, *, layers: tuple[int, int] = (FEW, MORE), rounds: int = ROUNDS) -> Slice:
-    """The slice of a model at one batch in one precision."""
+def slice_of(
+    cut: Cut, device: torch.device, *, layers: tuple[int, int] = (FEW, MORE), rounds: int = ROUNDS, within_s: float = math.inf
+) -> Slice:
+    """The slice of a model at one batch in one precision; with fewer rounds where they would take longer than `within_s` with all."""
+    until_s = time.perf_counter() + within_s
     runners, peaks, states = [], [], []
     try:
         for count in layers:
@@ -123,7 +127,7 @@ def slice_of(cut: Cut, device: torch.device, *, layers: tuple[int, int] = (FEW, 
             runners.append(runner)
             states.append(state_bytes)
             peaks.append(peak_bytes)
-        times = _in_turn(runners, device, rounds)
+        times = _in_turn(runners, device, rounds, until_s)
         return _slice(cut, runners, times, states, peaks)
     finally:
         for runner in runners:
@@ -154,10 +158,12 @@ def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
-def _in_turn(runners: list[Runner], device: torch.device, rounds: int) -> list[_Times]:
-    """Times of the runners' steps, a block of each in turn."""
+def _in_turn(runners: list[Runner], device: torch.device, rounds: int, until_s: float = math.inf) -> list[_Times]:
+    """Times of the runners' steps, a block of each in turn; the fewest rounds, and as many more as begin before `until_s`."""
     times, count = [_Times([], []) for _ in runners], BLOCK_STEPS[device.type]
-    for _ in range(rounds):
+    for number in range(rounds):
+        if number >= FEWEST_ROUNDS and time.perf_counter() >= until_s:
+            break
         for runner, taken in zip(runners, times, strict=True):
             step_s, update_s = (_timed_on_stream if device.type == "cuda" else _timed_on_cores)(runner, count)
             taken.steps_s.append(step_s)
