@@ -1,8 +1,8 @@
 """What a step's time goes to, by kind of work, from the trace of one step.
 
 A kernel's kind comes from its name, and where the name does not tell, from what the trainer was doing when it launched it. Names that
-nothing here knows are listed with their time: nothing is put where it looks best. Launch gaps are what is left of a step's wall time, as it
-is without the profiler, once the times in which any kernel ran are taken off.
+nothing here knows are listed with their time: nothing is put where it looks best. Launch gaps are the times between a step's first kernel
+and its last in which the device had nothing to do. Shares are of the traced step: at a power cap it need not last as long as another one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 KINDS = ("GEMM", "attention", "norms and elementwise", "fp8 scales and casts", "loss", "optimizer", "copies", "other", "launch gaps")
 MARK = "h200 "  # begins the name of our annotations
+STEPS_BETWEEN = 4  # a profiler's first start takes a second, in which a card cools: it is started once for nothing, and these steps follow
 
 # In this order: products are products wherever they stand. What inductor fuses is named after all it came from, attention among it.
 FUSED = r"^triton_(poi|red|per)_"
@@ -36,7 +37,8 @@ BY_NAME_THEN = (
     ("copies", r"^memcpy|^memset|nccl"),
     (
         "norms and elementwise",
-        r"triton_|elementwise|vectorized|reduce|embedding|index|catarray|norm|silu|rsqrt|copy|fill|aten::|distribution",
+        r"triton_|elementwise|vectorized|reduce|embedding|index|catarray|norm|silu|rsqrt|copy|fill|aten::|distribution"
+        r"|^_(gate|heads)_back|compute_grad_weight|sum_and_scatter|radix_sort|unique_by_key",  # ours; the rest: gradient of embeddings
     ),
 )
 
@@ -87,7 +89,7 @@ def stop_trace(profiler: torch.profiler.profile, path: Path, device_type: str) -
 
 
 def shares_of(path: Path, step_s: float, device_type: str) -> dict[str, Any]:
-    """Seconds and shares of a step by kind, and the kernels that nothing here knows."""
+    """Seconds of a step by kind, and the kernels that nothing here knows; `step_s`: what steps take without the profiler."""
     events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
     wanted = {"kernel", "gpu_memcpy", "gpu_memset"} if device_type == "cuda" else {"cpu_op"}
     kernels = [(event["name"], _span(event)) for event in events if event.get("cat") in wanted]
@@ -105,10 +107,12 @@ def summed(kernels: Sequence[tuple[str, Span]], annotations: dict[str, list[Span
         by_kind[kind] += alone_s
         by_name[kind, name].append(alone_s)
     busy_s = sum(by_kind.values())
-    by_kind["launch gaps"] = step_s - busy_s
+    traced_s = until_s - min((start_s for _, (start_s, _) in kernels), default=until_s)
+    by_kind["launch gaps"] = traced_s - busy_s
     largest = sorted(((sum(times), len(times), kind, name[:120]) for (kind, name), times in by_name.items()), reverse=True)
     return {
         "step_s": step_s,
+        "traced_s": traced_s,
         "busy_s": busy_s,
         "by_kind_s": by_kind,
         "largest": largest[:40],

@@ -10,7 +10,7 @@ import torch
 
 from h200_parts.cases import Case, case_of
 from h200_parts.child import hand_over
-from h200_parts.kinds import annotated, shares_of, traced
+from h200_parts.kinds import STEPS_BETWEEN, annotated, shares_of, traced
 from h200_parts.recorder import Recorder
 from h200_parts.stepper import Stepper, start
 from meshwright.errors import InputError
@@ -52,8 +52,11 @@ def profiled(stepper: Stepper, step_s: float) -> dict[str, object]:
     """Shares of one step by kind of work; `step_s`: what a step takes without the profiler."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        with traced(path, stepper.device.type):
-            stepper.step(around_update=lambda: torch.profiler.record_function("h200 optimizer"))
+        for num_untraced in (STEPS_BETWEEN, 0):
+            with traced(path, stepper.device.type):
+                stepper.step(around_update=lambda: torch.profiler.record_function("h200 optimizer"))
+            for _ in range(num_untraced):
+                stepper.step()
         return shares_of(path, step_s, stepper.device.type)
 
 

@@ -112,13 +112,14 @@ def floor_table(content: Row) -> str:
 
 def profile_table(content: Row) -> str:
     """Shares of a step by kind of work; and kernels that nothing here knows."""
-    head = ["case", "trainer", "step ms", *KINDS]
+    head = ["case", "trainer", "step ms", "traced step ms", *KINDS]
     lines, unknown = [], []
     for row in content.get("profile", ()):
         if "profile" in row:
             found = row["profile"]
-            shares = [number(100 * found["by_kind_s"][kind] / found["step_s"], ".1f", " %") for kind in KINDS]
-            lines.append([row["words"], row["trainer"], number(1e3 * found["step_s"], ".1f"), *shares])
+            shares = [number(100 * found["by_kind_s"][kind] / found["traced_s"], ".1f", " %") for kind in KINDS]
+            took = [number(1e3 * found[key], ".1f") for key in ("step_s", "traced_s")]
+            lines.append([row["words"], row["trainer"], *took, *shares])
             unknown += _unknown(row, found)
     told = ["", "Kernels of no known kind (in `other`):", *unknown] if unknown else ["", "Every kernel is of a known kind."]
     return "\n".join([table(head, lines), *(told if lines else [])])
@@ -127,8 +128,8 @@ def profile_table(content: Row) -> str:
 def _unknown(row: Row, found: Row) -> list[str]:
     """Kernels of no known kind, one by one down to a two-thousandth of the step, and the rest in sum."""
     whose = f"- {row['trainer']}, {row['words']}"
-    large = [one for one in found["unknown"] if one[0] >= found["step_s"] / 2000]
-    small = [one for one in found["unknown"] if one[0] < found["step_s"] / 2000]
+    large = [one for one in found["unknown"] if one[0] >= found["traced_s"] / 2000]
+    small = [one for one in found["unknown"] if one[0] < found["traced_s"] / 2000]
     told = [f"{whose}: {1e3 * took_s:.2f} ms in {count} of `{name}`" for took_s, count, _, name in large]
     rest = f"{whose}: {1e3 * sum(one[0] for one in small):.2f} ms in {sum(one[1] for one in small)} kernels of {len(small)} other names"
     return [*told, *([rest] if small else [])]

@@ -23,7 +23,7 @@ import torch
 
 from h200_parts.cases import Case, case_of, model_of
 from h200_parts.child import hand_over
-from h200_parts.kinds import annotated, shares_of, start_trace, stop_trace
+from h200_parts.kinds import STEPS_BETWEEN, annotated, shares_of, start_trace, stop_trace
 from h200_parts.recorder import Recorder
 
 FLAVOR = "case"
@@ -48,7 +48,7 @@ def main() -> None:
 def run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The steps' figures."""
     case: Case = given.case
-    trainer = trainer_of(case, given.device, given.warmup + given.steps + (2 if given.profile else 0), folder)
+    trainer = trainer_of(case, given.device, given.warmup + given.steps + (STEPS_BETWEEN + 3 if given.profile else 0), folder)
     recorder = Recorder(given.device, given.warmup, case.num_tokens)
     last = given.warmup + given.steps
     shares: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def listen(trainer: Any, recorder: Recorder, last: int, device_type: str, trace: Path | None, shares: dict[str, Any]) -> None:
-    """Read times and peaks inside the trainer's log call; and trace the step after the last timed one but one."""
+    """Read times and peaks inside the trainer's log call; and trace two steps after the last timed one, of which the second counts."""
     processor = trainer.metrics_processor
     inner = processor.log
     profilers: list[torch.profiler.profile] = []
@@ -76,7 +76,7 @@ def listen(trainer: Any, recorder: Recorder, last: int, device_type: str, trace:
             stop_trace(profilers.pop(), trace, device_type)
             shares["path"] = trace
         inner(step, loss, *others, **named)
-        if trace is not None and step == last + 1:
+        if trace is not None and step in (last + 1, last + STEPS_BETWEEN + 2):
             profilers.append(start_trace(device_type))
         recorder.start()
 

@@ -175,11 +175,12 @@ def test_each_moment_is_counted_once_and_unknown_kernels_are_listed(part: Any) -
         ("update", (0.7, 0.8)),
         ("a_kernel_nobody_named", (0.8, 0.9)),
         ("a_kernel_nobody_named", (0.9, 0.95)),
+        ("_gate_back", (1.0, 1.1)),
     ]
-    found = kinds.summed(kernels, {"optimizer": [], "loss": [(0.79, 0.85)]}, 1.0)
+    found = kinds.summed(kernels, {"optimizer": [], "loss": [(0.79, 0.85)]}, 1.3)
     expected = {
         "GEMM": 0.4,
-        "norms and elementwise": 0.1,
+        "norms and elementwise": 0.2,
         "attention": 0.1,
         "optimizer": 0.1,
         "loss": 0.1,
@@ -187,6 +188,7 @@ def test_each_moment_is_counted_once_and_unknown_kernels_are_listed(part: Any) -
         "launch gaps": 0.15,
     }
     assert {kind: value for kind, value in found["by_kind_s"].items() if value} == pytest.approx(expected)
+    assert found["traced_s"] == pytest.approx(1.1) and found["step_s"] == 1.3, "gaps are the trace's, not another step's"
     assert [(count, name) for _, count, _, name in found["unknown"]] == [(1, "a_kernel_nobody_named")]
     row = {"words": "case a", "trainer": "meshwright", "profile": found}
     assert "`a_kernel_nobody_named`" in kinds_table(part, row)
