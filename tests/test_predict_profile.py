@@ -136,6 +136,47 @@ def test_tensor_parallel_exchanges_cost_what_they_were_timed_at(cores):
     assert said.parts["exposed_tp"][0] == pytest.approx(num_micro_batches * (4 * 8 + 6) * 2e-3)
 
 
+def shared(profile: Profile, **changes: object) -> Profile:
+    return replace(profile, shared_slices=(replace(profile.slices[-1], **changes),))
+
+
+@pytest.mark.parametrize("times", [1.0, 2.0])
+def test_a_layer_cut_over_ranks_takes_what_its_slice_took(times, cores):
+    # By kernels 10 ms whatever its size, and half of 80 ms; 8 collectives of 2 ms, or as much more as the slice shows.
+    seen = shared(cores, tp=2, layer_s=0.05 + 8 * 2e-3 * times)
+    said = on_cores(seen, Layout(tp=2, dp=4, micro_batch=4))
+    num_micro_batches = int(said.detail.num_micro_batches[0])
+    assert said.parts["exposed_tp"][0] == pytest.approx(num_micro_batches * ((4 * 8 + 4) * times + 2) * 2e-3)
+    alone = Layout(dp=8, micro_batch=2)
+    assert on_cores(seen, alone).step_time_s[0] == on_cores(cores, alone).step_time_s[0]
+
+
+def test_exchanges_in_a_layer_are_never_cheaper_than_by_themselves(cores):
+    layout = Layout(tp=2, dp=4, micro_batch=4)
+    disturbed = shared(cores, tp=2, layer_s=0.01)
+    assert on_cores(disturbed, layout).parts["exposed_tp"][0] == on_cores(cores, layout).parts["exposed_tp"][0]
+
+
+def test_a_pipeline_costs_what_stages_took_together(cores):
+    # 4 layers and the ends of 90 ms each and two messages of 2 ms, and a tenth more than that
+    layout = Layout(pp=2, dp=4, micro_batch=4, overlap_pp=True)
+    dearer = shared(cores, pp=2, steps_s=(0.3, 1.1 * (5 * 0.09 + 2 * 2e-3)))
+    before, after = on_cores(cores, layout).parts, on_cores(dearer, layout).parts
+    for part in ("compute", "bubble", "exposed_pp"):
+        assert after[part][0] == pytest.approx(1.1 * before[part][0]), part
+    assert after["exposed_dp"][0] == before["exposed_dp"][0]
+
+
+def test_a_layer_without_a_gate_is_corrected_as_what_it_is(cores):
+    # the same seconds for less work: a layer of that kind comes back as it was seen, whichever kind it is
+    model = replace(load_model("llama-2m"), gated=False)
+    plain = replace(cores, slices=tuple(replace(cut, gated=False) for cut in cores.slices))
+    layouts = Layouts.of([Layout(dp=8, micro_batch=4)])
+    workload = replace(load_workload("python-stdlib"), global_batch=32)
+    said = predict(model, load_cluster("this-machine-2x4"), workload, layouts, on_profile(software(), plain))
+    assert said.parts["compute"][0] == pytest.approx(4 * 0.09 + 0.09, rel=0.05)
+
+
 def test_more_processes_on_the_same_cores_take_longer(cores):
     few = on_cores(replace(cores, num_processes=16), Layout(dp=8, micro_batch=2)).parts["compute"][0]
     assert on_cores(cores, Layout(dp=8, micro_batch=2)).parts["compute"][0] == pytest.approx(2 * few)

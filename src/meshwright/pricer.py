@@ -17,7 +17,7 @@ from meshwright import software as sw
 from meshwright import traffic
 from meshwright.cost.collectives import all_to_all_s, gather_s, neighbour_s
 from meshwright.cost.compute import layer_backward_bytes, layer_forward_bytes, matmul_flops_per_s, matmul_s
-from meshwright.cost.measured import ends_time, exchange_s, layer_time
+from meshwright.cost.measured import ends_time, exchange_s, layer_time, tensor_exchange_s
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.pipeline import ChunkTimes
 from meshwright.layout import CP_KINDS, RECOMPUTE, SCHEDULES, Layouts
@@ -441,11 +441,11 @@ class MeasuredPricer(Pricer):
         return np.asarray(exchange_s(payload_bytes, num_ranks, *self.m.rates.collectives[kind]) * self.crowd)
 
     def tensor_s(self) -> Column:
-        """Seconds of tensor traffic in one direction of a layer: where collectives were timed, two gathers and two scatters."""
+        """Seconds of tensor traffic in one direction of a layer: where collectives were timed, by them and by slices that make them."""
         if "all-gather" not in self.m.rates.collectives:
             return super().tensor_s()
         payload = self.tokens * self.q.hidden * self.m.element_bytes
-        return 2 * (self.exchange_s("all-gather", payload, self.tp) + self.exchange_s("reduce-scatter", payload, self.tp))
+        return np.asarray(tensor_exchange_s(payload, self.tp, self.m.rates) * self.m.tensor * self.crowd)
 
     def hidden_tensor_share(self) -> Column:
         """Nothing where collectives were timed: the trainer waits for each of them."""
@@ -483,9 +483,11 @@ class MeasuredPricer(Pricer):
         return 1.0 if self.m.profile.shares_cores else super().sender_share()
 
     def core_share(self, total_s: Column, times: ChunkTimes) -> Any:
-        """Work of all stages over the time that a pipeline of their own cores would take, but no faster than a core for each."""
+        """Work of all stages over the time that a pipeline of their own cores would take, but no faster than a core for each; and
+        what sharing it costs."""
         if not self.m.profile.shares_cores:
             return 1.0
         work_s = self.pp * self.vp * (times.forward_s + times.backward_s) + times.first_s + times.last_s
         least = self.m.profile.num_cores / np.maximum(self.ranks, self.m.profile.num_cores)
-        return np.minimum(np.maximum(self.num_micro_batches * work_s / self.pp / total_s, least), 1.0)
+        share = np.minimum(np.maximum(self.num_micro_batches * work_s / self.pp / total_s, least), 1.0)
+        return share * np.where(self.pp > 1, self.m.pipeline, 1.0)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.measured import Correction, Rates, Shape, ends_time, layer_time
+from meshwright.cost.measured import Correction, Rates, Shape, ends_time, exchange_s, layer_time, tensor_exchange_s
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.hardware import FORMAT_OF_RECIPE, Accelerator
 from meshwright.describe.model import Model
@@ -140,6 +140,8 @@ class Measured:
     rates: Rates
     layer: Correction
     ends: Correction
+    tensor: float  # what exchanges within a layer cost there, over what they cost when nothing but a product comes between
+    pipeline: float  # what layers, ends and messages cost when stages share them, over what they cost by themselves
     slices: tuple[Slice, ...]  # of this model; none: the corrections are other models'
     block_rows: int  # rows of logits that were timed at once
     element_bytes: float  # of what passes between operations
@@ -165,6 +167,9 @@ def measured(model: Model, workload: Workload, profile: Profile) -> Measured:
     block_rows = max((p.rows for p in profile.products if p.columns == model.vocab_size), default=max(p.rows for p in profile.products))
     own = profile.slices_of(model, number_format, workload.precision)
     layer, ends = _corrections(own or [s for s in profile.slices if s.number_format == number_format], rates, profile)
+    shared = profile.shared_slices_of(model, number_format, workload.precision)
+    shared = shared or [s for s in profile.shared_slices if s.number_format == number_format]
+    element_bytes = 4.0 if number_format == "fp32" else 2.0
     shape = Shape(**dict(zip(_SIDES, shape_of(model), strict=True)), gated=model.gated)
     return Measured(
         profile=profile,
@@ -172,9 +177,11 @@ def measured(model: Model, workload: Workload, profile: Profile) -> Measured:
         rates=rates,
         layer=layer,
         ends=ends,
+        tensor=_tensor_factor(shared, layer, rates, element_bytes),
+        pipeline=_pipeline_factor(shared, layer, ends, rates, element_bytes, profile),
         slices=tuple(own),
         block_rows=block_rows,
-        element_bytes=4.0 if number_format == "fp32" else 2.0,
+        element_bytes=element_bytes,
     )
 
 
@@ -220,11 +227,46 @@ def _corrections(slices: Sequence[Slice], rates: Rates, profile: Profile) -> tup
     plain = [s for s in slices if s.recompute == "none"]
     if not plain:
         return Correction(), Correction()
-    shapes = [Shape(**{side: getattr(s, side) for side in _SIDES}) for s in plain]
+    shapes = [_shape_of(s) for s in plain]
     layers = [float(layer_time(shape, s.micro_batch, s.seq_len, 1.0, rates).total_s) for shape, s in zip(shapes, plain, strict=True)]
-    blocks = [max((p.rows for p in profile.products if p.columns == s.vocab_size), default=s.rows) for s in plain]
-    ends = [float(sum(ends_time(shape, s.rows, block, 1.0, rates))) for shape, s, block in zip(shapes, plain, blocks, strict=True)]
+    ends = [float(sum(ends_time(shape, s.rows, _block_rows(s, profile), 1.0, rates))) for shape, s in zip(shapes, plain, strict=True)]
     return Correction.through(layers, [s.layer_s for s in plain]), Correction.through(ends, [s.ends_s for s in plain])
+
+
+def _shape_of(cut: Slice) -> Shape:
+    return Shape(**{side: getattr(cut, side) for side in _SIDES}, gated=cut.gated)
+
+
+def _block_rows(cut: Slice, profile: Profile) -> int:
+    """Rows of logits that were timed at once."""
+    return max((p.rows for p in profile.products if p.columns == cut.vocab_size), default=cut.rows)
+
+
+def _tensor_factor(slices: Sequence[Slice], layer: Correction, rates: Rates, element_bytes: float) -> float:
+    """Of slices whose layers were cut: what a layer took beyond its compute, over its exchanges as timed; 1 or more."""
+    found = []
+    for s in (s for s in slices if s.tp > 1 and s.recompute == "none" and "all-gather" in rates.collectives):
+        computed_s = layer.of(layer_time(_shape_of(s), s.micro_batch, s.seq_len, s.tp, rates).total_s)
+        exchanged_s = 2 * float(tensor_exchange_s(s.rows * s.hidden * element_bytes, s.tp, rates))
+        found.append(max((s.layer_s - computed_s) / exchanged_s, 1.0))
+    return _middle(found)
+
+
+def _pipeline_factor(
+    slices: Sequence[Slice], layer: Correction, ends: Correction, rates: Rates, element_bytes: float, profile: Profile
+) -> float:
+    """Of slices whose layers were dealt out to stages: what a micro-batch took, over its layers, ends and messages; 1 or more."""
+    found = []
+    for s in (s for s in slices if s.pp > 1 and s.recompute == "none" and "message" in rates.collectives):
+        layer_s = layer.of(layer_time(_shape_of(s), s.micro_batch, s.seq_len, 1.0, rates).total_s)
+        ends_s = ends.of(sum(ends_time(_shape_of(s), s.rows, _block_rows(s, profile), 1.0, rates)))
+        message_s = float(exchange_s(s.rows * s.hidden * element_bytes, 2.0, *rates.collectives["message"]))
+        found.append(max(s.steps_s[1] / (s.num_layers[1] * layer_s + ends_s + 2 * (s.pp - 1) * message_s), 1.0))
+    return _middle(found)
+
+
+def _middle(factors: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(factors)))) if factors else 1.0
 
 
 def _active_width(model: Model) -> float:

@@ -48,6 +48,14 @@ def test_an_update_lies_on_the_line_through_both_slices():
     assert flat.update_s(2 * cut.num_parameters[1]) == pytest.approx(0.02)
 
 
+@pytest.mark.parametrize("name, degrees", [("slices", {"tp": 2}), ("shared_slices", {}), ("shared_slices", {"tp": 2, "pp": 2})])
+def test_slices_of_one_rank_and_of_several_are_kept_apart(name, degrees, tmp_path):
+    cut = {**json.loads(CARD.read_text())["slices"][0], **degrees}
+    with pytest.raises(InputError, match=rf"{name}\[0\] has tp=") as caught:
+        load_profile(changed(tmp_path, **{name: [cut]}))
+    assert "shared_slices" in caught.value.fix
+
+
 @pytest.mark.parametrize(
     "changes, said",
     [

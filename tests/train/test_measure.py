@@ -102,6 +102,12 @@ def test_a_slice_is_layers_and_ends_of_the_trainers_own_step(world):
     assert found.layer_saved_bytes == 0  # nobody counts a processor's
 
 
+def test_layers_are_cut_only_where_the_trainer_can_cut_them():
+    cut = slices.Cut(model=TINY, precision="fp32", micro_batch=2, seq_len=16)
+    assert replace(cut, tp=2).divides and replace(cut, pp=2, seq_len=15).divides
+    assert not replace(cut, tp=3).divides and not replace(cut, tp=2, seq_len=15).divides
+
+
 def test_a_slice_in_a_hurry_takes_the_fewest_rounds(monkeypatch, world):
     cut = slices.Cut(model=TINY, precision="fp32", micro_batch=1, seq_len=16)
     blocks = []
@@ -230,6 +236,7 @@ def test_two_processes_share_the_cores_and_exchange(monkeypatch, tmp_path):
     profile = machine.measure([asked], CPU, 2, lambda what: None)
     assert profile.num_processes == 2 and profile.shares_cores and profile.measured_s > 0
     assert [cut.micro_batch for cut in profile.slices] == [1, 4]
+    assert [(cut.tp, cut.pp, cut.micro_batch) for cut in profile.shared_slices] == [(2, 1, 4), (1, 2, 4)]
     assert {c.kind for c in profile.collectives} == {"all-gather", "reduce-scatter", "all-reduce", "message"}
     assert {p.rows for p in profile.products} == {16, 64}
     data = {"kind": "meshwright hardware profile", "version": 1, **asdict(profile)}

@@ -105,12 +105,8 @@ def _show(profile: Profile, path: Path, *, is_usual: bool) -> None:
         pairs.append(("attention by", ", ".join(by)))
     show_pairs(profile.words, [*pairs, *((name, si(rate, "B/s")) for name, rate in rates.items())])
     show_table("products", ("format", "rows>", "slowest>", "fastest>"), _product_rows(profile))
-    columns = ("model", "precision", "batch>", "layer>", "ends>", "update>", "kept a layer>")
-    slices = [
-        (s.model, s.precision, f"{s.micro_batch} x {s.seq_len:,}", *map(seconds, (s.layer_s, s.ends_s, s.updates_s[1])), _kept(s))
-        for s in profile.slices
-    ]
-    show_table("slices of the training step", columns, slices)
+    columns = ("model", "precision", "batch>", "ranks>", "layer>", "ends>", "update>", "kept a layer>")
+    show_table("slices of the training step", columns, [_slice_row(s) for s in (*profile.slices, *profile.shared_slices)])
     if profile.collectives:
         rows = [(c.kind, c.num_ranks, si(c.payload_bytes, "B"), seconds(c.seconds)) for c in profile.collectives]
         show_table("collectives", ("kind", "processes>", "payload>", "seconds>"), rows)
@@ -120,10 +116,13 @@ def _show(profile: Profile, path: Path, *, is_usual: bool) -> None:
     show_text(f"written to {path}; {use}")
 
 
-def _kept(cut: Slice) -> str:
-    from meshwright.units import si
+def _slice_row(cut: Slice) -> tuple[object, ...]:
+    from meshwright.units import seconds, si
 
-    return si(cut.layer_saved_bytes, "B") if cut.layer_saved_bytes else "not counted"
+    ranks = f"tp={cut.tp}" if cut.tp > 1 else f"pp={cut.pp}" if cut.pp > 1 else "1"
+    kept = si(cut.layer_saved_bytes, "B") if cut.layer_saved_bytes else "not counted"
+    times = map(seconds, (cut.layer_s, cut.ends_s, cut.updates_s[1]))
+    return (cut.model, cut.precision, f"{cut.micro_batch} x {cut.seq_len:,}", ranks, *times, kept)
 
 
 def _product_rows(profile: Profile) -> list[tuple[object, ...]]:

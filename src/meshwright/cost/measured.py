@@ -81,6 +81,10 @@ class Correction:
     factor: float = 1.0
     fixed_s: float = 0.0
 
+    def of(self, composed_s: Any) -> float:
+        """Seconds that would be seen."""
+        return self.fixed_s + self.factor * float(composed_s)
+
     @staticmethod
     def through(composed_s: Any, seen_s: Any) -> Correction:
         """The line through two or more points; through the origin where there is one, or where the line would be no price."""
@@ -144,6 +148,12 @@ def exchange_s(payload_bytes: Any, num_ranks: Any, timed: Column, seconds: Colum
         each = each * np.maximum(payload / sizes[-1], 1.0)
         result = np.where(nearest == group, each * (ranks - 1) / (group - 1), result)
     return np.where((ranks > 1) & (payload > 0), result, 0.0)
+
+
+def tensor_exchange_s(payload_bytes: Any, tp: Any, rates: Rates) -> Column:
+    """Seconds of tensor parallelism in one direction of a layer, where the trainer waits for it: two gathers and two scatters."""
+    kinds = ("all-gather", "reduce-scatter")
+    return np.asarray(2 * sum(exchange_s(payload_bytes, tp, *rates.collectives[kind]) for kind in kinds))
 
 
 # -- layers and ends ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,9 @@ class Slice:
     state_bytes_per_parameter: float  # what stays between steps; 0 where memory is not counted
     layer_saved_bytes: float  # what a layer leaves for its backward; 0 where memory is not counted
     ends_bytes: float  # at the peak, beside what stays and what the layers leave
+    gated: bool = True  # whether the MLP multiplies two products
+    tp: int = 1  # ranks that the layers were cut over; seconds are then those of exchanges too
+    pp: int = 1  # ranks that the layers were dealt out to: seconds of a micro-batch, of all stages together
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -128,6 +132,7 @@ class Profile:
     products: tuple[ProductTime, ...] = ()
     attentions: tuple[AttentionTime, ...] = ()
     slices: tuple[Slice, ...] = ()
+    shared_slices: tuple[Slice, ...] = ()  # of several ranks each, cut or dealt out, where processes share cores
     collectives: tuple[CollectiveTime, ...] = ()
     left_out: tuple[str, ...] = ()  # what was asked for and not timed, and why
 
@@ -144,9 +149,17 @@ class Profile:
 
     def slices_of(self, model: Model, number_format: str, precision: str = "") -> list[Slice]:
         """Slices of a model's shape in a number format; of several recipes, those of `precision` where there are any."""
-        alike = [s for s in self.slices if s.shape == shape_of(model) and s.number_format == number_format]
-        same = [s for s in alike if s.precision == precision]
-        return same or alike
+        return _slices_of(self.slices, model, number_format, precision)
+
+    def shared_slices_of(self, model: Model, number_format: str, precision: str = "") -> list[Slice]:
+        """The same of slices that several ranks made together."""
+        return _slices_of(self.shared_slices, model, number_format, precision)
+
+
+def _slices_of(slices: Sequence[Slice], model: Model, number_format: str, precision: str) -> list[Slice]:
+    alike = [s for s in slices if s.shape == shape_of(model) and s.number_format == number_format]
+    same = [s for s in alike if s.precision == precision]
+    return same or alike
 
 
 def shape_of(model: Model) -> tuple[int, ...]:
@@ -209,9 +222,14 @@ def _check(profile: Profile, where: str) -> None:
         wanted.update({f"{name}[{i}].seconds": entry.seconds for i, entry in enumerate(getattr(profile, name))})
     for i, each in enumerate(profile.attentions):
         wanted.update({f"attentions[{i}].forward_s": each.forward_s, f"attentions[{i}].backward_s": each.backward_s})
-    for i, cut in enumerate(profile.slices):
-        wanted.update({f"slices[{i}].layer_s": cut.layer_s, f"slices[{i}].ends_s": cut.ends_s})
-        wanted.update({f"slices[{i}].updates_s": min(cut.updates_s), f"slices[{i}].num_parameters": min(cut.num_parameters)})
+    for name in ("slices", "shared_slices"):
+        for i, cut in enumerate(getattr(profile, name)):
+            where_cut = f"{name}[{i}]"
+            wanted.update({f"{where_cut}.layer_s": cut.layer_s, f"{where_cut}.ends_s": cut.ends_s})
+            wanted.update({f"{where_cut}.updates_s": min(cut.updates_s), f"{where_cut}.num_parameters": min(cut.num_parameters)})
+            if min(cut.tp, cut.pp) < 1 or (cut.tp > 1) + (cut.pp > 1) != (name == "shared_slices"):
+                fix = "both 1 in slices; one of them more in shared_slices"
+                raise InputError(f"{where_cut} has tp={cut.tp} and pp={cut.pp}", where=where, fix=fix)
     for name, value in wanted.items():
         if not (math.isfinite(value) and value > 0):
             raise InputError(f"{name} is {value!r}, which is not a positive number", where=where, fix=_FIX)

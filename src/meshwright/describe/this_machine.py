@@ -190,8 +190,9 @@ def core_speed() -> CoreSpeed:
         told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MOST_S, check=True).stdout
         return CoreSpeed(**json.loads(told))
     except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
+        said = (getattr(error, "stderr", None) or "").strip().rpartition("\n")[2]
         raise MeshwrightError(
-            f"the speed of this machine's processor could not be measured: {error}",
+            f"the speed of this machine's processor could not be measured: {error}{' ' + said if said else ''}",
             where=NAME,
             fix=f"run {sys.executable} -P {CORE_SPEED} to see why, or describe the machine in a TOML file",
         ) from error

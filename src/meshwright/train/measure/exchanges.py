@@ -23,7 +23,7 @@ PAYLOADS = (4_096, 65_536, 524_288, 4_194_304)  # bytes
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "message")
 CALLS = 12
 SEQUENCES, WIDTH = 4, 64  # of the hidden states that are exchanged
-SIDE = 160  # of the product between two exchanges: about as long as half a small layer
+SIDE = 320  # of the product between two exchanges: about as long as what stands between two of a small layer
 
 
 def collectives_s(num_ranks: int, report: Callable[[str], None]) -> list[CollectiveTime]:

@@ -43,6 +43,8 @@ SLICE_BYTES = 20  # a parameter on a processor: value, gradient, two moments, an
 PROCESS_BYTES = 5e8  # of an interpreter with torch
 CPU_LAYERS = (2, 4)
 CPU_ROUNDS = 5
+CPU_SHARING = 2  # ranks that make a slice together
+CPU_SHARED_ROUNDS = 4
 LIMIT_S = 58.0  # for everything on a GPU
 SLICE_S = 6.0  # that timing one slice there takes: compiling must leave time for half of them
 STALLED_S = 120.0  # a rank that waits so long for the others has lost them
@@ -68,6 +70,7 @@ class Found:
     products: list[ProductTime] = field(default_factory=list)
     attentions: list[AttentionTime] = field(default_factory=list)
     slices: list[Slice] = field(default_factory=list)
+    shared_slices: list[Slice] = field(default_factory=list)
     collectives: list[CollectiveTime] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
@@ -168,6 +171,7 @@ def measure(
         products=tuple(found.products),
         attentions=tuple(found.attentions),
         slices=tuple(found.slices),
+        shared_slices=tuple(found.shared_slices),
         collectives=tuple(found.collectives),
         left_out=tuple(found.left_out),
     )
@@ -296,12 +300,35 @@ def _rank(place: Place, asked: Sequence[Asked], folder: Path, report: Report) ->
                 _meet(place, cut.words)
                 found.slices.append(slice_of(cut, device, layers=CPU_LAYERS, rounds=CPU_ROUNDS))
     undo()
+    if place.num_ranks % CPU_SHARING == 0:
+        found.shared_slices = _shared_slices(place, asked, device, tell)
     if place.num_ranks > 1:
         timeout = datetime.timedelta(seconds=STALLED_S)
         dist.init_process_group("gloo", store=place.store, rank=place.rank, world_size=place.num_ranks, timeout=timeout)
         found.collectives = collectives_s(place.num_ranks, tell)
         dist.destroy_process_group()
     (folder / f"{place.rank}.json").write_text(json.dumps(asdict(found)))
+
+
+def _shared_slices(place: Place, asked: Sequence[Asked], device: torch.device, tell: Report) -> list[Slice]:
+    """Slices that neighbours make together, all groups of them at once: what exchanges in a layer, and between stages, cost in training."""
+    group, rank = divmod(place.rank, CPU_SHARING)
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore(f"measure/shared/{group}", place.store),
+        rank=rank,
+        world_size=CPU_SHARING,
+        timeout=datetime.timedelta(seconds=STALLED_S),
+    )
+    found = []
+    for plain in _cuts(asked):
+        for cut in (replace(plain, tp=CPU_SHARING), replace(plain, pp=CPU_SHARING)):
+            if cut.divides:
+                tell(f"timing slices of {cut.words}")
+                _meet(place, cut.words)
+                found.append(slice_of(cut, device, layers=CPU_LAYERS, rounds=CPU_SHARED_ROUNDS))
+    dist.destroy_process_group()
+    return found
 
 
 def _meet(place: Place, what: str) -> None:
@@ -313,7 +340,13 @@ def _meet(place: Place, what: str) -> None:
 
 def _read(path: Path) -> Found:
     data = json.loads(path.read_text())
-    kinds: dict[str, Any] = {"products": ProductTime, "attentions": AttentionTime, "slices": Slice, "collectives": CollectiveTime}
+    kinds: dict[str, Any] = {
+        "products": ProductTime,
+        "attentions": AttentionTime,
+        "slices": Slice,
+        "shared_slices": Slice,
+        "collectives": CollectiveTime,
+    }
     lists = {name: [kind(**_with_tuples(entry)) for entry in data[name]] for name, kind in kinds.items()}
     return Found(launch_s=data["launch_s"], rates=data["rates"], left_out=data["left_out"], **lists)
 
@@ -333,6 +366,7 @@ def _mean(everyones: Sequence[Found]) -> Found:
     mean.attentions = [_averaged([one.attentions[i] for one in everyones], "forward_s", "backward_s") for i in range(len(first.attentions))]
     names = ("steps_s", "layer_s", "ends_s", "updates_s")
     mean.slices = [_averaged([one.slices[i] for one in everyones], *names) for i in range(len(first.slices))]
+    mean.shared_slices = [_averaged([one.shared_slices[i] for one in everyones], *names) for i in range(len(first.shared_slices))]
     return mean
 
 

@@ -45,12 +45,21 @@ class Cut:
     seq_len: int
     packed: bool = False
     recompute: str = "none"
+    tp: int = 1  # ranks that share each layer; the default group must have as many as both make
+    pp: int = 1  # stages; a step then has as many micro-batches, so that a rank's mean work is that of one micro-batch
 
     @property
     def words(self) -> str:
         """The slice in words."""
         again = f", {self.recompute} recompute" if self.recompute != "none" else ""
-        return f"{self.model.name} in {self.precision}, {self.micro_batch} x {self.seq_len} tokens{again}"
+        shared = "".join(f", {axis}={degree}" for axis, degree in (("tp", self.tp), ("pp", self.pp)) if degree > 1)
+        return f"{self.model.name} in {self.precision}, {self.micro_batch} x {self.seq_len} tokens{again}{shared}"
+
+    @property
+    def divides(self) -> bool:
+        """Whether the trainer can cut such layers over so many ranks."""
+        model = self.model
+        return not any(count % self.tp for count in (model.num_heads, model.ffn_hidden, model.vocab_size, self.seq_len))
 
 
 class Runner:
@@ -59,15 +68,15 @@ class Runner:
     def __init__(self, cut: Cut, num_layers: int, device: torch.device) -> None:
         model = cut.model.cut_to(num_layers)
         workload = Workload(
-            name="slice", model="", seq_len=cut.seq_len, global_batch=cut.micro_batch, precision=cut.precision, packed=cut.packed
+            name="slice", model="", seq_len=cut.seq_len, global_batch=cut.micro_batch * cut.pp, precision=cut.precision, packed=cut.packed
         )
-        layout = Layout(micro_batch=cut.micro_batch, zero_stage=0, recompute=cut.recompute)
+        layout = Layout(tp=cut.tp, pp=cut.pp, micro_batch=cut.micro_batch, zero_stage=0, recompute=cut.recompute)
         self.device, self.num_layers = device, num_layers
         self.mesh: Mesh = make_mesh(layout, device)
         self.replica = Replica(model, workload, self.mesh, TRAINING)
         self.replica.fill_weights(draw)
         self.num_parameters = model.num_parameters
-        self.batch = [random_batch(cut, device)]
+        self.batch = [random_batch(cut, device)] * cut.pp
 
     def step(self) -> None:
         """One step of the trainer."""
@@ -89,9 +98,9 @@ def draw(piece: Piece) -> None:
 
 
 def random_batch(cut: Cut, device: torch.device) -> MicroBatch:
-    """Random tokens; where documents are packed, two to a sequence."""
-    shape = (cut.micro_batch, cut.seq_len)
-    tokens, labels = (torch.randint(0, cut.model.vocab_size, shape, device=device) for _ in range(2))
+    """Random tokens, the same for all who ask; where documents are packed, two to a sequence."""
+    shape, generator = (cut.micro_batch, cut.seq_len), torch.Generator(device).manual_seed(1)
+    tokens, labels = (torch.randint(0, cut.model.vocab_size, shape, device=device, generator=generator) for _ in range(2))
     context = Context(positions=torch.arange(cut.seq_len, device=device))
     if cut.packed:
         documents = (torch.arange(cut.seq_len, device=device) >= cut.seq_len // 2).long().expand(shape).contiguous()
@@ -212,6 +221,7 @@ def _slice(cut: Cut, runners: list[Runner], times: list[_Times], states: list[fl
         head_dim=model.head_dim,
         vocab_size=model.vocab_size,
         tied=model.tied_embeddings,
+        gated=model.gated,
         precision=cut.precision,
         number_format=number_format(cut.precision),
         packed=cut.packed,
@@ -227,6 +237,8 @@ def _slice(cut: Cut, runners: list[Runner], times: list[_Times], states: list[fl
         state_bytes_per_parameter=states[1] / runners[1].num_parameters,
         layer_saved_bytes=saved,
         ends_bytes=max(peaks[1] - more * saved, 0.0),
+        tp=cut.tp,
+        pp=cut.pp,
     )
 
 
