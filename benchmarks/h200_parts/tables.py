@@ -115,7 +115,7 @@ def profile_table(content: Row) -> str:
     head = ["case", "trainer", "step ms", "traced step ms", *KINDS]
     lines, unknown = [], []
     for row in content.get("profile", ()):
-        if "profile" in row:
+        if row.get("profile", {}).get("traced_s"):  # a trace without a kernel has no shares
             found = row["profile"]
             shares = [number(100 * found["by_kind_s"][kind] / found["traced_s"], ".1f", " %") for kind in KINDS]
             took = [number(1e3 * found[key], ".1f") for key in ("step_s", "traced_s")]

@@ -22,7 +22,7 @@ from meshwright.cost.overlap import exposed_s
 from meshwright.cost.pipeline import ChunkTimes
 from meshwright.layout import CP_KINDS, RECOMPUTE, SCHEDULES, Layouts
 from meshwright.placement import Placement, place
-from meshwright.question import BY_COLUMNS, BY_ROWS, EXPERT, Measured, Question
+from meshwright.question import BY_COLUMNS, BY_ROWS, EXPERT, STEP_SUM_BYTES, Measured, Question
 from meshwright.software import Constants
 from meshwright.split import Split
 
@@ -476,7 +476,7 @@ class MeasuredPricer(Pricer):
         """Seconds of the one sum over all ranks; what the host does else is in the slices' ends."""
         if "all-reduce" not in self.m.rates.collectives:
             return np.zeros_like(self.tokens)
-        return self.exchange_s("all-reduce", 1024.0, self.ranks)
+        return self.exchange_s("all-reduce", STEP_SUM_BYTES, self.ranks)
 
     def sender_share(self) -> Any:
         """All of it where cores are shared: who sends in the background takes the time of who computes."""

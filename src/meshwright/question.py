@@ -167,8 +167,9 @@ def measured(model: Model, workload: Workload, profile: Profile) -> Measured:
     block_rows = max((p.rows for p in profile.products if p.columns == model.vocab_size), default=max(p.rows for p in profile.products))
     own = profile.slices_of(model, number_format, workload.precision)
     layer, ends = _corrections(own or [s for s in profile.slices if s.number_format == number_format], rates, profile)
-    shared = profile.shared_slices_of(model, number_format, workload.precision)
-    shared = shared or [s for s in profile.shared_slices if s.number_format == number_format]
+    own_shared = profile.shared_slices_of(model, number_format, workload.precision)
+    everyones = [s for s in profile.shared_slices if s.number_format == number_format]
+    cut, dealt = ([s for s in own_shared if of(s)] or [s for s in everyones if of(s)] for of in (_is_cut, _is_dealt_out))
     element_bytes = 4.0 if number_format == "fp32" else 2.0
     shape = Shape(**dict(zip(_SIDES, shape_of(model), strict=True)), gated=model.gated)
     return Measured(
@@ -177,13 +178,15 @@ def measured(model: Model, workload: Workload, profile: Profile) -> Measured:
         rates=rates,
         layer=layer,
         ends=ends,
-        tensor=_tensor_factor(shared, layer, rates, element_bytes),
-        pipeline=_pipeline_factor(shared, layer, ends, rates, element_bytes, profile),
+        tensor=_middle([_tensor_factor(s, layer, ends, rates, profile, element_bytes) for s in cut]),
+        pipeline=_middle([_pipeline_factor(s, layer, ends, rates, profile, element_bytes) for s in dealt]),
         slices=tuple(own),
         block_rows=block_rows,
         element_bytes=element_bytes,
     )
 
+
+STEP_SUM_BYTES = 1024.0  # of the one sum over all ranks at a step's end
 
 _SIDES = ("hidden", "ffn_hidden", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
 
@@ -242,27 +245,50 @@ def _block_rows(cut: Slice, profile: Profile) -> int:
     return max((p.rows for p in profile.products if p.columns == cut.vocab_size), default=cut.rows)
 
 
-def _tensor_factor(slices: Sequence[Slice], layer: Correction, rates: Rates, element_bytes: float) -> float:
-    """Of slices whose layers were cut: what a layer took beyond its compute, over its exchanges as timed; 1 or more."""
-    found = []
-    for s in (s for s in slices if s.tp > 1 and s.recompute == "none" and "all-gather" in rates.collectives):
-        computed_s = layer.of(layer_time(_shape_of(s), s.micro_batch, s.seq_len, s.tp, rates).total_s)
-        exchanged_s = 2 * float(tensor_exchange_s(s.rows * s.hidden * element_bytes, s.tp, rates))
-        found.append(max((s.layer_s - computed_s) / exchanged_s, 1.0))
-    return _middle(found)
+def _is_cut(cut: Slice) -> bool:
+    return cut.tp > 1 and cut.recompute == "none"
 
 
-def _pipeline_factor(
-    slices: Sequence[Slice], layer: Correction, ends: Correction, rates: Rates, element_bytes: float, profile: Profile
-) -> float:
-    """Of slices whose layers were dealt out to stages: what a micro-batch took, over its layers, ends and messages; 1 or more."""
-    found = []
-    for s in (s for s in slices if s.pp > 1 and s.recompute == "none" and "message" in rates.collectives):
-        layer_s = layer.of(layer_time(_shape_of(s), s.micro_batch, s.seq_len, 1.0, rates).total_s)
-        ends_s = ends.of(sum(ends_time(_shape_of(s), s.rows, _block_rows(s, profile), 1.0, rates)))
-        message_s = float(exchange_s(s.rows * s.hidden * element_bytes, 2.0, *rates.collectives["message"]))
-        found.append(max(s.steps_s[1] / (s.num_layers[1] * layer_s + ends_s + 2 * (s.pp - 1) * message_s), 1.0))
-    return _middle(found)
+def _is_dealt_out(cut: Slice) -> bool:
+    return cut.pp > 1 and cut.recompute == "none"
+
+
+def _tensor_factor(s: Slice, layer: Correction, ends: Correction, rates: Rates, profile: Profile, element_bytes: float) -> float:
+    """Of a slice whose layers were cut: what its steps took beyond compute, over their exchanges as timed; 1 or more.
+
+    Both steps together, not their difference: that scatters more than exchanges weigh.
+    """
+    if not _exchanges(rates):
+        return 1.0
+    computed_s = [
+        layer.of(layer_time(_shape_of(s), s.micro_batch, s.seq_len, s.tp, rates).total_s),
+        ends.of(sum(ends_time(_shape_of(s), s.rows, _block_rows(s, profile), s.tp, rates))),
+    ]
+    one_way_s = float(tensor_exchange_s(s.rows * s.hidden * element_bytes, s.tp, rates))
+    small_s = [float(exchange_s(size, s.tp, *rates.collectives["all-reduce"])) for size in (4.0 * s.rows, STEP_SUM_BYTES)]
+    taken_s = sum(s.steps_s) - sum(s.num_layers) * computed_s[0] - 2 * computed_s[1] - 4 * small_s[0] - 2 * small_s[1]
+    return max(taken_s / ((2 * sum(s.num_layers) + 2) * one_way_s), 1.0)
+
+
+def _pipeline_factor(s: Slice, layer: Correction, ends: Correction, rates: Rates, profile: Profile, element_bytes: float) -> float:
+    """Of a slice whose layers were dealt out to stages: what a micro-batch took, over its layers, ends and messages; 1 or more.
+
+    Messages as the pricer counts them, two for each stage. Where each process has a core of its own a step has its bubbles in it, and
+    says nothing of work: 1.
+    """
+    if not _exchanges(rates) or profile.num_processes < profile.num_cores:
+        return 1.0
+    layer_s = layer.of(layer_time(_shape_of(s), s.micro_batch, s.seq_len, 1.0, rates).total_s)
+    ends_s = ends.of(sum(ends_time(_shape_of(s), s.rows, _block_rows(s, profile), 1.0, rates)))
+    message_s = float(exchange_s(s.rows * s.hidden * element_bytes, 2.0, *rates.collectives["message"]))
+    sum_s = float(exchange_s(STEP_SUM_BYTES, s.pp, *rates.collectives["all-reduce"]))
+    work_s = [count * layer_s + ends_s + 2 * s.pp * message_s for count in s.num_layers]
+    return max((sum(s.steps_s) - 2 * sum_s) / sum(work_s), 1.0)
+
+
+def _exchanges(rates: Rates) -> bool:
+    """Whether all exchanges between processes were timed."""
+    return {"all-gather", "reduce-scatter", "all-reduce", "message"} <= set(rates.collectives)
 
 
 def _middle(factors: Sequence[float]) -> float:

@@ -45,7 +45,7 @@ class StepParts:
     seconds: dict[str, Column]  # by PARTS
     times: ChunkTimes
     message_s: Column
-    stretch: Column  # seconds of the step for one of its pipeline: the slowest chip, and cores that waiting ranks leave
+    stretch: Column  # seconds of the step for one of its pipeline: slowest chip, cores that waiting ranks leave, what sharing costs
     end_s: Column  # of the overhead: at the end of the step
     recomputed_flops: Column  # per token, beyond the model's
     split: Split

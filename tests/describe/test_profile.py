@@ -56,6 +56,13 @@ def test_slices_of_one_rank_and_of_several_are_kept_apart(name, degrees, tmp_pat
     assert "shared_slices" in caught.value.fix
 
 
+@pytest.mark.parametrize("key, value", [("steps_s", [0.3, float("nan")]), ("num_layers", [2, 0]), ("micro_batch", 0), ("hidden", -1)])
+def test_a_slice_holds_positive_numbers(key, value, tmp_path):
+    cut = {**json.loads(CARD.read_text())["slices"][0], "tp": 2, key: value}
+    with pytest.raises(InputError, match=rf"shared_slices\[0\]\.{key}(\[1\])? is"):
+        load_profile(changed(tmp_path, shared_slices=[cut]))
+
+
 @pytest.mark.parametrize(
     "changes, said",
     [

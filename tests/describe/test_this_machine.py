@@ -67,6 +67,15 @@ def test_a_processor_is_measured_once_in_a_process(measured_anew, monkeypatch):
     assert {started[0][1][name] for name in this_machine.BLAS_THREADS} == {"1"}
 
 
+def test_a_measurement_that_hangs_or_breaks_is_told_with_its_last_words(measured_anew, monkeypatch, tmp_path):
+    monkeypatch.setattr(this_machine, "CORE_SPEED", tmp_path / "speed.py")
+    monkeypatch.setattr(this_machine, "MOST_S", 1.0)
+    for end in ("import time; time.sleep(9)", "raise SystemExit(3)"):
+        (tmp_path / "speed.py").write_text(f"import sys\nprint('no numpy', 'here', file=sys.stderr, flush=True)\n{end}")
+        with pytest.raises(MeshwrightError, match=r"could not be measured: .* no numpy here"):
+            this_machine.core_speed()
+
+
 @pytest.mark.parametrize("program", ["raise SystemExit(3)", "print('nonsense')", "print('{}')"])
 def test_a_measurement_that_fails_says_how_to_see_why(measured_anew, monkeypatch, tmp_path, program):
     (tmp_path / "speed.py").write_text(program)

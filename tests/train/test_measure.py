@@ -104,8 +104,11 @@ def test_a_slice_is_layers_and_ends_of_the_trainers_own_step(world):
 
 def test_layers_are_cut_only_where_the_trainer_can_cut_them():
     cut = slices.Cut(model=TINY, precision="fp32", micro_batch=2, seq_len=16)
-    assert replace(cut, tp=2).divides and replace(cut, pp=2, seq_len=15).divides
-    assert not replace(cut, tp=3).divides and not replace(cut, tp=2, seq_len=15).divides
+    assert not replace(cut, tp=2).refusal and not replace(cut, pp=2, seq_len=15).refusal
+    assert "tokens" in replace(cut, tp=2, seq_len=15).refusal
+    assert "key-value heads" in replace(cut, tp=2, model=replace(TINY, num_kv_heads=1)).refusal
+    narrow = replace(TINY, ffn_hidden=48)
+    assert "keys' width on a rank is 8" in replace(cut, tp=2, precision="fp8-current", model=narrow).refusal
 
 
 def test_a_slice_in_a_hurry_takes_the_fewest_rounds(monkeypatch, world):
@@ -239,5 +242,24 @@ def test_two_processes_share_the_cores_and_exchange(monkeypatch, tmp_path):
     assert [(cut.tp, cut.pp, cut.micro_batch) for cut in profile.shared_slices] == [(2, 1, 4), (1, 2, 4)]
     assert {c.kind for c in profile.collectives} == {"all-gather", "reduce-scatter", "all-reduce", "message"}
     assert {p.rows for p in profile.products} == {16, 64}
+    assert not profile.left_out
     data = {"kind": "meshwright hardware profile", "version": 1, **asdict(profile)}
     assert read_profile(json.loads(json.dumps(data)), "here") == profile
+
+
+def test_slices_that_two_ranks_cannot_make_are_left_out_and_named(monkeypatch):
+    monkeypatch.setitem(kernels.MOVED_BYTES, "cpu", 2**16)
+    monkeypatch.setitem(machine.KERNEL_S, "cpu", 0.001)
+    monkeypatch.setattr(machine, "CPU_ROUNDS", 1)
+    monkeypatch.setattr(machine, "CPU_SHARED_ROUNDS", 1)
+    asked = machine.asked_of(replace(TINY, num_kv_heads=1, tied_embeddings=True), CPU, seq_len=16, micro_batch=1)
+    profile = machine.measure([asked], CPU, 2, lambda what: None)
+    assert [(cut.tp, cut.pp, cut.tied) for cut in profile.shared_slices] == [(1, 2, False)]
+    assert len(profile.left_out) == 1 and "tp=2" in profile.left_out[0] and "key-value heads" in profile.left_out[0]
+
+
+def test_an_odd_process_is_no_pair(monkeypatch):
+    place = SimpleNamespace(rank=0, num_ranks=3)
+    found = machine.Found()
+    machine._shared_slices(place, [], CPU, found, lambda what: None)
+    assert found.left_out == ["slices of 2 ranks: 3 processes do not make groups of 2"] and not found.shared_slices

@@ -19,6 +19,10 @@ from meshwright.describe.model import Model
 from meshwright.errors import InputError
 
 KIND = "meshwright hardware profile"
+POSITIVE = (  # of a slice
+    *("hidden", "ffn_hidden", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "micro_batch", "seq_len", "num_layers"),
+    *("steps_s", "layer_s", "ends_s", "updates_s", "num_parameters"),
+)
 VERSION = 1
 FILE_NAME = "profile.json"
 WAYS = ("forward", "input", "weight")  # a product, the gradient of its input, the gradient of its weight
@@ -224,12 +228,13 @@ def _check(profile: Profile, where: str) -> None:
         wanted.update({f"attentions[{i}].forward_s": each.forward_s, f"attentions[{i}].backward_s": each.backward_s})
     for name in ("slices", "shared_slices"):
         for i, cut in enumerate(getattr(profile, name)):
-            where_cut = f"{name}[{i}]"
-            wanted.update({f"{where_cut}.layer_s": cut.layer_s, f"{where_cut}.ends_s": cut.ends_s})
-            wanted.update({f"{where_cut}.updates_s": min(cut.updates_s), f"{where_cut}.num_parameters": min(cut.num_parameters)})
+            for key in POSITIVE:
+                value = getattr(cut, key)
+                each = {f".{key}[{j}]": one for j, one in enumerate(value)} if isinstance(value, tuple) else {f".{key}": value}
+                wanted.update({f"{name}[{i}]{place}": one for place, one in each.items()})
             if min(cut.tp, cut.pp) < 1 or (cut.tp > 1) + (cut.pp > 1) != (name == "shared_slices"):
                 fix = "both 1 in slices; one of them more in shared_slices"
-                raise InputError(f"{where_cut} has tp={cut.tp} and pp={cut.pp}", where=where, fix=fix)
+                raise InputError(f"{name}[{i}] has tp={cut.tp} and pp={cut.pp}", where=where, fix=fix)
     for name, value in wanted.items():
         if not (math.isfinite(value) and value > 0):
             raise InputError(f"{name} is {value!r}, which is not a positive number", where=where, fix=_FIX)

@@ -190,7 +190,8 @@ def core_speed() -> CoreSpeed:
         told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MOST_S, check=True).stdout
         return CoreSpeed(**json.loads(told))
     except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
-        said = (getattr(error, "stderr", None) or "").strip().rpartition("\n")[2]
+        written = getattr(error, "stderr", None) or ""
+        said = (written.decode(errors="replace") if isinstance(written, bytes) else written).strip().rpartition("\n")[2]
         raise MeshwrightError(
             f"the speed of this machine's processor could not be measured: {error}{' ' + said if said else ''}",
             where=NAME,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Training, Workload
 from meshwright.errors import InputError
+from meshwright.layout import Layout
 from meshwright.traffic import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.train import context_parallel, flash_attention, fp8, tensor_parallel
 from meshwright.train.alone import Alone
@@ -77,7 +78,7 @@ class Replica:
 
     def __init__(self, model: Model, workload: Workload, mesh: Mesh, training: Training) -> None:
         layout = mesh.layout
-        check_trainable(model, workload, mesh)
+        check_trainable(model, workload, mesh.layout)
         self.model, self.workload, self.mesh, self.training = model, workload, mesh, training
         self.numbers = NUMBERS[workload.precision]
         self.num_micro_batches = layout.num_micro_batches(workload.global_batch)
@@ -283,9 +284,8 @@ def set_recompute(chunk: nn.Module, kind: str) -> None:
             module.recomputes = kind == "selective"
 
 
-def check_trainable(model: Model, workload: Workload, mesh: Mesh) -> None:
+def check_trainable(model: Model, workload: Workload, layout: Layout) -> None:
     """Raise where this trainer cannot run what a plan asks for: which part, and what would do."""
-    layout = mesh.layout
     foreign = {
         "experts": model.experts is not None,
         "latent attention": model.latent is not None,

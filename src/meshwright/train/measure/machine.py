@@ -44,7 +44,7 @@ PROCESS_BYTES = 5e8  # of an interpreter with torch
 CPU_LAYERS = (2, 4)
 CPU_ROUNDS = 5
 CPU_SHARING = 2  # ranks that make a slice together
-CPU_SHARED_ROUNDS = 4
+CPU_SHARED_ROUNDS = 5
 LIMIT_S = 58.0  # for everything on a GPU
 SLICE_S = 6.0  # that timing one slice there takes: compiling must leave time for half of them
 STALLED_S = 120.0  # a rank that waits so long for the others has lost them
@@ -300,8 +300,7 @@ def _rank(place: Place, asked: Sequence[Asked], folder: Path, report: Report) ->
                 _meet(place, cut.words)
                 found.slices.append(slice_of(cut, device, layers=CPU_LAYERS, rounds=CPU_ROUNDS))
     undo()
-    if place.num_ranks % CPU_SHARING == 0:
-        found.shared_slices = _shared_slices(place, asked, device, tell)
+    _shared_slices(place, asked, device, found, tell)
     if place.num_ranks > 1:
         timeout = datetime.timedelta(seconds=STALLED_S)
         dist.init_process_group("gloo", store=place.store, rank=place.rank, world_size=place.num_ranks, timeout=timeout)
@@ -310,8 +309,15 @@ def _rank(place: Place, asked: Sequence[Asked], folder: Path, report: Report) ->
     (folder / f"{place.rank}.json").write_text(json.dumps(asdict(found)))
 
 
-def _shared_slices(place: Place, asked: Sequence[Asked], device: torch.device, tell: Report) -> list[Slice]:
-    """Slices that neighbours make together, all groups of them at once: what exchanges in a layer, and between stages, cost in training."""
+def _shared_slices(place: Place, asked: Sequence[Asked], device: torch.device, found: Found, tell: Report) -> None:
+    """Slices that neighbours make together, all groups of them at once: what exchanges in a layer, and between stages, cost in training.
+
+    Those of stages do without tied embeddings: the sum of their gradients is a step's, not a micro-batch's.
+    """
+    if place.num_ranks % CPU_SHARING:
+        if place.num_ranks > 1:
+            found.left_out.append(f"slices of {CPU_SHARING} ranks: {place.num_ranks} processes do not make groups of {CPU_SHARING}")
+        return
     group, rank = divmod(place.rank, CPU_SHARING)
     dist.init_process_group(
         "gloo",
@@ -320,15 +326,16 @@ def _shared_slices(place: Place, asked: Sequence[Asked], device: torch.device, t
         world_size=CPU_SHARING,
         timeout=datetime.timedelta(seconds=STALLED_S),
     )
-    found = []
     for plain in _cuts(asked):
-        for cut in (replace(plain, tp=CPU_SHARING), replace(plain, pp=CPU_SHARING)):
-            if cut.divides:
-                tell(f"timing slices of {cut.words}")
-                _meet(place, cut.words)
-                found.append(slice_of(cut, device, layers=CPU_LAYERS, rounds=CPU_SHARED_ROUNDS))
+        untied = replace(plain.model, tied_embeddings=False)
+        for cut in (replace(plain, tp=CPU_SHARING), replace(plain, model=untied, pp=CPU_SHARING)):
+            if cut.refusal:
+                found.left_out.append(f"slices of {cut.words}: {cut.refusal}")
+                continue
+            tell(f"timing slices of {cut.words}")
+            _meet(place, cut.words)
+            found.shared_slices.append(slice_of(cut, device, layers=CPU_LAYERS, rounds=CPU_SHARED_ROUNDS))
     dist.destroy_process_group()
-    return found
 
 
 def _meet(place: Place, what: str) -> None:

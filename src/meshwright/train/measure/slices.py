@@ -19,12 +19,13 @@ from meshwright.describe.hardware import FORMAT_OF_RECIPE
 from meshwright.describe.model import Model
 from meshwright.describe.profile import Slice
 from meshwright.describe.workload import Training, Workload
+from meshwright.errors import InputError
 from meshwright.layout import Layout
 from meshwright.train.checkpoint import Piece
 from meshwright.train.measure.clock import now_s, release, synchronize
 from meshwright.train.mesh import Mesh, make_mesh
 from meshwright.train.pipeline_parallel import MicroBatch
-from meshwright.train.replica import NUMBERS, Replica
+from meshwright.train.replica import NUMBERS, Replica, check_trainable
 from meshwright.train.transformer import Context
 
 FEW, MORE = 2, 12  # layers: far apart, because what blurs one of two steps blurs their difference the more the nearer they are
@@ -56,10 +57,30 @@ class Cut:
         return f"{self.model.name} in {self.precision}, {self.micro_batch} x {self.seq_len} tokens{again}{shared}"
 
     @property
-    def divides(self) -> bool:
-        """Whether the trainer can cut such layers over so many ranks."""
-        model = self.model
-        return not any(count % self.tp for count in (model.num_heads, model.ffn_hidden, model.vocab_size, self.seq_len))
+    def workload(self) -> Workload:
+        """One step's work."""
+        return Workload(
+            name="slice",
+            model="",
+            seq_len=self.seq_len,
+            global_batch=self.micro_batch * self.pp,
+            precision=self.precision,
+            packed=self.packed,
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """How the ranks share it."""
+        return Layout(tp=self.tp, pp=self.pp, micro_batch=self.micro_batch, zero_stage=0, recompute=self.recompute)
+
+    @property
+    def refusal(self) -> str:
+        """Why the trainer cannot run it so; nothing: it can."""
+        try:
+            check_trainable(self.model, self.workload, self.layout)
+        except InputError as error:
+            return error.what
+        return ""
 
 
 class Runner:
@@ -67,13 +88,9 @@ class Runner:
 
     def __init__(self, cut: Cut, num_layers: int, device: torch.device) -> None:
         model = cut.model.cut_to(num_layers)
-        workload = Workload(
-            name="slice", model="", seq_len=cut.seq_len, global_batch=cut.micro_batch * cut.pp, precision=cut.precision, packed=cut.packed
-        )
-        layout = Layout(tp=cut.tp, pp=cut.pp, micro_batch=cut.micro_batch, zero_stage=0, recompute=cut.recompute)
         self.device, self.num_layers = device, num_layers
-        self.mesh: Mesh = make_mesh(layout, device)
-        self.replica = Replica(model, workload, self.mesh, TRAINING)
+        self.mesh: Mesh = make_mesh(cut.layout, device)
+        self.replica = Replica(model, cut.workload, self.mesh, TRAINING)
         self.replica.fill_weights(draw)
         self.num_parameters = model.num_parameters
         self.batch = [random_batch(cut, device)] * cut.pp
