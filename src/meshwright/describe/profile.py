@@ -230,8 +230,8 @@ def _check(profile: Profile, where: str) -> None:
         for i, cut in enumerate(getattr(profile, name)):
             for key in POSITIVE:
                 value = getattr(cut, key)
-                each = {f".{key}[{j}]": one for j, one in enumerate(value)} if isinstance(value, tuple) else {f".{key}": value}
-                wanted.update({f"{name}[{i}]{place}": one for place, one in each.items()})
+                several = {f".{key}[{j}]": one for j, one in enumerate(value)} if isinstance(value, tuple) else {f".{key}": value}
+                wanted.update({f"{name}[{i}]{place}": one for place, one in several.items()})
             if min(cut.tp, cut.pp) < 1 or (cut.tp > 1) + (cut.pp > 1) != (name == "shared_slices"):
                 fix = "both 1 in slices; one of them more in shared_slices"
                 raise InputError(f"{name}[{i}] has tp={cut.tp} and pp={cut.pp}", where=where, fix=fix)
