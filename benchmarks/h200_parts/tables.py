@@ -115,9 +115,12 @@ def profile_table(content: Row) -> str:
     head = ["case", "trainer", "step ms", "traced step ms", *KINDS]
     lines, unknown = [], []
     for row in content.get("profile", ()):
-        if row.get("profile", {}).get("traced_s"):  # a trace without a kernel has no shares
+        if "profile" in row:
             found = row["profile"]
-            shares = [number(100 * found["by_kind_s"][kind] / found["traced_s"], ".1f", " %") for kind in KINDS]
+            each = [
+                100 * found["by_kind_s"][kind] / found["traced_s"] if found["traced_s"] else None for kind in KINDS
+            ]  # None: no kernel ran
+            shares = [number(share, ".1f", " %") for share in each]
             took = [number(1e3 * found[key], ".1f") for key in ("step_s", "traced_s")]
             lines.append([row["words"], row["trainer"], *took, *shares])
             unknown += _unknown(row, found)

@@ -78,7 +78,7 @@ class Replica:
 
     def __init__(self, model: Model, workload: Workload, mesh: Mesh, training: Training) -> None:
         layout = mesh.layout
-        check_trainable(model, workload, mesh.layout)
+        check_trainable(model, workload, layout)
         self.model, self.workload, self.mesh, self.training = model, workload, mesh, training
         self.numbers = NUMBERS[workload.precision]
         self.num_micro_batches = layout.num_micro_batches(workload.global_batch)

@@ -329,8 +329,8 @@ def _shared_slices(place: Place, asked: Sequence[Asked], device: torch.device, f
     for plain in _cuts(asked):
         untied = replace(plain.model, tied_embeddings=False)
         for cut in (replace(plain, tp=CPU_SHARING), replace(plain, model=untied, pp=CPU_SHARING)):
-            if cut.refusal:
-                found.left_out.append(f"slices of {cut.words}: {cut.refusal}")
+            if refusal := cut.refusal:
+                found.left_out.append(f"slices of {cut.words}: {refusal}")
                 continue
             tell(f"timing slices of {cut.words}")
             _meet(place, cut.words)
