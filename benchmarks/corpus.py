@@ -46,8 +46,8 @@ def write_text(folder: Path, num_bytes: int) -> None:
 
 def build(folder: Path) -> None:
     """Print the seconds, bytes and tokens of a build, and the peak memory of this process."""
-    from meshwright.train.corpus_build import BuildOptions, build_corpus
-    from meshwright.train.sources import find_sources
+    from meshwright.train.data.corpus_build import BuildOptions, build_corpus
+    from meshwright.train.data.sources import find_sources
 
     began: dict[str, tuple[float, float]] = {}  # wall and CPU seconds when each part of the work began
     begin_s = time.perf_counter()
@@ -64,8 +64,8 @@ def build(folder: Path) -> None:
 
 def read(folder: Path) -> None:
     """Print tokens a second of shuffled samples, and the peak memory of this process."""
-    from meshwright.train.corpus import Corpus
-    from meshwright.train.samples import Samples
+    from meshwright.train.data.corpus import Corpus
+    from meshwright.train.data.samples import Samples
 
     samples = Samples(Corpus.open(folder / "out").train, SEQ_LEN, seed=0)
     begin_s = time.perf_counter()

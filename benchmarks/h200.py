@@ -111,7 +111,7 @@ def _device() -> dict[str, str] | None:
     try:
         import torch
 
-        from meshwright.train import flash_attention
+        from meshwright.train.kernels import flash_attention
     except ImportError:
         return None
     if not torch.cuda.is_available():

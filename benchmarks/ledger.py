@@ -22,7 +22,7 @@ from meshwright.record.entries import PARTS, StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.run import read_run
 from meshwright.record.writer import RunWriter
-from meshwright.train.limit import Limit
+from meshwright.train.health.limit import Limit
 
 NUM_STEPS = 10_000
 EVALUATE_EVERY = 50

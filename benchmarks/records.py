@@ -34,9 +34,9 @@ from meshwright.record.entries import PARTS, StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.run import read_run
 from meshwright.record.writer import RunWriter
-from meshwright.train.marks import Marks
-from meshwright.train.mlperf import OWN, LogSettings, MlperfLog
-from meshwright.train.stragglers import Stragglers
+from meshwright.train.health.marks import Marks
+from meshwright.train.health.stragglers import Stragglers
+from meshwright.train.record.mlperf import OWN, LogSettings, MlperfLog
 
 NUM_STEPS = 5_000
 NUM_TRAINED_STEPS = 60

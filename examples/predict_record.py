@@ -2,9 +2,9 @@
 
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.layout import Layouts, parse_layout
-from meshwright.outcome import outcome
-from meshwright.placement import tiers_of
-from meshwright.predict import check, predict
+from meshwright.predict.outcome import outcome
+from meshwright.predict.placement import tiers_of
+from meshwright.predict.prediction import check, predict
 from meshwright.units import MINUTE
 
 MEASURED_STEP_S = 1.2704  # median log of MLPerf Training v6.0, Azure, 8,192 GB200

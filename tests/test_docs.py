@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from meshwright.cli.main import app, main
-from meshwright.software import Constants
+from meshwright.predict.software import Constants
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

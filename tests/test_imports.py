@@ -18,20 +18,27 @@ ARROW = (
     ("report", "audit", "simulate", "train"),  # what passes between them is a file
     ("evidence", "ledger"),
     ("plan",),
-    ("outcome", "serving"),
     ("predict",),
-    ("step", "uncertainty"),
-    ("pricer",),
-    ("question",),
-    ("placement", "footprint", "traffic"),
-    ("split", "software"),
     ("layout",),
     ("cost",),
     ("describe",),
-    ("record", "mllog"),
+    ("record",),
     ("units",),
     ("errors",),
 )
+# Rooms of a part that have an arrow of their own: from the outside in, as above.
+ROOMS = {
+    "predict": (
+        ("outcome", "serving"),
+        ("exact",),
+        ("prediction",),
+        ("step", "uncertainty"),
+        ("prices",),
+        ("inputs",),
+        ("placement", "footprint", "traffic"),
+        ("stages", "software"),
+    ),
+}
 LEVEL = {part: level for level, parts in enumerate(ARROW) for part in parts}
 NARROWER = {"layout": {"errors"}, "cost": {"units", "errors"}}  # pure arithmetic knows no files, shapes or layouts
 ROOT = ("__init__", "__main__")  # the public names, and the door to the command line: they may see everything
@@ -48,7 +55,8 @@ def imports(tree: ast.AST, at_import: bool = True) -> Iterator[Import]:
             yield from ((alias.name, node.lineno, at_import) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = "meshwright" if node.level else node.module or ""
-            names = [f"{base}.{alias.name}" for alias in node.names] if base == "meshwright" else [base]
+            packages = ("meshwright", *(f"meshwright.{part}" for part in ROOMS))
+            names = [f"{base}.{alias.name}" for alias in node.names] if base in packages else [base]
             yield from ((name, node.lineno, at_import) for name in names)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield from imports(node, at_import=False)
@@ -74,6 +82,19 @@ def breaches(source: str, part: str) -> list[str]:
     return found
 
 
+def room_breaches(source: str, part: str, room: str) -> list[str]:
+    """What breaks the arrow between the rooms of one part, one sentence each."""
+    level = {name: number for number, names in enumerate(ROOMS[part]) for name in names}
+    found = []
+    for module, line, _ in imports(ast.parse(source)):
+        names = module.split(".")
+        if names[:2] == ["meshwright", part] and len(names) > 2 and room in level and names[2] != room:
+            other = names[2]
+            if level.get(other, -1) <= level[room]:
+                found.append(f"line {line}: {part}.{room} may not import {part}.{other}")
+    return found
+
+
 def may_import(part: str, other: str) -> bool:
     """Whether the arrow lets `part` import `other`; a name that is no part is one of the package's own values."""
     if part == other or other not in LEVEL:
@@ -92,6 +113,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_imports_point_downward_and_need_only_the_base_install(path: Path) -> None:
     assert breaches(path.read_text(encoding="utf-8"), part_of(path)) == []
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if part_of(path) in ROOMS], ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_rooms_of_a_part_point_downward_too(path: Path) -> None:
+    part, room = path.relative_to(PACKAGE).parts[:2]
+    assert room_breaches(path.read_text(encoding="utf-8"), part, room.removesuffix(".py")) == []
 
 
 def test_every_part_has_its_place_in_the_arrow() -> None:
@@ -121,10 +148,9 @@ def test_a_breach_is_found(part: str, source: str) -> None:
 @pytest.mark.parametrize(
     "part, source",
     [
-        ("predict", "import numpy as np\nfrom meshwright.placement import place\nfrom meshwright.describe.model import Model"),
+        ("predict", "import numpy as np\nfrom meshwright.predict.placement import place\nfrom meshwright.describe.model import Model"),
         ("evidence", "def fit():\n    from scipy.optimize import least_squares"),
         ("evidence", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from matplotlib.figure import Figure"),
-        ("footprint", "from meshwright.split import split"),
         ("train", "import torch"),
         ("cli", "def train():\n    import torch\n    from meshwright.train.loop import run"),
         ("__main__", "from meshwright.cli.main import main"),
@@ -133,3 +159,9 @@ def test_a_breach_is_found(part: str, source: str) -> None:
 )
 def test_what_the_arrow_allows_passes(part: str, source: str) -> None:
     assert breaches(source, part) == []
+
+
+def test_a_breach_between_rooms_is_found() -> None:
+    assert len(room_breaches("from meshwright.predict.prices import Pricer", "predict", "footprint")) == 1
+    assert len(room_breaches("from meshwright.predict import traffic", "predict", "footprint")) == 1
+    assert room_breaches("from meshwright.predict import software", "predict", "footprint") == []

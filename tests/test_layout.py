@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.layout import AXES, CP_KINDS, ORDERS, RECOMPUTE, SCHEDULES, Layout, Layouts, parse_layout, read_choices
-from meshwright.predict import usual_layout
+from meshwright.predict.prediction import usual_layout
 
 RECORD = "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"
 small = st.integers(1, 6)

@@ -35,10 +35,10 @@ from meshwright.ledger import (
 )
 from meshwright.ledger.book import in_cents, to_cent
 from meshwright.ledger.energy import energy_of
-from meshwright.outcome import Spread, outcome
 from meshwright.plan.make import make_plan, priced_plan
 from meshwright.plan.plan import Plan, plan_bytes
-from meshwright.predict import usual_layout
+from meshwright.predict.outcome import Spread, outcome
+from meshwright.predict.prediction import usual_layout
 from meshwright.record.entries import PARTS, Event, StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.run import Run

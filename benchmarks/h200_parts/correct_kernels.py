@@ -101,7 +101,7 @@ def updates(device: torch.device, seed: int) -> Checks:
 
 def blocked_loss(device: torch.device, seed: int) -> Checks:
     """The loss in blocks, and its gradients."""
-    from meshwright.train.fused_loss import summed_loss
+    from meshwright.train.kernels.fused_loss import summed_loss
 
     for dtype, bound in KERNEL_BOUNDS.items():
         yield from _loss_rows(str(dtype).removeprefix("torch."), summed_loss, dtype, device, bound)
@@ -125,8 +125,8 @@ def _loss_rows(words: str, summed: Callable[..., Tensor], dtype: torch.dtype, de
 
 def small_kernels(device: torch.device, seed: int) -> Checks:
     """Norm with what goes past it, rotary and SwiGLU, compiled as in a layer, with their gradients."""
-    from meshwright.train.layer_functions import gated, past_and_normed, turned_heads
-    from meshwright.train.transformer import Rotary
+    from meshwright.train.kernels.layer_functions import gated, past_and_normed, turned_heads
+    from meshwright.train.model.transformer import Rotary
 
     rotary, positions = Rotary(MODEL), torch.arange(128, device=device)
     num_keys, heads = MODEL.num_kv_heads, MODEL.num_heads + 2 * MODEL.num_kv_heads
@@ -145,8 +145,8 @@ def small_kernels(device: torch.device, seed: int) -> Checks:
 
 def attentions(device: torch.device, seed: int) -> Checks:
     """Attention as a layer calls it, of heads as the cases have them, by the kernel that the trainer takes here."""
-    from meshwright.train import flash_attention
-    from meshwright.train.transformer import Context, attend
+    from meshwright.train.kernels import flash_attention
+    from meshwright.train.model.transformer import Context, attend
 
     context = Context(positions=torch.arange(ATTENDED, device=device))
     for num_queries, num_keys, width in HEADS:
@@ -184,9 +184,9 @@ def _apart(function: Callable[..., Any], wanted: Callable[..., Any], inputs: lis
 
 def fp8_products(device: torch.device, seed: int) -> Checks:
     """The trainer's fp8 product with both gradients, and its loss in fp8."""
-    from meshwright.train import fp8
-    from meshwright.train.fused_loss import summed_loss_in_fp8
-    from meshwright.train.linear import Linear
+    from meshwright.train.kernels import fp8
+    from meshwright.train.kernels.fused_loss import summed_loss_in_fp8
+    from meshwright.train.model.linear import Linear
 
     layer = Linear(256, 384, bias=False).to(device, torch.bfloat16)
     torch.nn.init.normal_(layer.weight)

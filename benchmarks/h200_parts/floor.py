@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from h200_parts.cases import Case, case_of, model_of, state_bytes_per_parameter
 from h200_parts.child import hand_over, note
 from meshwright.describe.model import Model
-from meshwright.train import flash_attention
+from meshwright.train.kernels import flash_attention
 
 LAYER_S, HEAD_S, COPY_S = 4.0, 2.0, 0.5  # how long each is run, half of it before it is timed
 COPY_BYTES = 2**31

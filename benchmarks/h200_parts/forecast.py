@@ -12,7 +12,7 @@ from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster
 from meshwright.describe.profile import load_profile
 from meshwright.errors import InputError
 from meshwright.plan.make import make_plan
-from meshwright.software import Software, on_profile, software
+from meshwright.predict.software import Software, on_profile, software
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,8 @@ def profiled(stepper: Stepper, step_s: float) -> dict[str, object]:
 
 def annotate_trainer() -> None:
     """Mark what kernels' names do not tell: the loss, and the norm that clips."""
-    from meshwright.train import replica, transformer
+    from meshwright.train import replica
+    from meshwright.train.model import transformer
 
     places = ((transformer, "summed_loss", "loss"), (replica, "summed_loss_in_fp8", "loss"), (replica, "square_sum", "optimizer"))
     for module, name, kind in places:

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from h200_parts.cases import TRAINING, Case, layout_of, model_of, workload_of
-from meshwright.train.initial import initial_weights
-from meshwright.train.mesh import Mesh, make_mesh
-from meshwright.train.pipeline_parallel import MicroBatch
+from meshwright.train.model.initial import initial_weights
+from meshwright.train.model.transformer import Context
+from meshwright.train.parallel.mesh import Mesh, make_mesh
+from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.replica import Replica, StepResult
-from meshwright.train.transformer import Context
 
 SEED = 1
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from meshwright.train.corpus_build import BuildOptions, build_corpus
-from meshwright.train.standard_library import BUILD_TIMEOUT_S, MAX_BYTES, VALID_FRACTION, default_corpus, standard_library_files
+from meshwright.train.data.corpus_build import BuildOptions, build_corpus
+from meshwright.train.data.standard_library import BUILD_TIMEOUT_S, MAX_BYTES, VALID_FRACTION, default_corpus, standard_library_files
 
 LONG_BYTES = 14_000_000  # some three million tokens, so that a run sees none twice
 SMALL_VOCAB, SMALL_BYTES = 1024, 600_000  # where only the code is tried

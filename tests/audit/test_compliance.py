@@ -7,7 +7,7 @@ from made_logs import lines, write
 
 from meshwright.audit import compliance
 from meshwright.audit.compliance import FAILED, NOT_RUN, PASSED, check
-from meshwright.mllog import read_log
+from meshwright.record.mllog import read_log
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "logs"
 

@@ -4,7 +4,7 @@ import pytest
 from made_logs import START_MS, line, lines
 
 from meshwright.audit.flaws import Flaw, flaws
-from meshwright.mllog import parse_log
+from meshwright.record.mllog import parse_log
 
 
 def found(text: list[str]) -> tuple[Flaw, ...]:

@@ -10,7 +10,7 @@ import pytest
 from meshwright.cli.main import main
 from meshwright.evidence.calibrate import Calibration, calibrate, described, observe
 from meshwright.layout import Layout, parse_layout
-from meshwright.software import read_profile
+from meshwright.predict.software import read_profile
 from meshwright.units import seconds
 
 LOG = str(Path(__file__).parents[1] / "fixtures" / "timer_every_step.log")

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.evidence import refit
-from meshwright.software import FITTED
+from meshwright.predict.software import FITTED
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ MODEL = Model(name="small", num_layers=2, hidden=32, ffn_hidden=48, num_heads=4,
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    from meshwright.train.huggingface import named_tensors
-    from meshwright.train.huggingface_save import save_huggingface
-    from meshwright.train.tokenizer import train_tokenizer
+    from meshwright.train.data.tokenizer import train_tokenizer
+    from meshwright.train.interop.huggingface import named_tensors
+    from meshwright.train.interop.huggingface_save import save_huggingface
 
     path = tmp_path_factory.mktemp("models") / "small"
     generator = torch.Generator().manual_seed(0)

@@ -135,7 +135,7 @@ def test_this_machines_own_profile_is_taken_and_can_be_left_out(monkeypatch, cap
 )
 def test_where_there_seems_to_be_a_gpu_processes_start_before_torch_and_none_stays(arguments, count, measured, monkeypatch):
     from meshwright.cli import train_run
-    from meshwright.train import waiting
+    from meshwright.train.measure import waiting
 
     made, order = [], []
 

@@ -12,7 +12,7 @@ from meshwright.cli.main import main
 from meshwright.cli.progress import progress_bar
 from meshwright.layout import parse_layout
 from meshwright.plan.plan import read_plan
-from meshwright.step import PARTS
+from meshwright.predict.step import PARTS
 
 SMALL = ("llama-3.2-1b", "dgx-h100-superpod", "pretrain-1t", "--gpus", "16", "--batch", "32", "--seq", "2048")
 RECORD = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")

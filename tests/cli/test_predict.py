@@ -9,9 +9,9 @@ import pytest
 from meshwright.cli.main import main
 from meshwright.describe.hardware import FORMAT_OF_RECIPE
 from meshwright.describe.load import load_cluster
-from meshwright.footprint import PARTS as MEMORY_PARTS
 from meshwright.layout import parse_layout
-from meshwright.step import PARTS
+from meshwright.predict.footprint import PARTS as MEMORY_PARTS
+from meshwright.predict.step import PARTS
 
 NOUNS = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
 CORES_PROFILE = Path(__file__).parents[1] / "fixtures" / "profile_of_cores.json"

@@ -22,9 +22,9 @@ from meshwright.describe.profile import load_profile
 from meshwright.layout import Layout
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import plan_bytes
+from meshwright.predict.software import on_profile, software
 from meshwright.record.header import RunHeader
 from meshwright.record.writer import RunWriter
-from meshwright.software import on_profile, software
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ MODEL = Model(name="small", num_layers=2, hidden=32, ffn_hidden=48, num_heads=4,
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    from meshwright.train.huggingface import named_tensors
-    from meshwright.train.huggingface_save import save_huggingface
-    from meshwright.train.tokenizer import train_tokenizer
+    from meshwright.train.data.tokenizer import train_tokenizer
+    from meshwright.train.interop.huggingface import named_tensors
+    from meshwright.train.interop.huggingface_save import save_huggingface
 
     path = tmp_path_factory.mktemp("models") / "small"
     tensors = {name: torch.randn(tensor.shape) for name, tensor in named_tensors(MODEL).items()}
@@ -35,7 +35,7 @@ def run(*arguments: object) -> None:
 
 
 def test_weights_come_back_as_they_were(folder, tmp_path, capsys):
-    from meshwright.train.trained import load_trained
+    from meshwright.train.interop.trained import load_trained
 
     run(folder, "--out", tmp_path / "again", "--precision", "fp32")
     assert capsys.readouterr().out.startswith("wrote ")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from meshwright import software
 from meshwright.evidence import accuracy
 from meshwright.evidence.accuracy import Figure, assumption_reasons, evidence, headline, left_out, on_peer_run, peers
 from meshwright.evidence.accuracy_page import headline_section, scatter
 from meshwright.evidence.fit import Rows, fit
+from meshwright.predict import software
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 FIGURES = headline()

@@ -16,8 +16,8 @@ from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.refit import MEASURED_CSV
 from meshwright.evidence.runs import read_runs
 from meshwright.layout import Layout, parse_layout
-from meshwright.mllog import StepTimes
-from meshwright.software import as_json, read_profile, software
+from meshwright.predict.software import as_json, read_profile, software
+from meshwright.record.mllog import StepTimes
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LOGS = Path(__file__).parents[2] / ".." / "shared" / "logs"

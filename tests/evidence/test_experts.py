@@ -7,7 +7,7 @@ import pytest
 from meshwright.evidence.accuracy import evidence
 from meshwright.evidence.experts import LACKING, MEGATRON, _features, expert_choices
 from meshwright.plan.features import Features
-from meshwright.predict import check
+from meshwright.predict.prediction import check
 
 
 @pytest.fixture(scope="module")

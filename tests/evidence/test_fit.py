@@ -10,7 +10,7 @@ import pytest
 from meshwright.evidence.fit import Rows, fit, leave_family_out
 from meshwright.evidence.refit import MEASURED_CSV, pretraining
 from meshwright.evidence.runs import read_runs
-from meshwright.software import FITTED, RELEASES, fitted_values
+from meshwright.predict.software import FITTED, RELEASES, fitted_values
 
 RUNS = pretraining(read_runs(MEASURED_CSV).rows)
 ROWS = Rows.of(RUNS)

@@ -22,7 +22,7 @@ from meshwright.evidence.power import (
     predicted_node_w,
     twin,
 )
-from meshwright.outcome import POWER_FILE, power_constants
+from meshwright.predict.outcome import POWER_FILE, power_constants
 from meshwright.units import KWH
 
 RUNS = power_runs()

@@ -11,7 +11,7 @@ import pytest
 
 from meshwright.evidence.refit import HERE, MEASURED_CSV, PUBLISHED_CSV, UNFITTED_CSV, Refit, dense_llama, pretraining, refit, stack_of
 from meshwright.evidence.runs import read_runs
-from meshwright.software import REFERENCE_RELEASE, fitted_values
+from meshwright.predict.software import REFERENCE_RELEASE, fitted_values
 
 CONSTANTS = json.loads((HERE / "constants.json").read_text())
 RESIDUALS = json.loads((HERE / "residuals.json").read_text())

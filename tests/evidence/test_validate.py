@@ -9,7 +9,7 @@ import pytest
 from meshwright.evidence.refit import MEASURED_CSV, PUBLISHED_CSV, UNFITTED_CSV, log_errors
 from meshwright.evidence.runs import read_runs
 from meshwright.evidence.validate import as_json, family_name, grouped, summary, summary_of, validate
-from meshwright.software import fitted_values
+from meshwright.predict.software import fitted_values
 
 RUNS = read_runs(MEASURED_CSV).rows
 CHECKED = validate(RUNS)

@@ -8,11 +8,11 @@ import pytest
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.errors import InputError
 from meshwright.layout import AXES, Layout
-from meshwright.placement import tiers_of
 from meshwright.plan.candidates import Fixed, Space, degrees, divisors, rank_orders
 from meshwright.plan.features import Features
 from meshwright.plan.search import search
-from meshwright.predict import check
+from meshwright.predict.placement import tiers_of
+from meshwright.predict.prediction import check
 
 MODEL = load_model("llama-3.2-1b")
 CLUSTER = load_cluster("dgx-h100-superpod").resized(16)

@@ -9,8 +9,8 @@ import pytest
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.layout import Layout, parse_layout
 from meshwright.plan.explain import AxisTraffic, explain
+from meshwright.predict.traffic import Step, flows, sent_on
 from meshwright.record.entries import PART_NAMES
-from meshwright.traffic import Step, flows, sent_on
 
 RECORD = load_model("llama-3.1-405b"), load_cluster("azure-gb200-128"), load_workload("mlperf-llama31-405b")
 

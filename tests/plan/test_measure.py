@@ -9,7 +9,6 @@ from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.workload import Evaluation
 from meshwright.errors import MeshwrightError
 from meshwright.layout import Layouts
-from meshwright.outcome import outcome
 from meshwright.plan.candidates import DEGREES, Fixed, Space, degrees
 from meshwright.plan.features import Features
 from meshwright.plan.make import priced_plan
@@ -17,9 +16,10 @@ from meshwright.plan.measure import run_energy, run_time
 from meshwright.plan.objective import OBJECTIVES, Aim
 from meshwright.plan.search import _asked, _bounded_space, search, usual_features
 from meshwright.plan.sizes import Ask, searched
-from meshwright.predict import predict
-from meshwright.software import software
-from meshwright.step import price
+from meshwright.predict.outcome import outcome
+from meshwright.predict.prediction import predict
+from meshwright.predict.software import software
+from meshwright.predict.step import price
 
 MODEL = replace(load_model("llama-3.2-1b"), num_layers=4)
 WORKLOAD = replace(

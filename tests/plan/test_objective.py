@@ -8,7 +8,7 @@ from meshwright.describe.load import accelerator, load_cluster, load_model, load
 from meshwright.layout import parse_layout
 from meshwright.plan.make import PricedPlan, priced_plan
 from meshwright.plan.objective import Aim, Limit
-from meshwright.predict import usual_layout
+from meshwright.predict.prediction import usual_layout
 from meshwright.units import DAY
 
 CLUSTER = load_cluster("dgx-h100-superpod").resized(64)

@@ -11,7 +11,7 @@ from meshwright.errors import InputError
 from meshwright.layout import Layout
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan, stack_of, write_whole
-from meshwright.software import as_json, software
+from meshwright.predict.software import as_json, software
 
 
 @pytest.fixture(scope="module")

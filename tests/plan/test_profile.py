@@ -17,9 +17,9 @@ from meshwright.plan.export.heading import origin
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan, plan_bytes, read_plan, stack_of
 from meshwright.plan.trace import COMPUTE, LaidOut, Slice, trace
-from meshwright.predict import parts
-from meshwright.software import Software, on_profile, software
-from meshwright.step import StepParts
+from meshwright.predict.prediction import parts
+from meshwright.predict.software import Software, on_profile, software
+from meshwright.predict.step import StepParts
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CORES, CARD = (load_profile(FIXTURES / f"profile_of_{name}.json") for name in ("cores", "a_card"))

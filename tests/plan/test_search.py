@@ -7,24 +7,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshwright import step
 from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.load import accelerator, load_cluster, load_model, load_workload
 from meshwright.describe.model import Experts, Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import FitError, InputError
-from meshwright.footprint import RESERVE_BYTES, check_fits
 from meshwright.layout import Layout, Layouts
-from meshwright.placement import is_tp_on_fabric
 from meshwright.plan.candidates import DEGREES, Fixed, Space, degrees
-from meshwright.plan.exact import quick_excess_s
 from meshwright.plan.explain import explain
 from meshwright.plan.features import Features
 from meshwright.plan.make import exact_prediction
 from meshwright.plan.search import CLOSED_EXCESS, _asked, _bounded_space, _with, search
-from meshwright.predict import check, exact_step_s, predict, schedule_excess_s
-from meshwright.software import software
-from meshwright.step import price
+from meshwright.predict.exact import quick_excess_s
+from meshwright.predict.footprint import RESERVE_BYTES, check_fits
+from meshwright.predict.placement import is_tp_on_fabric
+from meshwright.predict.prediction import check, exact_step_s, predict, schedule_excess_s, step
+from meshwright.predict.software import software
+from meshwright.predict.step import price
 
 STACK = software()
 MEGATRON = Features(

@@ -8,11 +8,11 @@ import numpy as np
 
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.profile import load_profile
-from meshwright.footprint import reserve_for
 from meshwright.layout import Layouts
 from meshwright.plan.search import search
-from meshwright.predict import predict
-from meshwright.software import on_profile, software
+from meshwright.predict.footprint import reserve_for
+from meshwright.predict.prediction import predict
+from meshwright.predict.software import on_profile, software
 
 PROFILE = Path(__file__).parents[1] / "fixtures" / "profile_of_cores.json"
 

@@ -18,7 +18,7 @@ from meshwright.layout import parse_layout
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan
 from meshwright.plan.trace import COMPUTE, REPLICAS, STAGES, STREAMS, WITHIN, process_id, thread_id, trace, write_trace
-from meshwright.software import software
+from meshwright.predict.software import software
 
 RECORD = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b", 8192)
 SMALL = ("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", 64)

@@ -9,8 +9,8 @@ from importlib.resources import files
 
 import pytest
 
-from meshwright import step
 from meshwright.errors import InputError
+from meshwright.predict import step
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.record.writer import RunWriter
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright import software as sw
-from meshwright.footprint import PARTS as MEMORY_PARTS
 from meshwright.layout import Layout
 from meshwright.plan.explain import Change
 from meshwright.plan.plan import Plan
 from meshwright.plan.trace import LaidOut
+from meshwright.predict import software as sw
+from meshwright.predict.footprint import PARTS as MEMORY_PARTS
+from meshwright.predict.software import software
 from meshwright.report.page.assumptions import CHOSEN, chosen, evidence, fitted
 from meshwright.report.page.axes import log_ticks, padded, ticks, time_ticks
 from meshwright.report.page.bars import axes_table, changes_table, memory_table, waterfall
@@ -21,7 +22,6 @@ from meshwright.report.page.curves import ParetoPoint, ScalingPoint, pareto_char
 from meshwright.report.page.facts import facts_of
 from meshwright.report.page.rack import Rack, brackets, rack_picture
 from meshwright.report.page.timeline import LABELS, WIDTH, _shares, timeline_picture
-from meshwright.software import software
 
 # -- the rack -------------------------------------------------------------------------------------------
 

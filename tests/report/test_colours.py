@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.predict.step import PARTS
 from meshwright.report.page.colours import PALETTE, contrast, ink_on, kind_colour, luminance, oklch, part_colour, resolved, stage_colour
-from meshwright.step import PARTS
 
 TEXT = 4.5  # WCAG AA for text, 3 for marks
 MARK = 3.0

@@ -17,13 +17,13 @@ from pages import CHROMIUM, FLAGS, Elements, words
 from meshwright.describe.source import Source
 from meshwright.errors import InputError
 from meshwright.layout import Layouts
-from meshwright.outcome import outcome
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan
-from meshwright.predict import predict
+from meshwright.predict.outcome import outcome
+from meshwright.predict.prediction import predict
+from meshwright.predict.software import software
 from meshwright.report.page.curves import ParetoPoint, ScalingPoint
 from meshwright.report.page.plan_page import plan_page, write_plan_page
-from meshwright.software import software
 from meshwright.units import gib, seconds, usd
 
 LARGEST_BYTES = 1_500_000

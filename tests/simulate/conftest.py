@@ -11,7 +11,7 @@ from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.layout import parse_layout
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan
-from meshwright.predict import usual_layout
+from meshwright.predict.prediction import usual_layout
 from meshwright.simulate.job import Job, job_of
 from meshwright.simulate.noise import QUIET, Noise
 

@@ -14,11 +14,11 @@ from meshwright.errors import InputError
 from meshwright.layout import parse_layout
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan
+from meshwright.predict.software import on_profile, software
 from meshwright.record.entries import PARTS
 from meshwright.simulate.exposure import exposed_between_replicas
 from meshwright.simulate.job import check_plan, job_of
 from meshwright.simulate.step import simulate, undisturbed
-from meshwright.software import on_profile, software
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LAYOUTS = [

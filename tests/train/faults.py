@@ -15,8 +15,8 @@ from torch import Tensor
 
 from meshwright.train import job, loop
 from meshwright.train.checkpoint import saving
-from meshwright.train.pipeline_parallel import Stage
-from meshwright.train.transformer import Block
+from meshwright.train.model.transformer import Block
+from meshwright.train.parallel.pipeline import Stage
 
 
 def slow_steps(seconds: float, of_rank: dict[int, float] | None = None) -> None:

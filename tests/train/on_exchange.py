@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from meshwright.layout import Layout
 from meshwright.record.entries import PARTS
-from meshwright.train.measured import Exchange
-from meshwright.train.mesh import make_mesh
+from meshwright.train.parallel.mesh import make_mesh
+from meshwright.train.record.measured import Exchange
 
 
 def exchanged_on_ranks() -> Any:

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.layout import AXES, Layout
-from meshwright.traffic import GATHER, MESSAGE, REDUCE, SCATTER, SWITCH
-from meshwright.train.mesh import Mesh, make_mesh
+from meshwright.predict.traffic import GATHER, MESSAGE, REDUCE, SCATTER, SWITCH
+from meshwright.train.parallel.mesh import Mesh, make_mesh
 
 # The argument that holds the whole payload, and the kind of flow, by the operator's name.
 OPERATORS = {
@@ -136,7 +136,7 @@ def waits_for_a_slow_rank(model: Model, workload: Workload, layout: Layout, slow
 
 def loss_of_cut_vocabulary(logits: np.ndarray, labels: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
     """The summed loss as this rank finds it from its part of the vocabulary, and the gradient of `scale` times it for that part."""
-    from meshwright.train.tensor_parallel import _CutCrossEntropy
+    from meshwright.train.parallel.tensor import _CutCrossEntropy
 
     mesh = make_mesh(Layout(tp=dist.get_world_size()), torch.device("cpu"))
     part = torch.from_numpy(logits).chunk(mesh.tp.size, dim=-1)[mesh.tp.index].clone().requires_grad_()

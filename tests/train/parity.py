@@ -14,8 +14,8 @@ from meshwright.describe.workload import Training, Workload
 from meshwright.layout import Layout
 
 if TYPE_CHECKING:
-    from meshwright.train.mesh import Mesh
-    from meshwright.train.pipeline_parallel import MicroBatch
+    from meshwright.train.parallel.mesh import Mesh
+    from meshwright.train.parallel.pipeline import MicroBatch
     from meshwright.train.replica import Replica
 
 # Every factorisation of eight ranks is legal: eight key-value heads and columns by the dozen for tp, 2 x 8 pieces of a sequence for cp.
@@ -86,8 +86,8 @@ def replica_of(model: Model, workload: Workload, layout: Layout) -> Iterator[tup
     """This rank's replica with its first weights, and its mesh, which is given back at the end."""
     import torch
 
-    from meshwright.train.initial import initial_weights
-    from meshwright.train.mesh import make_mesh
+    from meshwright.train.model.initial import initial_weights
+    from meshwright.train.parallel.mesh import make_mesh
     from meshwright.train.replica import Replica
 
     mesh = make_mesh(layout, torch.device("cpu"))
@@ -101,7 +101,7 @@ def replica_of(model: Model, workload: Workload, layout: Layout) -> Iterator[tup
 
 def batch_of(step: int, model: Model, workload: Workload, mesh: Mesh) -> list[MicroBatch]:
     """This rank's micro-batches of one step."""
-    from meshwright.train.batches import micro_batches
+    from meshwright.train.data.batches import micro_batches
 
     first = step * workload.global_batch
     return micro_batches(lambda numbers: samples(workload, model.vocab_size, numbers[0], len(numbers)), first, workload, mesh)

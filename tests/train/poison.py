@@ -10,7 +10,7 @@ from parity import LLAMA, WORKLOAD, batch_of, replica_of
 from torch import Tensor
 
 from meshwright.layout import Layout
-from meshwright.train.nonfinite import find_culprit
+from meshwright.train.health.nonfinite import find_culprit
 from meshwright.train.replica import Replica
 
 

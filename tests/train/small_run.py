@@ -36,8 +36,8 @@ NO_RANKS = {name: None for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_W
 
 def make_corpus(folder: Path, num_documents: int = 60, num_words: int = 250, seed: int = 1, vocab_size: int = MODEL.vocab_size) -> Path:
     """A corpus of made-up text, `num_documents` of `num_words`."""
-    from meshwright.train.corpus_build import BuildOptions, build_corpus
-    from meshwright.train.sources import source_of
+    from meshwright.train.data.corpus_build import BuildOptions, build_corpus
+    from meshwright.train.data.sources import source_of
 
     rng = random.Random(seed)
     syllables = [first + second for first in "bdfgklmnprst" for second in "aeiou"]

@@ -19,7 +19,7 @@ from small_run import EVALUATION, Command, Small, events_of, last_step, session,
 from meshwright.layout import parse_layout
 from meshwright.plan.plan import read_plan
 from meshwright.record.run import read_run
-from meshwright.train.mlperf import check_log
+from meshwright.train.record.mlperf import check_log
 
 NUM_STEPS = 8
 SLOW_S = 0.15  # a step, where a test must be quicker than the run

@@ -1,4 +1,4 @@
-"""The bytes that each axis sends in a step, counted on the real process groups, are those that `meshwright.traffic` says are sent.
+"""The bytes that each axis sends in a step, counted on the real process groups, are those that `meshwright.predict.traffic` says are sent.
 
 Every operator of torch.distributed that a rank dispatches is counted, by process group: collectives, messages, and what `fully_shard`
 sends by itself. Left out is one message of a step: the sum of loss, tokens and squared gradients over all ranks, three fp64 numbers.
@@ -18,7 +18,7 @@ from ranks import Pools
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout, parse_layout
-from meshwright.traffic import Step, flows, sent_bytes, sent_on
+from meshwright.predict.traffic import Step, flows, sent_bytes, sent_on
 
 WORKLOAD = replace(PARITY, global_batch=4)
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from meshwright.mllog import Log, complaints
+from meshwright.record.mllog import Log, complaints
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 OWN_RULES = Path(__file__).parents[1] / "train" / "benchmark"  # of meshwright's own benchmark, by its name

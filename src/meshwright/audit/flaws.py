@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 from meshwright.errors import InputError
-from meshwright.mllog import MARKER, Log, LogEvent, is_progress
+from meshwright.record.mllog import MARKER, Log, LogEvent, is_progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from meshwright.audit.printable import escaped, printable
 from meshwright.audit.runs import LoggedRun
 from meshwright.audit.score import LoggedSubmission
 from meshwright.audit.submissions import Submission, noise, submissions
-from meshwright.mllog import StepTimes
+from meshwright.record.mllog import StepTimes
 from meshwright.units import MINUTE
 
 TIMES = ("log", "state", "time to train [min]>", "before the clock [min]>", "samples>", "steps>", "evaluations>", "evaluating [%]>")

@@ -11,7 +11,7 @@ from typing import Any
 from meshwright.audit.flaws import Flaw, flaws
 from meshwright.audit.rules import benchmarks
 from meshwright.errors import InputError
-from meshwright.mllog import MARKER, DamagedLine, DamagedLog, Log, LoggedEvaluation, StepTimes, salvage_log, step_times
+from meshwright.record.mllog import MARKER, DamagedLine, DamagedLog, Log, LoggedEvaluation, StepTimes, salvage_log, step_times
 
 WHOLE, ABORTED, TRUNCATED, DAMAGED = "whole", "aborted", "truncated", "damaged"
 PACKED = {b"\x1f\x8b": "gzip", b"PK": "zip", b"(\xb5/\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zX": "xz"}

@@ -75,7 +75,7 @@ class Submission:
 @cache
 def flops_per_sample(benchmark: str, seq_len: int = 0) -> float:
     """FLOPs of training on one sequence of a benchmark; of its own length where 0 is given."""
-    from meshwright.predict import training_flops_per_token  # here, because logs are audited without it
+    from meshwright.predict.prediction import training_flops_per_token  # here, because logs are audited without it
 
     model, workload = BENCHMARKS[benchmark]
     if workload in names("workloads"):
@@ -177,7 +177,7 @@ def best_rate(chip: str) -> Best | None:
     """The highest FLOP/s within a step that any run on that accelerator reached; None where none was measured."""
     from meshwright.evidence.refit import PUBLISHED_CSV
     from meshwright.evidence.runs import read_runs
-    from meshwright.predict import training_flops_per_token
+    from meshwright.predict.prediction import training_flops_per_token
 
     rates = [
         Best(row.step_flops_per_s, row.name, row.precision) for row in submissions() if row.accelerator == chip and _can_be_counted(row)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from meshwright.audit.judge import Judgement
     from meshwright.audit.score import LoggedSubmission
-    from meshwright.mllog import StepTimes
+    from meshwright.record.mllog import StepTimes
 
 COLOURS = {
     CONSISTENT: "green",

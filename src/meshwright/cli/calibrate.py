@@ -35,7 +35,7 @@ def calibrate(
     from meshwright.evidence.calibrate import calibrate as calibrated
     from meshwright.evidence.calibrate import described, machine_of, observe
     from meshwright.layout import Layout, read_choices
-    from meshwright.predict import usual_layout
+    from meshwright.predict.prediction import usual_layout
 
     read_choices(layout)  # a slip there is told before any log is read
     observed = observe(logs)

@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from meshwright.cli.progress import Report
-    from meshwright.train.corpus import Corpus
+    from meshwright.train.data.corpus import Corpus
 
 corpus = typer.Typer(name="corpus", help="Make corpora for training out of text, and look at them.")
 
@@ -38,8 +38,8 @@ def build(
     if workers is not None:
         os.environ["RAYON_NUM_THREADS"] = str(workers)  # the only way to tell the tokenizers library, and only before its first use
     from meshwright.errors import InputError
-    from meshwright.train.corpus_build import VALID_FRACTION, BuildOptions, build_corpus
-    from meshwright.train.sources import find_sources
+    from meshwright.train.data.corpus_build import VALID_FRACTION, BuildOptions, build_corpus
+    from meshwright.train.data.sources import find_sources
 
     if valid_fraction is not None and valid_documents is not None:
         raise InputError("both a share and a number of validation documents", where="--valid-fraction, --valid-documents", fix="give one")
@@ -63,7 +63,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print what a corpus holds."""
-    from meshwright.train.corpus import Corpus
+    from meshwright.train.data.corpus import Corpus
 
     _show(Corpus.open(folder, verify="hashes" if verify else "sizes"), as_json)
 

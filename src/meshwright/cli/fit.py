@@ -28,7 +28,7 @@ def fit(
     from meshwright.cli.show import show_json
     from meshwright.evidence.accuracy import evidence_with, time_figures
     from meshwright.evidence.refit import HERE, MEASURED_CSV, PUBLISHED_CSV, refit
-    from meshwright.software import values_of
+    from meshwright.predict.software import values_of
 
     need_extra()
     files, folder = (measured or MEASURED_CSV, published or PUBLISHED_CSV), out or HERE
@@ -50,8 +50,8 @@ def fit(
 def _refit_power() -> None:
     """Fit node power again: what it takes for busy is predicted with the constants just written."""
     from meshwright.evidence.power import write_power_constants
-    from meshwright.software import fitted_values
-    from meshwright.uncertainty import residuals
+    from meshwright.predict.software import fitted_values
+    from meshwright.predict.uncertainty import residuals
 
     fitted_values.cache_clear()
     residuals.cache_clear()

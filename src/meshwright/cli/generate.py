@@ -32,8 +32,8 @@ def generate(
     torch_or_error()
     import torch  # which takes seconds: mistakes are told before
 
-    from meshwright.train import generate as by_model
-    from meshwright.train.trained import load_trained
+    from meshwright.train.interop.trained import load_trained
+    from meshwright.train.model import generate as by_model
 
     trained = load_trained(run, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     given = trained.tokens_of(prompt)

@@ -38,7 +38,7 @@ def measure(
     started_s = time.perf_counter()  # before torch is imported: that counts as well
     from meshwright.cli.train_run import torch_or_error
     from meshwright.describe.profile import profile_text, usual_path
-    from meshwright.train.waiting import sees_gpu, waiting
+    from meshwright.train.measure.waiting import sees_gpu, waiting
 
     path = out or usual_path()
     _check_place(path)

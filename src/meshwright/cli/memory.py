@@ -8,7 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from meshwright.describe.hardware import Accelerator
-    from meshwright.serving import Request, Serving
+    from meshwright.predict.serving import Request, Serving
 
 MOST = 10**9  # tokens or sequences: more is a slip of the finger
 
@@ -26,7 +26,7 @@ def memory(
 ) -> None:
     """Say how many accelerators hold a model to be served, and how many sequences fit."""
     from meshwright.describe.load import accelerator, load_model
-    from meshwright.serving import Request, check_fits, fewest, serve_on
+    from meshwright.predict.serving import Request, check_fits, fewest, serve_on
 
     _check_asked(serve, context, on)
     request = Request(model=load_model(model), context=context, concurrency=concurrency, precision=precision, kv_precision=kv_precision)
@@ -56,7 +56,7 @@ def _check_asked(serve: bool, context: int, on: str) -> None:
 
 def _notes(request: Request, chip: Accelerator) -> list[str]:
     """What the numbers stand on."""
-    from meshwright.serving import PREFILL_TOKENS
+    from meshwright.predict.serving import PREFILL_TOKENS
 
     notes = [
         "layers' matrices in the precision asked for; embedding, output projection, norms and router in bf16",

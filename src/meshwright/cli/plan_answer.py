@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from meshwright.cli.plan_question import Wishes
 from meshwright.describe.cluster import Cluster, beyond_note
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.placement import overlap_note
 from meshwright.plan.explain import Explanation, explain
 from meshwright.plan.make import PricedPlan
 from meshwright.plan.plan import Plan
 from meshwright.plan.rankmap import RankMap, rank_map
 from meshwright.plan.sizes import Ask, Progress, Searched, Survey, chosen, machines_of, machines_up_to, survey
+from meshwright.predict.placement import overlap_note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

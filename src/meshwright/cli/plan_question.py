@@ -9,14 +9,14 @@ from meshwright.cli.profile_choice import with_profile
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.errors import InputError
-from meshwright.footprint import reserve_for
 from meshwright.layout import Layout, read_choices
 from meshwright.plan.candidates import Fixed
 from meshwright.plan.make import Terms
 from meshwright.plan.objective import Aim, read_duration
 from meshwright.plan.sizes import Ask
 from meshwright.plan.whatif import changed
-from meshwright.software import software
+from meshwright.predict.footprint import reserve_for
+from meshwright.predict.software import software
 from meshwright.units import GIB, gib
 
 MOST_SEQUENCES = 10**7  # a step; more is a slip of the finger

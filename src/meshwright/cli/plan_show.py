@@ -12,12 +12,12 @@ from meshwright.cli.plan_files import Written
 from meshwright.cli.predict_answer import samples_json
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.layout import AXES, Layout
-from meshwright.outcome import Spread, mfu_said
 from meshwright.plan.explain import AxisTraffic, Change, Explanation
 from meshwright.plan.make import PricedPlan
 from meshwright.plan.objective import Limit
 from meshwright.plan.plan import Plan
 from meshwright.plan.sizes import Searched
+from meshwright.predict.outcome import Spread, mfu_said
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.units import KWH, MINUTE, gib, seconds, si, usd
 

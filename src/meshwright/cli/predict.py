@@ -30,7 +30,7 @@ def predict(
 ) -> None:
     """Price one layout: step time, memory, time to train, cost, energy."""
     from meshwright.cli import predict_answer
-    from meshwright.outcome import outcome
+    from meshwright.predict.outcome import outcome
 
     job = predict_answer.job(model, cluster, workload, layout, gpus=gpus, batch=batch, seq=seq, precision=precision)
     prediction = predict_answer.priced(job, software, ignore_memory=ignore_memory, profile=profile)

@@ -15,14 +15,14 @@ from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
-from meshwright.footprint import PARTS as MEMORY_PARTS
-from meshwright.footprint import check_fits, recipe_for, reserve_for, stage_rows, stages
 from meshwright.layout import AXES, Layout, Layouts, parse_layout
-from meshwright.outcome import Offer, Outcome, Spread, mfu_said
-from meshwright.placement import overlap_note, ranks_of, spanned, tiers_of
-from meshwright.predict import Prediction, check, exact_step_s, predict, usual_layout
+from meshwright.predict.footprint import PARTS as MEMORY_PARTS
+from meshwright.predict.footprint import check_fits, recipe_for, reserve_for, stage_rows, stages
+from meshwright.predict.outcome import Offer, Outcome, Spread, mfu_said
+from meshwright.predict.placement import overlap_note, ranks_of, spanned, tiers_of
+from meshwright.predict.prediction import Prediction, check, exact_step_s, predict, usual_layout
+from meshwright.predict.software import software
 from meshwright.record.entries import PART_NAMES, PARTS
-from meshwright.software import software
 from meshwright.units import KWH, MINUTE, gib, seconds, si, usd
 
 MAX_OPERATIONS = 100_000  # of a schedule that is timed exactly without being asked: well under 0.1 s

@@ -10,8 +10,8 @@ from meshwright.describe.profile import Profile, load_profile, usual_path
 from meshwright.describe.this_machine import NAME, catalogue_name, processor_name
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
-from meshwright.question import measured
-from meshwright.software import Software, on_profile
+from meshwright.predict.inputs import measured
+from meshwright.predict.software import Software, on_profile
 
 NONE = "none"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.mllog import StepTimes
 from meshwright.plan.plan import write_whole
+from meshwright.record.mllog import StepTimes
 from meshwright.report.page.area import Axis, Plot
 from meshwright.report.page.colours import var
 from meshwright.report.page.markup import Html, table, tag

@@ -11,9 +11,10 @@ from pathlib import Path
 from meshwright.describe.load import load_cluster
 from meshwright.errors import InputError
 from meshwright.ledger import Budget, Rate, no_price, predicted_s, rate_of, read_budget, read_rate
-from meshwright.outcome import Spread
 from meshwright.plan.objective import read_duration
 from meshwright.plan.plan import Plan, read_plan, stack_of
+from meshwright.predict.outcome import Spread
+from meshwright.predict.software import Software
 from meshwright.record.header import check_name
 from meshwright.simulate.campaign import Campaign
 from meshwright.simulate.fabric import Fabric
@@ -23,7 +24,6 @@ from meshwright.simulate.noise import QUIET, fitted_noise
 from meshwright.simulate.outlook import campaign_of
 from meshwright.simulate.run import Conditions, Paid
 from meshwright.simulate.step import Slow
-from meshwright.software import Software
 from meshwright.units import DAY, GB
 
 

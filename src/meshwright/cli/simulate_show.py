@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.cli.simulate_answer import Answer
 from meshwright.ledger import amount
-from meshwright.outcome import samples_note
+from meshwright.predict.outcome import samples_note
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulate.outlook import Outlook, Size

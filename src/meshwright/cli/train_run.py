@@ -22,8 +22,8 @@ from meshwright.layout import Layout, parse_layout, read_choices
 from meshwright.ledger import checked_plan
 from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan, plan_bytes, read_plan
+from meshwright.predict.software import on_profile, software
 from meshwright.record.header import check_name
-from meshwright.software import on_profile, software
 
 if TYPE_CHECKING:
     from meshwright.train.job import Job
@@ -78,8 +78,8 @@ def run(wishes: Wishes) -> int:
     check_folder(job.runs, job.name, resume=job.resume)
     check_place(job.plan, job.plan.layout.num_ranks, is_gpu)
     # Torch is loaded from here on: seconds, in which a mistake on the command line would wait to be told.
+    from meshwright.train.checkpoint.saves import check_steps
     from meshwright.train.launch import run_ranks
-    from meshwright.train.saves import check_steps
     from meshwright.train.session import run_rank
 
     check_steps(job)
@@ -96,9 +96,9 @@ def is_launched(environment: Mapping[str, str]) -> bool:
 
 def run_launched(wishes: Wishes) -> int:
     """Train as the one rank that a launcher has made of this process. What every rank finds wrong alike, rank 0 says alone."""
+    from meshwright.train.checkpoint.saves import check_steps
     from meshwright.train.checks import check_job
     from meshwright.train.launch import ToldElsewhere, explain_failure, meet
-    from meshwright.train.saves import check_steps
     from meshwright.train.session import run_rank
 
     is_first = os.environ["RANK"] == "0"
@@ -148,7 +148,7 @@ def torch_or_error() -> None:
 def job_of(wishes: Wishes) -> Job:
     """The job that the command line describes."""
     from meshwright.train.job import Job
-    from meshwright.train.mlperf import OWN
+    from meshwright.train.record.mlperf import OWN
 
     if wishes.name:
         check_name(wishes.name)
@@ -265,7 +265,7 @@ def corpus_of(wishes: Wishes, plan: Plan) -> Path:
         )
     if named != EMBEDDED_CORPUS:
         return Path(named)
-    from meshwright.train.standard_library import default_corpus
+    from meshwright.train.data.standard_library import default_corpus
 
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"
     with progress_bar() as report:

@@ -31,8 +31,8 @@ def weights(
     torch_or_error()
     import torch  # which takes seconds: mistakes are told before
 
-    from meshwright.train.huggingface_save import save_huggingface
-    from meshwright.train.trained import load_trained
+    from meshwright.train.interop.huggingface_save import save_huggingface
+    from meshwright.train.interop.trained import load_trained
 
     trained = load_trained(run, torch.device("cpu"))
     model = trained.transformer.model

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from meshwright import software as assumptions
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.evidence.fit import Rows, fit, row_spread
 from meshwright.evidence.measured import MeasuredRun, Runs
@@ -24,9 +23,10 @@ from meshwright.evidence.refit import MEASURED_CSV, PUBLISHED_CSV, UNFITTED_CSV,
 from meshwright.evidence.runs import high_confidence_nvidia, read_runs
 from meshwright.evidence.validate import Checked, Summary, summary, summary_of, validate
 from meshwright.layout import Layouts, parse_layout
-from meshwright.predict import Prediction, predict
-from meshwright.software import FITTED, FittedValues, fitted_values, software
-from meshwright.uncertainty import bounds, residuals, software_kind
+from meshwright.predict import software as assumptions
+from meshwright.predict.prediction import Prediction, predict
+from meshwright.predict.software import FITTED, FittedValues, fitted_values, software
+from meshwright.predict.uncertainty import bounds, residuals, software_kind
 from meshwright.units import MINUTE
 
 PEERS_TOML = Path(__file__).with_name("peers.toml")

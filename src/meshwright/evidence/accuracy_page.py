@@ -16,10 +16,10 @@ from meshwright.evidence.accuracy import Assumption, Energy, Evidence, Figure
 from meshwright.evidence.experts import Choice, expert_choices
 from meshwright.evidence.memory import memory_evidence
 from meshwright.evidence.validate import Checked, Summary, family_name, grouped, summary
-from meshwright.footprint import footprint, recipe_for
 from meshwright.layout import Layouts
-from meshwright.software import FITTED, fitted_values
-from meshwright.uncertainty import kind_of, software_kind
+from meshwright.predict.footprint import footprint, recipe_for
+from meshwright.predict.software import FITTED, fitted_values
+from meshwright.predict.uncertainty import kind_of, software_kind
 from meshwright.units import KILO
 
 PLOT = "predicted-against-measured.svg"

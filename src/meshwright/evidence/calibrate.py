@@ -22,11 +22,11 @@ from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.evidence.mlperf import BENCHMARKS
 from meshwright.layout import Layout, Layouts
-from meshwright.mllog import Log, StepTimes, read_log, read_step_times, step_times
-from meshwright.predict import check, parts
-from meshwright.question import GENERATION
-from meshwright.software import RELEASES, Software, as_json, fitted_values, is_release, software
-from meshwright.uncertainty import residuals
+from meshwright.predict.inputs import GENERATION
+from meshwright.predict.prediction import check, parts
+from meshwright.predict.software import RELEASES, Software, as_json, fitted_values, is_release, software
+from meshwright.predict.uncertainty import residuals
+from meshwright.record.mllog import Log, StepTimes, read_log, read_step_times, step_times
 
 FASTEST, SLOWEST = math.log(1 / 4), math.log(32)  # compute against the reference release: beyond these the run was another one
 HALVINGS = 60

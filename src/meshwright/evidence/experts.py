@@ -15,9 +15,9 @@ from meshwright.evidence.measured import MeasuredRun
 from meshwright.layout import Layout, Layouts
 from meshwright.plan.features import Features
 from meshwright.plan.search import search
-from meshwright.predict import exact_step_s, predict
+from meshwright.predict.prediction import exact_step_s, predict
+from meshwright.predict.software import FittedValues, Software, fitted_values
 from meshwright.record.entries import PART_NAMES, PARTS
-from meshwright.software import FittedValues, Software, fitted_values
 
 # What the stacks could do, with no degrees in it. Megatron-LM as NVIDIA's MLPerf code ran it: the distributed optimizer, no
 # recomputing, 1F1B and interleaving, ring context parallelism, and its two rank orders. Whether CUDA graphs and the overlap of tensor

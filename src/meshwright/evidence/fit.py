@@ -1,4 +1,4 @@
-"""The joint fit of the constants in `meshwright.software`, and what it predicts of rows and families it has not seen.
+"""The joint fit of the constants in `meshwright.predict.software`, and what it predicts of rows and families it has not seen.
 
 One least-squares fit over all rows at once. A residual is ln(predicted/measured) over the spread expected of such rows; every constant
 also has a value expected beforehand, which counts as an observation of its own: what the rows do not decide stays where physics put it.
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.layout import Layouts
-from meshwright.question import Question, question, stacked
-from meshwright.software import (
+from meshwright.predict.inputs import Question, question, stacked
+from meshwright.predict.software import (
     FITTED,
     REFERENCE_RELEASE,
     RELEASES,
     Constants,
     nearest_release,
 )
-from meshwright.step import price
+from meshwright.predict.step import price
 
 BENCHMARKS = ("gpt3", "llama31_405b", "llama31_8b")
 # Percent that equal jobs of different submitters differ by: eight B200 with one layout spread over 2.7 % on the 8B model; on the large

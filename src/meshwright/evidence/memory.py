@@ -19,8 +19,8 @@ from meshwright.describe.load import load_model
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.evidence.table import Row, read_table
-from meshwright.footprint import MOMENTS, footprint, recipe_for
 from meshwright.layout import Layout, Layouts
+from meshwright.predict.footprint import MOMENTS, footprint, recipe_for
 from meshwright.units import GIB
 
 RUNS = Path(__file__).with_name("memory_runs.csv")

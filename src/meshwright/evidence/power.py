@@ -23,9 +23,9 @@ from meshwright.errors import InputError
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.runs import read_runs
 from meshwright.layout import Layouts
-from meshwright.outcome import POWER_FILE, busy_seconds
-from meshwright.predict import predict
-from meshwright.software import software
+from meshwright.predict.outcome import POWER_FILE, busy_seconds
+from meshwright.predict.prediction import predict
+from meshwright.predict.software import software
 from meshwright.units import KWH
 
 RUNS_CSV = Path(__file__).with_name("power_runs.csv")

@@ -25,11 +25,11 @@ from meshwright.evidence.fit import BENCHMARKS, Rows, fit, leave_family_out, lea
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.runs import high_confidence_nvidia, read_runs
 from meshwright.layout import Layouts
-from meshwright.predict import evaluation_time_s, parts
-from meshwright.question import GENERATION
-from meshwright.software import FITTED, REFERENCE_RELEASE, FittedValues, Software, nearest_release, values_of
-from meshwright.step import StepParts
-from meshwright.uncertainty import kind_of, software_kind
+from meshwright.predict.inputs import GENERATION
+from meshwright.predict.prediction import evaluation_time_s, parts
+from meshwright.predict.software import FITTED, REFERENCE_RELEASE, FittedValues, Software, nearest_release, values_of
+from meshwright.predict.step import StepParts
+from meshwright.predict.uncertainty import kind_of, software_kind
 
 HERE = Path(__file__).parent
 MEASURED_CSV = HERE / "measured_runs.csv"

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.refit import stack_of
 from meshwright.layout import Layouts
-from meshwright.question import GENERATION, question, stacked
-from meshwright.software import FittedValues, Software, fitted_values
-from meshwright.step import price
-from meshwright.uncertainty import Interval, interval
+from meshwright.predict.inputs import GENERATION, question, stacked
+from meshwright.predict.software import FittedValues, Software, fitted_values
+from meshwright.predict.step import price
+from meshwright.predict.uncertainty import Interval, interval
 
 
 @dataclass(frozen=True, slots=True)

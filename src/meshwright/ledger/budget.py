@@ -9,8 +9,8 @@ from decimal import ROUND_CEILING, Decimal
 from meshwright.describe.cluster import Cluster
 from meshwright.errors import InputError
 from meshwright.ledger.rate import Rate, read_usd
-from meshwright.outcome import Spread
 from meshwright.plan.plan import Plan
+from meshwright.predict.outcome import Spread
 from meshwright.record.run import Run
 from meshwright.units import HOUR
 

@@ -11,9 +11,9 @@ from meshwright.cost.energy import accelerator_power_w, carbon_kg, facility_ener
 from meshwright.describe import economics
 from meshwright.errors import InputError
 from meshwright.ledger.timeline import Span
-from meshwright.outcome import DEFAULT_REGION, NOT_STATED, node_w, power_constants
 from meshwright.plan.plan import Plan, stack_of
-from meshwright.question import GENERATION
+from meshwright.predict.inputs import GENERATION
+from meshwright.predict.outcome import DEFAULT_REGION, NOT_STATED, node_w, power_constants
 
 WORKS = ("compute", "optimizer", "evaluation", "unmeasured")  # at the cap, but for what a slow release adds, as the predictor has it
 SHARES_CORES = ("exposed_tp", "exposed_cp", "exposed_ep")  # copies and reductions run on the same cores

@@ -12,7 +12,7 @@ from typing import Any
 
 from meshwright.describe.cluster import Cluster
 from meshwright.errors import InputError
-from meshwright.outcome import price_of
+from meshwright.predict.outcome import price_of
 
 GIVEN = "given"
 UNDERSTOOD = "write 2.5USD/h, $2.5 or 2.5: USD for one accelerator and hour"

@@ -18,9 +18,9 @@ from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.layout import AXES, CP_KINDS, ORDERS, RECOMPUTE, SCHEDULES, Layout, Layouts
-from meshwright.placement import place, tier_sizes
 from meshwright.plan.features import FLAGS, Features
-from meshwright.split import stage_layers
+from meshwright.predict.placement import place, tier_sizes
+from meshwright.predict.stages import stage_layers
 
 ROWS = 8_192  # of one batch of columns: large enough for numpy, small enough for the cache
 STRIDE = 64  # rows of degrees crossed at a time

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from meshwright import software as sw
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.footprint import reserve_for, spare_bytes
 from meshwright.layout import AXES, CP_KINDS, Layout, Layouts
-from meshwright.placement import is_tp_on_fabric, ranks_of, spanned, tiers_of
-from meshwright.predict import bytes_of, check, parts
-from meshwright.pricer import BF16_BYTES
+from meshwright.predict import software as sw
+from meshwright.predict.footprint import reserve_for, spare_bytes
+from meshwright.predict.placement import is_tp_on_fabric, ranks_of, spanned, tiers_of
+from meshwright.predict.prediction import bytes_of, check, parts
+from meshwright.predict.prices import BF16_BYTES
+from meshwright.predict.software import Software, software
+from meshwright.predict.step import StepParts
+from meshwright.predict.traffic import Step, flows, is_counted_whole, layer_flows, sent_on
 from meshwright.record.entries import PART_NAMES, PARTS
-from meshwright.software import Software, software
-from meshwright.step import StepParts
-from meshwright.traffic import Step, flows, is_counted_whole, layer_flows, sent_on
 from meshwright.units import seconds, si
 
 NOTICEABLE_PCT = 0.05  # a change that buys or costs less is not worth a line

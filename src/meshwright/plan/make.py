@@ -9,14 +9,14 @@ import numpy as np
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
-from meshwright.footprint import check_fits, reserve_for
 from meshwright.layout import Layout, Layouts
-from meshwright.outcome import Outcome, notes_of, outcome
-from meshwright.placement import overlap_note, tiers_of
-from meshwright.plan.exact import step_excess_s
 from meshwright.plan.plan import Plan
-from meshwright.predict import Prediction, check, predict
-from meshwright.software import Software, software
+from meshwright.predict.exact import step_excess_s
+from meshwright.predict.footprint import check_fits, reserve_for
+from meshwright.predict.outcome import Outcome, notes_of, outcome
+from meshwright.predict.placement import overlap_note, tiers_of
+from meshwright.predict.prediction import Prediction, check, predict
+from meshwright.predict.software import Software, software
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

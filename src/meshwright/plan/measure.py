@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layouts
-from meshwright.outcome import node_w, power_constants
-from meshwright.predict import evaluation_time_s, num_evaluations_of
-from meshwright.question import GENERATION
-from meshwright.software import Software
-from meshwright.step import StepParts
+from meshwright.predict.inputs import GENERATION
+from meshwright.predict.outcome import node_w, power_constants
+from meshwright.predict.prediction import evaluation_time_s, num_evaluations_of
+from meshwright.predict.software import Software
+from meshwright.predict.step import StepParts
 
 Column = NDArray[np.float64]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError, nearest
-from meshwright.outcome import Spread
 from meshwright.plan.make import PricedPlan
+from meshwright.predict.outcome import Spread
 from meshwright.units import DAY, HOUR, MINUTE, seconds, usd
 
 OBJECTIVES = ("time", "cost", "energy", "carbon", "tokens-per-dollar")

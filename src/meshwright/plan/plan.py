@@ -22,7 +22,7 @@ from meshwright.describe.profile import Profile
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.layout import Layout
-from meshwright.software import Software, is_release, on_profile, software
+from meshwright.predict.software import Software, is_release, on_profile, software
 
 VERSION = 1
 

@@ -21,22 +21,22 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright import software as sw
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import FitError, InputError, MeshwrightError
-from meshwright.footprint import RESERVE_BYTES, Footprint, footprint, recipe_for
 from meshwright.layout import RECOMPUTE, Layout, Layouts
 from meshwright.plan.candidates import DEGREES, Fixed, Row, Space, concatenated, degrees
-from meshwright.plan.exact import quick_excess_s, step_excess_s
 from meshwright.plan.features import Features
 from meshwright.plan.measure import STEP, Measure, Times
-from meshwright.predict import Prediction, predict, usual_layout
-from meshwright.pricer import BF16_BYTES
-from meshwright.question import GENERATION, Measured, Question, measured, question
-from meshwright.software import Software, software
-from meshwright.step import price
+from meshwright.predict import software as sw
+from meshwright.predict.exact import quick_excess_s, step_excess_s
+from meshwright.predict.footprint import RESERVE_BYTES, Footprint, footprint, recipe_for
+from meshwright.predict.inputs import GENERATION, Measured, Question, measured, question
+from meshwright.predict.prediction import Prediction, predict, usual_layout
+from meshwright.predict.prices import BF16_BYTES
+from meshwright.predict.software import Software, software
+from meshwright.predict.step import price
 from meshwright.units import gib
 
 EXACT = 500  # of the best in closed form, priced again from the exact schedule

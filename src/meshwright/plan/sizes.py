@@ -15,7 +15,6 @@ from meshwright.describe.cluster import Cluster, beyond_note
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import FitError, InputError, MeshwrightError
-from meshwright.footprint import RESERVE_BYTES
 from meshwright.plan.candidates import Fixed
 from meshwright.plan.features import Features
 from meshwright.plan.make import PricedPlan, Terms, priced_plan
@@ -23,7 +22,8 @@ from meshwright.plan.measure import STEP, Measure, run_energy, run_time
 from meshwright.plan.objective import Aim, Floor, floor
 from meshwright.plan.search import Found, least_of, search
 from meshwright.plan.whatif import using
-from meshwright.software import Software, software
+from meshwright.predict.footprint import RESERVE_BYTES
+from meshwright.predict.software import Software, software
 from meshwright.units import si
 
 ODD = (1, 3, 5, 7)

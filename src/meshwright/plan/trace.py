@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright import software as sw
 from meshwright.cost.schedule import BACKWARD, FORWARD, KIND_NAMES, WEIGHT, Timeline
 from meshwright.errors import InputError
 from meshwright.layout import Layouts
-from meshwright.plan.exact import MOST_OPERATIONS
 from meshwright.plan.plan import Plan, stack_of
-from meshwright.predict import parts, timeline
+from meshwright.predict import software as sw
+from meshwright.predict.exact import MOST_OPERATIONS
+from meshwright.predict.prediction import parts, timeline
+from meshwright.predict.software import Software
+from meshwright.predict.step import Carried, StepParts
 from meshwright.record.entries import PART_NAMES
-from meshwright.software import Software
-from meshwright.step import Carried, StepParts
 
 STREAMS = ("compute", "communication: tp, cp, ep", "communication: pp", "communication: dp")
 COMPUTE, WITHIN, STAGES, REPLICAS = range(len(STREAMS))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from meshwright.layout import Layouts
 from meshwright.plan.plan import Plan, stack_of
-from meshwright.predict import interval_of, parts
-from meshwright.software import FITTED, Software
+from meshwright.predict.prediction import interval_of, parts
+from meshwright.predict.software import FITTED, Software
 
 # What decides how long traffic between replicas takes and how much of it shows; a step has other errors beside these.
 BEHIND = ("fabric_efficiency", "hashed_efficiency", "round_s", "hopper_contention", "blackwell_contention")

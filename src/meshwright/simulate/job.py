@@ -14,10 +14,10 @@ from meshwright.errors import InputError
 from meshwright.layout import Layouts
 from meshwright.plan.make import exact_prediction
 from meshwright.plan.plan import Plan, stack_of
-from meshwright.predict import Prediction, parts, timeline
+from meshwright.predict.prediction import Prediction, parts, timeline
+from meshwright.predict.software import Software
+from meshwright.predict.step import TOKEN_BYTES
 from meshwright.record.entries import PARTS
-from meshwright.software import Software
-from meshwright.step import TOKEN_BYTES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

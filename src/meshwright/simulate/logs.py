@@ -14,12 +14,12 @@ from meshwright.errors import InputError
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.refit import MEASURED_CSV
 from meshwright.evidence.runs import read_runs
-from meshwright.mllog import StepTimes, read_step_times
-from meshwright.placement import tiers_of
 from meshwright.plan.make import exact_prediction
 from meshwright.plan.plan import Plan
+from meshwright.predict.placement import tiers_of
+from meshwright.predict.software import software
+from meshwright.record.mllog import StepTimes, read_step_times
 from meshwright.simulate.job import Job, job_of
-from meshwright.software import software
 
 FOLDER = Path(__file__).parent / "step_times"
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from meshwright.evidence.refit import MEASURED_CSV
 from meshwright.evidence.table import read_table
-from meshwright.mllog import MAD_TO_STD, StepTimes
+from meshwright.record.mllog import MAD_TO_STD, StepTimes
 from meshwright.simulate import noise as draws
 from meshwright.simulate.logs import StepLog
 from meshwright.simulate.noise import MEANING, QUIET, Noise

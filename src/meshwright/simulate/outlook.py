@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.money import cost_usd
-from meshwright.outcome import outcome
 from meshwright.plan.plan import Plan
+from meshwright.predict.outcome import outcome
 from meshwright.simulate.campaign import Campaign, Report, Weeks, advised_interval_s, advised_spares, weeks
 from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulate.failures import Failures

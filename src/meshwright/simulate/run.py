@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.ledger import Budget, Rate, amount
-from meshwright.mllog import StepTimes
 from meshwright.plan.plan import Plan
+from meshwright.predict.software import Software
 from meshwright.record.entries import PARTS, StepRecord
 from meshwright.record.header import RunHeader
+from meshwright.record.mllog import StepTimes
 from meshwright.record.writer import RunWriter
 from meshwright.simulate.fabric import Fabric, fabric_tier
 from meshwright.simulate.job import Job, Traffic, job_of, traffic_of
 from meshwright.simulate.noise import Noise, fitted_noise
 from meshwright.simulate.step import Report, Setting, Slow, Steps, simulate
-from meshwright.software import Software
 from meshwright.units import si
 
 CREATED = "1970-01-01T00:00:00.000+00:00"  # of every simulated folder: the same seed gives the same bytes

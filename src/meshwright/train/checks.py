@@ -9,10 +9,10 @@ from pathlib import Path
 from meshwright.describe.config_json import CONFIG
 from meshwright.errors import InputError
 from meshwright.record.header import check_name
-from meshwright.train.corpus import Corpus
+from meshwright.train.data.corpus import Corpus
+from meshwright.train.data.samples import Samples, validation_samples
 from meshwright.train.job import Job, log_settings
-from meshwright.train.mlperf import check_settings
-from meshwright.train.samples import Samples, validation_samples
+from meshwright.train.record.mlperf import check_settings
 
 PLAN = "plan.json"
 
@@ -40,7 +40,7 @@ def check_job(job: Job, *, reads_corpus: bool = False) -> Corpus:
 def _check_first_weights(folder: Path) -> None:
     if not folder.is_dir():
         raise InputError("no such folder", where=str(folder), fix=f"give the folder that holds {CONFIG} and the weights")
-    from meshwright.train.huggingface import load_huggingface
+    from meshwright.train.interop.huggingface import load_huggingface
 
     load_huggingface(folder)
 

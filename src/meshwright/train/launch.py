@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.train.watch import EXIT_HUNG
+from meshwright.train.health.watch import EXIT_HUNG
 
 LOCALHOST = "127.0.0.1"
 EXIT_INPUT, EXIT_FAILED, EXIT_INTERRUPTED = 2, 1, 130

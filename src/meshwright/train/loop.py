@@ -13,21 +13,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from meshwright.errors import MeshwrightError
-from meshwright.train import measured
-from meshwright.train.batches import micro_batch, sample_numbers, without_loss
-from meshwright.train.compiled import compiles
-from meshwright.train.corpus import Corpus
-from meshwright.train.garbage import Garbage
+from meshwright.train.checkpoint.saves import Saves
+from meshwright.train.data.batches import micro_batch, sample_numbers, without_loss
+from meshwright.train.data.corpus import Corpus
+from meshwright.train.data.samples import Batch, Prefetcher, Samples, validation_samples
+from meshwright.train.health.garbage import Garbage
+from meshwright.train.health.limit import Limit
+from meshwright.train.health.nonfinite import find_culprit
+from meshwright.train.health.signals import StopSignal
+from meshwright.train.health.watch import Watch
 from meshwright.train.job import Job
-from meshwright.train.limit import Limit
-from meshwright.train.logbook import Logbook, Step
-from meshwright.train.nonfinite import find_culprit
-from meshwright.train.pipeline_parallel import MicroBatch
+from meshwright.train.model.compiled import compiles
+from meshwright.train.parallel.pipeline import MicroBatch
+from meshwright.train.record import measured
+from meshwright.train.record.logbook import Logbook, Step
 from meshwright.train.replica import Replica, StepResult
-from meshwright.train.samples import Batch, Prefetcher, Samples, validation_samples
-from meshwright.train.saves import Saves
-from meshwright.train.signals import StopSignal
-from meshwright.train.watch import Watch
 
 EVALUATION_PATIENCE_S = 600.0
 

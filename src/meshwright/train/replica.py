@@ -19,21 +19,23 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Training, Workload
 from meshwright.errors import InputError
 from meshwright.layout import Layout
-from meshwright.traffic import BUCKET_PARAMETERS, SMALLEST_BUCKETS
-from meshwright.train import context_parallel, flash_attention, fp8, tensor_parallel
-from meshwright.train.alone import Alone
+from meshwright.predict.traffic import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.train.checkpoint import Piece
-from meshwright.train.compiled import compile_layers, compiles
-from meshwright.train.data_parallel import DataParallel, Numbers, add_across_tensor_ranks
-from meshwright.train.fully_sharded import FullySharded
-from meshwright.train.fused_loss import summed_loss_in_fp8
-from meshwright.train.layer_functions import HAS_KERNELS
-from meshwright.train.mesh import Mesh
-from meshwright.train.optimizer import AdamW
-from meshwright.train.pipeline_parallel import MicroBatch, Stage, make_chunks
-from meshwright.train.samples import IGNORED_LABEL
-from meshwright.train.shards import Shard, square_sum
-from meshwright.train.transformer import Attention, Block, Transformer
+from meshwright.train.data.samples import IGNORED_LABEL
+from meshwright.train.kernels import flash_attention, fp8
+from meshwright.train.kernels.fused_loss import summed_loss_in_fp8
+from meshwright.train.kernels.layer_functions import HAS_KERNELS
+from meshwright.train.model.compiled import compile_layers, compiles
+from meshwright.train.model.transformer import Attention, Block, Transformer
+from meshwright.train.parallel import context as context_parallel
+from meshwright.train.parallel import tensor as tensor_parallel
+from meshwright.train.parallel.alone import Alone
+from meshwright.train.parallel.buckets import DataParallel, Numbers, add_across_tensor_ranks
+from meshwright.train.parallel.fully_sharded import FullySharded
+from meshwright.train.parallel.mesh import Mesh
+from meshwright.train.parallel.optimizer import AdamW
+from meshwright.train.parallel.pipeline import MicroBatch, Stage, make_chunks
+from meshwright.train.parallel.shards import Shard, square_sum
 
 NUMBERS = {
     "fp32": Numbers(),

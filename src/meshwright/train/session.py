@@ -20,25 +20,25 @@ from meshwright.plan.plan import write_whole
 from meshwright.record.entries import Event
 from meshwright.record.header import RunHeader
 from meshwright.record.writer import RunWriter, append_event, elapsed_s
+from meshwright.train.checkpoint.saves import Saves, check_resumable, find, restore, tensor_names
 from meshwright.train.checks import check_job
-from meshwright.train.corpus import Corpus
-from meshwright.train.huggingface import load_huggingface
-from meshwright.train.huggingface_save import tokenizer_config
-from meshwright.train.initial import initial_weights
+from meshwright.train.data.corpus import Corpus
+from meshwright.train.data.samples import Samples
+from meshwright.train.health.limit import Limit
+from meshwright.train.health.marks import Marks
+from meshwright.train.health.signals import StopSignal
+from meshwright.train.health.watch import Diagnosis, Watch, places
+from meshwright.train.interop.huggingface import load_huggingface
+from meshwright.train.interop.huggingface_save import tokenizer_config
 from meshwright.train.job import Job, digests, log_settings
 from meshwright.train.launch import Place, agreed
-from meshwright.train.limit import Limit
-from meshwright.train.logbook import Logbook, machine_words, told_to
 from meshwright.train.loop import Parts, Progress, train
-from meshwright.train.marks import Marks
-from meshwright.train.mesh import Mesh, make_mesh
-from meshwright.train.meter import gpu_meter
-from meshwright.train.mlperf import MlperfLog
+from meshwright.train.model.initial import initial_weights
+from meshwright.train.parallel.mesh import Mesh, make_mesh
+from meshwright.train.record.logbook import Logbook, machine_words, told_to
+from meshwright.train.record.meter import gpu_meter
+from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.replica import Replica
-from meshwright.train.samples import Samples
-from meshwright.train.saves import Saves, check_resumable, find, restore, tensor_names
-from meshwright.train.signals import StopSignal
-from meshwright.train.watch import Diagnosis, Watch, places
 
 START_PATIENCE_S = 600.0
 BY_SIGNAL = "asked to stop by a signal"

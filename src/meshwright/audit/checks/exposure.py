@@ -19,10 +19,10 @@ from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.evidence.mlperf import BENCHMARKS
 from meshwright.layout import Layout, Layouts, parse_layout
-from meshwright.placement import place, tier_sizes
-from meshwright.predict import predict
-from meshwright.traffic import Step, is_counted_whole, sent_on
-from meshwright.traffic import flows as flows_of
+from meshwright.predict.placement import place, tier_sizes
+from meshwright.predict.prediction import predict
+from meshwright.predict.traffic import Step, is_counted_whole, sent_on
+from meshwright.predict.traffic import flows as flows_of
 from meshwright.units import GB
 
 ROUNDING = 0.05  # of what cannot hide

@@ -9,11 +9,11 @@ import json
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.footprint import recipe_for
 from meshwright.plan.export.heading import origin
 from meshwright.plan.export.megatron import BUCKET_ELEMENTS
 from meshwright.plan.export.numbering import PP_LAST, rank_note
 from meshwright.plan.plan import Plan
+from meshwright.predict.footprint import recipe_for
 
 
 def configuration(plan: Plan) -> str:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
-from meshwright.footprint import recipe_for
 from meshwright.layout import Layout
-from meshwright.placement import overlaps_tp
 from meshwright.plan.export.heading import comment, heading
 from meshwright.plan.export.numbering import DP_LAST, PP_LAST, Order, is_numbered, rank_note
 from meshwright.plan.plan import Plan
-from meshwright.split import stage_layers
+from meshwright.predict.footprint import recipe_for
+from meshwright.predict.placement import overlaps_tp
+from meshwright.predict.stages import stage_layers
 
 CP_COMM_TYPE = {"ring": "p2p", "all-gather": "all_gather", "all-to-all": "a2a"}
 FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 
 from meshwright.errors import InputError
-from meshwright.footprint import recipe_for
-from meshwright.placement import overlaps_tp
 from meshwright.plan.export import megatron
 from meshwright.plan.export.heading import comment, heading
 from meshwright.plan.export.numbering import DP_LAST, rank_note
 from meshwright.plan.plan import Plan
+from meshwright.predict.footprint import recipe_for
+from meshwright.predict.placement import overlaps_tp
 
 Value = str | int | bool | None | list[str]
 Section = dict[str, Value]

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
-from meshwright.placement import overlaps_tp
 from meshwright.plan.export.heading import comment, heading
 from meshwright.plan.export.megatron import counts_ends
 from meshwright.plan.export.numbering import PP_LAST, rank_note
 from meshwright.plan.plan import Plan
+from meshwright.predict.placement import overlaps_tp
 
 Value = str | int | bool | list[str] | list[list[str]]
 Section = dict[str, Value]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from meshwright import footprint
-from meshwright import software as sw
 from meshwright.describe.load import link
 from meshwright.describe.source import Sources
 from meshwright.errors import InputError
-from meshwright.outcome import POWER_FILE, power_constants
+from meshwright.predict import footprint
+from meshwright.predict import software as sw
+from meshwright.predict.outcome import POWER_FILE, power_constants
 from meshwright.report.page.facts import Facts
 from meshwright.units import gib, seconds, usd
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from meshwright.footprint import PARTS as MEMORY_PARTS
-from meshwright.footprint import RESERVE_BYTES
 from meshwright.plan.explain import AxisTraffic, Change
+from meshwright.predict.footprint import PARTS as MEMORY_PARTS
+from meshwright.predict.footprint import RESERVE_BYTES
 from meshwright.report.page.colours import part_colour, var
 from meshwright.report.page.facts import Facts
 from meshwright.report.page.markup import Html, joined, legend, swatch, table, tag

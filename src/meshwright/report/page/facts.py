@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.footprint import recipe_for, stages
 from meshwright.layout import Layouts
-from meshwright.outcome import Outcome, outcome
 from meshwright.plan.explain import Explanation, explain
 from meshwright.plan.plan import Plan, stack_of
 from meshwright.plan.trace import LaidOut
-from meshwright.predict import Prediction, exact_step_s, predict
+from meshwright.predict.footprint import recipe_for, stages
+from meshwright.predict.outcome import Outcome, outcome
+from meshwright.predict.prediction import Prediction, exact_step_s, predict
+from meshwright.predict.software import Software
 from meshwright.record.entries import PART_NAMES, PARTS
-from meshwright.software import Software
 from meshwright.units import seconds
 
 SAME = 1e-6  # relative difference below which two predictions are one

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from meshwright.outcome import Outcome, Spread, mfu_said
 from meshwright.plan.plan import Plan
+from meshwright.predict.outcome import Outcome, Spread, mfu_said
+from meshwright.predict.software import Software
 from meshwright.record.entries import PART_NAMES
 from meshwright.report.page import assumptions
 from meshwright.report.page.assumptions import Assumption
@@ -18,7 +19,6 @@ from meshwright.report.page.markup import Html, joined, table, tag
 from meshwright.report.page.rack import rack_picture
 from meshwright.report.page.shell import document, kg, kwh, litres, section, tile, write_page
 from meshwright.report.page.timeline import timeline_picture
-from meshwright.software import Software
 from meshwright.units import gib, seconds, si, usd
 
 

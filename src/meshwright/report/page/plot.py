@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from meshwright.errors import InputError
-from meshwright.outcome import Outcome, mfu_said
 from meshwright.plan.explain import AxisTraffic
 from meshwright.plan.plan import Plan
+from meshwright.predict.outcome import Outcome, mfu_said
+from meshwright.predict.software import Software
 from meshwright.report.page.colours import part_colour, resolved, var
 from meshwright.report.page.facts import Facts, Part, facts_of
 from meshwright.report.page.markup import Html, joined, tag
-from meshwright.software import Software
 from meshwright.units import gib, seconds, si, usd
 
 WIDTH, HEIGHT, MARGIN = 1600.0, 900.0, 70.0

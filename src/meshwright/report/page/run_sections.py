@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 
 from meshwright.ledger import Ledger, Rate
-from meshwright.placement import ranks_of
+from meshwright.predict.placement import ranks_of
 from meshwright.record.entries import PART_NAMES, Event
 from meshwright.report.compare import APART, PartTimes, parts_of
 from meshwright.report.facts import RunFacts, is_sampled

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from meshwright.describe.model import Model
 from meshwright.describe.profile import WAYS, AttentionTime, ProductTime
-from meshwright.train import flash_attention
+from meshwright.train.kernels import flash_attention
 from meshwright.train.measure.clock import Work, interleaved_s, release, seconds_of
-from meshwright.train.transformer import Context, attend
+from meshwright.train.model.transformer import Context, attend
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 NORMAL_SPREAD = 1.0

@@ -26,9 +26,9 @@ from meshwright.train.measure import kernels
 from meshwright.train.measure.clock import release, share_cores
 from meshwright.train.measure.exchanges import collectives_s
 from meshwright.train.measure.slices import Cut, alone, number_format, slice_of
+from meshwright.train.measure.waiting import Waiting
 from meshwright.train.measure.workers import SliceError, Worker, compiled, workers
 from meshwright.train.replica import NUMBERS
-from meshwright.train.waiting import Waiting
 from meshwright.units import gib
 
 Report = Callable[[str], None]

@@ -21,11 +21,11 @@ import torch
 
 from meshwright.describe.profile import Slice
 from meshwright.errors import MeshwrightError
-from meshwright.train import flash_attention
+from meshwright.train.kernels import flash_attention
 from meshwright.train.launch import end_with
 from meshwright.train.measure.clock import release
 from meshwright.train.measure.slices import Cut, Runner, alone, slice_of
-from meshwright.train.waiting import ENVIRONMENT, TIMER, Waiting, send
+from meshwright.train.measure.waiting import ENVIRONMENT, TIMER, Waiting, send
 
 ONE = 1  # layer is enough to compile for: all have the same shapes
 PATIENCE_S = 5.0  # a process that has told what it found gets this long to end

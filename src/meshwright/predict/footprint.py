@@ -1,0 +1,464 @@
+"""Bytes on every pipeline stage: Model x Workload x Layouts (columns) -> parts, peak, and when the peak comes.
+
+Three stages stand for all: the first (embedding, most micro-batches in flight), the second (the fullest of the middle
+ones) and the last (loss). `stages` prices every stage of one layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost import memory
+from meshwright.cost.memory import BF16_BYTES, FP32_BYTES, Column, Recipe
+from meshwright.cost.pipeline import peak_in_flight
+from meshwright.describe.hardware import Accelerator
+from meshwright.describe.model import Model
+from meshwright.describe.profile import Slice
+from meshwright.describe.workload import Adapters, Workload
+from meshwright.errors import FitError, InputError, nearest
+from meshwright.layout import CP_KINDS, RECOMPUTE, SCHEDULES, Layout, Layouts
+from meshwright.predict.stages import Split, stage_layers
+from meshwright.units import GB, gib
+
+# Assumptions, held against the peaks that MLPerf submissions log (405B and 8B, fp8): the 8-bit and 4-bit recipes keep
+# weights in the low precision in both orientations (Hopper multiplies fp8 in one orientation only) and accumulate
+# gradients in bf16. MXFP8 adds one scale a 32 elements, NVFP4 one a 16; NVFP4 keeps bf16 weights beside them.
+RECIPES: Mapping[str, Recipe] = {
+    "fp32": Recipe(weight_bytes=4.0, optimizer_bytes=8.0, tensor_bytes=4.0, input_bytes=4.0, preactivation_bytes=4.0, logit_bytes=4.0),
+    "bf16": Recipe(),
+    "bf16-pure": Recipe(gradient_bytes=2.0, optimizer_bytes=4.0),
+    "fp8": Recipe(weight_bytes=2.0, gradient_bytes=2.0, input_bytes=1.0),
+    "fp8-current": Recipe(weight_bytes=2.0, gradient_bytes=2.0, input_bytes=1.0),
+    "fp8-current-pure": Recipe(weight_bytes=2.0, gradient_bytes=2.0, optimizer_bytes=4.0, input_bytes=1.0),
+    "mxfp8": Recipe(weight_bytes=2.0 + 2 / 32, gradient_bytes=2.0, input_bytes=1.0 + 1 / 32),
+    "nvfp4": Recipe(weight_bytes=2.0 + 1.0 + 2 / 16, gradient_bytes=2.0, input_bytes=0.5 + 1 / 16),
+}
+
+# Outside PyTorch's allocator: CUDA context, NCCL channels, buffers of overlapped collectives, fragments between
+# tensors. An assumption, not a fit.
+RESERVE_BYTES = 4 * GB
+PROCESS_BYTES = 0.5 * GB  # the same for a process on a CPU: the interpreter and PyTorch
+
+
+def reserve_for(accelerator: Accelerator) -> float:
+    """Bytes of an accelerator's memory that no plan may count on."""
+    return PROCESS_BYTES if accelerator.architecture == "cpu" else RESERVE_BYTES
+
+
+LOSS_TENSORS = 4  # of hidden states alive at the loss beside logits: the last layer's, normed, and both gradients
+NUM_GATHERED_LAYERS = 2  # ZeRO 3: the layer at work and the one fetched ahead
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "loss", "buffers")
+MOMENTS = ("first backward, warm-up over", "loss", "backward of the embedding")
+
+
+def recipe_for(precision: str, accelerator: Accelerator | None = None) -> Recipe:
+    """What `precision` keeps per element; on Blackwell fp8 weights need no second, transposed copy."""
+    if precision not in RECIPES:
+        raise InputError(f"no precision named {precision!r}", where="workload.precision", fix=nearest(precision, RECIPES))
+    recipe = RECIPES[precision]
+    if precision in ("fp8", "fp8-current") and accelerator is not None and "fp4" in accelerator.dense_flops_per_s:
+        return replace(recipe, weight_bytes=1.0)
+    return recipe
+
+
+# -- the model, as bytes and parameters ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """Numbers of one model under one recipe that no layout changes; bytes are per token."""
+
+    model: Model
+    recipe: Recipe
+    adapters: Adapters | None
+
+    @property
+    def num_inner(self) -> int:
+        return self.model.mlp_matrices - 1
+
+    @cached_property
+    def replicated_parameters(self) -> float:
+        """Of one layer, on every tensor rank: norms, and the down projections of latent attention."""
+        latent = self.model.latent
+        low_rank = latent.query_rank + latent.key_value_rank + latent.rope_dim if latent else 0
+        return float(2 * self.model.hidden + self.model.hidden * low_rank)
+
+    @cached_property
+    def attention_parameters(self) -> float:
+        """Of one layer, split over tensor ranks."""
+        return self.model.attention_matrix_parameters + self.model.small_parameters_per_layer - self.replicated_parameters
+
+    @cached_property
+    def dense_layer_parameters(self) -> float:
+        return self.attention_parameters + self.model.dense_mlp_parameters
+
+    @cached_property
+    def expert_layer_parameters(self) -> float:
+        """Of one layer with experts, split over tensor ranks: all but the routed experts."""
+        return self.attention_parameters + self.model.shared_expert_parameters
+
+    @cached_property
+    def routed_parameters(self) -> float:
+        """Of one layer, split over expert ranks."""
+        return float(self.model.experts.num_experts * self.model.expert_parameters) if self.model.experts else 0.0
+
+    @cached_property
+    def adapter_parameters(self) -> float:
+        """Of one layer; 0 where the whole model is trained."""
+        if not self.adapters:
+            return 0.0
+        model = self.model
+        widths = {
+            "qkv": model.hidden + model.query_dim + 2 * model.kv_dim,
+            "proj": model.value_dim + model.hidden,
+            "mlp": 2 * model.hidden + (self.num_inner + 1) * model.ffn_hidden,
+        }
+        return float(self.adapters.rank * sum(widths[kind] for kind in self.adapters.targets))
+
+    def kept(self, kind: str) -> Recipe:
+        """The recipe as it applies to one kind of matrix multiplication.
+
+        An adapter keeps its input behind a dropout in bf16 and the dropout's mask; a frozen weight keeps nothing.
+        """
+        if not self.adapters:
+            return self.recipe
+        return replace(self.recipe, input_bytes=BF16_BYTES + 1 if kind in self.adapters.targets else 0.0)
+
+    @cached_property
+    def attention_saved(self) -> float:
+        model, latent = self.model, self.model.latent
+        heads = (model.query_dim, model.value_dim, model.num_heads, self.kept("qkv"))
+        if latent:
+            saved = memory.latent_saved_bytes(model.hidden, latent.query_rank, latent.key_value_rank, latent.rope_dim, *heads)
+        else:
+            saved = memory.attention_saved_bytes(model.hidden, model.kv_dim, *heads)
+        if model.qk_norm:
+            saved += self.recipe.tensor_bytes * (model.query_dim + model.kv_dim)
+        return saved + memory.projection_input_bytes(model.value_dim, self.kept("proj"))
+
+    @cached_property
+    def recomputable(self) -> float:
+        """Bytes that selective recompute drops: attention's statistics, and its output where the projection keeps its own input."""
+        own_input = memory.projection_input_bytes(self.model.value_dim, self.kept("proj")) > 0
+        return FP32_BYTES * self.model.num_heads + (self.recipe.tensor_bytes * self.model.value_dim if own_input else 0.0)
+
+    @cached_property
+    def dense_saved(self) -> float:
+        return memory.mlp_saved_bytes(self.model.hidden, self.model.ffn_hidden, self.num_inner, self.kept("mlp"))
+
+    @cached_property
+    def experts_saved(self) -> float:
+        experts = self.model.experts
+        if not experts:
+            return 0.0
+        shapes = (experts.num_experts, experts.num_active, experts.hidden, experts.num_shared * experts.hidden, self.num_inner)
+        return memory.experts_saved_bytes(self.model.hidden, *shapes, self.kept("mlp"))
+
+    @cached_property
+    def backward(self) -> float:
+        """Bytes above the saved ones in the backward of the fuller kind of layer."""
+        model, experts = self.model, self.model.experts
+        dense = memory.mlp_backward_bytes(model.hidden, model.ffn_hidden, self.num_inner, self.recipe) if model.num_dense_layers else 0.0
+        if not experts:
+            return dense
+        routed = memory.experts_backward_bytes(model.hidden, experts.num_active, experts.hidden, self.num_inner, self.recipe)
+        return max(dense, routed)
+
+
+# -- the stages ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Bytes by part: a row per stage priced, a column per layout. The parts add up to the stage's peak.
+
+    From `footprint` the rows are the first stage, the second and the last (equal where pp is less than 3).
+    """
+
+    stage: NDArray[np.int64]  # number of the stage in its pipeline
+    layers: NDArray[np.int64]
+    weights: Column
+    gradients: Column
+    optimizer: Column
+    activations: Column  # saved for the backward passes to come
+    loss: Column  # logits, output projection and final norm, where the peak is at the loss
+    buffers: Column  # workspaces, gradient placeholders, and what else is alive at the peak
+    moment: NDArray[np.int64]  # of the peak: index into MOMENTS
+    legal: NDArray[np.bool_]  # by layout: the layers divide over the stages
+
+    @property
+    def stage_peak_bytes(self) -> Column:
+        """Peak of each stage."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.loss + self.buffers
+
+    @property
+    def peak_bytes(self) -> Column:
+        """Peak of the fullest stage, by layout."""
+        return np.asarray(self.stage_peak_bytes.max(axis=0))
+
+    @property
+    def worst_stage(self) -> NDArray[np.int64]:
+        """Number of the fullest stage, by layout."""
+        worst = self.stage_peak_bytes.argmax(axis=0)
+        return np.asarray(np.take_along_axis(self.stage, worst[None], axis=0)[0])
+
+
+def footprint(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | None = None) -> Footprint:
+    """Bytes of the first, the second and the last stage of every layout."""
+    pp = layouts.pp
+    return _price(model, workload, layouts, recipe, np.stack([np.zeros_like(pp), np.minimum(pp - 1, 1), pp - 1]))
+
+
+def stages(model: Model, workload: Workload, layout: Layout, recipe: Recipe | None = None) -> list[dict[str, Any]]:
+    """Every stage of one layout: its number, layers, bytes by part, peak and the peak's moment."""
+    stage = np.arange(layout.pp)[:, None]
+    priced = _price(model, workload, Layouts.of([layout]), recipe, stage)
+    peak_bytes = priced.stage_peak_bytes
+    return [
+        {
+            "stage": i,
+            "layers": int(priced.layers[i, 0]),
+            **{f"{part}_bytes": float(getattr(priced, part)[i, 0]) for part in PARTS},
+            "peak_bytes": float(peak_bytes[i, 0]),
+            "peak_at": MOMENTS[priced.moment[i, 0]],
+        }
+        for i in range(layout.pp)
+    ]
+
+
+def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | None, stage: NDArray[np.int64]) -> Footprint:
+    shapes = _Shapes(model, recipe or recipe_for(workload.precision), workload.adapters)
+    split = stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
+    cut = _Cut.of(shapes, layouts, split, stage)
+    weights, gradients, optimizer = _static_bytes(shapes, layouts, cut)
+    micro_batches = np.maximum(workload.global_batch // (layouts.dp * layouts.micro_batch), 1)
+    zero_bubble = (layouts.schedule == SCHEDULES.index("zero-bubble")) & (layouts.pp > 1)
+    chunks = peak_in_flight(micro_batches, layouts.pp, layouts.vp, stage, zero_bubble)
+    tokens = layouts.micro_batch * (workload.seq_len / layouts.cp)
+    chunk_bytes = _saved_bytes(shapes, layouts, cut) * (tokens / layouts.tp) / layouts.vp
+    extra, moment = _extra_bytes(shapes, layouts, cut, tokens, chunk_bytes)
+    at_loss = moment == MOMENTS.index("loss")
+    return Footprint(
+        stage=stage,
+        layers=cut.layers,
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=chunk_bytes * chunks,
+        loss=np.where(at_loss, extra, 0.0),
+        buffers=_standing_bytes(shapes, layouts, cut) + np.where(at_loss, 0.0, extra),
+        moment=moment,
+        legal=split.legal,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """What of the model stands on each stage."""
+
+    layers: NDArray[np.int64]  # with the extra prediction layers of the last stage
+    dense: NDArray[np.int64]  # of them, those with a dense MLP
+    is_first: NDArray[np.bool_]
+    is_last: NDArray[np.bool_]
+
+    @staticmethod
+    def of(shapes: _Shapes, layouts: Layouts, split: Split, stage: NDArray[np.int64]) -> _Cut:
+        is_last = stage == layouts.pp - 1
+        layers = split.at(stage)
+        dense = split.leading_at(shapes.model.num_dense_layers, layouts.vp, stage) if shapes.model.experts else layers
+        extra = shapes.model.num_prediction_layers * is_last
+        return _Cut(layers + extra, dense if shapes.model.experts else dense + extra, stage == 0, is_last)
+
+
+def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column, Column, Column]:
+    """Weights, gradients and optimizer states. Routed experts are split over ep, and sharded over what is left of the ranks."""
+    recipe, ranks = shapes.recipe, layouts.sharing_ranks
+    expert_ranks = np.maximum(layouts.dp * layouts.cp * layouts.tp // layouts.ep, 1)
+    common, routed = _parameters(shapes, layouts, cut)
+    per_layer = (shapes.dense_layer_parameters + shapes.model.shared_expert_parameters) / layouts.tp
+    shards = np.where(layouts.zero_stage >= 3, ranks, 1), np.where(layouts.zero_stage >= 3, expert_ranks, 1)
+    weights = memory.gathered_bytes(common, NUM_GATHERED_LAYERS * per_layer, recipe.weight_bytes, shards[0])
+    weights = weights + memory.gathered_bytes(
+        routed, NUM_GATHERED_LAYERS * shapes.routed_parameters / layouts.ep, recipe.weight_bytes, shards[1]
+    )
+    if shapes.adapters:
+        common, routed = cut.layers * shapes.adapter_parameters / layouts.tp, np.zeros_like(routed)
+        weights = weights + BF16_BYTES * common
+    gradients = recipe.gradient_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 2)
+    optimizer = recipe.optimizer_bytes * _sharded(common, routed, ranks, expert_ranks, layouts.zero_stage >= 1)
+    return weights, gradients, optimizer
+
+
+def _sharded(common: Column, routed: Column, ranks: Any, expert_ranks: Any, sharded: NDArray[np.bool_]) -> Column:
+    """Parameters of one rank, whole or shared out."""
+    return np.where(sharded, common / ranks + routed / expert_ranks, common + routed)
+
+
+def _parameters(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column, Column]:
+    """Parameters on one rank of each stage: those split over tp or replicated, and the routed experts'."""
+    model = shapes.model
+    with_experts = cut.layers - cut.dense
+    has_head = cut.is_last & ~(cut.is_first & model.tied_embeddings)
+    split = cut.dense * shapes.dense_layer_parameters + with_experts * shapes.expert_layer_parameters
+    split = split + cut.is_first * float(model.embedding_parameters) + has_head * float(model.head_parameters)
+    split = split + cut.is_last * float(2 * model.hidden**2 * model.num_prediction_layers)
+    whole = cut.layers * shapes.replicated_parameters + with_experts * float(model.router_parameters)
+    return split / layouts.tp + whole, with_experts * shapes.routed_parameters / layouts.ep
+
+
+def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
+    """Bytes per token that one micro-batch leaves on a stage, nothing split over tp yet."""
+    mlp = cut.dense * shapes.dense_saved + (cut.layers - cut.dense) * shapes.experts_saved
+    exchanged = (layouts.cp_kind == CP_KINDS.index("all-to-all")) & (layouts.cp > 1)
+    # By all-to-all attention keeps its output in both orders: by heads for itself, by tokens for the projection.
+    attention = shapes.attention_saved + exchanged * (shapes.recipe.tensor_bytes * shapes.model.value_dim)
+    attention = attention - (layouts.recompute == RECOMPUTE.index("selective")) * shapes.recomputable
+    inputs = cut.layers * (shapes.recipe.tensor_bytes * shapes.model.hidden)
+    return np.where(layouts.recompute == RECOMPUTE.index("full"), inputs, mlp + cut.layers * attention)
+
+
+def _extra_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, tokens: Column, chunk_bytes: Column) -> tuple[Column, NDArray[np.int64]]:
+    """What is alive beside the saved activations at the fullest moment, and which moment that is."""
+    model, recipe, trained = shapes.model, shapes.recipe, shapes.adapters is None
+    again = np.where(layouts.recompute == RECOMPUTE.index("full"), _rebuilt_bytes(shapes, cut), 0.0)
+    backward = (tokens / layouts.tp) * (shapes.backward + again)
+    loss = memory.loss_bytes(tokens, model.hidden, model.vocab_size, layouts.tp.astype(np.float64), recipe, trained)
+    loss = np.where(cut.is_last, loss * (1 + model.num_prediction_layers), 0.0)
+    # The embedding's gradient exists whole before it is added; its micro-batch's activations are gone by then.
+    gradient = recipe.tensor_bytes * model.embedding_parameters * trained / layouts.tp
+    embedding = np.where(cut.is_first, gradient - chunk_bytes, 0.0)
+    extra = np.maximum(np.maximum(backward, loss), embedding)
+    moment = np.where(extra == backward, 0, np.where(extra == loss, 1, 2))
+    return extra, moment
+
+
+def _rebuilt_bytes(shapes: _Shapes, cut: _Cut) -> Column:
+    """Bytes per token of the fullest layer on a stage, beside its input, when full recompute builds it again."""
+    mlp = np.maximum((cut.dense > 0) * shapes.dense_saved, (cut.layers > cut.dense) * shapes.experts_saved)
+    beside = shapes.attention_saved - shapes.recipe.tensor_bytes * shapes.model.hidden
+    return np.where(cut.layers > 0, mlp + beside, 0.0)
+
+
+def _standing_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
+    """Workspaces, and one placeholder gradient for every shape of weight on the stage.
+
+    Transformer Engine adds weight gradients to the accumulated ones directly, and hands autograd a placeholder of
+    the weight's shape, made once per shape and kept.
+    """
+    model = shapes.model
+    workspace_bytes = memory.workspace_bytes(grouped=model.experts is not None)
+    if shapes.adapters:
+        return np.full(cut.layers.shape, workspace_bytes)
+    split = shapes.attention_parameters + (cut.dense > 0) * model.dense_mlp_parameters
+    with_experts = cut.layers > cut.dense
+    split = split + with_experts * float(model.shared_expert_parameters)
+    whole = shapes.replicated_parameters + with_experts * float(model.expert_parameters)
+    return workspace_bytes + shapes.recipe.tensor_bytes * (split / layouts.tp + whole)
+
+
+# -- a machine that was measured ----------------------------------------------------------------------
+
+
+def with_slice(priced: Footprint, model: Model, workload: Workload, layouts: Layouts, cut: Slice) -> Footprint:
+    """The footprint with rows of one rank and one micro-batch replaced by what a slice of the trainer's step kept.
+
+    There gradients come into being as the backward goes, while what the layers left is given back: the peak is at the loss, in the
+    backward of the last layer or of the first, or when all gradients are there.
+    """
+    alone = (layouts.tp * layouts.cp * layouts.pp * layouts.dp == 1) & (workload.global_batch == layouts.micro_batch)
+    if not cut.state_bytes_per_parameter or not alone.any():
+        return priced
+    tensor_bytes = FP32_BYTES if cut.number_format == "fp32" else BF16_BYTES
+    shapes, layers = _Shapes(model, replace(recipe_for(workload.precision), tensor_bytes=tensor_bytes), None), model.num_layers
+    tokens = layouts.micro_batch * float(workload.seq_len)
+    whole = cut.layer_saved_bytes * tokens / cut.rows
+    hidden = tensor_bytes * model.hidden * tokens
+    full, some = layouts.recompute == RECOMPUTE.index("full"), layouts.recompute == RECOMPUTE.index("selective")
+    kept = np.where(full, hidden, whole - np.where(some, shapes.recomputable * tokens, 0.0))
+    work = tokens * memory.mlp_backward_bytes(model.hidden, model.ffn_hidden, shapes.num_inner, shapes.recipe) + np.where(full, whole, 0.0)
+    head = tensor_bytes * model.head_parameters
+    table = 0.0 if model.tied_embeddings else tensor_bytes * model.embedding_parameters
+    ends = model.head_parameters + (0 if model.tied_embeddings else model.embedding_parameters)
+    layer = tensor_bytes * (model.num_parameters - ends) / layers
+    at_loss = cut.ends_bytes + LOSS_TENSORS * tensor_bytes * model.hidden * (tokens - cut.rows)
+    ones = np.ones_like(tokens)
+    moments = np.stack(  # (activations, gradients, what else) at each
+        [
+            np.stack([layers * kept, 0.0 * ones, at_loss]),
+            np.stack([layers * kept, (head + layer) * ones, work]),
+            np.stack([kept, (head + layers * layer) * ones, work]),
+            np.stack([0.0 * ones, (head + layers * layer + table) * ones, hidden]),
+        ]
+    )
+    worst = moments.sum(axis=1).argmax(axis=0)
+    activations, gradients, extra = moments[worst, :, np.arange(len(tokens))].T
+    weights = tensor_bytes * model.num_parameters
+    is_loss = worst == 0
+    parts = {
+        "weights": weights * ones,
+        "optimizer": (cut.state_bytes_per_parameter * model.num_parameters - weights) * ones,
+        "gradients": gradients,
+        "activations": activations,
+        "loss": np.where(is_loss, extra, 0.0),
+        "buffers": np.where(is_loss, 0.0, extra),
+    }
+    replaced = {name: np.where(alone, value, getattr(priced, name)) for name, value in parts.items()}
+    moment = np.array([1, 0, 0, 2])[worst]
+    return replace(priced, **replaced, moment=np.where(alone, moment, priced.moment))
+
+
+def stage_rows(priced: Footprint, row: int = 0) -> list[dict[str, Any]]:
+    """The stages of layout number `row` that a footprint holds, each once, as `stages` gives them."""
+    found = {}
+    for i, number in enumerate(priced.stage[:, row]):
+        found[int(number)] = {
+            "stage": int(number),
+            "layers": int(priced.layers[i, row]),
+            **{f"{part}_bytes": float(getattr(priced, part)[i, row]) for part in PARTS},
+            "peak_bytes": float(priced.stage_peak_bytes[i, row]),
+            "peak_at": MOMENTS[priced.moment[i, row]],
+        }
+    return [found[number] for number in sorted(found)]
+
+
+# -- does it fit --------------------------------------------------------------------------------------
+
+
+def spare_bytes(priced: Footprint, accelerator: Accelerator, reserve_bytes: float = RESERVE_BYTES) -> Column:
+    """Bytes left on the fullest stage of each layout, below 0 where it does not fit."""
+    return accelerator.memory_bytes - reserve_bytes - priced.peak_bytes
+
+
+def check_fits(priced: Footprint, accelerator: Accelerator, row: int = 0, reserve_bytes: float = RESERVE_BYTES) -> None:
+    """Raise a FitError that says by how many bytes layout number `row` misses, on which stage and when."""
+    spare = float(spare_bytes(priced, accelerator, reserve_bytes)[row])
+    if spare >= 0:
+        return
+    worst = int(priced.stage_peak_bytes[:, row].argmax())
+    raise FitError(
+        f"the layout needs {-spare:,.0f} bytes ({gib(-spare)}) more memory than {accelerator.name} has, "
+        f"on stage {int(priced.stage[worst, row])}: {gib(float(priced.peak_bytes[row]))} at its peak "
+        f"({MOMENTS[int(priced.moment[worst, row])]})",
+        where=f"memory of {accelerator.name}: {gib(accelerator.memory_bytes)}, of which {gib(reserve_bytes)} is kept back",
+        fix=_advice(priced, worst, row),
+    )
+
+
+def _advice(priced: Footprint, stage_row: int, row: int) -> str:
+    """What to change first: whatever takes the most room."""
+    advice = {
+        "weights": "split the weights: raise tp or pp, or use zero=3",
+        "gradients": "split the gradients: raise tp or pp, or use zero=2",
+        "optimizer": "share the optimizer out: raise dp with zero=1, or tp or pp",
+        "activations": "save fewer activations: raise tp or cp, lower mbs, or recompute=full",
+        "loss": "split the logits: raise tp or cp, or lower mbs",
+        "buffers": "raise tp",
+    }
+    return advice[max(PARTS, key=lambda part: float(getattr(priced, part)[stage_row, row]))]

@@ -1,0 +1,340 @@
+"""One row of a Prediction -> what the whole run takes: time, money, energy at the wall, carbon and water.
+
+What scales with time has the prediction's interval. What nobody states (a price, a power cap, a facility's water) is None, and
+`Outcome.unknown` says why. `Outcome.notes` say where a number is not what it looks like. The ledger takes prices and watts from here, so
+that a run costs what its plan said.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.energy import (
+    PowerConstants,
+    accelerator_power_w,
+    busy_fraction,
+    carbon_kg,
+    facility_energy_j,
+    node_power_w,
+    run_energy_j,
+    water_l,
+)
+from meshwright.cost.money import accelerator_hours, cost_usd
+from meshwright.describe import economics
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.economics import Facility, Price, Region
+from meshwright.describe.source import Source
+from meshwright.describe.this_machine import CORE_W
+from meshwright.describe.workload import Workload
+from meshwright.errors import InputError
+from meshwright.predict.inputs import GENERATION
+from meshwright.predict.prediction import Prediction, evaluation_time_s
+from meshwright.units import si
+
+Column = NDArray[np.float64]
+
+POWER_FILE = Path(__file__).parents[1] / "evidence" / "power_constants.json"
+DEFAULT_REGION = "usa"  # of a cluster that names none: most of the catalogue's machines stand there
+DEFAULT_KIND = "on-demand"
+COOLING = ("air", "liquid")
+LIQUID_RACKS = ("gb200", "gb300")  # sold in racks cooled by liquid only
+NOT_STATED = "not stated by the vendor"
+ASSUMED = "assumed"  # kind of a price that nobody lists
+CORE_USD_PER_HOUR = 0.045  # of a processor's core: what clouds ask on demand (AWS c7i, us-east-1, 2025; recalled)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A value, and the 80 % interval around it."""
+
+    value: float
+    low: float
+    high: float  # infinite where the value is a lower bound
+
+    def times(self, factor: float) -> Spread:
+        """The same in another unit, or of a quantity that grows with this one."""
+        return Spread(self.value * factor, self.low * factor, self.high * factor)
+
+    def between(self, shown: Callable[[float], str], to: str = " to ") -> str:
+        """The interval in words."""
+        return f"{shown(self.low)}{to}{shown(self.high)}" if math.isfinite(self.high) else f"{shown(self.low)} or more"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the run costs at one listed price."""
+
+    price: Price
+    cost_usd: Spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run takes; None where it cannot be reckoned, with the reason in `unknown`."""
+
+    num_steps: int
+    time_to_train_s: Spread | None
+    accelerator_hours: Spread | None
+    offer: Offer | None  # the price reckoned with
+    alternatives: tuple[Offer, ...]  # all that are listed for the accelerator, cheapest first
+    busy: float  # share of the run in which the accelerators work
+    node_w: float | None  # mean watts of a node at the wall
+    hosts: str  # where the watts beside the accelerators come from
+    energy_j: Spread | None  # at the wall, switches left out
+    facility_energy_j: Spread | None  # and with cooling and distribution
+    carbon_kg: Spread | None
+    water_l: Spread | None  # on site
+    region: Region
+    facility: Facility
+    unknown: Mapping[str, str]
+    batch_beyond: str = ""  # `above` or `below` the batches whose samples to the target are known: `above`, all here are lower bounds
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> str:
+        """What to say before time to train and all that grows with it, a blank at the end; nothing inside the measured batches."""
+        return {"above": "at least ", "below": "about "}.get(self.batch_beyond, "")
+
+
+def outcome(
+    prediction: Prediction,
+    cluster: Cluster,
+    workload: Workload,
+    row: int = 0,
+    *,
+    provider: str = "",
+    price_kind: str = "",
+    region: str = "",
+    cooling: str = "",
+) -> Outcome:
+    """What the run takes with layout number `row`.
+
+    Without a provider or price kind: the cluster's provider on demand, else the median of the listed on-demand prices. Halls are the
+    provider's, the grid is that of `region`, of the cluster, or the default's. `cooling` takes hosts and fans from the metered nodes
+    instead of what the cluster states.
+    """
+    unknown: dict[str, str] = {}
+    time_s = _time_to_train_s(prediction, workload, row, unknown)
+    hours = time_s.times(float(accelerator_hours(cluster.num_accelerators, 1.0))) if time_s else None
+    price = price_of(cluster, provider, price_kind, unknown)
+    busy = float(busy_share(prediction, cluster, workload)[row]) if time_s else math.nan
+    watts_w, hosts = node_w(cluster, busy, power_constants(), cooling)
+    energy_j = _energy_j(watts_w, cluster, time_s, unknown)
+    grid, halls = economics.region(region or cluster.region or DEFAULT_REGION), economics.facility(provider or cluster.provider)
+    drawn_j = energy_j.times(float(facility_energy_j(1.0, halls.pue))) if energy_j else None
+    return Outcome(
+        num_steps=prediction.num_steps,
+        time_to_train_s=time_s,
+        accelerator_hours=hours,
+        offer=_offer(price, time_s, cluster) if price and time_s else None,
+        alternatives=tuple(_offer(p, time_s, cluster) for p in _listed(cluster)) if time_s else (),
+        busy=busy,
+        node_w=watts_w if math.isfinite(watts_w) else None,
+        hosts=hosts,
+        energy_j=energy_j,
+        facility_energy_j=drawn_j,
+        carbon_kg=drawn_j.times(float(carbon_kg(1.0, grid.grid_gco2e_per_kwh))) if drawn_j else None,
+        water_l=_water_l(energy_j, halls, provider or cluster.provider, unknown),
+        region=grid,
+        facility=halls,
+        unknown=unknown,
+        batch_beyond=workload.batch_beyond if time_s else "",
+        notes=notes_of(prediction, cluster, workload, row),
+    )
+
+
+# -- what a reader should know ----------------------------------------------------------------------------
+
+
+def notes_of(prediction: Prediction, cluster: Cluster, workload: Workload, row: int = 0) -> tuple[str, ...]:
+    """Where numbers of layout number `row` are not what they look like: samples to a target that nobody measured, an MFU above 100 %."""
+    return tuple(filter(None, (samples_note(workload), mfu_note(float(prediction.mfu[row]), cluster, workload))))
+
+
+def samples_note(workload: Workload) -> str:
+    """That nobody knows the samples to the target at this batch, and what was taken; empty where they are known."""
+    if not workload.batch_beyond or not workload.measured_batches:
+        return ""
+    smallest, largest = workload.measured_batches
+    batches = f"batches from {smallest:,} to {largest:,}" if smallest < largest else f"a batch of {smallest:,}"
+    known = f"samples to the target of {workload.name} were measured at {batches} only ({workload.precision})"
+    if workload.batch_beyond == "above":
+        return (
+            f"{known}: at {workload.global_batch:,} they are unknown, and larger batches need ever more, if they reach the target at all. "
+            "Steps, time to train, cost, energy, carbon and water are lower bounds"
+        )
+    return (
+        f"{known}: at {workload.global_batch:,} they are unknown, and those of the smallest batch are taken. "
+        "Steps, time to train, cost, energy, carbon and water are rough"
+    )
+
+
+def mfu_said(mfu: float) -> str:
+    """An MFU in per cent; with what it means, where it is above 100."""
+    return f"{100 * mfu:.1f} %" + (" of a peak described too low" if mfu > 1 else "")
+
+
+def mfu_note(mfu: float, cluster: Cluster, workload: Workload) -> str:
+    """Why an MFU above 100 % is no feat; empty below."""
+    if not mfu > 1:
+        return ""
+    peak = si(cluster.accelerator.peak_flops_per_s(workload.precision), "FLOP/s", 3)
+    return (
+        f"an MFU of {100 * mfu:.1f} % cannot be: the peak described for {cluster.accelerator.name} ({peak}, {workload.precision}) is below "
+        "what the predicted step takes of it. Do not compare this MFU"
+    )
+
+
+def _time_to_train_s(prediction: Prediction, workload: Workload, row: int, unknown: dict[str, str]) -> Spread | None:
+    if not prediction.num_steps:
+        unknown["time_to_train"] = unknown["cost"] = unknown["energy"] = f"{workload.name} states neither tokens nor a target"
+        return None
+    bounds, time_s = prediction.interval, float(prediction.time_to_train_s[row])
+    return Spread(time_s, time_s * bounds.low, math.inf if workload.batch_beyond == "above" else time_s * bounds.high)
+
+
+# -- money ----------------------------------------------------------------------------------------------
+
+
+def price_of(cluster: Cluster, provider: str = "", kind: str = "", unknown: dict[str, str] | None = None) -> Price | None:
+    """The price to reckon with. One that was asked for and is not listed is an error; none at all is not, and `unknown` says why."""
+    if _is_processor(cluster):
+        return _core_price(cluster, provider or kind, {} if unknown is None else unknown)
+    chip = cluster.accelerator.name
+    if provider:
+        return economics.price(chip, provider=provider, kind=kind or DEFAULT_KIND)
+    listed = _listed(cluster)
+    own = [p for p in listed if p.provider == cluster.provider and p.kind == (kind or DEFAULT_KIND)]
+    if own:
+        return own[0]
+    if kind:
+        return economics.price(chip, kind=kind)
+    if any(p.kind == DEFAULT_KIND for p in listed):
+        return economics.price(chip)
+    if unknown is not None:
+        unknown.setdefault("cost", f"no {DEFAULT_KIND} price is listed for {chip}")
+    return None
+
+
+def _is_processor(cluster: Cluster) -> bool:
+    return cluster.accelerator.architecture == "cpu"
+
+
+def _core_price(cluster: Cluster, asked: str, unknown: dict[str, str]) -> Price | None:
+    """What a processor's share of cores costs, told by its watts; nobody's price list has it."""
+    chip = cluster.accelerator
+    if asked:
+        raise InputError(
+            f"no {asked} price is listed for a processor: {CORE_USD_PER_HOUR} USD a core-hour is assumed",
+            where=cluster.name,
+            fix="leave --provider and --price-kind out",
+        )
+    if not math.isfinite(chip.power_cap_w):
+        unknown.setdefault("cost", f"a processor's price goes by its power, and that of {chip.name} is {NOT_STATED}")
+        return None
+    return Price(
+        provider="clouds",
+        accelerator=chip.name,
+        kind=ASSUMED,
+        usd_per_accelerator_hour=chip.power_cap_w / CORE_W * CORE_USD_PER_HOUR,
+        instance="a share of cores",
+        source=Source(f"assumed {CORE_USD_PER_HOUR} USD a core-hour, as clouds ask", "2025"),
+    )
+
+
+def _listed(cluster: Cluster) -> tuple[Price, ...]:
+    """Prices of the cluster's accelerator, cheapest first; none for one that is not in the catalogue."""
+    found = (p for p in economics.all_prices() if p.accelerator == cluster.accelerator.name)
+    return tuple(sorted(found, key=lambda p: p.usd_per_accelerator_hour))
+
+
+def _offer(price: Price, time_s: Spread, cluster: Cluster) -> Offer:
+    return Offer(price, time_s.times(float(cost_usd(cluster.num_accelerators, 1.0, price.usd_per_accelerator_hour))))
+
+
+# -- energy ---------------------------------------------------------------------------------------------
+
+
+@cache
+def power_constants(path: Path = POWER_FILE) -> PowerConstants:
+    """The constants of node power that the package carries, fitted on metered runs (`evidence.power`)."""
+    return PowerConstants(**json.loads(path.read_text(encoding="utf-8"))["constants"])
+
+
+def busy_seconds(prediction: Prediction, cluster: Cluster, workload: Workload) -> tuple[Column, Column]:
+    """Seconds of a step, and of an evaluation, in which the accelerators work, by layout.
+
+    Work is compute and the optimizer, at the speed of the reference release, and what tensor, context and expert parallelism expose:
+    their copies and reductions run on the same cores. A slower release stretches the same work, and what it adds is waiting, like
+    bubble, exposed data- and pipeline-parallel traffic, overhead and data. Counting all of a slow release's compute as work misses
+    metered runs by 9 % on average when each is held out, this by 2 %; it was chosen by those very errors, so the 2 % flatter.
+    """
+    stack, parts = prediction.software, prediction.parts
+    generation = GENERATION.get(cluster.accelerator.architecture, "hopper")
+    slowdown = math.exp(stack.log_factor_of(workload.adapters is not None, generation))
+    shared_s = parts["exposed_tp"] + parts["exposed_cp"] + parts["exposed_ep"]
+    step_s = (parts["compute"] + parts["optimizer"]) / slowdown + shared_s
+    return step_s, evaluation_time_s(workload, prediction.layouts, prediction.detail) / slowdown
+
+
+def busy_share(prediction: Prediction, cluster: Cluster, workload: Workload) -> Column:
+    """Share of the whole run in which the accelerators work, by layout; a release faster than the reference leaves no more than all."""
+    step_s, evaluation_s = busy_seconds(prediction, cluster, workload)
+    share = busy_fraction(prediction.num_steps, step_s, prediction.num_evaluations * evaluation_s, prediction.time_to_train_s)
+    return np.minimum(share, 1.0)
+
+
+def node_w(cluster: Cluster, busy: float, constants: PowerConstants, cooling: str = "") -> tuple[float, str]:
+    """Mean watts of a node at the wall (nan where the accelerator's are not stated), and where its host's watts come from.
+
+    What a cluster states of its nodes is everything at the wall beside the accelerators: fans and losses of the power supply are in it.
+    A processor is its own host, and draws the same whether its processes work or poll for one another's messages.
+    """
+    if _is_processor(cluster):
+        return _processor_w(cluster, cooling)
+    accelerators_w = cluster.accelerators_per_node * accelerator_power_w(cluster.accelerator.power_cap_w, busy, constants.waiting_fraction)
+    if cluster.node_overhead_w > 0 and not cooling:
+        return float(
+            node_power_w(accelerators_w, cluster.node_overhead_w)
+        ), f"{cluster.node_overhead_w:,.0f} W a node, stated for {cluster.name}"
+    if cooling and cooling not in COOLING:
+        raise InputError(f"no cooling by {cooling!r}", where="cooling", fix=f"choose from {', '.join(COOLING)}")
+    cooling = cooling or ("liquid" if cluster.accelerator.name in LIQUID_RACKS else "air")
+    fan_fraction = constants.fan_fraction if cooling == "air" else 0.0
+    host_w = cluster.accelerators_per_node * constants.host_w_per_accelerator
+    return float(node_power_w(accelerators_w, host_w, fan_fraction, constants.wall_per_dc)), f"as metered nodes cooled by {cooling}"
+
+
+def _processor_w(cluster: Cluster, cooling: str) -> tuple[float, str]:
+    if cooling:
+        raise InputError(f"no node of processors cooled by {cooling} was metered", where="cooling", fix="leave --cooling out")
+    beside = f"and {cluster.node_overhead_w:,.0f} W a node, stated for {cluster.name}" if cluster.node_overhead_w > 0 else "nothing beside"
+    watts_w = cluster.accelerators_per_node * cluster.accelerator.power_cap_w + cluster.node_overhead_w
+    return watts_w, f"the processor itself, {beside}"
+
+
+def _energy_j(watts_w: float, cluster: Cluster, time_s: Spread | None, unknown: dict[str, str]) -> Spread | None:
+    if math.isnan(cluster.accelerator.power_cap_w):
+        unknown.setdefault("energy", f"power of {cluster.accelerator.name} {NOT_STATED}")
+    if "energy" in unknown or time_s is None:
+        return None
+    num_nodes = cluster.num_accelerators / cluster.accelerators_per_node  # a node in use by half is counted by half
+    return time_s.times(float(run_energy_j(watts_w, num_nodes, 1.0)))
+
+
+def _water_l(energy_j: Spread | None, halls: Facility, provider: str, unknown: dict[str, str]) -> Spread | None:
+    if energy_j is None:
+        unknown["water"] = unknown["energy"]
+        return None
+    if math.isnan(halls.wue_l_per_kwh):
+        unknown["water"] = f"{provider} publishes no litres a kWh" if provider else "no provider is named whose litres a kWh could be taken"
+        return None
+    return energy_j.times(float(water_l(1.0, halls.wue_l_per_kwh)))

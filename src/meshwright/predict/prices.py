@@ -1,0 +1,493 @@
+"""What one thing of a step costs: a layer, the ends of the model, a message, the traffic between replicas, the optimizer.
+
+`Pricer` takes rates from data sheets and fitted constants, `MeasuredPricer` from a hardware profile. Both price traffic whole or as far as
+nothing hides it (`unhidden`), so that what a step exposes and what it carries come from the same prices.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.collectives import all_to_all_s, gather_s, neighbour_s
+from meshwright.cost.compute import layer_backward_bytes, layer_forward_bytes, matmul_flops_per_s, matmul_s
+from meshwright.cost.measured import ends_time, exchange_s, layer_time, tensor_exchange_s
+from meshwright.cost.overlap import exposed_s
+from meshwright.cost.pipeline import ChunkTimes
+from meshwright.layout import CP_KINDS, RECOMPUTE, SCHEDULES, Layouts
+from meshwright.predict import software as sw
+from meshwright.predict import traffic
+from meshwright.predict.inputs import BY_COLUMNS, BY_ROWS, EXPERT, STEP_SUM_BYTES, Measured, Question
+from meshwright.predict.placement import Placement, place
+from meshwright.predict.software import Constants
+from meshwright.predict.stages import Split
+
+Column = NDArray[np.float64]
+BF16_BYTES = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Seconds of one micro-batch in one layer on one rank, forward and backward apart."""
+
+    matmul: tuple[Column, Column]
+    attention: tuple[Column, Column]
+    memory: tuple[Column, Column]
+    gaps: tuple[Column, Column]
+    exposed_tp: tuple[Column, Column]
+    exposed_cp: tuple[Column, Column]
+    exposed_ep: tuple[Column, Column]
+    weight_s: Column  # of the backward: weight gradients
+
+    @property
+    def exposed(self) -> dict[str, tuple[Column, Column]]:
+        """Seconds that each axis within the layer adds, both ways."""
+        return {"tp": self.exposed_tp, "cp": self.exposed_cp, "ep": self.exposed_ep}
+
+    def compute_s(self, way: int) -> Column:
+        """Seconds that compute takes, forward (0) or backward (1)."""
+        return self.matmul[way] + self.attention[way] + self.memory[way] + self.gaps[way]
+
+    def exposed_s(self, way: int) -> Column:
+        """Seconds that communication within the layer adds."""
+        return self.exposed_tp[way] + self.exposed_cp[way] + self.exposed_ep[way]
+
+    def total_s(self, way: int) -> Column:
+        """Seconds of the layer."""
+        return self.compute_s(way) + self.exposed_s(way)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Between:
+    """Seconds of traffic between replicas, hidden or not, and how often a step has it by its ZeRO stage; one row per layout."""
+
+    forward_s: Column  # weights gathered for forwards, each time
+    num_forward: Column
+    reduce_s: Column  # gradients, each time
+    backward_s: Column  # weights gathered again with them, each time
+    num_backward: Column
+
+    @property
+    def gathered_s(self) -> Column:
+        """Seconds of all gathering of weights in a step."""
+        return np.asarray(self.num_forward * self.forward_s + self.num_backward * self.backward_s)
+
+    @property
+    def reduced_s(self) -> Column:
+        """Seconds of all reducing of gradients in a step."""
+        return np.asarray(self.num_backward * self.reduce_s)
+
+
+class Pricer:
+    """The intermediate quantities of one call, named once: rates, tokens, bandwidths."""
+
+    hides = True  # whether traffic hides behind compute where the layout lets it
+
+    def __init__(self, question: Question, layouts: Layouts, constants: Constants) -> None:
+        self.q, self.l, self.c = question, layouts, constants
+        q, c = question, constants
+        blackwell = np.asarray(q.is_blackwell) > 0
+        self.slowdown = np.exp(q.log_factor)
+        low_pj = np.where(blackwell, np.where(np.asarray(q.is_fp4) > 0, c.blackwell_fp4_pj, c.blackwell_fp8_pj), c.hopper_fp8_pj)
+        pj = np.where(np.asarray(q.is_bf16) > 0, q.bf16_pj, low_pj)
+        self.matmul_flops_per_s = matmul_flops_per_s(q.peak_flops_per_s, sw.MATMUL_CEILING, pj * 1e-12, q.power_cap_w)
+        self.bf16_flops_per_s = matmul_flops_per_s(q.bf16_flops_per_s, sw.MATMUL_CEILING, np.asarray(q.bf16_pj) * 1e-12, q.power_cap_w)
+        share = np.where(blackwell, c.blackwell_attention, c.hopper_attention) * np.power(q.softmax_speedup, c.softmax_exponent)
+        fp8 = np.where(np.asarray(q.fp8_attention) > 0, sw.FP8_ATTENTION_SPEEDUP, 1.0)
+        self.attention_flops_per_s = self.bf16_flops_per_s * share * fp8
+        self.memory_bytes_per_s = q.memory_bytes_per_s * np.asarray(c.memory_efficiency)
+        self.contention = np.where(blackwell, c.blackwell_contention, c.hopper_contention)
+        fabric = np.where(q.tier_is_hashed > 0, c.fabric_efficiency * c.hashed_efficiency, c.fabric_efficiency)
+        self.tier_bytes_per_s = q.tier_bytes_per_s * np.where(q.tier_is_scale_up > 0, sw.SCALE_UP_EFFICIENCY, fabric)
+        self.placement: Placement = place(layouts, q.tier_size)
+        self.tp, self.cp, self.pp = (getattr(layouts, axis).astype(np.float64) for axis in ("tp", "cp", "pp"))
+        self.vp, self.dp, self.ep = (getattr(layouts, axis).astype(np.float64) for axis in ("vp", "dp", "ep"))
+        self.tokens = layouts.micro_batch * q.seq_len / self.cp  # of a micro-batch on one rank, before tensor parallelism
+        self.graphs = layouts.cuda_graphs > 0
+        self.num_micro_batches = np.maximum(np.asarray(q.global_batch) // (layouts.dp * layouts.micro_batch), 1).astype(np.int64)
+        self.operation_s = np.where(self.graphs, sw.GRAPH_CHUNK_S, c.eager_chunk_s) * self.slowdown  # of the host, each
+        self.train_matmuls = 2.0 - np.asarray(q.frozen)  # matrix products of a backward per forward: no weight gradients where frozen
+
+    def unhidden(self) -> Self:
+        """The same prices with nothing hidden behind anything."""
+        bare = copy(self)
+        bare.hides = False
+        return bare
+
+    # -- one layer ----------------------------------------------------------------------------------
+
+    def layer(self) -> Layer:
+        """Seconds of a layer for one micro-batch."""
+        forward_s, beside_s = self._matmul_forward_s()
+        attention_s = self.tokens * self.q.attention_flops / self.tp / self.attention_flops_per_s
+        memory = self._memory_s()
+        rounds = (self.cp - 1) * (self.l.cp_kind == CP_KINDS.index("ring"))
+        gap_s = self.c.layer_s + np.where(self.graphs, 0.0, self.c.eager_layer_s) + sw.RING_ROUND_S * rounds
+        matmul = self._slowed(forward_s, self.train_matmuls * forward_s)
+        attention = self._slowed(attention_s, sw.BACKWARD_ATTENTION * attention_s)
+        exposed_tp = self.exposed_tensor_s(self._slowed(beside_s, self.train_matmuls * beside_s))
+        exposed_cp = self.context_s(attention[0])
+        return self._recompute(
+            Layer(
+                matmul=matmul,
+                attention=attention,
+                memory=self._slowed(*memory),
+                gaps=self._slowed(gap_s, 2 * gap_s),
+                exposed_tp=exposed_tp,
+                exposed_cp=exposed_cp,
+                exposed_ep=self.expert_s(),
+                weight_s=(self.train_matmuls - 1) * matmul[0],
+            )
+        )
+
+    def _slowed(self, forward_s: Any, backward_s: Any) -> tuple[Column, Column]:
+        """Both ways under the release's factor, broadcast to all rows."""
+        ones = np.ones_like(self.tokens)
+        return forward_s * self.slowdown * ones, backward_s * self.slowdown * ones
+
+    def _matmul_forward_s(self) -> tuple[Column, Column]:
+        """Seconds of a layer's products, all and those beside tensor traffic: experts' products have their own traffic around them."""
+        q = self.q
+        columns = np.where(q.matrix_cut == BY_COLUMNS, q.matrix_columns / self.tp, q.matrix_columns)
+        inner = np.where(q.matrix_cut == BY_ROWS, q.matrix_inner / self.tp, q.matrix_inner)
+        is_expert = q.matrix_cut == EXPERT
+        num_local = np.maximum(np.asarray(q.num_experts) / self.ep, 1.0)
+        rows = np.where(is_expert, self.tokens / self.tp * q.experts_per_token / num_local, self.tokens)
+        count = np.where(is_expert, q.matrix_count * num_local, q.matrix_count)
+        each_s = matmul_s(rows, columns, inner, self.matmul_flops_per_s, sw.MATMUL_HALF_SIZE)
+        products_s = count * each_s
+        return np.asarray(np.sum(products_s, axis=0)), np.asarray(np.sum(np.where(is_expert, 0.0, products_s), axis=0))
+
+    def _memory_s(self) -> tuple[Column, Column]:
+        """Seconds of norms, adds, rotary, activation and casts, which sequence and tensor parallelism cut alike."""
+        q = self.q
+        qkv = q.query_dim + 2 * np.asarray(q.kv_dim)
+        forward = layer_forward_bytes(q.hidden, qkv, q.ffn_active, q.gated, q.cast_bytes, q.query_dim)
+        backward = layer_backward_bytes(q.hidden, qkv, q.ffn_active, q.gated, q.cast_bytes)
+        ring = (self.cp - 1) * (self.l.cp_kind == CP_KINDS.index("ring"))  # each further round corrects the sums of the one before
+        sorted_bytes = 4 * BF16_BYTES * q.hidden * q.experts_per_token * q.expert_layers  # tokens to experts and back, read and written
+        per_token_s = self.tokens / self.tp / self.memory_bytes_per_s
+        return (forward + ring * q.query_dim * 12 + sorted_bytes) * per_token_s, (backward + ring * qkv * 8 + sorted_bytes) * per_token_s
+
+    def tensor_s(self) -> Column:
+        """Seconds of tensor traffic in one direction of a layer, hidden or not: two gathers and two scatters of the hidden states."""
+        payload = self.tokens * self.q.hidden * BF16_BYTES
+        return np.asarray(4 * gather_s(payload, self.placement.members["tp"], self.tier_bytes_per_s))
+
+    def exposed_tensor_s(self, products: tuple[Column, Column]) -> tuple[Column, Column]:
+        """Seconds that tensor traffic adds to a layer, both ways: never less than what outlasts the products beside it."""
+        whole_s = self.tensor_s()
+        open_s = whole_s * (1 - self.hidden_tensor_share())
+        return np.maximum(open_s, whole_s - products[0]), np.maximum(open_s, whole_s - products[1])
+
+    def hidden_tensor_share(self) -> Column:
+        """Of tensor traffic, what the products beside it hide if they last: nothing of a group that spans a network.
+
+        Products take in and hand out pieces through memory that the ranks map of each other (Transformer Engine's userbuffers, PyTorch's
+        symmetric memory), which reaches as far as a node or a scale-up domain does.
+        """
+        share = np.where(np.asarray(self.q.frozen) > 0, sw.ADAPTER_TP_HIDDEN, sw.TP_HIDDEN)
+        hides = (self.l.overlap_tp > 0) & self.hides & ~self._crosses_fabric("tp")
+        return np.where(hides, share, 0.0)
+
+    def _crosses_fabric(self, axis: str) -> NDArray[np.bool_]:
+        """Where a group of an axis has members in several nodes or scale-up domains."""
+        members = self.placement.members[axis]
+        below = np.concatenate([np.ones_like(members[:1]), members[:-1]])
+        return np.asarray(np.any((members > below) & (self.q.tier_is_fabric > 0), axis=0))
+
+    def context_s(self, attention_s: Column) -> tuple[Column, Column]:
+        """Seconds context parallelism adds: a ring hides behind attention, a gather and an all-to-all do not."""
+        q, members = self.q, self.placement.members["cp"]
+        kv_bytes = self.tokens * 2 * q.kv_dim / self.tp * BF16_BYTES  # of one rank
+        rounds_s = neighbour_s(kv_bytes, members, self.tier_bytes_per_s, q.tier_latency_s) * (self.cp - 1)
+        hiding_s = attention_s if self.hides else np.zeros_like(attention_s)
+        ring = (np.maximum(rounds_s - hiding_s, 0.0), np.maximum(2 * rounds_s - sw.BACKWARD_ATTENTION * hiding_s, 0.0))
+        gathered_s = gather_s(kv_bytes * self.cp, members, self.tier_bytes_per_s)
+        heads_bytes = self.tokens * 2 * (np.asarray(q.query_dim) + q.kv_dim) / self.tp * BF16_BYTES
+        switched_s = all_to_all_s(heads_bytes, members, self.tier_bytes_per_s)
+        kinds = self.l.cp_kind
+        forward = np.select([kinds == 0, kinds == 1], [ring[0], gathered_s], switched_s)
+        backward = np.select([kinds == 0, kinds == 1], [ring[1], 2 * gathered_s], switched_s)
+        return forward, backward
+
+    def expert_s(self) -> tuple[Column, Column]:
+        """Seconds of sending tokens to their experts and back, each way of a layer."""
+        q = self.q
+        sent = self.tokens / self.tp * q.experts_per_token * q.hidden * BF16_BYTES * q.expert_layers
+        members = np.minimum(self.placement.joint("tp", "cp", "dp"), self.ep)  # experts take the innermost ranks of a stage
+        each_s = 2 * all_to_all_s(sent, members, self.tier_bytes_per_s)
+        return each_s, each_s
+
+    def _recompute(self, layer: Layer) -> Layer:
+        """The layer with what recomputing adds to its backward: attention (selective), or the whole forward (full)."""
+        kind = self.l.recompute
+        full, some = kind == RECOMPUTE.index("full"), kind == RECOMPUTE.index("selective")
+
+        def again(pair: tuple[Column, Column], which: NDArray[np.bool_]) -> tuple[Column, Column]:
+            return pair[0], pair[1] + np.where(which, pair[0], 0.0)
+
+        return Layer(
+            matmul=again(layer.matmul, full),
+            attention=again(layer.attention, full | some),
+            memory=again(layer.memory, full),
+            gaps=again(layer.gaps, full),
+            exposed_tp=again(layer.exposed_tp, full),
+            exposed_cp=again(layer.exposed_cp, full | some),
+            exposed_ep=again(layer.exposed_ep, full),
+            weight_s=layer.weight_s,
+        )
+
+    def hiding_s(self, layer: Layer) -> tuple[Column, Column]:
+        """Compute of a layer that messages may hide behind, both ways: what is done once, or doing it again would seem to pay."""
+        full, some = self.l.recompute == RECOMPUTE.index("full"), self.l.recompute == RECOMPUTE.index("selective")
+        again_s = np.where(full, layer.compute_s(0), np.where(some, layer.attention[0], 0.0))
+        return layer.compute_s(0), layer.compute_s(1) - again_s
+
+    # -- the ends of the model, and messages --------------------------------------------------------
+
+    def head_s(self) -> tuple[Column, Column]:
+        """Seconds of the output projection (bf16) and the loss, forward and backward, of one micro-batch."""
+        q = self.q
+        product_s = matmul_s(self.tokens, np.asarray(q.vocab) / self.tp, q.hidden, self.bf16_flops_per_s, 0.0)
+        loss_s = self.tokens * q.vocab / self.tp * sw.LOSS_BYTES / self.memory_bytes_per_s
+        return self._slowed(product_s + loss_s, self.train_matmuls * product_s + loss_s)
+
+    def embedding_s(self) -> Column:
+        """Seconds of looking up (or scattering into) the embedding: each token's vector read and written."""
+        return np.asarray(self.tokens * self.q.hidden / self.tp * 2 * BF16_BYTES / self.memory_bytes_per_s * self.slowdown)
+
+    def message_s(self) -> Column:
+        """Seconds of the hidden states of one micro-batch from one stage to the next."""
+        message = self.tokens * self.q.hidden / self.tp * BF16_BYTES
+        return np.asarray(neighbour_s(message, self.placement.members["pp"], self.tier_bytes_per_s, self.q.tier_latency_s))
+
+    # -- between replicas ---------------------------------------------------------------------------
+
+    def parameters(self, split: Split) -> tuple[Column, Column]:
+        """Trained parameters on the fullest rank: those all data-parallel ranks share, and routed experts."""
+        q = self.q
+        layers = np.maximum(np.maximum(split.first, split.last), split.middle).astype(np.float64)
+        frozen = np.asarray(q.frozen) > 0
+        per_layer = np.where(frozen, q.adapter_parameters, q.layer_parameters)
+        tables = np.where(self.pp > 1, 1.0, 2.0 - np.asarray(q.tied))
+        ends = np.where(frozen, 0.0, q.embedding_parameters * tables)
+        experts = np.where(frozen, 0.0, q.expert_parameters)
+        return (layers * per_layer + ends) / self.tp, layers * experts / self.ep
+
+    def data_parallel_s(self, split: Split, layer: Layer, *, contended: bool = True) -> Column:
+        """Seconds of gradient reduction and weight gathering that the step does not hide; without what they take from compute, if asked."""
+        shared, experts = self.parameters(split)
+        return self._exposed_dp_s(split, layer, self.between(split), shared + experts, self.paid_share(contended=contended))
+
+    def between(self, split: Split) -> Between:
+        """Gradients reduced and weights gathered: ZeRO 2 reduces every micro-batch, ZeRO 3 also gathers for each forward and backward."""
+        shared, experts = self.parameters(split)
+        members = self.placement.joint("cp", "dp")
+        sharing = np.minimum(members, self.l.sharing_ranks)
+        reduce_s, gather_s_ = self._traffic_s(shared, sharing)
+        reduce_s = reduce_s + self._across_s(shared, members, sharing)
+        per_expert_rank = np.maximum(self.dp * self.cp * self.tp / self.ep, 1.0)
+        members = np.clip(self.placement.joint("cp", "dp") * self.tp / self.ep, 1.0, per_expert_rank)
+        members[-1] = per_expert_rank
+        expert_reduce_s, expert_gather_s = self._traffic_s(experts, members)
+        reduce_s, weights_s = reduce_s + expert_reduce_s, gather_s_ + expert_gather_s
+        zero = self.l.zero_stage
+        return Between(
+            forward_s=np.where(zero == 0, 0.0, weights_s),
+            num_forward=np.where(zero == 3, self.num_micro_batches, 1),
+            reduce_s=np.where(zero == 0, 2 * reduce_s, reduce_s),  # an all-reduce is both
+            backward_s=np.where(zero == 3, weights_s, 0.0),
+            num_backward=np.where(zero >= 2, self.num_micro_batches, 1),
+        )
+
+    def _traffic_s(self, parameters: Column, members: Column) -> tuple[Column, Column]:
+        """Seconds of reducing all gradients and of gathering all weights once, hidden or not."""
+        buckets = np.maximum(parameters / sw.BUCKET_PARAMETERS, (parameters > 0).astype(float))
+        rounds_s = np.where(members[-1] > 1, buckets * (members[-1] - 1) * self.c.round_s, 0.0)
+        reduce_s = gather_s(parameters * self.q.reduce_bytes, members, self.tier_bytes_per_s) + rounds_s
+        weights_s = gather_s(parameters * self.q.gather_bytes, members, self.tier_bytes_per_s) + rounds_s
+        return reduce_s, weights_s
+
+    def _across_s(self, parameters: Column, members: Column, sharing: Column) -> Column:
+        """Seconds of summing shards over the groups that each hold a whole state: an all-reduce of one rank's share."""
+        if not (self.l.zero_ranks > 0).any():
+            return np.zeros_like(parameters)
+        reduce_s, _ = self._traffic_s(parameters / self.l.sharing_ranks, members / sharing)
+        return np.asarray(2 * reduce_s)
+
+    def paid_share(self, *, contended: bool = True) -> Column:
+        """Of traffic between replicas that is hidden, what compute pays for all the same; all of it where nothing hides."""
+        hidden = (self.l.overlap_dp > 0) & self.hides
+        return np.where(hidden, self.contention if contended else 0.0, np.ones_like(self.tokens))
+
+    def _exposed_dp_s(self, split: Split, layer: Layer, between: Between, parameters: Column, contention: Column) -> Column:
+        """What stays exposed.
+
+        Gradients of a chunk leave when its last micro-batch has gone backward; weights of a chunk arrive before its first goes forward:
+        all but one of `vp` chunks hide behind the others' turns of `pp` micro-batches. Without a pipeline they hide layer by layer
+        behind one micro-batch.
+        """
+        piped = self.pp > 1
+        turns = np.where(piped, np.minimum(self.pp, self.num_micro_batches) * (self.vp - 1) / self.vp, 1 - 1 / split.middle)
+        layers = split.middle.astype(np.float64)
+        hiding = [turns * layers * layer.total_s(way) for way in (0, 1)]
+        pieces = np.where(piped, self.vp, np.maximum(parameters / sw.BUCKET_PARAMETERS, 1.0))
+        zero = self.l.zero_stage
+        micro_hiding = [layers * layer.total_s(way) for way in (0, 1)]
+        hide = [np.where(zero >= 2, np.minimum(micro_hiding[way], hiding[way]), hiding[way]) for way in (0, 1)]
+        forward_s = between.num_forward * exposed_s(between.forward_s, hide[0], pieces, contention)
+        return np.asarray(forward_s + between.num_backward * exposed_s(between.reduce_s + between.backward_s, hide[1], pieces, contention))
+
+    def optimizer_s(self, split: Split) -> Column:
+        """Seconds of Adam on this rank's shard, and of what passes over all gradients and weights once a step."""
+        shared, experts = self.parameters(split)
+        ranks = np.where(self.l.zero_stage > 0, self.l.sharing_ranks, 1.0)
+        expert_ranks = np.where(self.l.zero_stage > 0, np.maximum(self.dp * self.cp * self.tp / self.ep, 1.0), 1.0)
+        moved = sw.OPTIMIZER_BYTES * (shared / ranks + experts / expert_ranks) + sw.STEP_BYTES * (shared + experts)
+        return np.asarray(moved / self.memory_bytes_per_s)
+
+    # -- once a step --------------------------------------------------------------------------------
+
+    def step_s(self) -> Column:
+        """Seconds of the host at the end of a step."""
+        return np.asarray(sw.STEP_S * self.slowdown * np.ones_like(self.tokens))
+
+    def ends_tp_s(self) -> Column:
+        """Seconds of tensor parallelism at the ends of the model, of one micro-batch: counted within the head's."""
+        return np.zeros_like(self.tokens)
+
+    def sender_share(self) -> Any:
+        """Of a message between stages, what its sender stands still for."""
+        return np.where((self.l.overlap_pp > 0) & self.hides, sw.PP_EXPOSED, 1.0)
+
+    def sent_s(self, message_s: Column, chunk_s: Column) -> Column:
+        """Seconds that a sender stands still for a message: never less than what outlasts the chunk computed meanwhile."""
+        share = self.sender_share()
+        return np.asarray(np.maximum(message_s * share, np.where(share < 1, message_s - chunk_s, 0.0)))
+
+    def core_share(self, total_s: Column, times: ChunkTimes) -> Any:
+        """What a pipeline's seconds shrink by where ranks that wait leave their cores to the others: 1, where each has its own."""
+        return 1.0
+
+
+class MeasuredPricer(Pricer):
+    """The same from a hardware profile: kernels as they were timed, put together, and corrected by slices of the trainer's step."""
+
+    def __init__(self, question: Question, layouts: Layouts, constants: Constants, measured: Measured) -> None:
+        super().__init__(replace(question, log_factor=0.0), layouts, constants)
+        self.m = measured
+        profile = measured.profile
+        self.ranks = self.tp * self.cp * self.pp * self.dp
+        cores = max(profile.num_cores, 1)
+        # Times are those of so many processes at once: more of them on the same cores take as much longer.
+        self.crowd = (
+            np.maximum(self.ranks, cores) / max(profile.num_processes, cores) if profile.shares_cores else np.ones_like(self.tokens)
+        )
+        if profile.shares_cores:
+            self.contention = np.ones_like(self.tokens)  # who sends takes the cores of who computes
+        self.sequences = np.asarray(layouts.micro_batch, dtype=np.float64)
+
+    def layer(self) -> Layer:
+        """Seconds of a layer for one micro-batch. What recomputing adds leaves out the last product, which nothing reads again; but a
+        compiled layer, as on a GPU where no rank waits inside it and nothing is put off, is run whole."""
+        way, fix = self.m.layer.factor * self.crowd, self.m.layer.fixed_s * self.crowd
+        seen = layer_time(self.m.shape, self.sequences / self.cp, np.asarray(self.q.seq_len), self.tp, self.m.rates)
+        attention = seen.attention[0] * way, seen.attention[1] * way
+        ones = np.ones_like(self.tokens)
+        matmul = seen.matmul[0] * way * ones, seen.matmul[1] * way * ones
+        layer = self._recompute(
+            Layer(
+                matmul=matmul,
+                attention=(attention[0] * ones, attention[1] * ones),
+                memory=(seen.memory[0] * way * ones, seen.memory[1] * way * ones),
+                gaps=(fix / 3 * ones, fix * 2 / 3 * ones),
+                exposed_tp=self.exposed_tensor_s(matmul),
+                exposed_cp=self.context_s(attention[0]),
+                exposed_ep=self.expert_s(),
+                weight_s=seen.weight_s * way * ones,
+            )
+        )
+        puts_off = (self.l.schedule == SCHEDULES.index("zero-bubble")) & (self.pp > 1)
+        stops_early = self.m.profile.shares_cores | (self.tp * self.cp > 1) | puts_off
+        unread_s = np.where((self.l.recompute == RECOMPUTE.index("full")) & stops_early, seen.last_s * way, 0.0)
+        return replace(layer, matmul=(layer.matmul[0], layer.matmul[1] - unread_s))
+
+    def head_s(self) -> tuple[Column, Column]:
+        """Seconds of both ends of one micro-batch: embedding, output projection, loss."""
+        forward_s, backward_s = ends_time(self.m.shape, self.tokens, self.m.block_rows, self.tp, self.m.rates)
+        factor, fixed_s = self.m.ends.factor * self.crowd, self.m.ends.fixed_s * self.crowd
+        exchange_s_ = self.ends_tp_s() / 2
+        return forward_s * factor + fixed_s / 3 + exchange_s_, backward_s * factor + fixed_s * 2 / 3 + exchange_s_
+
+    def embedding_s(self) -> Column:
+        """Nothing: a slice's ends are priced together, in the head."""
+        return np.zeros_like(self.tokens)
+
+    def optimizer_s(self, split: Split) -> Column:
+        """Seconds of the trainer's update, as slices took it."""
+        shared, _ = self.parameters(split)
+        owned = shared / np.where(self.l.zero_stage > 0, self.l.sharing_ranks, 1.0)
+        if self.m.slices:
+            return np.asarray(self.m.slices[-1].update_s(owned) * self.crowd)
+        return np.asarray((sw.OPTIMIZER_BYTES + sw.STEP_BYTES) * owned / self.m.profile.optimizer_bytes_per_s * self.crowd)
+
+    def exchange_s(self, kind: str, payload_bytes: Any, num_ranks: Any) -> Column:
+        """Seconds of a collective between processes of this machine, all groups at once."""
+        return np.asarray(exchange_s(payload_bytes, num_ranks, *self.m.rates.collectives[kind]) * self.crowd)
+
+    def tensor_s(self) -> Column:
+        """Seconds of tensor traffic in one direction of a layer: where collectives were timed, by them and by slices that make them."""
+        if "all-gather" not in self.m.rates.collectives:
+            return super().tensor_s()
+        payload = self.tokens * self.q.hidden * self.m.element_bytes
+        return np.asarray(tensor_exchange_s(payload, self.tp, self.m.rates) * self.m.tensor * self.crowd)
+
+    def hidden_tensor_share(self) -> Column:
+        """Nothing where collectives were timed: the trainer waits for each of them."""
+        return np.zeros_like(self.tokens) if "all-gather" in self.m.rates.collectives else super().hidden_tensor_share()
+
+    def ends_tp_s(self) -> Column:
+        """The embedding scatters and the head gathers, and back; the loss sums twice over its rows."""
+        if "all-gather" not in self.m.rates.collectives:
+            return np.zeros_like(self.tokens)
+        small_s = self.exchange_s("all-reduce", 4.0 * self.tokens, self.tp)
+        return np.asarray(self.tensor_s() + 2 * small_s)
+
+    def message_s(self) -> Column:
+        """Seconds of a message between stages."""
+        if "message" not in self.m.rates.collectives:
+            return super().message_s()
+        payload = self.tokens * self.q.hidden / self.tp * self.m.element_bytes
+        return self.exchange_s("message", payload, np.where(self.pp > 1, 2.0, 1.0))
+
+    def _traffic_s(self, parameters: Column, members: Column) -> tuple[Column, Column]:
+        if "reduce-scatter" not in self.m.rates.collectives:
+            return super()._traffic_s(parameters, members)
+        pieces = np.maximum(parameters / traffic.BUCKET_PARAMETERS, traffic.SMALLEST_BUCKETS)
+        size, ranks = parameters * self.m.element_bytes / pieces, members[-1]
+        return pieces * self.exchange_s("reduce-scatter", size, ranks), pieces * self.exchange_s("all-gather", size, ranks)
+
+    def step_s(self) -> Column:
+        """Seconds of the one sum over all ranks; what the host does else is in the slices' ends."""
+        if "all-reduce" not in self.m.rates.collectives:
+            return np.zeros_like(self.tokens)
+        return self.exchange_s("all-reduce", STEP_SUM_BYTES, self.ranks)
+
+    def sender_share(self) -> Any:
+        """All of it where cores are shared: who sends in the background takes the time of who computes."""
+        return 1.0 if self.m.profile.shares_cores else super().sender_share()
+
+    def core_share(self, total_s: Column, times: ChunkTimes) -> Any:
+        """Work of all stages over the time that a pipeline of their own cores would take, but no faster than a core for each; and
+        what sharing it costs."""
+        if not self.m.profile.shares_cores:
+            return 1.0
+        work_s = self.pp * self.vp * (times.forward_s + times.backward_s) + times.first_s + times.last_s
+        least = self.m.profile.num_cores / np.maximum(self.ranks, self.m.profile.num_cores)
+        share = np.minimum(np.maximum(self.num_micro_batches * work_s / self.pp / total_s, least), 1.0)
+        return share * np.where(self.pp > 1, self.m.pipeline, 1.0)

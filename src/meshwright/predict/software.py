@@ -1,0 +1,332 @@
+"""What data sheets do not give: fitted constants, assumptions with their reasons, and how fast each software release is.
+
+The fitted values are data, written by `meshwright fit` into `evidence/constants.json`; this module says what each means and between
+which bounds it may lie. An assumption is a number that was chosen for a reason given here and not fitted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from meshwright.describe.profile import Profile
+from meshwright.errors import InputError, nearest
+
+CONSTANTS_FILE = Path(__file__).parents[1] / "evidence" / "constants.json"
+REFERENCE_RELEASE = "v5.1"  # the release with the most rows: others are so much slower or faster
+RELEASES = ("v3.0", "v3.1", "v4.0", "v4.1", "v5.0", "v5.1", "v6.0")  # of MLPerf Training, oldest first
+
+# Assumptions.
+MATMUL_CEILING = 0.95  # of the peak: what the best kernels reach where power does not limit them
+MATMUL_HALF_SIZE = 100.0  # see cost.compute.matmul_s: one tile of 128 columns is mostly edge
+BF16_PJ_PER_FLOP = {"hopper": 0.137, "blackwell": 0.120}  # from the measured maxima of H100, B200, GB200, B300 (hardware facts, MAMF)
+FP8_ATTENTION_SPEEDUP = 1.35  # over bf16: the products are twice as fast, the exponentials are not
+BACKWARD_ATTENTION = 2.5  # forwards a backward of flash attention takes: five products against two
+CAST_BYTES = {
+    "fp32": 0.0,
+    "bf16": 0.0,
+    "bf16-pure": 0.0,
+    "fp8": 4.0,
+    "fp8-current": 6.0,
+    "fp8-current-pure": 6.0,
+    "mxfp8": 6.0,
+    "nvfp4": 9.0,
+}
+# read 2, write 1 in each orientation; current scaling and blocks read once more for the maximum; NVFP4 also rotates and scales twice
+GATHER_BYTES = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "bf16-pure": 2.0,
+    "fp8": 1.0,
+    "fp8-current": 1.0,
+    "fp8-current-pure": 2.0,
+    "mxfp8": 1.0,
+    "nvfp4": 2.0,
+}  # a parameter, when weights are gathered
+REDUCE_BYTES = {
+    "fp32": 4.0,
+    "bf16": 4.0,
+    "bf16-pure": 2.0,
+    "fp8": 2.0,
+    "fp8-current": 2.0,
+    "fp8-current-pure": 2.0,
+    "mxfp8": 2.0,
+    "nvfp4": 2.0,
+}  # a parameter, when gradients are reduced
+SCALE_UP_EFFICIENCY = 0.85  # of the NVLink rate: NCCL all-reduce on GB200 NVL72 reaches 65 % at 0.5 GiB and 93 % at 4 GiB (hardware facts)
+TP_HIDDEN = 0.9  # of tensor-parallel traffic, where it is overlapped with the products
+ADAPTER_TP_HIDDEN = 0.0  # the same where adapters sit beside the products: their own traffic comes between
+RING_ROUND_S = 15e-6  # forward: further kernels of one more round of ring attention; twice that backward
+GRAPH_CHUNK_S = 100e-6  # of a pipeline operation inside a CUDA graph: its sends, receives and their joins
+PP_EXPOSED = 0.1  # of a pipeline message, where it is overlapped: the copy in and out
+BUCKET_PARAMETERS = 134_217_728.0  # of one data-parallel reduction (record machine's setting)
+OPTIMIZER_BYTES = 30.0  # Adam on a parameter's shard: gradient, master, two moments read, three written, weight written
+STEP_BYTES = 12.0  # a parameter and step beside that: gradients zeroed and cast, gathered weights copied and cast
+STEP_S = 0.004  # host work at the end of a step: norm, clipping, logging
+LOSS_BYTES = 8.0  # a logit, forward or backward: written once in bf16, read in fp32 halves
+CHIP_REFERENCE = (700.0, 989e12)  # watts and bf16 FLOP/s of the H100: chips of no fitted generation are taken as equally efficient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """What one fitted constant means: its unit, the value expected beforehand and how sure that was, and bounds."""
+
+    meaning: str
+    unit: str
+    expected: float
+    spread: float
+    low: float
+    high: float
+
+
+FITTED: Mapping[str, Fitted] = {
+    "hopper_fp8_pj": Fitted(
+        meaning="energy of an fp8 FLOP on Hopper at the cap", unit="pJ/FLOP", expected=0.13, spread=0.03, low=0.01, high=0.6
+    ),
+    "blackwell_fp8_pj": Fitted(
+        meaning="energy of an fp8 FLOP on Blackwell at the cap", unit="pJ/FLOP", expected=0.09, spread=0.03, low=0.01, high=0.4
+    ),
+    "blackwell_fp4_pj": Fitted(
+        meaning="energy of an fp4 FLOP on Blackwell at the cap", unit="pJ/FLOP", expected=0.06, spread=0.03, low=0.005, high=0.3
+    ),
+    "hopper_attention": Fitted(
+        meaning="flash attention on Hopper, of its bf16 matmul rate", unit="fraction", expected=0.65, spread=0.05, low=0.2, high=0.95
+    ),
+    "blackwell_attention": Fitted(
+        meaning="flash attention on Blackwell, of its bf16 matmul rate", unit="fraction", expected=0.65, spread=0.05, low=0.2, high=0.95
+    ),
+    "softmax_exponent": Fitted(
+        meaning="how much of faster exponentials attention gains, as a power", unit="1", expected=0.3, spread=0.15, low=0.0, high=1.0
+    ),
+    "memory_efficiency": Fitted(
+        meaning="HBM bandwidth that elementwise kernels reach", unit="fraction", expected=0.75, spread=0.1, low=0.3, high=1.0
+    ),
+    "layer_s": Fitted(
+        meaning="gaps between kernels of a layer's forward, with CUDA graphs", unit="s", expected=60e-6, spread=30e-6, low=0.0, high=1e-3
+    ),
+    "eager_layer_s": Fitted(
+        meaning="further gaps of a layer's forward without CUDA graphs", unit="s", expected=100e-6, spread=100e-6, low=0.0, high=1e-3
+    ),
+    "eager_chunk_s": Fitted(
+        meaning="host time of one pipeline operation without CUDA graphs", unit="s", expected=800e-6, spread=300e-6, low=0.0, high=2e-3
+    ),
+    "fabric_efficiency": Fitted(
+        meaning="bandwidth of adaptive fabrics that collectives reach", unit="fraction", expected=0.75, spread=0.1, low=0.3, high=1.0
+    ),
+    "hashed_efficiency": Fitted(
+        meaning="of that, what flows hashed onto single paths reach", unit="fraction", expected=0.25, spread=0.05, low=0.1, high=1.0
+    ),
+    "round_s": Fitted(meaning="one round of a ring", unit="s", expected=2e-6, spread=1e-6, low=0.0, high=2e-5),
+    "hopper_contention": Fitted(
+        meaning="hidden data-parallel time that compute pays for, Hopper", unit="fraction", expected=0.5, spread=0.25, low=0.0, high=1.0
+    ),
+    "blackwell_contention": Fitted(
+        meaning="hidden data-parallel time that compute pays for, Blackwell", unit="fraction", expected=0.2, spread=0.1, low=0.0, high=1.0
+    ),
+    "chip_spread": Fitted(
+        meaning="spread of speed between chips of a kind: the slowest of N sets the pace", unit="fraction", expected=0.025, spread=0.007,
+        low=0.0, high=0.08,
+    ),
+    **{
+        f"release {name}": Fitted(
+            meaning=f"time of round {name}'s software against {REFERENCE_RELEASE}'s, as a logarithm", unit="ln", expected=0.0, spread=0.15,
+            low=-0.6, high=0.6,
+        )
+        for name in RELEASES
+        if name != REFERENCE_RELEASE
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """One value, or a column of values, for every fitted constant but the releases."""
+
+    hopper_fp8_pj: Any
+    blackwell_fp8_pj: Any
+    blackwell_fp4_pj: Any
+    hopper_attention: Any
+    blackwell_attention: Any
+    softmax_exponent: Any
+    memory_efficiency: Any
+    layer_s: Any
+    eager_layer_s: Any
+    eager_chunk_s: Any
+    fabric_efficiency: Any
+    hashed_efficiency: Any
+    round_s: Any
+    hopper_contention: Any
+    blackwell_contention: Any
+    chip_spread: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """A software stack as the predictor sees it: the fitted constants, and its time against the reference release."""
+
+    name: str
+    constants: Constants
+    release: str  # of MLPerf or a container; the nearest one fitted
+    log_factor: float  # ln of its time over the reference release's
+    finetuning: Mapping[str, float]  # the same for jobs that train adapters, by generation of the chip
+    known: bool  # whether runs of this very release were fitted
+    evaluation_s: float = 0.0  # what an evaluation takes beside its forward passes
+    note: str = ""
+    profile: Profile | None = None  # what was timed on the machine: prices compute in place of the constants
+
+    def log_factor_of(self, has_adapters: bool, generation: str) -> float:
+        """ln of the time of a job over the reference: adapters run another code path, with factors of its own."""
+        return self.finetuning.get(generation, 0.0) if has_adapters else self.log_factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedValues:
+    """What `meshwright fit` wrote: constants, factors of releases (logarithms), and what they were fitted on."""
+
+    constants: Constants
+    releases: Mapping[str, float]  # MLPerf rounds and containers of published tables
+    finetuning: Mapping[str, Mapping[str, float]]  # by generation, then release
+    fitted_on: str
+    date: str
+    evaluation_s: float = 0.0  # what an evaluation takes beside its forward passes
+
+    def software(self, release: str) -> Software:
+        """The stack of a release; of one that was never fitted, its nearest relative by version."""
+        if release not in self.releases and f"v{release.lower().lstrip('v')}" in self.releases:
+            release = f"v{release.lower().lstrip('v')}"
+        known = release in self.releases
+        relative = release if known else nearest_release(release, self.releases)
+        finetuning = {}
+        for generation, table in self.finetuning.items():
+            if any(_version(name)[0] == _version(relative)[0] for name in table):
+                finetuning[generation] = table[nearest_release(relative, table)]
+        return Software(
+            name=release,
+            constants=self.constants,
+            release=relative,
+            log_factor=self.releases[relative],
+            finetuning=finetuning,
+            known=known,
+            evaluation_s=self.evaluation_s,
+            note="" if known else f"no run of {release} was fitted: taken as {relative}, its nearest relative",
+        )
+
+
+def nearest_release(release: str, known: Mapping[str, float]) -> str:
+    """The known release of the same kind (MLPerf round, container) whose version is closest; newer wins a tie."""
+    kind, version = _version(release)
+    same = [name for name in known if _version(name)[0] == kind]
+    if not same:
+        raise InputError(f"no software release named {release!r}", where="software", fix=nearest(release, known))
+    return min(same, key=lambda name: (abs(_version(name)[1] - version), -_version(name)[1]))
+
+
+def is_release(name: str) -> bool:
+    """Whether a stack's name is that of a round or container, fitted or not, and not of a profile from a file."""
+    try:
+        nearest_release(name, fitted_values().releases)
+    except InputError:
+        return False
+    return True
+
+
+def _version(release: str) -> tuple[str, float]:
+    """Kind and position in time of `v5.1` or `nemo-26.04.01`: rounds come twice a year, containers monthly."""
+    kind, _, number = release.rpartition("-") if "-" in release else ("mlperf", "", release.lower().lstrip("v"))
+    try:
+        parts = [int(part) for part in number.split(".")] + [0, 0]
+        # Rounds so far are x.0 and x.1; a further one of the same year would follow right behind.
+        within = 0.5 * min(parts[1], 1) + min(parts[1] / 100, 0.4) if kind == "mlperf" else min(parts[1] / 12.0, 0.99)
+        return kind, parts[0] + within + parts[2] / 1000
+    except (ValueError, OverflowError):
+        raise InputError(
+            f"cannot read a version in software release {release!r}",
+            where="software",
+            fix="write a round such as v5.1, or nemo-26.04; or the file of a profile, which ends in .json",
+        ) from None
+
+
+@cache
+def fitted_values(path: Path = CONSTANTS_FILE) -> FittedValues:
+    """The constants that the package carries."""
+    data = json.loads(path.read_text())
+    return values_of(data)
+
+
+def values_of(data: Mapping[str, Any]) -> FittedValues:
+    """Fitted values from their JSON form."""
+    values = {name: float(entry["value"]) for name, entry in data["constants"].items()}
+    releases = {name.removeprefix("release "): value for name, value in values.items() if name.startswith("release ")}
+    return FittedValues(
+        constants=Constants(**{f.name: values[f.name] for f in fields(Constants)}),
+        releases={**releases, REFERENCE_RELEASE: 0.0, **data["containers"]},
+        finetuning=data["finetuning"],
+        fitted_on=str(data["fitted_on"]),
+        date=str(data["date"]),
+        evaluation_s=float(data["evaluation_s"]),
+    )
+
+
+def on_profile(stack: Software, profile: Profile) -> Software:
+    """The stack on a machine that was measured: what computes is priced by the profile, what is sent beyond the machine as before.
+
+    The release's factor goes: it says how much slower others' code is, and the profile timed ours.
+    """
+    note = "; ".join(filter(None, (stack.note, f"compute as timed here: {profile.words}")))
+    return replace(stack, profile=profile, log_factor=0.0, finetuning={}, note=note)
+
+
+def software(name: str = "") -> Software:
+    """The stack called `name`: a release, or a profile file that `meshwright calibrate` wrote; by default the newest release fitted."""
+    values = fitted_values()
+    if name.endswith(".json"):
+        return read_profile(Path(name))
+    return values.software(name or RELEASES[-1])
+
+
+def read_profile(path: Path) -> Software:
+    """A software profile from a file of `meshwright calibrate`: with the constants it was made with, so that it stays what it was."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        stack = fitted_values().software(str(data["release"]))
+        return replace(
+            stack,
+            name=str(data["name"]),
+            constants=Constants(**{f.name: _finite(data["constants"][f.name]) for f in fields(Constants)}),
+            log_factor=_finite(data["log_factor"]),
+            finetuning={str(generation): _finite(factor) for generation, factor in data["finetuning"].items()},
+            evaluation_s=_finite(data["evaluation_s"]),
+            known=True,
+            note=str(data["note"]),
+        )
+    except OSError as error:
+        raise InputError(f"cannot read the software profile: {error.strerror or error}", where=str(path)) from None
+    except (InputError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise InputError(
+            "this is no software profile", where=str(path), fix="make one with `meshwright calibrate LOG --layout ... --out FILE`"
+        ) from None
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is not a finite number")
+    return number
+
+
+def as_json(stack: Software) -> dict[str, Any]:
+    """A profile as `calibrate` writes it."""
+    return {
+        "name": stack.name,
+        "release": stack.release,
+        "log_factor": stack.log_factor,
+        "finetuning": dict(stack.finetuning),
+        "evaluation_s": stack.evaluation_s,
+        "note": stack.note,
+        "constants": asdict(stack.constants),
+    }

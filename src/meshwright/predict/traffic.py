@@ -1,0 +1,447 @@
+"""What one rank sends in a training step: every flow of every axis, as the trainer sends it, byte by byte.
+
+A flow is a collective or a message that a step repeats. Bytes of a collective are those that a rank must send where nothing is sent
+twice: (n - 1) / n of the payload in an all-gather, a reduce-scatter or an all-to-all of n ranks, twice that in an all-reduce, which is a
+reduce-scatter and an all-gather. The payload is the whole tensor: what is gathered, scattered or summed. A message sends its payload.
+
+Left out, because they do not grow with the model: the sum of loss, tokens and squared gradients over all ranks (three numbers a step).
+A test counts the trainer's own process groups and finds these numbers (tests/train/test_traffic.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Workload
+from meshwright.layout import Layout
+from meshwright.predict import software as sw
+from meshwright.predict.stages import chunk_share, stage_layers
+
+BUCKET_PARAMETERS = 25_000_000  # of one reduction of gradients
+SMALLEST_BUCKETS = 4  # a chunk's gradients leave in at least so many messages, so that some leave early
+FP32_BYTES = 4
+GATHER, SCATTER, REDUCE, SWITCH, MESSAGE = "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "message"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """One kind of collective or message that a rank takes part in `count` times a step."""
+
+    axis: str
+    what: str
+    kind: str
+    num_ranks: int
+    payload_bytes: int  # each time
+    count: int
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that the rank sends in a step."""
+        return self.count * sent_bytes(self.kind, self.payload_bytes, self.num_ranks)
+
+
+def sent_bytes(kind: str, payload_bytes: float, num_ranks: int) -> float:
+    """Bytes that one of `num_ranks` must send in a collective, or in a message to one other."""
+    if kind == MESSAGE:
+        return payload_bytes
+    share = payload_bytes * (num_ranks - 1) / num_ranks
+    return 2 * share if kind == REDUCE else share
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of an element: hidden states, gathered weights, reduced gradients."""
+
+    activation: int
+    weight: int
+    gradient: int
+
+
+def sizes_of(precision: str) -> Sizes:
+    """Bytes of an element under a recipe; hidden states travel in bf16 in all but fp32."""
+    if precision == "fp8-current":  # the trainer's: weights are rounded where they are multiplied, and gradients added up in fp32
+        return Sizes(2, 2, 4)
+    return Sizes(4 if precision == "fp32" else 2, int(sw.GATHER_BYTES[precision]), int(sw.REDUCE_BYTES[precision]))
+
+
+# -- what stands on a stage -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter on a tensor-parallel rank."""
+
+    name: str
+    shape: tuple[int, ...]  # of the rank's part
+    is_cut: bool  # over tensor ranks; else each has a gradient of its part of the sequence alone
+    is_product: bool = False  # the weight of a matrix product, whose gradient a zero-bubble schedule puts off
+
+    @property
+    def size(self) -> int:
+        """Elements of the rank's part."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The part of a model that one chunk of a stage holds, unit by unit: layers, embedding, head."""
+
+    units: tuple[tuple[Parameter, ...], ...]  # in the order of the model
+    num_layers: int
+    is_first: bool
+    is_last: bool
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All of them, in the order of the model."""
+        return tuple(parameter for unit in self.units for parameter in unit)
+
+
+def chunks_of(model: Model, layout: Layout, stage: int) -> list[Chunk]:
+    """The chunks of one pipeline stage of a dense model."""
+    count, made = layers_at(model, layout, stage), []
+    for number in range(layout.vp):
+        is_first, is_last = stage == 0 and number == 0, stage == layout.pp - 1 and number == layout.vp - 1
+        num_layers = chunk_share(count, layout.vp, number, short_at_the_end=stage == layout.pp - 1)
+        units = [_layer(model, layout.tp)] * num_layers
+        shared = is_first and is_last and model.tied_embeddings
+        if is_first:
+            units.insert(0, _embedding(model, layout.tp))
+        if is_last:
+            units.append(_head(model, layout.tp, with_table=not shared))
+        made.append(Chunk(tuple(units), num_layers, is_first, is_last))
+    return made
+
+
+def layers_at(model: Model, layout: Layout, stage: int) -> int:
+    """Layers of one pipeline stage."""
+    return int(stage_layers(model.num_layers, layout.pp, layout.vp, layout.first_stage_layers, layout.last_stage_layers).at(stage))
+
+
+def _layer(model: Model, tp: int) -> tuple[Parameter, ...]:
+    hidden, query, key, inner = model.hidden, model.query_dim // tp, model.kv_dim // tp, model.ffn_hidden // tp
+    out_bias = model.biases or model.attention_biases
+    in_bias = out_bias or model.qkv_biases
+    found = [*_norm(model, "attention_norm")]
+    found += _linear("attention.qkv", (query + 2 * key, hidden), in_bias, bias_is_cut=True)
+    found += _linear("attention.o", (hidden, query), out_bias, bias_is_cut=False)
+    found += _norm(model, "mlp_norm")
+    name, width = ("mlp.gate_up", 2 * inner) if model.gated else ("mlp.up", inner)
+    found += _linear(name, (width, hidden), model.biases, bias_is_cut=True)
+    found += _linear("mlp.down", (hidden, inner), model.biases, bias_is_cut=False)
+    return tuple(found)
+
+
+def _norm(model: Model, name: str) -> list[Parameter]:
+    return [Parameter(f"{name}.{kind}", (model.hidden,), False) for kind in (("weight", "bias") if model.layer_norm else ("weight",))]
+
+
+def _linear(name: str, shape: tuple[int, int], has_bias: bool, *, bias_is_cut: bool) -> list[Parameter]:
+    weight = Parameter(f"{name}.weight", shape, True, is_product=True)
+    return [weight, Parameter(f"{name}.bias", shape[:1], bias_is_cut)] if has_bias else [weight]
+
+
+def _embedding(model: Model, tp: int) -> tuple[Parameter, ...]:
+    table = Parameter("embed.weight", (model.vocab_size // tp, model.hidden), True)
+    return (table, Parameter("embed.positions", (model.num_positions, model.hidden), False)) if model.num_positions else (table,)
+
+
+def _head(model: Model, tp: int, *, with_table: bool) -> tuple[Parameter, ...]:
+    table = [Parameter("head.weight", (model.vocab_size // tp, model.hidden), True)] if with_table else []
+    return (*table, *_norm(model, "head.norm"))
+
+
+# -- flows ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage's step: what is there, and how often it runs."""
+
+    model: Model
+    workload: Workload
+    layout: Layout
+    stage: int = 0
+    bucket_parameters: int = BUCKET_PARAMETERS
+
+    @property
+    def sizes(self) -> Sizes:
+        """Bytes of elements."""
+        return sizes_of(self.workload.precision)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Of a replica."""
+        return self.layout.num_micro_batches(self.workload.global_batch)
+
+    @property
+    def tokens(self) -> int:
+        """Of a micro-batch on a context-parallel rank."""
+        return self.layout.micro_batch * self.workload.seq_len // self.layout.cp
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Of the hidden states of those tokens."""
+        return self.tokens * self.model.hidden * self.sizes.activation
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of an element of a gradient on this rank. A rank alone that adds nothing up keeps gradients as they come."""
+        is_as_it_comes = self.layout.dp * self.layout.cp == 1 and self.num_micro_batches == 1
+        return self.sizes.activation if is_as_it_comes else self.sizes.gradient
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """Of this stage."""
+        return chunks_of(self.model, self.layout, self.stage)
+
+    @property
+    def num_layers(self) -> int:
+        """Of this stage."""
+        return layers_at(self.model, self.layout, self.stage)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the embedding is here."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the loss is here."""
+        return self.stage == self.layout.pp - 1
+
+
+def is_counted_whole(model: Model, workload: Workload) -> bool:
+    """Whether every parameter is counted here: a dense model, trained whole, as the trainer runs it."""
+    foreign = (model.experts, model.latent, model.qk_norm, model.attention_sinks, model.num_prediction_layers, workload.adapters)
+    return not any(foreign)
+
+
+def flows(step: Step) -> tuple[Flow, ...]:
+    """Every flow of a rank of a stage, for a model of which every parameter is counted.
+
+    Where a state does not divide evenly over those who share it, the rank is the first of them, which holds the most.
+    """
+    assert is_counted_whole(step.model, step.workload), "ask is_counted_whole first"
+    return merged([*layer_flows(step), *norm_flows(step), *tied_flows(step), *data_flows(step)])
+
+
+def layer_flows(step: Step) -> tuple[Flow, ...]:
+    """Flows that carry hidden states, keys and values: those of layers, loss and pipeline, for any model."""
+    return merged([*tensor_flows(step), *context_flows(step), *pipeline_flows(step)])
+
+
+def merged(found: Iterable[Flow]) -> tuple[Flow, ...]:
+    """The flows that are more than nothing, equal ones counted together."""
+    counts: Counter[tuple[str, str, str, int, int]] = Counter()
+    for flow in found:
+        if flow.num_ranks > 1 and flow.count > 0:
+            counts[flow.axis, flow.what, flow.kind, flow.num_ranks, flow.payload_bytes] += flow.count
+    return tuple(
+        Flow(axis=axis, what=what, kind=kind, num_ranks=ranks, payload_bytes=payload, count=count)
+        for (axis, what, kind, ranks, payload), count in counts.items()
+    )
+
+
+def tensor_flows(step: Step) -> Iterator[Flow]:
+    """Tensor parallelism: hidden states gathered and scattered, the sequence's parts of the ends, and the loss.
+
+    Recomputing a layer repeats its collectives but the last scatter, whose result the backward does not need.
+    """
+    tp, m = step.layout.tp, step.num_micro_batches
+
+    def flow(what: str, kind: str, payload_bytes: int, count: int) -> Flow:
+        return Flow(axis="tp", what=what, kind=kind, num_ranks=tp, payload_bytes=payload_bytes, count=count)
+
+    passes, again = m * step.num_layers, step.layout.recompute == "full"
+    yield flow("layers forward", GATHER, step.hidden_bytes, 2 * passes)
+    yield flow("layers forward", SCATTER, step.hidden_bytes, 2 * passes)
+    yield flow("layers backward", GATHER, step.hidden_bytes, 2 * passes)
+    yield flow("layers backward", SCATTER, step.hidden_bytes, 2 * passes)
+    yield flow("layers again", GATHER, step.hidden_bytes, 2 * passes * again)
+    yield flow("layers again", SCATTER, step.hidden_bytes, passes * again)
+    if step.is_first:
+        yield flow("embedding forward", SCATTER, step.hidden_bytes, m)
+        yield flow("embedding backward", GATHER, step.hidden_bytes, m)
+    if step.is_last:
+        yield flow("head forward", GATHER, step.hidden_bytes, m)
+        yield flow("head backward", SCATTER, step.hidden_bytes, m)
+        yield flow("largest logits", REDUCE, step.tokens * FP32_BYTES, m)
+        yield flow("sums of the loss", REDUCE, 2 * step.tokens * FP32_BYTES, m)
+
+
+def norm_flows(step: Step) -> Iterator[Flow]:
+    """Tensor parallelism: gradients of norms and biases, of which each rank has its part of the sequence, in one message."""
+    elements = sum(_num_partial(step, chunk) for chunk in step.chunks)
+    payload = elements * step.gradient_bytes
+    yield Flow(axis="tp", what="norm gradients", kind=REDUCE, num_ranks=step.layout.tp, payload_bytes=payload, count=1)
+
+
+def _num_partial(step: Step, chunk: Chunk) -> int:
+    """Elements of this rank's shards of what tensor parallelism does not cut."""
+    ranks = num_sharing(step.layout)
+    if is_fully_sharded(step.layout):
+        return sum(-(-p.shape[0] // ranks) * math.prod(p.shape[1:]) for p in chunk.parameters if not p.is_cut)
+    whole = [sum(p.size for p in bucket) for bucket in _buckets(step, chunk) if not bucket[0].is_cut]
+    return sum(-(-size // ranks) if step.layout.zero_stage else size for size in whole)
+
+
+def context_flows(step: Step) -> Iterator[Flow]:
+    """Context parallelism: keys and values (or heads) reach the other ranks, layer by layer.
+
+    A ring passes keys and values on `cp - 1` times each way, and backward their gradients as often. What recomputing repeats is the
+    forward; after attention alone (selective) not the last exchange of an all-to-all.
+    """
+    layout, m = step.layout, step.num_micro_batches
+    cp, passes, element = layout.cp, m * step.num_layers, step.tokens * step.sizes.activation
+
+    def flow(what: str, kind: str, payload_bytes: int, count: int) -> Flow:
+        return Flow(axis="cp", what=what, kind=kind, num_ranks=cp, payload_bytes=payload_bytes, count=count)
+
+    key_value = 2 * element * step.model.kv_dim // layout.tp
+    again = passes * (layout.recompute != "none")
+    if layout.cp_kind == "ring":
+        yield flow("keys and values forward", MESSAGE, key_value, (cp - 1) * passes)
+        yield flow("keys and values again", MESSAGE, key_value, (cp - 1) * again)
+        yield flow("keys and values backward", MESSAGE, key_value, (cp - 1) * passes)
+        yield flow("their gradients", MESSAGE, key_value, (cp - 1) * passes)
+    elif layout.cp_kind == "all-gather":
+        yield flow("keys and values forward", GATHER, key_value * cp, passes)
+        yield flow("keys and values again", GATHER, key_value * cp, again)
+        yield flow("their gradients", SCATTER, key_value * cp, passes)
+    else:
+        for what, width in _switched(step.model):
+            payload = element * width // layout.tp
+            yield flow(f"{what} forward", SWITCH, payload, passes)
+            if what != "attended" or layout.recompute == "full":
+                yield flow(f"{what} again", SWITCH, payload, again)
+            yield flow(f"{what} backward", SWITCH, payload, passes)
+
+
+def _switched(model: Model) -> tuple[tuple[str, int], ...]:
+    """What an all-to-all moves from tokens to heads and back, and its width."""
+    return ("queries", model.query_dim), ("keys", model.kv_dim), ("values", model.kv_dim), ("attended", model.value_dim)
+
+
+def pipeline_flows(step: Step) -> Iterator[Flow]:
+    """Pipeline parallelism: hidden states to the next chunk and their gradients to the one before."""
+    layout = step.layout
+    payload, each = step.hidden_bytes // layout.tp, step.num_micro_batches
+    for what, count in (("activations", layout.vp - step.is_last), ("gradients", layout.vp - step.is_first)):
+        yield Flow(axis="pp", what=what, kind=MESSAGE, num_ranks=layout.pp, payload_bytes=payload, count=each * count)
+
+
+def tied_flows(step: Step) -> Iterator[Flow]:
+    """Pipeline parallelism: the two ends of the pipeline exchange what each found for a table that they share."""
+    layout, model = step.layout, step.model
+    if not model.tied_embeddings or not (step.is_first or step.is_last):
+        return
+    rows, ranks = model.vocab_size // layout.tp, num_sharing(layout) if layout.zero_stage else 1
+    elements = -(-rows // ranks) * model.hidden if is_fully_sharded(layout) else -(-rows * model.hidden // ranks)
+    payload = elements * step.gradient_bytes
+    yield Flow(axis="pp", what="tied table", kind=MESSAGE, num_ranks=layout.pp, payload_bytes=payload, count=1)
+
+
+# -- between replicas -----------------------------------------------------------------------------------
+
+
+def num_sharing(layout: Layout) -> int:
+    """Replicas that share one state: all of them where nothing is sharded."""
+    return layout.sharing_ranks if layout.zero_stage else layout.dp * layout.cp
+
+
+def is_fully_sharded(layout: Layout) -> bool:
+    """Whether weights are gathered for each pass."""
+    return layout.zero_stage == 3 and layout.dp * layout.cp > 1
+
+
+def data_flows(step: Step) -> Iterator[Flow]:
+    """Data parallelism (over context-parallel ranks too): gradients reduced and weights gathered, as the ZeRO stage has it.
+
+    Buckets are padded to whole shards, and with ZeRO 3 the first dimension of each parameter is; padding is sent, and so counted.
+    """
+    each = _fully_sharded_flows if is_fully_sharded(step.layout) else _bucket_flows
+    for chunk in step.chunks:
+        yield from each(step, chunk)
+
+
+def _replica_flow(what: str, kind: str, num_ranks: int, payload_bytes: int, count: int) -> Flow:
+    return Flow(axis="dp", what=what, kind=kind, num_ranks=num_ranks, payload_bytes=payload_bytes, count=count)
+
+
+def _bucket_flows(step: Step, chunk: Chunk) -> Iterator[Flow]:
+    """ZeRO 0: an all-reduce a step. 1: a reduce-scatter a step, 2: one a micro-batch; both gather new weights once."""
+    layout, sizes = step.layout, step.sizes
+    ranks = num_sharing(layout)
+    groups = layout.dp * layout.cp // ranks
+    zero = layout.zero_stage if ranks > 1 else 0
+    times = step.num_micro_batches if zero == 2 else 1
+    for bucket in _buckets(step, chunk):
+        size = sum(parameter.size for parameter in bucket)
+        share = -(-size // ranks) if zero else size
+        if zero:
+            yield _replica_flow("gradients", SCATTER, ranks, share * ranks * sizes.gradient, times)
+            yield _replica_flow("weights", GATHER, ranks, share * ranks * sizes.weight, 1)
+        else:
+            yield _replica_flow("gradients", REDUCE, ranks, size * sizes.gradient, 1)
+        yield _replica_flow("gradients across groups", REDUCE, groups, share * sizes.gradient, times)
+
+
+def _fully_sharded_flows(step: Step, chunk: Chunk) -> Iterator[Flow]:
+    """ZeRO 3: each unit gathers its weights for a forward and again for a backward, and reduces gradients, every micro-batch."""
+    sizes, m = step.sizes, step.num_micro_batches
+    ranks = num_sharing(step.layout)
+    groups = step.layout.dp * step.layout.cp // ranks
+    for unit in gathered_units(chunk, step.model.tied_embeddings):
+        share = sum(-(-p.shape[0] // ranks) * math.prod(p.shape[1:]) for p in unit)
+        yield _replica_flow("weights forward", GATHER, ranks, share * ranks * sizes.weight, m)
+        yield _replica_flow("weights backward", GATHER, ranks, share * ranks * sizes.weight, m)
+        yield _replica_flow("gradients", SCATTER, ranks, share * ranks * sizes.gradient, m)
+        yield _replica_flow("gradients across groups", REDUCE, groups, share * sizes.gradient, m)
+
+
+def gathered_units(chunk: Chunk, tied: bool) -> list[tuple[Parameter, ...]]:
+    """What is gathered at once: a layer, the embedding, the head; both ends together where they share a table in one chunk."""
+    if not (tied and chunk.is_first and chunk.is_last):
+        return list(chunk.units)
+    return [*chunk.units[1:-1], chunk.units[0] + chunk.units[-1]]
+
+
+def _buckets(step: Step, chunk: Chunk) -> Iterator[list[Parameter]]:
+    size = sum(parameter.size for parameter in chunk.parameters)
+    most = max(min(step.bucket_parameters, size // SMALLEST_BUCKETS), 1)
+    return buckets(chunk.parameters, most, tied=step.model.tied_embeddings)
+
+
+def buckets(parameters: Sequence[Parameter], most: int, *, tied: bool) -> Iterator[list[Parameter]]:
+    """Parameters that travel together, about `most` elements of them, those whose gradients come first in front.
+
+    A bucket holds one kind: matrices or vectors (weight decay), cut over tensor ranks or not, put off by a zero-bubble schedule or not.
+    A tied table is alone, so that the first and the last stage cut it alike.
+    """
+    kinds: dict[tuple[object, ...], list[Parameter]] = {}
+    for parameter in reversed(parameters):
+        alone = parameter.name if tied and parameter.name in ("embed.weight", "head.weight") else ""
+        kinds.setdefault((alone, len(parameter.shape) > 1, parameter.is_cut, parameter.is_product), []).append(parameter)
+    for of_kind in kinds.values():
+        held: list[Parameter] = []
+        for parameter in of_kind:
+            held.append(parameter)
+            if sum(p.size for p in held) >= most:
+                yield held
+                held = []
+        if held:
+            yield held
+
+
+# -- sums -----------------------------------------------------------------------------------------------
+
+
+def sent_on(axis: str, found: Iterable[Flow]) -> tuple[float, int]:
+    """Bytes that a rank sends on an axis in a step, and in how many collectives and messages."""
+    mine = [flow for flow in found if flow.axis == axis]
+    return sum(flow.sent_bytes for flow in mine), sum(flow.count for flow in mine)

@@ -1,0 +1,1 @@
+"""Text to tokens, samples and a rank's share of a batch."""

@@ -1,0 +1,71 @@
+"""This rank's share of a batch: which samples it takes, and which of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from meshwright.describe.workload import Workload
+from meshwright.layout import Layout
+from meshwright.train.data.samples import IGNORED_LABEL
+from meshwright.train.model.transformer import Context
+from meshwright.train.parallel.context import positions_of
+from meshwright.train.parallel.mesh import Mesh
+from meshwright.train.parallel.pipeline import MicroBatch
+
+Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # tokens, labels, documents: [samples, sequence]
+Read = Callable[[Sequence[int]], Arrays]
+
+
+def sample_numbers(layout: Layout, dp_index: int, first: int, count: int) -> list[list[int]]:
+    """Global sample numbers of each micro-batch of one replica, of the `count` samples from `first` on.
+
+    Micro-batches go round the replicas, so that a batch holds the same samples however many there are. Where `count` does not divide, the
+    numbers run over: who evaluates marks what lies beyond the end.
+    """
+    per_round = layout.dp * layout.micro_batch
+    rounds = -(-count // per_round)
+    starts = [first + i * per_round + dp_index * layout.micro_batch for i in range(rounds)]
+    return [list(range(start, start + layout.micro_batch)) for start in starts]
+
+
+def micro_batches(read: Read, first: int, workload: Workload, mesh: Mesh) -> list[MicroBatch]:
+    """This rank's micro-batches of the global batch that begins with sample `first`."""
+    numbers = sample_numbers(mesh.layout, mesh.dp.index, first, workload.global_batch)
+    return [micro_batch(read(group), group, workload, mesh) for group in numbers]
+
+
+def micro_batch(arrays: Arrays, numbers: Sequence[int], workload: Workload, mesh: Mesh) -> MicroBatch:
+    """One micro-batch of whole sequences, cut to this rank's tokens."""
+    tokens, labels, documents = (torch.from_numpy(array) for array in arrays)
+    cp = mesh.cp
+    positions = positions_of(workload.seq_len, cp.size, cp.index)
+    context = Context(positions=_move(positions, mesh))
+    if workload.packed:
+        everyones = torch.cat([positions_of(workload.seq_len, cp.size, i) for i in range(cp.size)])
+        mine, all_of_them = _move(documents[:, positions], mesh), _move(documents[:, everyones], mesh)
+        context = Context(positions=context.positions, documents=mine, everyones_documents=all_of_them)
+    return MicroBatch(
+        tokens=_move(tokens[:, positions].long(), mesh),
+        labels=_move(labels[:, positions].long(), mesh),
+        context=context,
+        samples=tuple(numbers),
+    )
+
+
+def without_loss(arrays: Arrays, keep: Sequence[bool]) -> Arrays:
+    """The same samples, of which only those to keep carry loss."""
+    tokens, labels, documents = arrays
+    labels = labels.copy()
+    labels[[not kept for kept in keep]] = IGNORED_LABEL
+    return tokens, labels, documents
+
+
+def _move(tensor: Tensor, mesh: Mesh) -> Tensor:
+    if mesh.device.type == "cuda":
+        return tensor.pin_memory().to(mesh.device, non_blocking=True)
+    return tensor

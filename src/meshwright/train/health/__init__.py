@@ -1,0 +1,1 @@
+"""Whether ranks move, who is slow, and what stops a run."""

@@ -1,0 +1,158 @@
+"""Where a number that is none first appeared: the step is run again, and every part's output and gradient looked at.
+
+The update was not made, so the weights are those of the step. What does not come back on the second try was no fault of the numbers but
+of the machine, and that is said too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from meshwright.describe.model import Model
+from meshwright.layout import Layout
+from meshwright.train.health.marks import Marks
+from meshwright.train.model.compiled import compiles
+from meshwright.train.model.transformer import Transformer, views_of
+from meshwright.train.parallel.pipeline import MicroBatch
+from meshwright.train.parallel.shards import Shard
+from meshwright.train.replica import Replica
+
+LONGEST = 600  # bytes of a rank's finding
+WEIGHT, FORWARD, BACKWARD, SUM, GONE = range(5)  # what comes first is nearer to the cause
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The first thing that one rank saw: when in the step, and what."""
+
+    phase: int
+    stage: int  # of the pipeline, in the order in which it is passed: from the last one backward
+    look: int  # how many looks this rank had taken: ranks of one stage take the same ones
+    said: str
+
+    def __lt__(self, other: Finding) -> bool:
+        return (self.phase, self.stage, self.look) < (other.phase, other.stage, other.look)
+
+
+def find_culprit(replica: Replica, batch: Sequence[MicroBatch]) -> str:
+    """Rank, layer and samples where a NaN or infinity first appeared, in a sentence; all ranks must call it."""
+    gradients = _names(replica.shards, lambda shard: shard.gradient)
+    looker = Looker(replica, batch)
+    for name in _names(replica.shards, lambda shard: shard.values.detach())[:1]:
+        looker.note(WEIGHT, 0, f"weight {name} itself")
+    with looker, torch.compiler.set_stance("force_eager") if compiles(replica.mesh) else nullcontext():
+        replica.gradients(batch)  # compiled layers would not show what is inside
+    for name in _names(replica.shards, lambda shard: shard.gradient)[:1]:
+        looker.note(SUM, 0, f"the gradient of {name}, summed over replicas (no layer's own was seen)")
+    for name in gradients[:1]:
+        looker.note(GONE, 0, f"the gradient of {name}")
+    return _told(replica.mesh.layout, _gathered(looker.first, replica.mesh.device))
+
+
+def _names(shards: Sequence[Shard], tensor: Callable[[Shard], Tensor | None]) -> list[str]:
+    """Parameters of which a tensor of the shards holds a number that is none."""
+    pairs = [(shard, found) for shard in shards if (found := tensor(shard)) is not None]
+    return [name for shard, found in pairs for name in shard.names_of(~torch.isfinite(found))]
+
+
+class Looker:
+    """Looks at whatever leaves a module, forward and backward, and at gradients of weights, and keeps the first bad thing."""
+
+    def __init__(self, replica: Replica, batch: Sequence[MicroBatch]) -> None:
+        self.replica, self.batch = replica, batch
+        self.first: Finding | None = None
+        self._num_looks = 0
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> Looker:
+        stage = self.replica.stage
+        for number, chunk in enumerate(stage.chunks):
+            place = number * stage.num_stages + stage.index
+            for name, module in _modules(chunk):
+                self._handles.append(module.register_forward_hook(self._forward(name, place)))
+            for name, parameter in chunk.named_parameters():
+                self._handles.append(parameter.register_hook(self._weight_gradient(name, chunk.model, -place)))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def note(self, phase: int, stage: int, said: str) -> None:
+        """Keep a finding, if it is the first."""
+        found = Finding(phase, stage, self._num_looks, said)
+        if self.first is None or found < self.first:
+            self.first = found
+
+    def _look(self, tensor: Tensor, phase: int, stage: int, what: str) -> None:
+        self._num_looks += 1
+        if self.first is None and not bool(torch.isfinite(tensor.detach()).all()):
+            self.note(phase, stage, f"{what} of {_where(self.replica.mesh.marks, self.batch)}")
+
+    def _forward(self, name: str, place: int) -> Callable[..., None]:
+        def look(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
+            output = output[-1] if isinstance(output, tuple) else output  # a norm gives its input too
+            if not isinstance(output, Tensor):
+                return
+            self._look(output, FORWARD, place, f"{name} in the forward")
+            if output.requires_grad:
+                output.register_hook(self._gradient(f"what came back to {name} in the backward", -place))
+
+        return look
+
+    def _gradient(self, what: str, place: int) -> Callable[[Tensor], None]:
+        return lambda gradient: self._look(gradient, BACKWARD, place, what)
+
+    def _weight_gradient(self, name: str, model: Model, place: int) -> Callable[[Tensor], None]:
+        def look(gradient: Tensor) -> None:
+            for tensor, part in views_of(name, gradient, model):
+                self._look(part, BACKWARD, place, f"the gradient of {tensor}")
+
+        return look
+
+
+def _modules(chunk: Transformer) -> Iterator[tuple[str, nn.Module]]:
+    """The parts of a chunk that are called, inner ones too, with their names in words."""
+    ends = {"embed": "the embedding", "head": "the loss"}
+    for name, module in chunk.named_modules():
+        kind, _, rest = name.partition(".")
+        if kind in ends:
+            yield ends[kind] + (f" ({rest})" if rest else ""), module
+        elif kind == "layers" and rest:
+            number, _, part = rest.partition(".")
+            yield f"layer {number}" + (f" ({part})" if part else ""), module
+
+
+def _where(marks: Marks, batch: Sequence[MicroBatch]) -> str:
+    """The micro-batch that a mark speaks of ("forward of micro-batch 3, chunk 0"), with its samples."""
+    number = int(marks.doing.partition("micro-batch ")[2].partition(",")[0] or 0)
+    return f"micro-batch {number} (samples {', '.join(str(sample) for sample in batch[number].samples)})"
+
+
+def _gathered(mine: Finding | None, device: torch.device) -> dict[int, Finding]:
+    """What every rank found, by rank; the same on all."""
+    text = json.dumps([mine.phase, mine.stage, mine.look, mine.said[: LONGEST // 2]]).encode() if mine else b""
+    padded = torch.frombuffer(bytearray(text.ljust(LONGEST)), dtype=torch.uint8).to(device)
+    everyones = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, padded)
+    said = {rank: bytes(entry.tolist()).strip() for rank, entry in enumerate(everyones)}
+    return {rank: Finding(*json.loads(text)) for rank, text in said.items() if text}
+
+
+def _told(layout: Layout, found: dict[int, Finding]) -> str:
+    """The earliest finding, in words."""
+    gone = "it did not come back when the step was run again, so the numbers of the model are sound and the machine is suspect"
+    if not found:
+        return gone
+    rank = min(found, key=lambda rank: (found[rank].phase, found[rank].stage, found[rank].look, rank))
+    place = ", ".join(f"{axis} {index}" for axis, index in layout.coordinate(rank).items())
+    where = f"first on rank {rank} ({place}) in {found[rank].said}"
+    return f"{where}; {gone}" if found[rank].phase == GONE else where

@@ -1,0 +1,360 @@
+"""The watchdog: notices that the ranks have stopped moving, says who waits for whom, and ends the process.
+
+The main thread marks what it does and waits for (`Marks`); a thread of its own publishes these marks to the job's key-value store every
+second, over a connection of its own. Where this rank has not moved for too long, the thread reads everybody's marks. A rank is at fault
+if it does not wait for others and has outstayed its own time limit, or has stopped beating; while the rank that all wait for is within
+its limit (it saves, evaluates, compiles), nobody is ended. One rank writes the diagnosis, all end with `EXIT_HUNG`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from meshwright.train.health.marks import Marks
+
+EXIT_HUNG = 75  # sysexits' EX_TEMPFAIL: nothing is wrong with the input, try again
+BEAT_S = 1.0
+STEPS_TO_LIMIT = 5.0  # of the 99th percentile step
+NUM_STEP_TIMES = 500
+STORE_TIMEOUT_S = 5.0
+POLL_SHARE = 0.4  # of the limit: from here on the others are read
+DEAD_SHARE = 0.5  # of the limit: so long without a beat, and a rank counts as stopped
+DEAD_BEATS = 5  # and no sooner than so many beats, which a busy machine delays
+AXIS_NAMES = {"tp": "tensor-parallel", "cp": "context-parallel", "pp": "pipeline", "dp": "data-parallel", "ep": "expert-parallel"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """What one rank last said of itself, and whether it still speaks."""
+
+    rank: int
+    beat: int
+    step: int
+    doing: str
+    waits: tuple[str, str, tuple[int, ...]] | None  # collective, axis, ranks
+    idle_s: float  # since its last mark
+    limit_s: float  # how long it may be idle now
+    at: str = ""  # line of code, once it is idle for long
+    finished: bool = False
+    alive: bool = True  # set by the reader
+
+    @property
+    def at_fault(self) -> bool:
+        """Whether others would wait for this rank in vain: it waits for nobody and is over its time, or is gone."""
+        return not self.alive or self.finished or (self.waits is None and self.idle_s > self.limit_s)
+
+    def holds_up(self, other: RankState) -> bool:
+        """Whether `other` waits for this rank."""
+        return other.waits is not None and self.rank in other.waits[2]
+
+    @staticmethod
+    def from_json(text: bytes | str) -> RankState:
+        """The state a peer published; ValueError where it is none."""
+        entry = json.loads(text)
+        try:
+            waits = entry["waits"] and (str(entry["waits"][0]), str(entry["waits"][1]), tuple(int(rank) for rank in entry["waits"][2]))
+            return RankState(**{**entry, "waits": waits})
+        except (TypeError, KeyError, IndexError) as error:
+            raise ValueError(f"no rank's state: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Why the ranks stand still: a sentence or two, the ranks at fault and those that wait."""
+
+    text: str
+    culprits: tuple[int, ...]
+    waiting: tuple[int, ...]
+    step: int
+
+
+def diagnose(states: Sequence[RankState], missing: Sequence[int] = (), place: Callable[[int], str] | None = None) -> Diagnosis | None:
+    """Who holds everybody up; None while whoever is waited for is within its time. `missing` ranks never said anything."""
+    name = _namer(place)
+    waiting = [state for state in states if state.waits is not None and not state.at_fault]
+    at_fault = [state for state in states if state.at_fault]
+    culprits = [state for state in at_fault if not state.finished or any(state.holds_up(other) for other in waiting)]
+    step = max((state.step for state in states), default=0)
+    sentences = [f"{name(state.rank)} {_fault(state)}; {_waiters(state.rank, waiting)}" for state in culprits]
+    sentences += [f"{name(rank)} has never reported; {_waiters(rank, waiting)}" for rank in missing]
+    if not sentences:
+        busy = any(state.waits is None and not state.finished for state in states)
+        if busy or not waiting or any(state.idle_s <= state.limit_s for state in waiting):
+            return None
+        sentences = [_deadlock(waiting, name)]
+    ranks = (*(state.rank for state in culprits), *missing)
+    return Diagnosis(". ".join(sentences), ranks, tuple(state.rank for state in waiting), step)
+
+
+def _namer(place: Callable[[int], str] | None) -> Callable[[int], str]:
+    return lambda rank: f"rank {rank} ({place(rank)})" if place else f"rank {rank}"
+
+
+def _fault(state: RankState) -> str:
+    where = f" of step {state.step + 1}" if state.step else ""
+    if state.finished:
+        return "has ended its run"
+    if not state.alive:
+        last = f"in {_collective(state.waits)}" if state.waits else f"in {state.doing}"
+        return f"has stopped: its process says nothing any more; it was last heard of {last}{where}"
+    line = f", at {state.at}" if state.at else ""
+    return f"has not moved for {state.idle_s:.1f} s: it is in {state.doing}{where}{line}"
+
+
+def _waiters(rank: int, waiting: Sequence[RankState]) -> str:
+    """Who waits for `rank`, by collective, and how many more stand behind those."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for state in waiting:
+        if state.waits and rank in state.waits[2]:
+            groups[_collective(state.waits)].append(state.rank)
+    said = [f"{_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for it in {what}" for what, ranks in groups.items()]
+    direct = {one for ranks in groups.values() for one in ranks}
+    behind = [state.rank for state in waiting if state.rank not in direct]
+    if behind and said:
+        said.append(f"{_ranks(behind)} behind {'those' if len(direct) > 1 else 'that'}")
+    return ", ".join(said) or "nobody waits for it directly"
+
+
+def _deadlock(waiting: Sequence[RankState], name: Callable[[int], str]) -> str:
+    """All ranks wait: in one collective, whose message was lost, or in different ones, each for the other."""
+    groups: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
+    for state in waiting:
+        if state.waits:
+            groups[_collective(state.waits), state.waits[2]].append(state.rank)
+    idle_s = min(state.idle_s for state in waiting)
+    if all(set(ranks) >= set(members) for (_, members), ranks in groups.items()):
+        what = "; ".join(f"{_ranks(ranks)} in {collective}" for (collective, _), ranks in groups.items())
+        return f"all ranks have waited for {idle_s:.1f} s, each group in one and the same collective, so the network lost a message: {what}"
+    said = "; ".join(f"{_ranks(ranks)} in {what} with {_ranks(members)}" for (what, members), ranks in groups.items())
+    return f"every rank has waited for {idle_s:.1f} s for another one: {said}"
+
+
+def _collective(waits: tuple[str, str, tuple[int, ...]]) -> str:
+    return f"the {AXIS_NAMES.get(waits[1], waits[1])} {waits[0]}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    listed = ", ".join(str(rank) for rank in ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+
+
+@dataclass(slots=True)
+class Patience:
+    """How long a rank may stand still, and how long it has. Time is handed in, so that tests need not wait."""
+
+    timeout_s: float
+    start_allowance_s: float
+    beat_s: float = BEAT_S
+    allowance: tuple[float, str] | None = None
+    idle_s: float = 0.0
+    step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_STEP_TIMES))
+    _seen: tuple[int, float] = (-1, 0.0)  # moves, clock
+
+    def limit_s(self) -> float:
+        """Seconds without a mark that are still all right: the timeout or five slow steps, more where an allowance says so."""
+        return max(self.usual_limit_s(), self.allowance[0] if self.allowance else 0.0)
+
+    def usual_limit_s(self) -> float:
+        """The same without an allowance: what others may be busy with is no excuse for a process that has stopped."""
+        limit_s = self.timeout_s
+        if not self.step_times_s:
+            return max(limit_s, self.start_allowance_s)
+        slowest_first = sorted(self.step_times_s.copy(), reverse=True)  # a copy: the main thread appends meanwhile
+        return max(limit_s, STEPS_TO_LIMIT * slowest_first[len(slowest_first) // 100])
+
+    def tick(self, now_s: float, num_moves: int) -> None:
+        """Note whether the rank has moved since the last tick.
+
+        A tick that comes late adds no more than two beats: then this whole process was stopped, and its main thread could not move either.
+        """
+        moves, then_s = self._seen
+        self.idle_s = 0.0 if num_moves != moves else self.idle_s + min(now_s - then_s, 2 * self.beat_s)
+        self._seen = num_moves, now_s
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the rank has stood still for too long."""
+        return self.idle_s > self.limit_s()
+
+
+class Peers:
+    """The other ranks' states, read from the store, and when each last beat on this rank's clock."""
+
+    def __init__(self, store: dist.Store, num_ranks: int) -> None:
+        self.store, self.num_ranks = store, num_ranks
+        self.states: dict[int, RankState] = {}
+        self._beats: dict[int, tuple[int, float]] = {}
+
+    def read(self, now_s: float) -> None:
+        """Read everybody's state anew."""
+        published = [rank for rank in range(self.num_ranks) if rank in self.states or self.store.check([_key(rank)])]
+        for rank, text in zip(published, self.store.multi_get([_key(rank) for rank in published]), strict=True):
+            with suppress(ValueError):
+                state = RankState.from_json(text)
+                if self._beats.get(rank, (-1, 0.0))[0] != state.beat:
+                    self._beats[rank] = state.beat, now_s
+                self.states[rank] = state
+
+    def judged(self, now_s: float, dead_s: float) -> tuple[list[RankState], list[int]]:
+        """All states, those without a beat for `dead_s` marked as dead; and the ranks that never published one."""
+        judged = [
+            replace(state, alive=state.finished or now_s - self._beats[rank][1] < dead_s) for rank, state in sorted(self.states.items())
+        ]
+        return judged, [rank for rank in range(self.num_ranks) if rank not in self.states]
+
+    def forget(self) -> None:
+        """Start anew: this rank moves again."""
+        self.states.clear()
+        self._beats.clear()
+
+
+def _key(rank: int) -> str:
+    return f"rank/{rank}"
+
+
+class Watch:
+    """One rank's watchdog. `report` is called with the diagnosis, on one rank only, before every rank ends."""
+
+    def __init__(
+        self,
+        marks: Marks,
+        store: dist.Store,
+        rank: int,
+        num_ranks: int,
+        report: Callable[[Diagnosis], None],
+        *,
+        timeout_s: float = 10.0,
+        start_allowance_s: float = 300.0,
+        beat_s: float = BEAT_S,
+        place: Callable[[int], str] | None = None,
+        end: Callable[[int], Any] = os._exit,
+    ) -> None:
+        self.marks, self.rank, self.report, self.place, self.end = marks, rank, report, place, end
+        self.patience = Patience(timeout_s, start_allowance_s, beat_s)
+        self.store = dist.PrefixStore("watch", store.clone())  # its own connection: a slow answer here never holds up the main thread
+        self.store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
+        self._peers = Peers(self.store, num_ranks)
+        self._main = threading.get_ident()
+        self._beat = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="meshwright-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch; call it from the main thread."""
+        self._publish()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Say that this rank is done, and stop watching."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        with suppress(RuntimeError):
+            self._publish(finished=True)
+
+    def step(self, number: int, step_time_s: float) -> None:
+        """Note a finished step; its time makes the limit."""
+        self.marks.step = number
+        self.patience.step_times_s.append(step_time_s)
+        self.marks.do("the time between steps")
+
+    @contextmanager
+    def allow(self, seconds: float, why: str) -> Iterator[None]:
+        """Let this rank stand still for up to `seconds` at a time inside: a checkpoint, an evaluation."""
+        before, doing = self.patience.allowance, self.marks.doing
+        self.patience.allowance = seconds, why
+        self.marks.do(why)
+        try:
+            yield
+        finally:
+            self.patience.allowance = before
+            self.marks.do(doing)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.patience.beat_s):
+            self.patience.tick(time.monotonic(), self.marks.num_moves)
+            with suppress(RuntimeError):  # the store does not answer: what that means shows when this rank stands still
+                self._publish()
+            if self.patience.idle_s > POLL_SHARE * self.patience.usual_limit_s():
+                self._look()
+            elif self._peers.states:
+                self._peers.forget()
+
+    def _publish(self, finished: bool = False) -> None:
+        self._beat += 1
+        state = self._state(finished)
+        self.store.set(_key(self.rank), json.dumps(asdict(state)))
+
+    def _state(self, finished: bool = False) -> RankState:
+        patience, marks = self.patience, self.marks
+        waits = marks.waits
+        suspicious = patience.idle_s > POLL_SHARE * patience.usual_limit_s()
+        return RankState(
+            rank=self.rank,
+            beat=self._beat,
+            step=marks.step,
+            doing=marks.doing,
+            waits=waits and (waits[0], waits[1], tuple(waits[2])),
+            idle_s=round(patience.idle_s, 3),
+            limit_s=patience.limit_s(),
+            at=_line_of(self._main) if suspicious else "",
+            finished=finished,
+        )
+
+    def _look(self) -> None:
+        """Read the others; where this rank is overdue and one of them is at fault, or where one has stopped altogether, end."""
+        now_s, limit_s = time.monotonic(), self.patience.usual_limit_s()
+        try:
+            self._peers.read(now_s)
+            if self.patience.idle_s > limit_s:
+                states, missing = self._peers.judged(now_s, max(DEAD_SHARE * limit_s, DEAD_BEATS * self.patience.beat_s))
+                found = diagnose(states, missing, place=self.place)
+                if found is not None and (self.patience.overdue or any(not state.alive for state in states)):
+                    self._end(found, first=self.store.add("claims", 1) == 1)
+        except RuntimeError as error:
+            if self.patience.overdue:
+                self._end(self._alone(str(error)), first=True)
+
+    def _alone(self, error: str) -> Diagnosis:
+        """What can be said when the store does not answer any more: whoever hosts it has gone."""
+        state = self._state()
+        name = _namer(self.place)(self.rank)
+        doing = f"waits in {_collective(state.waits)} with {_ranks(state.waits[2])}" if state.waits else f"is in {state.doing}"
+        why = error.splitlines()[0] if error else "no reason given"
+        text = f"{name} has not moved for {state.idle_s:.1f} s and {doing}; the process that hosts the key-value store has stopped ({why})"
+        return Diagnosis(text, (), (self.rank,) if state.waits else (), state.step)
+
+    def _end(self, found: Diagnosis, first: bool) -> None:
+        """Report, if this rank is the first to end; leave the store up a little so that the others see that one has; end the process."""
+        try:
+            if first:
+                self.report(found)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            time.sleep(2 * self.patience.beat_s if first else 0.0)
+            self.end(EXIT_HUNG)
+
+
+def _line_of(thread: int) -> str:
+    """The line of code a thread stands in, as "file.py line 12 (function)"."""
+    frame = sys._current_frames().get(thread)
+    return f"{os.path.basename(frame.f_code.co_filename)} line {frame.f_lineno} ({frame.f_code.co_name})" if frame else ""
+
+
+def places(coordinate: Callable[[int], Mapping[str, int]]) -> Callable[[int], str]:
+    """A rank's position in words, "dp 1, pp 0, tp 1", from a layout's `coordinate`."""
+    return lambda rank: ", ".join(f"{axis} {index}" for axis, index in coordinate(rank).items())

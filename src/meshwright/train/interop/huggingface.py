@@ -1,0 +1,251 @@
+"""Hugging Face checkpoints of the Llama family: any piece of any tensor is read from safetensors, nothing is unpickled.
+
+The values are ours as they stand: transformers, too, keeps matrices as [out, in] and turns dimension `i` of a head with `i + D/2`.
+Only the names differ. `huggingface_save` writes such folders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from meshwright.describe.config_json import CONFIG, load_config
+from meshwright.describe.model import Model
+from meshwright.errors import InputError
+from meshwright.train.model.transformer import Transformer
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+FLOATS = ("F64", "F32", "F16", "BF16")
+ROWS_AT_ONCE = 4096  # of two embeddings that should be one
+ROTARY_BUFFER = ".self_attn.rotary_emb.inv_freq"  # in old files; it follows from config.json, and transformers passes over it too
+
+ENDS = {"embed.weight": "model.embed_tokens.weight", "head.norm.weight": "model.norm.weight", "head.weight": "lm_head.weight"}
+IN_LAYER = {
+    "attention_norm": "input_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.o": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """A tensor of the model: what Hugging Face calls it, and its shape."""
+
+    theirs: str
+    shape: tuple[int, ...]
+
+
+def their_name(name: str) -> str:
+    """Hugging Face's name of our tensor: `model.layers.7.mlp.up_proj.weight` for `layers.7.mlp.up.weight`."""
+    if name in ENDS:
+        return ENDS[name]
+    _, number, rest = name.split(".", 2)
+    module, _, kind = rest.rpartition(".")
+    return f"model.layers.{number}.{IN_LAYER[module]}.{kind}"
+
+
+def named_tensors(model: Model) -> dict[str, Named]:
+    """Every tensor of the model by our name, a tied head's once; an error for a model that Llama's files cannot hold."""
+    check_llama(model)
+    with torch.device("meta"):
+        tensors = dict(Transformer(model).named_tensors())
+    return {name: Named(theirs=their_name(name), shape=tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+
+def check_llama(model: Model) -> None:
+    """Pass where the model is built of Llama's blocks."""
+    foreign = {
+        "a mixture of experts": model.experts is not None,
+        "latent attention": model.latent is not None,
+        "norms on queries and keys": model.qk_norm,
+        "attention sinks": model.attention_sinks,
+        "windowed attention": model.num_windowed_layers > 0,
+        "multi-token-prediction layers": model.num_prediction_layers > 0,
+        "learned positions": model.num_positions > 0,
+        "LayerNorm": model.layer_norm,
+        "an MLP without a gate": not model.gated,
+    }
+    for what, is_so in foreign.items():
+        if is_so:
+            raise InputError(
+                f"{model.name} has {what}, and a Llama checkpoint has not", where=f"model {model.name}", fix="use a Llama model"
+            )
+
+
+def load_huggingface(folder: str | Path) -> tuple[Model, HuggingFaceWeights]:
+    """The model that a Hugging Face folder describes, and its weights: checked by name, shape and type, not read yet."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError("no such folder", where=str(folder), fix=f"give the folder that holds {CONFIG} and {WEIGHTS}")
+    model = load_config(folder)
+    return model, HuggingFaceWeights(folder, model)
+
+
+def longest_context(folder: Path) -> int | None:
+    """Positions the model was made for, as config.json states them."""
+    stated = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("max_position_embeddings")
+    return stated if isinstance(stated, int) and not isinstance(stated, bool) and stated > 0 else None
+
+
+class HuggingFaceWeights:
+    """The tensors in a Hugging Face folder, under our names."""
+
+    def __init__(self, folder: Path, model: Model) -> None:
+        self.folder = folder
+        self.named = named_tensors(model)
+        self._files = {path: _opened(path) for path in _weight_files(folder)}
+        self._holder = _holders(self._files)
+        self._check_index()
+        if model.tied_embeddings:
+            self.named["head.weight"] = self.named["embed.weight"]
+            self._check_tied()
+        for name, tensor in self.named.items():
+            self._check(name, tensor)
+        self._check_nothing_more(model)
+
+    def fill(self, name: str, shape: Sequence[int], start: Sequence[int], tensor: Tensor) -> None:
+        """Fill `tensor` with the piece of our tensor `name` that begins at `start`, in the tensor's own type and on its device.
+
+        `shape` is that of the whole tensor, as the caller knows it.
+        """
+        known = self.named.get(name)
+        if known is None:
+            raise InputError(f"the model has no tensor {name!r}", where=str(self.folder), fix="name a tensor as the transformer does")
+        if tuple(shape) != known.shape:
+            raise self._bad(name, f"is wanted with shape {list(shape)} and has {list(known.shape)}", fix="use the model of this folder")
+        box = tuple(slice(first, first + length) for first, length in zip(start, tensor.shape, strict=True))
+        if any(part.start < 0 or part.stop > length for part, length in zip(box, known.shape, strict=True)):
+            raise self._bad(name, f"has shape {list(shape)}: a piece of {list(tensor.shape)} from {list(start)} on is not inside it")
+        if tensor.numel():
+            with torch.no_grad():
+                tensor.copy_(self._read(known.theirs, box))
+
+    def _read(self, theirs: str, box: tuple[slice, ...]) -> Tensor:
+        path = self._holder[theirs]
+        try:
+            return self._files[path].get_slice(theirs)[box]
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"cannot read {theirs}: {error}", where=str(path), fix="fetch the file again") from None
+
+    # -- what is checked before anything is read ----------------------------------------------------
+
+    def _check(self, name: str, tensor: Named) -> None:
+        path = self._holder.get(tensor.theirs)
+        if path is None:
+            fix = f"fetch all files again, or see whether {CONFIG} belongs to them"
+            raise InputError(f"{tensor.theirs} is missing", where=str(self.folder), fix=fix)
+        entry = self._files[path].get_slice(tensor.theirs)
+        if tuple(entry.get_shape()) != tensor.shape:
+            raise self._bad(name, f"has shape {entry.get_shape()}; by {CONFIG} it is {list(tensor.shape)}")
+        if entry.get_dtype() not in FLOATS:
+            fix = "use the checkpoint before it was quantised"
+            raise self._bad(name, f"holds {entry.get_dtype()}, which is none of {', '.join(FLOATS)}", fix=fix)
+
+    def _check_index(self) -> None:
+        """Index and shards say the same, where there is an index."""
+        if (self.folder / WEIGHTS).is_file():
+            return
+        stated = _weight_map(self.folder / INDEX)
+        for theirs in sorted(stated.keys() | self._holder.keys()):
+            held = self._holder.get(theirs)
+            if stated.get(theirs) != (held.name if held else None):
+                place = held.name if held else "no shard that the index names"
+                what = f"{theirs} stands in {place}; by the index in {stated.get(theirs, 'none')}"
+                raise InputError(what, where=str(self.folder / INDEX), fix="fetch the files again")
+
+    def _check_tied(self) -> None:
+        """A tied head that was saved a second time is the embedding."""
+        head = ENDS["head.weight"]
+        if head not in self._holder:
+            return
+        self._check("head.weight", Named(theirs=head, shape=self.named["head.weight"].shape))
+        num_rows, width = self.named["embed.weight"].shape
+        for first in range(0, num_rows, ROWS_AT_ONCE):
+            box = (slice(first, min(first + ROWS_AT_ONCE, num_rows)), slice(0, width))
+            if not torch.equal(self._read(head, box), self._read(ENDS["embed.weight"], box)):
+                what = f"{head} differs from {ENDS['embed.weight']}, though {CONFIG} says that they are tied"
+                raise InputError(what, where=str(self._holder[head]), fix="set tie_word_embeddings to false")
+
+    def _check_nothing_more(self, model: Model) -> None:
+        known = {tensor.theirs for tensor in self.named.values()}
+        if model.tied_embeddings:
+            known.add(ENDS["head.weight"])
+        for theirs, path in self._holder.items():
+            if theirs not in known and not theirs.endswith(ROTARY_BUFFER):
+                raise InputError(
+                    f"{theirs} has no place in this model", where=str(path), fix=f"see whether {CONFIG} belongs to the weights"
+                )
+
+    def _bad(self, name: str, what: str, fix: str = "") -> InputError:
+        theirs = self.named[name].theirs
+        return InputError(f"{theirs} {what}", where=str(self._holder.get(theirs, self.folder)), fix=fix)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder; where there are none, why what is there cannot be used."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        return [folder / name for name in sorted(set(_weight_map(folder / INDEX).values()))]
+    pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+    if pickled:
+        raise InputError(
+            f"{pickled[0]} holds pickled weights, and opening one can run any code",
+            where=str(folder),
+            fix="save the model again as safetensors: transformers' save_pretrained does",
+        )
+    raise InputError(f"the folder has neither {WEIGHTS} nor {INDEX}", where=str(folder), fix="fetch the weights too")
+
+
+def _weight_map(path: Path) -> Mapping[str, str]:
+    """Which shard each tensor stands in, by the index."""
+    try:
+        index: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the index: {error.strerror}", where=str(path)) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not valid JSON: {error}", where=str(path), fix="fetch the file again") from None
+    stated = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(stated, dict) or not stated:
+        raise InputError("the index has no weight_map", where=str(path), fix="fetch the file again")
+    for theirs, name in stated.items():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            what = f"{theirs} is said to stand in {name!r}, which names no safetensors file of this folder"
+            raise InputError(what, where=str(path), fix="fetch the file again")
+    return stated
+
+
+def _opened(path: Path) -> Any:
+    """A safetensors file whose header fits its size."""
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except FileNotFoundError:
+        raise InputError("the shard is missing", where=str(path), fix="fetch the file again") from None
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"the file is damaged: {error}", where=str(path), fix="fetch the file again") from None
+
+
+def _holders(files: Mapping[Path, Any]) -> dict[str, Path]:
+    """The file each tensor stands in."""
+    holder: dict[str, Path] = {}
+    for path, file in files.items():
+        for theirs in file.keys():  # noqa: SIM118  (not a mapping)
+            if theirs in holder:
+                raise InputError(f"{theirs} stands also in {holder[theirs].name}", where=str(path), fix="fetch the files again")
+            holder[theirs] = path
+    return holder

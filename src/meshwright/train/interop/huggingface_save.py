@@ -1,0 +1,190 @@
+"""A folder that transformers loads: config.json, weights as safetensors, tokenizer.json. It appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from meshwright.describe.model import Model
+from meshwright.errors import InputError
+from meshwright.train.checkpoint.durable import CheckpointError, explained, new_file, remove_folder, sync_folder, write_all
+from meshwright.train.checks import check_new_folder
+from meshwright.train.data.tokenizer import FILE_NAME, Tokenizer
+from meshwright.train.interop.huggingface import CONFIG, INDEX, WEIGHTS, Named, named_tensors
+
+SHARD_BYTES = 5_000_000_000  # as in transformers
+
+
+def save_huggingface(
+    folder: str | Path,
+    model: Model,
+    tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+    *,
+    context: int,
+    tokenizer: Tokenizer | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write whole tensors, by our names and in any order, as a Hugging Face folder. `context`: the longest sequence in positions.
+
+    Tensors are taken one at a time and leave in files of at most `shard_bytes`, which is also the memory this takes. A tied head is
+    the embedding, and is not written again.
+    """
+    folder = Path(folder)
+    named = named_tensors(model)
+    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+    with _appearing(folder) as draft:
+        kept = ((name, tensor) for name, tensor in pairs if not (model.tied_embeddings and name == "head.weight"))
+        _write_weights(draft, _checked(kept, named, dtype), shard_bytes)
+        if tokenizer is not None:
+            _write(draft / FILE_NAME, tokenizer.content)
+            _write(draft / "tokenizer_config.json", _json(tokenizer_config(tokenizer, context)))
+        _write(draft / CONFIG, _json(config_of(model, context=context, dtype=dtype, tokenizer=tokenizer)))
+
+
+def config_of(model: Model, *, context: int, dtype: torch.dtype, tokenizer: Tokenizer | None) -> dict[str, object]:
+    """The config.json of a model, in words that transformers 4 and 5 both read."""
+    family, architecture = ("qwen2", "Qwen2ForCausalLM") if model.qkv_biases else ("llama", "LlamaForCausalLM")
+    scaling = model.rotary_scaling
+    return {
+        "architectures": [architecture],
+        "model_type": family,
+        "num_hidden_layers": model.num_layers,
+        "hidden_size": model.hidden,
+        "intermediate_size": model.ffn_hidden,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "vocab_size": model.vocab_size,
+        "hidden_act": "silu",
+        "attention_bias": model.attention_biases or model.biases,
+        "mlp_bias": model.biases,
+        "tie_word_embeddings": model.tied_embeddings,
+        "max_position_embeddings": context,
+        "rms_norm_eps": model.norm_epsilon,
+        "rope_theta": model.rotary_theta,
+        "rope_scaling": None
+        if scaling is None
+        else {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "original_max_position_embeddings": scaling.original_positions,
+            "low_freq_factor": scaling.low_turns,
+            "high_freq_factor": scaling.high_turns,
+        },
+        "bos_token_id": None,  # transformers would take 1 and 2, which mean nothing here
+        "eos_token_id": None if tokenizer is None else tokenizer.end_of_document,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def tokenizer_config(tokenizer: Tokenizer, context: int) -> dict[str, object]:
+    """What tells transformers to take tokenizer.json as it stands, and which token ends a document."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": tokenizer.end_of_document_token,
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+    }
+
+
+def _checked(pairs: Iterable[tuple[str, Tensor]], named: Mapping[str, Named], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor under its new name, in its new type; in the end, an error if one never came."""
+    missing = dict(named)
+    for name, tensor in pairs:
+        if name not in missing:
+            what = "was given twice" if name in named else "has no place in the model"
+            raise InputError(f"{name} {what}", where="tensors to save", fix="give each tensor of the model once")
+        known = missing.pop(name)
+        if tuple(tensor.shape) != known.shape:
+            what = f"{name} has shape {list(tensor.shape)}, not {list(known.shape)}"
+            raise InputError(what, where="tensors to save", fix="give whole tensors, gathered from all ranks")
+        yield known.theirs, tensor.detach().to("cpu", dtype).contiguous()
+    if missing:
+        raise InputError(f"{next(iter(missing))} was not given ({len(missing)} in all)", where="tensors to save")
+
+
+def _write_weights(draft: Path, tensors: Iterable[tuple[str, Tensor]], shard_bytes: int) -> None:
+    """Write tensors as they come: one file where they fit it, else shards and the index."""
+    shards: list[list[str]] = []
+    total_bytes = 0
+    for number, part in enumerate(_parts(tensors, shard_bytes)):
+        _write_shard(draft / _unnumbered(number), part)
+        shards.append(list(part))
+        total_bytes += sum(tensor.nbytes for tensor in part.values())
+    if len(shards) == 1:
+        os.rename(draft / _unnumbered(0), draft / WEIGHTS)
+        return
+    places = {}
+    for number, names in enumerate(shards):
+        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        os.rename(draft / _unnumbered(number), draft / file)
+        places |= dict.fromkeys(names, file)
+    _write(draft / INDEX, _json({"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(places.items()))}))
+
+
+def _unnumbered(number: int) -> str:
+    """The name of a shard while nobody knows how many there will be."""
+    return f"part-{number}.safetensors"
+
+
+def _parts(tensors: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """Tensors in groups of at most `shard_bytes`; a larger one is alone."""
+    part: dict[str, Tensor] = {}
+    num_bytes = 0
+    for name, tensor in tensors:
+        if part and num_bytes + tensor.nbytes > shard_bytes:
+            yield part
+            part, num_bytes = {}, 0
+        part[name] = tensor
+        num_bytes += tensor.nbytes
+    yield part
+
+
+def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
+    with new_file(path) as fd:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)  # as the umask has it; safetensors puts a file of its own there, for its owner alone
+    try:
+        save_file(part, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # holds the disk's refusal as text
+        raise CheckpointError(f"cannot write the weights: {error}", where=str(path.parent), fix="see whether the disk is full") from None
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fchmod(fd, mode)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _appearing(folder: Path) -> Iterator[Path]:
+    """A folder to write into that becomes `folder` once all in it is on the disk; nothing is left of one broken off."""
+    check_new_folder(folder)
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+    with explained(f"cannot write {folder.name}", folder):
+        draft.mkdir(parents=True)
+        try:
+            yield draft
+            sync_folder(draft)
+            os.rename(draft, folder)
+            sync_folder(folder.parent)
+        finally:
+            remove_folder(draft)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with new_file(path) as fd:
+        write_all(fd, content)
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()

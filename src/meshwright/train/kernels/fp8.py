@@ -1,0 +1,169 @@
+"""Matrix products in fp8: factors are rounded in units of their largest element (tensorwise, current scaling), sums are kept in more bits.
+
+Inputs and weights are rounded to e4m3 (three bits of mantissa), gradients to e5m2 (two, over a wider range); Micikevicius et al. 2022,
+arXiv:2209.05433. On a processor the same rounding is followed by an ordinary product, so that tests see the same numbers.
+
+The backward rounds the input anew instead of keeping it rounded. Where the input is `Made`, it makes that again too, in the same pass: a
+layer then keeps nothing of what its norms and its gate gave, since it keeps what they were made of in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.describe.model import Model
+from meshwright.errors import InputError
+from meshwright.layout import Layout
+from meshwright.train.kernels.layer_functions import Made, value_of
+from meshwright.train.model.linear import Linear
+
+INPUT, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
+MULTIPLE = 16  # what tensor cores ask of both sides of an fp8 matrix
+SMALLEST_UNIT = 1e-30  # of a tensor of zeros
+
+
+def unit_of(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a one of the rounded tensor stands for: its largest element becomes the format's largest; a scalar in fp32.
+
+    Rows first: a compiler then takes the maximum of a row where it makes the row.
+    """
+    return (x.abs().amax(dim=-1).amax().float() / torch.finfo(dtype).max).clamp_min(SMALLEST_UNIT)
+
+
+def straight(x: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
+    """A matrix rounded to fp8."""
+    if x.is_cuda:
+        return torch.ops.meshwright.fp8_straight(x, unit, dtype)
+    largest = torch.finfo(dtype).max
+    return (x.float() * (1.0 / unit)).clamp(-largest, largest).to(dtype)
+
+
+def turned(x: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
+    """A matrix rounded to fp8 and turned over."""
+    return torch.ops.meshwright.fp8_turned(x, unit, dtype) if x.is_cuda else straight(x, unit, dtype).T.contiguous()
+
+
+def both(x: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A matrix rounded to fp8, as it stands and turned over."""
+    if x.is_cuda:
+        return torch.ops.meshwright.fp8_both(x, unit, dtype)
+    rounded = straight(x, unit, dtype)
+    return rounded, rounded.T.contiguous()
+
+
+def both_into(x: Tensor, unit: Tensor, over: Tensor) -> Tensor:
+    """A matrix rounded to fp8; turned over it is put into `over`, which may be some columns of a larger one."""
+    if x.is_cuda:
+        from meshwright.train.kernels.fp8_kernels import round_into
+
+        return round_into(x, unit, over)
+    rounded = straight(x, unit, over.dtype)
+    over.copy_(rounded.T)
+    return rounded
+
+
+def multiply(a: Tensor, b: Tensor, unit_a: Tensor, unit_b: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
+    """`a @ b.T` of two rounded matrices. `fast` sums in the tensor cores' own few bits; else partial sums are added in fp32.
+
+    Forwards are fast, gradients are not: where thousands of small terms meet one large one, as in the head, few bits lose the small ones.
+    """
+    if a.is_cuda:
+        return torch._scaled_mm(a, b.T, scale_a=unit_a, scale_b=unit_b, out_dtype=dtype, use_fast_accum=fast)
+    return (a.float() @ b.float().T * (unit_a * unit_b)).to(dtype)
+
+
+def turned_again(how: str, kept: Sequence[Tensor], unit: Tensor) -> Tensor:
+    """The input of a product, rounded and turned over, from what was kept: itself, or what it is made of."""
+    if how == "norm":
+        return torch.ops.meshwright.fp8_norm_turned(*kept, unit, INPUT)
+    if how == "gate":
+        return torch.ops.meshwright.fp8_gate_turned(*kept, unit, INPUT)
+    return turned(kept[0], unit, INPUT)
+
+
+class _Product(torch.autograd.Function):
+    """`x @ weight.T` with all three products in fp8. `how` and `sources` say what `x` is made of; without them it is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, how: str, *sources: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        unit_x, unit_w = unit_of(rows, INPUT), unit_of(weight, INPUT)
+        ctx.save_for_backward(unit_x, weight, unit_w, *(sources or (rows,)))
+        ctx.shape, ctx.how = x.shape, how
+        x8, w8 = straight(rows, unit_x, INPUT), straight(weight, unit_w, INPUT)
+        return multiply(x8, w8, unit_x, unit_w, x.dtype, fast=True).unflatten(0, x.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        unit_x, weight, unit_w, *kept = ctx.saved_tensors
+        rows = gradient.flatten(0, -2)
+        unit_g = unit_of(rows, GRADIENT)
+        g8, g8_turned = both(rows, unit_g, GRADIENT)
+        d_x = multiply(g8, turned(weight, unit_w, INPUT), unit_g, unit_w, gradient.dtype, fast=False)
+        d_weight = multiply(g8_turned, turned_again(ctx.how, kept, unit_x), unit_g, unit_x, weight.dtype, fast=False)
+        return d_x.view(ctx.shape), d_weight, None, *(None for _ in kept if ctx.how)
+
+
+class _SplitProduct(torch.autograd.Function):
+    """The same, with the weight's gradient put off until it is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: Linear) -> Tensor:
+        ctx.layer = layer
+        return _Product.forward(ctx, x, weight, "")
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        unit_x, weight, unit_w, x = ctx.saved_tensors
+        rows, layer = gradient.flatten(0, -2), ctx.layer
+        unit_g = unit_of(rows, GRADIENT)
+        g8, g8_turned = both(rows, unit_g, GRADIENT)
+
+        def weight_gradient() -> tuple[nn.Parameter, Tensor]:
+            return layer.weight, multiply(g8_turned, turned(x, unit_x, INPUT), unit_g, unit_x, weight.dtype, fast=False)
+
+        layer.put_off.append(weight_gradient)
+        return multiply(g8, turned(weight, unit_w, INPUT), unit_g, unit_w, gradient.dtype, fast=False).view(ctx.shape), None, None
+
+
+def product(x: Tensor | Made, layer: Linear) -> Tensor:
+    """The product of a layer, in fp8."""
+    if layer.put_off is not None and torch.is_grad_enabled():
+        return _SplitProduct.apply(value_of(x), layer.weight.detach(), layer)
+    if isinstance(x, Made):
+        return _Product.apply(x.value, layer.weight, x.how, *x.sources)
+    return _Product.apply(x, layer.weight, "")
+
+
+def use_fp8(chunk: nn.Module, device: torch.device, *, remakes: bool = False) -> None:
+    """Let every matrix product of the layers run in fp8, and with `remakes` make inputs again in the backward: on a GPU, without ports."""
+    if device.type == "cuda":
+        from meshwright.train.kernels import fp8_kernels  # noqa: F401 - makes its operators known
+    for module in chunk.modules():
+        if isinstance(module, Linear):
+            module.multiply = product
+        elif hasattr(module, "remakes"):
+            module.remakes = remakes
+
+
+def check_sides(model: Model, layout: Layout, seq_len: int) -> None:
+    """Raise where a side of a matrix is no multiple of what fp8 products ask for."""
+    sides = {
+        "the hidden width": model.hidden,
+        "the queries' width on a rank": model.query_dim // layout.tp,
+        "the keys' width on a rank": model.kv_dim // layout.tp,
+        "the MLP's width on a rank": model.ffn_hidden // layout.tp,
+        "the vocabulary on a rank": model.vocab_size // layout.tp,
+        "the tokens of a micro-batch on a rank": layout.micro_batch * seq_len // layout.cp,
+    }
+    for what, side in sides.items():
+        if side % MULTIPLE:
+            raise InputError(
+                f"fp8 products need sides that are multiples of {MULTIPLE}, and {what} is {side}",
+                where="workload.precision",
+                fix="choose bf16",
+            )

@@ -1,0 +1,172 @@
+"""Output projection and cross-entropy in one: logits exist for some rows at a time, and their gradient is made at once.
+
+The loss's gradient with respect to logits needs nothing that comes later but a factor, so each block of rows is projected, scored and taken
+back to hidden states and weights before the next one. With 128,256 classes and 8,192 tokens the logits alone would be 4 GB in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meshwright.train.data.samples import IGNORED_LABEL
+from meshwright.train.kernels import fp8
+
+BLOCK_BYTES = 2**31  # of logits at a time
+FP8_BLOCK_BYTES = 2**29  # the same in fp8, where rounded gradients are kept beside them
+ROW_MULTIPLE = 1024  # products of whole tiles are the fastest
+
+
+def summed_loss(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor) -> Tensor:
+    """Cross-entropy summed over the tokens that carry loss."""
+    return _BlockedLoss.apply(hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), rows_at_once(weight_VH, BLOCK_BYTES), Plain)
+
+
+def summed_loss_in_fp8(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor) -> Tensor:
+    """The same with the three products in fp8."""
+    return _BlockedLoss.apply(hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), rows_at_once(weight_VH, FP8_BLOCK_BYTES), Rounded)
+
+
+def rows_at_once(weight_VH: Tensor, block_bytes: int) -> int:
+    """Rows of a block of logits."""
+    rows = max(block_bytes // (weight_VH.shape[0] * weight_VH.element_size()), 1)
+    return rows - rows % ROW_MULTIPLE if rows > ROW_MULTIPLE else rows
+
+
+class Products(Protocol):
+    """The three products with the table: to logits, and from their gradient back to hidden states and to the table."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor) -> None: ...
+
+    def logits(self, rows: slice) -> Tensor:
+        """Scores of some rows."""
+
+    def back(self, d_logits: Tensor, rows: slice) -> None:
+        """Take in the gradient of these rows' scores."""
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """Gradients of hidden states and of the table, once all rows are in."""
+
+
+class Plain:
+    """Products in the numbers that the table has."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor) -> None:
+        self.hidden, self.weight = hidden, weight
+        self.d_hidden, self.d_weight = torch.empty_like(hidden), torch.empty(0)
+
+    def logits(self, rows: slice) -> Tensor:
+        """Scores of some rows."""
+        return F.linear(self.hidden[rows], self.weight)
+
+    def back(self, d_logits: Tensor, rows: slice) -> None:
+        """Take in the gradient of these rows' scores."""
+        torch.mm(d_logits, self.weight, out=self.d_hidden[rows])
+        if rows.start == 0:
+            self.d_weight = d_logits.T @ self.hidden[rows]
+        else:
+            self.d_weight.addmm_(d_logits.T, self.hidden[rows])
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """Gradients of hidden states and of the table."""
+        return self.d_hidden, self.d_weight
+
+
+class Rounded:
+    """Products in fp8. A gradient of logits is at most one, so its unit needs no look at the numbers.
+
+    Rounded gradients of all rows are kept, turned over, for one product at the end: it sums over all tokens in more bits than blocks would
+    be added in.
+    """
+
+    def __init__(self, hidden: Tensor, weight: Tensor) -> None:
+        self.hidden, self.dtype, self.num_classes = hidden, weight.dtype, weight.shape[0]
+        self.unit_x, self.unit_w = fp8.unit_of(hidden, fp8.INPUT), fp8.unit_of(weight, fp8.INPUT)
+        self.unit_g = torch.full((), 1.0 / torch.finfo(fp8.GRADIENT).max, dtype=torch.float32, device=weight.device)
+        self.weight, self.weight_turned = fp8.both(weight, self.unit_w, fp8.INPUT)
+        self.d_hidden, self.over = torch.empty_like(hidden), torch.empty(0)
+
+    def logits(self, rows: slice) -> Tensor:
+        """Scores of some rows."""
+        rounded = fp8.straight(self.hidden[rows], self.unit_x, fp8.INPUT)
+        return fp8.multiply(rounded, self.weight, self.unit_x, self.unit_w, self.dtype, fast=True)
+
+    def back(self, d_logits: Tensor, rows: slice) -> None:
+        """Take in the gradient of these rows' scores."""
+        if rows.start == 0:
+            self.over = torch.empty(self.num_classes, len(self.hidden), dtype=fp8.GRADIENT, device=d_logits.device)
+        rounded = fp8.both_into(d_logits, self.unit_g, self.over[:, rows])
+        self.d_hidden[rows] = fp8.multiply(rounded, self.weight_turned, self.unit_g, self.unit_w, self.dtype, fast=False)
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """Gradients of hidden states and of the table."""
+        del self.weight, self.weight_turned  # room for the table's gradient
+        hidden_turned = fp8.turned(self.hidden, self.unit_x, fp8.INPUT)
+        return self.d_hidden, fp8.multiply(self.over, hidden_turned, self.unit_g, self.unit_x, self.dtype, fast=False)
+
+
+class _BlockedLoss(torch.autograd.Function):
+    """Sum of losses, block by block; gradients are made in the forward, and only multiplied in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, num_rows: int, kind: type[Products]) -> Tensor:
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        products = kind(hidden, weight)
+        blocks = [slice(start, min(start + num_rows, len(hidden))) for start in range(0, len(hidden), num_rows)]
+        if not any(ctx.needs_input_grad):
+            for rows in blocks:
+                loss += F.cross_entropy(products.logits(rows).float(), labels[rows], ignore_index=IGNORED_LABEL, reduction="sum")
+            return loss
+        for rows in blocks:
+            block_loss, d_logits = score(hidden.device.type)(products.logits(rows), labels[rows])
+            loss += block_loss
+            products.back(d_logits, rows)
+            del d_logits
+        ctx.save_for_backward(*products.gradients())
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        d_hidden, d_weight = ctx.saved_tensors
+        times = scaling(d_hidden.device.type)
+        return times(d_hidden, gradient), times(d_weight, gradient), None, None, None
+
+
+def scored(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The summed loss of some rows, and its gradient with respect to their logits, which it overwrites; few passes without a compiler."""
+    counts = labels != IGNORED_LABEL
+    wanted = torch.where(counts, labels, 0)[:, None]
+    scores = logits.float()
+    log_sum = torch.logsumexp(scores, dim=-1, keepdim=True)
+    loss = ((log_sum - scores.gather(-1, wanted))[:, 0] * counts).sum()
+    shares = scores.sub_(log_sum).exp_()
+    shares.scatter_add_(-1, wanted, shares.new_full(wanted.shape, -1.0))
+    shares[~counts] = 0.0
+    return loss, shares.to(logits.dtype)
+
+
+@cache
+def score(device_type: str) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """How rows are scored on a device: on a GPU by one kernel, where Triton is there to make it."""
+    if device_type == "cuda" and find_spec("triton") is not None:
+        from meshwright.train.kernels.loss_kernel import score_in_place
+
+        return score_in_place
+    return scored
+
+
+def scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """`x` times a number that a tensor holds, in its place."""
+    return x.mul_(factor)
+
+
+@cache
+def scaling(device_type: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """How a tensor is multiplied by a number on a device: compiled on a GPU, where torch's own kernel takes twice the time."""
+    return torch.compile(scaled, dynamic=False) if device_type == "cuda" else scaled

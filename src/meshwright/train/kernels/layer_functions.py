@@ -1,0 +1,113 @@
+"""What a layer does between its products, with backwards of one pass where a GPU has kernels for them.
+
+Forwards are written in plain operations: a compiler makes one pass of each. On a processor the backwards are plain operations too.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+HAS_KERNELS = torch.cuda.is_available() and find_spec("triton") is not None
+if HAS_KERNELS:
+    from meshwright.train.kernels import layer_kernels  # noqa: F401 - makes its operators known to torch
+
+
+class Made(NamedTuple):
+    """A tensor, and what it can be made of again: a product that needs it once more in its backward then need not keep it."""
+
+    value: Tensor
+    how: str  # "norm" of (x, scale, weight), "gate" of (gate_up,)
+    sources: tuple[Tensor, ...]
+
+
+def value_of(x: Tensor | Made) -> Tensor:
+    """The tensor itself."""
+    return x.value if isinstance(x, Made) else x
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """SwiGLU: silu(gate) * up, of gate and up side by side in the last dimension."""
+    if HAS_KERNELS and gate_up.is_cuda:
+        return _Gated.apply(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        return torch.ops.meshwright.gate_back(gate_up, gradient.contiguous())
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Heads turned by their position: dimension `i` pairs with `i + D/2`, as in Hugging Face's checkpoints; [B, T, N, D]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat((-second, first), dim=-1) * sine
+
+
+def split_heads(heads: Tensor, num_keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of one projection's heads, [B, T, heads, D]."""
+    query, key, value = heads.split([heads.shape[-2] - 2 * num_keys, num_keys, num_keys], dim=-2)
+    return query, key, value
+
+
+def turned_heads(heads: Tensor, num_keys: int, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys turned by their position, and values; cosine and sine are [T, 1, D]."""
+    if HAS_KERNELS and heads.is_cuda:
+        return _TurnedHeads.apply(heads, num_keys, cosine, sine)
+    query, key, value = split_heads(heads, num_keys)
+    return rotate(query, cosine, sine), rotate(key, cosine, sine), value
+
+
+class _TurnedHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, num_keys: int, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cosine, sine)
+        query, key, value = split_heads(heads, num_keys)
+        return rotate(query, cosine, sine), rotate(key, cosine, sine), value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, d_query: Tensor, d_key: Tensor, d_value: Tensor) -> tuple[Tensor, None, None, None]:
+        parts = (gradient.contiguous() for gradient in (d_query, d_key, d_value))
+        return torch.ops.meshwright.heads_back(*parts, *ctx.saved_tensors), None, None, None
+
+
+def past_and_normed(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """`x`, and its root-mean-square norm; one function, because the gradients of both meet in one pass."""
+    if HAS_KERNELS and x.is_cuda:
+        past, normed, _ = _PastAndNormed.apply(x, weight, epsilon)
+        return past, normed
+    return x, F.rms_norm(x, weight.shape, weight, epsilon)
+
+
+def past_and_remade(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Made]:
+    """The same on a GPU, with what the norm can be made of again."""
+    past, normed, scale = _PastAndNormed.apply(x, weight, epsilon)
+    return past, Made(normed, "norm", (x.detach(), scale, weight.detach()))
+
+
+class _PastAndNormed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+        normed, scale = torch.ops.aten._fused_rms_norm(x, list(weight.shape), weight, epsilon)
+        ctx.save_for_backward(x, weight, scale)
+        ctx.mark_non_differentiable(scale)
+        return x.view_as(x), normed, scale
+
+    @staticmethod
+    def backward(ctx: Any, d_past: Tensor, d_normed: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        d_x, partial = torch.ops.meshwright.norm_back(d_normed.contiguous(), d_past.contiguous(), x, weight, scale)
+        return d_x, partial.sum(dim=0).to(weight.dtype), None

@@ -1,0 +1,1 @@
+"""The transformer, unaware of being split."""

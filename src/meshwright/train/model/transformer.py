@@ -1,0 +1,310 @@
+"""The transformer, unaware of being split: Llama's and GPT-3's blocks over whole tensors.
+
+Three kinds of port let the axes in: `enter` and `leave` stand where a block's matrix products begin and end (tensor parallelism gathers
+and scatters there), `attend` is the attention itself (context parallelism puts its own there), and a `Transformer` may hold any run of
+layers, with the embedding, the head, both or neither (a pipeline stage). By default they do nothing.
+
+Shape letters: B sequences, T tokens of a sequence, H hidden, N heads, D width of a head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from meshwright.describe.model import Model, RotaryScaling
+from meshwright.train.kernels import flash_attention
+from meshwright.train.kernels.fused_loss import summed_loss
+from meshwright.train.kernels.layer_functions import Made, gated, past_and_normed, past_and_remade, split_heads, turned_heads, value_of
+from meshwright.train.model.linear import Linear
+
+# torch's own, fastest first on Hopper: cuDNN's takes half of its flash kernel's time there.
+KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a micro-batch's layers need beside hidden states: where its tokens stand, and which documents they belong to."""
+
+    positions: Tensor  # [T], in the whole sequence
+    documents: Tensor | None = None  # [B, T]; None: a sequence is one document
+    everyones_documents: Tensor | None = None  # [B, S] of all context-parallel ranks, rank after rank
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
+    """Causal attention within documents; [B, T, N, D], keys and values with as many heads or a divisor of them."""
+    if context.documents is None and flash_attention.takes(query, key):
+        return flash_attention.attended(query, key, value)
+    mask = None
+    if context.documents is not None:
+        mask = visible(context.positions, context.documents, context.positions, context.documents)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    with sdpa_kernel(KERNELS, set_priority=True):
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1])
+    return out.transpose(1, 2)
+
+
+def visible(query_positions: Tensor, query_documents: Tensor | None, key_positions: Tensor, key_documents: Tensor | None) -> Tensor:
+    """Whether each query may see each key: it comes no later and is in the same document; [B or 1, 1, T, S]."""
+    seen = (query_positions[:, None] >= key_positions[None, :])[None]
+    if query_documents is not None and key_documents is not None:
+        seen = seen & (query_documents[:, :, None] == key_documents[:, None, :])
+    return seen[:, None]
+
+
+def same(x: Tensor) -> Tensor:
+    """The tensor itself: a port that nobody uses."""
+    return x
+
+
+# -- positions ------------------------------------------------------------------------------------------
+
+
+def rotary_frequencies(head_dim: int, theta: float, scaling: RotaryScaling | None) -> Tensor:
+    """Radians a token of each pair of a head's dimensions, [D / 2]; with Llama 3's scaling for longer contexts.
+
+    Wavelengths longer than the original context allowed are stretched by `factor`, short ones kept, those between blended. In fp32 and
+    in transformers' order of operations: far into a context one bit of a frequency is 1e-3 of an angle.
+    """
+    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim)
+    if scaling is None:
+        return frequencies
+    turns = scaling.original_positions / (2 * math.pi / frequencies)  # full turns over the original context
+    kept = (turns - scaling.low_turns) / (scaling.high_turns - scaling.low_turns)
+    blended = (1 - kept) * frequencies / scaling.factor + kept * frequencies
+    return torch.where(kept <= 0, frequencies / scaling.factor, torch.where(kept >= 1, frequencies, blended))
+
+
+class Rotary(nn.Module):
+    """Cosines and sines of positions, computed once for the longest sequence."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.frequencies = rotary_frequencies(model.head_dim, model.rotary_theta, model.rotary_scaling)
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of each position, [T, 1, D]."""
+        self.frequencies = self.frequencies.to(positions.device)  # once: the host waits for all work before such a copy
+        with torch.no_grad():
+            angles = positions[:, None].float() * self.frequencies
+            both = torch.cat((angles, angles), dim=-1)[:, None, :]
+            return both.cos().to(dtype), both.sin().to(dtype)
+
+
+# -- layers ---------------------------------------------------------------------------------------------
+
+
+class LayerNorm(nn.Module):
+    """Mean and spread taken out (GPT-3)."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`x` itself, for what goes past the norm, and `x` normed."""
+        return x, F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square taken out (Llama)."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight = nn.Parameter(torch.empty(width))
+        self.remakes = False  # whether products make what they need of this again instead of keeping it
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | Made]:
+        """`x` itself, for what goes past the norm, and `x` normed."""
+        return (past_and_remade if self.remakes else past_and_normed)(x, self.weight, self.epsilon)
+
+
+def norm_of(model: Model) -> nn.Module:
+    """The model's kind of norm over hidden states."""
+    return (LayerNorm if model.layer_norm else RMSNorm)(model.hidden, model.norm_epsilon)
+
+
+class Attention(nn.Module):
+    """Self-attention: projections, rotation, the attention itself, projection back."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.head_dim = model.head_dim
+        has_bias = model.biases or model.attention_biases
+        self.heads_per_key = model.num_heads // model.num_kv_heads
+        self.qkv = Linear(model.hidden, model.query_dim + 2 * model.kv_dim, bias=has_bias or model.qkv_biases)
+        self.o = Linear(model.query_dim, model.hidden, bias=has_bias)
+        self.enter: Callable[[Tensor], Tensor] = same
+        self.leave: Callable[[Tensor], Tensor] = same
+        self.attend: Callable[[Tensor, Tensor, Tensor, Context], Tensor] = attend
+        self.recomputes = False
+
+    def forward(self, x: Tensor | Made, context: Context, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        x = self.enter(x)
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        num_keys = heads.shape[-2] // (self.heads_per_key + 2)
+        query, key, value = turned_heads(heads, num_keys, *rotation) if rotation is not None else split_heads(heads, num_keys)
+        if self.recomputes and torch.is_grad_enabled():
+            attended = checkpoint(self.attend, query, key, value, context, use_reentrant=False, preserve_rng_state=False)
+        else:
+            attended = self.attend(query, key, value, context)
+        return self.o.add_bias(self.leave(self.o.product(attended.flatten(-2))))
+
+
+class MLP(nn.Module):
+    """The feed-forward half of a block: SwiGLU (Llama) or GELU (GPT-3)."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.gate_up = Linear(model.hidden, 2 * model.ffn_hidden, bias=model.biases) if model.gated else None
+        self.up = Linear(model.hidden, model.ffn_hidden, bias=model.biases) if not model.gated else None
+        self.down = Linear(model.ffn_hidden, model.hidden, bias=model.biases)
+        self.remakes = False
+        self.enter: Callable[[Tensor], Tensor] = same
+        self.leave: Callable[[Tensor], Tensor] = same
+
+    def forward(self, x: Tensor | Made) -> Tensor:
+        x = self.enter(x)
+        return self.down.add_bias(self.leave(self.down.product(self._inner(x))))
+
+    def _inner(self, x: Tensor | Made) -> Tensor | Made:
+        if self.gate_up is None:
+            return F.gelu(self.up(x), approximate="tanh")
+        gate_up = self.gate_up(x)
+        return Made(gated(gate_up), "gate", (gate_up.detach(),)) if self.remakes else gated(gate_up)
+
+
+class Block(nn.Module):
+    """One layer: attention, then the MLP, each around a residual."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.attention_norm = norm_of(model)
+        self.attention = Attention(model)
+        self.mlp_norm = norm_of(model)
+        self.mlp = MLP(model)
+        self.recomputes = False
+        self.compiled: Callable[[Tensor, Context, tuple[Tensor, Tensor] | None], Tensor] | None = None
+
+    def forward(self, x: Tensor, context: Context, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        whole = self.compiled or self.plain
+        if self.recomputes and torch.is_grad_enabled():
+            # Around what is compiled, not inside: there a compiler keeps what functions with backwards of their own give.
+            return checkpoint(whole, x, context, rotation, use_reentrant=False, preserve_rng_state=False)
+        return whole(x, context, rotation)
+
+    def plain(self, x: Tensor, context: Context, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """The layer as written: neither compiled nor recomputed."""
+        past, normed = self.attention_norm(x)
+        past, normed = self.mlp_norm(past + self.attention(normed, context, rotation))
+        return past + self.mlp(normed)
+
+
+def tensors_in(name: str, model: Model) -> tuple[tuple[str, int], ...]:
+    """The tensors that the parameter `name` holds, row after row, each with its share of the rows."""
+    layer, _, kind = name.rpartition(".")
+    joined = {
+        "attention.qkv": (("q", model.num_heads // model.num_kv_heads), ("k", 1), ("v", 1)),
+        "mlp.gate_up": (("gate", 1), ("up", 1)),
+    }
+    for ending, held in joined.items():
+        if layer.endswith(ending):
+            before = layer.rpartition(".")[0]
+            return tuple((f"{before}.{part}.{kind}", share) for part, share in held)
+    return ((name, 1),)
+
+
+def views_of(name: str, held: Tensor, model: Model) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that the parameter `name`, or something shaped like it, holds: each with its name."""
+    tensors = tensors_in(name, model)
+    unit = held.shape[0] // sum(share for _, share in tensors)
+    for (tensor, _), view in zip(tensors, held.split([share * unit for _, share in tensors]), strict=True):
+        yield tensor, view
+
+
+# -- the ends -------------------------------------------------------------------------------------------
+
+
+class Embedding(nn.Module):
+    """Token vectors, and learned positions where the model has them."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(model.vocab_size, model.hidden))
+        self.positions = nn.Parameter(torch.empty(model.num_positions, model.hidden)) if model.num_positions else None
+        self.look_up: Callable[[Tensor, Tensor], Tensor] = look_up
+        self.share: Callable[[Tensor], Tensor] = same  # this rank's share of the positions
+
+    def forward(self, tokens_BT: Tensor, context: Context) -> Tensor:
+        x = self.look_up(tokens_BT, self.weight)
+        return x if self.positions is None else x + F.embedding(self.share(context.positions), self.positions)
+
+
+def look_up(tokens: Tensor, weight: Tensor) -> Tensor:
+    """The vectors of tokens."""
+    return F.embedding(tokens, weight)
+
+
+class Head(nn.Module):
+    """The last norm, the output projection and the loss. A tied head has no weight of its own within the same stage."""
+
+    def __init__(self, model: Model, shared: nn.Parameter | None) -> None:
+        super().__init__()
+        self.norm = norm_of(model)
+        self.weight = shared if shared is not None else nn.Parameter(torch.empty(model.vocab_size, model.hidden))
+        self.enter: Callable[[Tensor], Tensor] = same
+        self.summed_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = summed_loss
+
+    def forward(self, x: Tensor, labels_BT: Tensor) -> Tensor:
+        return self.summed_loss(self.enter(value_of(self.norm(x)[1])), self.weight, labels_BT)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Scores of every next token, [B, T, V]; for a model that is not split."""
+        return F.linear(value_of(self.norm(x)[1]), self.weight)
+
+
+class Transformer(nn.Module):
+    """A run of layers, with the embedding before the first and the head after the last.
+
+    Parameters are named as in the whole model (`layers.7.mlp.down.weight`), whichever layers are here. Matrices that multiply the same
+    input are one parameter, row after row, and one product; `named_tensors` has each under its own name.
+    """
+
+    def __init__(self, model: Model, layers: Iterable[int] | None = None, *, is_first: bool = True, is_last: bool = True) -> None:
+        super().__init__()
+        numbers = range(model.num_layers) if layers is None else layers
+        self.model = model
+        self.rotary = None if model.num_positions else Rotary(model)
+        self.embed = Embedding(model) if is_first else None
+        self.layers = nn.ModuleDict({str(number): Block(model) for number in numbers})
+        shared = self.embed.weight if self.embed is not None and model.tied_embeddings else None
+        self.head = Head(model, shared) if is_last else None
+
+    def hidden(self, x: Tensor, context: Context) -> Tensor:
+        """Hidden states after the layers that are here, from tokens (first stage) or hidden states."""
+        if self.embed is not None:
+            x = self.embed(x, context)
+        rotation = self.rotary(context.positions, x.dtype) if self.rotary is not None else None
+        for block in self.layers.values():
+            x = block(x, context, rotation)
+        return x
+
+    def forward(self, x: Tensor, context: Context, labels_BT: Tensor | None = None) -> Tensor:
+        """Hidden states for the next stage, or on the last one, given labels, the summed loss."""
+        x = self.hidden(x, context)
+        return x if self.head is None or labels_BT is None else self.head(x, labels_BT)
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the model that is here, by its name, as a view of the parameter that holds it; a tied table once."""
+        for name, parameter in self.named_parameters():
+            yield from views_of(name, parameter.data, self.model)

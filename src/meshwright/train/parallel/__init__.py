@@ -1,0 +1,1 @@
+"""One file for each axis, and what they share: the mesh, collectives, shards and the optimizer over them."""

@@ -1,0 +1,250 @@
+"""Data parallelism: replicas add their gradients, bucket by bucket, while the backward still runs.
+
+Weights and gradients of a chunk lie in flat buckets, in the order in which gradients come. When the last contribution to a bucket is in,
+its reduction leaves. ZeRO 0 sums it everywhere; ZeRO 1 sums it where the optimizer's shard is and gathers new weights; ZeRO 2 does so for
+every micro-batch and keeps no whole gradient between them. Where groups of replicas each share a state, shards are summed across groups.
+ZeRO 3 is torch's `fully_shard` (fully_sharded.py).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.train.model.linear import Linear
+from meshwright.train.model.transformer import Transformer
+from meshwright.train.parallel.collectives import Axis, all_gather_single, reduce_scatter_single
+from meshwright.train.parallel.mesh import Mesh
+from meshwright.train.parallel.shards import Cut, Shard, Span, cuts_of, spans_of
+from meshwright.train.parallel.tensor import decays, is_partial
+
+TIED = ("embed.weight", "head.weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """Number formats: what the products read, what gradients are added up in, what the optimizer keeps."""
+
+    compute: torch.dtype = torch.float32
+    gradient: torch.dtype = torch.float32
+    state: torch.dtype = torch.float32
+    fp8: bool = False  # whether products round what they read to fp8
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """Parameters whose gradients travel together, as flat tensors padded to whole shards."""
+
+    parameters: list[nn.Parameter]
+    weights: Tensor
+    gradients: Tensor
+    mine: slice  # this rank's shard of the flat tensors
+    shard: Shard
+    incoming: Tensor | None  # where a reduction lands
+    views: list[Tensor]  # of the gradients, a parameter each
+    counts: list[int]  # contributions so far, a parameter each
+    work: dist.Work | None = None
+    gathering: dist.Work | None = None
+
+
+class DataParallel:
+    """One chunk's weights on this rank: their buckets, reductions and shards."""
+
+    loss_scale = 1.0
+
+    def __init__(self, chunk: Transformer, mesh: Mesh, numbers: Numbers, num_micro_batches: int, bucket_parameters: int) -> None:
+        self.mesh, self.numbers = mesh, numbers
+        self.zero_stage = mesh.layout.zero_stage if mesh.shard.size > 1 else 0
+        self.num_contributions = num_micro_batches
+        self.overlaps = mesh.layout.overlap_dp
+        cuts = cuts_of(chunk, mesh.tp)
+        self.buckets = [
+            self._bucket(names, chunk, [cuts[name] for name in names]) for names in list(grouped_parameters(chunk, bucket_parameters))
+        ]
+        self._place: dict[nn.Parameter, tuple[Bucket, int]] = {}
+        for bucket in self.buckets:
+            for index, parameter in enumerate(bucket.parameters):
+                self._place[parameter] = bucket, index
+                parameter.register_post_accumulate_grad_hook(loosely(self._take))
+
+    @property
+    def shards(self) -> list[Shard]:
+        """What this rank's optimizer updates."""
+        return [bucket.shard for bucket in self.buckets]
+
+    def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Add one micro-batch's gradient; the last one of a bucket sends it off."""
+        bucket, index = self._place[parameter]
+        each = self.zero_stage == 2
+        if each:
+            self._land(bucket)  # the micro-batch before, whose gradients are about to be overwritten
+        if bucket.counts[index] == 0 or each:
+            bucket.views[index].copy_(gradient)
+        else:
+            bucket.views[index].add_(gradient)
+        bucket.counts[index] += 1
+        is_whole = min(bucket.counts) == max(bucket.counts)
+        if is_whole and (each or (self.overlaps and bucket.counts[index] == self.num_contributions)):
+            self._leave(bucket)
+            if not self.overlaps:
+                self._land(bucket)
+
+    def finish(self) -> None:
+        """Wait until the gradients of the whole batch are in the shards."""
+        for bucket in self.buckets:
+            if not self.overlaps and self.zero_stage < 2:
+                self._leave(bucket)
+            self._land(bucket)
+        self.forget()
+
+    def start(self) -> None:
+        """Make ready for a new step."""
+        if self.zero_stage == 2:
+            for bucket in self.buckets:
+                bucket.shard.gradient.zero_()
+
+    def publish(self) -> None:
+        """Gather the shards' new weights everywhere; what is still on its way is waited for by `ready`."""
+        axis = self.mesh.shard
+        for bucket in self.buckets:
+            if self.zero_stage > 0 and axis.size > 1:
+                own = bucket.weights[bucket.mine].clone()
+                bucket.gathering = all_gather_single(bucket.weights, own, group=axis.group, async_op=True)
+
+    def ready(self) -> None:
+        """Wait for weights that are on their way."""
+        for bucket in self.buckets:
+            self.mesh.shard.wait(bucket.gathering, "all-gather of weights")
+            bucket.gathering = None
+
+    def forget(self) -> None:
+        """Drop the gradients of a step that will not be taken."""
+        for bucket in self.buckets:
+            bucket.counts = [0] * len(bucket.counts)
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _take(self, parameter: nn.Parameter) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        self.add(parameter, gradient)
+
+    def _leave(self, bucket: Bucket) -> None:
+        """Send a bucket's gradients off to be summed."""
+        axis = self.mesh.shard
+        if self.zero_stage == 0 and axis.size > 1:
+            bucket.work = dist.all_reduce(bucket.gradients, group=axis.group, async_op=True)
+        elif axis.size > 1:
+            bucket.work = reduce_scatter_single(bucket.incoming, bucket.gradients, group=axis.group, async_op=True)
+
+    def _land(self, bucket: Bucket) -> None:
+        """Wait for a bucket's sum and put it into the shard."""
+        if bucket.work is None and self.zero_stage == 2:
+            return  # nothing is on its way
+        self.mesh.shard.wait(bucket.work, "gradient reduction")
+        bucket.work = None
+        landed = bucket.incoming if bucket.incoming is not None else bucket.gradients
+        self.mesh.replicate.all_reduce(landed)
+        if self.zero_stage == 2:
+            bucket.shard.gradient.add_(landed)
+
+    def _bucket(self, names: Sequence[str], chunk: Transformer, cuts: Sequence[Sequence[Cut]]) -> Bucket:
+        mesh, found = self.mesh, dict(chunk.named_parameters())
+        sizes = [found[name].numel() for name in names]
+        num_shards = mesh.shard.size if self.zero_stage > 0 else 1
+        share = -(-sum(sizes) // num_shards)
+        index = mesh.shard.index if self.zero_stage > 0 else 0
+        mine = slice(index * share, (index + 1) * share)
+        weights = torch.zeros(share * num_shards, dtype=self.numbers.compute, device=mesh.device)
+        gradients = torch.zeros(share * num_shards, dtype=self.numbers.gradient, device=mesh.device)
+        parameters, views, offset = [], [], 0
+        for name, size in zip(names, sizes, strict=True):
+            old = found[name]
+            parameters.append(nn.Parameter(weights[offset : offset + size].view(old.shape)))
+            views.append(gradients[offset : offset + size].view(old.shape))
+            put_in_place(chunk, old, parameters[-1])
+            offset += size
+        incoming = torch.zeros(share, dtype=self.numbers.gradient, device=mesh.device) if num_shards > 1 else None
+        shard = self._shard(names, parameters, cuts, weights[mine], mine)
+        shard.gradient = gradients if incoming is None else torch.zeros_like(incoming) if self.zero_stage == 2 else incoming
+        return Bucket(parameters, weights, gradients, mine, shard, incoming, views, [0] * len(names))
+
+    def _shard(
+        self, names: Sequence[str], parameters: Sequence[nn.Parameter], cuts: Sequence[Sequence[Cut]], own: Tensor, mine: slice
+    ) -> Shard:
+        is_state = self.numbers.state == self.numbers.compute
+        spans: list[Span] = []
+        offset = 0
+        for held, parameter in zip(cuts, parameters, strict=True):
+            first, last = max(mine.start, offset), min(mine.stop, offset + parameter.numel())
+            spans += spans_of(held, first - offset, last - offset, first - mine.start)
+            offset += parameter.numel()
+        layout = self.mesh.layout
+        return Shard(
+            values=own if is_state else own.to(self.numbers.state),
+            copy=None if is_state else own,
+            gradient=None,
+            spans=tuple(spans),
+            decays=decays(names[0], parameters[0]),
+            is_partial=is_partial(names[0]) and layout.tp > 1,
+            copies=self.mesh.num_replicas // (self.mesh.shard.size if self.zero_stage > 0 else 1),
+        )
+
+
+def loosely(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], None]:
+    """The same call without holding its object: torch keeps hooks where Python's collector does not look, and groups would never end."""
+    held = weakref.WeakMethod(method)
+
+    def call(parameter: nn.Parameter) -> None:
+        found = held()
+        assert found is not None, "a replica holds its data parallelism as long as it holds its parameters"
+        found(parameter)
+
+    return call
+
+
+def put_in_place(chunk: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
+    """Put `new` wherever `chunk` has `old`: a tied table stands in two places."""
+    for module in chunk.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter is old:
+                setattr(module, name, new)
+
+
+def grouped_parameters(chunk: Transformer, most: int) -> Iterator[list[str]]:
+    """Names of the chunk's parameters in buckets of about `most` elements, those whose gradients come first in front.
+
+    A bucket holds one kind: with or without weight decay, whole or partial over tensor ranks, put off or not in a zero-bubble schedule.
+    A tied table is alone, so that the first and the last stage cut it alike.
+    """
+    products = {id(module.weight) for module in chunk.modules() if isinstance(module, Linear)}
+    kinds: dict[tuple[object, ...], list[str]] = {}
+    for name, parameter in reversed(list(chunk.named_parameters())):
+        alone = name if chunk.model.tied_embeddings and name in TIED else ""
+        kind = (alone, decays(name, parameter), is_partial(name), id(parameter) in products)
+        kinds.setdefault(kind, []).append(name)
+    sizes = {name: parameter.numel() for name, parameter in chunk.named_parameters()}
+    for names in kinds.values():
+        held: list[str] = []
+        for name in names:
+            held.append(name)
+            if sum(sizes[n] for n in held) >= most:
+                yield held
+                held = []
+        if held:
+            yield held
+
+
+def add_across_tensor_ranks(shards: Sequence[Shard], axis: Axis) -> None:
+    """Add up what each tensor-parallel rank found for its part of the sequence: norms and biases, in one message."""
+    partial = [shard.gradient for shard in shards if shard.is_partial and shard.gradient is not None]
+    if axis.size == 1 or not partial:
+        return
+    joined = torch.cat([gradient.flatten() for gradient in partial])
+    axis.all_reduce(joined)
+    for gradient, summed in zip(partial, joined.split([gradient.numel() for gradient in partial]), strict=True):
+        gradient.copy_(summed.view_as(gradient))

@@ -1,0 +1,126 @@
+"""Collectives of one axis, timed and marked; and the pairs of them that are each other's gradient.
+
+All of them are torch.distributed's. What is added: the axis that waits is named, for the record of exposed time and for the watchdog.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.train.health.marks import Marks
+from meshwright.train.record.timing import Timer
+
+# torch 2.13 has new names for the two; 2.11 knows only the old ones.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """This rank's group on one axis of the mesh."""
+
+    name: str
+    group: dist.ProcessGroup
+    timer: Timer
+    marks: Marks
+    device: torch.device
+
+    @property
+    def size(self) -> int:
+        """Ranks on the axis."""
+        return self.group.size()
+
+    @property
+    def index(self) -> int:
+        """This rank's position on it."""
+        return self.group.rank()
+
+    @property
+    def ranks(self) -> list[int]:
+        """Global ranks of the group, by position."""
+        return dist.get_process_group_ranks(self.group)
+
+    def wait(self, work: dist.Work | None, what: str) -> None:
+        """Wait for a collective under way; what is still left of it is exposed time of this axis."""
+        if work is None:
+            return
+        self.marks.enter(what, self.name, self.ranks)
+        with self.timer.part(f"exposed_{self.name}"):
+            work.wait()
+        self.marks.leave()
+
+    def all_gather(self, local: Tensor, dim: int) -> Tensor:
+        """Everyone's tensors one after another along `dim`."""
+        if self.size == 1:
+            return local
+        gathered = local.new_empty((self.size, *local.shape))
+        self.wait(all_gather_single(gathered.view(-1), local.contiguous().view(-1), group=self.group, async_op=True), "all-gather")
+        return gathered.movedim(0, dim).flatten(dim, dim + 1)
+
+    def reduce_scatter(self, whole: Tensor, dim: int) -> Tensor:
+        """The sum of everyone's tensors, of which each rank keeps its part along `dim`."""
+        if self.size == 1:
+            return whole
+        parts = whole.unflatten(dim, (self.size, -1)).movedim(dim, 0).contiguous()
+        local = torch.empty_like(parts[0])
+        self.wait(reduce_scatter_single(local.view(-1), parts.view(-1), group=self.group, async_op=True), "reduce-scatter")
+        return local
+
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        """The sum (or other `op`) of everyone's tensors, in place."""
+        if self.size > 1:
+            self.wait(dist.all_reduce(tensor, op=op, group=self.group, async_op=True), "all-reduce")
+        return tensor
+
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        """What every rank holds for this one: entry `i` of the result is entry `index` of rank `i`'s."""
+        if self.size == 1:
+            return parts
+        parts = parts.contiguous()
+        received = torch.empty_like(parts)
+        self.wait(dist.all_to_all_single(received, parts, group=self.group, async_op=True), "all-to-all")
+        return received
+
+
+class Gather(torch.autograd.Function):
+    """All-gather along a dimension, for a tensor that every rank then uses in its own way: gradients are summed and scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, axis: Axis, dim: int) -> Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return axis.all_gather(local, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.axis.reduce_scatter(gradient, ctx.dim), None, None
+
+
+class ScatterSum(torch.autograd.Function):
+    """Reduce-scatter along a dimension, for partial sums: every rank's gradient is the whole, gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, axis: Axis, dim: int) -> Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return axis.reduce_scatter(partial, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.axis.all_gather(gradient, ctx.dim), None, None
+
+
+class Exchange(torch.autograd.Function):
+    """All-to-all of equal parts along the first dimension; its gradient goes back the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return axis.all_to_all(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.axis.all_to_all(gradient), None

@@ -1,0 +1,214 @@
+"""Context parallelism: each rank holds a part of every sequence, and attention reaches the others' keys and values.
+
+A sequence is cut into twice as many pieces as ranks; rank `i` holds piece `i` and its mirror image from the end, so that causal
+attention is the same work for everyone (zig-zag). Keys and values reach a rank by an all-gather, by a ring that passes them on while
+attention runs, or not at all: an all-to-all gives each rank all tokens of a part of the heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from meshwright.describe.model import Model
+from meshwright.errors import InputError
+from meshwright.train.model.transformer import Attention, Context, Transformer, attend, visible
+from meshwright.train.parallel.collectives import Axis, Exchange, Gather
+
+Attend = Callable[[Tensor, Tensor, Tensor, Context], Tensor]
+TOKENS, HEADS = 1, 2  # dimensions of [B, T, N, D]
+
+
+def positions_of(seq_len: int, num_ranks: int, index: int) -> Tensor:
+    """Positions that rank `index` holds: a piece from the front and its mirror image from the back."""
+    pieces = torch.arange(seq_len).chunk(2 * num_ranks) if num_ranks > 1 else (torch.arange(seq_len),)
+    return torch.cat((pieces[index], pieces[2 * num_ranks - 1 - index])) if num_ranks > 1 else pieces[0]
+
+
+def check_pieces(model: Model, seq_len: int, cp: int, tp: int, kind: str) -> None:
+    """Raise where a sequence, or for an all-to-all the heads, cannot be cut for `cp` ranks."""
+    if cp > 1 and seq_len % (2 * cp):
+        raise InputError(
+            f"context degree {cp} cuts a sequence into {2 * cp} pieces, which do not divide {seq_len} tokens",
+            where="layout.cp",
+            fix=f"choose a sequence length that {2 * cp} divides",
+        )
+    if cp > 1 and kind == "all-to-all" and (model.num_kv_heads // tp) % cp:
+        raise InputError(
+            f"an all-to-all over {cp} ranks cannot share {model.num_kv_heads // tp} key-value heads of a tensor-parallel rank",
+            where="layout.cp_kind",
+            fix="choose cp_kind=ring or all-gather",
+        )
+
+
+def split(chunk: Transformer, axis: Axis, kind: str, seq_len: int) -> None:
+    """Put the axis into the attention of every layer of `chunk`."""
+    if axis.size == 1:
+        return
+    everyones = torch.cat([positions_of(seq_len, axis.size, i) for i in range(axis.size)])
+    make = {"ring": _Ring, "all-gather": _Gathered, "all-to-all": _Switched}[kind]
+    for module in chunk.modules():
+        if isinstance(module, Attention):
+            module.attend = make(axis, everyones.to(axis.device))
+
+
+class _Cut:
+    """What the kinds share: the axis, and where the tokens of all ranks stand, rank after rank."""
+
+    def __init__(self, axis: Axis, everyones: Tensor) -> None:
+        self.axis = axis
+        self.everyones = everyones
+
+
+class _Gathered(_Cut):
+    """All keys and values on every rank, for its own queries."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
+        both = Gather.apply(torch.stack((key, value)), self.axis, TOKENS + 1)
+        mask = visible(context.positions, context.documents, self.everyones, context.everyones_documents)
+        q, k, v = (x.transpose(1, 2) for x in (query, both[0], both[1]))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
+
+
+class _Switched(_Cut):
+    """All tokens of a part of the heads on every rank (DeepSpeed-Ulysses, arXiv:2309.14509)."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
+        order = torch.argsort(self.everyones)
+        whole = replace(context, positions=self.everyones[order], documents=None)
+        if context.documents is not None:
+            whole = replace(whole, documents=context.everyones_documents[:, order])
+        q, k, v = (self._to_heads(x)[:, order] for x in (query, key, value))
+        return self._to_tokens(attend(q, k, v, whole)[:, torch.argsort(order)])
+
+    def _to_heads(self, x: Tensor) -> Tensor:
+        """[B, T, N, D] -> [B, T x ranks, N / ranks, D]."""
+        parts = x.unflatten(HEADS, (self.axis.size, -1)).movedim(HEADS, 0).contiguous()
+        return Exchange.apply(parts, self.axis).movedim(0, TOKENS).flatten(TOKENS, TOKENS + 1)
+
+    def _to_tokens(self, x: Tensor) -> Tensor:
+        """The way back."""
+        parts = x.unflatten(TOKENS, (self.axis.size, -1)).movedim(TOKENS, 0).contiguous()
+        return Exchange.apply(parts, self.axis).movedim(0, HEADS).flatten(HEADS, HEADS + 1)
+
+
+class _Ring(_Cut):
+    """Keys and values passed from rank to rank while attention to those at hand is computed (Liu et al. 2023, arXiv:2310.01889)."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
+        masks = self._masks(context)
+        return _RingAttention.apply(query, key, value, masks, self.axis)
+
+    def _masks(self, context: Context) -> list[Tensor | None]:
+        """What this rank's queries may see of each rank's keys; None: all of them hidden."""
+        theirs = self.everyones.chunk(self.axis.size)
+        documents = context.everyones_documents
+        of_rank = [None] * self.axis.size if documents is None else documents.chunk(self.axis.size, dim=1)
+        return [visible(context.positions, context.documents, where, which) for where, which in zip(theirs, of_rank, strict=True)]
+
+
+class _Turn:
+    """Tensors on their way to the next rank of the ring and from the one before."""
+
+    def __init__(self, axis: Axis, held: Tensor) -> None:
+        self.axis, self.held = axis, held
+        self.coming = torch.empty_like(held)
+        after, before = axis.ranks[(axis.index + 1) % axis.size], axis.ranks[axis.index - 1]
+        sends = [dist.P2POp(dist.isend, held, after, axis.group), dist.P2POp(dist.irecv, self.coming, before, axis.group)]
+        self.works = dist.batch_isend_irecv(sends)
+
+    def wait(self) -> Tensor:
+        """What came from the rank before, once it and what was sent are through."""
+        for work in self.works:
+            self.axis.wait(work, "ring")
+        return self.coming
+
+
+def block_scores(query: Tensor, key: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """Scaled scores with minus infinity where a key is hidden; heads before tokens, in fp32."""
+    return (query @ key.transpose(-1, -2) * scale).masked_fill(~seen, float("-inf"))
+
+
+class _RingAttention(torch.autograd.Function):
+    """Attention over the keys of all ranks, block by block, with a running maximum; [B, T, N, D].
+
+    The arithmetic is written out in fp32, because the fused kernels do not give the log-sum-exp that joins blocks under a document mask.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, masks: list[Tensor], axis: Axis) -> Tensor:
+        groups, scale = query.shape[HEADS] // key.shape[HEADS], query.shape[-1] ** -0.5
+        q = _grouped(query, groups)
+        held = torch.stack((key, value))
+        out = torch.zeros_like(q)
+        largest = q.new_full(q.shape[:-1], float("-inf"))
+        total = torch.zeros_like(largest)
+        for turn in range(axis.size):
+            moving = _Turn(axis, held) if turn < axis.size - 1 else None
+            k, v = (_heads_first(x) for x in held)
+            scores = block_scores(q, k, masks[(axis.index - turn) % axis.size][:, :, None], scale)
+            out, largest, total = _join(scores, v, out, largest, total)
+            held = moving.wait() if moving else held
+        out = out / total[..., None]
+        ctx.save_for_backward(query, key, value, out, largest + total.log())
+        ctx.masks, ctx.axis, ctx.groups, ctx.scale = masks, axis, groups, scale
+        return _ungrouped(out, query.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        query, key, value, out, log_sum = ctx.saved_tensors
+        axis = ctx.axis
+        q, d_out = _grouped(query, ctx.groups), _grouped(gradient, ctx.groups)
+        weighted = (d_out * out).sum(dim=-1, keepdim=True)
+        held, d_query = torch.stack((key, value)), torch.zeros_like(q)
+        d_own, carried = None, None  # gradients of this rank's keys and values; those of others on their way home
+        for turn in range(axis.size):
+            moving = _Turn(axis, held) if turn < axis.size - 1 else None
+            k, v = (_heads_first(x) for x in held)
+            mask = ctx.masks[(axis.index - turn) % axis.size][:, :, None]
+            weights = (block_scores(q, k, mask, ctx.scale) - log_sum[..., None]).exp()
+            d_scores = weights * (d_out @ v.transpose(-1, -2) - weighted) * ctx.scale
+            d_query += d_scores @ k
+            d_held = torch.stack((_tokens_first(d_scores.transpose(-1, -2) @ q), _tokens_first(weights.transpose(-1, -2) @ d_out)))
+            held = moving.wait() if moving else held
+            if turn == 0:
+                d_own = d_held
+                continue
+            # Gradients follow their keys round the ring, one turn behind, and come home with the last one.
+            d_held = d_held if carried is None else d_held + carried.wait()
+            carried = _Turn(axis, d_held.to(key.dtype))
+        d_key, d_value = (d_own + carried.wait()).to(key.dtype)
+        return _ungrouped(d_query, query.dtype), d_key, d_value, None, None
+
+
+def _join(scores: Tensor, value: Tensor, out: Tensor, largest: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The running output, maximum and sum with one more block of keys."""
+    above = torch.maximum(largest, scores.amax(dim=-1))
+    finite = above.clamp_min(torch.finfo(above.dtype).min)  # rows that saw nothing yet stay at zero, not at NaN
+    kept, weights = (largest - finite).exp(), (scores - finite[..., None]).exp()
+    return out * kept[..., None] + weights @ value, above, total * kept + weights.sum(dim=-1)
+
+
+def _grouped(x: Tensor, groups: int) -> Tensor:
+    """[B, T, N, D] -> [B, N / groups, groups, T, D] in fp32: queries beside the key-value head they share."""
+    return x.unflatten(HEADS, (-1, groups)).permute(0, 2, 3, 1, 4).float()
+
+
+def _ungrouped(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.permute(0, 3, 1, 2, 4).flatten(HEADS, HEADS + 1).to(dtype)
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """[B, T, N, D] -> [B, N, 1, T, D] in fp32."""
+    return x.transpose(1, 2)[:, :, None].float()
+
+
+def _tokens_first(x: Tensor) -> Tensor:
+    """Gradients of keys or values summed over the queries that share a head: [B, N, groups, T, D] -> [B, T, N, D]."""
+    return x.sum(dim=2).transpose(1, 2)

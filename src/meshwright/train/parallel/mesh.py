@@ -1,0 +1,124 @@
+"""A layout's rank grid as process groups: one DeviceMesh, whose slices are the groups of each axis.
+
+The grid is the plan's: the innermost axis of `layout.order` varies fastest with the rank, so that where a launcher fills racks in rank
+order, an axis stays on the tier that the plan put it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from meshwright.errors import InputError
+from meshwright.layout import Layout
+from meshwright.train.health.marks import Marks
+from meshwright.train.parallel.collectives import Axis
+from meshwright.train.record.timing import Timer, timer_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """This rank's place in a layout, and the groups that it belongs to."""
+
+    layout: Layout
+    device: torch.device
+    rank: int
+    grid: DeviceMesh
+    replicas: DeviceMesh  # (column, replicate, shard): ranks of one column hold the same weights
+    tp: Axis
+    cp: Axis
+    pp: Axis
+    dp: Axis
+    replicate: Axis  # over groups of ranks that each hold a whole sharded state
+    shard: Axis  # over the ranks that share one sharded state
+    timer: Timer
+    marks: Marks
+    lanes: Mapping[tuple[int, int], dist.ProcessGroup]  # from stage to stage, a group for each direction; empty: the axis's own serves
+
+    @property
+    def coordinate(self) -> dict[str, int]:
+        """Position of this rank on every axis."""
+        return self.layout.coordinate(self.rank)
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks that hold the same weights: data and context parallel together."""
+        return self.layout.dp * self.layout.cp
+
+    def close(self) -> None:
+        """Give the groups of this mesh back. Every rank of the layout must call it."""
+        for mesh in (self.grid, self.replicas):
+            for group in mesh.get_all_groups():
+                if group is not None and group != dist.group.WORLD:
+                    dist.destroy_process_group(group)
+        for group in self.lanes.values():
+            dist.destroy_process_group(group)
+
+
+def make_mesh(layout: Layout, device: torch.device, marks: Marks | None = None, *, with_lanes: bool | None = None) -> Mesh:
+    """The groups of `layout` over all ranks of the default process group; every rank must call it.
+
+    `with_lanes`: whether messages between stages get a group for each direction; by default where the device is a GPU.
+    """
+    world = dist.get_world_size()
+    if layout.num_ranks != world:
+        raise InputError(
+            f"the layout {layout.degrees} takes {layout.num_ranks} ranks and {world} were started",
+            where="layout",
+            fix=f"start {layout.num_ranks}, or choose degrees whose product is {world}",
+        )
+    marks = marks or Marks()
+    timer = timer_for(device)
+    grid = DeviceMesh(device.type, rank_grid(layout), mesh_dim_names=tuple(reversed(layout.order)))
+    replicas = DeviceMesh(device.type, replica_grid(layout), mesh_dim_names=("column", "replicate", "shard"))
+    axes = {axis: Axis(name=axis, group=grid.get_group(axis), timer=timer, marks=marks, device=device) for axis in ("tp", "cp", "pp", "dp")}
+    parts = {
+        part: Axis(name="dp", group=replicas.get_group(part), timer=timer, marks=marks, device=device) for part in ("replicate", "shard")
+    }
+    return Mesh(
+        layout=layout,
+        device=device,
+        rank=dist.get_rank(),
+        grid=grid,
+        replicas=replicas,
+        timer=timer,
+        marks=marks,
+        lanes=_lanes(axes["pp"]) if (device.type == "cuda" if with_lanes is None else with_lanes) else {},
+        **axes,
+        **parts,
+    )
+
+
+def _lanes(pp: Axis) -> dict[tuple[int, int], dist.ProcessGroup]:
+    """Groups of two for the messages of this rank's stage, a direction each.
+
+    NCCL runs the messages of a group one after another: with one group for both directions, two stages that send to each other at once
+    would each wait for the other to receive.
+    """
+    count = pp.size
+    pairs = sorted({pair for stage in range(count) for pair in ((stage, (stage + 1) % count), ((stage + 1) % count, stage))})
+    return {
+        pair: dist.new_group([pp.ranks[stage] for stage in pair], use_local_synchronization=True)
+        for pair in pairs
+        if pp.index in pair and count > 1
+    }
+
+
+def rank_grid(layout: Layout) -> torch.Tensor:
+    """Ranks by position, the outermost axis of the layout first."""
+    return torch.arange(layout.num_ranks).reshape([getattr(layout, axis) for axis in reversed(layout.order)])
+
+
+def replica_grid(layout: Layout) -> torch.Tensor:
+    """Ranks by (pipeline and tensor position, group of replicas, place in the group).
+
+    Replicas are counted with context parallelism innermost; the first `zero_ranks` of them share one sharded state, and so on.
+    """
+    names = list(reversed(layout.order))
+    ordered = rank_grid(layout).permute([names.index(axis) for axis in ("pp", "tp", "dp", "cp")])
+    num_shards = layout.sharing_ranks if layout.zero_stage else layout.dp * layout.cp
+    return ordered.reshape(layout.pp * layout.tp, layout.dp * layout.cp // num_shards, num_shards)

@@ -1,0 +1,270 @@
+"""Pipeline parallelism: the planner's own schedule, run operation by operation.
+
+The order comes from `cost.schedule`, the one that prediction times, so that a step runs what was priced: 1F1B, interleaved or zero-bubble.
+A stage posts receives in the order in which its neighbour sends, one ahead of need, and never waits for its own sends until the step ends:
+so no two stages can wait for each other. torch's schedule classes are not used, because their orders differ from the priced ones.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.cost.schedule import BACKWARD, FORWARD, Schedule, schedule_named
+from meshwright.describe.model import Model
+from meshwright.layout import Layout
+from meshwright.predict.stages import chunk_share, stage_layers
+from meshwright.train.model.linear import Linear, PutOff
+from meshwright.train.model.transformer import Context, Transformer
+from meshwright.train.parallel.mesh import Mesh
+
+KINDS = ("forward", "backward", "weight gradients")
+AHEAD = 1  # receives posted before they are needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """One micro-batch on this rank: its share of the tokens, their labels, and where they stand."""
+
+    tokens: Tensor  # [B, T]
+    labels: Tensor  # [B, T]
+    context: Context
+    samples: tuple[int, ...] = ()  # global sample numbers, to name in messages
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One pass of a micro-batch through a chunk of this stage, what it waits for and what it sends."""
+
+    kind: int
+    chunk: int
+    micro_batch: int
+    receives: tuple[int, int] | None  # from which stage, and which of its messages to this one
+    sends_to: int | None
+
+
+def chunk_layers(model: Model, layout: Layout) -> list[list[range]]:
+    """Layer numbers of every chunk, by stage and chunk."""
+    split = stage_layers(model.num_layers, layout.pp, layout.vp, layout.first_stage_layers, layout.last_stage_layers)
+    found: list[list[range]] = [[] for _ in range(layout.pp)]
+    first = 0
+    for chunk in range(layout.vp):
+        for stage in range(layout.pp):
+            size = chunk_share(int(split.at(stage)), layout.vp, chunk, short_at_the_end=stage == layout.pp - 1)
+            found[stage].append(range(first, first + size))
+            first += size
+    assert first == model.num_layers, "a legal split holds every layer once"
+    return found
+
+
+def operations(schedule: Schedule, stage: int) -> tuple[list[Operation], Mapping[int, int]]:
+    """This stage's operations in order; and how many messages each other stage will send it."""
+    receiver = {int(waits): i for i, waits in enumerate(schedule.waits_for) if waits >= 0}
+    number: dict[int, tuple[int, int]] = {}  # sending operation -> its stage, and which of its messages to that receiver
+    sent: dict[tuple[int, int], int] = defaultdict(int)
+    for i in range(len(schedule.stage)):
+        if i in receiver:
+            pair = int(schedule.stage[i]), int(schedule.stage[receiver[i]])
+            number[i] = pair[0], sent[pair]
+            sent[pair] += 1
+    mine = [i for i in range(len(schedule.stage)) if schedule.stage[i] == stage]
+    made = [
+        Operation(
+            int(schedule.kind[i]),
+            int(schedule.chunk[i]),
+            int(schedule.micro_batch[i]),
+            number[int(schedule.waits_for[i])] if schedule.waits_for[i] >= 0 else None,
+            int(schedule.stage[receiver[i]]) if i in receiver else None,
+        )
+        for i in mine
+    ]
+    return made, {source: count for (source, target), count in sent.items() if target == stage}
+
+
+class Mailbox:
+    """Messages between stages: receives posted in the sender's order, sends that nobody waits for until the end."""
+
+    def __init__(self, mesh: Mesh, shape: Sequence[int], dtype: torch.dtype, num_coming: Mapping[int, int]) -> None:
+        self.axis, self.lanes, self.shape, self.dtype = mesh.pp, mesh.lanes, tuple(shape), dtype
+        self.num_coming = num_coming
+        self._posted: dict[int, list[tuple[Tensor, dist.Work] | None]] = defaultdict(list)
+        self._sent: list[tuple[Tensor, dist.Work]] = []
+        self._num_sent: dict[int, int] = defaultdict(int)
+
+    def receive(self, stage: int, number: int) -> Tensor:
+        """Message `number` of those that `stage` sends to this one."""
+        self._post(stage, number + AHEAD)
+        entry = self._posted[stage][number]
+        assert entry is not None, "each message is taken once"
+        self._posted[stage][number] = None
+        tensor, work = entry
+        axis = self.axis
+        axis.marks.enter(f"message from stage {stage}", "pp", (axis.ranks[stage],))
+        with axis.timer.part("wait_pp"):
+            work.wait()
+        axis.marks.leave()
+        return tensor
+
+    def send(self, stage: int, tensor: Tensor) -> None:
+        """Send `tensor` to `stage`; it is kept until the step ends."""
+        tensor = tensor.contiguous()
+        group = self.lanes.get((self.axis.index, stage), self.axis.group)
+        work = dist.isend(tensor, self.axis.ranks[stage], group=group, tag=self._num_sent[stage])
+        self._num_sent[stage] += 1
+        self._sent.append((tensor, work))
+        while self._sent and self._sent[0][1].is_completed():
+            self._sent.pop(0)
+
+    def close(self) -> None:
+        """Wait until everything sent has arrived."""
+        for _, work in self._sent:
+            work.wait()
+        self._sent.clear()
+
+    def _post(self, stage: int, last: int) -> None:
+        """Post receives up to number `last`, in the order in which they are sent."""
+        posted = self._posted[stage]
+        while len(posted) <= min(last, self.num_coming[stage] - 1):
+            tensor = torch.empty(self.shape, dtype=self.dtype, device=self.axis.device)
+            group = self.lanes.get((stage, self.axis.index), self.axis.group)
+            work = dist.irecv(tensor, self.axis.ranks[stage], group=group, tag=len(posted))
+            posted.append((tensor, work))
+
+
+class Stage:
+    """One pipeline stage of one replica: its chunks, and how a batch passes through them."""
+
+    def __init__(self, mesh: Mesh, chunks: Sequence[Transformer], num_micro_batches: int, shape: Sequence[int], dtype: torch.dtype) -> None:
+        layout = mesh.layout
+        self.mesh, self.chunks, self.shape, self.dtype = mesh, chunks, shape, dtype
+        self.index, self.num_stages = mesh.pp.index, layout.pp
+        # Without a pipeline nothing is gained by putting gradients off.
+        name = layout.schedule if layout.pp > 1 else "interleaved"
+        schedule = schedule_named(name, layout.pp, layout.vp, num_micro_batches)
+        self.operations, self.num_coming = operations(schedule, self.index)
+        self.put_off = [PutOff() for _ in chunks]
+        if name == "zero-bubble":
+            for chunk, put_off in zip(chunks, self.put_off, strict=True):
+                for module in chunk.modules():
+                    if isinstance(module, Linear):
+                        module.put_off = put_off
+
+    def is_first(self, chunk: int) -> bool:
+        """Whether a chunk of this stage holds the embedding."""
+        return self.index == 0 and chunk == 0
+
+    def is_last(self, chunk: int) -> bool:
+        """Whether a chunk of this stage holds the loss."""
+        return self.index == self.num_stages - 1 and chunk == len(self.chunks) - 1
+
+    def run(
+        self,
+        batch: Sequence[MicroBatch],
+        loss_scale: float,
+        add_gradient: Callable[[int, torch.nn.Parameter, Tensor], None],
+        before: Callable[[int], None],
+    ) -> list[Tensor]:
+        """Forward and backward of all micro-batches; the summed loss of each, on the stage that has it.
+
+        `before(chunk)` is called before a chunk's first forward; `add_gradient(chunk, ...)` takes gradients that were put off.
+        """
+        mail = Mailbox(self.mesh, self.shape, self.dtype, self.num_coming)
+        flight = Flight(self, batch, mail, loss_scale, add_gradient, before)
+        for operation in self.operations:
+            self.mesh.marks.do(f"{KINDS[operation.kind]} of micro-batch {operation.micro_batch}, chunk {operation.chunk}")
+            if operation.kind == FORWARD:
+                flight.forward(operation)
+            elif operation.kind == BACKWARD:
+                flight.backward(operation)
+            else:
+                flight.weight_gradients(operation)
+        self.mesh.marks.do("end of the pipeline")
+        mail.close()
+        return flight.losses
+
+    @torch.no_grad()
+    def evaluate(self, batch: Sequence[MicroBatch], before: Callable[[int], None]) -> list[Tensor]:
+        """The summed loss of each micro-batch, on the stage that has it; nothing is kept for a backward."""
+        losses: list[Tensor] = []
+        coming = {(self.index - 1) % self.num_stages: len(batch) * len(self.chunks)} if self.num_stages > 1 else {}
+        mail = Mailbox(self.mesh, self.shape, self.dtype, coming)
+        for chunk, module in enumerate(self.chunks):
+            before(chunk)
+            for number, micro_batch in enumerate(batch):
+                self.mesh.marks.do(f"evaluation of micro-batch {number}, chunk {chunk}")
+                turn = number + chunk * len(batch) if self.index > 0 else number + (chunk - 1) * len(batch)
+                x = micro_batch.tokens if self.is_first(chunk) else mail.receive((self.index - 1) % self.num_stages, turn)
+                out = module(x, micro_batch.context, micro_batch.labels)
+                if self.is_last(chunk):
+                    losses.append(out)
+                else:
+                    mail.send((self.index + 1) % self.num_stages, out)
+        mail.close()
+        return losses
+
+
+class Flight:
+    """The micro-batches of one step that are between their forward and their backward."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        batch: Sequence[MicroBatch],
+        mail: Mailbox,
+        loss_scale: float,
+        add_gradient: Callable[[int, torch.nn.Parameter, Tensor], None],
+        before: Callable[[int], None],
+    ) -> None:
+        self.stage, self.batch, self.mail = stage, batch, mail
+        self.loss_scale, self.add_gradient, self.before = loss_scale, add_gradient, before
+        self.losses: list[Tensor] = []
+        self._held: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._put_off: dict[tuple[int, int], list[Callable[[], tuple[torch.nn.Parameter, Tensor]]]] = {}
+        self._begun: set[int] = set()
+
+    def forward(self, operation: Operation) -> None:
+        """Run a chunk forward and send what it gives to the next."""
+        chunk, micro_batch = operation.chunk, self.batch[operation.micro_batch]
+        x = micro_batch.tokens if operation.receives is None else self.mail.receive(*operation.receives).requires_grad_()
+        if chunk not in self._begun:
+            self._begun.add(chunk)
+            self.before(chunk)
+        out = self.stage.chunks[chunk](x, micro_batch.context, micro_batch.labels)
+        if operation.sends_to is None:
+            self.losses.append(out.detach())
+            out = out * self.loss_scale
+        else:
+            self.mail.send(operation.sends_to, out.detach())
+        self._held[chunk, operation.micro_batch] = x, out
+
+    def backward(self, operation: Operation) -> None:
+        """Run a chunk backward and send the gradient of its input on."""
+        x, out = self._held.pop((operation.chunk, operation.micro_batch))
+        gradient = None if operation.receives is None else self.mail.receive(*operation.receives)
+        out.backward(gradient)
+        if operation.sends_to is not None:
+            self.mail.send(operation.sends_to, x.grad)
+        self._put_off[operation.chunk, operation.micro_batch] = self.stage.put_off[operation.chunk].take()
+
+    @torch.no_grad()
+    def weight_gradients(self, operation: Operation) -> None:
+        """Compute the gradients that the backward put off."""
+        for compute in self._put_off.pop((operation.chunk, operation.micro_batch)):
+            self.add_gradient(operation.chunk, *compute())
+
+
+def make_chunks(model: Model, mesh: Mesh) -> list[Transformer]:
+    """This stage's chunks of the model, whole and without storage."""
+    layout = mesh.layout
+    made = []
+    for number, layers in enumerate(chunk_layers(model, layout)[mesh.pp.index]):
+        is_first = mesh.pp.index == 0 and number == 0
+        is_last = mesh.pp.index == layout.pp - 1 and number == layout.vp - 1
+        with torch.device("meta"):
+            made.append(Transformer(model, layers, is_first=is_first, is_last=is_last))
+    return made

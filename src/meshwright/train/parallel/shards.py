@@ -1,0 +1,156 @@
+"""What one rank's optimizer updates: flat pieces of parameters, and where each stands in the whole model.
+
+A shard knows which rectangles of which whole tensors it holds, so that weights can be drawn, saved and loaded without a word about layouts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from meshwright.describe.model import Model
+from meshwright.train.checkpoint import Piece
+from meshwright.train.model.transformer import Transformer, tensors_in
+from meshwright.train.parallel.collectives import Axis
+from meshwright.train.parallel.tensor import cut_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Where a parameter of this rank stands in the whole tensor: a slice of one dimension, or all of it."""
+
+    name: str
+    shape: tuple[int, ...]  # of the whole tensor
+    start: tuple[int, ...]  # where this rank's part begins
+    local: tuple[int, ...]  # shape of this rank's part
+
+    def rows(self, first: int, last: int, tensor: Tensor) -> Iterator[Piece]:
+        """Pieces of the whole tensor that elements `first` to `last` of this rank's part, flat in `tensor`, are."""
+        for begin, shape, span in rectangles(self.local, first, last):
+            start = tuple(a + b for a, b in zip(self.start, begin, strict=True))
+            yield Piece(name=self.name, shape=self.shape, start=start, tensor=tensor[span].view(shape))
+
+
+Span = tuple[Cut, int, int, int]  # cut, first and last element of its part, where in the flat tensor it begins
+
+
+def cuts_of(chunk: Transformer, axis: Axis) -> dict[str, tuple[Cut, ...]]:
+    """Where each parameter of a chunk that is split over tensor ranks stands in the whole model: the tensors that it holds, in order.
+
+    A tied head is the embedding's table by another name.
+    """
+    tied = {"head.weight": "embed.weight"} if chunk.model.tied_embeddings else {}
+    return {name: tuple(_cuts(tied.get(name, name), p.shape, chunk.model, axis)) for name, p in chunk.named_parameters()}
+
+
+def _cuts(name: str, shape: Sequence[int], model: Model, axis: Axis) -> Iterator[Cut]:
+    held = tensors_in(name, model)
+    unit = shape[0] // sum(share for _, share in held)
+    for tensor, share in held:
+        yield cut_of(tensor, (share * unit, *shape[1:]), cut_dim(tensor), axis)
+
+
+def spans_of(cuts: Sequence[Cut], first: int, last: int, where: int) -> Iterator[Span]:
+    """What elements `first` to `last` of a parameter are, which stand in a flat tensor from `where` on."""
+    offset = 0
+    for cut in cuts:
+        size = math.prod(cut.local)
+        begin, end = max(first, offset), min(last, offset + size)
+        if begin < end:
+            yield cut, begin - offset, end - offset, where + begin - first
+        offset += size
+
+
+def cut_of(name: str, local: Sequence[int], dim: int | None, axis: Axis) -> Cut:
+    """The cut of a parameter that is split evenly along `dim` over the ranks of `axis` (None: not split)."""
+    shape, start = list(local), [0] * len(local)
+    if dim is not None:
+        shape[dim] *= axis.size
+        start[dim] = axis.index * local[dim]
+    return Cut(name=name, shape=tuple(shape), start=tuple(start), local=tuple(local))
+
+
+def rectangles(shape: Sequence[int], first: int, last: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], slice]]:
+    """Elements `first` to `last` of a tensor in row-major order, as (start, shape, where in the run) of whole rectangles.
+
+    A run of elements is the end of a row, some whole rows and the beginning of another; in more dimensions each of these again.
+    """
+    yield from _runs(tuple(shape), first, last, (), 0)
+
+
+def _runs(
+    shape: tuple[int, ...], first: int, last: int, above: tuple[int, ...], done: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], slice]]:
+    if first >= last:
+        return
+    if len(shape) == 1:
+        yield (*above, first), (*(1 for _ in above), last - first), slice(done, done + last - first)
+        return
+    row = math.prod(shape[1:])
+    top, bottom = -(-first // row), last // row  # whole rows from `top` up to `bottom`
+    if top > bottom:  # within one row
+        yield from _runs(shape[1:], first - bottom * row, last - bottom * row, (*above, bottom), done)
+        return
+    yield from _runs(shape[1:], first - (top - 1) * row, row, (*above, top - 1), done) if first < top * row else ()
+    done += top * row - first
+    if bottom > top:
+        start, size = (*above, top, *(0 for _ in shape[1:])), (*(1 for _ in above), bottom - top, *shape[1:])
+        yield start, size, slice(done, done + (bottom - top) * row)
+        done += (bottom - top) * row
+    yield from _runs(shape[1:], 0, last - bottom * row, (*above, bottom), done) if last > bottom * row else ()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Shard:
+    """A flat run of elements that this rank's optimizer owns, possibly of several parameters."""
+
+    values: Tensor  # what the optimizer updates
+    gradient: Tensor | None  # of the whole batch, summed; None: not there yet
+    spans: tuple[Span, ...]
+    decays: bool  # whether weight decay applies
+    is_partial: bool  # whether gradients of tensor-parallel ranks have yet to be added
+    copies: int  # ranks that hold the same shard
+    counted: bool = True  # whether it counts towards the norm: a tied copy does not
+    copy: Tensor | None = None  # the same values as the products read them, where that is another precision
+
+    def renew_copy(self) -> None:
+        """Bring the values into the copy."""
+        if self.copy is not None:
+            self.copy.copy_(self.values)
+
+    def pieces(self, tensor: Tensor, prefix: str) -> Iterator[Piece]:
+        """`tensor`, laid out like the values, as pieces of the whole tensors, named `prefix/name`."""
+        for cut, first, last, offset in self.spans:
+            for piece in cut.rows(first, last, tensor[offset : offset + last - first]):
+                yield Piece(name=f"{prefix}/{piece.name}", shape=piece.shape, start=piece.start, tensor=piece.tensor)
+
+    def names_of(self, flags: Tensor) -> list[str]:
+        """Names of the parameters with any flag set, `flags` being laid out like the values."""
+        return [cut.name for cut, first, last, offset in self.spans if bool(flags[offset : offset + last - first].any())]
+
+
+def square_sum(shards: Sequence[Shard], tp_index: int) -> Tensor:
+    """Sum of squares of gradients, each element of the model counted once over all ranks together; a scalar in fp64."""
+    total = torch.zeros((), dtype=torch.float64, device=shards[0].values.device if shards else "cpu")
+    by_copies: dict[int, list[Tensor]] = {}
+    for shard in shards:
+        if shard.gradient is not None and shard.counted and not (shard.is_partial and tp_index > 0):
+            by_copies.setdefault(shard.copies, []).append(shard.gradient)
+    for copies, gradients in by_copies.items():
+        total += squares_of(gradients).sum() / copies
+    return total
+
+
+def squares_of(gradients: Sequence[Tensor]) -> Tensor:
+    """The sum of squares of each tensor, in fp64; on a GPU by one pass that reads as fast as memory gives."""
+    if gradients[0].is_cuda and find_spec("triton") is not None:
+        from meshwright.train.kernels.square_kernel import square_sums
+
+        return square_sums(gradients)
+    norms = torch._foreach_norm(list(gradients), 2, dtype=torch.float32)
+    return torch.stack(norms).double().square()

@@ -1,0 +1,148 @@
+"""Tensor parallelism with sequence parallelism: matrices are cut by heads, by the MLP's width and by the vocabulary.
+
+Between blocks each rank holds a part of the sequence, so that norms and residuals are not done twice. A block gathers the sequence
+where its products begin and scatters the partial sums where they end. The loss is computed on the cut vocabulary: three numbers a token
+are exchanged, never the logits. (Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from meshwright.describe.model import Model
+from meshwright.errors import InputError
+from meshwright.train.data.samples import IGNORED_LABEL
+from meshwright.train.model.transformer import MLP, Attention, Embedding, Head, Transformer
+from meshwright.train.parallel.collectives import Axis, Gather, ScatterSum
+
+SEQUENCE = 1  # of hidden states [B, T, H]
+
+# The dimension along which a parameter is cut, by the end of its name; what is not here is on every rank.
+CUTS = {
+    "embed.weight": 0,
+    "head.weight": 0,
+    **{f"attention.{name}.{kind}": 0 for name in ("qkv", "q", "k", "v") for kind in ("weight", "bias")},
+    "attention.o.weight": 1,
+    **{f"mlp.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
+    "mlp.down.weight": 1,
+}
+
+
+def cut_dim(name: str) -> int | None:
+    """The dimension along which tensor parallelism cuts the parameter `name`, or None."""
+    return next((dim for ending, dim in CUTS.items() if name.endswith(ending)), None)
+
+
+def check_cuts(model: Model, tp: int, num_local_tokens: int) -> None:
+    """Raise where a model or a sequence cannot be cut `tp` ways."""
+    counts = {
+        "attention heads": model.num_heads,
+        "key-value heads": model.num_kv_heads,
+        "columns of the MLP": model.ffn_hidden,
+        "entries of the vocabulary": model.vocab_size,
+        "tokens of a sequence on a context-parallel rank": num_local_tokens,
+    }
+    for what, count in counts.items():
+        if count % tp:
+            raise InputError(
+                f"tensor degree {tp} does not divide {count} {what}", where="layout.tp", fix=f"choose tp from the divisors of {count}"
+            )
+
+
+def split(chunk: Transformer, axis: Axis) -> None:
+    """Cut the parameters of `chunk` (still without storage) for this rank, and put the axis into its ports."""
+    if axis.size == 1:
+        return
+    for name, parameter in list(chunk.named_parameters(remove_duplicate=True)):
+        dim = cut_dim(name)
+        if dim is not None:
+            shape = list(parameter.shape)
+            shape[dim] //= axis.size
+            parameter.data = parameter.data.new_empty(shape)
+    for module in chunk.modules():
+        if isinstance(module, Attention | MLP):
+            module.enter, module.leave = _gather(axis), _scatter(axis)
+        elif isinstance(module, Embedding):
+            module.look_up, module.share = _VocabularyLookUp(axis), _share(axis)
+        elif isinstance(module, Head):
+            module.enter, module.summed_loss = _gather(axis), _VocabularyLoss(axis)
+
+
+def _gather(axis: Axis) -> Any:
+    return lambda x: Gather.apply(x, axis, SEQUENCE)
+
+
+def _scatter(axis: Axis) -> Any:
+    return lambda x: ScatterSum.apply(x, axis, SEQUENCE)
+
+
+def _share(axis: Axis) -> Any:
+    return lambda positions: positions.chunk(axis.size)[axis.index]
+
+
+class _VocabularyLookUp:
+    """Each rank looks up the tokens of its part of the vocabulary; the sum, scattered over the sequence, has all of them."""
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+
+    def __call__(self, tokens: Tensor, weight: Tensor) -> Tensor:
+        local, is_here = _localised(tokens, weight.shape[0], self.axis)
+        vectors = F.embedding(local, weight) * is_here[..., None].to(weight.dtype)
+        return ScatterSum.apply(vectors, self.axis, SEQUENCE)
+
+
+def _localised(tokens: Tensor, num_local: int, axis: Axis) -> tuple[Tensor, Tensor]:
+    """Tokens counted from this rank's first entry (0 where they are elsewhere), and whether they are here."""
+    local = tokens - axis.index * num_local
+    is_here = (local >= 0) & (local < num_local)
+    return torch.where(is_here, local, 0), is_here
+
+
+class _VocabularyLoss:
+    """Cross-entropy summed over tokens, of logits that no rank holds whole."""
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+
+    def __call__(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        return _CutCrossEntropy.apply(F.linear(hidden, weight).float(), labels, self.axis)
+
+
+class _CutCrossEntropy(torch.autograd.Function):
+    """Largest logit, sum of exponentials and the label's logit are exchanged; the gradient needs nothing from the others."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
+        largest = axis.all_reduce(logits.amax(dim=-1), op=dist.ReduceOp.MAX)
+        shifted = logits - largest[..., None]
+        counts = labels != IGNORED_LABEL
+        local, is_here = _localised(labels, logits.shape[-1], axis)
+        chosen = shifted.gather(-1, local[..., None])[..., 0] * is_here
+        exponentials = shifted.exp_()
+        sums = torch.stack((exponentials.sum(dim=-1), chosen))
+        total, of_label = axis.all_reduce(sums)
+        ctx.save_for_backward(exponentials, total, local, is_here, counts)
+        return ((total.log() - of_label) * counts).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        exponentials, total, local, is_here, counts = ctx.saved_tensors
+        scores = exponentials / total[..., None]
+        scores.scatter_add_(-1, local[..., None], -is_here[..., None].to(scores.dtype))
+        return scores * (counts[..., None] * gradient), None, None
+
+
+def is_partial(name: str) -> bool:
+    """Whether each tensor-parallel rank has only its part of the sequence's gradient: what stands between blocks (norms, biases)."""
+    return cut_dim(name) is None
+
+
+def decays(name: str, parameter: nn.Parameter) -> bool:
+    """Whether weight decay applies: to matrices, not to norms and biases."""
+    return parameter.dim() > 1

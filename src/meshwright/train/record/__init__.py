@@ -1,0 +1,1 @@
+"""What a run writes down: its folder, MLPerf's log, times and energy."""

@@ -1,0 +1,275 @@
+"""What rank 0 writes down: the run folder, the MLPerf log, and the line that a person watches."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Protocol, TextIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from meshwright.layout import Layout
+from meshwright.ledger import Budget, amount
+from meshwright.record.entries import StepRecord
+from meshwright.record.writer import RunWriter
+from meshwright.train.checkpoint import SaveReport
+from meshwright.train.health.stragglers import Stragglers
+from meshwright.train.job import Job
+from meshwright.train.record import measured
+from meshwright.train.record.meter import Meter
+from meshwright.train.record.mlperf import MlperfLog
+from meshwright.train.record.rank_times import RankTimes
+from meshwright.train.replica import StepResult
+from meshwright.units import seconds
+
+LINE_S = 0.25  # between two refreshes of the live line on a terminal
+PLAIN_S = 10.0  # between two lines where there is no terminal
+RECENT = 20  # steps over which speed is told
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, of the kernel's figure for resident memory
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has had so far: of its GPU in torch's allocator, else of the host."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
+
+
+class Counts(Protocol):
+    """How far a run is."""
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step that is done; its times come in from all ranks."""
+
+    step: int
+    samples: int
+    result: StepResult
+    step_time_s: float
+    rate: float  # of learning
+    exchange: measured.Exchange
+    ended_s: float = math.nan  # by the monotonic clock
+
+
+class Logbook:
+    """The record of a run on rank 0; on other ranks every call does nothing but wait for what it must."""
+
+    def __init__(self, job: Job, writer: RunWriter | None, log: MlperfLog, out: TextIO | None = None, meter: Meter | None = None) -> None:
+        self.job, self.writer, self.log, self.meter = job, writer, log, meter
+        self.live = LiveLine(job, out or told_to(job)) if writer else None
+        self.recording_s = 0.0  # that the last step's record took
+        self._waiting: Step | None = None
+        self.stragglers = Stragglers(measured.groups_of(job.plan.layout)) if writer else None
+        self.rank_times = RankTimes(writer.folder) if writer else None
+
+    def block_start(self, progress: Counts) -> None:
+        """Training begins, or goes on after an evaluation."""
+        self.log.block_start(progress.samples, progress.step)
+
+    def step(self, done: Step) -> None:
+        """One step is done; `flush` writes it down."""
+        self._waiting = done
+
+    def flush(self) -> None:
+        """Write the step that waits, once its times are here; all ranks must call it."""
+        done, self._waiting = self._waiting, None
+        if done is None:
+            return
+        everyones = done.exchange.table()
+        if self.writer is None or self.stragglers is None or self.live is None or self.rank_times is None:
+            return
+        parts_s = of_step(everyones, self.job.plan.layout, done.step_time_s)
+        self.writer.step(self._record(done, parts_s))
+        self.log.step(done.step, done.samples, done.result.loss, done.step_time_s, done.rate)
+        self.rank_times.update(done.step, measured.busy_s(everyones))
+        for found in self.stragglers.update(done.step, measured.busy_s(everyones)):
+            self.event("recovered_rank" if found.recovered else "slow_rank", done, rank=found.rank, said=str(found))
+            self.live.say(str(found))
+        self.live.step(done, done.result.loss, done.step_time_s, parts_s)
+
+    def _record(self, done: Step, parts_s: dict[str, float]) -> StepRecord:
+        tokens_per_s = self.job.plan.workload.tokens_per_step / done.step_time_s
+        drawn_j = self.meter.between(done.ended_s - done.step_time_s, done.ended_s) if self.meter else None
+        return StepRecord(
+            step=done.step,
+            samples=done.samples,
+            loss=done.result.loss,
+            grad_norm=done.result.grad_norm,
+            step_time_s=done.step_time_s,
+            parts_s=parts_s,
+            extra={
+                "tokens_per_s": tokens_per_s,
+                "learning_rate": done.rate,
+                "recording_s": self.recording_s,
+                "peak_memory_bytes": peak_memory_bytes(),
+                **({} if drawn_j is None else {"energy_j": drawn_j}),
+            },
+        )
+
+    def evaluation_start(self, progress: Counts) -> None:
+        """An evaluation begins."""
+        self.log.block_stop(progress.samples, progress.step)
+        self.log.evaluation_start(progress.samples, progress.step)
+
+    def evaluation(self, progress: Counts, loss: float, num_tokens: int, took_s: float) -> None:
+        """An evaluation is over."""
+        self.log.evaluation(progress.samples, progress.step, loss)
+        self.event("evaluation", progress, loss=loss, num_tokens=num_tokens, seconds=took_s, samples=progress.samples)
+        if self.live:
+            self.live.evaluation(progress, loss)
+
+    def saves(self, progress: Counts, reports: Sequence[SaveReport]) -> None:
+        """Saves that ended since the last step."""
+        for report in reports:
+            if report.failure is not None:
+                said = str(report.failure.what)
+                self.event("checkpoint_failed", progress, saved_step=report.step, said=said, stall_s=report.stall_s)
+                if self.live:
+                    self.live.say(f"checkpoint of step {report.step} failed: {report.failure.what}; the last good one is kept")
+            else:
+                times = {"stall_s": report.stall_s, "write_s": report.write_s, "commit_s": report.commit_s}
+                self.event("checkpoint", progress, saved_step=report.step, num_bytes=report.num_bytes, **times)
+
+    def event(self, kind: str, progress: Counts, **detail: Any) -> None:
+        """Something that happened."""
+        if self.writer is not None:
+            self.writer.event(kind, progress.step, **detail)
+
+    def begun(self, progress: Counts, starting_s: float, attention: str = "") -> None:
+        """The run starts, or goes on: with what it pays, how long this start took, and by which package it attends if not by torch."""
+        job = self.job
+        detail: dict[str, Any] = {"layout": str(job.plan.layout), "num_ranks": job.plan.layout.num_ranks}
+        if attention:
+            detail["attention"] = attention
+        if job.rate is not None:
+            detail["price"] = job.rate.to_json()
+        if job.budget is not None:
+            detail |= {"budget_usd": str(job.budget.usd), "spent_usd": str(job.budget.spent_usd)}
+        self.event("resumed" if job.resume else "start", progress, **detail, starting_s=starting_s)
+
+    def over_budget(self, progress: Counts, budget: Budget, spent_usd: Decimal) -> str:
+        """Another step would pass the budget; what to tell of it."""
+        said = f"another step would pass the budget of {amount(budget.usd)}: {amount(spent_usd)} are spent by step {progress.step}"
+        self.event("budget", progress, said=said, budget_usd=str(budget.usd), spent_usd=f"{spent_usd:.6f}")
+        if self.live:
+            self.live.say(said)
+        return said
+
+    def finish(self, progress: Counts, status: str) -> None:
+        """The run is over."""
+        if status != "failed":
+            self.log.run_stop(progress.samples, progress.step)
+        self.log.close()
+        if self.meter:
+            self.meter.stop()
+        if self.live:
+            self.live.end()
+        if self.writer is not None:
+            self.writer.finish(status)
+
+
+def of_step(everyones: NDArray[np.float64], layout: Layout, step_time_s: float) -> dict[str, float]:
+    """The step's parts: those of the busiest stage, scaled to rank 0's clock so that they add up to the step."""
+    parts_s = measured.of_busiest_stage(everyones, layout)
+    total_s = sum(parts_s.values())
+    return {part: value * step_time_s / total_s for part, value in parts_s.items()} if total_s > 0 else parts_s
+
+
+def told_to(job: Job) -> TextIO:
+    """Where people read how it goes: standard output, unless that is kept for the result alone."""
+    return sys.stderr if job.prints_json else sys.stdout
+
+
+class LiveLine:
+    """Step, loss, speed, exposed communication and time to the target, on one line that renews itself."""
+
+    def __init__(self, job: Job, out: TextIO) -> None:
+        self.job, self.out = job, out
+        self.is_terminal = out.isatty()
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)  # step time, exposed time
+        self._shown_s = 0.0
+        self._width = 0
+        self._last_evaluation = ""
+
+    def step(self, progress: Counts, loss: float, step_time_s: float, parts_s: dict[str, float]) -> None:
+        """Show the step, if it is time to."""
+        exposed_s = sum(value for part, value in parts_s.items() if part.startswith("exposed"))
+        self._recent.append((step_time_s, exposed_s))
+        now_s = time.monotonic()
+        if now_s - self._shown_s >= (LINE_S if self.is_terminal else PLAIN_S) or progress.step == 1:
+            self._shown_s = now_s
+            self._show(self._words(progress, loss))
+
+    def evaluation(self, progress: Counts, loss: float) -> None:
+        """Show an evaluation."""
+        target = self.job.training.target_loss
+        self._last_evaluation = f"valid {loss:.3f}" + (f" (target {target:.2f})" if target else "")
+        self.say(f"step {progress.step}: validation loss {loss:.4f}" + (f", target {target:.4f}" if target else ""))
+
+    def say(self, text: str) -> None:
+        """Put a lasting line above the live one."""
+        self._write(("\r" + " " * self._width + "\r" if self.is_terminal else "") + text + "\n")
+        self._width = 0
+
+    def end(self) -> None:
+        """Leave the last line standing."""
+        if self.is_terminal and self._width:
+            self._write("\n")
+
+    def _words(self, progress: Counts, loss: float) -> str:
+        times = np.array(self._recent)
+        mean_s, exposed = times[:, 0].mean(), times[:, 1].sum() / times[:, 0].sum()
+        rate = self.job.plan.workload.tokens_per_step / mean_s
+        words = [
+            f"step {progress.step}/{self.job.last_step}",
+            f"loss {loss:.3f}",
+            f"{rate:,.0f} tokens/s",
+            f"exposed {exposed:.0%}",
+            self._left(progress.step, mean_s),
+        ]
+        return "  ".join([*words, self._last_evaluation] if self._last_evaluation else words)
+
+    def _left(self, step: int, step_time_s: float) -> str:
+        """Time to the target, by the steps that the workload says it takes; to the end, where that or the last step may come first."""
+        last, expected = self.job.last_step, self.job.plan.workload.num_steps()
+        if not self.job.training.target_loss:
+            return f"{seconds((last - step) * step_time_s)} to the end"
+        if step < expected < last:
+            return f"about {seconds((expected - step) * step_time_s)} to the target"
+        return f"at most {seconds((last - step) * step_time_s)} to the end"
+
+    def _show(self, text: str) -> None:
+        if self.is_terminal:
+            self._write("\r" + text.ljust(self._width))
+            self._width = len(text)
+        else:
+            self._write(text + "\n")
+
+    def _write(self, text: str) -> None:
+        """Show `text`; a reader that has gone away is no reason to stop training."""
+        with suppress(OSError):
+            self.out.write(text)
+            self.out.flush()
+
+
+def machine_words(device_type: str, num_ranks: int, name: str) -> str:
+    """The machine in words, for headers and logs."""
+    return f"{num_ranks} ranks on {name}" if device_type == "cpu" else f"{num_ranks} x {name}"

@@ -1,0 +1,320 @@
+"""MLPerf's log of a run, written with `mlperf-logging` and checked with its own compliance checker.
+
+Two kinds: meshwright's own small benchmark (`OWN`), whose rules are a file beside this one, and MLPerf's closed-division benchmarks in
+`OFFICIAL`. A run is logged under an official name only where its settings are that benchmark's.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from meshwright.describe.load import load_model
+from meshwright.describe.model import Model
+from meshwright.errors import InputError
+from meshwright.record.mllog import complaints, parse_log, read_log
+
+RULESET = "6.0.0"
+OWN = "meshwright_stdlib_llama"
+OWN_RULES = Path(__file__).parents[1] / "benchmark" / f"{OWN}.yaml"
+SCHEDULE = "cosine with linear warmup"
+ONCE = ("init_start", "init_stop", "run_start")  # of a run that is resumed, the first life's
+NOT_SHAPES = ("name", "sources")  # of a Model
+PRECISIONS = {"fp32": "fp32", "bf16": "bfloat16", "fp8": "fp8", "nvfp4": "nvfp4"}  # recipe -> MLPerf's word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """What a log says before the run starts: who, what, and every setting that decides how fast it learns."""
+
+    model: Model
+    dataset: str  # in words; "c4" for the benchmarks that train on it
+    platform: str
+    organisation: str
+    seed: int
+    global_batch: int
+    gradient_accumulation_steps: int
+    sequence_length: int
+    train_samples: int  # sequences in the training set
+    eval_samples: int
+    target: float  # evaluation loss
+    max_steps: int
+    base_learning_rate: float
+    end_learning_rate: float
+    warmup_steps: int
+    decay_steps: int
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    weight_decay: float
+    clip_norm: float
+    micro_batch: int
+    tp: int
+    pp: int
+    cp: int
+    precision: str = "fp32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Official:
+    """What a benchmark of MLPerf's fixes; the rest is the submitter's choice."""
+
+    model: str  # its catalogue name
+    dataset: str
+    fixed: Mapping[str, float]  # by field of LogSettings
+    num_schedule_steps: int  # warm-up and decay together
+
+
+OFFICIAL = {
+    "llama31_8b": Official(  # mlperf_logging/compliance_checker/training_6.0.0/closed_llama31_8b.yaml
+        model="llama-3.1-8b",
+        dataset="c4",
+        fixed={
+            "sequence_length": 8192,
+            "eval_samples": 1024,
+            "target": 3.3,
+            "max_steps": 1_200_000,
+            "beta_1": 0.9,
+            "beta_2": 0.95,
+            "epsilon": 1e-5,
+            "weight_decay": 0.1,
+            "clip_norm": 1.0,
+        },
+        num_schedule_steps=1_200_000,
+    )
+}
+
+
+def check_settings(benchmark: str, settings: LogSettings) -> None:
+    """Raise unless a run with `settings` may be logged under the name `benchmark`."""
+    if benchmark == OWN:
+        return
+    if benchmark not in OFFICIAL:
+        raise InputError(f"no benchmark named {benchmark!r}", fix=f"use one of {', '.join((OWN, *OFFICIAL))}")
+    if different := list(_differences(OFFICIAL[benchmark], settings)):
+        raise InputError(
+            f"the run is not MLPerf's {benchmark}: {'; '.join(different)}",
+            where="the name of the log's benchmark",
+            fix=f"train with the benchmark's settings, or log under {OWN}",
+        )
+
+
+def _differences(official: Official, settings: LogSettings) -> Iterator[str]:
+    wanted = load_model(official.model)
+    for name in (spec.name for spec in fields(Model) if spec.name not in NOT_SHAPES):
+        if getattr(settings.model, name) != getattr(wanted, name):
+            yield f"model.{name} is {getattr(settings.model, name)}, not {getattr(wanted, name)}"
+    for name, value in official.fixed.items():
+        if getattr(settings, name) != value:
+            yield f"{name} is {getattr(settings, name)}, not {value}"
+    if settings.warmup_steps + settings.decay_steps != official.num_schedule_steps:
+        yield f"warm-up and decay take {settings.warmup_steps + settings.decay_steps} steps, not {official.num_schedule_steps}"
+
+
+class MlperfLog:
+    """The log of one run, written by rank 0. With no path (other ranks), or without mlperf-logging, every call does nothing.
+
+    `missing` is called once, with a sentence, where the package is not installed. A log that exists is gone on with: a resumed run.
+    """
+
+    def __init__(self, path: Path | None, benchmark: str, settings: LogSettings, missing: Callable[[str], None] | None = None) -> None:
+        check_settings(benchmark, settings)
+        self.path, self.benchmark, self.settings = path, benchmark, settings
+        self.best: float | None = None
+        self._block: tuple[int, float] | None = None  # samples and clock at its start
+        self._clock_offset_s = time.time() - time.monotonic()
+        self._last_ms = 0
+        self._written: set[str] = set()
+        self._handler: logging.FileHandler | None = None
+        self._logger = _mllogger() if path else None
+        if path and self._logger:
+            self._go_on(path)
+            self._handler = logging.FileHandler(path, encoding="utf-8")
+            self._logger.logger.addHandler(self._handler)
+        elif path and missing:
+            missing("no MLPerf log: the package mlperf-logging is not installed")
+
+    @property
+    def target_reached(self) -> bool:
+        """Whether an evaluation came down to the target."""
+        return self.best is not None and self.best <= self.settings.target
+
+    def init_start(self) -> None:
+        """The process has begun: caches are clear, nothing has touched the data. Writes the settings too."""
+        if "run_start" in self._written:
+            self._point("resumed", True)
+            return
+        self._point("cache_clear", True)
+        self._mark("start", "init_start")
+        for key, value in _setting_lines(self.benchmark, self.settings):
+            self._point(key, value)
+
+    def init_stop(self) -> None:
+        """All is ready but the data, which may be touched from now on."""
+        self._mark("end", "init_stop")
+
+    def run_start(self) -> None:
+        """The clock that is scored starts."""
+        self._mark("start", "run_start")
+
+    def block_start(self, samples: int, step: int) -> None:
+        """Training goes on after `samples`, until the next evaluation."""
+        self._block = samples, time.monotonic()
+        self._mark("start", "block_start", samples_count=samples, step=step)
+
+    def block_stop(self, samples: int, step: int) -> None:
+        """Training pauses for an evaluation, or ends; samples a second of the block go with it."""
+        if self._block is not None and samples > self._block[0]:
+            seconds = time.monotonic() - self._block[1]
+            self._point("tracked_stats", {"throughput": (samples - self._block[0]) / seconds}, samples_count=samples, step=step)
+        self._block = None
+        self._mark("end", "block_stop", samples_count=samples, step=step)
+
+    def step(self, step: int, samples: int, loss: float | None, step_time_s: float, lr: float) -> None:
+        """One step is done; `samples` counts from the run's start."""
+        stats = {"train_step_time": step_time_s, "reduced_train_loss": loss, "learning_rate": lr}
+        self._point("tracked_stats", stats, step=step, samples_count=samples)
+
+    def evaluation_start(self, samples: int, step: int) -> None:
+        """An evaluation begins after `samples`."""
+        self._mark("start", "eval_start", samples_count=samples, step=step)
+
+    def evaluation(self, samples: int, step: int, loss: float) -> None:
+        """The evaluation is over, with this loss."""
+        if math.isfinite(loss):
+            self.best = loss if self.best is None else min(self.best, loss)
+        self._point("eval_accuracy", loss, samples_count=samples, step=step)
+        self._mark("end", "eval_stop", samples_count=samples, step=step)
+
+    def run_stop(self, samples: int, step: int) -> str:
+        """The run is over; return the status written.
+
+        "success" where an evaluation reached the target; under an official name also only on that benchmark's own data.
+        """
+        official = OFFICIAL.get(self.benchmark)
+        own_data = official is None or self.settings.dataset == official.dataset
+        status = "success" if self.target_reached and own_data else "aborted"
+        self._mark("end", "run_stop", samples_count=samples, step=step, status=status)
+        return status
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._logger and self._handler:
+            self._logger.logger.removeHandler(self._handler)
+            self._handler.close()
+            self._handler = None
+
+    def _go_on(self, path: Path) -> None:
+        """Take up what an earlier life of the run wrote, less a torn last line and its end: the run goes on."""
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        kept = b"".join(line for line in whole.splitlines(keepends=True) if b'"key": "run_stop"' not in line)
+        if kept != content:
+            path.write_bytes(kept)
+        if not kept:
+            return
+        log = parse_log(whole.decode(errors="replace"), str(path))  # with its end: no later line may be earlier than that either
+        self._written = {event.key for event in log.events}
+        self._last_ms = int(max(event.time_ms for event in log.events))
+        losses = [one.quality for one in log.evaluations if one.quality is not None]
+        self.best = min(losses, default=None)
+
+    def _time_ms(self) -> int:
+        """Milliseconds since 1970, never less than in the line before: the wall clock may be set back, the monotonic one is not."""
+        self._last_ms = max(self._last_ms, int(1e3 * (self._clock_offset_s + time.monotonic())))
+        return self._last_ms
+
+    def _point(self, key: str, value: Any, **metadata: Any) -> None:
+        if self._logger:
+            self._logger.event(key, value, metadata=metadata, time_ms=self._time_ms())
+
+    def _mark(self, edge: str, key: str, **metadata: Any) -> None:
+        """Write the start or end of an interval; of a resumed run, not those that may stand there only once."""
+        if self._logger and not (key in ONCE and key in self._written):
+            getattr(self._logger, edge)(key, metadata=metadata, time_ms=self._time_ms())
+
+
+def _mllogger() -> Any:
+    """A logger of mlperf-logging's that writes nowhere yet; None where the package is not installed."""
+    try:
+        from mlperf_logging.mllog.mllog import MLLogger
+    except ImportError:
+        return None
+    logger = logging.Logger("meshwright.mlperf", logging.INFO)  # of its own: it shares no handler and no level with anyone
+    package = Path(__file__).parents[2]
+    return MLLogger(logger=logger, root_dir=re.escape(str(package.parent)), default_stack_offset=2)
+
+
+def _setting_lines(benchmark: str, settings: LogSettings) -> Iterator[tuple[str, Any]]:
+    """The keys and values that stand before the run, in MLPerf's words."""
+    yield "submission_benchmark", benchmark
+    yield "submission_division", "closed" if benchmark in OFFICIAL else "open"
+    yield "submission_org", settings.organisation
+    yield "submission_platform", settings.platform
+    yield "submission_status", "research"
+    yield "seed", settings.seed
+    yield "global_batch_size", settings.global_batch
+    yield "gradient_accumulation_steps", settings.gradient_accumulation_steps
+    yield "micro_batch_size", settings.micro_batch
+    yield "max_sequence_length", settings.sequence_length
+    yield "train_samples", settings.train_samples
+    yield "eval_samples", settings.eval_samples
+    yield "train_dataset", settings.dataset
+    yield "init_checkpoint_step", 0
+    yield "max_steps", settings.max_steps
+    yield "target_accuracy", settings.target
+    yield "opt_name", "adamw"
+    yield "opt_base_learning_rate", settings.base_learning_rate
+    yield "opt_end_learning_rate", settings.end_learning_rate
+    yield "opt_learning_rate_warmup_steps", settings.warmup_steps
+    yield "opt_learning_rate_decay_steps", settings.decay_steps
+    yield "opt_learning_rate_decay_schedule", SCHEDULE
+    yield "opt_adamw_beta_1", settings.beta_1
+    yield "opt_adamw_beta_2", settings.beta_2
+    yield "opt_adamw_epsilon", settings.epsilon
+    yield "opt_adamw_weight_decay", settings.weight_decay
+    yield "opt_gradient_clip_norm", settings.clip_norm
+    yield "tensor_parallelism", settings.tp
+    yield "pipeline_parallelism", settings.pp
+    yield "context_parallelism", settings.cp
+    if settings.precision in PRECISIONS:
+        yield "lowest_numerical_precision_in_linear", PRECISIONS[settings.precision]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What MLPerf's compliance checker says of a log."""
+
+    passed: bool
+    complaints: tuple[str, ...]
+    rules: str  # which rules it was held against, in words
+
+    def __str__(self) -> str:
+        verdict = "passed" if self.passed else f"{len(self.complaints)} complaint{'s' if len(self.complaints) > 1 else ''}"
+        return "\n".join((f"MLPerf compliance checker, {self.rules}: {verdict}", *(f"  {text}" for text in self.complaints)))
+
+
+def check_log(path: str | Path) -> CheckResult:
+    """Hold a log against the rules of its benchmark, with the checker itself, in a process of its own; no network needed."""
+    path = Path(path)
+    own = read_log(path).benchmark == OWN
+    rules = f"official common rules of ruleset {RULESET} + " + ("meshwright's own benchmark file" if own else "the official benchmark file")
+    checker = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", RULESET, "--quiet"]
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report"
+        config = ["--config", str(OWN_RULES)] if own else []
+        command = [*checker, *config, "--log_output", str(report), str(path.resolve())]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        text = report.read_text(encoding="utf-8") if report.exists() else ""
+    if re.search("No module named .?mlperf_logging", done.stderr):
+        raise InputError("the package mlperf-logging is not installed", fix='pip install "meshwright[train]"')
+    return CheckResult(done.returncode == 0, complaints(text, done.stderr) if done.returncode else (), rules)

@@ -1,0 +1,240 @@
+"""What a run takes: money, energy, carbon and water worked by hand, and what stays unknown, with the reason."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.cost.energy import PowerConstants
+from meshwright.describe.load import accelerator, load_cluster, load_model, load_workload
+from meshwright.describe.this_machine import CORE_W, num_cores
+from meshwright.errors import InputError
+from meshwright.layout import Layouts, parse_layout
+from meshwright.predict.outcome import (
+    CORE_USD_PER_HOUR,
+    Spread,
+    busy_seconds,
+    busy_share,
+    mfu_said,
+    node_w,
+    outcome,
+    power_constants,
+    price_of,
+)
+from meshwright.predict.prediction import predict
+from meshwright.predict.uncertainty import Interval
+from meshwright.units import HOUR, KWH
+
+MODEL, RECORD, WORKLOAD = load_model("llama-3.1-405b"), load_cluster("azure-gb200-128"), load_workload("mlperf-llama31-405b")
+LAYOUTS = Layouts.of([parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1")])
+PREDICTION = predict(MODEL, RECORD, WORKLOAD, LAYOUTS)
+# The record machine for an hour, give or take: what it takes can be worked by hand.
+AN_HOUR = replace(PREDICTION, time_to_train_s=np.array([HOUR]), interval=Interval(0.9, 1.2, "nothing", 0, "near"))
+CONSTANTS = PowerConstants(waiting_fraction=0.3, host_w_per_accelerator=200.0, fan_fraction=0.1, wall_per_dc=1.05)
+
+
+def spread_of(value: float) -> tuple[float, float, float]:
+    return pytest.approx((value, 0.9 * value, 1.2 * value))
+
+
+def values(spread: Spread | None) -> tuple[float, float, float]:
+    assert spread is not None
+    return spread.value, spread.low, spread.high
+
+
+def test_cost_matches_a_hand_worked_case() -> None:
+    # 8,192 accelerators for an hour at azure's 27.04 dollars
+    takes = outcome(AN_HOUR, RECORD, WORKLOAD)
+    assert values(takes.accelerator_hours) == spread_of(8192)
+    assert takes.offer is not None and (takes.offer.price.provider, takes.offer.price.kind) == ("azure", "on-demand")
+    assert values(takes.offer.cost_usd) == spread_of(8192 * 27.04)
+
+
+def test_every_listed_price_is_an_alternative_cheapest_first() -> None:
+    costs = [offer.cost_usd.value for offer in outcome(AN_HOUR, RECORD, WORKLOAD).alternatives]
+    assert costs == sorted(costs) == pytest.approx([8192 * 4.2, 8192 * 10.5, 8192 * 27.04])
+
+
+@pytest.mark.parametrize(
+    ("asked", "provider", "usd"),
+    [
+        ({"provider": "coreweave"}, "coreweave", 10.5),
+        ({"provider": "coreweave", "price_kind": "reserved"}, "coreweave", 4.2),
+        ({"price_kind": "reserved"}, "coreweave", 4.2),  # azure lists none
+    ],
+)
+def test_a_price_that_is_asked_for(asked: dict[str, str], provider: str, usd: float) -> None:
+    offer = outcome(AN_HOUR, RECORD, WORKLOAD, **asked).offer
+    assert offer is not None and (offer.price.provider, offer.price.usd_per_accelerator_hour) == (provider, usd)
+
+
+def test_without_a_provider_the_median_on_demand_price_stands() -> None:
+    offer = outcome(AN_HOUR, replace(RECORD, provider=""), WORKLOAD).offer
+    assert offer is not None and offer.price.kind == "on-demand" and offer.price.usd_per_accelerator_hour == 10.5
+
+
+def test_a_price_that_is_asked_for_and_not_listed_is_an_error() -> None:
+    with pytest.raises(InputError, match="no spot price is listed for gb200 from azure"):
+        outcome(AN_HOUR, RECORD, WORKLOAD, provider="azure", price_kind="spot")
+
+
+def test_energy_carbon_and_water_match_a_hand_worked_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    # half busy: 4 x 1,200 x (0.3 + 0.7 x 0.5) = 3,120 W and 1,867 W beside; 2,048 nodes for an hour: 10,213.376 kWh
+    monkeypatch.setattr("meshwright.predict.outcome.power_constants", lambda: CONSTANTS)
+    monkeypatch.setattr("meshwright.predict.outcome.busy_share", lambda *_: np.array([0.5]))
+    takes = outcome(AN_HOUR, RECORD, WORKLOAD)
+    energy_kwh = 2048 * (3120 + 1867) / 1000
+    assert takes.node_w == pytest.approx(4987)
+    assert values(takes.energy_j and takes.energy_j.times(1 / KWH)) == spread_of(energy_kwh)
+    assert values(takes.facility_energy_j and takes.facility_energy_j.times(1 / KWH)) == spread_of(energy_kwh * 1.17)
+    assert values(takes.carbon_kg) == spread_of(energy_kwh * 1.17 * 369.473 / 1000)
+    assert values(takes.water_l) == spread_of(energy_kwh * 0.27)
+    assert takes.unknown == {}
+
+
+def test_the_grid_is_the_one_asked_for_or_the_clusters_or_the_default() -> None:
+    assert outcome(AN_HOUR, RECORD, WORKLOAD, region="eastus").region.name == "virginia"
+    assert outcome(AN_HOUR, replace(RECORD, region="france"), WORKLOAD).region.name == "france"
+    assert outcome(AN_HOUR, replace(RECORD, region=""), WORKLOAD).region.name == "usa"
+    with pytest.raises(InputError, match="no region named 'mars'"):
+        outcome(AN_HOUR, RECORD, WORKLOAD, region="mars")
+
+
+def test_nodes_that_state_nothing_are_like_the_metered_ones() -> None:
+    # half busy: 8 x 700 x 0.65 = 3,640 W and 8 x 200 W: 5,240 W; a tenth for fans, 5 % lost in the power supply
+    bare = replace(load_cluster("dgx-h100-superpod"), node_overhead_w=0.0)
+    assert node_w(bare, 0.5, CONSTANTS) == (pytest.approx(5240 * 1.1 * 1.05), "as metered nodes cooled by air")
+    assert node_w(bare, 0.5, CONSTANTS, "liquid") == (pytest.approx(5240 * 1.05), "as metered nodes cooled by liquid")
+    assert node_w(replace(RECORD, node_overhead_w=0.0), 0.5, CONSTANTS)[1] == "as metered nodes cooled by liquid"
+
+
+def test_what_a_cluster_states_of_its_nodes_includes_fans_unless_cooling_is_asked_for() -> None:
+    stated = replace(load_cluster("dgx-h100-superpod"), node_overhead_w=4600.0)
+    assert node_w(stated, 0.5, CONSTANTS) == (pytest.approx(3640 + 4600), "4,600 W a node, stated for dgx-h100-superpod")
+    assert node_w(stated, 0.5, CONSTANTS, "air")[0] == pytest.approx(5240 * 1.1 * 1.05)
+    with pytest.raises(InputError, match="no cooling by 'ice'"):
+        node_w(stated, 0.5, CONSTANTS, "ice")
+
+
+def test_busy_seconds_match_a_hand_worked_case() -> None:
+    # a release half as fast: compute and optimizer 1.1 s are 0.55 s of work, beside 0.1 + 0.2 + 0.3 s of exposed tp, cp and ep
+    parts = {part: np.array([9.0]) for part in PREDICTION.parts}
+    parts |= {"compute": np.array([1.0]), "optimizer": np.array([0.1])}
+    parts |= {f"exposed_{axis}": np.array([s]) for axis, s in (("tp", 0.1), ("cp", 0.2), ("ep", 0.3))}
+    made = replace(PREDICTION, parts=parts, software=replace(PREDICTION.software, log_factor=math.log(2)))
+    assert busy_seconds(made, RECORD, WORKLOAD)[0] == pytest.approx([0.55 + 0.6])
+
+
+def test_a_run_is_busy_for_a_share_of_it() -> None:
+    assert 0.3 < busy_share(PREDICTION, RECORD, WORKLOAD)[0] < 1
+    fast = replace(PREDICTION, software=replace(PREDICTION.software, log_factor=-1.0))
+    assert busy_share(fast, RECORD, WORKLOAD)[0] == 1
+
+
+def test_an_accelerator_without_prices_or_stated_power_says_so() -> None:
+    chip = replace(accelerator("rtx-4090"), power_cap_w=math.nan)
+    takes = outcome(AN_HOUR, replace(RECORD, accelerator=chip), WORKLOAD)
+    assert (takes.offer, takes.alternatives, takes.energy_j, takes.carbon_kg, takes.water_l, takes.node_w) == (None, (), *[None] * 4)
+    assert takes.unknown == {
+        "cost": "no on-demand price is listed for rtx-4090",
+        "energy": "power of rtx-4090 not stated by the vendor",
+        "water": "power of rtx-4090 not stated by the vendor",
+    }
+
+
+def test_halls_that_publish_no_water_leave_it_unknown() -> None:
+    takes = outcome(AN_HOUR, replace(RECORD, provider="coreweave"), WORKLOAD)
+    assert takes.energy_j is not None and takes.water_l is None
+    assert takes.unknown == {"water": "coreweave publishes no litres a kWh"}
+
+
+def test_a_workload_without_an_end_has_no_time_to_train() -> None:
+    endless = replace(WORKLOAD, convergence=None, evaluation=None)
+    takes = outcome(predict(MODEL, RECORD, endless, LAYOUTS), RECORD, endless)
+    assert (takes.time_to_train_s, takes.accelerator_hours, takes.offer, takes.energy_j) == (None, None, None, None)
+    assert set(takes.unknown.values()) == {"mlperf-llama31-405b states neither tokens nor a target"}
+
+
+def test_the_example_prints_what_stands_beside_it() -> None:
+    example = Path(__file__).parents[2] / "examples" / "predict_record.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=True)
+    assert done.stdout == example.with_suffix(".txt").read_text(encoding="utf-8")
+
+
+def test_emulated_racks_share_the_machine_out_and_cost_by_core():
+    cluster = load_cluster("this-machine-2x4")
+    assert [tier.num_accelerators for tier in cluster.tiers] == [4, 8]
+    price = price_of(cluster)
+    assert price is not None and price.kind == "assumed"
+    assert 8 * price.usd_per_accelerator_hour == pytest.approx(num_cores() * CORE_USD_PER_HOUR)
+    for busy in (0.0, 1.0):  # processes that wait poll, and a processor has no host beside it
+        watts, hosts = node_w(cluster, busy, power_constants())
+        assert (2 * watts, hosts) == (pytest.approx(num_cores() * CORE_W), "the processor itself, nothing beside")
+
+
+def test_a_run_on_a_processor_costs_its_cores_and_draws_their_watts() -> None:
+    cluster = load_cluster("this-machine-2x4")
+    takes = outcome(AN_HOUR, cluster, WORKLOAD)
+    assert takes.offer is not None
+    assert values(takes.offer.cost_usd) == spread_of(num_cores() * CORE_USD_PER_HOUR)
+    assert values(takes.energy_j) == spread_of(num_cores() * CORE_W * HOUR)
+
+
+def test_what_a_cluster_of_processors_states_of_its_nodes_is_added() -> None:
+    cluster = replace(load_cluster("this-machine-2x4"), node_overhead_w=30.0)
+    watts, hosts = node_w(cluster, 0.5, power_constants())
+    assert watts == pytest.approx(num_cores() * CORE_W / 2 + 30)
+    assert hosts == "the processor itself, and 30 W a node, stated for this-machine-2x4"
+
+
+def test_a_processor_has_no_listed_price_and_no_metered_cooling() -> None:
+    cluster = load_cluster("this-machine-2x4")
+    with pytest.raises(InputError, match="no azure price is listed for a processor"):
+        price_of(cluster, "azure")
+    with pytest.raises(InputError, match="no node of processors cooled by air was metered"):
+        outcome(AN_HOUR, cluster, WORKLOAD, cooling="air")
+    unknown: dict[str, str] = {}
+    silent = replace(cluster, accelerator=replace(cluster.accelerator, power_cap_w=math.nan))
+    assert price_of(silent, unknown=unknown) is None and "goes by its power" in unknown["cost"]
+
+
+# -- numbers that are not what they look like -----------------------------------------------------------
+
+
+def test_inside_the_measured_batches_nothing_is_remarked_on() -> None:
+    takes = outcome(PREDICTION, RECORD, WORKLOAD)
+    assert (takes.batch_beyond, takes.bound, takes.notes) == ("", "", ())
+
+
+@pytest.mark.parametrize(
+    ("batch", "beyond", "bound", "said"),
+    [(16384, "above", "at least ", "are lower bounds"), (128, "below", "about ", "those of the smallest batch are taken")],
+)
+def test_beyond_the_measured_batches_samples_to_the_target_are_unknown(batch: int, beyond: str, bound: str, said: str) -> None:
+    workload = replace(WORKLOAD, global_batch=batch)
+    takes = outcome(predict(MODEL, RECORD, workload, LAYOUTS), RECORD, workload)
+    assert (takes.batch_beyond, takes.bound) == (beyond, bound)
+    assert takes.time_to_train_s is not None and takes.carbon_kg is not None and takes.offer is not None
+    for spread in (takes.time_to_train_s, takes.carbon_kg, takes.offer.cost_usd):
+        assert math.isinf(spread.high) == (beyond == "above")  # of a lower bound, nobody knows the far end
+        assert spread.between(str) == (f"{spread.low} or more" if beyond == "above" else f"{spread.low} to {spread.high}")
+    (note,) = takes.notes
+    assert f"at batches from 896 to 1,152 only (nvfp4): at {batch:,} they are unknown" in note and said in note
+
+
+def test_a_run_through_stated_tokens_knows_its_length_at_any_batch() -> None:
+    workload = replace(WORKLOAD, global_batch=16384, convergence=None, evaluation=None, num_tokens=1e12)
+    takes = outcome(predict(MODEL, RECORD, workload, LAYOUTS), RECORD, workload)
+    assert (takes.batch_beyond, takes.notes) == ("", ())
+
+
+def test_an_mfu_above_its_peak_is_told_as_a_peak_that_is_too_low() -> None:
+    assert mfu_said(0.4321) == "43.2 %" and mfu_said(3.951) == "395.1 % of a peak described too low"
+    (note,) = outcome(replace(PREDICTION, mfu=np.array([3.951])), RECORD, WORKLOAD).notes
+    assert note.startswith("an MFU of 395.1 % cannot be: the peak described for gb200 (")

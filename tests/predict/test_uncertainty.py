@@ -1,0 +1,187 @@
+"""Intervals: quantiles of what was got wrong on comparable runs, wider and lopsided where those were."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshwright.describe.load import accelerator, load_cluster, load_model, load_workload
+from meshwright.describe.workload import Adapters
+from meshwright.predict.software import fitted_values
+from meshwright.predict.uncertainty import (
+    FEWEST,
+    UNKNOWN_GROWTH,
+    Interval,
+    bounds,
+    growth,
+    interval,
+    kind_of,
+    middle,
+    residuals,
+    software_kind,
+)
+
+MODEL = load_model("llama-3.1-405b")
+CLUSTER = load_cluster("azure-gb200-128")
+WORKLOAD = load_workload("mlperf-llama31-405b")
+FABRIC = replace(CLUSTER.tiers[-1], num_accelerators=32768, num_installed=40000)
+FOUR_TIMES = replace(CLUSTER, tiers=(*CLUSTER.tiers[:-1], FABRIC))
+
+
+def entry(row: float, family_out: float = 0.2, **changes: Any) -> dict[str, Any]:
+    return {
+        "family": ["gb200", "nvfp4", "v6.0"],
+        "architecture": "blackwell",
+        "kind": "large",
+        "num_accelerators": 8192,
+        "fabric_bytes_per_s": 100e9,
+        "num_parameters": 405e9,
+        "row": row,
+        "family_out": family_out,
+        "fitted": True,
+    } | changes
+
+
+def table(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {"runs": list(entries)}
+
+
+def asked(release: str = "v6.0", runs: dict[str, Any] | None = None, **changes: Any) -> Interval:
+    nouns = {"model": MODEL, "cluster": CLUSTER, "workload": WORKLOAD} | changes
+    return interval(nouns["model"], nouns["cluster"], nouns["workload"], fitted_values().software(release), runs)
+
+
+def test_bounds_match_a_hand_worked_case() -> None:
+    # nine errors: the tenth on either side is the first and the last
+    errors = [-0.04, -0.03, -0.02, -0.01, 0.0, 0.01, 0.02, 0.03, 0.08]
+    assert bounds(errors) == pytest.approx((math.exp(-0.08), math.exp(0.04)))
+
+
+def test_bounds_hold_eighty_of_a_hundred_whatever_the_number() -> None:
+    errors = [i / 1000 for i in range(-49, 50)]  # 99 errors: ten lie at or beyond each bound
+    low, high = bounds(errors)
+    assert sum(low <= math.exp(-error) <= high for error in errors) == pytest.approx(0.8 * 100, abs=1)
+
+
+def test_a_prediction_lies_in_its_own_interval_even_where_past_ones_were_all_too_low() -> None:
+    low, high = bounds([-0.5, -0.4, -0.3] * 4)
+    assert low == 1.0 and high == pytest.approx(math.exp(0.5))
+
+
+def test_a_family_with_enough_runs_speaks_for_itself() -> None:
+    own = [entry(0.01)] * FEWEST
+    others = [entry(0.5, family=["h100", "fp8", "v5.0"])] * 20
+    found = asked(runs=table(*own, *others))
+    assert found.distance == "measured" and found.num_runs == FEWEST
+    assert found.low == pytest.approx(math.exp(-0.01)) and found.high == 1.0
+
+
+def test_a_small_family_is_judged_with_its_like_and_never_with_other_software() -> None:
+    like = [entry(0.05, family=["h100", "fp8", "v5.0"])] * FEWEST
+    tables = [entry(0.9, family=["gb200", "nvfp4", "nemo-26.04"])] * 20
+    found = asked(runs=table(entry(0.05), *like, *tables))
+    assert found.distance == "measured" and found.num_runs == FEWEST + 1
+    assert found.low == pytest.approx(math.exp(-0.05))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"model": load_model("llama-3.1-70b")}, "70.6 B parameters"),
+        ({"cluster": FOUR_TIMES}, "32,768"),
+        ({"workload": replace(WORKLOAD, precision="bf16")}, "gb200 bf16 v6.0"),
+        ({"release": "v6.1"}, "nothing was measured with v6.1"),
+    ],
+)
+def test_beyond_what_was_run_whole_families_left_out_decide_and_a_note_says_why(changes: dict[str, Any], word: str) -> None:
+    elsewhere = entry(
+        0.01, family=["h100", "fp8", "v5.0"], num_parameters=70e9, num_accelerators=16384
+    )  # neither is beyond all that was run
+    found = asked(runs=table(*[entry(0.01)] * 12, elsewhere), **changes)
+    assert found.distance == "near" and word in found.note and "further at either end" not in found.note
+    assert found.low == pytest.approx(math.exp(-0.2))
+
+
+def test_beyond_all_that_was_run_with_anything_an_interval_is_wider_with_each_doubling() -> None:
+    runs = table(*[entry(0.01)] * 12)
+    usual = asked(runs=runs, workload=replace(WORKLOAD, precision="bf16"))
+    twice = asked(runs=runs, cluster=FOUR_TIMES)  # of 8,192: one doubling beyond the factor of two
+    more = math.exp(UNKNOWN_GROWTH)
+    assert twice.distance == "far" and (twice.low, twice.high) == pytest.approx((usual.low / more, usual.high * more))
+    assert twice.note.endswith("predictions rest on at most 8,192 accelerators, so the interval reaches 11 % further at either end")
+    both = asked(runs=runs, cluster=FOUR_TIMES, model=load_model("llama-3.1-8b"))
+    smaller = math.log2(405e9 / load_model("llama-3.1-8b").num_parameters / 2)
+    assert both.high == pytest.approx(usual.high * math.exp(UNKNOWN_GROWTH * (1 + smaller)))
+    assert "models of 405 B parameters and at most 8,192 accelerators" in both.note
+    few = replace(CLUSTER, tiers=tuple(replace(tier, num_accelerators=1, num_installed=1) for tier in CLUSTER.tiers))
+    assert "further at either end" not in asked(runs=runs, cluster=few).note  # fewer accelerators are no harder
+
+
+def test_how_fast_errors_grow_is_read_off_models_smaller_than_all_that_were_fitted() -> None:
+    fitted = entry(0.01)
+    inside = [entry(sign * 0.2, fitted=False) for sign in (1, -1)] * FEWEST
+    beyond = [entry(-0.2 - 0.1 * doublings, fitted=False, num_parameters=405e9 / 2 / 2**doublings) for doublings in (1, 2, 3)] * FEWEST
+    assert growth([fitted, *inside, *beyond]) == pytest.approx(0.1)
+    assert growth([fitted, *inside]) == growth([fitted, *beyond]) == UNKNOWN_GROWTH
+    assert growth([fitted, *inside, *(entry(0.2, fitted=False, num_parameters=1e9) for _ in range(FEWEST))]) == pytest.approx(
+        0.0, abs=1e-12
+    )
+    assert 0.05 < growth(residuals()["runs"]) < 0.2
+
+
+def test_the_carried_runs_call_a_million_accelerators_and_a_toy_far() -> None:
+    million = replace(CLUSTER, tiers=(*CLUSTER.tiers[:-1], replace(FABRIC, num_accelerators=2**20, num_installed=2**20)))
+    huge, usual = asked(cluster=million), asked(cluster=FOUR_TIMES)
+    assert huge.distance == "far" and huge.low < 0.9 * usual.low and huge.high > 1.1 * usual.high
+    toy = asked(model=load_model("llama-2m"), cluster=load_cluster("hgx-b200-ndr"), workload=replace(WORKLOAD, precision="bf16"))
+    like = asked(model=load_model("llama-3.1-8b"), cluster=load_cluster("hgx-b200-ndr"), workload=replace(WORKLOAD, precision="bf16"))
+    assert toy.distance == "far" and like.distance != "far"
+    assert toy.high / toy.low > 2 * like.high / like.low - 1
+
+
+def test_a_release_nobody_measured_does_not_hide_what_else_is_missing() -> None:
+    stack = fitted_values().software("v9.9")
+    note = asked("v9.9", workload=replace(WORKLOAD, precision="bf16")).note
+    assert note == "no large dense models in MLPerf rounds measured with gb200 bf16 v6.0"
+    assert stack.note not in note and stack.note != asked("v9.9").note
+
+
+def test_the_middle_is_the_prediction_but_where_nearly_all_took_longer() -> None:
+    assert middle([-0.1, 0.0, 0.3], 0.9) == 1.0
+    assert middle([-0.5, -0.4, -0.3], 1.0) == pytest.approx(math.exp(0.4))
+    assert middle([0.0, 0.0, 0.0], 1.0) == 1.0
+    assert asked().middle == 1.0
+    both = [entry(error) for error in (-0.05, 0.05)] * FEWEST
+    assert asked(runs=table(*both)).middle == 1.0
+    assert asked(runs=table(*[entry(-0.2)] * FEWEST)).middle == pytest.approx(math.exp(0.2))
+
+
+def test_chips_of_other_generations_are_far() -> None:
+    other = replace(CLUSTER, accelerator=accelerator("mi300x"))
+    found = asked(cluster=other, workload=replace(WORKLOAD, precision="bf16"))
+    assert found.distance == "far" and "mi300x" in found.note
+    assert found.low == 1.0 < found.middle < found.high and found.high > 1.3  # such chips were predicted too fast
+    assert f"half of them {found.middle:.2f} times as long or more" in found.note
+
+
+def test_kinds() -> None:
+    assert kind_of(MODEL, WORKLOAD) == "large"
+    assert kind_of(load_model("llama-3.1-8b"), WORKLOAD) == "small"
+    assert kind_of(load_model("deepseek-v3"), WORKLOAD) == "experts"
+    assert kind_of(MODEL, replace(WORKLOAD, adapters=Adapters(rank=16, targets=("qkv",)))) == "adapters"
+    assert [software_kind(name) for name in ("v5.1", "nemo-26.04", "torchtitan-2024.12")] == ["round", "container", "other"]
+
+
+def test_the_record_machine_is_measured_and_its_interval_is_a_few_per_cent() -> None:
+    found = asked()
+    assert found.distance == "measured" and not found.note
+    assert 0.93 < found.low < 0.99 and 1.01 < found.high < 1.07
+
+
+def test_carried_residuals_are_whole() -> None:
+    runs = residuals()["runs"]
+    assert {run["kind"] for run in runs} == {"large", "small", "experts", "adapters"}
+    assert all(math.isfinite(run["row"]) and math.isfinite(run["family_out"]) for run in runs)

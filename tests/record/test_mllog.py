@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import InputError
+from meshwright.record.mllog import DamagedLog, Log, StepTimes, parse_log, read_log, read_step_times, salvage, step_times
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SHARED = Path(__file__).parents[2] / ".." / "shared"
+FORMS = ["timer_every_step", "counts_tokens", "progress_lines_apart", "blocks_only"]
+
+
+def fixture(name: str) -> Log:
+    return read_log(FIXTURES / f"{name}.log")
+
+
+def lines_of(name: str) -> list[str]:
+    return (FIXTURES / f"{name}.log").read_text().splitlines()
+
+
+def test_a_log_says_what_was_run() -> None:
+    log = fixture("timer_every_step")
+    assert (log.benchmark, log.organisation, log.platform) == ("llama31_405b", "Example Labs", "2xEXAMPLE-8")
+    assert (log.global_batch_size, log.gradient_accumulation_steps, log.seq_len) == (64, 8, 8192)
+    assert (log.complete, log.status) == (True, "success")
+
+
+def test_a_log_says_how_long_the_run_and_its_parts_took() -> None:
+    log = fixture("timer_every_step")
+    # two blocks of 8.6 and 8.88 s with 0.1 s at their end each, evaluations of 3.0 and 3.2 s
+    assert log.time_to_train_s == pytest.approx(8.6 + 0.1 + 3.0 + 8.88 + 0.1 + 3.2)
+    assert log.time_to_train_min == pytest.approx(log.time_to_train_s / 60)
+    assert log.initialisation_s == pytest.approx(30.0)  # from the first of two init_start lines
+    assert [(e.seconds, e.quality, e.samples) for e in log.evaluations] == [(3.0, 5.9, 256.0), (3.2, 5.5, 512.0)]
+    assert (log.num_evaluations, log.samples_to_target) == (2, 512.0)
+
+
+def test_a_timer_of_every_step_is_read_without_the_summaries_of_the_blocks() -> None:
+    steps = step_times(fixture("timer_every_step"))
+    assert steps.method == "timer of every step"
+    assert steps.seconds.tolist() == [2.6, 2.0, 2.02, 1.98, 2.4, 2.0, 2.5, 1.98]
+    assert steps.is_first.tolist() == [True, False, False, False, True, False, False, False]
+    assert (steps.median_s, steps.first_median_s) == (2.0, 2.5)
+
+
+def test_a_log_that_counts_tokens_gives_the_same_samples_and_steps() -> None:
+    log = fixture("counts_tokens")
+    assert (log.counts_per_sample, log.samples_to_target) == (2048, 96.0)
+    assert step_times(log).seconds.tolist() == [11.5, 11.0, 11.1, 11.2, 10.9, 11.0]
+    assert log.status == "aborted"
+
+
+def test_progress_lines_apart_give_the_wall_clock_between_them() -> None:
+    steps = step_times(fixture("progress_lines_apart"))
+    # the second block begins after 10 of 12 steps since the last line: its first line ends 2 steps
+    assert steps.method == "wall clock between progress lines"
+    assert steps.seconds.tolist() == pytest.approx([0.35, 0.30, 0.35, 0.31, 0.32])
+    assert steps.is_first.tolist() == [True, False, True, False, False]
+    assert steps.median_s == pytest.approx(0.31)
+
+
+def test_blocks_alone_give_their_time_over_their_steps_without_the_first() -> None:
+    steps = step_times(fixture("blocks_only"))
+    assert steps.method == "wall clock of a block / its steps"
+    assert steps.seconds.tolist() == pytest.approx([20 / 24, 0.6, 0.58, 0.59])
+    assert steps.median_s == pytest.approx(0.59)
+    assert fixture("blocks_only").seq_len is None
+
+
+def test_an_evaluation_after_every_step_leaves_all_steps_in() -> None:
+    steps = StepTimes(np.array([2.0, 4.0, 3.0]), np.array([True, True, True]), "by hand")
+    assert steps.median_s == 3.0
+
+
+def test_spread_and_drift_match_a_hand_worked_case() -> None:
+    steps = StepTimes(np.array([9.0, 1.0, 1.0, 1.02, 1.04, 1.06]), np.array([True, *[False] * 5]), "by hand")
+    # deviations from the median 1.02: 0.02 0.02 0 0.02 0.04; tenths of five steps are one step each
+    assert steps.robust_std_pct == pytest.approx(100 * 1.4826 * 0.02 / 1.02)
+    assert steps.std_pct == pytest.approx(100 * math.sqrt(2.72e-3 / 5) / 1.024, rel=0.01)
+    assert steps.drift_pct == pytest.approx(6.0)
+
+
+def test_several_runs_join_into_one_series() -> None:
+    joined = StepTimes.joined([step_times(fixture("timer_every_step")), step_times(fixture("counts_tokens"))])
+    assert (len(joined.seconds), joined.is_first.sum(), joined.method) == (14, 4, "timer of every step")
+
+
+def test_the_worst_step_and_the_tail_match_a_hand_worked_case() -> None:
+    steps = StepTimes(np.array([9.0, *[1.0] * 99, 2.0, 1.0]), np.array([True, *[False] * 101]), "by hand")
+    assert steps.worst == (1, 9.0)
+    # 101 steady steps: the 99th percentile is the hundredth of them in order, and one is longer
+    assert steps.p99_over_p50 == 1.0
+    assert StepTimes(steps.seconds[1:], ~steps.is_first[1:] & False, "by hand").worst == (100, 2.0)
+
+
+def test_a_log_says_its_steps_and_its_target() -> None:
+    assert (fixture("timer_every_step").num_steps, fixture("timer_every_step").target) == (8, None)
+    line = ':::MLLOG {"time_ms": 1, "key": "target_accuracy", "value": 5.6}'
+    assert parse_log(line, "x").target == 5.6
+
+
+def test_what_is_cut_or_damaged_names_its_line() -> None:
+    lines = lines_of("blocks_only")
+    cut = parse_log("\n".join(lines)[:-40], "x.log")
+    assert (cut.cut, cut.cut_line, cut.empty_line) == (True, len(lines), 0)
+    lines[4] = lines[4][:60]
+    with pytest.raises(DamagedLog) as error:
+        parse_log("\n".join(lines), "x.log")
+    assert error.value.line == 5
+
+
+def test_what_is_whole_of_a_damaged_log_is_read() -> None:
+    lines = lines_of("blocks_only")
+    whole = parse_log("\n".join(lines), "x.log")
+    lines[4] = lines[4][:20]
+    lines[6] = lines[6][:-1]  # its end is gone, and its key is not
+    log = salvage("\n".join(lines), "x.log")
+    assert [(one.line, one.key) for one in log.damaged] == [(5, ""), (7, whole.events[6].key)]
+    assert all(one.why for one in log.damaged) and not (log.cut or log.complete)
+    assert log.events == tuple(event for event in whole.events if event.line not in (5, 7))
+    cut = salvage("\n".join(lines)[:-40], "x.log")
+    assert (len(cut.damaged), cut.cut, cut.cut_line) == (2, True, len(lines))
+
+
+def test_zero_bytes_between_lines_are_noticed() -> None:
+    lines = lines_of("blocks_only")
+    lines[7:7] = ["\x00" * 512]
+    assert parse_log("\n".join(lines), "x.log").empty_line == 8
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_log_cut_within_its_last_line_is_read_and_known_to_be_incomplete(name: str) -> None:
+    text = "\n".join(lines_of(name))
+    log = parse_log(text[:-40], "cut.log")
+    assert log.cut and not log.complete and log.status in ("", "success", "aborted")
+    assert step_times(log).median_s == pytest.approx(step_times(fixture(name)).median_s)
+
+
+def test_a_log_that_ends_before_the_run_does_names_what_is_missing() -> None:
+    log = parse_log("\n".join(lines_of("timer_every_step")[:-1]), "result_0.txt")
+    assert not log.complete and not log.cut
+    with pytest.raises(InputError) as error:
+        _ = log.time_to_train_s
+    assert str(error.value) == (
+        "the log has no run_stop line\n"
+        "  where: result_0.txt: 35 :::MLLOG lines, the last is line 38 (eval_stop)\n"
+        "  fix:   use the whole log of a finished run"
+    )
+
+
+def test_a_log_without_a_whole_step_says_so() -> None:
+    log = parse_log("\n".join(lines_of("blocks_only")[:10]), "result_0.txt")
+    with pytest.raises(InputError, match="no whole step"):
+        step_times(log)
+
+
+def test_a_damaged_line_in_the_middle_names_the_line() -> None:
+    lines = lines_of("blocks_only")
+    lines[4] = lines[4][:60]
+    with pytest.raises(InputError, match=r"a damaged :::MLLOG line(.|\n)*result_0.txt: line 5"):
+        parse_log("\n".join(lines), "result_0.txt")
+
+
+@pytest.mark.parametrize(
+    "line, complaint",
+    [
+        ('{"key": "run_start"}', "time_ms is missing"),
+        ('{"time_ms": "noon", "key": "run_start"}', "time_ms is 'noon'"),
+        ('{"time_ms": NaN, "key": "run_start"}', "time_ms is nan"),
+        ('{"time_ms": 1}', "key is missing"),
+        ('{"time_ms": 1, "key": "run_start", "metadata": 3}', "metadata is no JSON object"),
+        ("[1, 2]", "no JSON object"),
+        ("", "Expecting value"),
+    ],
+)
+def test_a_line_without_what_every_line_has_is_damaged(line: str, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        parse_log(f":::MLLOG {line}\n{lines_of('blocks_only')[0]}\n", "result_0.txt")
+
+
+def test_two_lines_that_ran_into_one_are_both_read() -> None:
+    lines = lines_of("blocks_only")
+    assert len(parse_log(lines[0] + lines[1], "x").events) == 2
+
+
+@pytest.mark.parametrize("text", ["", "no log at all\n", "+ echo ':::SYSJSON {}'\n"])
+def test_a_file_without_log_lines_is_an_error(text: str) -> None:
+    with pytest.raises(InputError, match="no :::MLLOG line"):
+        parse_log(text, "x.log")
+
+
+def test_a_batch_size_that_is_none_names_its_line() -> None:
+    text = "\n".join(lines_of("blocks_only")).replace('"global_batch_size", "value": 8', '"global_batch_size", "value": -8')
+    with pytest.raises(InputError, match=r"global_batch_size is -8(.|\n)*x.log: line 5"):
+        step_times(parse_log(text, "x.log"))
+
+
+def test_a_run_that_stops_before_it_starts_is_an_error() -> None:
+    text = ':::MLLOG {"time_ms": 5000, "key": "run_start"}\n:::MLLOG {"time_ms": 2000, "key": "run_stop"}'
+    with pytest.raises(InputError, match=r"run_stop \(line 2\) is 3.000 s before run_start \(line 1\)"):
+        _ = parse_log(text, "x.log").time_to_train_s
+
+
+def test_a_missing_file_is_an_error_without_a_traceback() -> None:
+    with pytest.raises(InputError, match="cannot read the log"):
+        read_log("nowhere/result_0.txt")
+    with pytest.raises(InputError, match="cannot read the step times"):
+        read_step_times("nowhere/steps.csv")
+
+
+@given(data=st.data(), name=st.sampled_from(FORMS))
+def test_a_mutilated_log_gives_numbers_or_an_input_error(data: st.DataObject, name: str) -> None:
+    text = (FIXTURES / f"{name}.log").read_text()
+    start = data.draw(st.integers(0, len(text)))
+    stop = data.draw(st.integers(start, min(len(text), start + 400)))
+    filling = data.draw(st.sampled_from(["", "x", "null", "-1", "1e999", "[" * 9999, '"', "\x00", "0", "{}"]))
+    try:
+        log = parse_log(text[:start] + filling + text[stop:], "x.log")
+        median_s = step_times(log).median_s
+        _ = log.evaluations, log.samples_to_target, log.time_to_train_s, log.initialisation_s
+    except InputError:
+        return
+    assert math.isfinite(median_s) and median_s > 0
+
+
+def test_step_times_are_read_from_a_csv(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text("step,step_time_s\n1,3.0\n2,2.0\n3,2.2\n")
+    steps = read_step_times(path)
+    assert (steps.median_s, steps.is_first.tolist()) == (2.1, [True, False, False])
+    path.write_text("step,step_time_s,first_after_eval\n1,3.0,1\n2,2.0,0\n3,2.5,1\n")
+    assert read_step_times(path).median_s == 2.0
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("", "no column 'step'"),
+        ("step,seconds\n1,2\n", "no column 'step_time_s'(.|\n)*line 1"),
+        ("step,step_time_s\n", "no step"),
+        ("step,step_time_s\n1,2.0\n2,fast\n", "'fast', not a positive number of seconds(.|\n)*line 3"),
+        ("step,step_time_s\n1,-2\n", "'-2', not a positive"),
+        ("step,step_time_s\n1,nan\n", "'nan', not a positive"),
+        ("step,step_time_s\n1\n", "None, not a positive"),
+    ],
+)
+def test_a_bad_csv_names_line_and_value(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=complaint):
+        read_step_times(path)
+
+
+# Real logs: medians over the logs of a row, against measured_runs.csv.
+REAL = [
+    ("v3.1_eos_n64_gpt3", 11.05287, 1e-5, 589824, 24, 58.3019),
+    ("v4.1_azure_h200_512_llama2_70b_lora", 0.5715, 1e-5, 7488, 9.5, 1.6085),
+    ("v4.1_oracle_h100_512_llama2_70b_lora", 0.55967, 1e-5, 8832, 19, 2.0649),
+    ("v5.0_carina_ngpu512_llama31_405b", 19.31231, 1e-5, 279552, 6, 104.9469),
+    ("v5.0_eos-dfw_n64_llama31_405b", 55.13067, 1e-5, 276480, 6, 230.6756),
+    ("v5.1_theia_ngpu512_llama31_405b", 13.1466, 1e-5, 331776, 4, 64.6051),
+    ("v5.1_theia_ngpu8_llama31_8b", 0.34663, 5e-3, 184320, 15, 67.3733),  # two of the row's ten logs, which spread by 1 %
+]
+
+
+@pytest.mark.skipif(not (SHARED / "logs").is_dir(), reason="the real logs are not here")
+@pytest.mark.parametrize("folder, step_s, tolerance, samples, evaluations, minutes", REAL, ids=[row[0] for row in REAL])
+def test_real_logs_agree_with_the_table_of_runs(
+    folder: str, step_s: float, tolerance: float, samples: float, evaluations: float, minutes: float
+) -> None:
+    logs = [read_log(path) for path in sorted((SHARED / "logs" / folder).glob("*.txt"))]
+    assert all(log.complete and log.status == "success" for log in logs)
+    assert StepTimes.joined([step_times(log) for log in logs]).median_s == pytest.approx(step_s, rel=tolerance)
+    assert np.median([log.samples_to_target for log in logs]) == pytest.approx(samples, rel=0.04)
+    assert np.median([log.num_evaluations for log in logs]) == pytest.approx(evaluations, abs=0.5)
+    assert np.median([log.time_to_train_min for log in logs]) == pytest.approx(minutes, rel=0.02)
+
+
+@pytest.mark.skipif(not (SHARED / "data" / "step_times").is_dir(), reason="the step times are not here")
+def test_the_step_times_of_other_runs_are_all_read() -> None:
+    for path in (SHARED / "data" / "step_times").glob("*.csv"):
+        with path.open() as file:
+            assert len(read_step_times(path).seconds) == sum(1 for _ in csv.reader(file)) - 1

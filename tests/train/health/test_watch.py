@@ -1,0 +1,222 @@
+"""A hang is ended and its culprit named; slow but sound ranks are left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from meshwright.layout import Layout
+from meshwright.train.health.marks import Marks
+from meshwright.train.health.watch import EXIT_HUNG, Diagnosis, Patience, Peers, RankState, Watch, diagnose, places
+
+LAYOUT = Layout(tp=2, pp=2, dp=2)
+
+
+def a_rank(rank: int, waits: tuple[str, str, tuple[int, ...]] | None = None, idle_s: float = 12.0, **changes: object) -> RankState:
+    state = RankState(rank=rank, beat=9, step=4, doing="forward of micro-batch 2", waits=waits, idle_s=idle_s, limit_s=10.0)
+    return replace(state, **changes)  # type: ignore[arg-type]
+
+
+def told(states: list[RankState], missing: tuple[int, ...] = ()) -> str:
+    found = diagnose(states, missing)
+    assert found is not None
+    return found.text
+
+
+def test_a_rank_that_does_not_move_is_named_with_its_place_and_those_who_wait() -> None:
+    tensor, pipeline = ("all-gather", "tp", (2, 3)), ("receive of micro-batch 2", "pp", (0, 2))
+    states = [
+        a_rank(0, pipeline),
+        a_rank(1, ("all-gather", "tp", (0, 1))),
+        a_rank(2, tensor),
+        a_rank(3, at="attention.py line 8 (forward)"),
+    ]
+    found = diagnose(states, place=places(LAYOUT.coordinate))
+    assert found == Diagnosis(
+        "rank 3 (tp 1, cp 0, pp 1, dp 0) has not moved for 12.0 s: it is in forward of micro-batch 2 of step 5, at attention.py line 8 "
+        "(forward); rank 2 waits for it in the tensor-parallel all-gather, ranks 0, 1 behind that",
+        culprits=(3,),
+        waiting=(0, 1, 2),
+        step=4,
+    )
+
+
+def test_a_rank_that_stopped_beating_is_named_even_where_it_waited_itself() -> None:
+    group = ("all-reduce", "dp", (0, 1, 2))
+    states = [a_rank(0, group), a_rank(1, group), a_rank(2, ("all-gather", "tp", (2, 3)), alive=False)]
+    assert told(states) == (
+        "rank 2 has stopped: its process says nothing any more; it was last heard of in the tensor-parallel all-gather of step 5; "
+        "ranks 0, 1 wait for it in the data-parallel all-reduce"
+    )
+
+
+def test_ranks_that_wait_for_each_other_in_different_collectives_are_a_deadlock() -> None:
+    states = [a_rank(0, ("all-gather", "tp", (0, 1))), a_rank(1, ("all-reduce", "dp", (0, 1)), idle_s=11.0)]
+    assert told(states) == (
+        "every rank has waited for 11.0 s for another one: "
+        "rank 0 in the tensor-parallel all-gather with ranks 0, 1; rank 1 in the data-parallel all-reduce with ranks 0, 1"
+    )
+
+
+def test_ranks_in_one_and_the_same_collective_lost_a_message() -> None:
+    states = [a_rank(rank, ("all-gather", "tp", (0, 1))) for rank in (0, 1)]
+    assert "the network lost a message: ranks 0, 1 in the tensor-parallel all-gather" in told(states)
+
+
+def test_a_rank_that_finished_early_or_never_came_is_named() -> None:
+    waiting = a_rank(0, ("all-reduce", "dp", (0, 1)))
+    assert told([waiting, a_rank(1, finished=True)]) == "rank 1 has ended its run; rank 0 waits for it in the data-parallel all-reduce"
+    assert told([waiting], missing=(1,)) == "rank 1 has never reported; rank 0 waits for it in the data-parallel all-reduce"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        a_rank(1, idle_s=3.0),  # it computes
+        a_rank(1, idle_s=50.0, limit_s=600.0),  # it saves, and is allowed to
+        a_rank(1, ("receive", "pp", (1, 2)), idle_s=3.0),  # it waits itself, but not for long yet
+    ],
+)
+def test_nobody_is_blamed_while_the_rank_that_is_waited_for_is_within_its_time(other: RankState) -> None:
+    assert diagnose([a_rank(0, ("all-reduce", "dp", (0, 1))), other]) is None
+
+
+def test_a_rank_that_finished_is_not_blamed_where_nobody_waits_for_it() -> None:
+    assert diagnose([a_rank(0, idle_s=1.0), a_rank(1, finished=True, idle_s=99.0)]) is None
+
+
+def test_no_false_alarm_in_ten_thousand_noisy_steps() -> None:
+    # steps with a spread of 3 %, every hundredth 1.6 times as long, one mark a step: as few as there can be
+    rng = np.random.default_rng(1)
+    step_s = 8.0 * (1 + 0.03 * rng.standard_normal(10_000)) * np.where(np.arange(10_000) % 100 == 7, 1.6, 1.0)
+    patience = Patience(timeout_s=10.0, start_allowance_s=300.0, beat_s=2.0)
+    now_s, moves, alarms = 0.0, 0, 0
+    for seconds in step_s:
+        end_s = now_s + seconds
+        while now_s + patience.beat_s < end_s:
+            now_s += patience.beat_s
+            patience.tick(now_s, moves)
+            alarms += patience.overdue
+        now_s, moves = end_s, moves + 1
+        patience.step_times_s.append(seconds)
+    assert alarms == 0
+
+
+def test_a_hang_is_overdue_after_the_timeout_and_no_later_than_one_beat_more() -> None:
+    patience = Patience(timeout_s=10.0, start_allowance_s=300.0)
+    patience.step_times_s.extend([0.1] * 50)
+    patience.tick(100.0, 7)
+    times_s = [now_s for now_s in np.arange(101.0, 130.0) if patience.tick(now_s, 7) or patience.overdue]
+    assert times_s[0] == 111.0
+
+
+def test_starting_and_saving_may_take_longer() -> None:
+    patience = Patience(timeout_s=10.0, start_allowance_s=300.0)
+    assert patience.limit_s() == 300.0
+    patience.step_times_s.append(1.0)
+    assert patience.limit_s() == 10.0
+    patience.allowance = 60.0, "a checkpoint"
+    assert patience.limit_s() == 60.0
+
+
+def test_a_process_that_was_stopped_itself_does_not_take_that_time_for_a_hang() -> None:
+    patience = Patience(timeout_s=10.0, start_allowance_s=0.0)
+    patience.step_times_s.append(1.0)
+    patience.tick(0.0, 1)
+    patience.tick(1.0, 1)
+    patience.tick(500.0, 1)  # the watchdog's own thread did not run either
+    assert patience.idle_s == 3.0
+
+
+@pytest.fixture
+def store() -> Iterator[dist.TCPStore]:
+    """A store hosted by this process, as a launcher would."""
+    yield dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+
+
+def test_rubbish_in_the_store_is_passed_over(store: dist.TCPStore) -> None:
+    for rank, text in enumerate(["", "[]", '{"rank": 0}', '{"waits": [1]}', json.dumps({"__reduce__": "os.system"})]):
+        store.set(f"rank/{rank}", text)
+    peers = Peers(store, 6)
+    peers.read(0.0)
+    assert peers.judged(0.0, 1.0) == ([], [0, 1, 2, 3, 4, 5])
+
+
+def test_the_limit_is_restored_after_an_allowance(store: dist.TCPStore) -> None:
+    watch = Watch(Marks(), store, 0, 1, report=lambda found: None, timeout_s=10.0)
+    watch.step(1, 0.5)
+    with watch.allow(60.0, "saving"):
+        assert (watch.patience.limit_s(), watch.marks.doing) == (60.0, "saving")
+    assert (watch.patience.limit_s(), watch.marks.doing) == (10.0, "the time between steps")
+
+
+def a_rank_that_trains(rank: int, num_ranks: int, port: int, folder: Path, fault: str) -> None:
+    """Steps with a barrier each; rank 2 goes wrong in its fourth, and before "sleep" saves for longer than the timeout."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=200))
+    marks = Marks()
+
+    def report(found: Diagnosis) -> None:
+        (folder / f"diagnosis-{rank}").write_text(found.text)
+
+    watch = Watch(marks, store, rank, num_ranks, report, timeout_s=3.0, start_allowance_s=200.0, beat_s=0.2)
+    watch.start()
+    for step in range(1, 8):
+        marks.do("forward of micro-batch 0")
+        if step == 3 and rank == 2 and fault == "sleep":
+            with watch.allow(200.0, "saving"):
+                time.sleep(4.5)
+        if step == 4 and rank == 2:
+            time.sleep(0.5)  # some beats, so that the last one heard is of this step
+            fail = {"stop": lambda: os.kill(os.getpid(), signal.SIGSTOP), "sleep": lambda: time.sleep(300)}[fault]
+            fail()
+        marks.enter("all-reduce", "dp", range(num_ranks))
+        if store.add(f"arrived-{step}", 1) == num_ranks:
+            store.set(f"all-{step}", "1")
+        store.wait([f"all-{step}"])
+        marks.leave()
+        watch.step(step, 0.1)
+    watch.stop()
+
+
+def run_ranks(store: dist.TCPStore, folder: Path, fault: str) -> list[int | None]:
+    """Exit codes of three ranks, each this file run as a program; None for one that did not end by itself and was killed."""
+    ranks = [subprocess.Popen([sys.executable, __file__, str(rank), "3", str(store.port), str(folder), fault]) for rank in range(3)]
+    deadline_s = time.monotonic() + 150  # for a machine with much else to do: alone it takes ten seconds
+    try:
+        for process in ranks if fault != "stop" else ranks[:2]:
+            process.wait(max(0.0, deadline_s - time.monotonic()))
+        return [process.poll() for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("fault, codes", [("sleep", [EXIT_HUNG] * 3), ("stop", [EXIT_HUNG, EXIT_HUNG, None])])
+def test_a_rank_may_save_but_one_that_hangs_ends_the_others_and_one_of_them_says_why(
+    store: dist.TCPStore, tmp_path: Path, fault: str, codes: list[int]
+) -> None:
+    assert run_ranks(store, tmp_path, fault) == codes
+    (diagnosis,) = tmp_path.iterdir()
+    text = diagnosis.read_text()
+    said = "has not moved for" if fault == "sleep" else "has stopped: its process says nothing any more; it was last heard of in forward"
+    assert text.startswith(f"rank 2 {said}")
+    assert "in forward of micro-batch 0 of step 4" in text
+    assert text.endswith("; ranks 0, 1 wait for it in the data-parallel all-reduce")
+    assert ("test_watch.py line" in text) == (fault == "sleep")
+
+
+if __name__ == "__main__":
+    a_rank_that_trains(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])

@@ -1,0 +1,424 @@
+"""Hugging Face folders: what transformers wrote is read in any pieces, what we write transformers reads, and damage is named."""
+
+import json
+import struct
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from meshwright.describe.model import Experts, Model, RotaryScaling
+from meshwright.errors import InputError
+from meshwright.train.data.tokenizer import read_tokenizer, train_tokenizer
+from meshwright.train.interop.huggingface import INDEX, WEIGHTS, load_huggingface, longest_context, named_tensors, their_name
+from meshwright.train.interop.huggingface_save import save_huggingface
+from meshwright.train.model.transformer import Context, Transformer
+
+MODEL = Model(
+    name="small",
+    num_layers=2,
+    hidden=32,
+    ffn_hidden=48,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    vocab_size=300,
+    rotary_theta=5e5,
+    rotary_scaling=RotaryScaling(factor=8.0, original_positions=64, low_turns=1.0, high_turns=4.0),
+    norm_epsilon=1e-5,
+)
+TIED = replace(MODEL, tied_embeddings=True)
+
+
+def weights_of(model, seed=0):
+    """Random whole tensors by our names."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(tensor.shape, generator=generator) * 0.2 for name, tensor in named_tensors(model).items()}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of one file, in fp32."""
+    path = tmp_path / "small"
+    save_huggingface(path, MODEL, weights_of(MODEL), context=512, dtype=torch.float32)
+    return path
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    path = tmp_path / "small"
+    save_huggingface(path, MODEL, weights_of(MODEL), context=512, dtype=torch.float32, shard_bytes=20_000)
+    return path
+
+
+def filled(source, model):
+    """All tensors, each read whole."""
+    whole = {name: torch.empty(tensor.shape) for name, tensor in named_tensors(model).items()}
+    for name, tensor in whole.items():
+        source.fill(name, tensor.shape, (0,) * tensor.dim(), tensor)
+    return whole
+
+
+def our_logits(model, weights, tokens):
+    transformer = Transformer(model)
+    with torch.no_grad():
+        for name, tensor in transformer.named_tensors():
+            tensor.copy_(weights[name])
+        return transformer.head.logits(transformer.hidden(tokens, Context(positions=torch.arange(tokens.shape[1]))))
+
+
+VARIANTS = [
+    pytest.param(MODEL, id="untied"),
+    pytest.param(TIED, id="tied"),
+    pytest.param(replace(MODEL, rotary_scaling=None, rotary_theta=1e4), id="Llama 2"),
+    pytest.param(replace(MODEL, attention_biases=True), id="attention biases"),
+    pytest.param(replace(MODEL, biases=True), id="all biases"),
+    pytest.param(replace(MODEL, qkv_biases=True), id="Qwen2"),
+]
+
+
+# -- there and back -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", VARIANTS)
+def test_transformers_loads_what_we_save_and_says_the_same(model, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    weights = weights_of(model)
+    save_huggingface(tmp_path / "small", model, weights, context=512, dtype=torch.float32, shard_bytes=20_000)
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small", output_loading_info=True)
+    assert not any(report.values()), report
+    assert theirs.dtype == torch.float32
+    tokens = torch.randint(model.vocab_size, (2, 100), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = theirs.eval()(tokens).logits
+    torch.testing.assert_close(our_logits(model, weights, tokens), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", VARIANTS)
+def test_we_load_what_transformers_saves_and_say_the_same(model, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    save_huggingface(tmp_path / "ours", model, weights_of(model), context=512, dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    theirs.save_pretrained(tmp_path / "small", max_shard_size=20_000)
+    read, source = load_huggingface(tmp_path / "small")
+    assert replace(read, sources={}) == model
+    tokens = torch.randint(model.vocab_size, (2, 100), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = theirs.eval()(tokens).logits
+    torch.testing.assert_close(our_logits(read, filled(source, read), tokens), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", VARIANTS)
+@pytest.mark.parametrize("shard_bytes", [20_000, 10**9])
+def test_tensors_come_back_bit_by_bit(model, shard_bytes, tmp_path):
+    weights = weights_of(model)
+    save_huggingface(tmp_path / "small", model, weights.items(), context=512, dtype=torch.float32, shard_bytes=shard_bytes)
+    read, source = load_huggingface(str(tmp_path / "small"))
+    assert replace(read, sources={}) == model
+    again = filled(source, read)
+    assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
+    files = sorted(path.name for path in (tmp_path / "small").iterdir())
+    assert (files == ["config.json", WEIGHTS]) == (shard_bytes == 10**9)
+    assert longest_context(tmp_path / "small") == 512
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+
+
+def test_types_are_converted_both_ways(tmp_path):
+    weights = weights_of(MODEL)
+    save_huggingface(tmp_path / "small", MODEL, weights, context=512)
+    held = load_file(tmp_path / "small" / WEIGHTS)
+    assert {tensor.dtype for tensor in held.values()} == {torch.bfloat16}
+    _, source = load_huggingface(tmp_path / "small")
+    wanted = torch.nn.Parameter(torch.empty(300, 32, dtype=torch.float64))
+    source.fill("embed.weight", (300, 32), (0, 0), wanted)
+    assert torch.equal(wanted, weights["embed.weight"].bfloat16().double())
+
+
+def test_shards_keep_to_their_size_and_the_index_names_every_tensor(sharded):
+    index = json.loads((sharded / INDEX).read_text())
+    held = {}
+    for path in sharded.glob("*.safetensors"):
+        part = load_file(path)
+        assert len(part) == 1 or sum(tensor.nbytes for tensor in part.values()) <= 20_000
+        held |= dict.fromkeys(part, path.name)
+    assert held == index["weight_map"]
+    assert index["metadata"]["total_size"] == 4 * MODEL.num_parameters
+    assert len(set(held.values())) > 3
+
+
+def test_a_tied_head_is_written_once_and_read_as_the_embedding(tmp_path):
+    weights = weights_of(TIED)
+    save_huggingface(tmp_path / "small", TIED, weights | {"head.weight": weights["embed.weight"]}, context=512, dtype=torch.float32)
+    assert "lm_head.weight" not in load_file(tmp_path / "small" / WEIGHTS)
+    _, source = load_huggingface(tmp_path / "small")
+    head = torch.empty(300, 32)
+    source.fill("head.weight", (300, 32), (0, 0), head)
+    assert torch.equal(head, weights["embed.weight"])
+
+
+# -- pieces ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 2), (3, 4), (8, 8)])
+def test_pieces_of_any_grid_make_up_the_whole(sharded, grid):
+    weights = weights_of(MODEL)
+    _, source = load_huggingface(sharded)
+    for name, whole in weights.items():
+        put_together = torch.zeros_like(whole)
+        cuts = [[length * i // parts for i in range(parts + 1)] for length, parts in zip(whole.shape, grid, strict=False)]
+        for start, stop in boxes(cuts):
+            piece = torch.empty([last - first for first, last in zip(start, stop, strict=True)])
+            source.fill(name, whole.shape, start, piece)
+            put_together[tuple(slice(first, last) for first, last in zip(start, stop, strict=True))] = piece
+        assert torch.equal(put_together, whole), name
+
+
+def boxes(cuts):
+    """Start and stop of every cell of a grid."""
+    if not cuts:
+        return [((), ())]
+    rest = boxes(cuts[1:])
+    edges = list(pairwise(cuts[0]))
+    return [((first, *start), (last, *stop)) for first, last in edges for start, stop in rest]
+
+
+def test_a_piece_may_be_a_view_or_empty(folder):
+    weights = weights_of(MODEL)
+    _, source = load_huggingface(folder)
+    transposed = torch.empty(32, 10).T
+    source.fill("embed.weight", (300, 32), (7, 0), transposed)
+    assert torch.equal(transposed, weights["embed.weight"][7:17])
+    source.fill("embed.weight", (300, 32), (300, 0), torch.empty(0, 32))
+
+
+def test_a_piece_outside_of_its_tensor(folder):
+    _, source = load_huggingface(folder)
+    with pytest.raises(InputError, match=r"embed_tokens.weight has shape \[300, 32\]: a piece of \[10, 32\] from \[295, 0\] on"):
+        source.fill("embed.weight", (300, 32), (295, 0), torch.empty(10, 32))
+    with pytest.raises(InputError, match=r"wanted with shape \[304, 32\]"):
+        source.fill("embed.weight", (304, 32), (0, 0), torch.empty(10, 32))
+    with pytest.raises(InputError, match=r"no tensor 'embed\.positions'"):
+        source.fill("embed.positions", (304, 32), (0, 0), torch.empty(10, 32))
+
+
+# -- damage ---------------------------------------------------------------------------------------------
+
+
+def expect_refusal(folder, *words):
+    """Loading fails with one error that has all the words."""
+    with pytest.raises(InputError) as caught:
+        load_huggingface(folder)
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+def rewritten(folder, change):
+    """The folder's one file with its tensors changed."""
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+def test_a_missing_tensor(folder):
+    rewritten(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    expect_refusal(folder, "model.layers.1.mlp.up_proj.weight is missing", str(folder))
+
+
+def test_a_tensor_of_another_shape(folder):
+    rewritten(folder, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(33)}))
+    expect_refusal(folder, "model.norm.weight has shape [33]; by config.json it is [32]", WEIGHTS)
+
+
+def test_a_tensor_too_many(folder):
+    rewritten(folder, lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.zeros(2)}))
+    expect_refusal(folder, "model.layers.2.mlp.up_proj.weight has no place in this model", WEIGHTS)
+
+
+def test_quantised_weights(folder):
+    rewritten(folder, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(300, 32, dtype=torch.int8)}))
+    expect_refusal(folder, "lm_head.weight holds I8", "quantised")
+
+
+def test_old_files_carry_a_rotary_buffer(folder):
+    rewritten(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}))
+    _, source = load_huggingface(folder)
+    assert "layers.0.attention.q.weight" in source.named
+
+
+def test_a_tied_head_that_is_not_the_embedding(tmp_path):
+    path, weights = tmp_path / "small", weights_of(TIED)
+    save_huggingface(path, TIED, weights, context=512, dtype=torch.float32)
+    rewritten(path, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    load_huggingface(path)
+    rewritten(path, lambda tensors: tensors["lm_head.weight"][299].zero_())
+    expect_refusal(path, "lm_head.weight differs from model.embed_tokens.weight", "tie_word_embeddings")
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 5, 100, -1])
+def test_a_truncated_file(folder, keep_bytes):
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[:keep_bytes])
+    expect_refusal(folder, "the file is damaged", WEIGHTS, "fetch the file again")
+
+
+def header_of(content):
+    (size,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + size]), content[8 + size :]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"shape": [300, 33]},
+        {"dtype": "F16"},
+        {"data_offsets": [0, 10**12]},
+        {"data_offsets": [5, 1]},
+        {"shape": [2**62, 2**62]},
+        {"shape": "all"},
+    ],
+)
+def test_a_header_that_lies(folder, lie):
+    header, data = header_of((folder / WEIGHTS).read_bytes())
+    header["lm_head.weight"] |= lie
+    text = json.dumps(header).encode()
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text + data)
+    expect_refusal(folder, "the file is damaged", WEIGHTS)
+
+
+def test_a_missing_shard(sharded):
+    path = sorted(sharded.glob("*.safetensors"))[1]
+    path.unlink()
+    expect_refusal(sharded, "the shard is missing", path.name)
+
+
+def test_an_index_that_lies(sharded):
+    moved = "model.layers.0.input_layernorm.weight"  # not alone in its shard
+    index = json.loads((sharded / INDEX).read_text())
+    places = index["weight_map"]
+    held, other = places[moved], places["lm_head.weight"]
+    places[moved] = other
+    (sharded / INDEX).write_text(json.dumps(index))
+    expect_refusal(sharded, f"{moved} stands in {held}; by the index in {other}", INDEX)
+    del places[moved]
+    (sharded / INDEX).write_text(json.dumps(index))
+    expect_refusal(sharded, f"{moved} stands in {held}; by the index in none")
+    places |= {moved: held, "model.norm.weights": other}
+    (sharded / INDEX).write_text(json.dumps(index))
+    expect_refusal(sharded, f"model.norm.weights stands in no shard that the index names; by the index in {other}")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "has no weight_map"),
+        ('{"weight_map": {}}', "has no weight_map"),
+        ('{"weight_map": {"a": "../a.safetensors"}}', "names no safetensors file of this folder"),
+        ('{"weight_map": {"a": "pytorch_model.bin"}}', "names no safetensors file of this folder"),
+        ('{"weight_map": {"a": 3}}', "names no safetensors file of this folder"),
+    ],
+)
+def test_a_bad_index(sharded, text, what):
+    (sharded / INDEX).write_text(text)
+    expect_refusal(sharded, what, INDEX)
+
+
+def test_a_tensor_in_two_shards(sharded):
+    first, second = sorted(sharded.glob("*.safetensors"))[:2]
+    save_file(load_file(second) | load_file(first), second)
+    expect_refusal(sharded, "stands also in", second.name)
+
+
+def test_pickled_weights_are_refused_with_the_reason(folder):
+    (folder / WEIGHTS).unlink()
+    expect_refusal(folder, "neither model.safetensors nor model.safetensors.index.json")
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02.")
+    expect_refusal(folder, "pytorch_model.bin holds pickled weights", "can run any code", "safetensors")
+
+
+def test_no_folder(tmp_path):
+    expect_refusal(tmp_path / "absent", "no such folder", "absent")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"experts": Experts(num_experts=2, num_active=1, hidden=8)}, "a mixture of experts"),
+        ({"qk_norm": True}, "norms on queries and keys"),
+        ({"window": 8, "num_windowed_layers": 1}, "windowed attention"),
+        ({"layer_norm": True}, "LayerNorm"),
+        ({"num_positions": 8}, "learned positions"),
+        ({"gated": False}, "an MLP without a gate"),
+    ],
+)
+def test_a_model_of_other_blocks(change, what, tmp_path):
+    with pytest.raises(InputError, match=f"small has {what}"):
+        save_huggingface(tmp_path / "small", replace(MODEL, **change), {}, context=512)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- saving ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda weights: weights.pop("head.norm.weight"), "head.norm.weight was not given"),
+        (lambda weights: weights.update({"head.norm.weight": torch.zeros(16)}), r"head.norm.weight has shape \[16\], not \[32\]"),
+        (lambda weights: weights.update({"head.bias": torch.zeros(16)}), "head.bias has no place in the model"),
+    ],
+)
+def test_bad_tensors_are_named_and_nothing_is_left(change, what, tmp_path):
+    weights = weights_of(MODEL)
+    change(weights)
+    with pytest.raises(InputError, match=what):
+        save_huggingface(tmp_path / "small", MODEL, weights, context=512, shard_bytes=5000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tensor_given_twice(tmp_path):
+    pairs = [*weights_of(MODEL).items(), ("embed.weight", torch.zeros(300, 32))]
+    with pytest.raises(InputError, match=r"embed\.weight was given twice"):
+        save_huggingface(tmp_path / "small", MODEL, pairs, context=512)
+
+
+def test_a_save_that_breaks_off_leaves_nothing(tmp_path):
+    def breaking():
+        yield from list(weights_of(MODEL).items())[:5]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        save_huggingface(tmp_path / "small", MODEL, breaking(), context=512, shard_bytes=5000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_stands_there_is_not_replaced(folder):
+    before = (folder / WEIGHTS).read_bytes()
+    with pytest.raises(InputError, match="there is something already"):
+        save_huggingface(folder, MODEL, weights_of(MODEL, seed=1), context=512)
+    assert (folder / WEIGHTS).read_bytes() == before
+
+
+def test_the_tokenizer_comes_along(tmp_path):
+    text = "Wer reitet so spät durch Nacht und Wind? <|endoftext|> It is the father with his child."
+    tokenizer = train_tokenizer([text] * 3, 300)
+    save_huggingface(tmp_path / "small", MODEL, weights_of(MODEL), context=512, tokenizer=tokenizer)
+    assert (tmp_path / "small" / "tokenizer.json").read_bytes() == tokenizer.content
+    again = read_tokenizer(tmp_path / "small")
+    assert again.end_of_document == tokenizer.end_of_document
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    assert (config["eos_token_id"], config["bos_token_id"]) == (tokenizer.end_of_document, None)
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "small")
+    plain = text.replace("<|endoftext|>", "und")
+    assert theirs(plain)["input_ids"] == tokenizer.encode(plain)
+    assert theirs.decode(tokenizer.encode(plain)) == plain
+    assert theirs.eos_token_id == tokenizer.end_of_document
+
+
+def test_names():
+    assert their_name("layers.12.attention.q.bias") == "model.layers.12.self_attn.q_proj.bias"
+    assert their_name("layers.0.mlp_norm.weight") == "model.layers.0.post_attention_layernorm.weight"
+    assert their_name("head.norm.weight") == "model.norm.weight"

@@ -1,0 +1,97 @@
+"""The mesh realises the placement: the process groups' own ranks, on two racks of four, lie where the plan put each axis."""
+
+from __future__ import annotations
+
+import pytest
+from on_ranks import groups_of, threads_after
+from ranks import Pools
+
+from meshwright.describe.cluster import Cluster, Tier
+from meshwright.describe.load import accelerator
+from meshwright.layout import AXES, Layout, parse_layout
+from meshwright.predict.placement import tiers_of
+from meshwright.train.parallel.mesh import rank_grid, replica_grid
+
+RACK, NUM_RACKS = 4, 2
+
+
+def racks() -> Cluster:
+    """Two racks of four."""
+    tiers = [
+        Tier(name=name, link="by hand", num_accelerators=size, num_installed=size, bytes_per_s=1e9, latency_s=1e-6)
+        for name, size in (("rack", RACK), ("fabric", RACK * NUM_RACKS))
+    ]
+    return Cluster(name="two racks", accelerator=accelerator("h100"), tiers=tuple(tiers), accelerators_per_node=RACK)
+
+
+def racks_of(ranks: list[int]) -> list[int]:
+    """The rack of each rank, where a launcher fills racks in rank order."""
+    return [rank // RACK for rank in ranks]
+
+
+INSIDE = {"tp": ("rack",), "cp": ("rack",), "pp": ("rack",), "dp": ("fabric",)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tp=2,pp=2,dp=2",
+        "tp=4,dp=2",
+        "cp=4,dp=2",
+        "pp=4,dp=2",
+        "tp=2,cp=2,dp=2",
+        "cp=2,pp=2,dp=2",
+        "tp=2,pp=2,dp=2,order=pp-tp-cp-dp",
+        "cp=2,pp=2,dp=2,order=pp-cp-tp-dp",
+    ],
+)
+def test_tp_cp_and_pp_stay_in_a_rack_and_dp_has_one_member_in_each(text: str, pools: Pools) -> None:
+    layout = parse_layout(text)
+    assert tiers_of(layout, racks()) == {axis: tiers for axis, tiers in INSIDE.items() if getattr(layout, axis) > 1}
+    for groups in pools.of(8).run(groups_of, layout):
+        assert all(len(groups[axis]) == getattr(layout, axis) for axis in AXES)
+        assert all(len(set(racks_of(groups[axis]))) == 1 for axis in ("tp", "cp", "pp"))
+        assert sorted(racks_of(groups["dp"])) == list(range(NUM_RACKS))
+
+
+@pytest.mark.parametrize(
+    "text", ["tp=2,pp=2,dp=2,order=dp-tp-cp-pp", "tp=2,pp=4,order=tp-cp-pp-dp", "tp=8", "dp=8", "cp=2,dp=4,order=dp-cp-tp-pp"]
+)
+def test_groups_cross_racks_where_the_placement_says_so(text: str, pools: Pools) -> None:
+    layout = parse_layout(text)
+    crossed = tiers_of(layout, racks())
+    for rank, groups in enumerate(pools.of(8).run(groups_of, layout)):
+        for axis in AXES:
+            assert rank in groups[axis]
+            assert (len(set(racks_of(groups[axis]))) > 1) == ("fabric" in crossed.get(axis, ()))
+
+
+@pytest.mark.parametrize("text", ["tp=2,cp=2,dp=2", "cp=2,dp=4,zero_ranks=4", "cp=4,dp=2,zero=3,zero_ranks=2", "dp=8,zero=2,zero_ranks=4"])
+def test_ranks_that_share_a_state_hold_the_same_weights_and_are_neighbours(text: str, pools: Pools) -> None:
+    layout = parse_layout(text)
+    for rank, groups in enumerate(pools.of(8).run(groups_of, layout)):
+        places = [layout.coordinate(other) for other in [*groups["shard"], *groups["replicate"]]]
+        mine = layout.coordinate(rank)
+        assert all((place["tp"], place["pp"]) == (mine["tp"], mine["pp"]) for place in places)
+        assert len(groups["shard"]) == layout.sharing_ranks
+        assert len(groups["shard"]) * len(groups["replicate"]) == layout.dp * layout.cp
+
+
+@pytest.mark.parametrize("text", ["tp=2,cp=2,pp=2,dp=2", "tp=4,dp=3,order=dp-pp-cp-tp", "cp=2,pp=3,order=pp-tp-dp-cp"])
+def test_the_grid_is_the_layouts(text: str) -> None:
+    layout = parse_layout(text)
+    grid, names = rank_grid(layout), list(reversed(layout.order))
+    for rank in range(layout.num_ranks):
+        place = layout.coordinate(rank)
+        assert int(grid[tuple(place[axis] for axis in names)]) == rank
+    assert sorted(replica_grid(layout).flatten().tolist()) == list(range(layout.num_ranks))
+
+
+def test_a_layout_of_other_size_than_the_world_is_refused(pools: Pools) -> None:
+    with pytest.raises(AssertionError, match="takes 4 ranks and 2 were started"):
+        pools.of(2).run(groups_of, Layout(dp=4))
+
+
+def test_a_mesh_that_is_given_back_leaves_no_threads(pools: Pools) -> None:
+    for before, after in pools.of(4).run(threads_after, parse_layout("tp=2,dp=2"), 5):
+        assert after <= before

@@ -1,0 +1,138 @@
+"""Chunks hold every layer once, and messages between stages arrive once and in the order in which they are sent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from parity import LLAMA
+
+from meshwright.cost.schedule import BACKWARD, FORWARD, schedule_named
+from meshwright.layout import Layout
+from meshwright.predict.stages import stage_layers
+from meshwright.predict.traffic import chunks_of
+from meshwright.train.parallel.pipeline import Operation, chunk_layers, operations
+
+law = settings(deadline=None, max_examples=60)
+
+
+def of_stages(name: str, num_stages: int, num_chunks: int, num_micro_batches: int) -> list[list[Operation]]:
+    schedule = schedule_named(name, num_stages, num_chunks, num_micro_batches)
+    return [operations(schedule, stage)[0] for stage in range(num_stages)]
+
+
+pipes = st.tuples(st.sampled_from(["1f1b", "interleaved", "zero-bubble"]), st.integers(2, 5), st.integers(1, 3), st.integers(1, 9))
+
+
+@law
+@given(pipes)
+def test_each_message_is_received_once(pipe: tuple[str, int, int, int]) -> None:
+    name, num_stages, num_chunks, m = pipe
+    assume(name != "1f1b" or num_chunks == 1)
+    stages = of_stages(name, num_stages, num_chunks, m)
+    sent, taken = defaultdict(int), defaultdict(list)
+    for stage, made in enumerate(stages):
+        for operation in made:
+            if operation.sends_to is not None:
+                sent[stage, operation.sends_to] += 1
+            if operation.receives is not None:
+                taken[operation.receives[0], stage].append(operation.receives[1])
+    assert {pair: sorted(numbers) for pair, numbers in taken.items()} == {pair: list(range(count)) for pair, count in sent.items()}
+    for stage in range(num_stages):
+        _, coming = operations(schedule_named(name, num_stages, num_chunks, m), stage)
+        assert dict(coming) == {source: count for (source, target), count in sent.items() if target == stage}
+
+
+@law
+@given(pipes)
+def test_a_message_holds_what_its_receiver_expects(pipe: tuple[str, int, int, int]) -> None:
+    name, num_stages, num_chunks, m = pipe
+    assume(name != "1f1b" or num_chunks == 1)
+    stages = of_stages(name, num_stages, num_chunks, m)
+    letters: dict[tuple[int, int], list[Operation]] = defaultdict(list)  # in the order in which each stage sends
+    for stage, made in enumerate(stages):
+        for operation in made:
+            if operation.sends_to is not None:
+                letters[stage, operation.sends_to].append(operation)
+    for stage, made in enumerate(stages):
+        for operation in (o for o in made if o.receives is not None):
+            source, number = operation.receives
+            letter = letters[source, stage][number]
+            assert (letter.kind, letter.micro_batch) == (operation.kind, operation.micro_batch)
+            step = 1 if operation.kind == FORWARD else -1
+            assert operation.chunk * num_stages + stage == letter.chunk * num_stages + source + step
+
+
+@law
+@given(pipes)
+def test_no_two_stages_wait_for_each_other(pipe: tuple[str, int, int, int]) -> None:
+    """Stages that run their operations in order, and go on where the message is there, all come to the end."""
+    name, num_stages, num_chunks, m = pipe
+    assume(name != "1f1b" or num_chunks == 1)
+    stages = of_stages(name, num_stages, num_chunks, m)
+    sent: dict[tuple[int, int], int] = defaultdict(int)
+    places = [0] * num_stages
+    moved = True
+    while moved:
+        moved = False
+        for stage, made in enumerate(stages):
+            while places[stage] < len(made):
+                operation = made[places[stage]]
+                if operation.receives is not None and sent[operation.receives[0], stage] <= operation.receives[1]:
+                    break
+                if operation.sends_to is not None:
+                    sent[stage, operation.sends_to] += 1
+                places[stage] += 1
+                moved = True
+    assert places == [len(made) for made in stages]
+
+
+@law
+@given(pipes)
+def test_every_micro_batch_goes_forward_and_backward_once_through_every_chunk(pipe: tuple[str, int, int, int]) -> None:
+    name, num_stages, num_chunks, m = pipe
+    assume(name != "1f1b" or num_chunks == 1)
+    every = {(chunk, micro_batch) for chunk in range(num_chunks) for micro_batch in range(m)}
+    for made in of_stages(name, num_stages, num_chunks, m):
+        for kind in (FORWARD, BACKWARD):
+            passes = [(o.chunk, o.micro_batch) for o in made if o.kind == kind]
+            assert len(passes) == len(every) and set(passes) == every
+
+
+def splits() -> list[tuple[int, int, int, int, int]]:
+    """Layers, stages, chunks, and layers stated for the first and the last stage, of all that divide."""
+    every = np.array(list(product(range(1, 25), range(1, 5), range(1, 5), range(7), range(7)))).T
+    legal = stage_layers(*every).legal & ((every[2] == 1) | (every[1] > 1))
+    return [tuple(row) for row in every[:, legal].T.tolist()]
+
+
+@law
+@given(st.sampled_from(splits()))
+def test_chunks_hold_every_layer_once_and_in_order(split: tuple[int, int, int, int, int]) -> None:
+    num_layers, pp, vp, first, last = split
+    model = replace(LLAMA, num_layers=num_layers)
+    layout = Layout(pp=pp, vp=vp, first_stage_layers=first, last_stage_layers=last)
+    found = chunk_layers(model, layout)
+    in_order = [layer for chunk in range(vp) for stage in range(pp) for layer in found[stage][chunk]]
+    assert in_order == list(range(num_layers))
+    # What is said to be sent counts on the same chunks.
+    assert [[len(layers) for layers in stage] for stage in found] == [
+        [c.num_layers for c in chunks_of(model, layout, s)] for s in range(pp)
+    ]
+
+
+@pytest.mark.parametrize(
+    "layout, sizes",
+    [
+        (Layout(pp=2, first_stage_layers=1, last_stage_layers=3), [[1], [3]]),
+        (Layout(pp=2, vp=3), [[0, 1, 1], [1, 1, 0]]),  # the ends count as a layer each
+        (Layout(pp=4), [[1], [1], [1], [1]]),
+    ],
+)
+def test_layers_of_chunks(layout: Layout, sizes: list[list[int]]) -> None:
+    assert [[len(layers) for layers in stage] for stage in chunk_layers(LLAMA, layout)] == sizes

@@ -1,0 +1,68 @@
+"""Flat runs of elements and the rectangles of whole tensors that they are."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.train.parallel.shards import Cut, Shard, rectangles, square_sum
+
+law = settings(deadline=None, max_examples=60)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int]:
+    """A shape, and the first and last element of a run in it."""
+    shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))
+    first, last = sorted(draw(st.tuples(*[st.integers(0, math.prod(shape))] * 2)))
+    return shape, first, last
+
+
+@law
+@given(runs())
+def test_rectangles_cover_a_run_once_and_in_order(run: tuple[tuple[int, ...], int, int]) -> None:
+    shape, first, last = run
+    tensor = np.arange(math.prod(shape)).reshape(shape)
+    covered = []
+    for start, size, span in rectangles(shape, first, last):
+        box = tensor[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
+        assert box.shape == size
+        assert span == slice(len(covered), len(covered) + box.size)
+        covered += box.flatten().tolist()
+    assert covered == list(range(first, last))
+
+
+@law
+@given(runs())
+def test_a_run_takes_few_rectangles(run: tuple[tuple[int, ...], int, int]) -> None:
+    shape, first, last = run
+    assert len(list(rectangles(shape, first, last))) <= 2 * len(shape) - 1
+
+
+def test_pieces_stand_where_the_cut_says() -> None:
+    cut = Cut(name="w", shape=(4, 6), start=(0, 3), local=(4, 3))  # the right half of a tensor
+    values = torch.arange(2.0, 9.0)  # elements 2 to 9 of the part
+    shard = Shard(values=values, gradient=None, spans=((cut, 2, 9, 0),), decays=True, is_partial=False, copies=1)
+    whole = torch.full((4, 6), -1.0)
+    for piece in shard.pieces(values, "weights"):
+        assert (piece.name, piece.shape) == ("weights/w", (4, 6))
+        whole[tuple(slice(a, a + n) for a, n in zip(piece.start, piece.tensor.shape, strict=True))] = piece.tensor
+    wanted = torch.full((4, 6), -1.0)
+    wanted[0, 5], wanted[1, 3:], wanted[2, 3:] = 2.0, torch.tensor([3.0, 4.0, 5.0]), torch.tensor([6.0, 7.0, 8.0])
+    assert torch.equal(whole, wanted)
+
+
+def test_copies_and_tied_tables_count_once_towards_the_norm() -> None:
+    def shard(**changes: object) -> Shard:
+        kept = {"values": torch.ones(3), "gradient": torch.full((3,), 2.0), "spans": (), "decays": True, "is_partial": False, "copies": 1}
+        return Shard(**{**kept, **changes})  # type: ignore[arg-type]
+
+    assert float(square_sum([shard()], tp_index=0)) == pytest.approx(12)
+    assert float(square_sum([shard(copies=4)], tp_index=0)) == pytest.approx(3)  # three other ranks add the rest
+    assert float(square_sum([shard(counted=False), shard(gradient=None)], tp_index=0)) == pytest.approx(0)
+    assert float(square_sum([shard(is_partial=True)], tp_index=1)) == pytest.approx(0)  # the first tensor rank has it

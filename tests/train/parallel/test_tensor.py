@@ -1,0 +1,54 @@
+"""Cuts, and the loss of a cut vocabulary."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from on_ranks import loss_of_cut_vocabulary
+from parity import GPT, LLAMA
+from ranks import Pools
+
+from meshwright.errors import InputError
+from meshwright.train.data.samples import IGNORED_LABEL
+from meshwright.train.model.transformer import Transformer
+from meshwright.train.parallel.tensor import check_cuts, cut_dim
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_loss_of_a_cut_vocabulary_equals_cross_entropy(tp: int, pools: Pools) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = 8 * torch.randn(2, 5, 24, generator=generator)
+    labels = torch.randint(0, 24, (2, 5), generator=generator)
+    labels[0, 1] = labels[1, 3] = IGNORED_LABEL
+    whole = logits.clone().requires_grad_()
+    wanted = F.cross_entropy(whole.flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
+    (3 * wanted).backward()
+    found = pools.of(tp).run(loss_of_cut_vocabulary, logits.numpy(), labels.numpy(), 3.0)
+    assert [loss for loss, _ in found] == pytest.approx([wanted.item()] * tp, rel=1e-6)
+    gradient = torch.cat([torch.from_numpy(part) for _, part in found], dim=-1)
+    torch.testing.assert_close(gradient, whole.grad)
+    assert not gradient[0, 1].any()  # an ignored label has no gradient
+
+
+def test_large_logits_do_not_overflow(pools: Pools) -> None:
+    logits = torch.tensor([[[1000.0, 0.0, -1000.0, 999.0]]])
+    found = pools.of(2).run(loss_of_cut_vocabulary, logits.numpy(), torch.tensor([[3]]).numpy(), 1.0)
+    assert [loss for loss, _ in found] == pytest.approx([float(F.cross_entropy(logits[0], torch.tensor([3])))] * 2)
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT], ids=lambda model: model.name)
+def test_matrices_are_cut_and_what_stands_between_blocks_is_not(model) -> None:
+    with torch.device("meta"):
+        names = {name: parameter.dim() for name, parameter in Transformer(model).named_parameters()}
+    whole = {name for name in names if cut_dim(name) is None}
+    assert all("norm" in name or name.endswith(("o.bias", "down.bias", "embed.positions")) for name in whole)
+    assert all(cut_dim(name) == (1 if name.endswith(("o.weight", "down.weight")) else 0) for name in names.keys() - whole)
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    check_cuts(LLAMA, 8, 32)
+    with pytest.raises(InputError, match="tensor degree 3 does not divide 16 attention heads"):
+        check_cuts(LLAMA, 3, 32)
+    with pytest.raises(InputError, match="6 tokens of a sequence"):
+        check_cuts(LLAMA, 4, 6)
