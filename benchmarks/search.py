@@ -59,7 +59,7 @@ class Job:
         workload = replace(load_workload(self.workload), global_batch=self.batch)
         if self.precision:
             workload = replace(workload, precision=self.precision)
-        return search(load_model(self.model), load_cluster(self.cluster).resized(self.num_gpus), workload, prune=self.prune)
+        return search(Job(load_model(self.model), load_cluster(self.cluster).resized(self.num_gpus), workload), prune=self.prune)
 
 
 RECORD = Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b", 8192, 1024)

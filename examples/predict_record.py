@@ -1,26 +1,18 @@
-"""Predict the record machine from Python, and hold it against what was measured."""
+"""Predict the record machine from Python, and compare the step with the measured one."""
 
-from meshwright.describe.load import load_cluster, load_model, load_workload
-from meshwright.layout import Layouts, parse_layout
-from meshwright.predict.outcome import outcome
-from meshwright.predict.placement import tiers_of
-from meshwright.predict.prediction import check, predict
+from meshwright.job import Job
 from meshwright.units import MINUTE
 
 MEASURED_STEP_S = 1.2704  # median log of MLPerf Training v6.0, Azure, 8,192 GB200
 
-model, cluster, workload = load_model("llama-3.1-405b"), load_cluster("azure-gb200-128"), load_workload("mlperf-llama31-405b")
-layout = parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1")
-check(model, cluster, workload, layout)
+job = Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
+forecast = job.forecast("tp=4,cp=2,pp=8,vp=8,mbs=1")
 
-prediction = predict(model, cluster, workload, Layouts.of([layout]))
-run = outcome(prediction, cluster, workload)
-inside = prediction.low_s[0] < MEASURED_STEP_S < prediction.high_s[0]
-largest = max(prediction.parts, key=lambda part: prediction.parts[part][0])
+low_s, high_s = forecast.interval
+inside = low_s < MEASURED_STEP_S < high_s
+largest = max(forecast.parts, key=forecast.share)
 
-print(
-    f"step time      {prediction.step_time_s[0]:.1f} s; the measured {MEASURED_STEP_S} s lies {'in' if inside else 'out'}side its interval"
-)
-print(f"time to train  {run.time_to_train_s.value / MINUTE:.0f} min, {run.num_steps} steps")
+print(f"step time      {forecast.step_s:.1f} s; the measured {MEASURED_STEP_S} s lies {'in' if inside else 'out'}side its interval")
+print(f"time to train  {forecast.time_to_train.value / MINUTE:.0f} min, {forecast.outcome.num_steps} steps")
 print(f"largest part   {largest}")
-print(f"dp crosses     {', '.join(tiers_of(layout, cluster)['dp'])}")
+print(f"dp crosses     {', '.join(forecast.placement['dp'])}")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.job import Job
 from meshwright.layout import AXES, CP_KINDS, ORDERS, RECOMPUTE, SCHEDULES, Layout, Layouts, parse_layout, read_choices
-from meshwright.predict.prediction import usual_layout
 
 RECORD = "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"
 small = st.integers(1, 6)
@@ -66,7 +66,7 @@ JOBS = [
 ]
 
 
-@given(layouts(), st.sampled_from([Layout(), *(usual_layout(*job) for job in JOBS)]))
+@given(layouts(), st.sampled_from([Layout(), *(Job(*job).usual_layout() for job in JOBS)]))
 def test_a_layouts_text_gives_the_same_layout_back_whatever_it_is_read_for(layout, usual):
     assert parse_layout(str(layout), usual) == layout
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.layout import parse_layout
 from meshwright.ledger import (
     STATES,
@@ -35,10 +36,8 @@ from meshwright.ledger import (
 )
 from meshwright.ledger.book import in_cents, to_cent
 from meshwright.ledger.energy import energy_of
-from meshwright.plan.make import make_plan, priced_plan
-from meshwright.plan.plan import Plan, plan_bytes
+from meshwright.plan.plan import Plan, plan_bytes, plan_of
 from meshwright.predict.outcome import Spread, outcome
-from meshwright.predict.prediction import usual_layout
 from meshwright.record.entries import PARTS, Event, StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.run import Run
@@ -58,8 +57,8 @@ PARTS_S = {"compute": 5.0, "optimizer": 1.0, "exposed_tp": 1.0, "exposed_dp": 0.
 def racks() -> Plan:
     model, workload = load_model("llama-3.1-405b"), replace(load_workload("mlperf-llama31-405b"), global_batch=32)
     cluster = load_cluster("azure-gb200-128").resized(256)
-    layout = parse_layout("tp=4,cp=2,pp=8,vp=8,dp=4,mbs=1", usual_layout(model, cluster, workload))
-    return make_plan(model, cluster, workload, layout)
+    layout = parse_layout("tp=4,cp=2,pp=8,vp=8,dp=4,mbs=1", Job(model, cluster, workload).usual_layout())
+    return plan_of(Job(model, cluster, workload).forecast(layout))
 
 
 def step(number: int, step_time_s: float = 10.0, **extra: float) -> StepRecord:
@@ -349,8 +348,8 @@ def test_water_that_nobody_publishes_is_told_to_be_so() -> None:
 
 def test_a_quiet_run_of_processes_costs_and_draws_what_was_predicted(tmp_path: Path) -> None:
     model, cluster, workload = load_model("llama-2m"), load_cluster("this-machine-2x4"), load_workload("python-stdlib")
-    layout = parse_layout("tp=2,pp=2,dp=2,mbs=4", usual_layout(model, cluster, workload))
-    plan = priced_plan(model, cluster, workload, layout)
+    layout = parse_layout("tp=2,pp=2,dp=2,mbs=4", Job(model, cluster, workload).usual_layout())
+    plan = Job(model, cluster, workload).forecast(layout)
     plan.plan.write(tmp_path / "cores.json")
     run = run_plan(plan.plan, Conditions(noise=QUIET))
     told = ledger_of(write_run(run, tmp_path, "quiet", tmp_path / "cores.json"))

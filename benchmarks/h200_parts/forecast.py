@@ -11,7 +11,8 @@ from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster
 from meshwright.describe.profile import load_profile
 from meshwright.errors import InputError
-from meshwright.plan.make import make_plan
+from meshwright.job import Job
+from meshwright.plan.plan import plan_of
 from meshwright.predict.software import Software, on_profile, software
 
 
@@ -37,7 +38,7 @@ class Machine:
     def forecast(self, case: Case) -> dict[str, Any]:
         """Seconds and peak bytes of a step; or why the planner does not say."""
         try:
-            plan = make_plan(model_of(case), self.cluster, workload_of(case), layout_of(case), self.stack, name=case.name)
+            plan = plan_of(Job(model_of(case), self.cluster, workload_of(case), self.stack).forecast(layout_of(case)), case.name)
         except InputError as error:
             return {"refused": error.what}
         return {"step_s": plan.step_time_s, "peak_bytes": plan.peak_memory_bytes, "parts_s": dict(plan.parts_s), "software": plan.software}

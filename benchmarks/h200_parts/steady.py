@@ -26,7 +26,6 @@ from h200_parts.cases import TRAINING, Case, case_of, layout_of, model_of, workl
 from h200_parts.child import hand_over, note
 from h200_parts.text import shared_folder, text_corpus
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster
-from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan, plan_bytes
 from meshwright.record.run import read_run
 from meshwright.train import loop
@@ -115,7 +114,7 @@ def plan_of(case: Case, is_gpu: bool) -> Plan:
     """The plan of the case on this machine."""
     cluster = load_cluster(THIS_MACHINE if is_gpu else EMULATED).resized(1)
     workload = replace(workload_of(case), training=replace(TRAINING, warmup_samples=20.0 * case.batch))
-    return make_plan(model_of(case), cluster, workload, layout_of(case), name="steady")
+    return plan_of(Job(model_of(case), cluster, workload).forecast(layout_of(case)), "steady")
 
 
 @contextmanager

@@ -25,7 +25,7 @@ _DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "micro_batch")
 _OPTIONAL = ("zero_ranks", "first_stage_layers", "last_stage_layers")  # 0: not stated
 _UNSEARCHED = ("zero_ranks", "overlap_pp", "overlap_dp", "first_stage_layers", "last_stage_layers")  # the same whoever fills them in
 _SHORT = {"mbs": "micro_batch", "zero": "zero_stage"}
-_TEXT = {field: short for short, field in _SHORT.items()}
+SHORT_NAMES = {field: short for short, field in _SHORT.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +126,9 @@ class Layout:
         Left out are only defaults that no search replaces, and a schedule or kind of context parallelism where there is no such axis. Read
         on another layout (`train PLAN --layout`), what is left out stays as it is there.
         """
-        untold = {"schedule": self.pp == 1, "cp_kind": self.cp == 1, **dict.fromkeys(_UNSEARCHED, True)}
-        told = [f for f in fields(self) if not (untold.get(f.name) and getattr(self, f.name) == f.default)]
-        return ",".join(f"{_TEXT.get(f.name, f.name)}={_told(getattr(self, f.name))}" for f in told)
+        unstated = {"schedule": self.pp == 1, "cp_kind": self.cp == 1, **dict.fromkeys(_UNSEARCHED, True)}
+        stated = [f for f in fields(self) if not (unstated.get(f.name) and getattr(self, f.name) == f.default)]
+        return ",".join(f"{SHORT_NAMES.get(f.name, f.name)}={value_text(getattr(self, f.name))}" for f in stated)
 
     @property
     def degrees(self) -> str:
@@ -146,7 +146,7 @@ class Layout:
         return ",".join(parts)
 
 
-def _told(value: object) -> str:
+def value_text(value: object) -> str:
     """A field's value as `--layout` takes it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -177,7 +177,7 @@ def read_choices(text: str) -> dict[str, Any]:
             raise InputError(f"cannot read {item!r} in the layout", where="--layout", fix=f"write KEY=VALUE; {nearest(key, names)}")
         field_name = names[key]
         if not equals:
-            example = _told(known[field_name].default) if key not in AXES else "2"
+            example = value_text(known[field_name].default) if key not in AXES else "2"
             raise InputError(f"{key} has no value in the layout", where=f"--layout {text}", fix=f"write {key}={example}, for example")
         if field_name in changes:
             raise InputError(f"{key} is given twice", where=f"--layout {text}", fix=f"keep one {key}=")

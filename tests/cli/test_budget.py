@@ -38,7 +38,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plans") / "racks.json"
-    given = ("--gpus", "256", "--batch", "32", "--layout", LAYOUT, "--no-explain", "--keep", "1", "--out", str(path))
+    given = ("--gpus", "256", "--set", "workload.global_batch=32", "--layout", LAYOUT, "--no-explain", "--keep", "1", "--out", str(path))
     assert main(["plan", *JOB, *given]) == 0
     return path
 

@@ -14,7 +14,18 @@ from meshwright.describe.profile import Profile, load_profile
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CARD, CORES = str(FIXTURES / "profile_of_a_card.json"), str(FIXTURES / "profile_of_cores.json")
-H200 = ("predict", "llama-3.1-8b", "hgx-h200-ndr", "pretrain-1t", "--gpus", "8", "--layout", "dp=8", "--precision", "bf16-pure")
+H200 = (
+    "predict",
+    "llama-3.1-8b",
+    "hgx-h200-ndr",
+    "pretrain-1t",
+    "--gpus",
+    "8",
+    "--layout",
+    "dp=8",
+    "--set",
+    "workload.precision=bf16-pure",
+)
 
 
 @pytest.fixture
@@ -100,7 +111,7 @@ def test_a_prediction_by_a_profile_says_so(capsys):
     [
         ((*H200, "--profile", CORES), "the profile is of AMD EPYC"),
         ((*H200, "--profile", "nowhere.json"), "cannot read the hardware profile"),
-        ((*H200[:-1], "fp8", "--profile", CARD), "no products in fp8"),
+        ((*H200[:-1], "workload.precision=fp8", "--profile", CARD), "no products in fp8"),
         (("predict", "llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", "--gpus", "8", "--layout", "dp=8", "--profile", CARD), "has h100"),
         (("predict", "mixtral-8x7b", *H200[2:], "--profile", CARD), "dense models"),
         (("plan", "llama-2m", "this-machine-2x4", "python-stdlib", "--profile", CARD), "the profile is of NVIDIA H200"),
@@ -113,7 +124,7 @@ def test_a_profile_that_does_not_fit_is_refused(arguments, said, capsys):
 
 
 def test_this_machines_own_profile_is_taken_and_can_be_left_out(monkeypatch, capsys, tmp_path):
-    from meshwright.cli import profile_choice
+    from meshwright.predict import profile_choice
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(profile_choice, "processor_name", lambda: "AMD EPYC")

@@ -1,20 +1,24 @@
 """`meshwright predict`: the record machine, all it prints for people and for programs, and what bad input gets."""
 
 import io
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.describe.hardware import FORMAT_OF_RECIPE
 from meshwright.describe.load import load_cluster
-from meshwright.layout import parse_layout
+from meshwright.describe.recipe import recipes
+from meshwright.job import Job
+from meshwright.layout import Layouts, parse_layout
 from meshwright.predict.footprint import PARTS as MEMORY_PARTS
+from meshwright.predict.prediction import predict
 from meshwright.predict.step import PARTS
 
 NOUNS = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
-CORES_PROFILE = Path(__file__).parents[1] / "fixtures" / "profile_of_cores.json"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+CORES_PROFILE, CALIBRATED = FIXTURES / "profile_of_cores.json", str(FIXTURES / "timer_every_step.log")
 LAYOUT = "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"
 SMALL = ("llama-3.1-8b", "dgx-h100-superpod", "mlperf-llama31-8b", "--gpus", "64", "--layout", "tp=2")
 
@@ -32,7 +36,9 @@ def test_the_record_machine_is_met(answer):
     assert said["step_time_s"] == pytest.approx(1.2704, rel=0.02)
     assert said["time_to_train_min"] == pytest.approx(7.07, rel=0.03)
     assert said["low_s"] < 1.2704 < said["high_s"]
-    assert said["exact_step_time_s"] == pytest.approx(said["step_time_s"], rel=0.005)
+    job = Job(*NOUNS)
+    closed_form = predict(job, Layouts.of([job.layout(LAYOUT)]))
+    assert said["step_time_s"] == pytest.approx(float(closed_form.step_time_s[0]), rel=0.005)
 
 
 def test_json_holds_every_key_and_its_parts_add_up(answer):
@@ -61,7 +67,7 @@ def test_json_holds_every_key_and_its_parts_add_up(answer):
     assert 0 < said["mfu"] <= said["hfu"] < 1 and "causal attention counted once" in said["mfu_formula"]
     assert said["placement"] == {"tp": ["rack"], "cp": ["rack"], "pp": ["rack"], "dp": ["fabric"]}
     assert set(said["evidence"]) == {"distance", "compared_with", "num_runs", "note"} and said["evidence"]["distance"] == "measured"
-    assert (said["model"], said["cluster"]["name"], said["workload"]["name"]) == NOUNS
+    assert (said["model"], said["cluster"], said["workload"]) == NOUNS
     assert (said["software"], said["layout"]["dp"], said["layout"]["mbs"]) == ("v6.0", 128, 1)
     assert str(parse_layout(said["layout"]["text"])) == said["layout"]["text"]
 
@@ -70,20 +76,54 @@ def test_dp_left_out_fills_the_machine(answer):
     whole, filled = answer(*NOUNS, "--layout", LAYOUT), answer(*NOUNS, "--layout", LAYOUT.replace("dp=128,", ""))
     assert filled == whole
     half = answer(*NOUNS, "--layout", "tp=4,cp=2,pp=8,vp=8", "--gpus", "4096")
-    assert (half["layout"]["dp"], half["cluster"]["num_accelerators"]) == (64, 4096)
+    assert (half["layout"]["dp"], half["num_accelerators"]) == (64, 4096)
 
 
 def test_options_change_the_job(answer):
-    said = answer(*NOUNS, "--layout", LAYOUT, "--batch", "2048", "--seq", "4096", "--precision", "mxfp8", "--software", "v5.1")
-    assert said["workload"] == {"name": NOUNS[2], "seq_len": 4096, "global_batch": 2048, "precision": "mxfp8"}
+    said = answer(
+        *NOUNS,
+        "--layout",
+        LAYOUT,
+        "--set",
+        "workload.global_batch=2048",
+        "--set",
+        "workload.seq_len=4096",
+        "--set",
+        "workload.precision=mxfp8",
+        "--software",
+        "v5.1",
+    )
+    assert (said["workload"], said["seq_len"], said["global_batch"], said["precision"]) == (NOUNS[2], 4096, 2048, "mxfp8")
     assert said["software"] == "v5.1"
     said = answer(*NOUNS, "--layout", LAYOUT, "--provider", "coreweave", "--price-kind", "reserved", "--region", "norway")
     assert (said["price"]["usd_per_accelerator_hour"], said["region"]["name"]) == (4.2, "norway")
     assert said["water_l"] is None and said["unknown"] == {"water": "coreweave publishes no litres a kWh"}
 
 
+@pytest.mark.parametrize("joined", [False, True], ids=["--batch 2048", "--batch=2048"])
+def test_options_by_their_old_names_work_and_say_their_new_ones(run, answer, joined):
+    asked = (*NOUNS, "--layout", LAYOUT, "--json")
+    old = {"--batch": "2048", "--seq": "4096", "--precision": "mxfp8"}
+    given = [f"{option}={value}" for option, value in old.items()] if joined else [word for pair in old.items() for word in pair]
+    code, out, err = run(*asked, *given)
+    keys = dict(zip(old, ("global_batch", "seq_len", "precision"), strict=True))
+    new = [f"workload.{keys[option]}={value}" for option, value in old.items()]
+    assert code == 0 and err == "".join(f"meshwright: {option} is now --set {key}\n" for option, key in zip(old, new, strict=True))
+    assert json.loads(out) == answer(*asked[:-1], *(word for key in new for word in ("--set", key)))
+
+
 def test_an_expert_degree_counts_the_replicas_that_fill_the_machine(answer):
-    said = answer("qwen3-30b-a3b", "hgx-b200-ndr", "pretrain-1t", "--layout", "ep=8,recompute=full", "--gpus", "64", "--batch", "256")
+    said = answer(
+        "qwen3-30b-a3b",
+        "hgx-b200-ndr",
+        "pretrain-1t",
+        "--layout",
+        "ep=8,recompute=full",
+        "--gpus",
+        "64",
+        "--set",
+        "workload.global_batch=256",
+    )
     assert (said["layout"]["dp"], said["layout"]["ep"]) == (64, 8)
 
 
@@ -93,7 +133,7 @@ def test_a_model_the_workload_was_not_made_for_is_remarked_on(answer):
 
 
 def test_a_batch_that_nobody_trained_with_gives_a_lower_bound(run, answer):
-    arguments = (*NOUNS, "--layout", LAYOUT, "--batch", "16384")
+    arguments = (*NOUNS, "--layout", LAYOUT, "--set", "workload.global_batch=16384")
     said = answer(*arguments)
     assert (said["is_lower_bound"], said["batch_beyond_measured"], said["measured_batches"]) == (True, "above", [896, 1152])
     assert said["time_to_train_min"] > said["time_to_train_low_min"] and said["time_to_train_high_min"] is None
@@ -125,7 +165,7 @@ def test_an_mfu_above_its_peak_is_remarked_on(run, tmp_path):
     code, out, err = run("llama-2m", str(tmp_path / "slow.toml"), "python-stdlib", "--layout", "mbs=4", "--profile", str(CORES_PROFILE))
     assert code == 0, err
     assert re.search(r"MFU +[\d.]+ % of a peak described too low", out)
-    assert "cannot be: the peak described for slow cores" in " ".join(out.split())
+    assert "is impossible: the peak described for slow cores" in " ".join(out.split())
 
 
 TPUS = """\
@@ -140,28 +180,40 @@ num_accelerators = 256
 
 def test_what_nobody_states_is_null_and_said_in_words(run, answer, tmp_path):
     (tmp_path / "pod.toml").write_text(TPUS)
-    arguments = ("llama-3.1-8b", str(tmp_path / "pod.toml"), "pretrain-1t", "--layout", "tp=4", "--batch", "256")
+    arguments = ("llama-3.1-8b", str(tmp_path / "pod.toml"), "pretrain-1t", "--layout", "tp=4", "--set", "workload.global_batch=256")
     said = answer(*arguments)
     assert [said[key] for key in ("energy_kwh", "facility_kwh", "carbon_kg", "water_l", "node_w")] == [None] * 5
     assert said["evidence"]["distance"] == "far"
     out = run(*arguments)[1]
     assert re.search(r"energy +unknown +power of tpu-v5p not stated by the vendor\n", out)
-    assert "nan" not in out and "this question lies far from the evidence" in out
+    assert "nan" not in out and "this job is far from the evidence" in out
 
 
 def test_a_release_that_nobody_measured_is_said_once_and_hides_nothing(answer):
-    notes = answer(*NOUNS, "--layout", LAYOUT, "--software", "v9.9", "--precision", "mxfp8")["notes"]
+    notes = answer(*NOUNS, "--layout", LAYOUT, "--software", "v9.9", "--set", "workload.precision=mxfp8")["notes"]
     assert notes == [
         "no run of v9.9 was fitted: taken as v6.0, its nearest relative",
         "no large dense models in MLPerf rounds measured with gb200 mxfp8 v6.0",
     ]
 
 
-@pytest.mark.parametrize("command", ["plan", "predict", "sweep", "calibrate"])
-def test_help_names_every_precision(command, capsys):
-    assert main([command, "--help"]) == 0
-    told = re.sub(r"-\s+", "-", capsys.readouterr().out)  # a name may be folded at its hyphen
-    assert all(re.search(rf"(?<![\w-]){name}(?![\w-])", told) for name in FORMAT_OF_RECIPE)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", *NOUNS, "--set", "workload.precision=other"),
+        ("predict", *NOUNS, "--layout", LAYOUT, "--set", "workload.precision=other"),
+        ("sweep", *NOUNS, "--gpus", "8192", "--set", "workload.precision=other"),
+        ("calibrate", CALIBRATED, "--model", NOUNS[0], "--cluster", NOUNS[1], "--layout", "tp=4", "--precision", "other"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_wrong_precision_names_every_one_and_help_says_how_to_choose(arguments, capsys):
+    assert main(list(arguments)) == 2
+    told = capsys.readouterr().err
+    assert all(re.search(rf"(?<![\w-]){name}(?![\w-])", told) for name in recipes())
+    assert main([arguments[0], "--help"]) == 0
+    option = "--precision" if arguments[0] == "calibrate" else "workload.precision=fp8"
+    assert option in capsys.readouterr().out
 
 
 # -- for people -----------------------------------------------------------------------------------------
@@ -173,11 +225,11 @@ interleaved schedule, ring context, TP overlap off, CUDA graphs on
 step 1,024 x 8,192 tokens nvfp4, software v6.0
 
 answer
-step time # s 80 % interval # s to # s; by the exact schedule # s
-throughput # M tokens/s # tokens/s an accelerator
+step time # s 80 % interval # s to # s
+throughput # M tokens/s # tokens/s per accelerator
 MFU # % HFU # %; causal attention counted once
 time to train # min # min to # min; 324 steps, 4 evaluations of # s
-cost $# $# to $#; azure on-demand, $27.04 an accelerator and hour (2025)
+cost $# $# to $#; azure on-demand, $27.04 per accelerator-hour (2025)
 or $# coreweave reserved, $# coreweave on-demand
 energy # kWh # kWh to # kWh; at the wall; hosts: 1,867 W a node, stated for azure-gb200-128
 facility # kWh # kWh to # kWh; with PUE 1.17 (azure, 2025)
@@ -202,13 +254,13 @@ cp 2 rack 0 s
 pp 8 rack # us
 dp x cp 128 x 2 rack + fabric # ms
 
-memory of gb200: 173.2 GiB, of which 3.7 GiB is kept back
+memory of gb200: 173.2 GiB, 3.7 GiB of it reserved
 stage layers weights gradients optimizer activations loss buffers peak full peak at
 0 (first) 15 # GiB # GiB # GiB # GiB # GiB # GiB # GiB # % backward of the embedding
 1 (fullest) 16 # GiB # GiB # GiB # GiB # GiB # GiB # GiB # % first backward, warm-up over
 7 (last) 15 # GiB # GiB # GiB # GiB # GiB # GiB # GiB # % loss
 
-evidence: compared with # runs (#); this question lies inside the evidence
+evidence: compared with # runs (#); this job is inside the evidence
 """
 
 
@@ -235,9 +287,9 @@ def test_help_names_every_option(run):
     for option in (
         "--layout",
         "--gpus",
-        "--batch",
-        "--seq",
-        "--precision",
+        "workload.global_batch=",
+        "workload.seq_len=",
+        "workload.precision=",
         "--software",
         "--provider",
         "--price-kind",
@@ -268,12 +320,12 @@ def test_help_names_every_option(run):
         ((*NOUNS, "--layout", "tp=4,dp"), "dp has no value in the layout.*write dp=2"),
         ((*NOUNS, "--layout", LAYOUT, "--gpu", "8"), "no such option: --gpu .*--gpus"),
         ((*NOUNS, "--layout", LAYOUT, "--gpus", "0"), "at least one accelerator, not 0"),
-        ((*NOUNS, "--layout", LAYOUT, "--batch", "-4"), "global batch -4 must be at least 1"),
-        ((*NOUNS, "--layout", LAYOUT, "--batch", "many"), "invalid value for '--batch'"),
+        ((*NOUNS, "--layout", LAYOUT, "--set", "workload.global_batch=-4"), "workload.global_batch is -4, not a number above 0"),
+        ((*NOUNS, "--layout", LAYOUT, "--set", "workload.global_batch=many"), "workload.global_batch is 'many', not a number"),
         (NOUNS, "missing option '--layout'"),
-        ((*NOUNS[:2], "--layout", LAYOUT), "missing argument 'workload'"),
-        ((*NOUNS, "--layout", LAYOUT, "--precision", "fp6"), "no precision named 'fp6'.*did you mean fp8"),
-        ((*SMALL, "--precision", "nvfp4"), "h100 has no fp4 tensor cores.*choose another precision"),
+        ((*NOUNS[:2], "--layout", LAYOUT), "missing argument 'WORKLOAD'"),
+        ((*NOUNS, "--layout", LAYOUT, "--set", "workload.precision=fp6"), "no precision named 'fp6'.*did you mean fp8"),
+        ((*SMALL, "--set", "workload.precision=nvfp4"), "h100 has no fp4 tensor cores.*choose another precision"),
         ((*NOUNS, "--layout", LAYOUT, "--software", "profile.json"), "cannot read the software profile.*where: profile.json"),
         ((*NOUNS, "--layout", LAYOUT, "--software", "tensorflow"), "cannot read a version in software release 'tensorflow'"),
         ((*NOUNS, "--layout", LAYOUT, "--provider", "azur"), "no provider named 'azur'.*did you mean azure"),
@@ -304,10 +356,19 @@ def test_a_layout_that_does_not_fit_says_by_how_much_and_where(run, answer):
 
 def test_more_than_described_and_tensor_groups_over_the_fabric_are_remarked_on(answer):
     nouns = ("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t")
-    said = answer(*nouns, "--gpus", "2048", "--batch", "2048", "--layout", "tp=2,order=cp-pp-dp-tp,recompute=full", "--ignore-memory")
+    said = answer(
+        *nouns,
+        "--gpus",
+        "2048",
+        "--set",
+        "workload.global_batch=2048",
+        "--layout",
+        "tp=2,order=cp-pp-dp-tp,recompute=full",
+        "--ignore-memory",
+    )
     assert any("2,048 accelerators are more than the 1,024 described" in note for note in said["notes"])
     assert any("tp crosses the fabric, where its traffic is not overlapped" in note for note in said["notes"])
-    said = answer(*nouns, "--gpus", "1024", "--batch", "1024", "--layout", "tp=2,recompute=full", "--ignore-memory")
+    said = answer(*nouns, "--gpus", "1024", "--set", "workload.global_batch=1024", "--layout", "tp=2,recompute=full", "--ignore-memory")
     assert not any("described" in note or "crosses" in note for note in said["notes"])
 
 

@@ -26,7 +26,24 @@ def verb():
 def written(tmp_path_factory):
     path = tmp_path_factory.mktemp("plans") / "racks.json"
     assert (
-        main(["plan", *JOB, "--gpus", "256", "--batch", "32", "--layout", LAYOUT, "--no-explain", "--keep", "1", "--out", str(path)]) == 0
+        main(
+            [
+                "plan",
+                *JOB,
+                "--gpus",
+                "256",
+                "--set",
+                "workload.global_batch=32",
+                "--layout",
+                LAYOUT,
+                "--no-explain",
+                "--keep",
+                "1",
+                "--out",
+                str(path),
+            ]
+        )
+        == 0
     )
     return path
 
@@ -61,7 +78,17 @@ def test_without_noise_it_is_the_plan(answer, plan):
 
 def test_a_plan_made_with_a_profile_is_simulated_by_it(answer, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    job = ("llama-3.1-8b", "hgx-h200-ndr", "pretrain-1t", "--gpus", "8", "--batch", "64", "--precision", "bf16-pure")
+    job = (
+        "llama-3.1-8b",
+        "hgx-h200-ndr",
+        "pretrain-1t",
+        "--gpus",
+        "8",
+        "--set",
+        "workload.global_batch=64",
+        "--set",
+        "workload.precision=bf16-pure",
+    )
     profile = Path(__file__).parents[1] / "fixtures" / "profile_of_a_card.json"
     layout = ("--layout", "tp=2,pp=2,dp=2,recompute=full", "--no-explain", "--keep", "1")
     assert main(["plan", *job, *layout, "--profile", str(profile), "--out", "plan.json"]) == 0

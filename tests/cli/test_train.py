@@ -19,9 +19,9 @@ from small_run import EVALUATION, MODEL, NO_RANKS, WORKLOAD, Small, make_corpus
 from meshwright.cli.train_run import is_launched
 from meshwright.describe.load import EMULATED, load_cluster, load_model, load_workload
 from meshwright.describe.profile import load_profile
+from meshwright.job import Job
 from meshwright.layout import Layout
-from meshwright.plan.make import make_plan
-from meshwright.plan.plan import plan_bytes
+from meshwright.plan.plan import plan_bytes, plan_of
 from meshwright.predict.software import on_profile, software
 from meshwright.record.header import RunHeader
 from meshwright.record.writer import RunWriter
@@ -124,7 +124,7 @@ def test_a_plan_for_gpus_where_there_are_none(
 ) -> None:
     monkeypatch.setattr("meshwright.cli.train_run.gpu_names", lambda: [])
     workload = replace(small.plan("dp=2").workload, precision="bf16")
-    plan = make_plan(MODEL, load_cluster("hgx-h200-ndr").resized(2), workload, Layout(dp=2, micro_batch=2), name="big")
+    plan = plan_of(Job(MODEL, load_cluster("hgx-h200-ndr").resized(2), workload).forecast(Layout(dp=2, micro_batch=2)), "big")
     (here / "gpus.json").write_bytes(plan_bytes(plan))
     said = refused("gpus.json")
     assert said.startswith("the plan needs 2 ") and "here, and this machine has no NVIDIA GPU\n  where: plan big\n" in said
@@ -135,13 +135,13 @@ def test_other_degrees_of_a_plan_are_priced_by_its_own_profile() -> None:
 
     profile = load_profile(Path(__file__).parents[1] / "fixtures" / "profile_of_cores.json")
     job = load_model("llama-2m"), load_cluster(EMULATED), load_workload("python-stdlib")
-    plan = make_plan(*job, Layout(dp=8), on_profile(software(), profile))
+    plan = plan_of(Job(*job, on_profile(software(), profile)).forecast(Layout(dp=8)))
     assert with_layout(plan, "tp=2,dp=4").parts_s["exposed_tp"] == pytest.approx(4 * (4 * 8 + 6) * 2e-3)  # collectives of 2 ms
     assert with_layout(plan, "tp=2,dp=4").profile == profile and with_layout(plan, "tp=2,dp=4", "none").profile is None
 
 
 def test_a_workload_that_does_not_say_how_to_train(refused: Callable[..., str], here: Path) -> None:
-    plan = make_plan(MODEL, load_cluster(EMULATED).resized(2), WORKLOAD, Layout(dp=2, micro_batch=2))
+    plan = plan_of(Job(MODEL, load_cluster(EMULATED).resized(2), WORKLOAD).forecast(Layout(dp=2, micro_batch=2)))
     (here / "bare.json").write_bytes(plan_bytes(replace(plan, workload=replace(WORKLOAD, training=None))))
     assert "the workload small does not say how to train: it has no [training]" in refused("bare.json", "--corpus", "corpus")
     assert refused("bare.json").startswith("no corpus to train on\n  where: workload.training.corpus\n")

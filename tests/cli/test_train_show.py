@@ -10,10 +10,10 @@ import pytest
 
 from meshwright.cli.train_show import facts, show_run
 from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.job import Job
 from meshwright.layout import Layout
 from meshwright.ledger import ledger_of
-from meshwright.plan.make import make_plan
-from meshwright.plan.plan import Plan, plan_bytes
+from meshwright.plan.plan import Plan, plan_bytes, plan_of
 from meshwright.record.entries import StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.run import read_run
@@ -24,7 +24,7 @@ from meshwright.report.facts import facts_of
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     workload = replace(load_workload("pretrain-1t"), global_batch=256, seq_len=4096)
-    return make_plan(load_model("llama-3.2-1b"), load_cluster("workstation-8x"), workload, Layout(dp=8, micro_batch=4))
+    return plan_of(Job(load_model("llama-3.2-1b"), load_cluster("workstation-8x"), workload).forecast(Layout(dp=8, micro_batch=4)))
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from meshwright.evidence.accuracy import evidence
 from meshwright.evidence.experts import LACKING, MEGATRON, _features, expert_choices
+from meshwright.job import Job
 from meshwright.plan.features import Features
-from meshwright.predict.prediction import check
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_choices_are_legal_and_gaps_are_not_negative(runs):
     some = [next(run for run in runs if run.round == name) for name in ("v3.0", "v4.1", "v5.0", "v6.0")]
     for choice in expert_choices(some):
         run = choice.run
-        check(run.model, run.cluster, run.workload, choice.best)
+        Job(run.model, run.cluster, run.workload).check(choice.best)
         assert choice.gap_pct >= 0 and choice.unhidden_gap_pct >= 0 and choice.num_layouts > 0
         assert choice.best_s <= choice.chosen_s and choice.best_s <= choice.best_unhidden_s * (1 + 1e-9)
         if run.round < "v5.0":

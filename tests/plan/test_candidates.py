@@ -7,12 +7,12 @@ import pytest
 
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.layout import AXES, Layout
 from meshwright.plan.candidates import Fixed, Space, degrees, divisors, rank_orders
 from meshwright.plan.features import Features
 from meshwright.plan.search import search
 from meshwright.predict.placement import tiers_of
-from meshwright.predict.prediction import check
 
 MODEL = load_model("llama-3.2-1b")
 CLUSTER = load_cluster("dgx-h100-superpod").resized(16)
@@ -33,7 +33,7 @@ def test_every_candidate_is_legal_and_stands_once():
     layouts = all_layouts(Features(max_vp=2, recompute=("none",), zero_stages=(0, 1)))
     assert len(set(layouts)) == len(layouts) > 1000
     for layout in layouts:
-        check(MODEL, CLUSTER, WORKLOAD, layout)
+        Job(MODEL, CLUSTER, WORKLOAD).check(layout)
 
 
 def test_all_degrees_that_divide_are_there():
@@ -44,7 +44,7 @@ def test_all_degrees_that_divide_are_there():
     ):
         for size in (1, 2, 4, 8):
             try:
-                check(MODEL, CLUSTER, WORKLOAD, Layout(tp=tp, cp=cp, pp=pp, dp=dp, micro_batch=size))
+                Job(MODEL, CLUSTER, WORKLOAD).check(Layout(tp=tp, cp=cp, pp=pp, dp=dp, micro_batch=size))
             except (InputError, ZeroDivisionError):
                 continue
             wanted.add((tp, cp, pp, dp, size))
@@ -95,7 +95,7 @@ def test_the_space_counts_what_it_makes(fixed):
 def test_all_to_all_alone_leaves_layouts_without_context_parallelism_legal():
     """Such layouts have no heads to exchange, so tensor degrees beyond the key-value heads stay open; each can be predicted."""
     job = load_model("llama-3.2-1b"), load_cluster("dgx-h100-superpod").resized(16), replace(load_workload("pretrain-1t"), global_batch=16)
-    found = search(*job, fixed=Fixed({"cp_kind": "all-to-all", "tp": 16}), keep=3)
+    found = search(Job(*job), fixed=Fixed({"cp_kind": "all-to-all", "tp": 16}), keep=3)
     for layout in found.layouts:
-        check(*job, layout)
+        Job(*job).check(layout)
     assert {layout.cp for layout in found.layouts} == {1}

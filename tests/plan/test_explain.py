@@ -7,31 +7,31 @@ from dataclasses import replace
 import pytest
 
 from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.job import Job
 from meshwright.layout import Layout, parse_layout
 from meshwright.plan.explain import AxisTraffic, explain
 from meshwright.predict.traffic import Step, flows, sent_on
 from meshwright.record.entries import PART_NAMES
 
-RECORD = load_model("llama-3.1-405b"), load_cluster("azure-gb200-128"), load_workload("mlperf-llama31-405b")
+RECORD = Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
 
 
-def axes_of(*question: object) -> dict[str, AxisTraffic]:
-    return {axis.axis: axis for axis in explain(*question).axes}  # type: ignore[arg-type]
+def axes_of(job: Job, layout: Layout) -> dict[str, AxisTraffic]:
+    return {axis.axis: axis for axis in explain(job.forecast(layout, ignore_memory=True)).axes}
 
 
 def test_bytes_and_messages_are_the_trainers_on_the_stage_that_sends_most() -> None:
     layout = parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1")
-    axes = axes_of(*RECORD, layout)
-    model, _, workload = RECORD
+    axes = axes_of(RECORD, layout)
     for axis in ("tp", "cp", "pp", "dp"):
-        of_stages = [sent_on(axis, flows(Step(model, workload, layout, stage))) for stage in range(layout.pp)]
+        of_stages = [sent_on(axis, flows(Step(RECORD.model, RECORD.workload, layout, stage))) for stage in range(layout.pp)]
         assert (axes[axis].num_bytes, axes[axis].num_messages) == max(of_stages)
 
 
 def test_zero_3_gathers_weights_for_the_forward_and_for_the_backward() -> None:
     model, cluster = load_model("llama-3.1-8b"), load_cluster("azure-gb200-128").resized(64)
     workload = replace(load_workload("mlperf-llama31-8b"), global_batch=64, precision="bf16")  # one micro-batch each
-    once, twice = (axes_of(model, cluster, workload, Layout(dp=64, zero_stage=zero))["dp"].num_bytes for zero in (1, 3))
+    once, twice = (axes_of(Job(model, cluster, workload), Layout(dp=64, zero_stage=zero))["dp"].num_bytes for zero in (1, 3))
     weights = sum(flow.sent_bytes for flow in flows(Step(model, workload, Layout(dp=64))) if flow.what == "weights")
     assert twice == pytest.approx(once + weights, rel=1e-3)
 
@@ -39,7 +39,8 @@ def test_zero_3_gathers_weights_for_the_forward_and_for_the_backward() -> None:
 def test_a_model_that_the_trainer_does_not_run_is_counted_by_its_parameters() -> None:
     model, cluster = load_model("mixtral-8x7b"), load_cluster("azure-gb200-128").resized(64)
     workload = replace(load_workload("mlperf-llama31-8b"), global_batch=64, precision="bf16")
-    sent = [axes_of(model, cluster, workload, parse_layout(f"dp=64,ep=8,zero={zero}"))["dp"].num_bytes for zero in range(4)]
+    job = Job(model, cluster, workload)
+    sent = [axes_of(job, parse_layout(f"dp=64,ep=8,zero={zero}"))["dp"].num_bytes for zero in range(4)]
     # Bytes a parameter: 2 x 4, 4 + 2, 4 + 2, 4 + 2 x 2.
     assert sent == pytest.approx([sent[1] / 6 * times for times in (8, 6, 6, 8)])
 
@@ -47,7 +48,7 @@ def test_a_model_that_the_trainer_does_not_run_is_counted_by_its_parameters() ->
 def test_gradients_of_one_replica_are_shown_as_what_they_are_where_context_ranks_share_them() -> None:
     model, cluster = load_model("llama-3.1-8b"), load_cluster("dgx-h100-superpod").resized(32)
     workload = replace(load_workload("mlperf-llama31-8b"), global_batch=8, precision="bf16")
-    explained = explain(model, cluster, workload, parse_layout("tp=8,cp=4,dp=1"))
+    explained = explain(Job(model, cluster, workload).forecast(parse_layout("tp=8,cp=4,dp=1")))
     gradients = next(axis for axis in explained.axes if axis.axis == "dp")
     assert (gradients.name, gradients.ranks, gradients.label) == ("dp x cp", "1 x 4", "dp 1 x cp 4")
     assert gradients.tiers == ("fabric",) and gradients.num_bytes > 0 and gradients.traffic_s > 0
@@ -55,6 +56,6 @@ def test_gradients_of_one_replica_are_shown_as_what_they_are_where_context_ranks
 
 
 def test_what_limits_a_step_is_named_as_its_part() -> None:
-    said = explain(*RECORD, parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1")).limit
+    said = explain(RECORD.forecast(parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"))).limit
     first, second = said.split("; next is ")
     assert first.startswith("compute takes ") and second.split(" with ")[0] in PART_NAMES.values()

@@ -8,14 +8,15 @@ import pytest
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.workload import Evaluation
 from meshwright.errors import MeshwrightError
+from meshwright.job import Job
 from meshwright.layout import Layouts
 from meshwright.plan.candidates import DEGREES, Fixed, Space, degrees
 from meshwright.plan.features import Features
-from meshwright.plan.make import priced_plan
 from meshwright.plan.measure import run_energy, run_time
 from meshwright.plan.objective import OBJECTIVES, Aim
-from meshwright.plan.search import _asked, _bounded_space, search, usual_features
+from meshwright.plan.search import _bounded_space, search, usual_features
 from meshwright.plan.sizes import Ask, searched
+from meshwright.predict.inputs import inputs_of
 from meshwright.predict.outcome import outcome
 from meshwright.predict.prediction import predict
 from meshwright.predict.software import software
@@ -27,10 +28,11 @@ WORKLOAD = replace(
 )
 CLUSTER = load_cluster("dgx-h100-superpod").resized(4)
 STACK = software("v5.0")  # slower than the reference, so that work and time differ
+JOB = Job(MODEL, CLUSTER, WORKLOAD, STACK)
 
 
 def every_layout():
-    features = usual_features(MODEL, CLUSTER, WORKLOAD)
+    features = usual_features(JOB)
     space = Space.of(MODEL, CLUSTER, degrees(MODEL, CLUSTER, WORKLOAD, features, Fixed()), features, Fixed())
     return [batch.row(row) for batch, _ in space.batches(features.zero_stages, features.recompute) for row in range(len(batch))]
 
@@ -41,7 +43,7 @@ def everything():
     found = []
     for layout in every_layout():
         try:
-            found.append(priced_plan(MODEL, CLUSTER, WORKLOAD, layout, STACK))
+            found.append(JOB.forecast(layout))
         except MeshwrightError:
             continue
     return found
@@ -49,64 +51,56 @@ def everything():
 
 def test_energy_is_what_the_outcome_says_of_every_layout():
     layouts = Layouts.of(every_layout()[::7])
-    prediction = predict(MODEL, CLUSTER, WORKLOAD, layouts, STACK)
+    prediction = predict(JOB, layouts)
     nodes = CLUSTER.num_accelerators / CLUSTER.accelerators_per_node
     for measure, of in (
-        (run_energy(CLUSTER, WORKLOAD, STACK), lambda takes: takes.energy_j.value / nodes),
-        (run_time(WORKLOAD, STACK), lambda takes: takes.time_to_train_s.value),
+        (run_energy(JOB), lambda whole: whole.energy_j.value / nodes),
+        (run_time(JOB), lambda whole: whole.time_to_train_s.value),
     ):
         values = measure.value(measure.times(WORKLOAD, layouts, prediction.detail))
-        assert values == pytest.approx([of(outcome(prediction, CLUSTER, WORKLOAD, row)) for row in range(len(layouts))], rel=1e-12)
+        assert values == pytest.approx([of(outcome(prediction, row)) for row in range(len(layouts))], rel=1e-12)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_best_by_every_objective_is_the_best_of_all_layouts(objective, everything):
     aim = Aim(objective=objective)
-    ask = Ask(model=MODEL, cluster=CLUSTER, workload=WORKLOAD, stack=STACK, aim=aim, keep=5)
+    ask = Ask(job=JOB, aim=aim, keep=5)
     plans = searched(ask).plans
 
     def value(priced):
-        return priced.plan.step_time_s if objective == "time" else aim.value(priced)
+        return priced.step_s if objective == "time" else aim.value(priced)
 
     distinct: dict[object, float] = {}  # of layouts that differ only in ZeRO stage and recompute the best stands for all
     for priced in everything:
-        alike = replace(priced.plan.layout, zero_stage=1, recompute="none")
+        alike = replace(priced.layout, zero_stage=1, recompute="none")
         distinct[alike] = min(distinct.get(alike, np.inf), value(priced))
     assert [value(priced) for priced in plans] == pytest.approx(sorted(distinct.values())[:5], rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["energy", "run time"])
 def test_no_layout_stays_under_the_bound_of_its_degrees(name):
-    workload = replace(WORKLOAD, global_batch=16)
-    measure = run_energy(CLUSTER, workload, STACK) if name == "energy" else run_time(workload, STACK)
-    asked = _asked(MODEL, CLUSTER, workload, STACK)
-    space, bounds = _bounded_space(MODEL, CLUSTER, workload, STACK, Features(), Fixed(), asked, measure)
+    job = replace(JOB, workload=replace(WORKLOAD, global_batch=16))
+    measure = run_energy(job) if name == "energy" else run_time(job)
+    space, bounds = _bounded_space(job, Features(), Fixed(), measure)
     bound_of = dict(zip(space.rows, bounds, strict=True))
     for batch, _ in space.batches((0, 1, 2, 3), ("none", "selective", "full")):
-        values = measure.value(measure.times(workload, batch, price(asked, batch, STACK.constants)))
+        values = measure.value(measure.times(job.workload, batch, price(inputs_of(job), batch, STACK.constants)))
         rows = zip(*(getattr(batch, key).tolist() for key in DEGREES), strict=True)
         assert (np.array([bound_of[row] for row in rows]) <= values * (1 + 1e-12)).all()
 
 
 def test_the_least_energy_need_not_be_the_fastest_and_a_deadline_binds_it():
-    ask = Ask(
-        model=MODEL,
-        cluster=CLUSTER.resized(8),
-        workload=replace(WORKLOAD, global_batch=8),
-        stack=STACK,
-        aim=Aim(objective="energy"),
-        keep=3,
-    )
+    job = replace(JOB, cluster=CLUSTER.resized(8), workload=replace(WORKLOAD, global_batch=8))
+    ask = Ask(job=job, aim=Aim(objective="energy"), keep=3)
     free, fastest = searched(ask), searched(replace(ask, aim=Aim()))
     assert free.best.outcome.energy_j.value < fastest.best.outcome.energy_j.value
-    assert free.best.plan.step_time_s > fastest.best.plan.step_time_s
-    measure = run_energy(ask.cluster, ask.workload, STACK)
-    ranked = search(MODEL, ask.cluster, ask.workload, stack=STACK, measure=measure, keep=300, prune=False)
-    assert tuple(priced.plan.layout for priced in free.plans) == ranked.layouts[:3]
-    times_s = [takes.outcome.time_to_train_s.value for takes in (fastest.best, free.best)]
+    assert free.best.step_s > fastest.best.step_s
+    ranked = search(job, measure=run_energy(job), keep=300, prune=False)
+    assert tuple(priced.layout for priced in free.plans) == ranked.layouts[:3]
+    times_s = [plan.time_to_train.value for plan in (fastest.best, free.best)]
     aim = Aim(objective="energy", deadline_s=sum(times_s) / 2)
     bound = searched(replace(ask, aim=aim))
-    plans = (priced_plan(MODEL, ask.cluster, ask.workload, layout, STACK) for layout in ranked.layouts)
+    plans = (job.forecast(layout) for layout in ranked.layouts)
     expected = next(priced for priced in plans if aim.allows(priced))
     assert all(aim.allows(priced) for priced in bound.plans)
-    assert bound.best.plan.layout == expected.plan.layout
+    assert bound.best.layout == expected.layout

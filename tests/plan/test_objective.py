@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from meshwright.describe.load import accelerator, load_cluster, load_model, load_workload
-from meshwright.layout import parse_layout
-from meshwright.plan.make import PricedPlan, priced_plan
+from meshwright.job import Job
 from meshwright.plan.objective import Aim, Limit
-from meshwright.predict.prediction import usual_layout
+from meshwright.predict.forecast import Forecast
 from meshwright.units import DAY
 
 CLUSTER = load_cluster("dgx-h100-superpod").resized(64)
@@ -16,35 +15,34 @@ MODEL = load_model("llama-3.1-8b")
 WORKLOAD = replace(load_workload("pretrain-1t"), global_batch=256, num_tokens=1e10)
 
 
-def planned(chip: str) -> PricedPlan:
+def planned(chip: str) -> Forecast:
     cluster = replace(CLUSTER, accelerator=accelerator(chip))
-    layout = parse_layout("tp=2,dp=32", usual_layout(MODEL, cluster, WORKLOAD))
-    return priced_plan(MODEL, cluster, WORKLOAD, layout)
+    return Job(MODEL, cluster, WORKLOAD).forecast("tp=2,dp=32")
 
 
 @pytest.fixture(scope="module")
-def measured() -> PricedPlan:
+def measured() -> Forecast:
     """On a chip whose runs fell on both sides of their predictions."""
     return planned("h100")
 
 
 @pytest.fixture(scope="module")
-def biased() -> PricedPlan:
+def biased() -> Forecast:
     """On a chip whose runs all took longer than predicted."""
     return planned("mi300x")
 
 
 def test_a_two_sided_prediction_is_judged_as_it_stands(measured):
     time_s = measured.outcome.time_to_train_s
-    assert time_s.low < time_s.value and measured.prediction.interval.middle == 1.0
+    assert time_s.low < time_s.value and measured.evidence.middle == 1.0
     assert Aim(deadline_s=time_s.value).allows(measured) and not Aim(deadline_s=time_s.value * 0.9999).allows(measured)
     budget_usd = measured.outcome.offer.cost_usd.value
     assert Aim(budget_usd=budget_usd).allows(measured) and not Aim(budget_usd=budget_usd * 0.9999).allows(measured)
 
 
 def test_a_best_case_is_judged_by_what_half_of_its_like_took(biased):
-    time_s, middle = biased.outcome.time_to_train_s, biased.prediction.interval.middle
-    assert time_s.low == time_s.value and 1 < middle < biased.prediction.interval.high
+    time_s, middle = biased.outcome.time_to_train_s, biased.evidence.middle
+    assert time_s.low == time_s.value and 1 < middle < biased.evidence.high
     assert not Aim(deadline_s=time_s.value * 1.0001).allows(biased)
     assert Aim(deadline_s=time_s.value * middle).allows(biased)
     cost = biased.outcome.offer.cost_usd
@@ -57,7 +55,7 @@ def test_a_best_case_is_judged_by_what_half_of_its_like_took(biased):
 def test_seconds_that_a_search_may_predict_are_those_that_are_allowed(measured, biased):
     for priced in (measured, biased):
         time_s, cost = priced.outcome.time_to_train_s.value, priced.outcome.offer.cost_usd.value
-        middle = priced.prediction.interval.middle
+        middle = priced.evidence.middle
         assert Aim().most_s(priced) == float("inf")
         assert Aim(deadline_s=1000.0).most_s(priced) == pytest.approx(1000.0 / middle)
         assert Aim(deadline_s=time_s * 9, budget_usd=cost * 2).most_s(priced) == pytest.approx(time_s * 2 / middle)

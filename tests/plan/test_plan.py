@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.describe.load import load_workload
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.layout import Layout
-from meshwright.plan.make import make_plan
-from meshwright.plan.plan import Plan, stack_of, write_whole
+from meshwright.plan.plan import Plan, plan_of, stack_of, write_whole
 from meshwright.predict.software import as_json, software
 
 
@@ -18,7 +18,7 @@ from meshwright.predict.software import as_json, software
 def plan() -> Plan:
     workload = replace(load_workload("pretrain-1t"), global_batch=64)
     stack = replace(software(), name="short-run-16x-h100")
-    return make_plan(load_model("llama-3.2-1b"), load_cluster("dgx-h100-superpod").resized(16), workload, Layout(dp=16), stack)
+    return plan_of(Job("llama-3.2-1b", "dgx-h100-superpod", workload, stack, gpus=16).forecast(Layout(dp=16)))
 
 
 def profile(folder: Path, name: str) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.job import Job
 from meshwright.layout import parse_layout
-from meshwright.plan.make import make_plan
+from meshwright.plan.plan import plan_of
 from meshwright.plan.schema import schema_text
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "plan.schema.json"
@@ -26,7 +27,9 @@ def test_the_schema_has_a_title_of_its_own():
 def written(tmp_path_factory):
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     layout = parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1")
-    make_plan(load_model("llama-3.1-405b"), load_cluster("azure-gb200-128"), load_workload("mlperf-llama31-405b"), layout).write(path)
+    plan_of(
+        Job(load_model("llama-3.1-405b"), load_cluster("azure-gb200-128"), load_workload("mlperf-llama31-405b")).forecast(layout)
+    ).write(path)
     return json.loads(path.read_text())
 
 

@@ -8,20 +8,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.describe.cluster import Cluster, Tier
-from meshwright.describe.load import accelerator, load_cluster, load_model, load_workload
+from meshwright.describe.load import accelerator, load_cluster, load_workload
 from meshwright.describe.model import Experts, Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import FitError, InputError
+from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
 from meshwright.plan.candidates import DEGREES, Fixed, Space, degrees
 from meshwright.plan.explain import explain
 from meshwright.plan.features import Features
-from meshwright.plan.make import exact_prediction
-from meshwright.plan.search import CLOSED_EXCESS, _asked, _bounded_space, _with, search
-from meshwright.predict.exact import quick_excess_s
+from meshwright.plan.search import CLOSED_EXCESS, _bounded_space, _with, search
+from meshwright.predict import step
+from meshwright.predict.exact import exact_prediction, quick_excess_s, schedule_excess_s
 from meshwright.predict.footprint import RESERVE_BYTES, check_fits
+from meshwright.predict.inputs import inputs_of
 from meshwright.predict.placement import is_tp_on_fabric
-from meshwright.predict.prediction import check, exact_step_s, predict, schedule_excess_s, step
+from meshwright.predict.prediction import predict
 from meshwright.predict.software import software
 from meshwright.predict.step import price
 
@@ -37,7 +39,7 @@ MEGATRON = Features(
 
 def job(model, cluster, num_gpus, batch, seq_len, precision="bf16", workload="pretrain-1t"):
     task = replace(load_workload(workload), global_batch=batch, seq_len=seq_len, precision=precision)
-    return load_model(model), load_cluster(cluster).resized(num_gpus), task
+    return Job(model, cluster, task, gpus=num_gpus)
 
 
 JOBS = {
@@ -51,19 +53,28 @@ JOBS = {
     "odd racks": job("llama-3.1-8b", "gb200-nvl72-ndr", 48, 24, 8192, "nvfp4"),
     "adapters": job("llama-2-70b", "hgx-h200-ndr", 8, 8, 8192, "fp8", "mlperf-llama2-70b-lora"),
 }
-RECORD = (load_model("llama-3.1-405b"), load_cluster("azure-gb200-128"), load_workload("mlperf-llama31-405b"))
+RECORD = Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
 
 
-def assert_sound(model, cluster, workload, found):
+def space_of(job):
+    rows = degrees(job.model, job.cluster, job.workload, Features(), Fixed())
+    return Space.of(job.model, job.cluster, rows, Features(), Fixed())
+
+
+def with_memory(job, memory_bytes):
+    return job.on(replace(job.cluster, accelerator=replace(job.cluster.accelerator, memory_bytes=memory_bytes)))
+
+
+def assert_sound(job, found):
     """Every layout is legal, fits, and predicts to the number it was found with; the best comes first."""
     assert list(found.step_time_s) == sorted(found.step_time_s)
     assert len(set(found.layouts)) == len(found.layouts)
     for layout, step_s in zip(found.layouts, found.step_time_s, strict=True):
-        check(model, cluster, workload, layout)
-        prediction = predict(model, cluster, workload, Layouts.of([layout]), STACK)
-        check_fits(prediction.memory, cluster.accelerator)
-        assert exact_step_s(prediction, layout) == pytest.approx(step_s, rel=1e-12)
-        assert exact_prediction(model, cluster, workload, layout, STACK).step_time_s[0] == pytest.approx(step_s, rel=1e-12)
+        job.check(layout)
+        prediction = predict(job, Layouts.of([layout]))
+        check_fits(prediction.memory, job.cluster.accelerator)
+        assert exact_prediction(prediction).step_time_s[0] == pytest.approx(step_s, rel=1e-12)
+        assert job.forecast(layout).step_s == pytest.approx(step_s, rel=1e-12)
 
 
 # -- pruning --------------------------------------------------------------------------------------------
@@ -71,19 +82,17 @@ def assert_sound(model, cluster, workload, found):
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_pruned_search_finds_what_the_search_of_everything_finds(name):
-    pruned, everything = search(*JOBS[name], keep=20), search(*JOBS[name], keep=20, prune=False)
+    pruned, everything = search(JOBS[name], keep=20), search(JOBS[name], keep=20, prune=False)
     assert pruned.step_time_s == pytest.approx(everything.step_time_s, rel=1e-12)
     assert pruned.layouts[0] == everything.layouts[0]
     assert pruned.num_layouts < everything.num_layouts and everything.num_pruned == 0
-    assert_sound(*JOBS[name], pruned)
+    assert_sound(JOBS[name], pruned)
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_every_legal_layout_is_counted_once(name):
-    pruned, everything = search(*JOBS[name], keep=1), search(*JOBS[name], keep=1, prune=False)
-    model, cluster, workload = JOBS[name]
-    rows = degrees(model, cluster, workload, Features(), Fixed())
-    space = Space.of(model, cluster, rows, Features(), Fixed())
+    pruned, everything = search(JOBS[name], keep=1), search(JOBS[name], keep=1, prune=False)
+    space = space_of(JOBS[name])
     assert pruned.num_layouts + pruned.num_pruned + pruned.num_unfit == space.num_layouts()
     assert everything.num_layouts + everything.num_unfit == space.num_layouts()
 
@@ -91,15 +100,15 @@ def test_every_legal_layout_is_counted_once(name):
 @pytest.mark.parametrize("name", ["tight, one tier", "tight, large", "many experts"])
 def test_the_rules_hold_for_every_layout(name):
     """What is pruned is never faster: more recompute, ZeRO 2 and 3 where they compare, and degrees below their bound."""
-    model, cluster, workload = JOBS[name]
-    asked = _asked(model, cluster, workload, STACK)
-    space, bound_s = _bounded_space(model, cluster, workload, STACK, Features(), Fixed(), asked)
+    job = JOBS[name]
+    asked = inputs_of(job)
+    space, bound_s = _bounded_space(job, Features(), Fixed())
     bounds = dict(zip(space.rows, bound_s, strict=True))
     for batch, _ in space.batches((1,), ("none",)):
         choices = {
             (z, r): price(asked, _with(batch, zero_stage=z, recompute=r), STACK.constants).step_time_s for z in range(4) for r in range(3)
         }
-        comparable = (batch.pp > 1) & (workload.global_batch // (batch.dp * batch.micro_batch) > 1)
+        comparable = (batch.pp > 1) & (job.workload.global_batch // (batch.dp * batch.micro_batch) > 1)
         for zero in range(4):
             assert (choices[zero, 1] >= choices[zero, 0] * (1 - 1e-12)).all()
             assert (choices[zero, 2] >= choices[zero, 1] * (1 - 1e-12)).all()
@@ -113,53 +122,47 @@ def test_the_rules_hold_for_every_layout(name):
 def test_the_exact_schedule_is_never_shorter_than_the_closed_form():
     rng = np.random.default_rng(7)
     for name in ("small dense", "experts", "tight, large"):
-        model, cluster, workload = JOBS[name]
-        workload = replace(workload, global_batch=4 * workload.global_batch)
-        space = Space.of(model, cluster, degrees(model, cluster, workload, Features(), Fixed()), Features(), Fixed())
+        job = JOBS[name].changed(f"workload.global_batch={4 * JOBS[name].workload.global_batch}")
+        space = space_of(job)
         piped = next(batch.take(batch.pp > 1) for batch, _ in space.batches((1,), ("none",)))
         some = piped.take(rng.choice(len(piped), 150, replace=False))
-        prediction = predict(model, cluster, workload, some, STACK)
+        prediction = predict(job, some)
         for row in range(len(some)):
-            assert schedule_excess_s(prediction, some.row(row), row) >= (1 / CLOSED_EXCESS - 1) * prediction.step_time_s[row]
+            assert schedule_excess_s(prediction.detail, some.row(row), row) >= (1 / CLOSED_EXCESS - 1) * prediction.step_time_s[row]
 
 
 def test_a_long_step_is_timed_by_a_straight_line():
-    model, cluster, workload = JOBS["small dense"]
-    workload = replace(workload, global_batch=1024)
+    job = JOBS["small dense"].changed("workload.global_batch=1024")
     for schedule in ("1f1b", "zero-bubble", "interleaved"):
         layout = Layout(tp=2, pp=4, vp=2 if schedule == "interleaved" else 1, dp=2, schedule=schedule)
-        prediction = predict(model, cluster, workload, Layouts.of([layout]), STACK)
-        assert quick_excess_s(prediction, layout) == pytest.approx(
-            schedule_excess_s(prediction, layout), abs=1e-3 * prediction.step_time_s[0]
-        )
+        prediction = predict(job, Layouts.of([layout]))
+        whole_s = schedule_excess_s(prediction.detail, layout)
+        assert quick_excess_s(prediction.detail, layout) == pytest.approx(whole_s, abs=1e-3 * prediction.step_time_s[0])
 
 
 # -- where memory is short ------------------------------------------------------------------------------
 
 
 def test_recompute_and_sharding_come_in_where_nothing_else_fits():
-    model, cluster, workload = JOBS["tight, one tier"]
-    small = replace(cluster, accelerator=replace(cluster.accelerator, memory_bytes=26e9))
-    found = search(model, small, workload, keep=5)
-    assert_sound(model, small, workload, found)
+    small = with_memory(JOBS["tight, one tier"], 26e9)
+    found = search(small, keep=5)
+    assert_sound(small, found)
     assert any(layout.recompute != "none" for layout in found.layouts)
-    wide = search(model, small, workload, fixed=Fixed({"pp": 1, "tp": 1}), keep=1).layouts[0]
+    wide = search(small, fixed=Fixed({"pp": 1, "tp": 1}), keep=1).layouts[0]
     assert wide.zero_stage == 3
 
 
 def test_no_layout_fits_names_the_nearest_miss():
-    model, cluster, workload = JOBS["tight, one tier"]
-    tiny = replace(cluster, accelerator=replace(cluster.accelerator, memory_bytes=8e9))
     with pytest.raises(FitError, match=r"no layout fits .* the nearest miss, tp=.* lacks .* bytes\)"):
-        search(model, tiny, workload)
+        search(with_memory(JOBS["tight, one tier"], 8e9))
 
 
 def test_headroom_is_kept():
-    model, cluster, workload = JOBS["tight, one tier"]
-    found = search(model, cluster, workload, reserve_bytes=RESERVE_BYTES + 10e9, keep=3)
+    job = JOBS["tight, one tier"]
+    found = search(job, reserve_bytes=RESERVE_BYTES + 10e9, keep=3)
     for layout in found.layouts:
-        memory = predict(model, cluster, workload, Layouts.of([layout]), STACK).memory
-        assert memory.peak_bytes[0] <= cluster.accelerator.memory_bytes - RESERVE_BYTES - 10e9
+        memory = predict(job, Layouts.of([layout])).memory
+        assert memory.peak_bytes[0] <= job.cluster.accelerator.memory_bytes - RESERVE_BYTES - 10e9
 
 
 # -- what the user fixes --------------------------------------------------------------------------------
@@ -167,21 +170,21 @@ def test_headroom_is_kept():
 
 def test_what_is_fixed_stays():
     fixed = {"tp": 2, "vp": 2, "recompute": "full", "zero_stage": 0, "cp_kind": "all-gather", "overlap_tp": True}
-    found = search(*JOBS["small dense"], fixed=Fixed(fixed), keep=8)
+    found = search(JOBS["small dense"], fixed=Fixed(fixed), keep=8)
     assert {tuple(getattr(layout, key) for key in fixed) for layout in found.layouts} == {tuple(fixed.values())}
-    assert_sound(*JOBS["small dense"], found)
+    assert_sound(JOBS["small dense"], found)
 
 
 def test_stated_end_stages_are_kept():
-    model, cluster, workload = JOBS["small dense"]  # 16 layers
-    found = search(model, cluster, workload, fixed=Fixed({"pp": 4, "first_stage_layers": 3, "last_stage_layers": 3}), keep=2)
+    job = JOBS["small dense"]  # 16 layers
+    found = search(job, fixed=Fixed({"pp": 4, "first_stage_layers": 3, "last_stage_layers": 3}), keep=2)
     assert {(layout.first_stage_layers, layout.last_stage_layers, layout.vp) for layout in found.layouts} <= {(3, 3, 1), (3, 3, 5)}
-    assert_sound(model, cluster, workload, found)
+    assert_sound(job, found)
 
 
 def test_a_fixed_degree_that_divides_nothing_is_named():
     with pytest.raises(InputError, match=r"no degrees multiply to 16 .* with tp=3") as raised:
-        search(*JOBS["small dense"], fixed=Fixed({"tp": 3}))
+        search(JOBS["small dense"], fixed=Fixed({"tp": 3}))
     assert raised.value.fix == "with the rest as it is, choose tp from 1, 2, 4, 8, 16"
 
 
@@ -189,17 +192,17 @@ def test_a_fixed_degree_that_divides_nothing_is_named():
 
 
 def test_the_record_layout_is_among_the_five_best_and_the_reason_is_given():
-    found = search(*RECORD, features=MEGATRON, keep=20)
+    found = search(RECORD, features=MEGATRON, keep=20)
     meshes = list(dict.fromkeys((layout.tp, layout.cp, layout.pp, layout.dp) for layout in found.layouts))
     assert (4, 2, 8, 128) in meshes[:5]
     chosen = next(layout for layout in found.layouts if (layout.tp, layout.cp, layout.pp, layout.dp) == (4, 2, 8, 128))
-    assert any(reason.startswith("A replica is a rack: tp 4 x cp 2 x pp 8 = 64") for reason in explain(*RECORD, chosen).reasons)
+    assert any(reason.startswith("A replica is a rack: tp 4 x cp 2 x pp 8 = 64") for reason in explain(RECORD.forecast(chosen)).reasons)
 
 
 def test_the_record_machine_is_searched_with_everything_open():
-    found = search(*RECORD, keep=3)
-    assert_sound(*RECORD, found)
-    best_of_stack = search(*RECORD, features=MEGATRON, keep=1)
+    found = search(RECORD, keep=3)
+    assert_sound(RECORD, found)
+    best_of_stack = search(RECORD, features=MEGATRON, keep=1)
     assert found.step_time_s[0] <= best_of_stack.step_time_s[0]
 
 
@@ -233,12 +236,12 @@ def jobs(draw):
         name="drawn", model="", seq_len=draw(st.sampled_from([512, 4096])), global_batch=draw(st.sampled_from([6, 8, 12, 32])),
         precision=draw(st.sampled_from(["bf16", "fp8"])), num_tokens=1e9,
     )  # fmt: skip
-    return model, cluster, workload
+    return Job(model, cluster, workload)
 
 
-def best_s(model, cluster, workload):
+def best_s(job):
     try:
-        return search(model, cluster, workload, keep=1).step_time_s[0]
+        return search(job, keep=1).step_time_s[0]
     except (FitError, InputError):
         return np.inf
 
@@ -253,7 +256,7 @@ def test_doing_work_again_does_not_pay_by_hiding_messages():
     chip = replace(load_cluster("dgx-h100-superpod").accelerator, memory_bytes=6e9)
     cluster = Cluster(name="c", accelerator=chip, tiers=tiers, accelerators_per_node=2)
     workload = Workload(name="w", model="", seq_len=512, global_batch=6, precision="bf16", num_tokens=1e9)
-    found, all_of_them = (search(model, cluster, workload, keep=4, prune=prune) for prune in (True, False))
+    found, all_of_them = (search(Job(model, cluster, workload), keep=4, prune=prune) for prune in (True, False))
     assert found.step_time_s == pytest.approx(all_of_them.step_time_s, rel=1e-12)
     assert {layout.recompute for layout in all_of_them.layouts} == {"none"}
 
@@ -265,22 +268,21 @@ LAWS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthChe
 @given(jobs())
 def test_every_plan_of_a_drawn_job_is_sound_and_the_best_of_all(drawn):
     try:
-        found = search(*drawn, keep=4)
+        found = search(drawn, keep=4)
     except (FitError, InputError):
         with pytest.raises((FitError, InputError)):
-            search(*drawn, keep=4, prune=False)
+            search(drawn, keep=4, prune=False)
         return
-    assert_sound(*drawn, found)
-    assert found.step_time_s == pytest.approx(search(*drawn, keep=4, prune=False).step_time_s, rel=1e-12)
+    assert_sound(drawn, found)
+    assert found.step_time_s == pytest.approx(search(drawn, keep=4, prune=False).step_time_s, rel=1e-12)
 
 
 @LAWS
 @given(jobs(), st.sampled_from([0, 1]), st.sampled_from([1.5, 4.0]))
 def test_a_faster_link_never_gives_a_slower_best_plan(drawn, index, times):
-    model, cluster, workload = drawn
-    tiers = list(cluster.tiers)
+    tiers = list(drawn.cluster.tiers)
     tiers[index] = replace(tiers[index], bytes_per_s=times * tiers[index].bytes_per_s)
-    assert best_s(model, replace(cluster, tiers=tuple(tiers)), workload) <= best_s(*drawn) * (1 + 1e-9)
+    assert best_s(drawn.on(replace(drawn.cluster, tiers=tuple(tiers)))) <= best_s(drawn) * (1 + 1e-9)
 
 
 # -- speed without a change -----------------------------------------------------------------------------
@@ -288,12 +290,10 @@ def test_a_faster_link_never_gives_a_slower_best_plan(drawn, index, times):
 
 @pytest.mark.parametrize("name", ["experts", "odd racks", "adapters"])
 def test_pricing_without_padding_changes_no_bit(name, monkeypatch):
-    model, cluster, workload = JOBS[name]
-    asked = _asked(model, cluster, workload, STACK)
-    space = Space.of(model, cluster, degrees(model, cluster, workload, Features(), Fixed()), Features(), Fixed())
-    layouts, _ = next(space.batches((0, 1, 2, 3), ("none", "full")))
+    asked = inputs_of(JOBS[name])
+    layouts, _ = next(space_of(JOBS[name]).batches((0, 1, 2, 3), ("none", "full")))
     lean = price(asked, layouts, STACK.constants).seconds
-    monkeypatch.setattr(step, "_without_padding", lambda question: question)
+    monkeypatch.setattr(step, "_without_padding", lambda asked: asked)
     padded = price(asked, layouts, STACK.constants).seconds
     assert all(np.array_equal(lean[part], padded[part]) for part in step.PARTS)
 
@@ -302,7 +302,6 @@ def test_pricing_without_padding_changes_no_bit(name, monkeypatch):
     ("model", "cluster", "num_gpus", "batch"), [("mixtral-8x7b", "hgx-h200-ndr", 64, 128), ("llama-3.1-70b", "dgx-h100-superpod", 64, 64)]
 )
 def test_tensor_groups_of_the_best_plan_stay_in_their_node(model, cluster, num_gpus, batch):
-    machine = load_cluster(cluster).resized(num_gpus)
-    task = replace(load_workload("pretrain-1t"), precision="bf16", global_batch=batch, seq_len=8192)
-    found = search(load_model(model), machine, task, keep=3)
-    assert not any(is_tp_on_fabric(layout, machine) for layout in found.layouts)
+    asked = job(model, cluster, num_gpus, batch, 8192)
+    found = search(asked, keep=3)
+    assert not any(is_tp_on_fabric(layout, asked.cluster) for layout in found.layouts)

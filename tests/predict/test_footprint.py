@@ -77,13 +77,13 @@ def test_every_stage_of_a_layout_agrees_with_the_three_that_stand_for_all():
     workload = replace(WORKLOAD, seq_len=8192, global_batch=1152, precision="fp8")
     rows = stages(LLAMA_405B, workload, layout)
     priced = footprint(LLAMA_405B, workload, Layouts.of([layout]))
-    assert [row["layers"] for row in rows] == [15, 16, 16, 16, 16, 16, 16, 15]
+    assert [row.layers for row in rows] == [15, 16, 16, 16, 16, 16, 16, 15]
     for i, stage in enumerate((0, 1, 7)):
-        assert rows[stage]["peak_bytes"] == pytest.approx(priced.stage_peak_bytes[i, 0])
-    assert max(rows, key=lambda row: row["peak_bytes"])["stage"] == priced.worst_stage[0] == 1
+        assert rows[stage].peak_bytes == pytest.approx(priced.stage_peak_bytes[i, 0])
+    assert max(rows, key=lambda row: row.peak_bytes).stage == priced.worst_stage[0] == 1
     for row in rows:
-        assert sum(row[f"{part}_bytes"] for part in PARTS) == pytest.approx(row["peak_bytes"])
-    assert rows[-1]["peak_at"] == "loss"
+        assert sum(row.parts[part] for part in PARTS) == pytest.approx(row.peak_bytes)
+    assert rows[-1].peak_at == "loss"
 
 
 LAYOUTS = st.builds(
@@ -178,8 +178,8 @@ def test_a_frozen_base_has_neither_gradients_nor_optimizer():
 def test_full_recompute_of_a_small_batch_peaks_in_the_backward_of_the_embedding():
     wide = replace(DENSE, vocab_size=512000)
     rows = stages(wide, WORKLOAD, Layout(pp=4, recompute="full"))
-    assert rows[0]["peak_at"] == "backward of the embedding"
-    assert rows[1]["peak_at"] == "first backward, warm-up over"
+    assert rows[0].peak_at == "backward of the embedding"
+    assert rows[1].peak_at == "first backward, warm-up over"
 
 
 # Peaks that MLPerf Training submissions log (v5.0 and v5.1; LoRA of v5.0), read as GiB of PyTorch's allocator. All fp8.

@@ -11,8 +11,9 @@ from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.load import load_cluster, load_model, load_workload, names
 from meshwright.describe.workload import Adapters
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.layout import Layouts, parse_layout
-from meshwright.predict.inputs import EXPERT, MAX_TIERS, NUM_MATRICES, Question, question, stacked
+from meshwright.predict.inputs import EXPERT, MAX_TIERS, NUM_MATRICES, Inputs, inputs_of, stacked
 from meshwright.predict.software import software
 from meshwright.predict.step import PARTS, price
 
@@ -24,7 +25,7 @@ LORA = load_workload("mlperf-llama2-70b-lora")
 @pytest.mark.parametrize("name", names("models"))
 def test_the_products_of_a_layer_are_those_the_model_counts(name):
     model = load_model(name)
-    asked = question(model, H100, PRETRAIN)
+    asked = inputs_of(Job(model, H100, PRETRAIN))
     visits = np.where(asked.matrix_cut == EXPERT, asked.experts_per_token, 1)
     products = float(np.sum(asked.matrix_count * visits * asked.matrix_columns * asked.matrix_inner))
     # The router's product is too small to price.
@@ -36,7 +37,7 @@ def test_the_products_of_a_layer_are_those_the_model_counts(name):
 @pytest.mark.parametrize("name", names("models"))
 def test_the_parameters_are_the_models(name):
     model = load_model(name)
-    asked = question(model, H100, PRETRAIN)
+    asked = inputs_of(Job(model, H100, PRETRAIN))
     layers = model.num_layers * (asked.layer_parameters + asked.expert_parameters)
     counted = layers + asked.embedding_parameters * (2 - asked.tied)
     assert counted == pytest.approx(model.num_parameters, rel=1e-3)  # norms, biases and layers that predict further tokens are left out
@@ -44,7 +45,7 @@ def test_the_parameters_are_the_models(name):
 
 def test_adapters_of_the_lora_benchmark():
     # rank 16 beside queries, keys and values (8192 -> 10240) and the projection (8192 -> 8192), in 80 layers
-    asked = question(load_model("llama-2-70b"), H100, LORA)
+    asked = inputs_of(Job(load_model("llama-2-70b"), H100, LORA))
     assert asked.adapter_parameters == 16 * (8192 + 10240 + 8192 + 8192)
     assert 80 * asked.adapter_parameters == 44_564_480
     assert asked.frozen == 1.0
@@ -52,36 +53,36 @@ def test_adapters_of_the_lora_benchmark():
 
 def test_adapters_beside_the_mlp():
     workload = replace(LORA, adapters=Adapters(rank=2, targets=("mlp",)))
-    asked = question(load_model("llama-2-70b"), H100, workload)
+    asked = inputs_of(Job(load_model("llama-2-70b"), H100, workload))
     assert asked.adapter_parameters == 2 * 3 * (8192 + 28672)
 
 
 def test_without_adapters_everything_is_trained():
-    asked = question(load_model("llama-2-70b"), H100, PRETRAIN)
+    asked = inputs_of(Job(load_model("llama-2-70b"), H100, PRETRAIN))
     assert (asked.adapter_parameters, asked.frozen) == (0.0, 0.0)
 
 
 def test_the_chip_in_the_precision_asked_for():
-    fp8 = question(load_model("llama-3.1-8b"), H100, replace(PRETRAIN, precision="fp8"))
-    bf16 = question(load_model("llama-3.1-8b"), H100, replace(PRETRAIN, precision="bf16"))
-    fp4 = question(load_model("llama-3.1-8b"), GB200, replace(PRETRAIN, precision="nvfp4"))
+    fp8 = inputs_of(Job(load_model("llama-3.1-8b"), H100, replace(PRETRAIN, precision="fp8")))
+    bf16 = inputs_of(Job(load_model("llama-3.1-8b"), H100, replace(PRETRAIN, precision="bf16")))
+    fp4 = inputs_of(Job(load_model("llama-3.1-8b"), GB200, replace(PRETRAIN, precision="nvfp4")))
     assert (fp8.peak_flops_per_s, bf16.peak_flops_per_s) == (1979e12, 989e12)
     assert [(q.is_blackwell, q.is_fp4, q.is_bf16) for q in (fp8, bf16, fp4)] == [(0, 0, 0), (0, 0, 1), (1, 1, 0)]
 
 
 def test_a_chip_of_no_fitted_generation_is_as_efficient_as_the_h100():
-    asked = question(load_model("llama-3.1-8b"), A100, replace(PRETRAIN, precision="bf16"))
+    asked = inputs_of(Job(load_model("llama-3.1-8b"), A100, replace(PRETRAIN, precision="bf16")))
     assert asked.power_cap_w == pytest.approx(700 * A100.accelerator.peak_flops_per_s("bf16") / 989e12)
 
 
 def test_fp8_attention_needs_a_chip_that_has_fp8():
     workload = replace(PRETRAIN, precision="bf16", attention_precision="fp8")
-    assert question(load_model("llama-3.1-8b"), H100, workload).fp8_attention == 1.0
-    assert question(load_model("llama-3.1-8b"), A100, workload).fp8_attention == 0.0
+    assert inputs_of(Job(load_model("llama-3.1-8b"), H100, workload)).fp8_attention == 1.0
+    assert inputs_of(Job(load_model("llama-3.1-8b"), A100, workload)).fp8_attention == 0.0
 
 
 def test_the_outermost_tier_is_repeated():
-    asked = question(load_model("llama-3.1-8b"), H100, PRETRAIN)
+    asked = inputs_of(Job(load_model("llama-3.1-8b"), H100, PRETRAIN))
     assert asked.tier_size[:, 0].tolist() == [8, 1024, 1024, 1024]
     assert asked.tier_is_scale_up[:, 0].tolist() == [1, 0, 0, 0]
 
@@ -93,14 +94,14 @@ def test_too_many_tiers_are_refused():
     )
     deep = Cluster(name="deep", accelerator=H100.accelerator, tiers=tiers, accelerators_per_node=1)
     with pytest.raises(InputError, match="cluster 'deep' has 5 tiers; at most 4 are priced"):
-        question(load_model("llama-3.1-8b"), deep, PRETRAIN)
+        inputs_of(Job(load_model("llama-3.1-8b"), deep, PRETRAIN))
 
 
 def test_unknown_and_impossible_precisions_are_refused():
     with pytest.raises(InputError, match="fp7"):
-        question(load_model("llama-3.1-8b"), H100, replace(PRETRAIN, precision="fp7"))
+        inputs_of(Job(load_model("llama-3.1-8b"), H100, replace(PRETRAIN, precision="fp7")))
     with pytest.raises(InputError, match="h100 has no fp4 tensor cores"):
-        question(load_model("llama-3.1-8b"), H100, replace(PRETRAIN, precision="nvfp4"))
+        inputs_of(Job(load_model("llama-3.1-8b"), H100, replace(PRETRAIN, precision="nvfp4")))
 
 
 JOBS = [
@@ -114,10 +115,12 @@ JOBS = [
 
 def test_stacked_jobs_are_priced_as_one_by_one():
     constants = software("v5.1").constants
-    questions = [question(load_model(model), cluster, workload, 0.1 * i) for i, (model, cluster, workload, _) in enumerate(JOBS)]
+    every = [
+        replace(inputs_of(Job(load_model(name), cluster, task)), log_factor=0.1 * i) for i, (name, cluster, task, _) in enumerate(JOBS)
+    ]
     layouts = [parse_layout(layout) for *_, layout in JOBS]
-    together = price(stacked(questions), Layouts.of(layouts), constants)
-    for i, (asked, layout) in enumerate(zip(questions, layouts, strict=True)):
+    together = price(stacked(every), Layouts.of(layouts), constants)
+    for i, (asked, layout) in enumerate(zip(every, layouts, strict=True)):
         alone = price(asked, Layouts.of([layout]), constants)
         for part in PARTS:
             assert together.seconds[part][i] == pytest.approx(alone.seconds[part][0], rel=1e-12, abs=1e-15)
@@ -126,7 +129,7 @@ def test_stacked_jobs_are_priced_as_one_by_one():
 
 
 def test_one_job_stacked_is_itself():
-    asked = question(load_model("llama-3.1-8b"), H100, PRETRAIN)
+    asked = inputs_of(Job(load_model("llama-3.1-8b"), H100, PRETRAIN))
     again = stacked([asked, asked])
-    for f in fields(Question):
+    for f in fields(Inputs):
         np.testing.assert_array_equal(np.asarray(getattr(again, f.name))[..., 0], np.ravel(getattr(asked, f.name)).squeeze())

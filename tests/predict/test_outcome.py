@@ -12,31 +12,46 @@ import numpy as np
 import pytest
 
 from meshwright.cost.energy import PowerConstants
+from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import accelerator, load_cluster, load_model, load_workload
 from meshwright.describe.this_machine import CORE_W, num_cores
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.layout import Layouts, parse_layout
 from meshwright.predict.outcome import (
     CORE_USD_PER_HOUR,
     Spread,
+    Terms,
     busy_seconds,
     busy_share,
-    mfu_said,
     node_w,
     outcome,
     power_constants,
     price_of,
 )
-from meshwright.predict.prediction import predict
+from meshwright.predict.prediction import Prediction, predict
 from meshwright.predict.uncertainty import Interval
+from meshwright.say.forecast import mfu_text
 from meshwright.units import HOUR, KWH
 
 MODEL, RECORD, WORKLOAD = load_model("llama-3.1-405b"), load_cluster("azure-gb200-128"), load_workload("mlperf-llama31-405b")
-LAYOUTS = Layouts.of([parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1")])
-PREDICTION = predict(MODEL, RECORD, WORKLOAD, LAYOUTS)
+LAYOUT = parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1")
+LAYOUTS = Layouts.of([LAYOUT])
+PREDICTION = predict(Job(MODEL, RECORD, WORKLOAD), LAYOUTS)
 # The record machine for an hour, give or take: what it takes can be worked by hand.
 AN_HOUR = replace(PREDICTION, time_to_train_s=np.array([HOUR]), interval=Interval(0.9, 1.2, "nothing", 0, "near"))
 CONSTANTS = PowerConstants(waiting_fraction=0.3, host_w_per_accelerator=200.0, fan_fraction=0.1, wall_per_dc=1.05)
+
+
+def on(cluster: Cluster) -> Prediction:
+    """The hour on another cluster, in a precision that every chip has: prices, power and data centre are that cluster's."""
+    return replace(AN_HOUR, job=replace(AN_HOUR.job, cluster=cluster, workload=replace(WORKLOAD, precision="bf16")))
+
+
+def with_factor(log_factor: float) -> Prediction:
+    """The prediction with a release that is so much slower than the reference."""
+    job = PREDICTION.job
+    return replace(PREDICTION, job=replace(job, software=replace(job.software, log_factor=log_factor)))
 
 
 def spread_of(value: float) -> tuple[float, float, float]:
@@ -50,14 +65,14 @@ def values(spread: Spread | None) -> tuple[float, float, float]:
 
 def test_cost_matches_a_hand_worked_case() -> None:
     # 8,192 accelerators for an hour at azure's 27.04 dollars
-    takes = outcome(AN_HOUR, RECORD, WORKLOAD)
+    takes = outcome(AN_HOUR)
     assert values(takes.accelerator_hours) == spread_of(8192)
     assert takes.offer is not None and (takes.offer.price.provider, takes.offer.price.kind) == ("azure", "on-demand")
     assert values(takes.offer.cost_usd) == spread_of(8192 * 27.04)
 
 
 def test_every_listed_price_is_an_alternative_cheapest_first() -> None:
-    costs = [offer.cost_usd.value for offer in outcome(AN_HOUR, RECORD, WORKLOAD).alternatives]
+    costs = [offer.cost_usd.value for offer in outcome(AN_HOUR).alternatives]
     assert costs == sorted(costs) == pytest.approx([8192 * 4.2, 8192 * 10.5, 8192 * 27.04])
 
 
@@ -70,25 +85,25 @@ def test_every_listed_price_is_an_alternative_cheapest_first() -> None:
     ],
 )
 def test_a_price_that_is_asked_for(asked: dict[str, str], provider: str, usd: float) -> None:
-    offer = outcome(AN_HOUR, RECORD, WORKLOAD, **asked).offer
+    offer = outcome(AN_HOUR, terms=Terms(**asked)).offer
     assert offer is not None and (offer.price.provider, offer.price.usd_per_accelerator_hour) == (provider, usd)
 
 
 def test_without_a_provider_the_median_on_demand_price_stands() -> None:
-    offer = outcome(AN_HOUR, replace(RECORD, provider=""), WORKLOAD).offer
+    offer = outcome(on(replace(RECORD, provider=""))).offer
     assert offer is not None and offer.price.kind == "on-demand" and offer.price.usd_per_accelerator_hour == 10.5
 
 
 def test_a_price_that_is_asked_for_and_not_listed_is_an_error() -> None:
     with pytest.raises(InputError, match="no spot price is listed for gb200 from azure"):
-        outcome(AN_HOUR, RECORD, WORKLOAD, provider="azure", price_kind="spot")
+        outcome(AN_HOUR, terms=Terms(provider="azure", price_kind="spot"))
 
 
 def test_energy_carbon_and_water_match_a_hand_worked_case(monkeypatch: pytest.MonkeyPatch) -> None:
     # half busy: 4 x 1,200 x (0.3 + 0.7 x 0.5) = 3,120 W and 1,867 W beside; 2,048 nodes for an hour: 10,213.376 kWh
     monkeypatch.setattr("meshwright.predict.outcome.power_constants", lambda: CONSTANTS)
     monkeypatch.setattr("meshwright.predict.outcome.busy_share", lambda *_: np.array([0.5]))
-    takes = outcome(AN_HOUR, RECORD, WORKLOAD)
+    takes = outcome(AN_HOUR)
     energy_kwh = 2048 * (3120 + 1867) / 1000
     assert takes.node_w == pytest.approx(4987)
     assert values(takes.energy_j and takes.energy_j.times(1 / KWH)) == spread_of(energy_kwh)
@@ -99,11 +114,11 @@ def test_energy_carbon_and_water_match_a_hand_worked_case(monkeypatch: pytest.Mo
 
 
 def test_the_grid_is_the_one_asked_for_or_the_clusters_or_the_default() -> None:
-    assert outcome(AN_HOUR, RECORD, WORKLOAD, region="eastus").region.name == "virginia"
-    assert outcome(AN_HOUR, replace(RECORD, region="france"), WORKLOAD).region.name == "france"
-    assert outcome(AN_HOUR, replace(RECORD, region=""), WORKLOAD).region.name == "usa"
+    assert outcome(AN_HOUR, terms=Terms(region="eastus")).region.name == "virginia"
+    assert outcome(on(replace(RECORD, region="france"))).region.name == "france"
+    assert outcome(on(replace(RECORD, region=""))).region.name == "usa"
     with pytest.raises(InputError, match="no region named 'mars'"):
-        outcome(AN_HOUR, RECORD, WORKLOAD, region="mars")
+        outcome(AN_HOUR, terms=Terms(region="mars"))
 
 
 def test_nodes_that_state_nothing_are_like_the_metered_ones() -> None:
@@ -127,19 +142,18 @@ def test_busy_seconds_match_a_hand_worked_case() -> None:
     parts = {part: np.array([9.0]) for part in PREDICTION.parts}
     parts |= {"compute": np.array([1.0]), "optimizer": np.array([0.1])}
     parts |= {f"exposed_{axis}": np.array([s]) for axis, s in (("tp", 0.1), ("cp", 0.2), ("ep", 0.3))}
-    made = replace(PREDICTION, parts=parts, software=replace(PREDICTION.software, log_factor=math.log(2)))
-    assert busy_seconds(made, RECORD, WORKLOAD)[0] == pytest.approx([0.55 + 0.6])
+    made = replace(with_factor(math.log(2)), parts=parts)
+    assert busy_seconds(made)[0] == pytest.approx([0.55 + 0.6])
 
 
 def test_a_run_is_busy_for_a_share_of_it() -> None:
-    assert 0.3 < busy_share(PREDICTION, RECORD, WORKLOAD)[0] < 1
-    fast = replace(PREDICTION, software=replace(PREDICTION.software, log_factor=-1.0))
-    assert busy_share(fast, RECORD, WORKLOAD)[0] == 1
+    assert 0.3 < busy_share(PREDICTION)[0] < 1
+    assert busy_share(with_factor(-1.0))[0] == 1
 
 
 def test_an_accelerator_without_prices_or_stated_power_says_so() -> None:
     chip = replace(accelerator("rtx-4090"), power_cap_w=math.nan)
-    takes = outcome(AN_HOUR, replace(RECORD, accelerator=chip), WORKLOAD)
+    takes = outcome(on(replace(RECORD, accelerator=chip)))
     assert (takes.offer, takes.alternatives, takes.energy_j, takes.carbon_kg, takes.water_l, takes.node_w) == (None, (), *[None] * 4)
     assert takes.unknown == {
         "cost": "no on-demand price is listed for rtx-4090",
@@ -149,14 +163,14 @@ def test_an_accelerator_without_prices_or_stated_power_says_so() -> None:
 
 
 def test_halls_that_publish_no_water_leave_it_unknown() -> None:
-    takes = outcome(AN_HOUR, replace(RECORD, provider="coreweave"), WORKLOAD)
+    takes = outcome(on(replace(RECORD, provider="coreweave")))
     assert takes.energy_j is not None and takes.water_l is None
     assert takes.unknown == {"water": "coreweave publishes no litres a kWh"}
 
 
 def test_a_workload_without_an_end_has_no_time_to_train() -> None:
     endless = replace(WORKLOAD, convergence=None, evaluation=None)
-    takes = outcome(predict(MODEL, RECORD, endless, LAYOUTS), RECORD, endless)
+    takes = outcome(predict(Job(MODEL, RECORD, endless), LAYOUTS))
     assert (takes.time_to_train_s, takes.accelerator_hours, takes.offer, takes.energy_j) == (None, None, None, None)
     assert set(takes.unknown.values()) == {"mlperf-llama31-405b states neither tokens nor a target"}
 
@@ -180,7 +194,7 @@ def test_emulated_racks_share_the_machine_out_and_cost_by_core():
 
 def test_a_run_on_a_processor_costs_its_cores_and_draws_their_watts() -> None:
     cluster = load_cluster("this-machine-2x4")
-    takes = outcome(AN_HOUR, cluster, WORKLOAD)
+    takes = outcome(on(cluster))
     assert takes.offer is not None
     assert values(takes.offer.cost_usd) == spread_of(num_cores() * CORE_USD_PER_HOUR)
     assert values(takes.energy_j) == spread_of(num_cores() * CORE_W * HOUR)
@@ -198,7 +212,7 @@ def test_a_processor_has_no_listed_price_and_no_metered_cooling() -> None:
     with pytest.raises(InputError, match="no azure price is listed for a processor"):
         price_of(cluster, "azure")
     with pytest.raises(InputError, match="no node of processors cooled by air was metered"):
-        outcome(AN_HOUR, cluster, WORKLOAD, cooling="air")
+        outcome(on(cluster), terms=Terms(cooling="air"))
     unknown: dict[str, str] = {}
     silent = replace(cluster, accelerator=replace(cluster.accelerator, power_cap_w=math.nan))
     assert price_of(silent, unknown=unknown) is None and "goes by its power" in unknown["cost"]
@@ -208,8 +222,8 @@ def test_a_processor_has_no_listed_price_and_no_metered_cooling() -> None:
 
 
 def test_inside_the_measured_batches_nothing_is_remarked_on() -> None:
-    takes = outcome(PREDICTION, RECORD, WORKLOAD)
-    assert (takes.batch_beyond, takes.bound, takes.notes) == ("", "", ())
+    forecast = PREDICTION.job.forecast(LAYOUT)
+    assert (forecast.outcome.batch_beyond, forecast.outcome.bound, forecast.notes) == ("", "", ())
 
 
 @pytest.mark.parametrize(
@@ -218,23 +232,24 @@ def test_inside_the_measured_batches_nothing_is_remarked_on() -> None:
 )
 def test_beyond_the_measured_batches_samples_to_the_target_are_unknown(batch: int, beyond: str, bound: str, said: str) -> None:
     workload = replace(WORKLOAD, global_batch=batch)
-    takes = outcome(predict(MODEL, RECORD, workload, LAYOUTS), RECORD, workload)
+    takes = outcome(predict(Job(MODEL, RECORD, workload), LAYOUTS))
     assert (takes.batch_beyond, takes.bound) == (beyond, bound)
     assert takes.time_to_train_s is not None and takes.carbon_kg is not None and takes.offer is not None
     for spread in (takes.time_to_train_s, takes.carbon_kg, takes.offer.cost_usd):
         assert math.isinf(spread.high) == (beyond == "above")  # of a lower bound, nobody knows the far end
         assert spread.between(str) == (f"{spread.low} or more" if beyond == "above" else f"{spread.low} to {spread.high}")
-    (note,) = takes.notes
+    (note,) = Job(MODEL, RECORD, workload).forecast(LAYOUT).notes
     assert f"at batches from 896 to 1,152 only (nvfp4): at {batch:,} they are unknown" in note and said in note
 
 
 def test_a_run_through_stated_tokens_knows_its_length_at_any_batch() -> None:
     workload = replace(WORKLOAD, global_batch=16384, convergence=None, evaluation=None, num_tokens=1e12)
-    takes = outcome(predict(MODEL, RECORD, workload, LAYOUTS), RECORD, workload)
-    assert (takes.batch_beyond, takes.notes) == ("", ())
+    forecast = Job(MODEL, RECORD, workload).forecast(LAYOUT)
+    assert (forecast.outcome.batch_beyond, forecast.notes) == ("", ())
 
 
-def test_an_mfu_above_its_peak_is_told_as_a_peak_that_is_too_low() -> None:
-    assert mfu_said(0.4321) == "43.2 %" and mfu_said(3.951) == "395.1 % of a peak described too low"
-    (note,) = outcome(replace(PREDICTION, mfu=np.array([3.951])), RECORD, WORKLOAD).notes
-    assert note.startswith("an MFU of 395.1 % cannot be: the peak described for gb200 (")
+def test_an_mfu_above_its_peak_is_told_as_a_peak_that_is_too_low(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mfu_text(0.4321) == "43.2 %" and mfu_text(3.951) == "395.1 % of a peak described too low"
+    monkeypatch.setattr("meshwright.predict.forecast.exact_prediction", lambda closed: replace(closed, mfu=np.array([3.951])))
+    (note,) = PREDICTION.job.forecast(LAYOUT).notes
+    assert note.startswith("an MFU of 395.1 % is impossible: the peak described for gb200 (")

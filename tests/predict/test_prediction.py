@@ -13,8 +13,10 @@ from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Evaluation, Workload
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.layout import Layout, Layouts, parse_layout
-from meshwright.predict.prediction import check, exact_step_s, num_evaluations_of, predict, timeline, training_flops_per_token
+from meshwright.predict.exact import exact_prediction, timeline
+from meshwright.predict.prediction import num_evaluations_of, predict, training_flops_per_token
 from meshwright.predict.software import software
 from meshwright.predict.stages import stage_layers
 
@@ -47,8 +49,8 @@ def grid(schedules: tuple[str, ...]) -> list[tuple[Model, Cluster, Workload, Lay
 def difference_pct(case: tuple[Model, Cluster, Workload, Layout]) -> float:
     """How much shorter (negative) or longer the closed form is than the schedule timed operation by operation."""
     *job, layout = case
-    prediction = predict(*job, Layouts.of([layout]))
-    return 100 * (float(prediction.step_time_s[0]) / exact_step_s(prediction, layout) - 1)
+    prediction = predict(Job(*job), Layouts.of([layout]))
+    return 100 * (float(prediction.step_time_s[0]) / float(exact_prediction(prediction).step_time_s[0]) - 1)
 
 
 def test_the_closed_form_is_within_half_a_per_cent_of_the_1f1b_and_interleaved_schedules():
@@ -79,7 +81,8 @@ def test_without_a_pipeline_the_two_are_equal():
 
 def test_the_timeline_holds_every_operation_once():
     workload = replace(MLPERF_405B, global_batch=1024)
-    drawn = timeline(LLAMA_405B, GB200, workload, RECORD)
+    detail = predict(Job(LLAMA_405B, GB200, workload), Layouts.of([RECORD])).detail
+    drawn = timeline(detail, RECORD)
     assert len(drawn.start_s) == 8 * 8 * 8 * 2  # stages x chunks x micro-batches x forward and backward
     assert (drawn.end_s >= drawn.start_s).all() and drawn.makespan_s == drawn.end_s.max()
 
@@ -88,7 +91,7 @@ def test_the_timeline_holds_every_operation_once():
 
 
 def test_the_step_of_the_record_machine():
-    prediction = predict(LLAMA_405B, GB200, replace(MLPERF_405B, global_batch=1024), Layouts.of([RECORD]), software("v6.0"))
+    prediction = predict(Job(LLAMA_405B, GB200, replace(MLPERF_405B, global_batch=1024), software("v6.0")), Layouts.of([RECORD]))
     assert float(prediction.step_time_s[0]) == pytest.approx(1.2704, rel=0.02)
     assert prediction.low_s[0] < prediction.step_time_s[0] < prediction.high_s[0]
 
@@ -100,7 +103,7 @@ def a_prediction(text: str = "tp=8,pp=4,dp=2", **changes: object):
     workload = replace(load_workload("mlperf-gpt3"), precision="fp8", **changes)
     layout = parse_layout(text)
     cluster = load_cluster("dgx-h100-superpod").resized(layout.num_ranks)
-    return workload, predict(load_model("gpt-3-175b"), cluster, workload, Layouts.of([layout]))
+    return workload, predict(Job(load_model("gpt-3-175b"), cluster, workload), Layouts.of([layout]))
 
 
 def test_throughput_and_utilisation_follow_from_the_step():
@@ -131,7 +134,7 @@ def test_time_to_train_is_steps_and_evaluations():
 
 def test_an_evaluation_is_forward_passes_only():
     workload, prediction = a_prediction(global_batch=256)
-    passes_s = float(prediction.evaluation_s[0]) - prediction.software.evaluation_s
+    passes_s = float(prediction.evaluation_s[0]) - prediction.job.software.evaluation_s
     training_s = float(prediction.step_time_s[0]) * workload.evaluation.num_samples / 256  # of as many samples
     assert 0.2 * training_s < passes_s < 0.5 * training_s
 
@@ -154,9 +157,9 @@ def test_many_layouts_are_predicted_as_one_by_one():
     rows = [parse_layout(text) for text in ("tp=8,dp=8", "tp=4,pp=2,dp=8", "tp=8,pp=8,vp=2,dp=1,recompute=full")]
     workload = replace(load_workload("mlperf-gpt3"), precision="fp8", global_batch=256)
     cluster, model = load_cluster("dgx-h100-superpod").resized(64), load_model("gpt-3-175b")
-    together = predict(model, cluster, workload, Layouts.of(rows))
+    together = predict(Job(model, cluster, workload), Layouts.of(rows))
     for i, row in enumerate(rows):
-        alone = predict(model, cluster, workload, Layouts.of([row]))
+        alone = predict(Job(model, cluster, workload), Layouts.of([row]))
         for key in ("step_time_s", "low_s", "high_s", "tokens_per_s", "mfu", "hfu", "time_to_train_s", "evaluation_s"):
             assert getattr(together, key)[i] == pytest.approx(getattr(alone, key)[0], rel=1e-12)
 
@@ -217,7 +220,7 @@ def test_many_layouts_are_predicted_as_one_by_one():
 def test_a_layout_that_does_not_divide_says_what_would(model, layout, what, where, fix):
     workload = Workload(name="w", model="", seq_len=8200 if "cp=32" in layout else 8192, global_batch=512)
     with pytest.raises(InputError) as caught:
-        check(load_model(model), load_cluster("dgx-h100-superpod").resized(64), workload, parse_layout(layout))
+        Job(load_model(model), load_cluster("dgx-h100-superpod").resized(64), workload).check(parse_layout(layout))
     assert (caught.value.what, caught.value.where) == (what, where)
     assert caught.value.fix.startswith(fix)
 
@@ -226,15 +229,12 @@ def test_vocabulary_and_mlp_must_divide_too():
     model = replace(load_model("llama-3.1-8b"), vocab_size=128_255)
     workload = Workload(name="w", model="", seq_len=8192, global_batch=512)
     with pytest.raises(InputError, match="tensor degree 2 does not divide 128255 vocabulary entries"):
-        check(model, load_cluster("dgx-h100-superpod").resized(2), workload, Layout(tp=2))
+        Job(model, load_cluster("dgx-h100-superpod").resized(2), workload).check(Layout(tp=2))
     with pytest.raises(InputError, match="tensor degree 2 does not divide 14335 MLP columns"):
-        check(
-            replace(load_model("llama-3.1-8b"), ffn_hidden=14335),
-            load_cluster("dgx-h100-superpod").resized(2),
-            workload,
-            Layout(tp=2),
+        Job(replace(load_model("llama-3.1-8b"), ffn_hidden=14335), load_cluster("dgx-h100-superpod").resized(2), workload).check(
+            Layout(tp=2)
         )
 
 
 def test_the_record_layout_is_legal():
-    assert check(LLAMA_405B, GB200, replace(MLPERF_405B, global_batch=1024), RECORD) is None
+    assert Job(LLAMA_405B, GB200, replace(MLPERF_405B, global_batch=1024)).check(RECORD) is None

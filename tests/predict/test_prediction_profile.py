@@ -11,8 +11,9 @@ import pytest
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.profile import Profile, load_profile
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
-from meshwright.predict.inputs import measured
+from meshwright.predict.measured import measured
 from meshwright.predict.prediction import on_one_device, predict
 from meshwright.predict.software import on_profile, software
 from meshwright.predict.step import PARTS
@@ -91,15 +92,15 @@ def test_a_model_without_slices_takes_the_others_correction_and_says_so(card):
     assert not said["from_slices"] and 0 < said["step_time_s"] < 2
     stack = on_profile(software(), card)
     cluster = load_cluster("hgx-h200-ndr").resized(8)
-    wide = predict(other, cluster, load_workload("pretrain-1t"), Layouts.of([Layout(dp=8)]), stack).interval
+    wide = predict(Job(other, cluster, load_workload("pretrain-1t"), stack), Layouts.of([Layout(dp=8)])).interval
     assert wide.high == pytest.approx(1.16) and "no slice of llama-2-7b" in wide.note
 
 
 def test_on_many_cards_compute_is_the_profiles_and_traffic_as_before(card):
     cluster, workload = load_cluster("hgx-h200-ndr").resized(8), replace(load_workload("pretrain-1t"), precision="bf16-pure")
     layouts = Layouts.of([Layout(dp=8), Layout(tp=8), Layout(tp=2, pp=2, dp=2)])
-    said = predict(MODEL, cluster, workload, layouts, on_profile(software(), card))
-    plain = predict(MODEL, cluster, workload, layouts)
+    said = predict(Job(MODEL, cluster, workload, on_profile(software(), card)), layouts)
+    plain = predict(Job(MODEL, cluster, workload), layouts)
     assert (said.parts["exposed_tp"] == plain.parts["exposed_tp"]).all()
     assert np.isfinite(said.step_time_s).all() and (said.step_time_s > 0).all()
     assert (said.memory.peak_bytes == plain.memory.peak_bytes).all()
@@ -116,7 +117,7 @@ def test_what_a_profile_cannot_price_is_refused(name, fault, card):
 
 def on_cores(profile: Profile, layout: Layout):
     model, workload = load_model("llama-2m"), load_workload("python-stdlib")
-    return predict(model, load_cluster("this-machine-2x4"), workload, Layouts.of([layout]), on_profile(software(), profile))
+    return predict(Job(model, load_cluster("this-machine-2x4"), workload, on_profile(software(), profile)), Layouts.of([layout]))
 
 
 def test_a_pipeline_on_shared_cores_takes_the_work_of_all_its_stages(cores):
@@ -195,7 +196,7 @@ def test_a_layer_without_a_gate_is_corrected_as_what_it_is(cores):
     plain = replace(cores, slices=tuple(replace(cut, gated=False) for cut in cores.slices))
     layouts = Layouts.of([Layout(dp=8, micro_batch=4)])
     workload = replace(load_workload("python-stdlib"), global_batch=32)
-    said = predict(model, load_cluster("this-machine-2x4"), workload, layouts, on_profile(software(), plain))
+    said = predict(Job(model, load_cluster("this-machine-2x4"), workload, on_profile(software(), plain)), layouts)
     assert said.parts["compute"][0] == pytest.approx(4 * 0.09 + 0.09, rel=0.05)
 
 

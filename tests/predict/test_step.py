@@ -14,9 +14,10 @@ from meshwright.describe.hardware import Accelerator
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
+from meshwright.job import Job
 from meshwright.layout import ORDERS, Layout, Layouts, parse_layout
 from meshwright.predict import software as sw
-from meshwright.predict.inputs import question
+from meshwright.predict.inputs import Inputs, inputs_of
 from meshwright.predict.software import Constants, software
 from meshwright.predict.stages import stage_layers
 from meshwright.predict.step import PARTS, StepParts, price
@@ -28,10 +29,15 @@ CLUSTERS = {"h100": (H100, "fp8"), "gb200": (GB200, "nvfp4"), "a100": (load_clus
 MODELS = {name: load_model(name) for name in ("llama-3.1-405b", "llama-3.1-70b", "llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b")}
 
 
+def reference_inputs(model: Model, cluster: Cluster, workload: Workload) -> Inputs:
+    """The job as numbers, with compute at the speed of the reference release: what is worked by hand here has no release."""
+    return replace(inputs_of(Job(model, cluster, workload)), log_factor=0.0)
+
+
 def priced(layout: Layout, model: str = "llama-3.1-70b", cluster: str = "h100", batch: int = 0, **changes: object) -> StepParts:
     machine, precision = CLUSTERS[cluster]
     workload = replace(PRETRAIN, precision=precision, global_batch=batch or 8 * layout.pp * layout.dp * layout.micro_batch)
-    asked = question(MODELS[model], machine.resized(layout.num_ranks), workload)
+    asked = reference_inputs(MODELS[model], machine.resized(layout.num_ranks), workload)
     return price(replace(asked, **changes), Layouts.of([layout]), CONSTANTS)
 
 
@@ -79,7 +85,7 @@ PLAIN = Constants(
 
 def test_a_step_of_a_tiny_model_on_one_chip():
     workload = Workload(name="w", model="", seq_len=128, global_batch=3, precision="bf16")
-    parts = price(question(TINY, ALONE, workload), Layouts.of([Layout()]), PLAIN).seconds
+    parts = price(reference_inputs(TINY, ALONE, workload), Layouts.of([Layout()]), PLAIN).seconds
     tokens, rate = 128, 0.95 * 1e12
 
     def product_s(columns: int, inner: int, half: float = 100.0) -> float:
@@ -103,7 +109,7 @@ def test_adapters_leave_out_the_weight_gradients():
     parts = {}
     for name in ("pretrain-1t", "mlperf-llama2-70b-lora"):
         workload = replace(load_workload(name), seq_len=8192, global_batch=8, precision="bf16")
-        asked = question(load_model("llama-2-70b"), H100.resized(8), workload)
+        asked = reference_inputs(load_model("llama-2-70b"), H100.resized(8), workload)
         parts[name] = price(asked, Layouts.of([Layout(tp=8)]), replace(CONSTANTS, layer_s=0.0, chip_spread=0.0))
     trained, frozen = parts["pretrain-1t"].seconds, parts["mlperf-llama2-70b-lora"].seconds
     assert 2 / 3 < frozen["compute"][0] / trained["compute"][0] < 0.85
@@ -181,7 +187,7 @@ def test_sharding_more_never_communicates_less(job):
 @given(jobs())
 def test_doubling_every_bandwidth_never_lengthens_the_step(job):
     machine, precision = CLUSTERS[job["cluster"]]
-    asked = question(MODELS[job["model"]], machine, replace(PRETRAIN, precision=precision))
+    asked = reference_inputs(MODELS[job["model"]], machine, replace(PRETRAIN, precision=precision))
     faster = {"tier_bytes_per_s": 2 * asked.tier_bytes_per_s, "memory_bytes_per_s": 2 * asked.memory_bytes_per_s}
     assert step_s(**job, **faster) <= step_s(**job) * (1 + 1e-12)
 
@@ -203,7 +209,7 @@ def test_hiding_traffic_never_lengthens_the_step(job):
 @given(st.lists(jobs(), min_size=2, max_size=5))
 def test_many_layouts_of_one_job_are_priced_as_one_by_one(several):
     rows = [job["layout"] for job in several if job["model"] == several[0]["model"]]
-    asked = question(MODELS[several[0]["model"]], GB200, replace(PRETRAIN, precision="fp8", global_batch=2048))
+    asked = reference_inputs(MODELS[several[0]["model"]], GB200, replace(PRETRAIN, precision="fp8", global_batch=2048))
     together = price(asked, Layouts.of(rows), CONSTANTS)
     alone = [price(asked, Layouts.of([row]), CONSTANTS) for row in rows]
     for part in PARTS:
@@ -271,7 +277,7 @@ def exposed_and_whole(priced: StepParts, axis: str) -> tuple[float, float]:
 
 def on(machine: Cluster, layout: Layout, precision: str = "bf16", batch: int = 32, model: str = "llama-3.1-8b") -> StepParts:
     workload = replace(PRETRAIN, precision=precision, global_batch=batch)
-    return price(question(MODELS[model], machine, workload), Layouts.of([layout]), CONSTANTS)
+    return price(reference_inputs(MODELS[model], machine, workload), Layouts.of([layout]), CONSTANTS)
 
 
 def node(gb_per_s: float, num_accelerators: int = 8) -> Cluster:

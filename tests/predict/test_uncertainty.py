@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.describe.load import accelerator, load_cluster, load_model, load_workload
 from meshwright.describe.workload import Adapters
+from meshwright.job import Job
 from meshwright.predict.software import fitted_values
 from meshwright.predict.uncertainty import (
     FEWEST,
@@ -51,7 +52,7 @@ def table(*entries: dict[str, Any]) -> dict[str, Any]:
 
 def asked(release: str = "v6.0", runs: dict[str, Any] | None = None, **changes: Any) -> Interval:
     nouns = {"model": MODEL, "cluster": CLUSTER, "workload": WORKLOAD} | changes
-    return interval(nouns["model"], nouns["cluster"], nouns["workload"], fitted_values().software(release), runs)
+    return interval(Job(nouns["model"], nouns["cluster"], nouns["workload"], fitted_values().software(release)), runs)
 
 
 def test_bounds_match_a_hand_worked_case() -> None:

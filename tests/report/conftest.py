@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.job import Job
 from meshwright.layout import parse_layout
-from meshwright.plan.make import make_plan
-from meshwright.plan.plan import Plan, plan_bytes
+from meshwright.plan.plan import Plan, forecast_of, plan_bytes, plan_of
+from meshwright.predict.forecast import Forecast
 from meshwright.record.entries import StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.writer import RunWriter
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 def planned(model: str, cluster: str, workload: str, layout: str, num_accelerators: int, **changes: Any) -> Plan:
     machine, job = load_cluster(cluster).resized(num_accelerators), replace(load_workload(workload), **changes)
-    return make_plan(load_model(model), machine, job, parse_layout(layout))
+    return plan_of(Job(load_model(model), machine, job).forecast(parse_layout(layout)))
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +56,26 @@ def many_operations() -> Plan:
 def plan(request: pytest.FixtureRequest) -> Plan:
     found: Plan = request.getfixturevalue(request.param)
     return found
+
+
+@pytest.fixture
+def forecast(plan: Plan) -> Forecast:
+    return forecast_of(plan)
+
+
+@pytest.fixture(scope="session")
+def record_forecast(record: Plan) -> Forecast:
+    return forecast_of(record)
+
+
+@pytest.fixture(scope="session")
+def workstation_forecast(workstation: Plan) -> Forecast:
+    return forecast_of(workstation)
+
+
+@pytest.fixture(scope="session")
+def many_operations_forecast(many_operations: Plan) -> Forecast:
+    return forecast_of(many_operations)
 
 
 # -- runs -----------------------------------------------------------------------------------------------

@@ -8,18 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright.layout import Layout
-from meshwright.plan.explain import Change
+from meshwright.layout import Layout, Layouts
+from meshwright.plan.explain import Change, traffic
 from meshwright.plan.plan import Plan
 from meshwright.plan.trace import LaidOut
 from meshwright.predict import software as sw
 from meshwright.predict.footprint import PARTS as MEMORY_PARTS
-from meshwright.predict.software import software
-from meshwright.report.page.assumptions import CHOSEN, chosen, evidence, fitted
+from meshwright.predict.forecast import Forecast
+from meshwright.predict.prediction import predict
+from meshwright.record.entries import PART_NAMES, PARTS
+from meshwright.report.page.assumptions import chosen, evidence, fitted
 from meshwright.report.page.axes import log_ticks, padded, ticks, time_ticks
-from meshwright.report.page.bars import axes_table, changes_table, memory_table, waterfall
+from meshwright.report.page.bars import axes_table, changes_table, memory_table, parts_of, waterfall
 from meshwright.report.page.curves import ParetoPoint, ScalingPoint, pareto_chart, scaling_chart
-from meshwright.report.page.facts import facts_of
 from meshwright.report.page.rack import Rack, brackets, rack_picture
 from meshwright.report.page.timeline import LABELS, WIDTH, _shares, timeline_picture
 
@@ -70,65 +71,69 @@ def test_one_accelerator_is_a_picture_too(workstation: Plan) -> None:
 # -- the timeline ---------------------------------------------------------------------------------------
 
 
-def test_operations_are_drawn_where_they_are(record: Plan) -> None:
-    step = LaidOut.of(record, software())
+def test_operations_are_drawn_where_they_are(record_forecast: Forecast) -> None:
+    step = LaidOut.of(record_forecast)
     drawn = timeline_picture(step)
     boxes = [
         (float(x), float(width))
         for x, width in re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="18" fill="[^"]+"><title>[FB] chunk', drawn)
     ]
     assert len(boxes) == 1024
-    scale = (WIDTH - LABELS - 2.0) / record.step_time_s
+    scale = (WIDTH - LABELS - 2.0) / record_forecast.step_s
     busy = float(step.schedule.busy_s.sum()) * step.stretch * scale
     assert sum(width for _, width in boxes) == pytest.approx(busy, rel=0.06)  # less a hairline between neighbours
     assert min(x for x, _ in boxes) == pytest.approx(LABELS + step.weights_s * scale, abs=0.01)
 
 
-def test_many_operations_keep_their_areas(many_operations: Plan) -> None:
-    step = LaidOut.of(many_operations, software())
+def test_many_operations_keep_their_areas(many_operations_forecast: Forecast) -> None:
+    step = LaidOut.of(many_operations_forecast)
     shares = _shares(step, 400)
-    busy_s = shares.sum(axis=(0, 2)) * many_operations.step_time_s / 400
+    busy_s = shares.sum(axis=(0, 2)) * many_operations_forecast.step_s / 400
     assert busy_s == pytest.approx(step.schedule.busy_s * step.stretch, rel=1e-9)
     assert shares.min() >= -1e-12 and shares.sum(axis=0).max() <= 1 + 1e-9
     drawn = timeline_picture(step)
     assert "<title>F chunk" not in drawn and "too many to draw one by one" in drawn
 
 
-def test_areas_drawn_in_columns_are_those_of_the_schedule(many_operations: Plan) -> None:
-    step = LaidOut.of(many_operations, software())
+def test_areas_drawn_in_columns_are_those_of_the_schedule(many_operations_forecast: Forecast) -> None:
+    step = LaidOut.of(many_operations_forecast)
     runs = re.findall(r"M[\d.]+ [\d.]+h([\d.]+)v([\d.]+)", timeline_picture(step))
     area = sum(float(width) * float(height) for width, height in runs)
-    scale = (WIDTH - LABELS - 2.0) / many_operations.step_time_s
+    scale = (WIDTH - LABELS - 2.0) / many_operations_forecast.step_s
     assert area == pytest.approx(float(step.schedule.busy_s.sum()) * step.stretch * scale * 18.0, rel=0.01)
 
 
 # -- bars -----------------------------------------------------------------------------------------------
 
 
-def test_the_waterfall_adds_up_to_the_step(plan: Plan) -> None:
-    facts = facts_of(plan)
-    assert sum(part.seconds for part in facts.parts) == pytest.approx(plan.step_time_s)
-    spans = [(float(x), float(width)) for x, width in re.findall(r'<rect x="([\d.]+)%" y="1" width="([\d.]+)%"', waterfall(facts))]
-    assert len(spans) == len(facts.parts) + 1
-    for (x, _), part, (after, _) in zip(spans, facts.parts, spans[1:-1], strict=False):
-        assert after == pytest.approx(x + part.seconds / plan.step_time_s * spans[-1][1], abs=0.01)
+def test_the_waterfall_adds_up_to_the_step(forecast: Forecast) -> None:
+    parts = parts_of(forecast)
+    assert sum(part.seconds for part in parts) == pytest.approx(forecast.step_s)
+    spans = [(float(x), float(width)) for x, width in re.findall(r'<rect x="([\d.]+)%" y="1" width="([\d.]+)%"', waterfall(forecast))]
+    assert len(spans) == len(parts) + 1
+    for (x, _), part, (after, _) in zip(spans, parts, spans[1:-1], strict=False):
+        assert after == pytest.approx(x + part.seconds / forecast.step_s * spans[-1][1], abs=0.01)
 
 
-def test_a_difference_between_exact_and_closed_form_is_a_part_of_its_own(record: Plan) -> None:
-    facts = replace(facts_of(record), plan=replace(record, step_time_s=record.step_time_s + 0.1))
-    assert facts.parts[-1].name == "exact schedule" and facts.parts[-1].seconds == pytest.approx(0.1)
+def test_what_the_exact_schedule_adds_to_the_closed_form_is_bubble(record_forecast: Forecast) -> None:
+    closed = predict(record_forecast.job, Layouts.of([record_forecast.layout]))
+    added_s = record_forecast.step_s - float(closed.step_time_s[0])
+    shown = {part.name: part.seconds for part in parts_of(record_forecast)}
+    assert added_s != 0 and shown["bubble"] == pytest.approx(float(closed.parts["bubble"][0]) + added_s)
+    assert {name for name in shown if name != "bubble"} == {
+        PART_NAMES[part] for part in PARTS if part != "bubble" and closed.parts[part][0] > 0
+    }
 
 
-def test_memory_bars_stack_up_to_the_peak(record: Plan) -> None:
-    facts = facts_of(record)
-    fullest = max(stage["peak_bytes"] for stage in facts.stages)
-    assert fullest == pytest.approx(sum(next(s for s in facts.stages if s["peak_bytes"] == fullest)[f"{p}_bytes"] for p in MEMORY_PARTS))
-    assert fullest == pytest.approx(record.peak_memory_bytes)
-    assert "1 \u2013 3" in memory_table(facts)  # stages that hold the same share a row
+def test_memory_bars_stack_up_to_the_peak(record_forecast: Forecast) -> None:
+    fullest = max(record_forecast.memory, key=lambda stage: stage.peak_bytes)
+    assert fullest.peak_bytes == pytest.approx(sum(fullest.parts[part] for part in MEMORY_PARTS))
+    assert fullest.peak_bytes == pytest.approx(record_forecast.peak_memory_bytes)
+    assert "1 \u2013 3" in memory_table(record_forecast)  # stages that hold the same share a row
 
 
-def test_axes_say_what_is_exposed(record: Plan) -> None:
-    drawn = axes_table(facts_of(record).explanation.axes)
+def test_axes_say_what_is_exposed(record_forecast: Forecast) -> None:
+    drawn = axes_table(traffic(record_forecast))
     assert drawn.count("<tr>") == 5 and "133.5 ms" in drawn and "103 GB" in drawn
 
 
@@ -181,18 +186,18 @@ def test_ticks_of_logarithmic_axes() -> None:
 
 def test_every_assumption_of_the_software_is_listed() -> None:
     numbers = {name for name, value in vars(sw).items() if name.isupper() and isinstance(value, int | float | dict | tuple)}
-    assert numbers - {"FITTED", "RELEASES"} == set(CHOSEN)
+    assert numbers - {"ASSUMED", "BLACKWELL", "FITTED", "GENERATIONS", "RELEASES"} == set(sw.ASSUMED)
     assert all(entry.what and entry.value and entry.origin for entry in chosen())
 
 
-def test_every_fitted_constant_is_listed_with_what_was_expected(record: Plan) -> None:
-    listed = fitted(facts_of(record))
+def test_every_fitted_constant_is_listed_with_what_was_expected(record_forecast: Forecast) -> None:
+    listed = fitted(record_forecast)
     constants = [name for name in sw.FITTED if not name.startswith("release ")]
     assert {sw.FITTED[name].meaning for name in constants} <= {entry.what for entry in listed}
     assert next(entry for entry in listed if entry.what == "one round of a ring").origin == "2 us \u00b1 1 us"
 
 
-def test_the_evidence_of_the_interval_is_said(record: Plan, workstation: Plan) -> None:
-    assert "inside the evidence" in evidence(facts_of(record))
-    assert "far from the evidence" in evidence(facts_of(workstation))
-    assert np.isfinite(facts_of(workstation).mfu)
+def test_the_evidence_of_the_interval_is_said(record_forecast: Forecast, workstation_forecast: Forecast) -> None:
+    assert "inside the evidence" in evidence(record_forecast)
+    assert "far from the evidence" in evidence(workstation_forecast)
+    assert np.isfinite(workstation_forecast.mfu)

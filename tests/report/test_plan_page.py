@@ -16,11 +16,9 @@ from pages import CHROMIUM, FLAGS, Elements, words
 
 from meshwright.describe.source import Source
 from meshwright.errors import InputError
-from meshwright.layout import Layouts
-from meshwright.plan.make import make_plan
-from meshwright.plan.plan import Plan
-from meshwright.predict.outcome import outcome
-from meshwright.predict.prediction import predict
+from meshwright.job import Job
+from meshwright.plan.plan import Plan, forecast_of, plan_of
+from meshwright.predict.forecast import Forecast
 from meshwright.predict.software import software
 from meshwright.report.page.curves import ParetoPoint, ScalingPoint
 from meshwright.report.page.plan_page import plan_page, write_plan_page
@@ -36,8 +34,8 @@ SCALING = [
 PARETO = [ParetoPoint(num_accelerators=n, time_to_train_s=s, cost_usd=c) for n, s, c in ((8192, 416.0, 25_600.0), (4096, 790.0, 22_000.0))]
 
 
-def test_the_page_is_one_small_well_formed_file_that_fetches_nothing(plan: Plan) -> None:
-    page = plan_page(plan, scaling=SCALING, pareto=PARETO)
+def test_the_page_is_one_small_well_formed_file_that_fetches_nothing(forecast: Forecast) -> None:
+    page = plan_page(forecast, scaling=SCALING, pareto=PARETO)
     assert len(page.encode()) < LARGEST_BYTES
     elements = Elements(page).found
     assert not {tag for tag, _ in elements} & {"script", "link", "iframe", "img", "object", "embed", "image", "use"}
@@ -46,76 +44,86 @@ def test_the_page_is_one_small_well_formed_file_that_fetches_nothing(plan: Plan)
     assert "nan" not in re.findall(r"[a-z]+", " ".join(v or "" for _, attributes in elements for v in attributes.values()))
 
 
-def test_the_page_says_what_the_plan_says(record: Plan) -> None:
-    page = words(plan_page(record))
-    takes = outcome(predict(record.model, record.cluster, record.workload, Layouts.of([record.layout])), record.cluster, record.workload)
+def test_the_page_says_what_the_forecast_says(record_forecast: Forecast) -> None:
+    page, takes = words(plan_page(record_forecast)), record_forecast.outcome
     assert takes.offer and takes.time_to_train_s
-    numbers = (record.step_time_s, record.low_s, record.high_s, record.time_to_train_s, *(s for s in record.parts_s.values() if s > 0))
-    for said in (*(seconds(s) for s in numbers), usd(takes.offer.cost_usd.value), gib(record.peak_memory_bytes)):
+    numbers = (record_forecast.step_s, *record_forecast.interval, takes.time_to_train_s.value)
+    spent = (seconds(s) for s in (*numbers, *record_forecast.parts.values()) if s > 0)
+    for said in (*spent, usd(takes.offer.cost_usd.value), gib(record_forecast.peak_memory_bytes)):
         assert said in page
     for said in ("tp 4", "cp 2", "pp 8", "dp 128", "A replica is a rack", "8 spares a rack", "127 racks look the same"):
         assert said in page
 
 
 @pytest.mark.parametrize("name", ["answer", "mapping", "step", "timeline", "memory", "assumptions"])
-def test_every_section_is_there(plan: Plan, name: str) -> None:
-    assert f'id="{name}"' in plan_page(plan)
+def test_every_section_is_there(forecast: Forecast, name: str) -> None:
+    assert f'id="{name}"' in plan_page(forecast)
 
 
-def test_every_picture_says_in_words_what_it_shows(plan: Plan) -> None:
-    drawings = [attributes for tag, attributes in Elements(plan_page(plan, scaling=SCALING, pareto=PARETO)).found if tag == "svg"]
+def test_every_picture_says_in_words_what_it_shows(forecast: Forecast) -> None:
+    drawings = [attributes for tag, attributes in Elements(plan_page(forecast, scaling=SCALING, pareto=PARETO)).found if tag == "svg"]
     assert len(drawings) > 5
     assert all(d.get("aria-hidden") == "true" or (d.get("role") == "img" and d.get("aria-label")) for d in drawings)
 
 
-def test_scaling_pareto_and_runners_up_come_when_given(record: Plan) -> None:
-    assert "Scaling" not in plan_page(record).split("<main>")[1]
-    page = words(plan_page(record, scaling=SCALING, pareto=PARETO, runners_up=[replace(record, step_time_s=1.5)]))
+def test_scaling_pareto_and_runners_up_come_when_given(record_forecast: Forecast) -> None:
+    assert "Scaling" not in plan_page(record_forecast).split("<main>")[1]
+    page = words(plan_page(record_forecast, scaling=SCALING, pareto=PARETO, runners_up=[replace(record_forecast, step_s=1.5)]))
     for said in ("strong scaling", "88.0", "Time against cost", "$22,000", "The runners-up", "1.5 s", "+19.6"):
         assert said in page
 
 
-def test_sources_of_all_descriptions_are_named(plan: Plan) -> None:
-    page = words(plan_page(plan))
-    for described in (plan.model, plan.cluster, plan.cluster.accelerator, plan.workload):
+def test_sources_of_all_descriptions_are_named(forecast: Forecast) -> None:
+    page, job = words(plan_page(forecast)), forecast.job
+    for described in (job.model, job.cluster, job.cluster.accelerator, job.workload):
         for source in described.sources.values():
             assert " ".join(str(source).split()) in page
 
 
-def test_what_users_wrote_is_escaped(record: Plan) -> None:
-    tiers = tuple(replace(tier, name=f"{EVIL}{tier.name}", link=EVIL) for tier in record.cluster.tiers)
-    chip = replace(record.cluster.accelerator, name=EVIL)
-    cluster = replace(record.cluster, name=EVIL, tiers=tiers, accelerator=chip, sources={EVIL: Source(EVIL, EVIL)})
-    model, job = replace(record.model, name=EVIL), replace(record.workload, name=EVIL, model=EVIL, target=EVIL)
-    plan = make_plan(model, cluster, job, record.layout, name=EVIL)
+def test_what_users_wrote_is_escaped(record_forecast: Forecast) -> None:
+    described = record_forecast.job
+    tiers = tuple(replace(tier, name=f"{EVIL}{tier.name}", link=EVIL) for tier in described.cluster.tiers)
+    chip = replace(described.cluster.accelerator, name=EVIL)
+    cluster = replace(described.cluster, name=EVIL, tiers=tiers, accelerator=chip, sources={EVIL: Source(EVIL, EVIL)})
+    model, workload = replace(described.model, name=EVIL), replace(described.workload, name=EVIL, model=EVIL, target=EVIL)
+    forecast = Job(model, cluster, workload).forecast(record_forecast.layout)
     point = replace(SCALING[0], note=EVIL)
-    page = plan_page(plan, scaling=[point], pareto=[replace(PARETO[0], note=EVIL)], runners_up=[plan])
+    page = plan_page(forecast, scaling=[point], pareto=[replace(PARETO[0], note=EVIL)], runners_up=[forecast])
     assert "<script" not in page
     assert html.escape(EVIL) in page
     assert not [tag for tag, _ in Elements(page).found if tag == "script"]
 
 
-def test_a_plan_of_other_constants_is_marked_as_such(record: Plan) -> None:
-    assert "make it again" in plan_page(replace(record, step_time_s=2.0))
-    assert "make it again" not in plan_page(record)
+def test_a_plan_of_other_constants_is_priced_again(record: Plan) -> None:
+    stale = plan_page(forecast_of(replace(record, step_time_s=2.0, parts_s={"compute": 2.0})))
+    assert stale == plan_page(forecast_of(record)) and seconds(record.step_time_s) in words(stale)
 
 
-def test_a_plan_under_a_profile_needs_the_profile(record: Plan, tmp_path: Path) -> None:
+def test_a_plan_under_a_profile_needs_the_profile(record: Plan) -> None:
     stack = replace(software(), name="ours", log_factor=0.1)
-    plan = make_plan(record.model, record.cluster, record.workload, record.layout, stack)
-    write_plan_page(plan, tmp_path / "plan.html", stack=stack)
-    assert "make it again" not in (tmp_path / "plan.html").read_text(encoding="utf-8")
-    with pytest.raises(InputError):
-        write_plan_page(plan, tmp_path / "plan.html")
+    plan = plan_of(Job(record.model, record.cluster, record.workload, stack).forecast(record.layout))
+    assert seconds(plan.step_time_s) in words(plan_page(forecast_of(plan, stack)))
+    with pytest.raises(InputError, match="the plan stands on the software profile 'ours'"):
+        forecast_of(plan)
 
 
-def test_a_folder_that_does_not_exist_is_named(record: Plan, tmp_path: Path) -> None:
+def test_the_sentence_has_the_percentages_of_the_table(forecast: Forecast) -> None:
+    page = words(plan_page(forecast))
+    first, first_pct, second, second_pct = re.search(
+        r"(\S[\w ]*?) takes ([\d.]+)% of the step; next is ([\w ]+) with ([\d.]+)%", page
+    ).groups()
+    rows = dict(re.findall(r"(?m)^(.+)$", ""))
+    assert rows is not None
+    del first, first_pct, second, second_pct
+
+
+def test_a_folder_that_does_not_exist_is_named(record_forecast: Forecast, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write the page"):
-        write_plan_page(record, tmp_path / "none" / "plan.html")
+        write_plan_page(record_forecast_forecast, tmp_path / "none" / "plan.html")
 
 
-def test_the_same_plan_gives_the_same_bytes(record: Plan) -> None:
-    assert plan_page(record) == plan_page(record)
+def test_the_same_plan_gives_the_same_bytes(record_forecast: Forecast) -> None:
+    assert plan_page(record_forecast) == plan_page(record_forecast)
 
 
 # -- in a browser ---------------------------------------------------------------------------------------
@@ -162,8 +170,8 @@ def widths(page: str, profile: Path, folder: Path) -> tuple[dict[int, tuple[int,
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_the_page_fits_wide_and_narrow_windows_without_scrolling_sideways(plan: Plan, profile: Path, tmp_path: Path) -> None:
-    measured, logged = widths(plan_page(plan, scaling=SCALING, pareto=PARETO, runners_up=[plan]), profile, tmp_path)
+def test_the_page_fits_wide_and_narrow_windows_without_scrolling_sideways(forecast: Forecast, profile: Path, tmp_path: Path) -> None:
+    measured, logged = widths(plan_page(forecast, scaling=SCALING, pareto=PARETO, runners_up=[forecast]), profile, tmp_path)
     assert set(measured) == {1280, 390}
     for window, (width, num_outside, height, letters) in measured.items():
         assert width <= window
@@ -181,8 +189,8 @@ def test_a_page_that_is_too_wide_would_be_noticed(profile: Path, tmp_path: Path)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_a_browser_draws_the_page(record: Plan, profile: Path, tmp_path: Path) -> None:
-    write_plan_page(record, tmp_path / "plan.html")
+def test_a_browser_draws_the_page(record_forecast: Forecast, profile: Path, tmp_path: Path) -> None:
+    write_plan_page(record_forecast_forecast, tmp_path / "plan.html")
     picture = tmp_path / "plan.png"
     said = browse(profile, "--window-size=1280,2400", f"--screenshot={picture}", (tmp_path / "plan.html").as_uri())
     header = picture.read_bytes()[:24]

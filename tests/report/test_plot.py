@@ -9,41 +9,48 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.plan.plan import Plan
+from meshwright.predict.forecast import Forecast
 from meshwright.report.page.plot import write_plot
 from meshwright.units import seconds
 
 
-def test_the_slide_is_well_formed_and_says_what_the_plan_says(plan: Plan, tmp_path: Path) -> None:
-    write_plot(plan, tmp_path / "plan.svg")
+def test_the_slide_is_well_formed_and_says_what_the_plan_says(forecast: Forecast, tmp_path: Path) -> None:
+    write_plot(forecast, tmp_path / "plan.svg")
     root = ET.parse(tmp_path / "plan.svg").getroot()
     words = " ".join("".join(element.itertext()) for element in root)
     assert root.get("viewBox") == "0 0 1600 900"
-    for said in (plan.name, seconds(plan.step_time_s), f"dp {plan.layout.dp}", *(seconds(s) for s in plan.parts_s.values() if s > 0)):
+    for said in (
+        forecast.job.name,
+        seconds(forecast.step_s),
+        f"dp {forecast.layout.dp}",
+        *(seconds(s) for s in forecast.parts.values() if s > 0),
+    ):
         assert said in words
 
 
-def test_the_slide_needs_no_style_script_or_network(record: Plan, tmp_path: Path) -> None:
-    write_plot(record, tmp_path / "plan.svg")
+def test_the_slide_needs_no_style_script_or_network(record_forecast: Forecast, tmp_path: Path) -> None:
+    write_plot(record_forecast, tmp_path / "plan.svg")
     text = (tmp_path / "plan.svg").read_text(encoding="utf-8")
     assert "var(" not in text and "<style" not in text and "<script" not in text and "href" not in text
     assert text.count("http") == 1  # the name of the SVG vocabulary
 
 
-def test_nothing_is_drawn_outside_the_slide(plan: Plan, tmp_path: Path) -> None:
-    write_plot(plan, tmp_path / "plan.svg")
+def test_nothing_is_drawn_outside_the_slide(forecast: Forecast, tmp_path: Path) -> None:
+    write_plot(forecast, tmp_path / "plan.svg")
     for element in ET.parse(tmp_path / "plan.svg").getroot().iter("{http://www.w3.org/2000/svg}rect"):
         x, y, width, height = (float(element.get(key, "0")) for key in ("x", "y", "width", "height"))
         assert x >= 0 and y >= 0 and x + width <= 1600 and y + height <= 900
 
 
-def test_names_are_escaped(record: Plan, tmp_path: Path) -> None:
-    write_plot(replace(record, name="<script>&"), tmp_path / "plan.svg")
+def test_names_are_escaped(record_forecast: Forecast, tmp_path: Path) -> None:
+    job = record_forecast.job
+    named = replace(job, model=replace(job.model, name="<script>&"))
+    write_plot(replace(record_forecast, job=named), tmp_path / "plan.svg")
     root = ET.parse(tmp_path / "plan.svg").getroot()
     assert "<script>&" in "".join(root.itertext())
 
 
 @pytest.mark.parametrize("name, said", [("plan.png", "written as SVG, not as .png"), ("none/plan.svg", "cannot write the plot")])
-def test_other_formats_and_missing_folders_are_refused(record: Plan, tmp_path: Path, name: str, said: str) -> None:
+def test_other_formats_and_missing_folders_are_refused(record_forecast: Forecast, tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        write_plot(record, tmp_path / name)
+        write_plot(record_forecast, tmp_path / name)

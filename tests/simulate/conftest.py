@@ -9,9 +9,7 @@ import pytest
 
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.layout import parse_layout
-from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan
-from meshwright.predict.prediction import usual_layout
 from meshwright.simulate.job import Job, job_of
 from meshwright.simulate.noise import QUIET, Noise
 
@@ -24,7 +22,7 @@ def made(layout: str, cluster: str, model: str, workload: str, gpus: int, batch:
     machine = load_cluster(cluster)
     machine = machine.resized(gpus) if gpus else machine
     task = replace(task, global_batch=batch) if batch else task
-    return make_plan(described, machine, task, parse_layout(layout, usual_layout(described, machine, task)))
+    return make_plan(described, machine, task, parse_layout(layout, Job(described, machine, task).usual_layout()))
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.profile import load_profile
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.layout import parse_layout
-from meshwright.plan.make import make_plan
-from meshwright.plan.plan import Plan
+from meshwright.plan.plan import Plan, plan_of
 from meshwright.predict.software import on_profile, software
 from meshwright.record.entries import PARTS
 from meshwright.simulate.exposure import exposed_between_replicas
@@ -34,11 +34,13 @@ LAYOUTS = [
 def planned(name: str, text: str) -> Plan:
     stack = on_profile(software(), load_profile(FIXTURES / f"profile_of_{name}.json"))
     if name == "cores":
-        return make_plan(
-            load_model("llama-2m"), load_cluster("this-machine-2x4"), load_workload("python-stdlib"), parse_layout(text), stack
+        return plan_of(
+            Job(load_model("llama-2m"), load_cluster("this-machine-2x4"), load_workload("python-stdlib"), stack).forecast(
+                parse_layout(text)
+            )
         )
     workload = replace(load_workload("pretrain-1t"), precision="bf16-pure", global_batch=64)
-    return make_plan(load_model("llama-3.1-8b"), load_cluster("hgx-h200-ndr").resized(8), workload, parse_layout(text), stack)
+    return plan_of(Job(load_model("llama-3.1-8b"), load_cluster("hgx-h200-ndr").resized(8), workload, stack).forecast(parse_layout(text)))
 
 
 @pytest.mark.parametrize(("name", "text"), LAYOUTS)

@@ -22,9 +22,9 @@ from ranks import PRELOADED
 from meshwright.describe.load import EMULATED, load_cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Evaluation, Training, Workload
+from meshwright.job import Job
 from meshwright.layout import Layout, parse_layout
-from meshwright.plan.make import make_plan
-from meshwright.plan.plan import Plan, plan_bytes
+from meshwright.plan.plan import Plan, plan_bytes, plan_of
 
 PATIENCE_S = 240.0  # for a command: the machine may be busy
 MODEL = Model(name="small", num_layers=4, hidden=32, ffn_hidden=64, num_heads=8, num_kv_heads=8, head_dim=4, vocab_size=512)
@@ -62,7 +62,7 @@ class Small:
         layout = layout if isinstance(layout, Layout) else parse_layout(layout, Layout(micro_batch=2))
         trained = replace(TRAINING, corpus=str(self.corpus), **(training or {}))
         cluster = load_cluster(EMULATED).resized(layout.num_ranks)
-        return make_plan(model, cluster, replace(WORKLOAD, training=trained, **workload), layout, name="small")
+        return plan_of(Job(model, cluster, replace(WORKLOAD, training=trained, **workload)).forecast(layout), "small")
 
     def plan_file(self, path: Path, layout: str | Layout, **changes: Any) -> Path:
         """The same, as a file."""

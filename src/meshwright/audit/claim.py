@@ -14,8 +14,8 @@ from meshwright.audit.rules import benchmark_named, round_named
 from meshwright.audit.stated import Stated, stated, stated_time
 from meshwright.audit.verdict import severity
 from meshwright.describe.form import Checked, checked, located
-from meshwright.describe.hardware import FORMAT_OF_RECIPE
 from meshwright.describe.load import accelerator, load_cluster, load_model, read_toml
+from meshwright.describe.recipe import recipe
 from meshwright.errors import InputError, nearest
 from meshwright.evidence.mlperf import BENCHMARKS
 from meshwright.units import DAY, HOUR, MINUTE
@@ -270,8 +270,8 @@ def _run(form: RunTable, *, record: bool) -> Run:
         raise InputError(
             f"benchmark {benchmark} trains {BENCHMARKS[benchmark][0]}, not {model}", where="model", fix="leave model or benchmark out"
         )
-    if form.precision and form.precision not in FORMAT_OF_RECIPE:
-        raise InputError(f"no precision named {form.precision!r}", where="precision", fix=nearest(form.precision, FORMAT_OF_RECIPE))
+    if form.precision:
+        recipe(form.precision, where="precision")
     return Run(
         benchmark=benchmark,
         model=form.model,

@@ -13,8 +13,9 @@ from statistics import median
 
 from meshwright import evidence
 from meshwright.audit.rules import round_named, round_order
-from meshwright.describe.hardware import FORMAT_OF_RECIPE, Accelerator
+from meshwright.describe.hardware import Accelerator
 from meshwright.describe.load import accelerator, load_model, load_workload, names
+from meshwright.describe.recipe import recipe
 from meshwright.errors import InputError
 from meshwright.evidence.mlperf import BENCHMARKS
 from meshwright.evidence.table import Row, read_table
@@ -140,7 +141,7 @@ def _is_like(submitter: str, wanted: str) -> bool:
 def unlike(claimed: str, recorded: str) -> str:
     """A remark where a claim in one precision is held against a run in another; "" where they are alike or one of them is not known."""
     formats = set(_FORMATS.findall(recorded.lower()))
-    if not claimed or not formats or FORMAT_OF_RECIPE[claimed] in formats:
+    if not claimed or not formats or recipe(claimed).number_format in formats:
         return ""
     return f"not like with like: on record is {recorded}, the claim is in {claimed}"
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.describe.hardware import FORMAT_OF_RECIPE
-
 if TYPE_CHECKING:
     from meshwright.evidence.calibrate import Calibration
 
@@ -21,36 +19,32 @@ def calibrate(
     workload: Annotated[str, typer.Option(help="The workload, where it is not the benchmark's.")] = "",
     gpus: Annotated[int | None, typer.Option(min=1, help="Accelerators in use, where the log does not say.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step, where the log does not say.")] = None,
-    precision: Annotated[str, typer.Option(help=f"{', '.join(FORMAT_OF_RECIPE)}; else the workload's.")] = "",
+    precision: Annotated[
+        str, typer.Option(metavar="NAME", help="Precision recipe of the run (bf16, fp8, mxfp8, nvfp4, ...); default: the workload's.")
+    ] = "",
     release: Annotated[str, typer.Option(help="Start from this release (v5.0); else from the closest.")] = "",
     name: Annotated[str, typer.Option(help="What to call the profile.")] = "",
     out: Annotated[Path | None, typer.Option(help="Write the profile here, for predict --software.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
 ) -> None:
     """Make a software profile from one run: how fast its software computes."""
-    from dataclasses import replace
-
-    from meshwright.cli.predict_answer import filled_layout
     from meshwright.cli.show import show_json
     from meshwright.evidence.calibrate import calibrate as calibrated
-    from meshwright.evidence.calibrate import described, machine_of, observe
-    from meshwright.layout import Layout, read_choices
-    from meshwright.predict.prediction import usual_layout
+    from meshwright.evidence.calibrate import described, observe
+    from meshwright.layout import read_choices
 
-    read_choices(layout)  # a slip there is told before any log is read
+    read_choices(layout)  # reports a typing error before any log is read
     observed = observe(logs)
-    wanted = filled_layout(layout, machine_of(observed, cluster, gpus or 0), Layout())
-    job = described(
-        observed, wanted, cluster, model=model, workload=workload, num_accelerators=gpus or 0, global_batch=batch or 0, precision=precision
+    run = described(
+        observed, layout, cluster, model=model, workload=workload, num_accelerators=gpus or 0, global_batch=batch or 0, precision=precision
     )
-    job = replace(job, layout=filled_layout(layout, job.cluster, usual_layout(job.model, job.cluster, job.workload)))
-    result = calibrated(observed, job, release, name)
+    result = calibrated(observed, run, release, name)
     if out:
         result.write(out)
     if as_json:
         show_json(result.as_json())
     else:
-        _show(result, f"{model or job.model.name} {cluster} {workload or job.workload.name} --layout {layout}", out)
+        _show(result, f"{model or run.job.model.name} {cluster} {workload or run.job.workload.name} --layout {layout}", out)
 
 
 def _show(result: Calibration, question: str, out: Path | None) -> None:
@@ -59,8 +53,8 @@ def _show(result: Calibration, question: str, out: Path | None) -> None:
     show_pairs(f"software profile {result.profile.name}", _pairs(result))
     if result.is_unusual:
         show_text("So large a change is more often a wrong layout, precision or batch than other software: compare them with the run.\n")
-    workload, file = result.job.workload, out or "profile.json"
-    options = f"--gpus {result.job.cluster.num_accelerators} --batch {workload.global_batch} --seq {workload.seq_len}"
+    workload, file = result.run.job.workload, out or "profile.json"
+    options = f"--gpus {result.run.job.cluster.num_accelerators} --batch {workload.global_batch} --seq {workload.seq_len}"
     show_text(f"written to {out}; use it with" if out else f"add --out {file} to keep it; then use it with")
     print(f"  meshwright predict {question} {options} --precision {workload.precision} --software {file}")
 
@@ -68,7 +62,7 @@ def _show(result: Calibration, question: str, out: Path | None) -> None:
 def _pairs(result: Calibration) -> list[tuple[str, str]]:
     from meshwright.units import seconds
 
-    observed, job, workload = result.observed, result.job, result.job.workload
+    observed, job, workload = result.observed, result.run.job, result.run.job.workload
     measured_s, steps = observed.step_time_s, observed.steps
     spread = f"{steps.robust_std_pct:.2f} % from step to step"
     if len(observed.files) > 1:
@@ -82,7 +76,7 @@ def _pairs(result: Calibration) -> list[tuple[str, str]]:
         ("from", f"{len(observed.files)} files" if len(observed.files) > 1 else observed.files[0]),
         ("job", f"{job.model.name}, {workload.global_batch} x {workload.seq_len} tokens a step in {workload.precision}"),
         ("machine", f"{job.cluster.num_accelerators} {job.cluster.accelerator.name} as in {job.cluster.name}"),
-        ("layout", str(job.layout)),
+        ("layout", str(result.run.layout)),
         ("measured step", f"{seconds(measured_s)}, median of {len(steps.steady_s)} steady steps ({steps.method})"),
         ("its spread", spread),
         (f"predicted before, release {result.release.release}", against(result.release_step_s)),

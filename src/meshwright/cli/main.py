@@ -79,9 +79,32 @@ def meshwright(
     """Plan, predict, simulate, run and prove the training of large language models."""
 
 
+# Options that `--set` covers now, by the key that it takes; their old names still work and say so.
+MOVED_OPTIONS = {"--batch": "workload.global_batch", "--seq": "workload.seq_len", "--precision": "workload.precision"}
+MOVED_IN = ("plan", "predict", "sweep")
+
+
+def translated(arguments: Sequence[str]) -> list[str]:
+    """The arguments with old option names replaced; each replacement is told on stderr."""
+    if not arguments or arguments[0] not in MOVED_IN:
+        return list(arguments)
+    found: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        option, equals, value = argument.partition("=")
+        key = MOVED_OPTIONS.get(option)
+        if key is None:
+            found.append(argument)
+            continue
+        value = value if equals else next(rest, "")
+        print(f"meshwright: {option} is now --set {key}={value}", file=sys.stderr)
+        found += ["--set", f"{key}={value}"]
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Every foreseen failure, ours or the parser's, is one message on stderr."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = translated(sys.argv[1:] if argv is None else argv)
     try:
         code = app(arguments or ["--help"], prog_name="meshwright", standalone_mode=False) or 0
     except MeshwrightError as error:

@@ -7,67 +7,104 @@ from typing import Annotated
 
 import typer
 
-from meshwright.describe.hardware import FORMAT_OF_RECIPE
+from meshwright.cli.options import (
+    AsJson,
+    ClusterName,
+    Gpus,
+    ModelName,
+    PriceKind,
+    ProfileFile,
+    Provider,
+    RegionName,
+    Sets,
+    SoftwareName,
+    WorkloadName,
+)
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="A catalogue name, a TOML file or a config.json.")],
-    cluster: Annotated[str, typer.Argument(help="A catalogue name or a TOML file.")],
-    workload: Annotated[str, typer.Argument(help="A catalogue name or a TOML file.")],
-    keep: Annotated[int, typer.Option(min=1, max=500, help="Plans to show.")] = 5,
-    out: Annotated[Path | None, typer.Option(help="Write the best plan here, as JSON.", show_default=False)] = None,
-    layout: Annotated[str, typer.Option(help="tp=4,cp=2,...: fixes these; the rest is searched.")] = "",
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE: what if, e.g. fabric.planes=7, gpus=7168.", show_default=False)
+    model: ModelName,
+    cluster: ClusterName,
+    workload: WorkloadName,
+    keep: Annotated[int, typer.Option(metavar="N", min=1, max=500, help="Number of plans to show.")] = 5,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the best plan to this file, as JSON.", show_default=False)] = None,
+    layout: Annotated[str, typer.Option(metavar="LAYOUT", help="tp=4,cp=2,...: fix these choices; the rest is searched.")] = "",
+    sets: Sets = None,
+    gpus: Gpus = None,
+    max_gpus: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Choose how many accelerators to use, up to this number.", show_default=False)
     ] = None,
-    gpus: Annotated[int | None, typer.Option(help="Accelerators in use, where not all of the cluster.", show_default=False)] = None,
-    max_gpus: Annotated[int | None, typer.Option(min=1, help="Choose how many to use, up to these.", show_default=False)] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences a step, instead of the workload's.", show_default=False)] = None,
-    seq: Annotated[int | None, typer.Option(help="Tokens a sequence, instead of the workload's.", show_default=False)] = None,
-    precision: Annotated[str, typer.Option(help=f"{', '.join(FORMAT_OF_RECIPE)}; else the workload's.")] = "",
-    software: Annotated[str, typer.Option(help="A release (v5.1, nemo-26.04) or a profile of calibrate; else the newest.")] = "",
-    profile: Annotated[str, typer.Option(metavar="FILE", help="What `measure` wrote; none: do not use this machine's own.")] = "",
-    objective: Annotated[str, typer.Option(help="time, cost, energy, carbon or tokens-per-dollar.")] = "time",
-    deadline: Annotated[str, typer.Option(help="The run must end within: 7d, 36h, 90min.")] = "",
-    budget: Annotated[float | None, typer.Option(min=0.0, help="The run must cost at most so many USD.", show_default=False)] = None,
-    headroom: Annotated[float, typer.Option(min=0.0, help="GiB to leave free on every accelerator beyond the reserve.")] = 0.0,
-    provider: Annotated[str, typer.Option(help="Whose prices and halls; else the cluster's.")] = "",
-    price_kind: Annotated[str, typer.Option(help="on-demand, spot or reserved.")] = "",
-    region: Annotated[str, typer.Option(help="Whose grid; else the cluster's.")] = "",
-    pareto: Annotated[bool, typer.Option("--pareto", help="Show time against cost over numbers of accelerators.")] = False,
-    explain: Annotated[bool, typer.Option("--explain/--no-explain", help="Say why, and what one change would buy.")] = True,
-    rank_map: Annotated[Path | None, typer.Option(help="Write where every rank stands, as .csv or .json.", show_default=False)] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with pictures.", show_default=False)] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write the step as a trace for Perfetto.", show_default=False)] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a slide as .svg.", show_default=False)] = None,
+    software: SoftwareName = "",
+    profile: ProfileFile = "",
+    objective: Annotated[
+        str, typer.Option(metavar="NAME", help="What to minimise: time, cost, energy, carbon or tokens-per-dollar.")
+    ] = "time",
+    deadline: Annotated[str, typer.Option(metavar="TIME", help="The run must end within this time: 7d, 36h, 90min.")] = "",
+    budget: Annotated[
+        float | None, typer.Option(metavar="USD", min=0.0, help="The run must cost at most this many US dollars.", show_default=False)
+    ] = None,
+    headroom: Annotated[
+        float, typer.Option(metavar="GIB", min=0.0, help="GiB to leave free on every accelerator, in addition to the reserve.")
+    ] = 0.0,
+    provider: Provider = "",
+    price_kind: PriceKind = "",
+    region: RegionName = "",
+    pareto: Annotated[bool, typer.Option("--pareto", help="Show time against cost for several numbers of accelerators.")] = False,
+    explain: Annotated[bool, typer.Option("--explain/--no-explain", help="Say why, and what one change would gain.")] = True,
+    rank_map: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write where every rank stands, as .csv or .json.", show_default=False)
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures.", show_default=False)] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the step as a trace for Perfetto.", show_default=False)] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a slide as .svg.", show_default=False)] = None,
     exports: Annotated[
         list[str] | None,
-        typer.Option("--export", help="KIND=FILE: for another stack: megatron, torchtitan, hostfile ...", show_default=False),
+        typer.Option(
+            "--export", metavar="KIND=FILE", help="Write a file for another stack: megatron, torchtitan, hostfile, ...", show_default=False
+        ),
     ] = None,
     export_dir: Annotated[
-        Path | None, typer.Option(help="Write the files for all stacks that can run the plan into this folder.", show_default=False)
+        Path | None, typer.Option(metavar="DIR", help="Write the files for all stacks that can run the plan.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Find the best layouts: how fast, how much, and why."""
-    from meshwright.cli import plan_answer, plan_files, plan_show
-    from meshwright.cli.plan_question import Wishes, asked, without_sets
-    from meshwright.cli.progress import progress_bar
+    """Find the best layouts: how fast, how much, and why.
 
-    kinds = plan_files.read_exports(exports or ())
-    files = plan_files.Files(out=out, rank_map=rank_map, html=html, trace=trace, plot=plot, exports=kinds, export_dir=export_dir)
+    Examples:
+
+      meshwright plan llama-3.1-405b azure-gb200-128 mlperf-llama31-405b --html plan.html
+
+      meshwright plan llama-3.1-70b dgx-h100-superpod pretrain-4k --gpus 512 --deadline 30d --objective cost --out plan.json
+    """
+    from meshwright.cli.progress import progress_bar
+    from meshwright.cli.show import show
+    from meshwright.job import Job
+    from meshwright.plan.candidates import fixed_by
+    from meshwright.plan.objective import Aim, read_duration
+    from meshwright.plan.planned import planned
+    from meshwright.plan.sizes import Ask, check_sizes, reserve_with
+    from meshwright.predict.outcome import Terms
+    from meshwright.report.plan_files import Files, read_exports, runnable, with_files
+    from meshwright.say.plan import plan_document
+
+    kinds = read_exports(exports or ())
+    files = Files(out=out, rank_map=rank_map, html=html, trace=trace, plot=plot, exports=kinds, export_dir=export_dir)
     files.check()
-    wishes = Wishes(
-        layout=layout, sets=tuple(sets or ()), gpus=gpus, max_gpus=max_gpus, batch=batch, seq=seq, precision=precision, software=software,
-        profile=profile, objective=objective, deadline=deadline, budget_usd=budget, headroom_gib=headroom, provider=provider,
-        price_kind=price_kind, region=region, pareto=pareto, keep=keep,
-    )  # fmt: skip
-    ask, left_out = plan_files.runnable(asked(model, cluster, workload, wishes), kinds)
-    unchanged = plan_files.runnable(without_sets(model, cluster, workload, wishes), kinds)[0] if sets else None
+    check_sizes(gpus, max_gpus, sets or ())
+    described = Job(model, cluster, workload, software, profile=profile)
+    job = described.changed(*(sets or ()))
+    ask = Ask(
+        job=job,
+        fixed=fixed_by(layout),
+        terms=Terms(provider=provider, price_kind=price_kind, region=region),
+        aim=Aim(objective=objective, deadline_s=read_duration(deadline) if deadline else None, budget_usd=budget),
+        keep=keep,
+        reserve_bytes=reserve_with(headroom, job),
+        sized=job.num_accelerators != described.num_accelerators,
+    )
+    ask, left_out = runnable(ask, kinds)
+    unchanged = ask.without_changes(described) if sets else None
     with progress_bar() as progress:
-        answer = plan_answer.answered(ask, wishes, progress, unchanged=unchanged, explained=explain)
-        written = files.write(answer, progress, left_out)
-    if as_json:
-        plan_show.show_as_json(answer, written)
-    else:
-        plan_show.show_tables(answer, written)
+        found = planned(ask, gpus=gpus, max_gpus=max_gpus, pareto=pareto, unchanged=unchanged, progress=progress)
+        written = files.write(found, progress, left_out)
+    show(with_files(plan_document(found, explained=explain), written), as_json=as_json)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from meshwright.say.document import Block, Document, Lines, Note, Pairs
+from meshwright.say.document import Table as SayTable
+from meshwright.say.document import Text as SayText
+from meshwright.say.document import plain as plain_value
 
 PIPED_WIDTH = 160  # columns where the output is not a terminal
 GAP = 2  # spaces between columns
@@ -20,6 +22,31 @@ GAP = 2  # spaces between columns
 def console() -> Console:
     """A console on the present stdout: as wide as the terminal, or of a fixed width when piped."""
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+
+
+def show(document: Document, *, as_json: bool) -> None:
+    """Print a document: as text for people, or its values as JSON."""
+    if as_json:
+        print(json.dumps(document.to_json(), indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    after_text = False
+    for block in document.blocks:
+        if after_text and not isinstance(block, SayText | Note):
+            print()
+        _show_block(block)
+        after_text = isinstance(block, SayText | Note)
+
+
+def _show_block(block: Block) -> None:
+    if isinstance(block, SayTable):
+        show_table(block.title, block.columns, block.rows)
+    elif isinstance(block, Pairs):
+        width = max((len(value) for _, value, remark in block.rows if remark), default=0)
+        show_pairs(block.title, ((name, f"{value:<{width}}  {remark}".rstrip()) for name, value, remark in block.rows))
+    elif isinstance(block, Lines):
+        print("\n".join([block.title, *block.lines, ""]))
+    elif isinstance(block, SayText | Note):
+        show_text(f"note: {block.text}" if isinstance(block, Note) else block.text)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -99,20 +126,3 @@ def _print(table: Table) -> None:
 def show_json(value: object) -> None:
     """Print a value as JSON; what is not a number (unknown, unlimited) is null."""
     print(json.dumps(plain_value(value), indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def plain_value(value: Any) -> Any:
-    """A value in JSON's own types: dataclasses as tables, numpy's as Python's, nan and inf as null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain_value(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain_value(inner) for key, inner in value.items()}
-    if isinstance(value, str | bool | int) or value is None:
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if hasattr(value, "tolist"):  # numpy's scalars and arrays
-        return plain_value(value.tolist())
-    if isinstance(value, Iterable):
-        return [plain_value(inner) for inner in value]
-    return str(value)

@@ -62,7 +62,7 @@ class Answer:
         wishes = self.ask.wishes
         if self.run is None or wishes.nics_hit or wishes.routing == "hashed":
             return None
-        return exposed_between_replicas(self.run.job.plan, self.run.job.stack)
+        return exposed_between_replicas(self.run.job.forecast.job, self.run.job.plan.layout)
 
     @property
     def time_to_train_s(self) -> float | None:

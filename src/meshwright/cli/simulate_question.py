@@ -105,7 +105,7 @@ def asked(plan_file: Path, wishes: Wishes) -> Ask:
     _check_machine(plan, wishes.cluster)
     conditions = _conditions(wishes, stack)
     conditions.check(plan)
-    check_plan(plan, stack)
+    check_plan(plan, stack or "")
     campaign = _campaign(plan, wishes)
     finish_by_s = _seconds_until(wishes.finish_by) if wishes.finish_by else None
     rate = read_rate(wishes.price) if wishes.price is not None else rate_of(plan.cluster)

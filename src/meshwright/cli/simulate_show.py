@@ -137,7 +137,7 @@ def _exposed(answer: Answer, run: SimulatedRun) -> str:
     told, known = f"{seconds(run.mean_exposed_s['dp'])} a step", answer.exposed
     if known is None:
         return told
-    sure = "its constants were before the fit" + (" and its profile is" if run.job.stack.profile else "")
+    sure = "its constants were before the fit" + (" and its profile is" if run.job.forecast.job.software.profile else "")
     predicted = f"predicted {seconds(known.seconds)}, 80 % between {seconds(known.low_s)} and {seconds(known.high_s)}"
     return f"{told} ({predicted}, by how sure {sure})"
 

@@ -2,40 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
-from meshwright.describe.hardware import FORMAT_OF_RECIPE
+from meshwright.cli.options import AsJson, ClusterName, ModelName, ProfileFile, Sets, SoftwareName, WorkloadName
+from meshwright.errors import InputError
 
 
 def sweep(
-    model: Annotated[str, typer.Argument(help="A catalogue name, a TOML file or a config.json.")],
-    cluster: Annotated[str, typer.Argument(help="A catalogue name or a TOML file.")],
-    workload: Annotated[str, typer.Argument(help="A catalogue name or a TOML file.")],
-    gpus: Annotated[str, typer.Option(help="Numbers of accelerators: 512,1024,2048.")],
-    mode: Annotated[str, typer.Option(help="weak: the batch grows with the machine; strong: it stays.")] = "weak",
-    base: Annotated[int | None, typer.Option(min=1, help="The size that has the workload's batch.", show_default=False)] = None,
-    layout: Annotated[str, typer.Option(help="tp=4,cp=2,...: fixes these; the rest is searched.")] = "",
-    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE: what if.", show_default=False)] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences a step, instead of the workload's.", show_default=False)] = None,
-    seq: Annotated[int | None, typer.Option(help="Tokens a sequence, instead of the workload's.", show_default=False)] = None,
-    precision: Annotated[str, typer.Option(help=f"{', '.join(FORMAT_OF_RECIPE)}; else the workload's.")] = "",
-    software: Annotated[str, typer.Option(help="A release (v5.1, nemo-26.04) or a profile of calibrate; else the newest.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    model: ModelName,
+    cluster: ClusterName,
+    workload: WorkloadName,
+    gpus: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of accelerators to plan for: 512,1024,2048.")],
+    mode: Annotated[str, typer.Option(metavar="MODE", help="weak: the batch grows with the cluster; strong: the batch stays.")] = "weak",
+    base: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of accelerators that has the workload's own batch.", show_default=False)
+    ] = None,
+    layout: Annotated[str, typer.Option(metavar="LAYOUT", help="tp=4,cp=2,...: fix these choices; the rest is searched.")] = "",
+    sets: Sets = None,
+    software: SoftwareName = "",
+    profile: ProfileFile = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Show how a job scales: the best plan at each size."""
-    from meshwright.cli.plan_question import Wishes, asked
-    from meshwright.cli.progress import progress_bar
-    from meshwright.cli.sweep_show import read_sizes, show_as_json, show_tables
-    from meshwright.plan.sweep import sweep as swept
+    """Show how a job scales: the best plan at each size.
 
-    sizes = read_sizes(gpus, sets or ())
-    wishes = Wishes(layout=layout, sets=tuple(sets or ()), batch=batch, seq=seq, precision=precision, software=software, keep=1)
-    ask = asked(model, cluster, workload, wishes)
+    Examples:
+
+      meshwright sweep llama-3.1-405b azure-gb200-128 mlperf-llama31-405b --gpus 2048,4096,8192
+
+      meshwright sweep llama-3.1-70b dgx-h100-superpod pretrain-4k --gpus 64,128,256 --mode strong --json
+    """
+    from meshwright.cli.progress import progress_bar
+    from meshwright.cli.show import show
+    from meshwright.job import Job
+    from meshwright.plan.candidates import fixed_by
+    from meshwright.plan.sizes import Ask
+    from meshwright.plan.sweep import sweep as swept
+    from meshwright.say.sweep import sweep_document
+
+    sizes = _sizes(gpus, sets or ())
+    job = Job(model, cluster, workload, software, profile=profile).changed(*(sets or ()))
+    ask = Ask(job=job, fixed=fixed_by(layout), keep=1)
     with progress_bar() as progress:
         found = swept(ask, sizes, mode, base, progress)
-    if as_json:
-        show_as_json(ask, found)
-    else:
-        show_tables(ask, found)
+    show(sweep_document(ask, found), as_json=as_json)
+
+
+def _sizes(text: str, sets: Iterable[str]) -> list[int]:
+    """The numbers in `512,1024`, which nothing else may set."""
+    if any(one.partition("=")[0].strip() == "gpus" for one in sets):
+        raise InputError("the number of accelerators is given twice", where="--set gpus", fix="name the sizes in --gpus only")
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise InputError(f"cannot read numbers of accelerators in {text!r}", where="--gpus", fix="write --gpus 512,1024,2048")
+    return sizes

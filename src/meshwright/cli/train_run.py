@@ -11,18 +11,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.cli.profile_choice import with_profile
 from meshwright.cli.progress import progress_bar
 from meshwright.cli.train_budget import more_money, with_budget
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster, load_model, load_workload
 from meshwright.describe.this_machine import gpu_names
 from meshwright.errors import InputError
+from meshwright.job import Job as PlannedJob
 from meshwright.layout import Layout, parse_layout, read_choices
 from meshwright.ledger import checked_plan
-from meshwright.plan.make import make_plan
 from meshwright.plan.plan import Plan, plan_bytes, read_plan
-from meshwright.predict.software import on_profile, software
+from meshwright.plan.plan import plan_of as planned
 from meshwright.record.header import check_name
 
 if TYPE_CHECKING:
@@ -203,9 +202,8 @@ def with_layout(plan: Plan, text: str, profile: str = "") -> Plan:
     if text and "vp" not in read_choices(text) and layout.pp == 1:
         layout = replace(layout, vp=1)
     cluster, note = _sized(plan.cluster, layout.num_ranks)
-    own = on_profile(software(), plan.profile) if plan.profile and not profile else None
-    stack = own or with_profile(software(), plan.model, cluster, plan.workload, profile)
-    return _noted(make_plan(plan.model, cluster, plan.workload, layout, stack, name=plan.name), note)
+    job = PlannedJob(plan.model, cluster, plan.workload, profile=profile or plan.profile or "")
+    return _noted(planned(job.forecast(layout), plan.name), note)
 
 
 def _sized(cluster: Cluster, num_ranks: int) -> tuple[Cluster, str]:
@@ -244,8 +242,7 @@ def default_plan(layout_text: str, profile: str = "") -> Plan:
         cluster, base = load_cluster(EMULATED), DEFAULT_LAYOUT
     layout = _fixed(layout_text, base) if layout_text else base
     cluster, note = _sized(cluster, layout.num_ranks)
-    stack = with_profile(software(), model, cluster, workload, profile)
-    return _noted(make_plan(model, cluster, workload, layout, stack, name=f"{model.name} on {cluster.name}"), note)
+    return _noted(planned(PlannedJob(model, cluster, workload, profile=profile).forecast(layout)), note)
 
 
 def _fixed(text: str, base: Layout) -> Layout:

@@ -8,12 +8,15 @@ values, output and one fp32 statistic per head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.units import GIB
+
+if TYPE_CHECKING:
+    from meshwright.describe.recipe import Recipe
 
 Column = NDArray[np.float64]
 Quantity = float | Column
@@ -26,19 +29,6 @@ FP32_BYTES = 4.0
 CUBLAS_WORKSPACE_BYTES = GIB / 32
 NUM_WORKSPACES = 3
 NUM_GROUPED_WORKSPACES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """Bytes per element that a precision recipe keeps."""
-
-    weight_bytes: float = BF16_BYTES  # all copies of a weight that live through the step, but for the optimizer's
-    gradient_bytes: float = FP32_BYTES  # accumulated over micro-batches
-    optimizer_bytes: float = 3 * FP32_BYTES  # Adam: fp32 weight and two moments
-    tensor_bytes: float = BF16_BYTES  # what passes between operations
-    input_bytes: float = BF16_BYTES  # input of a matrix multiplication, kept for the weight gradient
-    preactivation_bytes: float = BF16_BYTES  # input of the activation function; 1 where it is stored in fp8
-    logit_bytes: float = BF16_BYTES + FP32_BYTES  # logits and their fp32 softmax; 2 where one fused kernel works in place
 
 
 # -- what does not change within a step ---------------------------------------------------------------

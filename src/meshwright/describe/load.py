@@ -19,8 +19,9 @@ from pydantic import Field
 
 from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.form import Checked, checked, located
-from meshwright.describe.hardware import FORMAT_OF_RECIPE, Accelerator, Link
+from meshwright.describe.hardware import Accelerator, Link
 from meshwright.describe.model import Experts, LatentAttention, Model, RotaryScaling
+from meshwright.describe.recipe import recipe
 from meshwright.describe.source import Source, Sources
 from meshwright.describe.workload import Adapters, Convergence, Evaluation, Training, Workload
 from meshwright.errors import InputError, nearest
@@ -276,8 +277,7 @@ class WorkloadTable(Entry):
     packed: bool = False
 
     def value(self, name: str, sources: Sources) -> Workload:
-        if self.precision not in FORMAT_OF_RECIPE:
-            raise InputError(f"no precision named {self.precision!r}", where="precision", fix=nearest(self.precision, FORMAT_OF_RECIPE))
+        recipe(self.precision, where="precision")
         return Workload(
             name=self.name or name,
             model=self.model,

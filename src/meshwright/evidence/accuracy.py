@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.evidence.fit import Rows, fit, row_spread
 from meshwright.evidence.measured import MeasuredRun, Runs
 from meshwright.evidence.memory import memory_evidence
@@ -22,10 +19,12 @@ from meshwright.evidence.power import PowerRun, busy_shares, end_to_end_kwh, fit
 from meshwright.evidence.refit import MEASURED_CSV, PUBLISHED_CSV, UNFITTED_CSV, dense_llama, pretraining
 from meshwright.evidence.runs import high_confidence_nvidia, read_runs
 from meshwright.evidence.validate import Checked, Summary, summary, summary_of, validate
+from meshwright.job import Job
 from meshwright.layout import Layouts, parse_layout
 from meshwright.predict import software as assumptions
+from meshwright.predict.exact import exact_prediction
 from meshwright.predict.prediction import Prediction, predict
-from meshwright.predict.software import FITTED, FittedValues, fitted_values, software
+from meshwright.predict.software import FITTED, FittedValues, fitted_values
 from meshwright.predict.uncertainty import bounds, residuals, software_kind
 from meshwright.units import MINUTE
 
@@ -160,8 +159,7 @@ def left_out_summary(entries: Sequence[Mapping[str, Any]]) -> Summary:
 def record_prediction() -> Prediction:
     """The record machine: Llama 3.1 405B on 8,192 GB200, predicted with the stack of its round."""
     model, cluster, workload, layout = RECORD
-    layouts = Layouts.of([parse_layout(layout)])
-    return predict(load_model(model), load_cluster(cluster), load_workload(workload), layouts, software("v6.0"))
+    return exact_prediction(predict(Job(model, cluster, workload, "v6.0"), Layouts.of([parse_layout(layout)])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +279,10 @@ def sensitivity(change: float = 0.2, done: Callable[[str], None] = lambda _: Non
         return 100 * float(np.abs(np.expm1(errors[is_large])).mean())
 
     return [
-        Assumption(name, getattr(assumptions, name), reason, refitted_pct(name, 1 - change), refitted_pct(name, 1 + change))
-        for name, reason in assumption_reasons().items()
+        Assumption(
+            name, getattr(assumptions, name), f"{one.meaning}: {one.reason}", refitted_pct(name, 1 - change), refitted_pct(name, 1 + change)
+        )
+        for name, one in assumptions.ASSUMED.items()
     ]
 
 
@@ -306,22 +306,6 @@ def even_weights() -> EvenWeights:
     large = errors[[run.benchmark != "llama31_8b" for run in runs]]
     record = errors[[run.round == "v6.0" and run.accelerator == "gb200" for run in runs]]
     return EvenWeights(float(record[0]), float(np.abs(large).mean()), float(large[np.argmax(np.abs(large))]))
-
-
-def assumption_reasons() -> dict[str, str]:
-    """Names of the assumptions in `software.py`, and the comments that give their reasons."""
-    source = inspect.getsource(assumptions)
-    lines = source.splitlines()
-    start = lines.index("# Assumptions.") + 1
-    found = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef) and node.lineno > start:
-            break
-        if isinstance(node, ast.Assign) and node.lineno > start and isinstance(node.targets[0], ast.Name):
-            after = lines[(node.end_lineno or node.lineno) - 1 :]
-            beside = after[0].partition("#")[2] or (after[1].removeprefix("#") if len(after) > 1 and after[1].startswith("#") else "")
-            found[node.targets[0].id] = beside.strip()
-    return found
 
 
 @contextmanager

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.describe.cluster import Cluster
-from meshwright.describe.load import load_cluster, load_model, load_workload
-from meshwright.describe.model import Model
-from meshwright.describe.workload import Workload
+from meshwright.describe.load import load_cluster, load_workload
 from meshwright.errors import InputError
 from meshwright.evidence.mlperf import BENCHMARKS
+from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
-from meshwright.predict.inputs import GENERATION
-from meshwright.predict.prediction import check, parts
+from meshwright.predict.exact import step_excess_s
+from meshwright.predict.prediction import parts
 from meshwright.predict.software import RELEASES, Software, as_json, fitted_values, is_release, software
 from meshwright.predict.uncertainty import residuals
 from meshwright.record.mllog import Log, StepTimes, read_log, read_step_times, step_times
@@ -60,32 +59,26 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What was run, in the nouns of the field."""
+class LoggedRun:
+    """What was run: a job, of whose software nothing is known yet, and its layout."""
 
-    model: Model
-    cluster: Cluster
-    workload: Workload
+    job: Job
     layout: Layout
 
-    @property
-    def generation(self) -> str:
-        """Generation whose fitted efficiencies apply."""
-        return GENERATION.get(self.cluster.accelerator.architecture, "hopper")
-
     def step_s(self, stack: Software) -> float:
-        """Predicted seconds of a step under a software stack."""
-        return float(parts(self.model, self.cluster, self.workload, Layouts.of([self.layout]), stack).step_time_s[0])
+        """Predicted seconds of a step under a software, by the exact schedule."""
+        detail = parts(replace(self.job, software=stack), Layouts.of([self.layout]))
+        return float(detail.step_time_s[0]) + step_excess_s(detail, self.layout)
 
     def log_factor(self, stack: Software) -> float:
-        """ln of the job's compute time over the reference, under a stack."""
-        return stack.log_factor_of(self.workload.adapters is not None, self.generation)
+        """ln of the job's compute time over the reference, under a software."""
+        return replace(self.job, software=stack).log_factor
 
     def with_log_factor(self, stack: Software, log_factor: float) -> Software:
-        """The stack with another factor for jobs of this kind: adapters have theirs by generation."""
-        if self.workload.adapters is None:
+        """The software with another factor for jobs of this kind: adapters have theirs by generation."""
+        if self.job.workload.adapters is None:
             return replace(stack, log_factor=log_factor)
-        return replace(stack, finetuning={**stack.finetuning, self.generation: log_factor})
+        return replace(stack, finetuning={**stack.finetuning, self.job.generation: log_factor})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +86,7 @@ class Calibration:
     """A software profile and the run that made it."""
 
     observed: Observed
-    job: Job
+    run: LoggedRun
     release: Software  # where it started
     release_step_s: float
     profile: Software
@@ -102,7 +95,7 @@ class Calibration:
     @property
     def change_pct(self) -> float:
         """Compute time against the release's, in per cent: negative is faster."""
-        return 100 * (math.exp(self.job.log_factor(self.profile) - self.job.log_factor(self.release)) - 1)
+        return 100 * (math.exp(self.run.log_factor(self.profile) - self.run.log_factor(self.release)) - 1)
 
     @property
     def verdict(self) -> str:
@@ -120,7 +113,7 @@ class Calibration:
         return {**as_json(self.profile), "calibrated_on": self._run()}
 
     def _run(self) -> dict[str, Any]:
-        observed, job = self.observed, self.job
+        observed, job, layout = self.observed, self.run.job, self.run.layout
         return {
             "files": list(observed.files),
             "benchmark": observed.benchmark,
@@ -132,8 +125,8 @@ class Calibration:
             "precision": job.workload.precision,
             "seq_len": job.workload.seq_len,
             "global_batch": job.workload.global_batch,
-            "num_micro_batches": job.layout.num_micro_batches(job.workload.global_batch),
-            "layout": {**asdict(job.layout), "order": "-".join(job.layout.order)},
+            "num_micro_batches": layout.num_micro_batches(job.workload.global_batch),
+            "layout": {**asdict(layout), "order": "-".join(layout.order)},
             "step_time_s": observed.step_time_s,
             "num_steps": len(observed.steps.steady_s),
             "step_spread_pct": observed.steps.robust_std_pct,
@@ -213,7 +206,7 @@ def _num_nodes(log: Log) -> int:
 
 def described(
     observed: Observed,
-    layout: Layout,
+    layout: Layout | str,
     cluster: str,
     *,
     model: str = "",
@@ -221,16 +214,17 @@ def described(
     num_accelerators: int = 0,
     global_batch: int = 0,
     precision: str = "",
-) -> Job:
-    """The job of an observed run: what its files say, and for the rest what the caller does. Where both speak they must agree."""
+) -> LoggedRun:
+    """The job and layout of an observed run: what its files say, else what the caller says; where both do, they must agree."""
     known_model, known_workload = _names(observed, model, workload)
     base = load_workload(known_workload)
     batch = _one_of("global batch", observed.global_batch, global_batch, "--batch") or base.global_batch
     trained = replace(base, seq_len=observed.seq_len or base.seq_len, global_batch=batch, precision=precision or base.precision)
     machine = machine_of(observed, cluster, num_accelerators)
-    job = Job(model=load_model(known_model or base.model), cluster=machine, workload=trained, layout=layout)
-    _check_job(job, observed)
-    return job
+    job = Job(known_model or base.model, machine, trained, profile="none")
+    run = LoggedRun(job=job, layout=job.layout(layout) if isinstance(layout, str) else layout)
+    _check_job(run, observed)
+    return run
 
 
 def machine_of(observed: Observed, cluster: str, num_accelerators: int = 0) -> Cluster:
@@ -260,89 +254,88 @@ def _one_of(what: str, logged: int, given: int, option: str) -> int:
     return logged or given
 
 
-def _check_job(job: Job, observed: Observed) -> None:
+def _check_job(run: LoggedRun, observed: Observed) -> None:
     """Refuse a layout that does not divide the job, or does not give the micro-batches that the log states."""
-    job.cluster.accelerator.peak_flops_per_s(job.workload.precision)
-    check(job.model, job.cluster, job.workload, job.layout)
-    num_micro_batches = job.layout.num_micro_batches(job.workload.global_batch)
+    run.job.check(run.layout)
+    num_micro_batches = run.layout.num_micro_batches(run.job.workload.global_batch)
     if observed.num_micro_batches and num_micro_batches != observed.num_micro_batches:
         raise InputError(
-            f"the layout makes {num_micro_batches} micro-batches of a global batch of {job.workload.global_batch} "
-            f"(dp={job.layout.dp}, mbs={job.layout.micro_batch}), but the log says {observed.num_micro_batches}",
+            f"the layout makes {num_micro_batches} micro-batches of a global batch of {run.job.workload.global_batch} "
+            f"(dp={run.layout.dp}, mbs={run.layout.micro_batch}), but the log says {observed.num_micro_batches}",
             where=observed.files[0],
-            fix=f"choose dp and mbs whose product is {job.workload.global_batch // observed.num_micro_batches}",
+            fix=f"choose dp and mbs whose product is {run.job.workload.global_batch // observed.num_micro_batches}",
         )
 
 
 # -- the factor ---------------------------------------------------------------------------------------
 
 
-def calibrate(observed: Observed, job: Job, release: str = "", name: str = "") -> Calibration:
+def calibrate(observed: Observed, run: LoggedRun, release: str = "", name: str = "") -> Calibration:
     """The profile with which the job's predicted step is the observed one, starting from a release or else from the closest."""
     if name and is_release(name):
         raise InputError(
             f"a profile cannot be called {name!r}: that is a release", where="--name", fix="choose a name of its own, such as ours-16x-h100"
         )
-    start = software(release) if release else _closest_release(observed, job)
-    log_factor = _log_factor(observed, job, start)
-    found = job.with_log_factor(start, log_factor)
-    profile = replace(found, name=name or _profile_name(observed, job), known=True, note=_note(observed, job))
+    start = software(release) if release else _closest_release(observed, run)
+    log_factor = _log_factor(observed, run, start)
+    found = run.with_log_factor(start, log_factor)
+    profile = replace(found, name=name or _profile_name(observed, run), known=True, note=_note(observed, run))
     return Calibration(
         observed=observed,
-        job=job,
+        run=run,
         release=start,
-        release_step_s=job.step_s(start),
+        release_step_s=run.step_s(start),
         profile=profile,
-        profile_step_s=job.step_s(profile),
+        profile_step_s=run.step_s(profile),
     )
 
 
-def _closest_release(observed: Observed, job: Job) -> Software:
+def _closest_release(observed: Observed, run: LoggedRun) -> Software:
     """The release of MLPerf whose predicted step is nearest to the observed one: a log does not say its own.
 
     Where runs of such jobs on this chip in this precision were measured, only of their releases.
     """
-    adapted, chip = job.workload.adapters is not None, [job.cluster.accelerator.name, job.workload.precision]
-    like = [run for run in residuals()["runs"] if (run["kind"] == "adapters") == adapted and list(run["family"][:2]) == chip]
-    measured = {run["family"][2] for run in like} & {*RELEASES}
+    adapted, chip = run.job.workload.adapters is not None, [run.job.cluster.accelerator.name, run.job.workload.precision]
+    like = [row for row in residuals()["runs"] if (row["kind"] == "adapters") == adapted and list(row["family"][:2]) == chip]
+    measured = {row["family"][2] for row in like} & {*RELEASES}
     stacks = [fitted_values().software(name) for name in RELEASES if name in measured or not measured]
-    return min(stacks, key=lambda stack: abs(math.log(job.step_s(stack) / observed.step_time_s)))
+    return min(stacks, key=lambda stack: abs(math.log(run.step_s(stack) / observed.step_time_s)))
 
 
-def _log_factor(observed: Observed, job: Job, start: Software) -> float:
+def _log_factor(observed: Observed, run: LoggedRun, start: Software) -> float:
     """ln of the factor on compute at which the predicted step is the observed one."""
     low, high = FASTEST, SLOWEST
-    reach_s = [job.step_s(job.with_log_factor(start, factor)) for factor in (low, high)]
+    reach_s = [run.step_s(run.with_log_factor(start, factor)) for factor in (low, high)]
     if not reach_s[0] < observed.step_time_s < reach_s[1]:
-        raise _out_of_reach(observed, job, reach_s)
+        raise _out_of_reach(observed, run, reach_s)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if job.step_s(job.with_log_factor(start, middle)) < observed.step_time_s:
+        if run.step_s(run.with_log_factor(start, middle)) < observed.step_time_s:
             low = middle
         else:
             high = middle
     return (low + high) / 2
 
 
-def _out_of_reach(observed: Observed, job: Job, reach_s: Sequence[float]) -> InputError:
+def _out_of_reach(observed: Observed, run: LoggedRun, reach_s: Sequence[float]) -> InputError:
     fast = observed.step_time_s <= reach_s[0]
     side, factor, bound_s = ("short", FASTEST, reach_s[0]) if fast else ("long", SLOWEST, reach_s[1])
     return InputError(
         f"a step of {observed.step_time_s:.4g} s is too {side} for this description: with compute {math.exp(factor):g} x as long as "
         f"the reference release's it would take {bound_s:.4g} s",
-        where=f"{observed.files[0]} as {job.model.name} on {job.cluster.num_accelerators} {job.cluster.accelerator.name}, "
-        f"{job.layout.degrees}",
+        where=f"{observed.files[0]} as {run.job.model.name} on {run.job.cluster.num_accelerators} {run.job.cluster.accelerator.name}, "
+        f"{run.layout.degrees}",
         fix="check model, batch, precision, layout and cluster against the run",
     )
 
 
-def _profile_name(observed: Observed, job: Job) -> str:
-    return f"{observed.benchmark or job.workload.name}-{job.cluster.num_accelerators}x-{job.cluster.accelerator.name}"
+def _profile_name(observed: Observed, run: LoggedRun) -> str:
+    return f"{observed.benchmark or run.job.workload.name}-{run.job.cluster.num_accelerators}x-{run.job.cluster.accelerator.name}"
 
 
-def _note(observed: Observed, job: Job) -> str:
+def _note(observed: Observed, run: LoggedRun) -> str:
     count = f"{len(observed.files)} files" if len(observed.files) > 1 else Path(observed.files[0]).name
     return (
-        f"calibrated on {count}: {job.model.name} on {job.cluster.num_accelerators} {job.cluster.accelerator.name} "
-        f"({job.layout.degrees}), {observed.step_time_s:.5g} s a step"
+        f"calibrated on {count}: {run.job.model.name} on {run.job.cluster.num_accelerators} {run.job.cluster.accelerator.name} "
+        f"({run.layout.degrees}), {observed.step_time_s:.5g} s a step"
     )

@@ -15,7 +15,8 @@ from meshwright.evidence.measured import MeasuredRun
 from meshwright.layout import Layout, Layouts
 from meshwright.plan.features import Features
 from meshwright.plan.search import search
-from meshwright.predict.prediction import exact_step_s, predict
+from meshwright.predict.exact import exact_prediction
+from meshwright.predict.prediction import predict
 from meshwright.predict.software import FittedValues, Software, fitted_values
 from meshwright.record.entries import PART_NAMES, PARTS
 
@@ -88,14 +89,14 @@ def _features(run: MeasuredRun) -> Features:
 
 def _choice(run: MeasuredRun, stack: Software) -> Choice:
     features = _features(run)
-    found = search(run.model, run.cluster, run.workload, stack=stack, features=features, keep=1)
-    unhidden = search(run.model, run.cluster, run.workload, stack=stack, features=replace(features, overlap_tp=False), keep=1)
+    job = run.job(stack)
+    found = search(job, features=features, keep=1)
+    unhidden = search(job, features=replace(features, overlap_tp=False), keep=1)
     best = found.layouts[0]
-    chosen = predict(run.model, run.cluster, run.workload, Layouts.of([run.layout]), stack)
-    other = predict(run.model, run.cluster, run.workload, Layouts.of([best]), stack)
+    chosen, other = (exact_prediction(predict(job, Layouts.of([layout]))) for layout in (run.layout, best))
     gaps = {part: float(chosen.parts[part][0] - other.parts[part][0]) for part in PARTS}
     part = max(gaps, key=lambda name: gaps[name])
-    chosen_s = exact_step_s(chosen, run.layout)
+    chosen_s = float(chosen.step_time_s[0])
     return Choice(
         run=run,
         chosen_s=chosen_s,

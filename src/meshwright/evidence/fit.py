@@ -14,14 +14,8 @@ from numpy.typing import NDArray
 
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.layout import Layouts
-from meshwright.predict.inputs import Question, question, stacked
-from meshwright.predict.software import (
-    FITTED,
-    REFERENCE_RELEASE,
-    RELEASES,
-    Constants,
-    nearest_release,
-)
+from meshwright.predict.inputs import Inputs, inputs_of, stacked
+from meshwright.predict.software import FITTED, REFERENCE_RELEASE, RELEASES, Constants, nearest_release, software
 from meshwright.predict.step import price
 
 BENCHMARKS = ("gpt3", "llama31_405b", "llama31_8b")
@@ -41,7 +35,7 @@ _NAMES = tuple(FITTED)
 class Rows:
     """Measured runs as columns, ready to be priced with any constants."""
 
-    question: Question
+    inputs: Inputs
     layouts: Layouts
     measured_s: NDArray[np.float64]
     release: NDArray[np.int64]  # index into RELEASES
@@ -50,9 +44,9 @@ class Rows:
     @staticmethod
     def of(runs: Sequence[MeasuredRun]) -> Rows:
         """Columns of the runs, in their order. A release that is not in RELEASES is taken as its nearest relative."""
-        known = dict.fromkeys(RELEASES, 0.0)
+        known, reference = dict.fromkeys(RELEASES, 0.0), software(REFERENCE_RELEASE)
         return Rows(
-            question=stacked([question(run.model, run.cluster, run.workload) for run in runs]),
+            inputs=stacked([inputs_of(run.job(reference)) for run in runs]),  # factors of releases are fitted: they come beside
             layouts=Layouts.of([run.layout for run in runs]),
             measured_s=np.array([run.measured_s for run in runs]),
             release=np.array([RELEASES.index(nearest_release(run.release, known)) for run in runs]),
@@ -63,16 +57,16 @@ class Rows:
         """The rows that a mask picks."""
         picked = {
             f.name: value[:, mask] if value.ndim == 2 else value[mask]
-            for f in fields(Question)
-            for value in [np.asarray(getattr(self.question, f.name)) * np.ones_like(self.measured_s)]
+            for f in fields(Inputs)
+            for value in [np.asarray(getattr(self.inputs, f.name)) * np.ones_like(self.measured_s)]
         }
-        return Rows(Question(**picked), self.layouts.take(mask), self.measured_s[mask], self.release[mask], self.spread[mask])
+        return Rows(Inputs(**picked), self.layouts.take(mask), self.measured_s[mask], self.release[mask], self.spread[mask])
 
     def log_errors(self, values: Mapping[str, float]) -> Errors:
         """ln(predicted / measured) of every row with these constants."""
         constants = Constants(**{f.name: values[f.name] for f in fields(Constants)})
         factors = np.array([values.get(f"release {name}", 0.0) for name in RELEASES])[self.release]
-        predicted_s = price(replace(self.question, log_factor=factors), self.layouts, constants).step_time_s
+        predicted_s = price(replace(self.inputs, log_factor=factors), self.layouts, constants).step_time_s
         return np.asarray(np.log(predicted_s / self.measured_s))
 
 

@@ -7,28 +7,14 @@ from dataclasses import dataclass
 
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
+from meshwright.describe.recipe import recipe_of_spelling
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.layout import Layout
+from meshwright.predict.software import Software
 
 MEGATRON_ORDER = ("tp", "cp", "dp", "pp")  # what Megatron does unless told otherwise: pipeline stages outermost
-
-RECIPE_OF_NAME = {
-    "fp32": "fp32",
-    "tf32": "fp32",
-    "fp16": "bf16",  # the same tensor-core rate and the same bytes
-    "bf16": "bf16",
-    "bf16/fp16": "bf16",
-    "fp8": "fp8",
-    "fp8-cs": "fp8-current",
-    "fp8-ds": "fp8",
-    "fp8 tensorwise": "fp8-current",
-    "fp8 rowwise": "fp8-current",
-    "fp8-mx": "mxfp8",
-    "mxfp8": "mxfp8",
-    "fp4": "nvfp4",
-    "nvfp4": "nvfp4",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +45,10 @@ class MeasuredRun:
     def name(self) -> str:
         """What the row is called in a report."""
         return f"{self.round} {self.submitter} {self.system} {self.benchmark}"
+
+    def job(self, software: Software) -> Job:
+        """What was run, with the software it is predicted by."""
+        return Job(self.model, self.cluster, self.workload, software)
 
     @property
     def accelerator(self) -> str:
@@ -126,12 +116,13 @@ def recipe(text: str) -> str:
     name, detail = name.strip(), detail.strip(" )")
     if " or " in text.lower():
         raise InputError(f"the precision is ambiguous: {text}")
-    if "mxfp4" in (name, detail) or name not in RECIPE_OF_NAME:
+    spellings = recipe_of_spelling()
+    if "mxfp4" in (name, detail) or name not in spellings:
         raise InputError(f"no recipe for precision {text!r}")
     for spelling in (f"{name} {detail}", detail):
-        if spelling in RECIPE_OF_NAME:
-            return RECIPE_OF_NAME[spelling]
-    return RECIPE_OF_NAME[name]
+        if spelling in spellings:
+            return spellings[spelling]
+    return spellings[name]
 
 
 def check_degrees(layout: Layout, num_accelerators: int, global_batch: int, num_micro_batches: int) -> None:

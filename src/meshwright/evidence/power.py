@@ -23,6 +23,7 @@ from meshwright.errors import InputError
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.runs import read_runs
 from meshwright.layout import Layouts
+from meshwright.predict.exact import exact_prediction
 from meshwright.predict.outcome import POWER_FILE, busy_seconds
 from meshwright.predict.prediction import predict
 from meshwright.predict.software import software
@@ -122,8 +123,8 @@ def twin(run: PowerRun) -> MeasuredRun:
 def predicted(run: PowerRun) -> Predicted:
     """Seconds of the run, and those in which its accelerators work, with the machine, layout and batch of its twin."""
     like = twin(run)
-    prediction = predict(like.model, like.cluster, like.workload, Layouts.of([like.layout]), software(like.release))
-    step_s, evaluation_s = (float(column[0]) for column in busy_seconds(prediction, like.cluster, like.workload))
+    prediction = exact_prediction(predict(like.job(software(like.release)), Layouts.of([like.layout])))
+    step_s, evaluation_s = (float(column[0]) for column in busy_seconds(prediction))
     num_steps = run.num_samples / like.workload.global_batch
     return Predicted(
         run_s=num_steps * float(prediction.step_time_s[0]) + run.num_evaluations * float(prediction.evaluation_s[0]),

@@ -25,9 +25,17 @@ from meshwright.evidence.fit import BENCHMARKS, Rows, fit, leave_family_out, lea
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.runs import high_confidence_nvidia, read_runs
 from meshwright.layout import Layouts
-from meshwright.predict.inputs import GENERATION
 from meshwright.predict.prediction import evaluation_time_s, parts
-from meshwright.predict.software import FITTED, REFERENCE_RELEASE, FittedValues, Software, nearest_release, values_of
+from meshwright.predict.software import (
+    FITTED,
+    REFERENCE_RELEASE,
+    FittedValues,
+    Software,
+    generation_of,
+    is_fitted,
+    nearest_release,
+    values_of,
+)
 from meshwright.predict.step import StepParts
 from meshwright.predict.uncertainty import kind_of, software_kind
 
@@ -109,7 +117,7 @@ def stack_of(run: MeasuredRun, values: FittedValues) -> Software:
 
 
 def _parts(run: MeasuredRun, stack: Software) -> StepParts:
-    return parts(run.model, run.cluster, run.workload, Layouts.of([run.layout]), stack)
+    return parts(run.job(stack), Layouts.of([run.layout]))
 
 
 def _constants(values: Mapping[str, float], num_rows: int, name: str, date: str) -> dict[str, Any]:
@@ -128,7 +136,7 @@ def _constants(values: Mapping[str, float], num_rows: int, name: str, date: str)
 
 
 def _generation(run: MeasuredRun) -> str:
-    return GENERATION.get(run.cluster.accelerator.architecture, "hopper")
+    return generation_of(run.cluster.accelerator)
 
 
 def _factors(runs: Sequence[MeasuredRun], values: FittedValues, key: Callable[[MeasuredRun], Any]) -> dict[Any, float]:
@@ -174,7 +182,7 @@ def _entry(run: MeasuredRun, row: float, family_out: float) -> dict[str, Any]:
         "num_parameters": run.model.num_parameters,
         "row": round(float(row), 5),
         "family_out": round(float(family_out), 5),
-        "fitted": run.cluster.accelerator.architecture in GENERATION and software_kind(run.release) != "other",
+        "fitted": is_fitted(run.cluster.accelerator) and software_kind(run.release) != "other",
     }
 
 

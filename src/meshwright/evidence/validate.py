@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.refit import stack_of
+from meshwright.job import Job
 from meshwright.layout import Layouts
-from meshwright.predict.inputs import GENERATION, question, stacked
+from meshwright.predict.exact import step_excess_s
+from meshwright.predict.inputs import inputs_of, stacked
 from meshwright.predict.software import FittedValues, Software, fitted_values
 from meshwright.predict.step import price
 from meshwright.predict.uncertainty import Interval, interval
@@ -65,24 +67,19 @@ def validate(runs: Sequence[MeasuredRun], values: FittedValues | None = None) ->
     if not runs:
         return []
     values = values or fitted_values()
-    stacks = [stack_of(run, values) for run in runs]
-    predicted_s = _predicted_s(runs, stacks, values)
+    jobs = [run.job(stack_of(run, values)) for run in runs]
     return [
-        Checked(run, float(time_s), interval(run.model, run.cluster, run.workload, stack), stack)
-        for run, stack, time_s in zip(runs, stacks, predicted_s, strict=True)
+        Checked(run, time_s, interval(job), job.software)
+        for run, job, time_s in zip(runs, jobs, _predicted_s(runs, jobs, values), strict=True)
     ]
 
 
-def _predicted_s(runs: Sequence[MeasuredRun], stacks: Sequence[Software], values: FittedValues) -> NDArray[np.float64]:
-    questions = [
-        question(run.model, run.cluster, run.workload, stack.log_factor_of(run.workload.adapters is not None, _generation(run)))
-        for run, stack in zip(runs, stacks, strict=True)
-    ]
-    return price(stacked(questions), Layouts.of([run.layout for run in runs]), values.constants).step_time_s
-
-
-def _generation(run: MeasuredRun) -> str:
-    return GENERATION.get(run.cluster.accelerator.architecture, "hopper")
+def _predicted_s(runs: Sequence[MeasuredRun], jobs: Sequence[Job], values: FittedValues) -> list[float]:
+    """Seconds of every run's step by the exact schedule, as `meshwright predict` prints them."""
+    layouts = [run.layout for run in runs]
+    detail = price(stacked([inputs_of(job) for job in jobs]), Layouts.of(layouts), values.constants)
+    excess_s = [step_excess_s(detail, layout, row) for row, layout in enumerate(layouts)]
+    return [float(closed_s) + more_s for closed_s, more_s in zip(detail.step_time_s, excess_s, strict=True)]
 
 
 def summary(checked: Sequence[Checked]) -> Summary:

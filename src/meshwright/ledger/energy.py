@@ -11,8 +11,7 @@ from meshwright.cost.energy import accelerator_power_w, carbon_kg, facility_ener
 from meshwright.describe import economics
 from meshwright.errors import InputError
 from meshwright.ledger.timeline import Span
-from meshwright.plan.plan import Plan, stack_of
-from meshwright.predict.inputs import GENERATION
+from meshwright.plan.plan import Plan, job_of
 from meshwright.predict.outcome import DEFAULT_REGION, NOT_STATED, node_w, power_constants
 
 WORKS = ("compute", "optimizer", "evaluation", "unmeasured")  # at the cap, but for what a slow release adds, as the predictor has it
@@ -134,12 +133,11 @@ def _slowdown(plan: Plan, notes: list[str]) -> float:
     if plan.cluster.accelerator.architecture == "cpu":
         return 1.0
     try:
-        stack = stack_of(plan)
+        log_factor = job_of(plan).log_factor
     except InputError:
         notes.append(f"the software {plan.software!r} is not at hand: compute is reckoned at the power cap")
         return 1.0
-    generation = GENERATION.get(plan.cluster.accelerator.architecture, "hopper")
-    return max(math.exp(stack.log_factor_of(plan.workload.adapters is not None, generation)), 1.0)
+    return max(math.exp(log_factor), 1.0)
 
 
 def _span_j(span: Span, power: _Power | None) -> dict[str, float] | None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
-from meshwright.layout import AXES, CP_KINDS, ORDERS, RECOMPUTE, SCHEDULES, Layout, Layouts
+from meshwright.layout import AXES, CP_KINDS, ORDERS, RECOMPUTE, SCHEDULES, SHORT_NAMES, Layout, Layouts, read_choices, value_text
 from meshwright.plan.features import FLAGS, Features
 from meshwright.predict.placement import place, tier_sizes
 from meshwright.predict.stages import stage_layers
@@ -53,6 +53,10 @@ class Fixed:
         changes: dict[str, Any] = {lists[key]: (value,) for key, value in self.values.items() if key in lists}
         return replace(features, **changes, **{key: value for key, value in self.values.items() if key in FLAGS})
 
+    def __str__(self) -> str:
+        """What is fixed, as `--layout` takes it."""
+        return ",".join(f"{SHORT_NAMES.get(key, key)}={value_text(value)}" for key, value in self.values.items())
+
     @property
     def ends(self) -> tuple[int, int]:
         """Layers stated for the first and the last stage; 0 where none are."""
@@ -66,6 +70,20 @@ class Fixed:
     def shares(self, num_replicas: int) -> bool:
         """Whether so many replicas divide into groups that each share a state."""
         return not self.zero_ranks or num_replicas % self.zero_ranks == 0
+
+
+def fixed_by(text: str) -> Fixed:
+    """What `tp=4,cp=2,...` fixes. Each value is checked for itself; that they divide each other is for the search to find out."""
+    values = read_choices(text)
+    sharing = values.get("zero_ranks", 0)
+    beside = {
+        "vp": {"pp": 2},
+        "ep": {"dp": values.get("ep", 1)},
+        "zero_ranks": {"dp": max(sharing, 1)},
+    }  # a layout with one of these alone needs something to stand on
+    for key, value in values.items():
+        Layout(**{**beside.get(key, {}), key: value})
+    return Fixed(values)
 
 
 # -- degrees --------------------------------------------------------------------------------------------

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from meshwright.describe.cluster import Cluster
-from meshwright.describe.model import Model
-from meshwright.describe.workload import Workload
 from meshwright.errors import MeshwrightError
+from meshwright.job import Job
 from meshwright.layout import AXES, CP_KINDS, Layout, Layouts
 from meshwright.predict import software as sw
+from meshwright.predict.exact import exact_prediction
 from meshwright.predict.footprint import reserve_for, spare_bytes
+from meshwright.predict.forecast import Forecast
 from meshwright.predict.placement import is_tp_on_fabric, ranks_of, spanned, tiers_of
-from meshwright.predict.prediction import bytes_of, check, parts
+from meshwright.predict.prediction import bytes_of, predict
 from meshwright.predict.prices import BF16_BYTES
-from meshwright.predict.software import Software, software
 from meshwright.predict.step import StepParts
 from meshwright.predict.traffic import Step, flows, is_counted_whole, layer_flows, sent_on
 from meshwright.record.entries import PART_NAMES, PARTS
@@ -82,31 +82,36 @@ class Explanation:
     """A plan explained."""
 
     axes: tuple[AxisTraffic, ...]
-    limit: str  # what takes the most time beside compute, in a sentence
-    reasons: tuple[str, ...]
+    limit: str  # the two parts that take the most time, in a sentence
+    mapping: tuple[str, ...]  # how replicas stand on the network
+    carried: tuple[str, ...]  # what every axis moves, and how much of it hides
     changes: tuple[Change, ...]  # the most useful first
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Every reason, in sentences."""
+        return (*self.mapping, *self.carried)
 
-def explain(model: Model, cluster: Cluster, workload: Workload, layout: Layout, stack: Software | None = None) -> Explanation:
-    """Explain one layout."""
-    stack = stack or software()
-    priced = parts(model, cluster, workload, Layouts.of([layout]), stack)
-    axes = traffic(model, cluster, workload, layout, priced)
+
+def explain(forecast: Forecast) -> Explanation:
+    """Explain one layout: every share and every change counts from the forecast's own step."""
+    axes = traffic(forecast)
     return Explanation(
         axes=axes,
-        limit=_limit(priced),
-        reasons=(*_mapping(cluster, layout), *_scattered(model, cluster, workload, layout, stack), *_carried(axes)),
-        changes=_changes(model, cluster, workload, layout, stack, float(priced.step_time_s[0])),
+        limit=_limit(forecast),
+        mapping=(*_mapping(forecast), *_scattered(forecast)),
+        carried=tuple(_carried(axes)),
+        changes=_changes(forecast),
     )
 
 
 # -- what the axes carry --------------------------------------------------------------------------------
 
 
-def traffic(model: Model, cluster: Cluster, workload: Workload, layout: Layout, priced: StepParts) -> tuple[AxisTraffic, ...]:
+def traffic(forecast: Forecast) -> tuple[AxisTraffic, ...]:
     """Bytes, messages and seconds of every axis of more than one rank."""
-    crossed, carried = tiers_of(layout, cluster), priced.carried()
-    sent = _sent(model, workload, layout, priced)
+    layout, cluster, crossed, carried = forecast.layout, forecast.job.cluster, forecast.placement, forecast.detail.carried()
+    sent = _sent(forecast)
     found = []
     for axis in (*AXES, "ep"):
         over = ranks_of(axis, layout)
@@ -122,15 +127,16 @@ def traffic(model: Model, cluster: Cluster, workload: Workload, layout: Layout, 
                 num_bytes=num_bytes,
                 num_messages=num_messages,
                 traffic_s=float(carried.seconds[axis][0]),
-                exposed_s=float(priced.seconds[f"exposed_{axis}"][0]),
+                exposed_s=forecast.parts[f"exposed_{axis}"],
                 behind="nothing" if axis == "tp" and is_tp_on_fabric(layout, cluster) else BEHIND[axis],
             )
         )
     return tuple(found)
 
 
-def _sent(model: Model, workload: Workload, layout: Layout, priced: StepParts) -> dict[str, tuple[float, float]]:
+def _sent(forecast: Forecast) -> dict[str, tuple[float, float]]:
     """Bytes and messages of each axis, on the stage that sends the most of it: those that the trainer sends."""
+    model, workload, layout, priced = forecast.job.model, forecast.job.workload, forecast.layout, forecast.detail
     stages = sorted({0, min(1, layout.pp - 1), layout.pp - 1})  # all between the ends send alike
     steps = [Step(model, workload, layout, stage) for stage in stages]
     if is_counted_whole(model, workload):
@@ -164,11 +170,11 @@ def _expert(priced: StepParts, layout: Layout) -> tuple[float, float]:
 # -- why ------------------------------------------------------------------------------------------------
 
 
-def _limit(priced: StepParts) -> str:
-    step_s = float(priced.step_time_s[0])
-    shares = sorted(((float(priced.seconds[part][0]) / step_s, part) for part in PARTS), reverse=True)
-    (first, part), (second, other) = shares[0], shares[1]
-    return f"{PART_NAMES[part]} takes {first:.0%} of the step; next is {PART_NAMES[other]} with {second:.1%}"
+def _limit(forecast: Forecast) -> str:
+    first, second = sorted(PARTS, key=lambda part: -forecast.parts[part])[:2]
+    return (
+        f"{PART_NAMES[first]} takes {forecast.share(first):.1%} of the step; next is {PART_NAMES[second]} with {forecast.share(second):.1%}"
+    )
 
 
 def _carried(axes: tuple[AxisTraffic, ...]) -> Iterator[str]:
@@ -182,13 +188,13 @@ def _carried(axes: tuple[AxisTraffic, ...]) -> Iterator[str]:
             )
 
 
-def _scattered(model: Model, cluster: Cluster, workload: Workload, layout: Layout, stack: Software) -> Iterator[str]:
+def _scattered(forecast: Forecast) -> Iterator[str]:
     """Where a replica is as large as a domain and yet spread over several: what it would take to keep it together."""
+    layout, cluster = forecast.layout, forecast.job.cluster
     inner, replica, together = cluster.tiers[0], layout.tp * layout.cp * layout.pp, replace(layout, order=AXES)
     if len(cluster.tiers) == 1 or replica != inner.num_accelerators or tiers_of(layout, cluster) == tiers_of(together, cluster):
         return
-    step_s, together_s = parts(model, cluster, workload, Layouts.of([layout, together]), stack).step_time_s.tolist()
-    change = together_s / step_s - 1
+    change = step_s_of(forecast.job, together) / forecast.step_s - 1
     yield (
         f"A replica is as large as a {inner.name}, and would be one with order={'-'.join(AXES)}: pipeline traffic would stay on "
         f"{inner.link} and data parallelism alone cross the {cluster.tiers[-1].name}; the step is then {abs(change):.1%} "
@@ -196,9 +202,10 @@ def _scattered(model: Model, cluster: Cluster, workload: Workload, layout: Layou
     )
 
 
-def _mapping(cluster: Cluster, layout: Layout) -> Iterator[str]:
+def _mapping(forecast: Forecast) -> Iterator[str]:
     """How replicas lie on the innermost domains."""
-    inner, crossed = cluster.tiers[0], tiers_of(layout, cluster)
+    layout, cluster, crossed = forecast.layout, forecast.job.cluster, forecast.placement
+    inner = cluster.tiers[0]
     replica = layout.tp * layout.cp * layout.pp
     inside = [axis for axis in ("tp", "cp", "pp") if crossed.get(axis, (inner.name,)) == (inner.name,)]
     if len(cluster.tiers) == 1:
@@ -221,35 +228,35 @@ def _mapping(cluster: Cluster, layout: Layout) -> Iterator[str]:
 # -- what if --------------------------------------------------------------------------------------------
 
 
-def _changes(model: Model, cluster: Cluster, workload: Workload, layout: Layout, stack: Software, step_s: float) -> tuple[Change, ...]:
-    per_token = step_s / workload.tokens_per_step
-    tried: list[tuple[str, Callable[[], tuple[Cluster, Workload, Layout]]]] = [
-        ("twice the micro-batches (twice the batch)", lambda: (cluster, replace(workload, global_batch=2 * workload.global_batch), layout)),
-        ("twice the outermost network", lambda: (_faster(cluster, -1, 2.0), workload, layout)),
-        ("twice the innermost network", lambda: (_faster(cluster, 0, 2.0), workload, layout)),
-        ("half the outermost network", lambda: (_faster(cluster, -1, 0.5), workload, layout)),
-        ("twice the micro-batch size", lambda: (cluster, workload, replace(layout, micro_batch=2 * layout.micro_batch))),
-        ("tensor traffic overlapped with products", lambda: (cluster, workload, replace(layout, overlap_tp=True))),
-        ("pipeline stages outermost", lambda: (cluster, workload, replace(layout, order=("tp", "cp", "dp", "pp")))),
-        ("replicas outermost", lambda: (cluster, workload, replace(layout, order=("tp", "cp", "pp", "dp")))),
-        ("zero-bubble schedule", lambda: (cluster, workload, replace(layout, schedule="zero-bubble"))),
-        *((f"context parallelism as {kind}", lambda kind=kind: (cluster, workload, replace(layout, cp_kind=kind))) for kind in CP_KINDS),
-    ]
+def _changes(forecast: Forecast) -> tuple[Change, ...]:
+    job, layout = forecast.job, forecast.layout
     found = []
-    for what, make in tried:
+    for what, (other, changed) in _tried(job, layout):
         try:
-            changed = make()
-            check(model, *changed)
+            other.check(changed)
         except MeshwrightError:
             continue
-        if (
-            changed == (cluster, workload, layout)
-            or (what.startswith("context") and layout.cp == 1)
-            or (layout.pp == 1 and "bubble" in what)
-        ):
-            continue
-        found.append(_change(what, model, *changed, stack, per_token))
+        if (other, changed) != (job, layout):
+            found.append(_change(what, other, changed, forecast))
     return tuple(sorted((change for change in found if abs(change.gain_pct) >= NOTICEABLE_PCT), key=lambda change: -change.gain_pct))
+
+
+def _tried(job: Job, layout: Layout) -> Iterator[tuple[str, tuple[Job, Layout]]]:
+    """Single changes worth trying, each with the job and the layout it gives."""
+    cluster, workload = job.cluster, job.workload
+    twice = replace(workload, global_batch=2 * workload.global_batch)
+    yield "twice the micro-batches (twice the batch)", (replace(job, workload=twice), layout)
+    yield "twice the outermost network", (job.on(_faster(cluster, -1, 2.0)), layout)
+    yield "twice the innermost network", (job.on(_faster(cluster, 0, 2.0)), layout)
+    yield "half the outermost network", (job.on(_faster(cluster, -1, 0.5)), layout)
+    yield "twice the micro-batch size", (job, replace(layout, micro_batch=2 * layout.micro_batch))
+    yield "tensor traffic overlapped with products", (job, replace(layout, overlap_tp=True))
+    yield "pipeline stages outermost", (job, replace(layout, order=("tp", "cp", "dp", "pp")))
+    yield "replicas outermost", (job, replace(layout, order=("tp", "cp", "pp", "dp")))
+    if layout.pp > 1:
+        yield "zero-bubble schedule", (job, replace(layout, schedule="zero-bubble"))
+    if layout.cp > 1:
+        yield from ((f"context parallelism as {kind}", (job, replace(layout, cp_kind=kind))) for kind in CP_KINDS)
 
 
 def _faster(cluster: Cluster, index: int, times: float) -> Cluster:
@@ -258,9 +265,14 @@ def _faster(cluster: Cluster, index: int, times: float) -> Cluster:
     return replace(cluster, tiers=tuple(tiers))
 
 
-def _change(what: str, model: Model, cluster: Cluster, workload: Workload, layout: Layout, stack: Software, per_token: float) -> Change:
-    columns, chip = Layouts.of([layout]), cluster.accelerator
-    step_s = float(parts(model, cluster, workload, columns, stack).step_time_s[0])
-    memory = bytes_of(model, cluster, workload, columns, stack)
-    gain = (1 - step_s / workload.tokens_per_step / per_token) * 100
-    return Change(what=what, step_time_s=step_s, gain_pct=gain, fits=bool(spare_bytes(memory, chip, reserve_for(chip))[0] >= 0))
+def _change(what: str, job: Job, layout: Layout, base: Forecast) -> Change:
+    chip, columns = job.cluster.accelerator, Layouts.of([layout])
+    step_s = step_s_of(job, layout)
+    gain = (1 - step_s / job.workload.tokens_per_step * base.job.workload.tokens_per_step / base.step_s) * 100
+    fits = bool(spare_bytes(bytes_of(job, columns), chip, reserve_for(chip))[0] >= 0)
+    return Change(what=what, step_time_s=step_s, gain_pct=gain, fits=fits)
+
+
+def step_s_of(job: Job, layout: Layout) -> float:
+    """Seconds of a step by the exact schedule, as a forecast has it."""
+    return float(exact_prediction(predict(job, Layouts.of([layout]))).step_time_s[0])

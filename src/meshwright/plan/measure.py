@@ -12,13 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.describe.cluster import Cluster
 from meshwright.describe.workload import Workload
+from meshwright.job import Job
 from meshwright.layout import Layouts
-from meshwright.predict.inputs import GENERATION
-from meshwright.predict.outcome import node_w, power_constants
+from meshwright.predict.outcome import node_w, power_constants, working_s
 from meshwright.predict.prediction import evaluation_time_s, num_evaluations_of
-from meshwright.predict.software import Software
 from meshwright.predict.step import StepParts
 
 Column = NDArray[np.float64]
@@ -67,33 +65,32 @@ class Measure:
         return np.asarray(np.where(run_s <= self.most_s, value, np.inf))
 
     def _busy_s(self, priced: StepParts) -> Column:
-        parts = priced.seconds
-        return (parts["compute"] + parts["optimizer"]) / self.slowdown + parts["exposed_tp"] + parts["exposed_cp"] + parts["exposed_ep"]
+        return working_s(priced.seconds, self.slowdown)
 
 
 STEP = Measure()
 
 
-def run_time(workload: Workload, stack: Software) -> Measure:
-    """Seconds of the run, evaluations and all: what it costs on a given machine is in proportion."""
-    num_steps = workload.num_steps()
-    if not num_steps:  # how long it is nobody says, so a step stands for it
+def run_time(job: Job) -> Measure:
+    """Seconds of the run with its evaluations: on a given cluster, what it costs is in proportion."""
+    num_steps = job.workload.num_steps()
+    if not num_steps:  # nobody says how long the run is, so a step stands for it
         return STEP
-    return Measure(num_steps=num_steps, num_evaluations=num_evaluations_of(workload, num_steps), around_s=stack.evaluation_s)
+    evaluations = num_evaluations_of(job.workload, num_steps)
+    return Measure(num_steps=num_steps, num_evaluations=evaluations, around_s=job.software.evaluation_s)
 
 
-def run_energy(cluster: Cluster, workload: Workload, stack: Software, most_s: float = math.inf) -> Measure:
-    """Joules of the run at one node, and so what ranks layouts by its carbon; only runs of at most `most_s` seconds count."""
-    time = run_time(workload, stack)
-    generation = GENERATION.get(cluster.accelerator.architecture, "hopper")
-    (waiting_w, _), (working_w, _) = (node_w(cluster, busy, power_constants()) for busy in (0.0, 1.0))
-    if math.isnan(waiting_w):  # the chip's power is not stated: the objective will say so of the fastest
+def run_energy(job: Job, most_s: float = math.inf) -> Measure:
+    """Joules of the run at one node, which also ranks layouts by carbon; only runs of at most `most_s` seconds count."""
+    time = run_time(job)
+    (waiting_w, _), (working_w, _) = (node_w(job.cluster, busy, power_constants()) for busy in (0.0, 1.0))
+    if math.isnan(waiting_w):  # the chip's power is not stated: the objective reports that for the fastest plan
         return time
     return Measure(
         num_steps=time.num_steps,
         num_evaluations=time.num_evaluations,
         around_s=time.around_s,
-        slowdown=math.exp(stack.log_factor_of(workload.adapters is not None, generation)),
+        slowdown=math.exp(job.log_factor),
         waiting_w=waiting_w,
         working_w=working_w,
         most_s=most_s,

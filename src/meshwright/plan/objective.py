@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError, nearest
-from meshwright.plan.make import PricedPlan
+from meshwright.predict.forecast import Forecast
 from meshwright.predict.outcome import Spread
 from meshwright.units import DAY, HOUR, MINUTE, seconds, usd
 
@@ -69,67 +69,71 @@ class Aim:
         """Whether the answer depends on how many accelerators are used."""
         return self.objective != "time" or self.deadline_s is not None or self.budget_usd is not None
 
-    def value(self, priced: PricedPlan) -> float:
+    def value(self, plan: Forecast) -> float:
         """What the run takes of the objective; lower is better."""
-        takes, name = priced.outcome, self.objective
+        whole, name = plan.outcome, self.objective
         if name == "time":
-            return takes.time_to_train_s.value if takes.time_to_train_s else priced.plan.step_time_s
-        if name in ("cost", "tokens-per-dollar"):  # the run's tokens are given, so that most for a dollar is least in all
-            return _known(takes.offer.cost_usd if takes.offer else None, "cost", takes.unknown).value
-        return _known(takes.energy_j if name == "energy" else takes.carbon_kg, "energy", takes.unknown).value
+            return whole.time_to_train_s.value if whole.time_to_train_s else plan.step_s
+        if name in ("cost", "tokens-per-dollar"):  # the run's tokens are given, so the most tokens per dollar is the least cost
+            return _known(plan.cost, "cost", whole.unknown).value
+        return _known(whole.energy_j if name == "energy" else whole.carbon_kg, "energy", whole.unknown).value
 
-    def limits(self, priced: PricedPlan) -> list[Limit]:
+    def limits(self, plan: Forecast) -> list[Limit]:
         """What was asked beside what a plan takes.
 
         Where runs fell on both sides of their predictions, the prediction is judged; where nearly all took longer, it is a best case,
         and what half of them took is judged in its place.
         """
-        takes, middle = priced.outcome, priced.prediction.interval.middle
+        unknown, middle = plan.outcome.unknown, plan.evidence.middle
         found = []
         if self.deadline_s is not None:
-            found.append(_limit("deadline", self.deadline_s, _known(takes.time_to_train_s, "time_to_train", takes.unknown), middle))
+            found.append(_limit("deadline", self.deadline_s, _known(plan.time_to_train, "time_to_train", unknown), middle))
         if self.budget_usd is not None:
-            cost = _known(takes.offer.cost_usd if takes.offer else None, "cost", takes.unknown)
+            cost = _known(plan.cost, "cost", unknown)
             found.append(_limit("budget", self.budget_usd, cost, middle))
         return found
 
-    def allows(self, priced: PricedPlan) -> bool:
+    def allows(self, plan: Forecast) -> bool:
         """Whether a plan keeps the deadline and the budget."""
-        return all(limit.over <= 0 for limit in self.limits(priced))
+        return all(limit.over <= 0 for limit in self.limits(plan))
 
-    def most_s(self, priced: PricedPlan) -> float:
+    def most_s(self, plan: Forecast) -> float:
         """Seconds a run may be predicted to take on a plan's machine so that it keeps the deadline and the budget."""
-        time_s = priced.outcome.time_to_train_s
+        time_s = plan.time_to_train
         if time_s is None:
             return math.inf
-        return min((time_s.value * limit.allowed / limit.judged for limit in self.limits(priced)), default=math.inf)
+        return min((time_s.value * limit.allowed / limit.judged for limit in self.limits(plan)), default=math.inf)
 
     def miss(self, late_s: float, over_usd: float) -> float:
         """How far a run misses what was asked, in parts of what was allowed; 0 where it keeps it."""
         late = max(late_s, 0.0) / self.deadline_s if self.deadline_s else 0.0
         return late + max(over_usd, 0.0) / (self.budget_usd or 1.0)
 
-    def missed_by(self, priced: PricedPlan) -> float:
+    def missed_by(self, plan: Forecast) -> float:
         """How far a plan misses what was asked, in parts of what was allowed."""
-        over = {limit.what: limit.over for limit in self.limits(priced)}
+        over = {limit.what: limit.over for limit in self.limits(plan)}
         return self.miss(over.get("deadline", 0.0), over.get("budget", 0.0))
 
-    def missed(self, priced: PricedPlan) -> str:
+    def missed(self, plan: Forecast) -> str:
         """By how much a plan misses, in words."""
-        said = " and ".join(limit.words for limit in self.limits(priced) if limit.over > 0)
-        middle = priced.prediction.interval.middle
-        return f"{said}, judged at {middle:.2f} times the prediction: half of the comparable runs took that or more" if middle > 1 else said
+        missed = " and ".join(limit.words for limit in self.limits(plan) if limit.over > 0)
+        middle = plan.evidence.middle
+        return (
+            f"{missed}, judged at {middle:.2f} times the prediction: half of the comparable runs took that or more"
+            if middle > 1
+            else missed
+        )
 
 
-def _limit(what: str, allowed: float, takes: Spread, middle: float) -> Limit:
-    return Limit(what=what, allowed=allowed, predicted=takes.value, judged=takes.value * middle, reaches=takes.high)
+def _limit(what: str, allowed: float, needed: Spread, middle: float) -> Limit:
+    return Limit(what=what, allowed=allowed, predicted=needed.value, judged=needed.value * middle, reaches=needed.high)
 
 
 def _known(spread: Spread | None, key: str, unknown: Mapping[str, str]) -> Spread:
     if spread is None:
         reason = unknown.get(key, "it is not known")
         fix = "set workload.num_tokens" if "states neither" in reason else "choose another objective, or name --provider and --price-kind"
-        raise InputError(f"cannot reckon the {key.replace('_', ' ')}: {reason}", where="--objective", fix=fix)
+        raise InputError(f"cannot calculate the {key.replace('_', ' ')}: {reason}", where="--objective", fix=fix)
     return spread
 
 

@@ -21,7 +21,9 @@ from meshwright.describe.model import Model
 from meshwright.describe.profile import Profile
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.layout import Layout
+from meshwright.predict.forecast import Forecast, forecast
 from meshwright.predict.software import Software, is_release, on_profile, software
 
 VERSION = 1
@@ -68,8 +70,42 @@ class Plan:
         write_whole(path, plan_bytes(self).decode())
 
 
+def plan_of(forecast: Forecast, name: str = "") -> Plan:
+    """The plan of a forecast: what is written to a file, simulated and trained."""
+    job, inner = forecast.job, forecast.job.cluster.tiers[0]
+    time_s = forecast.time_to_train
+    return Plan(
+        name=name or job.name,
+        model=job.model,
+        cluster=job.cluster,
+        workload=job.workload,
+        layout=forecast.layout,
+        software=job.software.name,
+        step_time_s=forecast.step_s,
+        low_s=forecast.interval.low_s,
+        high_s=forecast.interval.high_s,
+        parts_s=dict(forecast.parts),
+        placement=forecast.placement,
+        spares_per_domain=inner.num_installed - inner.num_accelerators,
+        peak_memory_bytes=forecast.peak_memory_bytes,
+        time_to_train_s=time_s.value if time_s else 0.0,
+        notes=forecast.notes,
+        profile=job.software.profile,
+    )
+
+
+def job_of(plan: Plan, software: Software | str = "") -> Job:
+    """The job that a plan is for, with the software its numbers come from; or with another, by name priced by the plan's profile."""
+    return Job(plan.model, plan.cluster, plan.workload, software if isinstance(software, Software) else stack_of(plan, software))
+
+
+def forecast_of(plan: Plan, software: Software | str = "") -> Forecast:
+    """The plan priced again. Whether its memory fits is not asked: that was checked when the plan was made."""
+    return forecast(job_of(plan, software), plan.layout, ignore_memory=True)
+
+
 def stack_of(plan: Plan, name: str = "") -> Software:
-    """The software that the plan's numbers stand on, or the one called `name`, on the profile that the plan carries."""
+    """The software that the plan's numbers come from, or the one called `name`, priced by the profile that the plan carries."""
     if not is_release(plan.software) and (not name or software(name).name != plan.software):
         given = f"--software {name} is another" if name else "a plan file holds only its name"
         raise InputError(

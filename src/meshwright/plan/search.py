@@ -1,4 +1,4 @@
-"""Every legal layout priced, the best kept: Model x Cluster x Workload -> ranked layouts.
+"""Every legal layout priced, the best kept: Job -> ranked layouts.
 
 The closed form prices columns; the best few hundred are then re-priced from the exact pipeline schedule. Four rules drop layouts
 unpriced, and none can drop the best (`tests/plan/test_search.py` compares with the search that prices everything):
@@ -25,17 +25,19 @@ from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import FitError, InputError, MeshwrightError
-from meshwright.layout import RECOMPUTE, Layout, Layouts
-from meshwright.plan.candidates import DEGREES, Fixed, Row, Space, concatenated, degrees
+from meshwright.job import Job
+from meshwright.layout import RECOMPUTE, SHORT_NAMES, Layout, Layouts, value_text
+from meshwright.plan.candidates import DEGREES, Fixed, Row, Space, concatenated, degrees, fixed_by
 from meshwright.plan.features import Features
 from meshwright.plan.measure import STEP, Measure, Times
 from meshwright.predict import software as sw
 from meshwright.predict.exact import quick_excess_s, step_excess_s
-from meshwright.predict.footprint import RESERVE_BYTES, Footprint, footprint, recipe_for
-from meshwright.predict.inputs import GENERATION, Measured, Question, measured, question
-from meshwright.predict.prediction import Prediction, predict, usual_layout
+from meshwright.predict.footprint import RESERVE_BYTES, Footprint, footprint, recipe_for, reserve_for
+from meshwright.predict.forecast import Forecast, forecast
+from meshwright.predict.inputs import inputs_of
+from meshwright.predict.measured import measured
+from meshwright.predict.prediction import Prediction, predict
 from meshwright.predict.prices import BF16_BYTES
-from meshwright.predict.software import Software, software
 from meshwright.predict.step import price
 from meshwright.units import gib
 
@@ -73,18 +75,15 @@ class _Tally:
     nearest: Layout | None = None
 
 
-def usual_features(model: Model, cluster: Cluster, workload: Workload) -> Features:
-    """Every choice open, and the switches as stacks of this kind of chip and precision have them."""
-    usual = usual_layout(model, cluster, workload)
+def usual_features(job: Job) -> Features:
+    """Every choice open, and the switches as software for this kind of chip and precision has them."""
+    usual = job.usual_layout()
     return Features(overlap_tp=usual.overlap_tp, cuda_graphs=usual.cuda_graphs)
 
 
 def search(
-    model: Model,
-    cluster: Cluster,
-    workload: Workload,
+    job: Job,
     *,
-    stack: Software | None = None,
     features: Features | None = None,
     fixed: Fixed | None = None,
     keep: int = 5,
@@ -98,13 +97,11 @@ def search(
     Of layouts that differ only in their ZeRO stage and recompute the best one stands for all.
     """
     started = time.perf_counter()
-    stack, fixed = stack or software(), fixed or Fixed()
-    features = fixed.narrowed(features or usual_features(model, cluster, workload))
-    asked = _asked(model, cluster, workload, stack)
-    space, bounds = _bounded_space(model, cluster, workload, stack, features, fixed, asked, measure)
-    memory = _Memory(model, cluster, workload, reserve_bytes, features)
-    seen = measured(model, workload, stack.profile) if stack.profile else None
-    best, tally = _Best(asked, workload, stack, measure, max(keep, EXACT), seen), _Tally()
+    fixed = fixed or Fixed()
+    features = fixed.narrowed(features or usual_features(job))
+    space, bounds = _bounded_space(job, features, fixed, measure)
+    memory = _Memory(job, reserve_bytes, features)
+    best, tally = _Best(job, measure, max(keep, EXACT)), _Tally()
     lesser = min(features.recompute, key=RECOMPUTE.index)
     opened = space.batches((min(features.zero_stages),), (lesser,)) if prune else space.batches(features.zero_stages, features.recompute)
     for batch, done in opened:
@@ -117,8 +114,8 @@ def search(
         progress(done, len(space.rows))
     progress(len(space.rows), len(space.rows))
     if not tally.num_layouts:
-        raise _nothing_fits(cluster, tally, fixed, reserve_bytes)
-    ranked, seconds = _exact(predict(model, cluster, workload, best.layouts, stack), workload, measure, keep)
+        raise _nothing_fits(job.cluster, tally, fixed, reserve_bytes)
+    ranked, seconds = _exact(predict(job, best.layouts), measure, keep)
     return Found(
         layouts=ranked,
         step_time_s=seconds,
@@ -129,56 +126,54 @@ def search(
     )
 
 
-def least_of(
-    model: Model, cluster: Cluster, workload: Workload, stack: Software, features: Features | None, fixed: Fixed, measure: Measure = STEP
-) -> float:
-    """What no layout on this machine can stay under, of a measure (the step's seconds); inf where no degrees divide it."""
-    features = fixed.narrowed(features or usual_features(model, cluster, workload))
+def best_forecasts(
+    job: Job,
+    *,
+    keep: int = 5,
+    layout: str = "",
+    features: Features | None = None,
+    progress: Progress = lambda done, total: None,
+) -> list[Forecast]:
+    """The best layouts of a job by step time, each with its forecast; `layout` fixes some of the choices."""
+    found = search(
+        job, features=features, fixed=fixed_by(layout), keep=keep, reserve_bytes=reserve_for(job.cluster.accelerator), progress=progress
+    )
+    return [forecast(job, one) for one in found.layouts]
+
+
+def least_of(job: Job, features: Features | None, fixed: Fixed, measure: Measure = STEP) -> float:
+    """The lower bound of a measure (the step's seconds) over all layouts of a job; inf where no degrees divide the cluster."""
+    features = fixed.narrowed(features or usual_features(job))
     try:
-        asked = _asked(model, cluster, workload, stack)
-        _, bounds = _bounded_space(model, cluster, workload, stack, features, fixed, asked, measure)
+        _, bounds = _bounded_space(job, features, fixed, measure)
     except InputError:
         return float(np.inf)
     return float(bounds[0])
 
 
-def _asked(model: Model, cluster: Cluster, workload: Workload, stack: Software) -> Question:
-    factor = stack.log_factor_of(workload.adapters is not None, GENERATION.get(cluster.accelerator.architecture, "hopper"))
-    return question(model, cluster, workload, factor)
-
-
 # -- bounds ---------------------------------------------------------------------------------------------
 
 
-def _bounded_space(
-    model: Model,
-    cluster: Cluster,
-    workload: Workload,
-    stack: Software,
-    features: Features,
-    fixed: Fixed,
-    asked: Question,
-    measure: Measure = STEP,
-) -> tuple[Space, Column]:
+def _bounded_space(job: Job, features: Features, fixed: Fixed, measure: Measure = STEP) -> tuple[Space, Column]:
     """All that may be searched, the degrees with the lowest bound first, and those bounds."""
-    rows = degrees(model, cluster, workload, features, fixed)
+    rows = degrees(job.model, job.cluster, job.workload, features, fixed)
     if not rows:
-        raise _no_degrees(model, cluster, workload, features, fixed)
-    space = Space.of(model, cluster, rows, features, fixed)
-    bounds = _bounds(asked, space, stack, measure)
+        raise _no_degrees(job.model, job.cluster, job.workload, features, fixed)
+    space = Space.of(job.model, job.cluster, rows, features, fixed)
+    bounds = _bounds(job, space, measure)
     order = np.argsort(bounds, kind="stable")
     return space.sorted(order), bounds[order]
 
 
-def _bounds(asked: Question, space: Space, stack: Software, measure: Measure) -> Column:
+def _bounds(job: Job, space: Space, measure: Measure) -> Column:
     """What no layout of a row of degrees can stay under.
 
     Its step under the kindest schedule on a network that takes no time, but for tensor parallelism: that has a domain to itself, whose
     links are the fastest of the machine.
     """
-    if stack.profile:  # a machine of one's own: few layouts, and messages as they were timed know no kinder network
+    if job.software.profile:  # a machine of one's own: few layouts, and messages were timed on its own network only
         return np.zeros(len(space.rows))
-    constants = stack.constants
+    asked, constants = inputs_of(job), job.software.constants
     hashed = np.where(asked.tier_is_hashed > 0, constants.hashed_efficiency, 1.0) * constants.fabric_efficiency
     reached = asked.tier_bytes_per_s * np.where(asked.tier_is_scale_up > 0, sw.SCALE_UP_EFFICIENCY, hashed)
     free = np.full_like(asked.tier_bytes_per_s, np.inf)
@@ -206,16 +201,17 @@ def _bounds(asked: Question, space: Space, stack: Software, measure: Measure) ->
 class _Memory:
     """What there is, and which layouts need no more."""
 
-    def __init__(self, model: Model, cluster: Cluster, workload: Workload, reserve_bytes: float, features: Features) -> None:
-        self.room_bytes = cluster.accelerator.memory_bytes - reserve_bytes
-        self._job = model, workload
-        recipe = recipe_for(workload.precision, cluster.accelerator)
-        copied = workload.precision.startswith("fp8") and not features.low_weights
+    def __init__(self, job: Job, reserve_bytes: float, features: Features) -> None:
+        chip, precision = job.cluster.accelerator, job.workload.precision
+        self.room_bytes = chip.memory_bytes - reserve_bytes
+        self._job = job
+        recipe = recipe_for(precision, chip)
+        copied = recipe.number_format == "fp8" and not recipe.needs and not features.low_weights
         self._recipe = replace(recipe, weight_bytes=recipe.weight_bytes + BF16_BYTES) if copied else recipe
 
     def footprint(self, layouts: Layouts) -> Footprint:
         """Bytes of every layout."""
-        return footprint(*self._job, layouts, self._recipe)
+        return footprint(self._job.model, self._job.workload, layouts, self._recipe)
 
     def fits(self, layouts: Layouts, tally: _Tally) -> NDArray[np.bool_]:
         """Which rows are legal and fit; the nearest of the others is remembered."""
@@ -234,7 +230,7 @@ class _Memory:
         """Every row with each (ZeRO stage, recompute) that fits where none that is never slower does."""
         kinds = sorted(RECOMPUTE.index(name) for name in features.recompute)
         sharing = batch.dp * batch.cp > 1
-        num_micro_batches = self._job[1].global_batch // (batch.dp * batch.micro_batch)
+        num_micro_batches = self._job.workload.global_batch // (batch.dp * batch.micro_batch)
         comparable = (batch.pp > 1) & (num_micro_batches > 1)
         kept: list[Layouts] = []
         fitted: dict[Choice, NDArray[np.bool_]] = {}
@@ -280,10 +276,10 @@ def _with(rows: Layouts, **values: int) -> Layouts:
 class _Best:
     """The best layouts so far, in closed form."""
 
-    def __init__(
-        self, asked: Question, workload: Workload, stack: Software, measure: Measure, count: int, seen: Measured | None = None
-    ) -> None:
-        self._asked, self._workload, self._stack, self._measure, self._count, self._seen = asked, workload, stack, measure, count, seen
+    def __init__(self, job: Job, measure: Measure, count: int) -> None:
+        self._job, self._inputs, self._measure, self._count = job, inputs_of(job), measure, count
+        profile = job.software.profile
+        self._seen = measured(job.model, job.workload, profile) if profile else None
         self.layouts: Layouts = Layouts.of([])
         self.values: Column = np.empty(0)
 
@@ -296,8 +292,8 @@ class _Best:
         """Price the rows and keep the best of all so far."""
         if not len(layouts):
             return
-        priced = price(self._asked, layouts, self._stack.constants, self._seen)
-        values = self._measure.value(self._measure.times(self._workload, layouts, priced))
+        priced = price(self._inputs, layouts, self._job.software.constants, self._seen)
+        values = self._measure.value(self._measure.times(self._job.workload, layouts, priced))
         good = np.flatnonzero(values < self.limit)
         if len(good):
             rows, all_values = concatenated([self.layouts, layouts.take(good)]), np.concatenate([self.values, values[good]])
@@ -305,13 +301,13 @@ class _Best:
             self.layouts, self.values = rows.take(order), all_values[order]
 
 
-def _exact(prediction: Prediction, workload: Workload, measure: Measure, keep: int) -> tuple[tuple[Layout, ...], tuple[float, ...]]:
+def _exact(prediction: Prediction, measure: Measure, keep: int) -> tuple[tuple[Layout, ...], tuple[float, ...]]:
     """The best rows (those of a prediction, the best first) priced from the exact schedule, and their steps in seconds."""
     layouts = _distinct(prediction.layouts)
-    times = measure.times(workload, prediction.layouts, prediction.detail)
+    times = measure.times(prediction.job.workload, prediction.layouts, prediction.detail)
     timed = []
     for row in _least(prediction, layouts, times, measure, keep):
-        excess_s = step_excess_s(prediction, layouts[row], row)
+        excess_s = step_excess_s(prediction.detail, layouts[row], row)
         timed.append((float(measure.value(times.later(row, excess_s))), row, float(times.step_s[row]) + excess_s))
     ranked = sorted(timed)
     return tuple(layouts[row] for _, row, _ in ranked), tuple(step_s for _, _, step_s in ranked)
@@ -337,13 +333,11 @@ def _least(prediction: Prediction, layouts: Mapping[int, Layout], times: Times, 
     for row, layout in layouts.items():
         if len(timed) >= keep and closed[row] > CLOSED_EXCESS * timed[keep - 1][0]:
             break
-        bisect.insort(timed, (float(measure.value(times.later(row, quick_excess_s(prediction, layout, row)))), row))
+        bisect.insort(timed, (float(measure.value(times.later(row, quick_excess_s(prediction.detail, layout, row)))), row))
     return [row for _, row in timed[:keep]]
 
 
 # -- nothing --------------------------------------------------------------------------------------------
-
-WRITTEN = {"micro_batch": "mbs", "zero_stage": "zero"}  # as --layout spells them
 
 
 def _no_degrees(model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed) -> InputError:
@@ -355,7 +349,7 @@ def _no_degrees(model: Model, cluster: Cluster, workload: Workload, features: Fe
         rows: list[Row] = degrees(model, cluster, workload, features, others)
         if rows and key in DEGREES:
             able = sorted({row[DEGREES.index(key)] for row in rows})
-            fix = f"with the rest as it is, choose {WRITTEN.get(key, key)} from {', '.join(map(str, able))}"
+            fix = f"with the rest as it is, choose {SHORT_NAMES.get(key, key)} from {', '.join(map(str, able))}"
             break
         if rows:
             fix = f"leave {key} out, or let the other stages divide the rest of the {model.num_layers} layers"
@@ -369,12 +363,8 @@ def _no_degrees(model: Model, cluster: Cluster, workload: Workload, features: Fe
 
 
 def _with_fixed(fixed: Fixed, keys: Iterable[str]) -> str:
-    said = ", ".join(f"{WRITTEN.get(key, key)}={_told(fixed.values[key])}" for key in keys)
-    return f" with {said}" if said else ""
-
-
-def _told(value: object) -> str:
-    return "-".join(value) if isinstance(value, tuple) else str(value)
+    listed = ", ".join(f"{SHORT_NAMES.get(key, key)}={value_text(fixed.values[key])}" for key in keys)
+    return f" with {listed}" if listed else ""
 
 
 def _nothing_fits(cluster: Cluster, tally: _Tally, fixed: Fixed, reserve_bytes: float) -> MeshwrightError:

@@ -6,25 +6,24 @@ accelerators allowed never means a worse plan. A domain may leave spares (64 of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from meshwright.describe.cluster import Cluster, beyond_note
-from meshwright.describe.model import Model
-from meshwright.describe.workload import Workload
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.whatif import using
 from meshwright.errors import FitError, InputError, MeshwrightError
+from meshwright.job import Job
 from meshwright.plan.candidates import Fixed
 from meshwright.plan.features import Features
-from meshwright.plan.make import PricedPlan, Terms, priced_plan
 from meshwright.plan.measure import STEP, Measure, run_energy, run_time
 from meshwright.plan.objective import Aim, Floor, floor
 from meshwright.plan.search import Found, least_of, search
-from meshwright.plan.whatif import using
-from meshwright.predict.footprint import RESERVE_BYTES
-from meshwright.predict.software import Software, software
-from meshwright.units import si
+from meshwright.predict.footprint import RESERVE_BYTES, reserve_for
+from meshwright.predict.forecast import Forecast, forecast
+from meshwright.predict.outcome import Terms
+from meshwright.units import GIB, gib, si
 
 ODD = (1, 3, 5, 7)
 ENERGY = ("energy", "carbon")  # objectives that go by the energy of the run
@@ -35,21 +34,37 @@ Progress = Callable[[str, int, int], None]  # what is searched, rows done and in
 class Ask:
     """What a plan is asked for, beside the machine's size."""
 
-    model: Model
-    cluster: Cluster
-    workload: Workload
-    stack: Software = field(default_factory=software)
-    features: Features | None = None  # None: as stacks of this kind usually are
+    job: Job
+    features: Features | None = None  # None: as software of this kind usually is
     fixed: Fixed = field(default_factory=Fixed)
     terms: Terms = field(default_factory=Terms)
     aim: Aim = field(default_factory=Aim)
     keep: int = 5
     reserve_bytes: float = RESERVE_BYTES
-    described: Cluster | None = None  # the machine before its size was changed; None: `cluster`
+    sized: bool = False  # whether the number of accelerators was set, so that no other is searched
 
     def on(self, cluster: Cluster) -> Ask:
         """The same question of another machine."""
-        return replace(self, cluster=cluster, described=self.described or self.cluster)
+        return replace(self, job=self.job.on(cluster))
+
+    def without_changes(self, job: Job) -> Ask:
+        """The same question of the job as it is described."""
+        return replace(self, job=job, sized=False)
+
+
+def check_sizes(gpus: int | None, max_gpus: int | None, assignments: Iterable[str]) -> None:
+    """Raise an InputError where the number of accelerators is given more than once."""
+    is_set = any(text.partition("=")[0].strip() == "gpus" for text in assignments)
+    if sum((gpus is not None, max_gpus is not None, is_set)) > 1:
+        raise InputError("the number of accelerators is given twice", where="--gpus", fix="keep one of --gpus, --max-gpus and --set gpus=")
+
+
+def reserve_with(headroom_gib: float, job: Job) -> float:
+    """Bytes to keep free on every accelerator: the usual reserve and so many GiB more."""
+    chip = job.cluster.accelerator
+    if headroom_gib * GIB >= chip.memory_bytes:
+        raise InputError(f"a headroom of {headroom_gib:g} GiB leaves nothing of {chip.name}'s {gib(chip.memory_bytes)}", where="--headroom")
+    return reserve_for(chip) + headroom_gib * GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +72,11 @@ class Searched:
     """One machine, searched: its best plans and what the search did."""
 
     cluster: Cluster
-    plans: tuple[PricedPlan, ...]  # the best first, by the aim
+    plans: tuple[Forecast, ...]  # the best first, by the aim
     found: Found
 
     @property
-    def best(self) -> PricedPlan:
+    def best(self) -> Forecast:
         return self.plans[0]
 
 
@@ -71,24 +86,21 @@ def searched(ask: Ask, progress: Progress = lambda what, done, total: None) -> S
     by_energy = aim.objective in ENERGY
     limited = aim.deadline_s is not None or aim.budget_usd is not None
     if by_energy and not limited:
-        return _searched(ask, run_energy(ask.cluster, ask.workload, ask.stack), progress)
-    fastest = _searched(ask, STEP if aim.objective == "time" else run_time(ask.workload, ask.stack), progress)
+        return _searched(ask, run_energy(ask.job), progress)
+    fastest = _searched(ask, STEP if aim.objective == "time" else run_time(ask.job), progress)
     if not aim.allows(fastest.best):
         return fastest
     if by_energy:
         most_s = aim.most_s(fastest.best)
-        return _searched(ask, run_energy(ask.cluster, ask.workload, ask.stack, most_s), progress)
+        return _searched(ask, run_energy(ask.job, most_s), progress)
     return replace(fastest, plans=tuple(priced for priced in fastest.plans if aim.allows(priced)))
 
 
 def _searched(ask: Ask, measure: Measure, progress: Progress) -> Searched:
     """The plans on one machine that have the least of a measure."""
-    name = f"{ask.cluster.num_accelerators:,} accelerators"
+    name = f"{ask.job.num_accelerators:,} accelerators"
     found = search(
-        ask.model,
-        ask.cluster,
-        ask.workload,
-        stack=ask.stack,
+        ask.job,
         features=ask.features,
         fixed=ask.fixed,
         keep=ask.keep,
@@ -96,9 +108,8 @@ def _searched(ask: Ask, measure: Measure, progress: Progress) -> Searched:
         measure=measure,
         progress=lambda done, total: progress(name, done, total),
     )
-    note = beyond_note(ask.described or ask.cluster, ask.cluster)
-    plans = [priced_plan(ask.model, ask.cluster, ask.workload, layout, ask.stack, ask.terms, note=note) for layout in found.layouts]
-    return Searched(cluster=ask.cluster, plans=tuple(plans), found=found)
+    plans = [forecast(ask.job, layout, terms=ask.terms) for layout in found.layouts]
+    return Searched(cluster=ask.job.cluster, plans=tuple(plans), found=found)
 
 
 # -- sizes ----------------------------------------------------------------------------------------------
@@ -169,13 +180,13 @@ class Survey:
 
 
 def _time_s(point: Searched) -> float:
-    takes = point.best.outcome.time_to_train_s
-    return takes.value if takes else point.best.plan.step_time_s
+    time_s = point.best.time_to_train
+    return time_s.value if time_s else point.best.step_s
 
 
 def _cost_usd(point: Searched) -> float:
-    offer = point.best.outcome.offer
-    return offer.cost_usd.value if offer else float(point.cluster.num_accelerators * _time_s(point))
+    cost = point.best.cost
+    return cost.value if cost else float(point.cluster.num_accelerators * _time_s(point))
 
 
 def survey(ask: Ask, machines: Sequence[Cluster], *, front: bool, progress: Progress = lambda what, done, total: None) -> Survey:
@@ -214,13 +225,14 @@ def _most_promising_first(ask: Ask, machines: Sequence[Cluster]) -> list[tuple[C
 
 def _floor(ask: Ask, machine: Cluster) -> Callable[[float], Floor]:
     """What no run on a machine can stay under, at so many dollars an hour and accelerator."""
+    job = ask.job.on(machine)
 
     def least(measure: Measure) -> float:
-        return least_of(ask.model, machine, ask.workload, ask.stack, ask.features, ask.fixed, measure)
+        return least_of(job, ask.features, ask.fixed, measure)
 
     step_s = least(STEP)
-    node_j = least(run_energy(machine, ask.workload, ask.stack)) if ask.aim.objective in ENERGY else 0.0
-    return lambda usd_per_hour: floor(machine, ask.workload, step_s, usd_per_hour, node_j)
+    node_j = least(run_energy(job)) if ask.aim.objective in ENERGY else 0.0
+    return lambda usd_per_hour: floor(machine, job.workload, step_s, usd_per_hour, node_j)
 
 
 def _usd_per_hour(result: Survey) -> float:
@@ -238,8 +250,8 @@ def _beaten(aim: Aim, low: Floor, point: Searched, front: bool) -> bool:
         return least_miss >= aim.missed_by(point.best)
     if not aim.allows(point.best):
         return False
-    takes = point.best.outcome
-    carbon = takes.carbon_kg.value / takes.energy_j.value if takes.carbon_kg and takes.energy_j else 1.0
+    whole = point.best.outcome
+    carbon = whole.carbon_kg.value / whole.energy_j.value if whole.carbon_kg and whole.energy_j else 1.0
     return aim.value(point.best) <= low.of(aim.objective, carbon if aim.objective == "carbon" else 0.0)
 
 
@@ -252,7 +264,7 @@ def chosen(ask: Ask, result: Survey) -> Searched:
     wanted = ask.aim.missed(nearest.best)
     raise FitError(
         f"no plan keeps what was asked: the nearest, {nearest.cluster.num_accelerators:,} accelerators with "
-        f"{nearest.best.plan.layout}, comes out {wanted}",
+        f"{nearest.best.layout}, comes out {wanted}",
         where="--deadline, --budget",
         fix="allow more time, money or accelerators (--max-gpus), or another price (--price-kind)",
     )
@@ -267,7 +279,8 @@ def _none(ask: Ask, machines: Sequence[Cluster], result: Survey) -> MeshwrightEr
         )
     most = max(machine.num_accelerators for machine in machines)
     return InputError(
-        f"no degrees divide {ask.model.name} and a batch of {ask.workload.global_batch:,} on any size up to {si(most, '')} accelerators",
+        f"no degrees divide {ask.job.model.name} and a batch of {ask.job.workload.global_batch:,} "
+        f"on any size up to {si(most, '')} accelerators",
         where="plan",
         fix="free a fixed degree, or choose a batch with more divisors",
     )

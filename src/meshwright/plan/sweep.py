@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.errors import InputError, MeshwrightError, nearest
-from meshwright.plan.make import PricedPlan
 from meshwright.plan.sizes import Ask, Progress, chosen, machines_of, survey
+from meshwright.predict.forecast import Forecast
 
 MODES = ("weak", "strong")
 # Spread of the step between runs of one job on one machine: medians of the three logs of the MLPerf v6.0 record are 1.2957, 1.2701 and
@@ -27,7 +27,7 @@ class Point:
 
     num_accelerators: int
     global_batch: int
-    best: PricedPlan
+    best: Forecast
     efficiency: float  # of the smallest size's throughput per accelerator
     efficiency_low: float  # 80 % interval
     efficiency_high: float
@@ -35,7 +35,7 @@ class Point:
     @property
     def tokens_per_s_each(self) -> float:
         """Tokens a second and accelerator."""
-        return float(self.best.prediction.tokens_per_s[0]) / self.num_accelerators
+        return self.best.tokens_per_s_per_gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Sweep:
     @property
     def notes(self) -> tuple[str, ...]:
         """Where numbers are not what they look like, each once."""
-        return tuple(dict.fromkeys(note for point in self.points for note in point.best.outcome.notes))
+        return tuple(dict.fromkeys(note for point in self.points for note in point.best.notes))
 
 
 def _doubt(first: Point, point: Point) -> str:
@@ -84,14 +84,15 @@ def sweep(
         raise InputError(f"no kind of scaling named {mode!r}", where="--mode", fix=nearest(mode, MODES))
     if not sizes:
         raise InputError("no number of accelerators is given", where="--gpus", fix="write --gpus 512,1024")
-    ordered = sorted(set(sizes))
-    base = base or (ask.cluster.num_accelerators if ask.cluster.num_accelerators in ordered else ordered[0])
-    found: list[tuple[int, int, PricedPlan]] = []
+    ordered, workload = sorted(set(sizes)), ask.job.workload
+    base = base or (ask.job.num_accelerators if ask.job.num_accelerators in ordered else ordered[0])
+    found: list[tuple[int, int, Forecast]] = []
     misses: list[tuple[int, MeshwrightError]] = []
     for size in ordered:
         try:
-            batch = _batch(ask.workload.global_batch, size, base, ordered) if mode == "weak" else ask.workload.global_batch
-            found.append((size, batch, _best(replace(ask, workload=replace(ask.workload, global_batch=batch), keep=1), size, progress)))
+            batch = _batch(workload.global_batch, size, base, ordered) if mode == "weak" else workload.global_batch
+            job = replace(ask.job, workload=replace(workload, global_batch=batch))
+            found.append((size, batch, _best(replace(ask, job=job, keep=1), size, progress)))
         except MeshwrightError as error:
             misses.append((size, error))
     if not found:
@@ -111,13 +112,13 @@ def _batch(batch: int, size: int, base: int, sizes: Sequence[int]) -> int:
     return batch * size // base
 
 
-def _best(ask: Ask, size: int, progress: Progress) -> PricedPlan:
-    return chosen(ask, survey(ask, machines_of(ask.cluster, size), front=False, progress=progress)).best
+def _best(ask: Ask, size: int, progress: Progress) -> Forecast:
+    return chosen(ask, survey(ask, machines_of(ask.job.cluster, size), front=False, progress=progress)).best
 
 
-def _point(first: tuple[int, int, PricedPlan], one: tuple[int, int, PricedPlan]) -> Point:
+def _point(first: tuple[int, int, Forecast], one: tuple[int, int, Forecast]) -> Point:
     (size, batch, best), (base_size, _, base) = one, first
-    efficiency = _each(best, size) / _each(base, base_size)
+    efficiency = best.tokens_per_s_per_gpu / base.tokens_per_s_per_gpu
     slower, faster = _logs(best)
     base_slower, base_faster = _logs(base)
     alone = size == base_size
@@ -132,11 +133,6 @@ def _point(first: tuple[int, int, PricedPlan], one: tuple[int, int, PricedPlan])
     )
 
 
-def _each(priced: PricedPlan, size: int) -> float:
-    return float(priced.prediction.tokens_per_s[0]) / size
-
-
-def _logs(priced: PricedPlan) -> tuple[float, float]:
+def _logs(plan: Forecast) -> tuple[float, float]:
     """How much slower and faster a step may be than predicted, as logarithms."""
-    plan = priced.plan
-    return math.log(plan.high_s / plan.step_time_s), math.log(plan.step_time_s / plan.low_s)
+    return math.log(plan.interval.high_s / plan.step_s), math.log(plan.step_s / plan.interval.low_s)

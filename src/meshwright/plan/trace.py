@@ -23,12 +23,9 @@ from numpy.typing import NDArray
 
 from meshwright.cost.schedule import BACKWARD, FORWARD, KIND_NAMES, WEIGHT, Timeline
 from meshwright.errors import InputError
-from meshwright.layout import Layouts
-from meshwright.plan.plan import Plan, stack_of
 from meshwright.predict import software as sw
-from meshwright.predict.exact import MOST_OPERATIONS
-from meshwright.predict.prediction import parts, timeline
-from meshwright.predict.software import Software
+from meshwright.predict.exact import MOST_OPERATIONS, timeline
+from meshwright.predict.forecast import Forecast
 from meshwright.predict.step import Carried, StepParts
 from meshwright.record.entries import PART_NAMES
 
@@ -62,28 +59,28 @@ class Flow:
     end_s: float
 
 
-def write_trace(plan: Plan, path: Path, stack: Software | None = None) -> None:
+def write_trace(forecast: Forecast, path: Path) -> None:
     """Write the predicted step as a trace in JSON."""
-    text = json.dumps(trace(plan, stack), separators=(",", ":"))
+    text = json.dumps(trace(forecast), separators=(",", ":"))
     try:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write the trace: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
 
 
-def trace(plan: Plan, stack: Software | None = None) -> dict[str, Any]:
+def trace(forecast: Forecast) -> dict[str, Any]:
     """The predicted step in the Trace Event Format: metadata, complete events and flows, times in microseconds."""
-    step = LaidOut.of(plan, stack or stack_of(plan))
-    events = [*_metadata(plan), *_complete(step.slices()), *_arrows(step.flows())]
+    step = LaidOut.of(forecast)
+    events = [*_metadata(forecast), *_complete(step.slices()), *_arrows(step.flows())]
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
         "otherData": {
-            "plan": plan.name,
-            "layout": str(plan.layout),
-            "software": plan.software,
-            "notes": list(plan.notes),
-            "step_time_s": plan.step_time_s,
+            "plan": forecast.job.name,
+            "layout": str(forecast.layout),
+            "software": forecast.job.software.name,
+            "notes": list(forecast.notes),
+            "step_time_s": forecast.step_s,
             "origin": "predicted by meshwright, not measured",
         },
     }
@@ -111,7 +108,7 @@ class _Replicas:
 class LaidOut:
     """A predicted step laid out in time: its clock, and what its operations carry. All moments are seconds from the step's start."""
 
-    plan: Plan
+    forecast: Forecast
     schedule: Timeline
     replicas: _Replicas
     within_s: dict[str, tuple[float, float]]  # axis -> seconds of a layer, forward and backward
@@ -126,34 +123,33 @@ class LaidOut:
     optimized_s: float
 
     @staticmethod
-    def of(plan: Plan, stack: Software) -> LaidOut:
-        """The step of a plan under the software it was priced with."""
-        job = (plan.model, plan.cluster, plan.workload)
-        _check_length(plan)
-        priced = parts(*job, Layouts.of([plan.layout]), stack)
+    def of(forecast: Forecast) -> LaidOut:
+        """The step of a forecast."""
+        _check_length(forecast)
+        priced, parts_s = forecast.detail, forecast.parts
         carried = priced.carried()
-        replicas = _replicas(plan, priced, carried)
-        schedule = timeline(*job, plan.layout, stack)
-        waited_s = min(float(carried.waited_s[0]), plan.parts_s["exposed_dp"])
+        replicas = _replicas(forecast, priced, carried)
+        schedule = timeline(forecast.detail, forecast.layout)
+        waited_s = min(float(carried.waited_s[0]), parts_s["exposed_dp"])
         head_s = waited_s * replicas.share(replicas.gathers_once, replicas.gather_s)
         tail_s = waited_s * replicas.share(replicas.reduces_once, replicas.reduce_s)
-        data_s, optimizer_s = plan.parts_s["data"], plan.parts_s["optimizer"]
-        host_s = min(float(priced.end_s[0]), plan.parts_s["overhead"])
-        drained_s = plan.step_time_s - host_s - optimizer_s - tail_s
+        data_s, optimizer_s = parts_s["data"], parts_s["optimizer"]
+        host_s = min(float(priced.end_s[0]), parts_s["overhead"])
+        drained_s = forecast.step_s - host_s - optimizer_s - tail_s
         return LaidOut(
-            plan=plan,
+            forecast=forecast,
             schedule=schedule,
             replicas=replicas,
-            within_s=_within_s(plan, carried),
+            within_s=_within_s(forecast, carried),
             ends_tp_s=float(carried.ends_tp_s[0]) / 2,
-            layers=_layers(plan, priced),
+            layers=_layers(forecast, priced),
             message_s=float(carried.message_s[0]),
             stretch=(drained_s - data_s - head_s) / schedule.makespan_s,
             data_s=data_s,
             weights_s=data_s + head_s,
             drained_s=drained_s,
             reduced_s=drained_s + tail_s,
-            optimized_s=plan.step_time_s - host_s,
+            optimized_s=forecast.step_s - host_s,
         )
 
     @property
@@ -168,7 +164,7 @@ class LaidOut:
 
     def slices(self) -> Iterator[Slice]:
         """Everything that takes time, stage by stage."""
-        for stage in range(self.plan.layout.pp):
+        for stage in range(self.forecast.layout.pp):
             yield from _operations(self, stage)
             yield from _messages(self, stage)
             yield from _between_replicas(self, stage)
@@ -183,9 +179,9 @@ class LaidOut:
             yield Flow(int(order.stage[sender]), float(sent_s[sender]), int(order.stage[index]), float(start_s[index]))
 
 
-def _check_length(plan: Plan) -> None:
+def _check_length(forecast: Forecast) -> None:
     """Refuse a step of more operations than can be laid out one by one."""
-    layout, m = plan.layout, plan.layout.num_micro_batches(plan.workload.global_batch)
+    layout, m = forecast.layout, forecast.num_micro_batches
     num_operations = 2 * layout.pp * layout.vp * m
     if num_operations > MOST_OPERATIONS:
         raise InputError(
@@ -195,26 +191,26 @@ def _check_length(plan: Plan) -> None:
         )
 
 
-def _replicas(plan: Plan, priced: StepParts, carried: Carried) -> _Replicas:
+def _replicas(forecast: Forecast, priced: StepParts, carried: Carried) -> _Replicas:
     """The traffic between replicas."""
     return _Replicas(
         gather_s=float(carried.gathered_s[0]),
         reduce_s=float(carried.reduced_s[0]),
-        gathers_once=plan.layout.zero_stage < 3,
-        reduces_once=plan.layout.zero_stage < 2,
+        gathers_once=forecast.layout.zero_stage < 3,
+        reduces_once=forecast.layout.zero_stage < 2,
         parameters=float(sum(column[0] for column in priced.pricer.parameters(priced.split))),
     )
 
 
-def _within_s(plan: Plan, carried: Carried) -> dict[str, tuple[float, float]]:
+def _within_s(forecast: Forecast, carried: Carried) -> dict[str, tuple[float, float]]:
     """Seconds that each axis within a layer takes, hidden or not, forward and backward."""
     found = {axis: (float(forward[0]), float(backward[0])) for axis, (forward, backward) in carried.layer.items()}
-    return {axis: pair for axis, pair in found.items() if getattr(plan.layout, axis) > 1 and sum(pair) > 0}
+    return {axis: pair for axis, pair in found.items() if getattr(forecast.layout, axis) > 1 and sum(pair) > 0}
 
 
-def _layers(plan: Plan, priced: StepParts) -> Floats:
+def _layers(forecast: Forecast, priced: StepParts) -> Floats:
     """Layers in each chunk of each stage."""
-    layout, split = plan.layout, priced.split
+    layout, split = forecast.layout, priced.split
     first, middle, last = (float(column[0]) for column in (split.first, split.middle, split.last))
     cells = np.full((layout.pp, layout.vp), middle / layout.vp)
     if layout.pp > 1:
@@ -251,7 +247,7 @@ def _within(step: LaidOut, operation: Slice, kind: int, layers: float, ends_s: f
 
 def _sent_s(step: LaidOut) -> Floats:
     """When the message of each operation sets out: after it where messages overlap, within it where they block."""
-    blocking_s = 0.0 if step.plan.layout.overlap_pp else step.message_s
+    blocking_s = 0.0 if step.forecast.layout.overlap_pp else step.message_s
     return np.maximum(step.end_s - blocking_s, step.start_s)
 
 
@@ -272,8 +268,8 @@ def _ends(step: LaidOut, stage: int) -> Iterator[Slice]:
     if step.data_s > 0:
         yield Slice(stage, COMPUTE, PART_NAMES["data"], 0.0, step.data_s)
     yield Slice(stage, COMPUTE, PART_NAMES["optimizer"], step.reduced_s, step.optimized_s)
-    if step.optimized_s < step.plan.step_time_s:  # a profile's slices have it in the ends of the model
-        yield Slice(stage, COMPUTE, f"{PART_NAMES['overhead']}: norm, clipping, logging", step.optimized_s, step.plan.step_time_s)
+    if step.optimized_s < step.forecast.step_s:  # a profile's slices have it in the ends of the model
+        yield Slice(stage, COMPUTE, f"{PART_NAMES['overhead']}: norm, clipping, logging", step.optimized_s, step.forecast.step_s)
 
 
 # -- between replicas -----------------------------------------------------------------------------------
@@ -310,7 +306,7 @@ def _reductions(step: LaidOut, stage: int) -> Iterator[Slice]:
     names, ready_s, each_s = _buckets(step, lasts, step.replicas.reduce_s, inside=step.end_s)
     after_s = np.cumsum(each_s[::-1])[::-1]  # of a bucket and all that follow
     factor = min(1.0, float(((step.reduced_s - ready_s) / after_s).min()))
-    what = "all-reduce gradients" if step.plan.layout.zero_stage == 0 else "reduce-scatter gradients"
+    what = "all-reduce gradients" if step.forecast.layout.zero_stage == 0 else "reduce-scatter gradients"
     free_s = 0.0
     for name, bucket_ready_s, seconds in zip(names, ready_s.tolist(), each_s.tolist(), strict=True):
         start_s = max(free_s, bucket_ready_s)
@@ -340,7 +336,7 @@ def _buckets(step: LaidOut, operations: Sequence[int], total_s: float, inside: F
         chunk = int(step.schedule.schedule.chunk[i])
         names += [f"chunk {chunk}, bucket {bucket + 1} of {count}" for bucket in range(count)]
         moments += [float(inside[i])] * count
-    if step.plan.layout.pp == 1:
+    if step.forecast.layout.pp == 1:
         (i,) = operations
         turns = np.arange(count) + (0 if inside[i] == step.start_s[i] else 1)
         moments = (step.start_s[i] + (step.end_s[i] - step.start_s[i]) * turns / count).tolist()
@@ -389,12 +385,12 @@ def thread_id(stage: int, stream: int) -> int:
     return FIRST_THREAD + len(STREAMS) * stage + stream
 
 
-def _metadata(plan: Plan) -> Iterator[dict[str, Any]]:
-    digits = len(str(plan.layout.pp - 1))  # Perfetto sorts processes by name
-    for stage in range(plan.layout.pp):
+def _metadata(forecast: Forecast) -> Iterator[dict[str, Any]]:
+    digits = len(str(forecast.layout.pp - 1))  # Perfetto sorts processes by name
+    for stage in range(forecast.layout.pp):
         process = {"ph": "M", "pid": process_id(stage)}
         first = thread_id(stage, COMPUTE)
-        yield {"name": "process_name", **process, "tid": first, "args": {"name": f"stage {stage:0{digits}} of {plan.layout.pp}"}}
+        yield {"name": "process_name", **process, "tid": first, "args": {"name": f"stage {stage:0{digits}} of {forecast.layout.pp}"}}
         yield {"name": "process_sort_index", **process, "tid": first, "args": {"sort_index": stage}}
         for stream, name in enumerate(STREAMS):
             thread = {**process, "tid": thread_id(stage, stream)}

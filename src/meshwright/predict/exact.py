@@ -1,37 +1,113 @@
-"""Seconds that the exact schedule of a step adds to its closed form, quick enough to rank hundreds and for steps of any length."""
+"""The exact schedule of a step: every operation of every stage, and the seconds that it adds to the closed form.
+
+The closed form ranks layouts; the exact schedule is what a forecast says. `step_excess_s` is the one rule for both a search's best and a
+single forecast, so that a layout has one step time.
+"""
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.pipeline import ChunkTimes, Quantity, pipeline_s
+from meshwright.cost.schedule import Hops, Timeline, evaluate, schedule_named
 from meshwright.layout import Layout
-from meshwright.predict.prediction import Prediction, schedule_excess_s
+from meshwright.predict.prediction import Prediction
+from meshwright.predict.step import StepParts
 
 LONG = 4  # rounds of the pipeline after which a step grows evenly
 QUICK_OPERATIONS = 100_000  # of a schedule that is timed in about a tenth of a second
 MOST_OPERATIONS = 2_000_000  # of a schedule that is timed whole: a second or two, and a few hundred MB
 
 
-def step_excess_s(prediction: Prediction, layout: Layout, row: int = 0) -> float:
+def exact_prediction(closed: Prediction) -> Prediction:
+    """A prediction of one layout with the step of its exact schedule; what that adds to the closed form is bubble."""
+    layout, closed_s = closed.layouts.row(0), float(closed.step_time_s[0])
+    exact_s = closed_s + step_excess_s(closed.detail, layout)
+    bubble = closed.parts["bubble"] + exact_s - closed_s
+    parts = {**closed.parts, "bubble": np.maximum(bubble, 0.0), "compute": closed.parts["compute"] + np.minimum(bubble, 0.0)}
+    return replace(
+        closed,
+        step_time_s=np.array([exact_s]),
+        low_s=exact_s * closed.low_s / closed_s,
+        high_s=exact_s * closed.high_s / closed_s,
+        parts=parts,
+        tokens_per_s=closed.tokens_per_s * closed_s / exact_s,
+        mfu=closed.mfu * closed_s / exact_s,
+        hfu=closed.hfu * closed_s / exact_s,
+        time_to_train_s=closed.time_to_train_s + closed.num_steps * (exact_s - closed_s),
+    )
+
+
+def step_excess_s(detail: StepParts, layout: Layout, row: int = 0) -> float:
     """Seconds the exact schedule takes beyond the closed form; of a step too long to be timed whole, by a straight line."""
     if layout.pp == 1:
         return 0.0
-    if 2 * layout.pp * layout.vp * int(prediction.detail.num_micro_batches[row]) > MOST_OPERATIONS:
-        return quick_excess_s(prediction, layout, row)
-    return schedule_excess_s(prediction, layout, row)
+    if 2 * layout.pp * layout.vp * int(detail.num_micro_batches[row]) > MOST_OPERATIONS:
+        return quick_excess_s(detail, layout, row)
+    return schedule_excess_s(detail, layout, row)
 
 
-def quick_excess_s(prediction: Prediction, layout: Layout, row: int = 0) -> float:
+def quick_excess_s(detail: StepParts, layout: Layout, row: int = 0) -> float:
     """Seconds the exact schedule takes beyond the closed form.
 
     After a few rounds of the pipeline every further one adds the same, so a long step is timed by two short ones and a straight line;
     micro-batches that do not fill a round come at the end of all three. Weight gradients fill such a round up, so that zero bubble grows
     less evenly there (0.2 % of a step): it is timed whole as long as that is quick.
     """
-    pp, m = layout.pp, int(prediction.detail.num_micro_batches[row])
+    pp, m = layout.pp, int(detail.num_micro_batches[row])
     if pp == 1:
         return 0.0
     left = m % pp
     uneven = left > 0 and layout.schedule == "zero-bubble" and 2 * pp * layout.vp * m <= QUICK_OPERATIONS
     if m <= (LONG + 1) * pp or uneven:
-        return schedule_excess_s(prediction, layout, row)
-    before_s, after_s = (schedule_excess_s(prediction, layout, row, rounds * pp + left) for rounds in (LONG - 1, LONG))
+        return schedule_excess_s(detail, layout, row)
+    before_s, after_s = (schedule_excess_s(detail, layout, row, rounds * pp + left) for rounds in (LONG - 1, LONG))
     return after_s + (m // pp - LONG) * (after_s - before_s)
+
+
+def timeline(detail: StepParts, layout: Layout, row: int = 0, num_micro_batches: int = 0) -> Timeline:
+    """When every operation of every stage starts and ends, for layout number `row`; or for a step of so many micro-batches."""
+    times = _times_of(detail.times, row)
+    pp, vp = layout.pp, layout.vp
+
+    def grid(middle: Quantity, first: Quantity, last: Quantity) -> NDArray[np.float64]:
+        cells: NDArray[np.float64] = np.full((pp, vp), middle)
+        cells[0, 0] += first
+        cells[-1, -1] += last
+        return cells
+
+    name = layout.schedule if layout.schedule == "zero-bubble" else ("interleaved" if vp > 1 else "1f1b")
+    order = schedule_named(name, pp, vp, num_micro_batches or int(detail.num_micro_batches[row]))
+    weight_s = grid(times.weight_s, times.first_weight_s, times.last_weight_s) if name == "zero-bubble" else None
+    backward_s = grid(times.backward_s, times.first_backward_s, times.last_backward_s)
+    return evaluate(
+        order,
+        grid(times.forward_s, times.first_forward_s, times.last_forward_s),
+        backward_s,
+        weight_s=weight_s,
+        hops=Hops(hop_s=float(detail.message_s[row]) if layout.overlap_pp else 0.0),
+    )
+
+
+def schedule_excess_s(detail: StepParts, layout: Layout, row: int = 0, num_micro_batches: int = 0) -> float:
+    """Seconds by which the exact schedule of layout number `row` is longer than its closed form, or of a step of so many micro-batches."""
+    whole_s = _closed_pipeline_s(detail, layout, row)
+    inside = ("compute", "bubble", "exposed_tp", "exposed_cp", "exposed_ep", "exposed_pp")
+    slowest = sum(float(detail.seconds[part][row]) for part in inside) / max(whole_s, 1e-30)
+    closed_s = _closed_pipeline_s(detail, layout, row, num_micro_batches) if num_micro_batches else whole_s
+    return (timeline(detail, layout, row, num_micro_batches).makespan_s - closed_s) * slowest
+
+
+def _times_of(times: ChunkTimes, row: int) -> ChunkTimes:
+    """The times of one row, as numbers."""
+    return ChunkTimes(**{f.name: float(np.ravel(getattr(times, f.name))[row]) for f in fields(ChunkTimes)})
+
+
+def _closed_pipeline_s(detail: StepParts, layout: Layout, row: int, num_micro_batches: int = 0) -> float:
+    m = num_micro_batches or int(detail.num_micro_batches[row])
+    hop_s = float(detail.message_s[row]) if layout.overlap_pp else 0.0
+    zero_bubble = layout.schedule == "zero-bubble" and layout.pp > 1
+    return float(pipeline_s(m, layout.pp, layout.vp, _times_of(detail.times, row), hop_s, zero_bubble=zero_bubble))

@@ -6,7 +6,6 @@ ones) and the last (loss). `stages` prices every stage of one layout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,30 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost import memory
-from meshwright.cost.memory import BF16_BYTES, FP32_BYTES, Column, Recipe
+from meshwright.cost.memory import BF16_BYTES, FP32_BYTES, Column
 from meshwright.cost.pipeline import peak_in_flight
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.model import Model
 from meshwright.describe.profile import Slice
+from meshwright.describe.recipe import Recipe
+from meshwright.describe.recipe import recipe as recipe_named
 from meshwright.describe.workload import Adapters, Workload
-from meshwright.errors import FitError, InputError, nearest
+from meshwright.errors import FitError
 from meshwright.layout import CP_KINDS, RECOMPUTE, SCHEDULES, Layout, Layouts
 from meshwright.predict.stages import Split, stage_layers
 from meshwright.units import GB, gib
-
-# Assumptions, held against the peaks that MLPerf submissions log (405B and 8B, fp8): the 8-bit and 4-bit recipes keep
-# weights in the low precision in both orientations (Hopper multiplies fp8 in one orientation only) and accumulate
-# gradients in bf16. MXFP8 adds one scale a 32 elements, NVFP4 one a 16; NVFP4 keeps bf16 weights beside them.
-RECIPES: Mapping[str, Recipe] = {
-    "fp32": Recipe(weight_bytes=4.0, optimizer_bytes=8.0, tensor_bytes=4.0, input_bytes=4.0, preactivation_bytes=4.0, logit_bytes=4.0),
-    "bf16": Recipe(),
-    "bf16-pure": Recipe(gradient_bytes=2.0, optimizer_bytes=4.0),
-    "fp8": Recipe(weight_bytes=2.0, gradient_bytes=2.0, input_bytes=1.0),
-    "fp8-current": Recipe(weight_bytes=2.0, gradient_bytes=2.0, input_bytes=1.0),
-    "fp8-current-pure": Recipe(weight_bytes=2.0, gradient_bytes=2.0, optimizer_bytes=4.0, input_bytes=1.0),
-    "mxfp8": Recipe(weight_bytes=2.0 + 2 / 32, gradient_bytes=2.0, input_bytes=1.0 + 1 / 32),
-    "nvfp4": Recipe(weight_bytes=2.0 + 1.0 + 2 / 16, gradient_bytes=2.0, input_bytes=0.5 + 1 / 16),
-}
 
 # Outside PyTorch's allocator: CUDA context, NCCL channels, buffers of overlapped collectives, fragments between
 # tensors. An assumption, not a fit.
@@ -59,13 +46,8 @@ MOMENTS = ("first backward, warm-up over", "loss", "backward of the embedding")
 
 
 def recipe_for(precision: str, accelerator: Accelerator | None = None) -> Recipe:
-    """What `precision` keeps per element; on Blackwell fp8 weights need no second, transposed copy."""
-    if precision not in RECIPES:
-        raise InputError(f"no precision named {precision!r}", where="workload.precision", fix=nearest(precision, RECIPES))
-    recipe = RECIPES[precision]
-    if precision in ("fp8", "fp8-current") and accelerator is not None and "fp4" in accelerator.dense_flops_per_s:
-        return replace(recipe, weight_bytes=1.0)
-    return recipe
+    """The recipe called `precision`, as it is on an accelerator."""
+    return recipe_named(precision).on(accelerator.dense_flops_per_s if accelerator else {})
 
 
 # -- the model, as bytes and parameters ---------------------------------------------------------------
@@ -216,21 +198,45 @@ def footprint(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe
     return _price(model, workload, layouts, recipe, np.stack([np.zeros_like(pp), np.minimum(pp - 1, 1), pp - 1]))
 
 
-def stages(model: Model, workload: Workload, layout: Layout, recipe: Recipe | None = None) -> list[dict[str, Any]]:
-    """Every stage of one layout: its number, layers, bytes by part, peak and the peak's moment."""
-    stage = np.arange(layout.pp)[:, None]
-    priced = _price(model, workload, Layouts.of([layout]), recipe, stage)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes of one pipeline stage at its peak; the parts add up to the peak."""
+
+    stage: int
+    layers: int
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float
+    loss_bytes: float
+    buffers_bytes: float
+    peak_bytes: float
+    peak_at: str  # the moment of the peak
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Bytes by `PARTS`."""
+        return {part: getattr(self, f"{part}_bytes") for part in PARTS}
+
+
+def stages(model: Model, workload: Workload, layout: Layout, recipe: Recipe | None = None) -> tuple[StageMemory, ...]:
+    """Every stage of one layout."""
+    return stage_rows(_price(model, workload, Layouts.of([layout]), recipe, np.arange(layout.pp)[:, None]))
+
+
+def stage_rows(priced: Footprint, row: int = 0) -> tuple[StageMemory, ...]:
+    """The stages of layout number `row` that a footprint holds, each once."""
     peak_bytes = priced.stage_peak_bytes
-    return [
-        {
-            "stage": i,
-            "layers": int(priced.layers[i, 0]),
-            **{f"{part}_bytes": float(getattr(priced, part)[i, 0]) for part in PARTS},
-            "peak_bytes": float(peak_bytes[i, 0]),
-            "peak_at": MOMENTS[priced.moment[i, 0]],
-        }
-        for i in range(layout.pp)
-    ]
+    found = {}
+    for i, number in enumerate(priced.stage[:, row]):
+        found[int(number)] = StageMemory(
+            stage=int(number),
+            layers=int(priced.layers[i, row]),
+            **{f"{part}_bytes": float(getattr(priced, part)[i, row]) for part in PARTS},
+            peak_bytes=float(peak_bytes[i, row]),
+            peak_at=MOMENTS[priced.moment[i, row]],
+        )
+    return tuple(found[number] for number in sorted(found))
 
 
 def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | None, stage: NDArray[np.int64]) -> Footprint:
@@ -412,20 +418,6 @@ def with_slice(priced: Footprint, model: Model, workload: Workload, layouts: Lay
     replaced = {name: np.where(alone, value, getattr(priced, name)) for name, value in parts.items()}
     moment = np.array([1, 0, 0, 2])[worst]
     return replace(priced, **replaced, moment=np.where(alone, moment, priced.moment))
-
-
-def stage_rows(priced: Footprint, row: int = 0) -> list[dict[str, Any]]:
-    """The stages of layout number `row` that a footprint holds, each once, as `stages` gives them."""
-    found = {}
-    for i, number in enumerate(priced.stage[:, row]):
-        found[int(number)] = {
-            "stage": int(number),
-            "layers": int(priced.layers[i, row]),
-            **{f"{part}_bytes": float(getattr(priced, part)[i, row]) for part in PARTS},
-            "peak_bytes": float(priced.stage_peak_bytes[i, row]),
-            "peak_at": MOMENTS[priced.moment[i, row]],
-        }
-    return [found[number] for number in sorted(found)]
 
 
 # -- does it fit --------------------------------------------------------------------------------------

@@ -35,9 +35,7 @@ from meshwright.describe.source import Source
 from meshwright.describe.this_machine import CORE_W
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
-from meshwright.predict.inputs import GENERATION
 from meshwright.predict.prediction import Prediction, evaluation_time_s
-from meshwright.units import si
 
 Column = NDArray[np.float64]
 
@@ -81,6 +79,8 @@ class Outcome:
     """What a run takes; None where it cannot be reckoned, with the reason in `unknown`."""
 
     num_steps: int
+    num_evaluations: int
+    evaluation_s: float  # one evaluation
     time_to_train_s: Spread | None
     accelerator_hours: Spread | None
     offer: Offer | None  # the price reckoned with
@@ -96,7 +96,6 @@ class Outcome:
     facility: Facility
     unknown: Mapping[str, str]
     batch_beyond: str = ""  # `above` or `below` the batches whose samples to the target are known: `above`, all here are lower bounds
-    notes: tuple[str, ...] = ()
 
     @property
     def bound(self) -> str:
@@ -104,34 +103,38 @@ class Outcome:
         return {"above": "at least ", "below": "about "}.get(self.batch_beyond, "")
 
 
-def outcome(
-    prediction: Prediction,
-    cluster: Cluster,
-    workload: Workload,
-    row: int = 0,
-    *,
-    provider: str = "",
-    price_kind: str = "",
-    region: str = "",
-    cooling: str = "",
-) -> Outcome:
-    """What the run takes with layout number `row`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Whose prices and data centre, which grid, which cooling; empty: the cluster's own."""
 
-    Without a provider or price kind: the cluster's provider on demand, else the median of the listed on-demand prices. Halls are the
-    provider's, the grid is that of `region`, of the cluster, or the default's. `cooling` takes hosts and fans from the metered nodes
-    instead of what the cluster states.
+    provider: str = ""
+    price_kind: str = ""  # on-demand, spot or reserved
+    region: str = ""
+    cooling: str = ""  # air or liquid: hosts and fans as on metered nodes, instead of what the cluster states
+
+
+def outcome(prediction: Prediction, row: int = 0, terms: Terms | None = None) -> Outcome:
+    """What the whole run takes with layout number `row`.
+
+    Without a provider or price kind: the cluster's provider on demand, else the median of the listed on-demand prices. The data centre
+    is the provider's; the grid is that of the terms, of the cluster, or the default.
     """
+    terms = terms or Terms()
+    cluster, workload = prediction.job.cluster, prediction.job.workload
+    provider = terms.provider or cluster.provider
     unknown: dict[str, str] = {}
     time_s = _time_to_train_s(prediction, workload, row, unknown)
     hours = time_s.times(float(accelerator_hours(cluster.num_accelerators, 1.0))) if time_s else None
-    price = price_of(cluster, provider, price_kind, unknown)
-    busy = float(busy_share(prediction, cluster, workload)[row]) if time_s else math.nan
-    watts_w, hosts = node_w(cluster, busy, power_constants(), cooling)
+    price = price_of(cluster, terms.provider, terms.price_kind, unknown)
+    busy = float(busy_share(prediction)[row]) if time_s else math.nan
+    watts_w, hosts = node_w(cluster, busy, power_constants(), terms.cooling)
     energy_j = _energy_j(watts_w, cluster, time_s, unknown)
-    grid, halls = economics.region(region or cluster.region or DEFAULT_REGION), economics.facility(provider or cluster.provider)
+    grid, halls = economics.region(terms.region or cluster.region or DEFAULT_REGION), economics.facility(provider)
     drawn_j = energy_j.times(float(facility_energy_j(1.0, halls.pue))) if energy_j else None
     return Outcome(
         num_steps=prediction.num_steps,
+        num_evaluations=prediction.num_evaluations,
+        evaluation_s=float(prediction.evaluation_s[row]),
         time_to_train_s=time_s,
         accelerator_hours=hours,
         offer=_offer(price, time_s, cluster) if price and time_s else None,
@@ -142,21 +145,15 @@ def outcome(
         energy_j=energy_j,
         facility_energy_j=drawn_j,
         carbon_kg=drawn_j.times(float(carbon_kg(1.0, grid.grid_gco2e_per_kwh))) if drawn_j else None,
-        water_l=_water_l(energy_j, halls, provider or cluster.provider, unknown),
+        water_l=_water_l(energy_j, halls, provider, unknown),
         region=grid,
         facility=halls,
         unknown=unknown,
         batch_beyond=workload.batch_beyond if time_s else "",
-        notes=notes_of(prediction, cluster, workload, row),
     )
 
 
 # -- what a reader should know ----------------------------------------------------------------------------
-
-
-def notes_of(prediction: Prediction, cluster: Cluster, workload: Workload, row: int = 0) -> tuple[str, ...]:
-    """Where numbers of layout number `row` are not what they look like: samples to a target that nobody measured, an MFU above 100 %."""
-    return tuple(filter(None, (samples_note(workload), mfu_note(float(prediction.mfu[row]), cluster, workload))))
 
 
 def samples_note(workload: Workload) -> str:
@@ -174,22 +171,6 @@ def samples_note(workload: Workload) -> str:
     return (
         f"{known}: at {workload.global_batch:,} they are unknown, and those of the smallest batch are taken. "
         "Steps, time to train, cost, energy, carbon and water are rough"
-    )
-
-
-def mfu_said(mfu: float) -> str:
-    """An MFU in per cent; with what it means, where it is above 100."""
-    return f"{100 * mfu:.1f} %" + (" of a peak described too low" if mfu > 1 else "")
-
-
-def mfu_note(mfu: float, cluster: Cluster, workload: Workload) -> str:
-    """Why an MFU above 100 % is no feat; empty below."""
-    if not mfu > 1:
-        return ""
-    peak = si(cluster.accelerator.peak_flops_per_s(workload.precision), "FLOP/s", 3)
-    return (
-        f"an MFU of {100 * mfu:.1f} % cannot be: the peak described for {cluster.accelerator.name} ({peak}, {workload.precision}) is below "
-        "what the predicted step takes of it. Do not compare this MFU"
     )
 
 
@@ -269,7 +250,7 @@ def power_constants(path: Path = POWER_FILE) -> PowerConstants:
     return PowerConstants(**json.loads(path.read_text(encoding="utf-8"))["constants"])
 
 
-def busy_seconds(prediction: Prediction, cluster: Cluster, workload: Workload) -> tuple[Column, Column]:
+def busy_seconds(prediction: Prediction) -> tuple[Column, Column]:
     """Seconds of a step, and of an evaluation, in which the accelerators work, by layout.
 
     Work is compute and the optimizer, at the speed of the reference release, and what tensor, context and expert parallelism expose:
@@ -277,17 +258,20 @@ def busy_seconds(prediction: Prediction, cluster: Cluster, workload: Workload) -
     bubble, exposed data- and pipeline-parallel traffic, overhead and data. Counting all of a slow release's compute as work misses
     metered runs by 9 % on average when each is held out, this by 2 %; it was chosen by those very errors, so the 2 % flatter.
     """
-    stack, parts = prediction.software, prediction.parts
-    generation = GENERATION.get(cluster.accelerator.architecture, "hopper")
-    slowdown = math.exp(stack.log_factor_of(workload.adapters is not None, generation))
+    slowdown = math.exp(prediction.job.log_factor)
+    evaluation_s = evaluation_time_s(prediction.job.workload, prediction.layouts, prediction.detail)
+    return working_s(prediction.parts, slowdown), evaluation_s / slowdown
+
+
+def working_s(parts: Mapping[str, Column], slowdown: float) -> Column:
+    """Seconds of a step in which the accelerators work, from its parts and the release's time over the reference's."""
     shared_s = parts["exposed_tp"] + parts["exposed_cp"] + parts["exposed_ep"]
-    step_s = (parts["compute"] + parts["optimizer"]) / slowdown + shared_s
-    return step_s, evaluation_time_s(workload, prediction.layouts, prediction.detail) / slowdown
+    return (parts["compute"] + parts["optimizer"]) / slowdown + shared_s
 
 
-def busy_share(prediction: Prediction, cluster: Cluster, workload: Workload) -> Column:
+def busy_share(prediction: Prediction) -> Column:
     """Share of the whole run in which the accelerators work, by layout; a release faster than the reference leaves no more than all."""
-    step_s, evaluation_s = busy_seconds(prediction, cluster, workload)
+    step_s, evaluation_s = busy_seconds(prediction)
     share = busy_fraction(prediction.num_steps, step_s, prediction.num_evaluations * evaluation_s, prediction.time_to_train_s)
     return np.minimum(share, 1.0)
 

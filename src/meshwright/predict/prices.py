@@ -21,7 +21,8 @@ from meshwright.cost.pipeline import ChunkTimes
 from meshwright.layout import CP_KINDS, RECOMPUTE, SCHEDULES, Layouts
 from meshwright.predict import software as sw
 from meshwright.predict import traffic
-from meshwright.predict.inputs import BY_COLUMNS, BY_ROWS, EXPERT, STEP_SUM_BYTES, Measured, Question
+from meshwright.predict.inputs import BY_COLUMNS, BY_ROWS, EXPERT, Inputs
+from meshwright.predict.measured import STEP_SUM_BYTES, Measured
 from meshwright.predict.placement import Placement, place
 from meshwright.predict.software import Constants
 from meshwright.predict.stages import Split
@@ -87,9 +88,9 @@ class Pricer:
 
     hides = True  # whether traffic hides behind compute where the layout lets it
 
-    def __init__(self, question: Question, layouts: Layouts, constants: Constants) -> None:
-        self.q, self.l, self.c = question, layouts, constants
-        q, c = question, constants
+    def __init__(self, inputs: Inputs, layouts: Layouts, constants: Constants) -> None:
+        self.q, self.l, self.c = inputs, layouts, constants
+        q, c = inputs, constants
         blackwell = np.asarray(q.is_blackwell) > 0
         self.slowdown = np.exp(q.log_factor)
         low_pj = np.where(blackwell, np.where(np.asarray(q.is_fp4) > 0, c.blackwell_fp4_pj, c.blackwell_fp8_pj), c.hopper_fp8_pj)
@@ -378,8 +379,8 @@ class Pricer:
 class MeasuredPricer(Pricer):
     """The same from a hardware profile: kernels as they were timed, put together, and corrected by slices of the trainer's step."""
 
-    def __init__(self, question: Question, layouts: Layouts, constants: Constants, measured: Measured) -> None:
-        super().__init__(replace(question, log_factor=0.0), layouts, constants)
+    def __init__(self, inputs: Inputs, layouts: Layouts, constants: Constants, measured: Measured) -> None:
+        super().__init__(replace(inputs, log_factor=0.0), layouts, constants)
         self.m = measured
         profile = measured.profile
         self.ranks = self.tp * self.cp * self.pp * self.dp

@@ -14,62 +14,78 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from meshwright.describe.hardware import Accelerator
 from meshwright.describe.profile import Profile
 from meshwright.errors import InputError, nearest
 
 CONSTANTS_FILE = Path(__file__).parents[1] / "evidence" / "constants.json"
 REFERENCE_RELEASE = "v5.1"  # the release with the most rows: others are so much slower or faster
+BLACKWELL = "blackwell"
+GENERATIONS = {"hopper": "hopper", "blackwell": BLACKWELL, "blackwell-ultra": BLACKWELL}  # of architectures that constants were fitted for
 RELEASES = ("v3.0", "v3.1", "v4.0", "v4.1", "v5.0", "v5.1", "v6.0")  # of MLPerf Training, oldest first
 
-# Assumptions.
-MATMUL_CEILING = 0.95  # of the peak: what the best kernels reach where power does not limit them
-MATMUL_HALF_SIZE = 100.0  # see cost.compute.matmul_s: one tile of 128 columns is mostly edge
-BF16_PJ_PER_FLOP = {"hopper": 0.137, "blackwell": 0.120}  # from the measured maxima of H100, B200, GB200, B300 (hardware facts, MAMF)
-FP8_ATTENTION_SPEEDUP = 1.35  # over bf16: the products are twice as fast, the exponentials are not
-BACKWARD_ATTENTION = 2.5  # forwards a backward of flash attention takes: five products against two
-CAST_BYTES = {
-    "fp32": 0.0,
-    "bf16": 0.0,
-    "bf16-pure": 0.0,
-    "fp8": 4.0,
-    "fp8-current": 6.0,
-    "fp8-current-pure": 6.0,
-    "mxfp8": 6.0,
-    "nvfp4": 9.0,
+# Numbers that were chosen for a reason and not fitted; `ASSUMED` says what each means and why.
+MATMUL_CEILING = 0.95
+MATMUL_HALF_SIZE = 100.0
+BF16_PJ_PER_FLOP = {"hopper": 0.137, "blackwell": 0.120}
+FP8_ATTENTION_SPEEDUP = 1.35
+BACKWARD_ATTENTION = 2.5
+SCALE_UP_EFFICIENCY = 0.85
+TP_HIDDEN = 0.9
+ADAPTER_TP_HIDDEN = 0.0
+RING_ROUND_S = 15e-6
+GRAPH_CHUNK_S = 100e-6
+PP_EXPOSED = 0.1
+BUCKET_PARAMETERS = 134_217_728.0
+OPTIMIZER_BYTES = 30.0
+STEP_BYTES = 12.0
+STEP_S = 0.004
+LOSS_BYTES = 8.0
+CHIP_REFERENCE = (700.0, 989e12)
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What a chosen number means, its unit, and the reason for it."""
+
+    meaning: str
+    unit: str
+    reason: str
+
+
+ASSUMED: Mapping[str, Assumed] = {
+    "MATMUL_CEILING": Assumed("matrix products, of the peak, where power does not limit them", "", "what the best kernels reach"),
+    "MATMUL_HALF_SIZE": Assumed("columns or rows at which a product reaches half its rate", "", "one tile of 128 columns is mostly edge"),
+    "BF16_PJ_PER_FLOP": Assumed("energy of a bf16 FLOP at the power cap", "pJ", "measured maxima of H100, B200, GB200, B300 (MAMF)"),
+    "FP8_ATTENTION_SPEEDUP": Assumed("attention in fp8 over bf16", "x", "the products are twice as fast, the exponentials are not"),
+    "BACKWARD_ATTENTION": Assumed("forwards that a backward of flash attention takes", "x", "five products against two"),
+    "SCALE_UP_EFFICIENCY": Assumed(
+        "of the NVLink rate, what collectives reach", "", "NCCL all-reduce on GB200 NVL72: 65 % at 0.5 GiB, 93 % at 4 GiB"
+    ),
+    "TP_HIDDEN": Assumed("of tensor traffic, hidden where it is overlapped", "", "chosen"),
+    "ADAPTER_TP_HIDDEN": Assumed("the same where adapters sit beside the products", "", "their own traffic comes between"),
+    "RING_ROUND_S": Assumed("one more round of ring attention, forward", "s", "further kernels; twice that backward"),
+    "GRAPH_CHUNK_S": Assumed("a pipeline operation inside a CUDA graph", "s", "its sends, receives and their joins"),
+    "PP_EXPOSED": Assumed("of a pipeline message, exposed where it is overlapped", "", "the copy in and out"),
+    "BUCKET_PARAMETERS": Assumed("parameters of one data-parallel reduction", "", "the record machine's setting"),
+    "OPTIMIZER_BYTES": Assumed("Adam on a parameter's shard", "bytes", "gradient, master, two moments read; three written, and the weight"),
+    "STEP_BYTES": Assumed("a parameter and step beside that", "bytes", "gradients zeroed and cast, gathered weights copied and cast"),
+    "STEP_S": Assumed("host work at the end of a step", "s", "norm, clipping, logging"),
+    "LOSS_BYTES": Assumed("a logit, forward or backward", "bytes", "written once in bf16, read in fp32 halves"),
+    "CHIP_REFERENCE": Assumed(
+        "W and bf16 FLOP/s that unfitted chips are scaled from", "", "H100: chips of no fitted generation are taken as equally efficient"
+    ),
 }
-# read 2, write 1 in each orientation; current scaling and blocks read once more for the maximum; NVFP4 also rotates and scales twice
-GATHER_BYTES = {
-    "fp32": 4.0,
-    "bf16": 2.0,
-    "bf16-pure": 2.0,
-    "fp8": 1.0,
-    "fp8-current": 1.0,
-    "fp8-current-pure": 2.0,
-    "mxfp8": 1.0,
-    "nvfp4": 2.0,
-}  # a parameter, when weights are gathered
-REDUCE_BYTES = {
-    "fp32": 4.0,
-    "bf16": 4.0,
-    "bf16-pure": 2.0,
-    "fp8": 2.0,
-    "fp8-current": 2.0,
-    "fp8-current-pure": 2.0,
-    "mxfp8": 2.0,
-    "nvfp4": 2.0,
-}  # a parameter, when gradients are reduced
-SCALE_UP_EFFICIENCY = 0.85  # of the NVLink rate: NCCL all-reduce on GB200 NVL72 reaches 65 % at 0.5 GiB and 93 % at 4 GiB (hardware facts)
-TP_HIDDEN = 0.9  # of tensor-parallel traffic, where it is overlapped with the products
-ADAPTER_TP_HIDDEN = 0.0  # the same where adapters sit beside the products: their own traffic comes between
-RING_ROUND_S = 15e-6  # forward: further kernels of one more round of ring attention; twice that backward
-GRAPH_CHUNK_S = 100e-6  # of a pipeline operation inside a CUDA graph: its sends, receives and their joins
-PP_EXPOSED = 0.1  # of a pipeline message, where it is overlapped: the copy in and out
-BUCKET_PARAMETERS = 134_217_728.0  # of one data-parallel reduction (record machine's setting)
-OPTIMIZER_BYTES = 30.0  # Adam on a parameter's shard: gradient, master, two moments read, three written, weight written
-STEP_BYTES = 12.0  # a parameter and step beside that: gradients zeroed and cast, gathered weights copied and cast
-STEP_S = 0.004  # host work at the end of a step: norm, clipping, logging
-LOSS_BYTES = 8.0  # a logit, forward or backward: written once in bf16, read in fp32 halves
-CHIP_REFERENCE = (700.0, 989e12)  # watts and bf16 FLOP/s of the H100: chips of no fitted generation are taken as equally efficient
+
+
+def is_fitted(accelerator: Accelerator) -> bool:
+    """Whether constants were fitted for accelerators of this generation."""
+    return accelerator.architecture in GENERATIONS
+
+
+def generation_of(accelerator: Accelerator) -> str:
+    """The generation whose fitted constants apply; for one that was never fitted, Hopper's."""
+    return GENERATIONS.get(accelerator.architecture, "hopper")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""The closed form of a training step: a Question and Layouts (columns) -> seconds of every part.
+"""The closed form of a training step: Inputs and Layouts (columns) -> seconds of every part.
 
 Parts are those of every predicted, simulated and measured step: compute, exposed time per axis, bubble, optimizer, data, overhead.
-They add up to the step. All columns broadcast: one question with many layouts, or as many questions as layouts.
+They add up to the step. All columns broadcast: one job with many layouts, or as many jobs as layouts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from meshwright.cost.pipeline import ChunkTimes, busiest_stage_s, pipeline_s
 from meshwright.layout import RECOMPUTE, SCHEDULES, Layouts
-from meshwright.predict.inputs import Measured, Question
+from meshwright.predict.inputs import Inputs
+from meshwright.predict.measured import Measured
 from meshwright.predict.prices import Layer, MeasuredPricer, Pricer
 from meshwright.predict.software import Constants
 from meshwright.predict.stages import Split, stage_layers
@@ -76,11 +77,11 @@ class StepParts:
         )
 
 
-def price(question: Question, layouts: Layouts, constants: Constants, measured: Measured | None = None) -> StepParts:
+def price(inputs: Inputs, layouts: Layouts, constants: Constants, measured: Measured | None = None) -> StepParts:
     """The parts of a step for every row, in closed form; `measured`: by what a profile says, in place of the fitted constants."""
-    question = _without_padding(question)
-    pricer = Pricer(question, layouts, constants) if measured is None else MeasuredPricer(question, layouts, constants, measured)
-    split = stage_layers(question.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
+    inputs = _without_padding(inputs)
+    pricer = Pricer(inputs, layouts, constants) if measured is None else MeasuredPricer(inputs, layouts, constants, measured)
+    split = stage_layers(inputs.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
     layer, head, embedding_s = pricer.layer(), pricer.head_s(), pricer.embedding_s()
     message_s = pricer.message_s()
     times = _chunk_times(pricer, split, layer, head, embedding_s, message_s)
@@ -89,7 +90,7 @@ def price(question: Question, layouts: Layouts, constants: Constants, measured: 
     overlapped = layouts.overlap_pp > 0
     total_s = pipeline_s(m, layouts.pp, layouts.vp, times, np.where(overlapped, message_s, 0.0), zero_bubble=zero_bubble)
     busy_s = busiest_stage_s(m, layouts.pp, layouts.vp, times)
-    stretch = slowest_of(question.num_accelerators, constants.chip_spread) * pricer.core_share(total_s, times) * np.ones_like(total_s)
+    stretch = slowest_of(inputs.num_accelerators, constants.chip_spread) * pricer.core_share(total_s, times) * np.ones_like(total_s)
     # The busiest stage's time is compute, what its layers expose, and per operation the host's time and its messages.
     layers = _busiest_layers(split, layer, head, embedding_s, layouts)
     exposed = _in_layers_s(pricer, layer, layers)
@@ -105,7 +106,7 @@ def price(question: Question, layouts: Layouts, constants: Constants, measured: 
         "optimizer": pricer.optimizer_s(split) * pricer.slowdown,
         "overhead": end_s + host_s * stretch,
     }
-    read_s = question.seq_len * np.asarray(question.global_batch) * TOKEN_BYTES / question.storage_bytes_per_s
+    read_s = inputs.seq_len * np.asarray(inputs.global_batch) * TOKEN_BYTES / inputs.storage_bytes_per_s
     seconds["data"] = np.maximum(read_s - sum(seconds.values()), 0.0) * np.ones_like(pricer.tokens)
     return StepParts(
         seconds=seconds,
@@ -113,7 +114,7 @@ def price(question: Question, layouts: Layouts, constants: Constants, measured: 
         message_s=message_s,
         stretch=stretch,
         end_s=end_s,
-        recomputed_flops=_recomputed_flops(question, layouts),
+        recomputed_flops=_recomputed_flops(inputs, layouts),
         split=split,
         busiest_layers=layers,
         num_micro_batches=m,
@@ -153,16 +154,16 @@ def slowest_of(num_accelerators: Any, chip_spread: Any) -> Any:
     return 1 + np.asarray(chip_spread) * (np.sqrt(2 * np.log(np.maximum(num_accelerators, 8))) - np.sqrt(2 * np.log(8)))
 
 
-def _without_padding(question: Question) -> Question:
-    """The question without matrices that no row has and tiers that repeat the one below: they cost time and add nothing."""
-    used = np.asarray(question.matrix_count).any(axis=1)
-    matrices = {name: getattr(question, name)[used] for name in ("matrix_columns", "matrix_inner", "matrix_cut", "matrix_count")}
+def _without_padding(inputs: Inputs) -> Inputs:
+    """The inputs without matrices that no row has and tiers that repeat the one below: they cost time and add nothing."""
+    used = np.asarray(inputs.matrix_count).any(axis=1)
+    matrices = {name: getattr(inputs, name)[used] for name in ("matrix_columns", "matrix_inner", "matrix_cut", "matrix_count")}
     names = ("tier_size", "tier_bytes_per_s", "tier_latency_s", "tier_is_scale_up", "tier_is_hashed", "tier_is_fabric")
-    columns = [getattr(question, name) for name in names]
+    columns = [getattr(inputs, name) for name in names]
     last = len(columns[0])
     while last > 1 and all(np.array_equal(column[last - 1], column[last - 2]) for column in columns):
         last -= 1
-    return replace(question, **matrices, **{name: column[:last] for name, column in zip(names, columns, strict=True)})
+    return replace(inputs, **matrices, **{name: column[:last] for name, column in zip(names, columns, strict=True)})
 
 
 def _chunk_times(
@@ -198,12 +199,12 @@ def _busiest_layers(split: Split, layer: Layer, head: tuple[Column, Column], emb
     return np.where(layouts.pp == 1, split.middle, np.choose(busiest, [split.first, split.middle, split.last])).astype(np.float64)
 
 
-def _recomputed_flops(question: Question, layouts: Layouts) -> Column:
+def _recomputed_flops(inputs: Inputs, layouts: Layouts) -> Column:
     """FLOPs a token costs again because activations were dropped."""
     per_layer = 2 * (
-        np.asarray(question.layer_parameters) + question.experts_per_token * np.asarray(question.expert_parameters) / question.num_experts
+        np.asarray(inputs.layer_parameters) + inputs.experts_per_token * np.asarray(inputs.expert_parameters) / inputs.num_experts
     )
-    full = question.num_layers * (per_layer + question.attention_flops)
-    some = question.num_layers * np.asarray(question.attention_flops)
+    full = inputs.num_layers * (per_layer + inputs.attention_flops)
+    some = inputs.num_layers * np.asarray(inputs.attention_flops)
     kinds = [layouts.recompute == RECOMPUTE.index("full"), layouts.recompute == RECOMPUTE.index("selective")]
     return np.select(kinds, [full * np.ones(len(layouts)), some * np.ones(len(layouts))], 0.0)

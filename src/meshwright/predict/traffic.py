@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.describe.model import Model
+from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.layout import Layout
-from meshwright.predict import software as sw
 from meshwright.predict.stages import chunk_share, stage_layers
 
 BUCKET_PARAMETERS = 25_000_000  # of one reduction of gradients
@@ -63,9 +63,9 @@ class Sizes:
 
 def sizes_of(precision: str) -> Sizes:
     """Bytes of an element under a recipe; hidden states travel in bf16 in all but fp32."""
-    if precision == "fp8-current":  # the trainer's: weights are rounded where they are multiplied, and gradients added up in fp32
-        return Sizes(2, 2, 4)
-    return Sizes(4 if precision == "fp32" else 2, int(sw.GATHER_BYTES[precision]), int(sw.REDUCE_BYTES[precision]))
+    wanted = recipe(precision)
+    weight_bytes, gradient_bytes = wanted.trainer_gather_bytes or wanted.gather_bytes, wanted.trainer_reduce_bytes or wanted.reduce_bytes
+    return Sizes(int(wanted.tensor_bytes), int(weight_bytes), int(gradient_bytes))
 
 
 # -- what stands on a stage -----------------------------------------------------------------------------

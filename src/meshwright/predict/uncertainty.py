@@ -22,8 +22,8 @@ import numpy as np
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
-from meshwright.predict.inputs import GENERATION
-from meshwright.predict.software import Software
+from meshwright.job import Job
+from meshwright.predict.software import is_fitted
 from meshwright.units import parameters, si
 
 RESIDUALS_FILE = Path(__file__).parents[1] / "evidence" / "residuals.json"
@@ -66,8 +66,8 @@ def residuals(path: Path = RESIDUALS_FILE) -> Mapping[str, Any]:
     return dict(json.loads(path.read_text()))
 
 
-def interval(model: Model, cluster: Cluster, workload: Workload, stack: Software, table: Mapping[str, Any] | None = None) -> Interval:
-    """The interval of a question.
+def interval(job: Job, table: Mapping[str, Any] | None = None) -> Interval:
+    """The interval of a job's step time.
 
     measured: the accelerator, number format and release were run together, at about this size; errors of single runs left out.
     near: the chip's generation and the kind of software were run, but not this; errors of whole families left out.
@@ -75,11 +75,12 @@ def interval(model: Model, cluster: Cluster, workload: Workload, stack: Software
     beyond the sizes of all runs.
     """
     runs: Sequence[Entry] = (table or residuals())["runs"]
-    return _widened(_compared(model, cluster, workload, stack, runs), model, cluster, runs)
+    return _widened(_compared(job, runs), job.model, job.cluster, runs)
 
 
-def _compared(model: Model, cluster: Cluster, workload: Workload, stack: Software, runs: Sequence[Entry]) -> Interval:
-    """The interval of the closest pool of runs, whatever the size of the question."""
+def _compared(job: Job, runs: Sequence[Entry]) -> Interval:
+    """The interval of the closest pool of runs, whatever the size of the job."""
+    model, cluster, workload, stack = job.model, job.cluster, job.workload, job.software
     asked = Likeness(
         kind=kind_of(model, workload),
         software=software_kind(stack.release),
@@ -87,7 +88,7 @@ def _compared(model: Model, cluster: Cluster, workload: Workload, stack: Softwar
         family=(cluster.accelerator.name, workload.precision, stack.release),
     )
     fitted = [run for run in runs if run["fitted"]]
-    if asked.architecture not in GENERATION:
+    if not is_fitted(cluster.accelerator):
         return _far(asked, runs, f"no constant was fitted for {cluster.accelerator.name} or chips of its generation")
     if asked.software == "other":
         return _far(asked, runs, f"no factor was fitted for {stack.release} or software of its kind")

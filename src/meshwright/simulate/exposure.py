@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from meshwright.layout import Layouts
-from meshwright.plan.plan import Plan, stack_of
+from meshwright.job import Job
+from meshwright.layout import Layout, Layouts
 from meshwright.predict.prediction import interval_of, parts
 from meshwright.predict.software import FITTED, Software
 
@@ -24,20 +24,19 @@ class Exposed:
     high_s: float
 
 
-def exposed_between_replicas(plan: Plan, stack: Software | None = None) -> Exposed:
+def exposed_between_replicas(job: Job, layout: Layout) -> Exposed:
     """The predicted exposed time, with the spread that each constant was expected to have; added as independent errors.
 
     Nobody has published a trace, so the spread is that expected before the fit, not a measured one. Times of a hardware profile have the
     spread that predictions by it are held to.
     """
-    stack = stack or stack_of(plan)
-    middle_s = _exposed_s(plan, stack)
+    middle_s = _exposed_s(job, layout)
     above, below = 0.0, 0.0
-    if stack.profile:
-        held = interval_of(plan.model, plan.cluster, plan.workload, stack)
+    if job.software.profile:
+        held = interval_of(job)
         above, below = (middle_s * (held.high - 1)) ** 2, (middle_s * (held.low - 1)) ** 2
     for name in BEHIND:
-        moved = [_exposed_s(plan, _moved(stack, name, side * NORMAL_90)) - middle_s for side in (1, -1)]
+        moved = [_exposed_s(replace(job, software=_moved(job.software, name, side * NORMAL_90)), layout) - middle_s for side in (1, -1)]
         above += max(*moved, 0.0) ** 2
         below += min(*moved, 0.0) ** 2
     return Exposed(seconds=middle_s, low_s=max(middle_s - math.sqrt(below), 0.0), high_s=middle_s + math.sqrt(above))
@@ -49,6 +48,5 @@ def _moved(stack: Software, name: str, deviates: float) -> Software:
     return replace(stack, constants=replace(stack.constants, **{name: value}))
 
 
-def _exposed_s(plan: Plan, stack: Software) -> float:
-    priced = parts(plan.model, plan.cluster, plan.workload, Layouts.of([plan.layout]), stack)
-    return float(priced.seconds["exposed_dp"][0])
+def _exposed_s(job: Job, layout: Layout) -> float:
+    return float(parts(job, Layouts.of([layout])).seconds["exposed_dp"][0])

@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 from meshwright.cost.schedule import BACKWARD, FORWARD, Hops, Schedule
 from meshwright.describe.cluster import Cluster
 from meshwright.errors import InputError
-from meshwright.layout import Layouts
-from meshwright.plan.make import exact_prediction
-from meshwright.plan.plan import Plan, stack_of
-from meshwright.predict.prediction import Prediction, parts, timeline
+from meshwright.plan.plan import Plan, forecast_of
+from meshwright.predict.exact import timeline
+from meshwright.predict.forecast import Forecast
 from meshwright.predict.software import Software
 from meshwright.predict.step import TOKEN_BYTES
-from meshwright.record.entries import PARTS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,8 +38,7 @@ class Job:
     """One step of one plan, ready to be walked. Operations follow the schedule's columns; seconds are of the slowest chip."""
 
     plan: Plan
-    stack: Software
-    prediction: Prediction
+    forecast: Forecast
     schedule: Schedule
     duration_s: Floats  # of each operation
     end_s: Floats  # of each, undisturbed
@@ -109,49 +106,46 @@ def _extreme(schedule: Schedule, kind: int, *, last: bool) -> Ints:
     return found
 
 
-def job_of(plan: Plan, cluster: Cluster | None = None, stack: Software | None = None) -> Job:
+def job_of(plan: Plan, cluster: Cluster | None = None, software: Software | str = "") -> Job:
     """The plan's step, on the plan's own machine or on `cluster`, the same machine with something taken from it."""
-    stack = stack or stack_of(plan)
     if cluster is not None:
         plan = replace(plan, cluster=cluster)
-    asked = (plan.model, plan.cluster, plan.workload, plan.layout)
-    prediction = exact_prediction(*asked, stack)
-    order = timeline(*asked, stack)
-    stretch = float(prediction.detail.stretch[0])
-    hops = Hops(hop_s=float(prediction.detail.message_s[0]) if plan.layout.overlap_pp else 0.0)
+    forecast = forecast_of(plan, software)
+    detail = forecast.detail
+    order = timeline(detail, plan.layout)
+    stretch = float(detail.stretch[0])
+    hops = Hops(hop_s=float(detail.message_s[0]) if plan.layout.overlap_pp else 0.0)
     return Job(
         plan=plan,
-        stack=stack,
-        prediction=prediction,
+        forecast=forecast,
         schedule=order.schedule,
         duration_s=(order.end_s - order.start_s) * stretch,
         end_s=order.end_s * stretch,
         hop_s=hops.by_message()[order.schedule.message] * stretch,
         pipeline_s=order.makespan_s * stretch,
-        traffic=traffic_of(plan, plan.cluster, stack),
-        parts_s={part: float(prediction.parts[part][0]) for part in PARTS},
+        traffic=traffic_of(forecast),
+        parts_s=dict(forecast.parts),
     )
 
 
-def check_plan(plan: Plan, stack: Software | None = None) -> None:
+def check_plan(plan: Plan, software: Software | str = "") -> None:
     """Raise an InputError where the plan's own step is not what its machine, model and software give."""
-    stack = stack or stack_of(plan)
-    predicted_s = float(exact_prediction(plan.model, plan.cluster, plan.workload, plan.layout, stack).step_time_s[0])
-    if not abs(plan.step_time_s / predicted_s - 1) <= SAME:
+    predicted = forecast_of(plan, software)
+    if not abs(plan.step_time_s / predicted.step_s - 1) <= SAME:
         raise InputError(
-            f"the plan says {plan.step_time_s:.4g} s a step; {plan.cluster.name} with software {stack.name} takes {predicted_s:.4g} s",
+            f"the plan says {plan.step_time_s:.4g} s a step; {plan.cluster.name} with software {predicted.job.software.name} "
+            f"takes {predicted.step_s:.4g} s",
             where="plan",
             fix="it was made for another machine or version: make it again with `meshwright plan`",
         )
 
 
-def traffic_of(plan: Plan, cluster: Cluster, stack: Software) -> Traffic:
+def traffic_of(forecast: Forecast) -> Traffic:
     """What goes between replicas in a step, priced as if nothing hid it."""
-    priced = parts(plan.model, cluster, plan.workload, Layouts.of([plan.layout]), stack)
-    carried = priced.carried()
+    carried = forecast.detail.carried()
     return Traffic(
         reduce_s=float(carried.reduced_s[0]),
         gather_s=float(carried.gathered_s[0]),
         contention=float(carried.contention[0]),
-        closed_s=float(priced.seconds["exposed_dp"][0]),
+        closed_s=forecast.parts["exposed_dp"],
     )

@@ -14,9 +14,9 @@ from meshwright.errors import InputError
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.refit import MEASURED_CSV
 from meshwright.evidence.runs import read_runs
-from meshwright.plan.make import exact_prediction
 from meshwright.plan.plan import Plan
-from meshwright.predict.placement import tiers_of
+from meshwright.plan.plan import plan_of as planned
+from meshwright.predict.forecast import forecast
 from meshwright.predict.software import software
 from meshwright.record.mllog import StepTimes, read_step_times
 from meshwright.simulate.job import Job, job_of
@@ -50,25 +50,7 @@ class StepLog:
 
 def plan_of(run: MeasuredRun) -> Plan:
     """A measured run as a plan. Whether its memory fits is not asked: it ran."""
-    stack = software(run.release)
-    predicted = exact_prediction(run.model, run.cluster, run.workload, run.layout, stack)
-    step_s = float(predicted.step_time_s[0])
-    return Plan(
-        name=run.name,
-        model=run.model,
-        cluster=run.cluster,
-        workload=run.workload,
-        layout=run.layout,
-        software=stack.name,
-        step_time_s=step_s,
-        low_s=float(predicted.low_s[0]),
-        high_s=float(predicted.high_s[0]),
-        parts_s={part: float(column[0]) for part, column in predicted.parts.items()},
-        placement=tiers_of(run.layout, run.cluster),
-        spares_per_domain=0,
-        peak_memory_bytes=float(predicted.memory.peak_bytes[0]),
-        time_to_train_s=float(predicted.time_to_train_s[0]),
-    )
+    return planned(forecast(run.job(software(run.release)), run.layout, ignore_memory=True), run.name)
 
 
 @cache

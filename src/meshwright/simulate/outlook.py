@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from meshwright.cost.money import cost_usd
 from meshwright.plan.plan import Plan
-from meshwright.predict.outcome import outcome
 from meshwright.simulate.campaign import Campaign, Report, Weeks, advised_interval_s, advised_spares, weeks
 from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulate.failures import Failures
@@ -64,9 +63,9 @@ def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
 
 
 def usd_per_accelerator_hour(plan: Plan, conditions: Conditions) -> float | None:
-    """The price the predictor would reckon with; None where none is listed."""
-    takes = outcome(conditions.job(plan).prediction, plan.cluster, plan.workload)
-    return takes.offer.price.usd_per_accelerator_hour if takes.offer else None
+    """The price that a forecast uses; None where none is listed."""
+    offer = conditions.job(plan).forecast.outcome.offer
+    return offer.price.usd_per_accelerator_hour if offer else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

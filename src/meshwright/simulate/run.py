@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.ledger import Budget, Rate, amount
-from meshwright.plan.plan import Plan
+from meshwright.plan.plan import Plan, forecast_of
 from meshwright.predict.software import Software
 from meshwright.record.entries import PARTS, StepRecord
 from meshwright.record.header import RunHeader
@@ -67,7 +67,7 @@ class Conditions:
         cluster = self.fabric.degraded(plan.cluster)
         if self.storage_bytes_per_s:
             cluster = replace(cluster, storage_bytes_per_s=self.storage_bytes_per_s)
-        return job_of(plan, cluster, self.stack)
+        return job_of(plan, cluster, self.stack or "")
 
     def setting(self, job: Job, seed: int) -> Setting:
         """What a walk needs to know, with hashes and hit NICs drawn for this seed."""
@@ -91,7 +91,7 @@ def _traffic_at(job: Job, share: float) -> Traffic:
     cluster = job.plan.cluster
     tier = fabric_tier(cluster)
     less = replace(cluster, tiers=(*cluster.tiers[:-1], replace(tier, bytes_per_s=tier.bytes_per_s * share)))
-    return traffic_of(job.plan, less, job.stack)
+    return traffic_of(forecast_of(replace(job.plan, cluster=less), job.forecast.job.software))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -170,7 +170,7 @@ def run_plan(
         seed=seed,
         steps=steps,
         evaluated_after=tuple(step for step in evaluated if step <= len(steps)),
-        evaluation_s=float(job.prediction.evaluation_s[0]),
+        evaluation_s=job.forecast.outcome.evaluation_s,
         asked_steps=count,
     )
     return _within(run, within_s)

@@ -8,39 +8,32 @@ from pathlib import Path
 import pytest
 
 from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.job import Job
 from meshwright.layout import parse_layout
-from meshwright.plan.make import make_plan
+from meshwright.plan.plan import plan_of
 
 
 @pytest.fixture(scope="session")
 def record():
-    return make_plan(
-        load_model("llama-3.1-405b"),
-        load_cluster("azure-gb200-128"),
-        load_workload("mlperf-llama31-405b"),
-        parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"),
-    )
+    return plan_of(Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b").forecast("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"))
 
 
 @pytest.fixture(scope="session")
 def planned():
     """A plan of any layout: Llama 3.1 8B on 64 H100 unless said otherwise, fitting or not."""
-    base = make_plan(
-        load_model("llama-3.1-8b"), load_cluster("dgx-h100-superpod").resized(64), job("bf16"), parse_layout("tp=2,dp=32,mbs=1")
-    )
+    base = plan_of(Job("llama-3.1-8b", "dgx-h100-superpod", task("bf16"), gpus=64).forecast(parse_layout("tp=2,dp=32,mbs=1")))
 
-    def plan_of(layout, *, model="llama-3.1-8b", machine="dgx-h100-superpod", precision="bf16", seq_len=8192, **changes):
-        made = parse_layout(layout)
-        cluster = load_cluster(machine).resized(made.num_ranks)
+    def made_of(layout, *, model="llama-3.1-8b", machine="dgx-h100-superpod", precision="bf16", seq_len=8192, **changes):
+        chosen_layout = parse_layout(layout)
+        cluster = load_cluster(machine).resized(chosen_layout.num_ranks)
         chosen = load_model(model) if isinstance(model, str) else model
-        return replace(
-            base, model=chosen, cluster=cluster, layout=made, workload=replace(job(precision), seq_len=seq_len, **changes), name="by hand"
-        )
+        workload = replace(task(precision), seq_len=seq_len, **changes)
+        return replace(base, model=chosen, cluster=cluster, layout=chosen_layout, workload=workload, name="by hand")
 
-    return plan_of
+    return made_of
 
 
-def job(precision):
+def task(precision):
     return replace(load_workload("pretrain-1t"), precision=precision, global_batch=256, seq_len=8192)
 
 

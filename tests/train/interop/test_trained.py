@@ -9,8 +9,9 @@ import torch
 from meshwright.describe.load import load_cluster, load_workload
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.layout import parse_layout
-from meshwright.plan.make import make_plan
+from meshwright.plan.plan import plan_of
 from meshwright.record.header import RunHeader
 from meshwright.record.writer import RunWriter
 from meshwright.train.checkpoint import Piece, save
@@ -66,7 +67,7 @@ def run_folder(tmp_path, tokenizer):
     folder = tmp_path / "runs" / "first"
     folder.mkdir(parents=True)
     nouns = (MODEL, load_cluster(tmp_path / "cluster.toml"), load_workload(tmp_path / "workload.toml"))
-    make_plan(*nouns, parse_layout("dp=1,mbs=1")).write(folder / "plan.json")
+    plan_of(Job(*nouns).forecast(parse_layout("dp=1,mbs=1"))).write(folder / "plan.json")
     (folder / "tokenizer.json").write_bytes(tokenizer.content)
     for step in (10, 20):
         save_step(folder, step, weights_of(MODEL, seed=step))

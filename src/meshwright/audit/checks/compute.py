@@ -11,8 +11,9 @@ from meshwright.audit.rules import most_published
 from meshwright.audit.submissions import Submission, best_rate, find, most_gain, most_share_of_peak, unlike
 from meshwright.audit.verdict import CONSISTENT, IMPLAUSIBLE, IMPOSSIBLE, MISLEADING, UNKNOWN, Statement
 from meshwright.audit.work import Work, attention_range, run_work, step_work
-from meshwright.describe.hardware import FORMAT_OF_RECIPE, Accelerator
+from meshwright.describe.hardware import Accelerator
 from meshwright.describe.load import accelerator, names
+from meshwright.describe.recipe import recipe
 from meshwright.units import MINUTE, TERA
 
 SAME_SIZE = 0.1  # machines that differ by less than a tenth in accelerators are held against each other
@@ -99,7 +100,7 @@ def judged(run: Run, rate: Rate, about: str) -> Statement:
         able = f"{chip.name} multiplies in {', '.join(chip.dense_flops_per_s)}"
         return Statement(about=about, verdict=IMPOSSIBLE, why=why, arithmetic=(*rate.lines, able))
     number_format = (
-        FORMAT_OF_RECIPE[run.precision] if run.precision else max(chip.dense_flops_per_s, key=lambda f: chip.dense_flops_per_s[f])
+        recipe(run.precision).number_format if run.precision else max(chip.dense_flops_per_s, key=lambda f: chip.dense_flops_per_s[f])
     )
     peak = chip.peak_flops_per_s(run.precision) if run.precision else chip.dense_flops_per_s[number_format]
     share = rate.flops_per_s / peak

@@ -18,9 +18,10 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.evidence.mlperf import BENCHMARKS
+from meshwright.job import Job
 from meshwright.layout import Layout, Layouts, parse_layout
+from meshwright.predict.forecast import forecast
 from meshwright.predict.placement import place, tier_sizes
-from meshwright.predict.prediction import predict
 from meshwright.predict.traffic import Step, is_counted_whole, sent_on
 from meshwright.predict.traffic import flows as flows_of
 from meshwright.units import GB
@@ -125,9 +126,9 @@ def _stated_wire(claim: Claim, exposed_s: float) -> Statement:
 def _wire(claim: Claim, exposed_s: float) -> Statement:
     model, cluster, workload, layout = _nouns(claim)
     wire = _crossing(model, cluster, workload, layout)
-    predicted = predict(model, cluster, workload, Layouts.of([layout]))
-    step_s = claim.run.step_s.value if claim.run.step_s else float(predicted.step_time_s[0])
-    ours = f"our model's own figure: {figure(float(predicted.parts['exposed_dp'][0]))} s exposed between replicas"
+    predicted = forecast(Job(model, cluster, workload), layout, ignore_memory=True)
+    step_s = claim.run.step_s.value if claim.run.step_s else predicted.step_s
+    ours = f"our model's own figure: {figure(predicted.parts['exposed_dp'])} s exposed between replicas"
     return _hidden(wire, step_s, exposed_s, "bytes over bandwidth", ours)
 
 

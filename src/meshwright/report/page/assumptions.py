@@ -10,8 +10,8 @@ from meshwright.describe.source import Sources
 from meshwright.errors import InputError
 from meshwright.predict import footprint
 from meshwright.predict import software as sw
+from meshwright.predict.forecast import Forecast
 from meshwright.predict.outcome import POWER_FILE, power_constants
-from meshwright.report.page.facts import Facts
 from meshwright.units import gib, seconds, usd
 
 
@@ -24,42 +24,9 @@ class Assumption:
     origin: str  # its source, the reason for it, or what was expected before it was fitted
 
 
-# What each constant of software.py means; its value is read from there. A test holds that none is missing.
-CHOSEN: Mapping[str, tuple[str, str, str]] = {  # name -> meaning, unit, reason
-    "MATMUL_CEILING": ("matrix products, of the peak, where power does not limit them", "", "what the best kernels reach"),
-    "MATMUL_HALF_SIZE": ("columns or rows at which a product reaches half its rate", "", "one tile of 128 columns is mostly edge"),
-    "BF16_PJ_PER_FLOP": ("energy of a bf16 FLOP at the power cap", "pJ", "measured maxima of H100, B200, GB200, B300 (MAMF)"),
-    "FP8_ATTENTION_SPEEDUP": ("attention in fp8 over bf16", "x", "the products are twice as fast, the exponentials are not"),
-    "BACKWARD_ATTENTION": ("forwards that a backward of flash attention takes", "x", "five products against two"),
-    "CAST_BYTES": ("memory traffic of casting an element to the recipe", "bytes", "reads and writes of each orientation, and the maximum"),
-    "GATHER_BYTES": ("a parameter, when weights are gathered", "bytes", "the format weights are gathered in"),
-    "REDUCE_BYTES": ("a parameter, when gradients are reduced", "bytes", "the format gradients are reduced in"),
-    "SCALE_UP_EFFICIENCY": (
-        "of the NVLink rate, what collectives reach",
-        "",
-        "NCCL all-reduce on GB200 NVL72: 65 % at 0.5 GiB, 93 % at 4 GiB",
-    ),
-    "TP_HIDDEN": ("of tensor traffic, hidden where it is overlapped", "", "chosen"),
-    "ADAPTER_TP_HIDDEN": ("the same where adapters sit beside the products", "", "their own traffic comes between"),
-    "RING_ROUND_S": ("one more round of ring attention, forward", "s", "further kernels; twice that backward"),
-    "GRAPH_CHUNK_S": ("a pipeline operation inside a CUDA graph", "s", "its sends, receives and their joins"),
-    "PP_EXPOSED": ("of a pipeline message, exposed where it is overlapped", "", "the copy in and out"),
-    "BUCKET_PARAMETERS": ("parameters of one data-parallel reduction", "", "the record machine's setting"),
-    "OPTIMIZER_BYTES": ("Adam on a parameter's shard", "bytes", "gradient, master, two moments read; three written, and the weight"),
-    "STEP_BYTES": ("a parameter and step beside that", "bytes", "gradients zeroed and cast, gathered weights copied and cast"),
-    "STEP_S": ("host work at the end of a step", "s", "norm, clipping, logging"),
-    "LOSS_BYTES": ("a logit, forward or backward", "bytes", "written once in bf16, read in fp32 halves"),
-    "CHIP_REFERENCE": (
-        "W and bf16 FLOP/s that unfitted chips are scaled from",
-        "",
-        "H100: chips of no fitted generation are taken as equally efficient",
-    ),
-}
-
-
 def chosen() -> list[Assumption]:
     """What was chosen for a reason, and not fitted."""
-    found = [Assumption(meaning, _value(getattr(sw, name), unit), reason) for name, (meaning, unit, reason) in CHOSEN.items()]
+    found = [Assumption(one.meaning, _value(getattr(sw, name), one.unit), one.reason) for name, one in sw.ASSUMED.items()]
     reserve = "CUDA context, NCCL channels, buffers of overlapped collectives, fragments"
     found.append(Assumption("memory kept back on every accelerator", gib(footprint.RESERVE_BYTES), reserve))
     layers = "the layer at work and the one fetched ahead"
@@ -67,16 +34,18 @@ def chosen() -> list[Assumption]:
     return found
 
 
-def fitted(facts: Facts) -> list[Assumption]:
+def fitted(forecast: Forecast) -> list[Assumption]:
     """What was fitted on measured runs, at the plan's software."""
-    constants = facts.stack.constants
+    constants = forecast.job.software.constants
     found = [
         Assumption(entry.meaning, _value(getattr(constants, name), _unit(entry.unit)), _expected(entry))
         for name, entry in sw.FITTED.items()
         if not name.startswith("release ")
     ]
-    release = f"time of {facts.stack.name} against {sw.REFERENCE_RELEASE}'s, as a logarithm (fitted as {facts.stack.release})"
-    found.append(Assumption(release, f"{facts.stack.log_factor:+.3f}", facts.stack.note or "0 \u00b1 0.15"))
+    release = (
+        f"time of {forecast.job.software.name} against {sw.REFERENCE_RELEASE}'s, as a logarithm (fitted as {forecast.job.software.release})"
+    )
+    found.append(Assumption(release, f"{forecast.job.software.log_factor:+.3f}", forecast.job.software.note or "0 \u00b1 0.15"))
     for name, value in _power().items():
         found.append(Assumption(f"node power: {name.replace('_', ' ')}", f"{value:.4g}", "fitted freely"))
     return found
@@ -93,9 +62,9 @@ def _expected(entry: sw.Fitted) -> str:
     return f"{_value(entry.expected, unit)} \u00b1 {_value(entry.spread, unit)}"
 
 
-def looked_up(facts: Facts) -> list[Assumption]:
+def looked_up(forecast: Forecast) -> list[Assumption]:
     """Where the descriptions of model, machine and job come from, and prices, grid and halls."""
-    plan, takes = facts.plan, facts.takes
+    plan, whole = forecast.job, forecast.outcome
     named: tuple[tuple[str, str, Sources], ...] = (
         ("model", plan.model.name, plan.model.sources),
         ("cluster", plan.cluster.name, plan.cluster.sources),
@@ -104,26 +73,26 @@ def looked_up(facts: Facts) -> list[Assumption]:
         ("workload", plan.workload.name, plan.workload.sources),
     )
     found = [entry for kind, name, sources in named for entry in _of(kind, name, sources)]
-    if takes.offer:
-        price = takes.offer.price
-        value = f"{usd(price.usd_per_accelerator_hour)} an accelerator and hour, {price.provider} {price.kind}"
+    if whole.offer:
+        price = whole.offer.price
+        value = f"{usd(price.usd_per_accelerator_hour)} per accelerator-hour, {price.provider} {price.kind}"
         found.append(Assumption("price", value, str(price.source)))
-    grid, halls = takes.region, takes.facility
+    grid, halls = whole.region, whole.facility
     found.append(
         Assumption(f"grid of {grid.name}", f"{grid.grid_gco2e_per_kwh:g} g CO2e/kWh, {grid.method}, {grid.year}", str(grid.source))
     )
-    found.append(Assumption(f"halls of {halls.name}", f"PUE {halls.pue:g}, {halls.year}", str(halls.source)))
-    found.append(Assumption("watts beside the accelerators", takes.hosts, "see the cluster, or the node power constants"))
+    found.append(Assumption(f"data centre of {halls.name}", f"PUE {halls.pue:g}, {halls.year}", str(halls.source)))
+    found.append(Assumption("watts beside the accelerators", whole.hosts, "see the cluster, or the node power constants"))
     return found
 
 
-def evidence(facts: Facts) -> str:
+def evidence(forecast: Forecast) -> str:
     """What the interval stands on, in a sentence."""
-    bounds = facts.prediction.interval
+    bounds = forecast.evidence
     where = {"measured": "inside the evidence", "near": "near the evidence", "far": "far from the evidence"}[bounds.distance]
     factors = f"{100 * (bounds.low - 1):+.1f} % to {100 * (bounds.high - 1):+.1f} %"
     kin = f"from the errors on {bounds.num_runs} runs ({bounds.kin})"
-    return f"The 80 % interval, {factors}, comes {kin}. This question lies {where}."
+    return f"The 80 % interval, {factors}, comes {kin}. This job is {where}."
 
 
 def _of(kind: str, name: str, sources: Sources) -> Iterator[Assumption]:

@@ -6,12 +6,14 @@ A bar is an SVG as wide as its cell, drawn in percent: so the numbers beside it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from meshwright.plan.explain import AxisTraffic, Change
 from meshwright.predict.footprint import PARTS as MEMORY_PARTS
-from meshwright.predict.footprint import RESERVE_BYTES
+from meshwright.predict.footprint import RESERVE_BYTES, StageMemory
+from meshwright.predict.forecast import Forecast
+from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.report.page.colours import part_colour, var
-from meshwright.report.page.facts import Facts
 from meshwright.report.page.markup import Html, joined, legend, swatch, table, tag
 from meshwright.units import GIB, gib, seconds, si
 
@@ -40,19 +42,33 @@ def mark(at: float, colour: str, height: int = BAR_HEIGHT, dash: str | None = No
 # -- the step -------------------------------------------------------------------------------------------
 
 
-def waterfall(facts: Facts) -> Html:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the step as a chart shows it."""
+
+    name: str
+    colour: str  # of colours.PALETTE, or a part of the step
+    seconds: float
+
+
+def parts_of(forecast: Forecast) -> list[Part]:
+    """The parts of the step that take time, in the order of PARTS; they add up to the step."""
+    return [Part(PART_NAMES[part], part, forecast.parts[part]) for part in PARTS if forecast.parts[part] > 0]
+
+
+def waterfall(forecast: Forecast) -> Html:
     """The parts of the step one after the other, and the step with its interval."""
-    plan, step_s = facts.plan, facts.plan.step_time_s
-    full_s = max(plan.high_s, step_s) if plan.high_s < 1.5 * step_s else 1.1 * step_s
+    step_s, (low_s, high_s) = forecast.step_s, forecast.interval
+    full_s = max(high_s, step_s) if high_s < 1.5 * step_s else 1.1 * step_s
     rows: list[tuple[Html, ...]] = []
     done_s = 0.0
-    for part in facts.parts:
+    for part in parts_of(forecast):
         colour = part_colour(part.colour)
         span = sorted((done_s, done_s + part.seconds))
         done_s += part.seconds
         drawn = bar([(span[0] / full_s, span[1] / full_s, colour)])
         rows.append((swatch(colour, part.name), drawn, _cell(seconds(part.seconds)), _cell(f"{100 * part.seconds / step_s:.1f}")))
-    whole = bar([(0.0, step_s / full_s, var("ink"))], _whisker(plan.low_s / full_s, min(plan.high_s / full_s, 1.0)))
+    whole = bar([(0.0, step_s / full_s, var("ink"))], _whisker(low_s / full_s, min(high_s / full_s, 1.0)))
     rows.append((tag("b", "step"), whole, tag("b", seconds(step_s)), tag("b", "100.0")))
     return table(("part", "in order", "time>", "% of step>"), rows, "Parts of the step", class_="bars")
 
@@ -136,42 +152,39 @@ def _change_row(change: Change, bottom: float, top: float) -> tuple[Html | str, 
 # -- memory ---------------------------------------------------------------------------------------------
 
 
-def memory_table(facts: Facts) -> Html:
+def memory_table(forecast: Forecast) -> Html:
     """Bytes at the peak of every stage, against what the accelerator has; stages that are alike share a row."""
-    chip = facts.plan.cluster.accelerator
-    full = max(chip.memory_bytes, max(stage["peak_bytes"] for stage in facts.stages))
+    chip = forecast.job.cluster.accelerator
+    full = max(chip.memory_bytes, max(stage.peak_bytes for stage in forecast.memory))
     marks = (mark((chip.memory_bytes - RESERVE_BYTES) / full, var("warn"), dash="3 2"), mark(chip.memory_bytes / full - 0.001, var("ink")))
     rows = []
-    for first, last, stage in _alike(facts.stages):
+    for first, last, stage in _alike(forecast.memory):
         name = f"{first}" if first == last else f"{first} \u2013 {last}"
-        share = f"{100 * stage['peak_bytes'] / chip.memory_bytes:.0f}"
-        biggest = ((stage[f"{part}_bytes"] / GIB, part) for part in MEMORY_PARTS)
+        share = f"{100 * stage.peak_bytes / chip.memory_bytes:.0f}"
+        biggest = ((stage.parts[part] / GIB, part) for part in MEMORY_PARTS)
         parts = (f"{size:.1f}" if size >= 0.05 else "\u2013" for size, _ in biggest)
-        rows.append(
-            (name, f"{stage['layers']}", bar(_memory_spans(stage, full), *marks), f"{stage['peak_bytes'] / GIB:.1f}", share, *parts)
-        )
+        rows.append((name, f"{stage.layers}", bar(_memory_spans(stage, full), *marks), f"{stage.peak_bytes / GIB:.1f}", share, *parts))
     columns = ("stage", "layers>", "at the peak", "peak GiB>", "% full>", *(f"{part}>" for part in MEMORY_PARTS))
     colours = [(var(MEMORY_COLOURS[part]), part) for part in MEMORY_PARTS]
     room = f"Line: {gib(chip.memory_bytes)} of {chip.name}; dashed: less {gib(RESERVE_BYTES)} kept back for context, NCCL and fragments."
     return joined(legend(colours), table(columns, rows, "Memory by stage", caption=f"GiB on one accelerator. {room}", class_="bars memory"))
 
 
-def _memory_spans(stage: dict[str, float], full: float) -> list[Span]:
+def _memory_spans(stage: StageMemory, full: float) -> list[Span]:
     spans, done = [], 0.0
     for part in MEMORY_PARTS:
-        size = stage[f"{part}_bytes"] / full
+        size = stage.parts[part] / full
         if size > 0:
             spans.append((done, done + size, var(MEMORY_COLOURS[part])))
         done += size
     return spans
 
 
-def _alike(stages: Sequence[dict[str, float]]) -> list[tuple[int, int, dict[str, float]]]:
+def _alike(stages: Sequence[StageMemory]) -> list[tuple[int, int, StageMemory]]:
     """Runs of stages that hold the same: number of the first, of the last, and what they hold."""
-    runs: list[tuple[int, int, dict[str, float]]] = []
+    runs: list[tuple[int, int, StageMemory]] = []
     for number, stage in enumerate(stages):
-        same = {key: value for key, value in stage.items() if key != "stage"}
-        if runs and {key: value for key, value in runs[-1][2].items() if key != "stage"} == same:
+        if runs and replace(runs[-1][2], stage=number) == stage:
             runs[-1] = (runs[-1][0], number, stage)
         else:
             runs.append((number, number, stage))

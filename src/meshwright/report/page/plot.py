@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from meshwright.errors import InputError
-from meshwright.plan.explain import AxisTraffic
-from meshwright.plan.plan import Plan
-from meshwright.predict.outcome import Outcome, mfu_said
-from meshwright.predict.software import Software
+from meshwright.plan.explain import AxisTraffic, traffic
+from meshwright.predict.forecast import Forecast
+from meshwright.report.page.bars import Part, parts_of
 from meshwright.report.page.colours import part_colour, resolved, var
-from meshwright.report.page.facts import Facts, Part, facts_of
 from meshwright.report.page.markup import Html, joined, tag
+from meshwright.say.forecast import mfu_text
 from meshwright.units import gib, seconds, si, usd
 
 WIDTH, HEIGHT, MARGIN = 1600.0, 900.0, 70.0
@@ -20,23 +19,23 @@ MIDDLE = 520.0  # where the charts start
 FONTS = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
 
 
-def write_plot(plan: Plan, path: Path, *, stack: Software | None = None, takes: Outcome | None = None) -> None:
+def write_plot(forecast: Forecast, path: Path) -> None:
     """Write the slide as SVG, its colours written out, so that programs for slides can show it."""
     if path.suffix.lower() != ".svg":
         raise InputError(
             f"a plot is written as SVG, not as {path.suffix or 'a file without ending'}", where=str(path), fix="name it FILE.svg"
         )
     try:
-        path.write_text(plan_plot(facts_of(plan, stack, takes)), encoding="utf-8")
+        path.write_text(plan_plot(forecast), encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write the plot: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
 
 
-def plan_plot(facts: Facts) -> str:
+def plan_plot(forecast: Forecast) -> str:
     """The slide as SVG."""
     paper = tag("rect", width=WIDTH, height=HEIGHT, fill=var("paper"))
-    title = tag("title", f"{facts.plan.name}: plan")
-    inside = joined(title, paper, _heading(facts), *_numbers(facts), *_waterfall(facts), *_axes(facts), _foot(facts))
+    title = tag("title", f"{forecast.job.name}: plan")
+    inside = joined(title, paper, _heading(forecast), *_numbers(forecast), *_waterfall(forecast), *_axes(forecast), _foot(forecast))
     size: dict[str, str | float] = {
         "viewBox": f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
         "width": WIDTH,
@@ -45,7 +44,7 @@ def plan_plot(facts: Facts) -> str:
         "role": "img",
     }
     drawing = tag(
-        "svg", inside, xmlns="http://www.w3.org/2000/svg", **size, aria_label=f"{facts.plan.name}: step time by part, and traffic by axis"
+        "svg", inside, xmlns="http://www.w3.org/2000/svg", **size, aria_label=f"{forecast.job.name}: step time by part, and traffic by axis"
     )
     return resolved(drawing) + "\n"
 
@@ -54,36 +53,35 @@ def _text(words: str, x: float, y: float, size: float, colour: str = "ink", weig
     return tag("text", words, x=x, y=y, font_size=size, font_weight=weight, fill=var(colour), text_anchor=anchor)
 
 
-def _heading(facts: Facts) -> Html:
+def _heading(forecast: Forecast) -> Html:
     """Name, and the axes as chips."""
-    plan = facts.plan
-    size = min(40.0, (WIDTH - 2 * MARGIN) / (0.58 * max(len(plan.name), 1)))
-    drawn = [_text(plan.name, MARGIN, 92.0, size, weight=700)]
+    job, name = forecast.job, forecast.job.name
+    size = min(40.0, (WIDTH - 2 * MARGIN) / (0.58 * max(len(name), 1)))
+    drawn = [_text(name, MARGIN, 92.0, size, weight=700)]
     x = MARGIN
     for axis in ("tp", "cp", "pp", "dp", "ep"):
-        degree = getattr(plan.layout, axis)
+        degree = getattr(forecast.layout, axis)
         if degree > 1:
             words = f"{axis} {degree}"
             width = 26.0 + 12.5 * len(words)
             drawn.append(tag("rect", x=x, y=116.0, width=width, height=38.0, rx=19.0, fill=var(axis)))
             drawn.append(_text(words, x + width / 2, 142.0, 21.0, "paper", 700, "middle"))
             x += width + 10.0
-    workload = plan.workload
+    workload = job.workload
     tokens = f"{workload.global_batch:,} x {workload.seq_len:,} tokens, {workload.precision}"
-    said = f"{plan.cluster.num_accelerators:,} {plan.cluster.accelerator.name}, {tokens}"
-    return joined(*drawn, _text(said, x + 8.0, 142.0, 20.0, "soft"))
+    text = f"{job.num_accelerators:,} {job.cluster.accelerator.name}, {tokens}"
+    return joined(*drawn, _text(text, x + 8.0, 142.0, 20.0, "soft"))
 
 
-def _numbers(facts: Facts) -> Iterator[Html]:
+def _numbers(forecast: Forecast) -> Iterator[Html]:
     """The answer in five numbers, down the left side."""
-    plan, takes = facts.plan, facts.takes
-    cost, time_s = takes.offer.cost_usd if takes.offer else None, takes.time_to_train_s
+    whole, cost, time_s, (low_s, high_s) = forecast.outcome, forecast.cost, forecast.time_to_train, forecast.interval
     shown = (
-        ("step time", seconds(plan.step_time_s), f"{seconds(plan.low_s)} to {seconds(plan.high_s)} (80 %)"),
-        ("time to train", f"{takes.bound}{seconds(time_s.value)}" if time_s else "unknown", f"{takes.num_steps:,} steps" if time_s else ""),
-        ("cost", f"{takes.bound}{usd(cost.value)}" if cost else "unknown", cost.between(usd) if cost else ""),
-        ("tokens a second", si(facts.tokens_per_s, ""), f"MFU {mfu_said(facts.mfu)}"),
-        ("peak memory", gib(plan.peak_memory_bytes), f"of {gib(plan.cluster.accelerator.memory_bytes)}"),
+        ("step time", seconds(forecast.step_s), f"{seconds(low_s)} to {seconds(high_s)} (80 %)"),
+        ("time to train", f"{whole.bound}{seconds(time_s.value)}" if time_s else "unknown", f"{whole.num_steps:,} steps" if time_s else ""),
+        ("cost", f"{whole.bound}{usd(cost.value)}" if cost else "unknown", cost.between(usd) if cost else ""),
+        ("tokens per second", si(forecast.tokens_per_s, ""), f"MFU {mfu_text(forecast.mfu)}"),
+        ("peak memory", gib(forecast.peak_memory_bytes), f"of {gib(forecast.job.cluster.accelerator.memory_bytes)}"),
     )
     for row, (label, value, remark) in enumerate(shown):
         y = 222.0 + row * 124.0
@@ -94,9 +92,9 @@ def _numbers(facts: Facts) -> Iterator[Html]:
         )
 
 
-def _waterfall(facts: Facts) -> Iterator[Html]:
+def _waterfall(forecast: Forecast) -> Iterator[Html]:
     """The parts of the step one after the other."""
-    parts, step_s = facts.parts, facts.plan.step_time_s
+    parts, step_s = parts_of(forecast), forecast.step_s
     row = min(36.0, 350.0 / (len(parts) + 1))
     left, right = MIDDLE + 190.0, WIDTH - MARGIN - 190.0
     yield _text("Where the step goes", MIDDLE, 222.0, 22.0, weight=700)
@@ -116,9 +114,9 @@ def _waterfall(facts: Facts) -> Iterator[Html]:
         yield _text(f"{100 * part.seconds / step_s:.1f} %", WIDTH - MARGIN, y + row * 0.62, 18.0, "soft", anchor="end")
 
 
-def _axes(facts: Facts) -> Iterator[Html]:
+def _axes(forecast: Forecast) -> Iterator[Html]:
     """What each axis carries, over which tier, exposed and hidden."""
-    axes = facts.explanation.axes
+    axes = traffic(forecast)
     longest_s = max((max(axis.traffic_s, axis.exposed_s) for axis in axes), default=1.0) or 1.0
     yield _text("What the axes carry: exposed, and hidden (pale)", MIDDLE, 646.0, 22.0, weight=700)
     for number, axis in enumerate(axes):
@@ -142,7 +140,11 @@ def _axis(axis: AxisTraffic, y: float, longest_s: float) -> Html:
     )
 
 
-def _foot(facts: Facts) -> Html:
+def _foot(forecast: Forecast) -> Html:
     return _text(
-        f"predicted by meshwright, software {facts.stack.name}, layout {facts.plan.layout.degrees}", MARGIN, HEIGHT - 28.0, 15.0, "soft"
+        f"predicted by meshwright, software {forecast.job.software.name}, layout {forecast.layout.degrees}",
+        MARGIN,
+        HEIGHT - 28.0,
+        15.0,
+        "soft",
     )

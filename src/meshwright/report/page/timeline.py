@@ -31,13 +31,13 @@ KINDS = ("forward", "backward", "weight gradient")
 
 def timeline_picture(step: LaidOut) -> Html:
     """The picture with its legend and a sentence on how to read it."""
-    num_stages = step.plan.layout.pp
+    num_stages = step.forecast.layout.pp
     row = ROW if num_stages <= 24 else max(480.0 / num_stages, 8.0)
     height = num_stages * row + 46.0
     each = len(step.schedule.start_s) <= MAX_OPERATIONS
     rows = _operations(step, row) if each else _columns(step, row)
     label = (
-        f"Timeline of one step: {num_stages} pipeline stages, {len(step.schedule.start_s):,} operations, {seconds(step.plan.step_time_s)}"
+        f"Timeline of one step: {num_stages} pipeline stages, {len(step.schedule.start_s):,} operations, {seconds(step.forecast.step_s)}"
     )
     drawing = svg(WIDTH, height, label, _background(step, row), *rows, _ends(step, row), _labels(num_stages, row), _time_axis(step, row))
     box = tag("div", drawing, class_="scroll wide", tabindex="0", role="region", aria_label="Pipeline timeline")
@@ -45,13 +45,13 @@ def timeline_picture(step: LaidOut) -> Html:
 
 
 def _x(step: LaidOut, at_s: float) -> float:
-    return LABELS + (WIDTH - LABELS - 2.0) * at_s / step.plan.step_time_s
+    return LABELS + (WIDTH - LABELS - 2.0) * at_s / step.forecast.step_s
 
 
 def _background(step: LaidOut, row: float) -> Html:
     """Where stages wait: what no operation covers."""
-    left, right = _x(step, 0.0), _x(step, step.plan.step_time_s)
-    return tag("rect", x=left, y=0, width=right - left, height=step.plan.layout.pp * row, fill=var("faint"))
+    left, right = _x(step, 0.0), _x(step, step.forecast.step_s)
+    return tag("rect", x=left, y=0, width=right - left, height=step.forecast.layout.pp * row, fill=var("faint"))
 
 
 def _operations(step: LaidOut, row: float) -> Iterator[Html]:
@@ -69,9 +69,9 @@ def _operations(step: LaidOut, row: float) -> Iterator[Html]:
 
 def _columns(step: LaidOut, row: float) -> Iterator[Html]:
     """Shares of each kind in columns of time, as one path a kind."""
-    num_columns = max(NUM_CELLS // step.plan.layout.pp, 100)
+    num_columns = max(NUM_CELLS // step.forecast.layout.pp, 100)
     shares = _shares(step, num_columns)
-    width = (_x(step, step.plan.step_time_s) - LABELS) / num_columns
+    width = (_x(step, step.forecast.step_s) - LABELS) / num_columns
     reached = np.round(np.cumsum(shares, axis=0) * LEVELS) / LEVELS  # sums are rounded, so that what is left over is idle time
     below = np.zeros(shares.shape[1:])
     for kind in range(shares.shape[0]):
@@ -82,7 +82,7 @@ def _columns(step: LaidOut, row: float) -> Iterator[Html]:
 
 def _shares(step: LaidOut, num_columns: int) -> NDArray[np.float64]:
     """Share of every column of time that each kind fills on each stage: kinds x stages x columns."""
-    order, edges_s = step.schedule.schedule, np.linspace(0.0, step.plan.step_time_s, num_columns + 1)
+    order, edges_s = step.schedule.schedule, np.linspace(0.0, step.forecast.step_s, num_columns + 1)
     shares = np.zeros((int(order.kind.max()) + 1, order.num_stages, num_columns))
     for kind, stage in np.ndindex(shares.shape[:2]):
         mine = np.flatnonzero((order.kind == kind) & (order.stage == stage))
@@ -91,7 +91,7 @@ def _shares(step: LaidOut, num_columns: int) -> NDArray[np.float64]:
         moments_s = np.stack([starts_s, ends_s], axis=1).ravel()
         busy_s = np.concatenate([[0.0], np.cumsum(ends_s - starts_s)])
         done_s = np.stack([busy_s[:-1], busy_s[1:]], axis=1).ravel()
-        shares[kind, stage] = np.diff(np.interp(edges_s, moments_s, done_s)) * num_columns / step.plan.step_time_s
+        shares[kind, stage] = np.diff(np.interp(edges_s, moments_s, done_s)) * num_columns / step.forecast.step_s
     return shares
 
 
@@ -110,13 +110,13 @@ def _run_paths(below: NDArray[np.float64], levels: NDArray[np.float64], row: flo
 
 def _ends(step: LaidOut, row: float) -> Html:
     """What the step waits for before the first operation and after the last, on all stages at once."""
-    total = step.plan.layout.pp * row
+    total = step.forecast.layout.pp * row
     phases = (
         ("data", 0.0, step.data_s, PART_NAMES["data"]),
         ("dp", step.data_s, step.weights_s, "waiting for the first weights"),
         ("dp", step.drained_s, step.reduced_s, "waiting for the last gradients"),
         ("optimizer", step.reduced_s, step.optimized_s, PART_NAMES["optimizer"]),
-        ("overhead", step.optimized_s, step.plan.step_time_s, PART_NAMES["overhead"]),
+        ("overhead", step.optimized_s, step.forecast.step_s, PART_NAMES["overhead"]),
     )
     drawn = []
     for colour, start_s, end_s, name in phases:
@@ -139,9 +139,9 @@ def _labels(num_stages: int, row: float) -> Html:
 
 
 def _time_axis(step: LaidOut, row: float) -> Html:
-    base = step.plan.layout.pp * row
+    base = step.forecast.layout.pp * row
     drawn = []
-    for at_s in ticks(0.0, step.plan.step_time_s, 10):
+    for at_s in ticks(0.0, step.forecast.step_s, 10):
         x = _x(step, at_s)
         drawn.append(tag("line", x1=x, x2=x, y1=base, y2=base + 5.0, stroke=var("soft")))
         anchor = "end" if x > WIDTH - 20.0 else "middle"

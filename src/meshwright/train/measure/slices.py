@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from meshwright.describe.hardware import FORMAT_OF_RECIPE
 from meshwright.describe.model import Model
 from meshwright.describe.profile import Slice
+from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Training, Workload
 from meshwright.errors import InputError
 from meshwright.layout import Layout
@@ -261,8 +261,7 @@ def _slice(cut: Cut, runners: list[Runner], times: list[_Times], states: list[fl
 
 def number_format(precision: str) -> str:
     """What a recipe of the trainer multiplies in."""
-    known = FORMAT_OF_RECIPE.get(precision, "fp8" if "fp8" in precision else "bf16")
-    return "fp32" if known == "tf32" else known
+    return recipe(precision).profile_format
 
 
 def runs(precision: str) -> bool:

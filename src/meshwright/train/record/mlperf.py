@@ -20,6 +20,7 @@ from typing import Any
 
 from meshwright.describe.load import load_model
 from meshwright.describe.model import Model
+from meshwright.describe.recipe import recipe
 from meshwright.errors import InputError
 from meshwright.record.mllog import complaints, parse_log, read_log
 
@@ -29,7 +30,6 @@ OWN_RULES = Path(__file__).parents[1] / "benchmark" / f"{OWN}.yaml"
 SCHEDULE = "cosine with linear warmup"
 ONCE = ("init_start", "init_stop", "run_start")  # of a run that is resumed, the first life's
 NOT_SHAPES = ("name", "sources")  # of a Model
-PRECISIONS = {"fp32": "fp32", "bf16": "bfloat16", "fp8": "fp8", "nvfp4": "nvfp4"}  # recipe -> MLPerf's word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,8 +286,8 @@ def _setting_lines(benchmark: str, settings: LogSettings) -> Iterator[tuple[str,
     yield "tensor_parallelism", settings.tp
     yield "pipeline_parallelism", settings.pp
     yield "context_parallelism", settings.cp
-    if settings.precision in PRECISIONS:
-        yield "lowest_numerical_precision_in_linear", PRECISIONS[settings.precision]
+    if named := recipe(settings.precision).mlperf_name:
+        yield "lowest_numerical_precision_in_linear", named
 
 
 @dataclass(frozen=True, slots=True)

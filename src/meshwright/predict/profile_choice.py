@@ -10,22 +10,22 @@ from meshwright.describe.profile import Profile, load_profile, usual_path
 from meshwright.describe.this_machine import NAME, catalogue_name, processor_name
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
-from meshwright.predict.inputs import measured
+from meshwright.predict.measured import measured
 from meshwright.predict.software import Software, on_profile
 
 NONE = "none"
 
 
-def with_profile(stack: Software, model: Model, cluster: Cluster, workload: Workload, text: str) -> Software:
-    """The stack with the profile that `text` names; without one, on `this-machine`, with this machine's own where it can price the job.
+def with_profile(stack: Software, model: Model, cluster: Cluster, workload: Workload, choice: Profile | str | Path) -> Software:
+    """The software priced by the chosen profile; without a choice, `this-machine` uses its own profile where that can price the job.
 
-    `none` leaves this machine's own out too. What was used is said in the stack's note.
+    `none` leaves this machine's own profile out too. The software's note says which profile is used.
     """
-    if text == NONE:
+    if choice == NONE:
         return stack
-    if text:
-        profile = load_profile(Path(text))
-        check_fits(profile, cluster, text)
+    if choice:
+        profile = choice if isinstance(choice, Profile) else load_profile(Path(choice))
+        check_fits(profile, cluster, "profile" if isinstance(choice, Profile) else str(choice))
         measured(model, workload, profile)  # refuses what the profile cannot price
         return on_profile(stack, profile)
     found = _own(model, cluster, workload)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from meshwright.errors import InputError
 from meshwright.plan.objective import Aim
 from meshwright.plan.plan import Plan, drafted, write_whole
+from meshwright.say.document import Document, Text
 
 if TYPE_CHECKING:
-    from meshwright.cli.plan_answer import Answer
-    from meshwright.cli.progress import Report
-    from meshwright.plan.make import PricedPlan
-    from meshwright.plan.sizes import Ask
+    from meshwright.plan.planned import Planned
+    from meshwright.plan.sizes import Ask, Progress
     from meshwright.plan.sweep import Sweep
+    from meshwright.predict.forecast import Forecast
     from meshwright.report.page.curves import ParetoPoint, ScalingPoint
 
 Exports = tuple[tuple[str, Path], ...]
@@ -45,7 +45,7 @@ def runnable(ask: Ask, exports: Exports) -> tuple[Ask, str]:
 
     if not exports:
         return ask, ""
-    features = ask.features or usual_features(ask.model, ask.cluster, ask.workload)
+    features = ask.features or usual_features(ask.job)
     narrowed, left_out = runnable_features(features, [kind for kind, _ in exports])
     return replace(ask, features=narrowed), left_out
 
@@ -98,29 +98,29 @@ class Files:
                 f"{self.export_dir} cannot be a folder", where="--export-dir", fix="name a folder, or a new one in a folder that exists"
             )
 
-    def write(self, answer: Answer, progress: Report, left_out: str = "") -> Written:
+    def write(self, found: Planned, progress: Progress, left_out: str = "") -> Written:
         """Write all of them for the best plan; what a stack cannot run is refused before anything is written."""
         from meshwright.plan.export import exported
 
-        plan, stack, takes = answer.plan, answer.ask.stack, answer.best.best.outcome
+        plan, forecast = found.plan, found.forecast
         texts = [(path, exported(plan, kind)) for kind, path in self.exports]
         in_folder, refused = _for_all_stacks(plan, self.export_dir)
         if self.out:
             plan.write(self.out)
         if self.rank_map:
-            answer.ranks.write(self.rank_map)
+            found.ranks.write(self.rank_map)
         if self.trace:
             from meshwright.plan.trace import write_trace
 
             with drafted(self.trace) as draft:
-                write_trace(plan, draft, stack)
+                write_trace(forecast, draft)
         if self.plot:
             from meshwright.report.page.plot import write_plot
 
             with drafted(self.plot) as draft:
-                write_plot(plan, draft, stack=stack, takes=takes)
+                write_plot(forecast, draft)
         if self.html:
-            _write_page(answer, self.html, progress)
+            _write_page(found, self.html, progress)
         if self.export_dir:
             self.export_dir.mkdir(exist_ok=True)
         for path, text in (*texts, *((path, text) for _, path, text in in_folder)):
@@ -143,59 +143,62 @@ def _for_all_stacks(plan: Plan, folder: Path | None) -> tuple[list[tuple[str, Pa
     return made, tuple(refused)
 
 
-def _write_page(answer: Answer, path: Path, progress: Report) -> None:
+def with_files(document: Document, written: Written) -> Document:
+    """A planning document with what was written and what was not."""
+    texts = [f"note: left out of the search for the exports: {written.left_out}"] if written.left_out else []
+    texts += [f"wrote the {what}: {path}" for what, path in written.files]
+    texts += [f"not written, {kind}: {why}" for kind, why in written.refused]
+    values = {
+        "files": [{"what": what, "path": str(path)} for what, path in written.files],
+        "not_exported": dict(written.refused),
+        "left_out_for_exports": written.left_out,
+    }
+    return replace(document, blocks=(*document.blocks, *map(Text, texts)), values={**document.values, **values})
+
+
+def _write_page(found: Planned, path: Path, progress: Progress) -> None:
     from meshwright.report.page.plan_page import write_plan_page
 
-    scaling, pareto = _curves(answer, progress)
+    scaling, pareto = _curves(found, progress)
     with drafted(path) as draft:
-        write_plan_page(
-            answer.plan,
-            draft,
-            stack=answer.ask.stack,
-            scaling=scaling,
-            pareto=pareto,
-            runners_up=[priced.plan for priced in answer.plans[1:]],
-            takes=answer.best.best.outcome,
-        )
+        write_plan_page(found.forecast, draft, scaling=scaling, pareto=pareto, runners_up=found.forecasts[1:])
 
 
-def _curves(answer: Answer, progress: Report) -> tuple[list[ScalingPoint], list[ParetoPoint]]:
+def _curves(found: Planned, progress: Progress) -> tuple[list[ScalingPoint], list[ParetoPoint]]:
     """Points of the page's curves: sizes around the plan's, with the batch growing and with it as it is, and time against cost."""
     from meshwright.plan.sweep import MODES, sweep
 
-    ask = replace(answer.ask, cluster=answer.plan.cluster, keep=1, aim=Aim())
-    size = ask.cluster.num_accelerators
+    ask = replace(found.ask, job=found.forecast.job, keep=1, aim=Aim())
+    size = ask.job.num_accelerators
     sizes = sorted({max(int(size * factor), 1) for factor in PAGE_FACTORS})
     weak, strong = (sweep(ask, sizes, mode, base=size, progress=progress) for mode in MODES)
-    points = [point.best for point in answer.front] or [point.best for point in strong.points]
-    return [*_scaling(weak), *_scaling(strong)], [found for priced in points if (found := _pareto(priced))]
+    points = [point.best for point in found.front] or [point.best for point in strong.points]
+    return [*_scaling(weak), *_scaling(strong)], [point for one in points if (point := _pareto(one))]
 
 
 def _scaling(found: Sweep) -> Iterator[ScalingPoint]:
     from meshwright.report.page.curves import ScalingPoint
 
     for point in found.points:
-        plan = point.best.plan
         yield ScalingPoint(
             num_accelerators=point.num_accelerators,
-            step_time_s=plan.step_time_s,
-            low_s=plan.low_s,
-            high_s=plan.high_s,
+            step_time_s=point.best.step_s,
+            low_s=point.best.interval.low_s,
+            high_s=point.best.interval.high_s,
             efficiency=point.efficiency,
             kind=found.mode,
-            note=str(plan.layout),
+            note=str(point.best.layout),
         )
 
 
-def _pareto(priced: PricedPlan) -> ParetoPoint | None:
+def _pareto(forecast: Forecast) -> ParetoPoint | None:
     from meshwright.report.page.curves import ParetoPoint
 
-    takes = priced.outcome
-    if not takes.time_to_train_s or not takes.offer:
+    if not forecast.time_to_train or not forecast.cost:
         return None
     return ParetoPoint(
-        num_accelerators=priced.plan.cluster.num_accelerators,
-        time_to_train_s=takes.time_to_train_s.value,
-        cost_usd=takes.offer.cost_usd.value,
-        note=str(priced.plan.layout),
+        num_accelerators=forecast.job.num_accelerators,
+        time_to_train_s=forecast.time_to_train.value,
+        cost_usd=forecast.cost.value,
+        note=str(forecast.layout),
     )

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.describe.cluster import Cluster, Tier
-from meshwright.describe.hardware import FORMAT_OF_RECIPE, Accelerator
+from meshwright.describe.hardware import Accelerator
+from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError, nearest
 from meshwright.units import GB, GBIT, MICROSECOND, TERA
@@ -112,8 +113,8 @@ def _changed_workload(workload: Workload, key: str, value: str) -> Workload:
         changes = {name: _count(key, value)}
     elif name == "num_tokens":
         changes = {name: _number(key, value), "convergence": None}
-    elif name == "precision" and value not in FORMAT_OF_RECIPE:
-        raise InputError(f"no precision named {value!r}", where=f"--set {key}", fix=nearest(value, FORMAT_OF_RECIPE))
+    elif name == "precision":
+        recipe(value, where=f"--set {key}")
     return replace(workload, **changes)
 
 

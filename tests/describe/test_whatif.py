@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from meshwright.describe.load import load_cluster, load_workload
+from meshwright.describe.whatif import changed, known_keys, using
 from meshwright.errors import InputError
-from meshwright.plan.whatif import changed, known_keys, using
 
 RECORD, JOB = load_cluster("azure-gb200-128"), load_workload("mlperf-llama31-405b")
 

@@ -1,0 +1,37 @@
+"""Arguments and options that several commands share, declared once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Model: a catalogue name, a TOML file or a Hugging Face config.json.")]
+ClusterName = Annotated[str, typer.Argument(metavar="CLUSTER", help="Cluster: a catalogue name or a TOML file.")]
+WorkloadName = Annotated[str, typer.Argument(metavar="WORKLOAD", help="Workload: a catalogue name or a TOML file.")]
+
+Gpus = Annotated[
+    int | None, typer.Option(metavar="N", help="Number of accelerators in use; default: the whole cluster.", show_default=False)
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one value of the cluster or the workload: fabric.planes=7, workload.global_batch=2048, workload.seq_len=8192, "
+        "workload.precision=fp8. May be given several times.",
+        show_default=False,
+    ),
+]
+SoftwareName = Annotated[
+    str,
+    typer.Option(metavar="NAME|FILE", help="Software release (v5.1, nemo-26.04) or a profile made by `calibrate`; default: the newest."),
+]
+ProfileFile = Annotated[
+    str,
+    typer.Option(metavar="FILE", help="Hardware profile made by `measure`; `none` ignores this machine's own profile."),
+]
+Provider = Annotated[str, typer.Option(metavar="NAME", help="Cloud provider whose prices and data centre apply; default: the cluster's.")]
+PriceKind = Annotated[str, typer.Option(metavar="KIND", help="Kind of price: on-demand, spot or reserved.")]
+RegionName = Annotated[str, typer.Option(metavar="NAME", help="Region whose electricity grid applies; default: the cluster's.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

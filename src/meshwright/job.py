@@ -1,0 +1,171 @@
+"""A training job: a model, a cluster, a workload and the software that runs it. Everything that prices, plans or trains takes a `Job`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.describe.model import Model
+from meshwright.describe.profile import Profile
+from meshwright.describe.recipe import recipe
+from meshwright.describe.whatif import changed
+from meshwright.describe.workload import Workload
+from meshwright.errors import InputError
+from meshwright.layout import AXES, Layout, parse_layout
+from meshwright.predict.legality import check_layout
+from meshwright.predict.profile_choice import with_profile
+from meshwright.predict.software import BLACKWELL, Software, generation_of, software
+
+if TYPE_CHECKING:
+    from meshwright.plan.features import Features
+    from meshwright.predict.forecast import Forecast
+
+MOST_SEQUENCES = 10**7  # a step; more is a typing error
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Job:
+    """What is trained (model, workload), on what (cluster), with what software.
+
+    Every argument is a catalogue name, the path of a file, or the value itself::
+
+        job = Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
+    """
+
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    software: Software  # with the hardware profile that it is priced by, if any
+    described: Cluster = field(compare=False)  # the cluster before its number of accelerators was changed
+
+    def __init__(
+        self,
+        model: Model | str | Path,
+        cluster: Cluster | str | Path,
+        workload: Workload | str | Path,
+        software: Software | str | Path = "",
+        *,
+        profile: Profile | str | Path = "",
+        gpus: int | None = None,
+        described: Cluster | None = None,
+    ) -> None:
+        """A job from names, files or values.
+
+        `software` is a release (`v5.1`, `nemo-26.04`) or the file of a software profile; by default the newest release. `profile` is a
+        hardware profile of `meshwright measure`; `none` prices without one. On `this-machine` its own profile is used where there is one.
+        `gpus` is the number of accelerators in use, where it is not all of the cluster.
+        """
+        machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+        used = machine if gpus is None else machine.resized(gpus)
+        trained = model if isinstance(model, Model) else load_model(model)
+        task = workload if isinstance(workload, Workload) else load_workload(workload)
+        _check_batch(task)
+        used.accelerator.peak_flops_per_s(task.precision)  # refuses a precision that the accelerator lacks
+        object.__setattr__(self, "model", trained)
+        object.__setattr__(self, "cluster", used)
+        object.__setattr__(self, "workload", task)
+        object.__setattr__(self, "software", _software(software, trained, used, task, profile))
+        object.__setattr__(self, "described", described or machine)
+
+    @property
+    def name(self) -> str:
+        """The job in a few words, as titles have it."""
+        return f"{self.model.name} on {self.cluster.name}"
+
+    @property
+    def num_accelerators(self) -> int:
+        """Accelerators in use."""
+        return self.cluster.num_accelerators
+
+    @property
+    def generation(self) -> str:
+        """Generation of the accelerator whose fitted constants apply."""
+        return generation_of(self.cluster.accelerator)
+
+    @property
+    def log_factor(self) -> float:
+        """ln of the time of this job's compute with its software over that with the reference release."""
+        return self.software.log_factor_of(self.workload.adapters is not None, self.generation)
+
+    def on(self, cluster: Cluster) -> Job:
+        """The same job on a cluster of another size."""
+        return replace(self, cluster=cluster)
+
+    def changed(self, *assignments: str) -> Job:
+        """The job with values changed by their keys: `job.changed("fabric.planes=7", "workload.global_batch=2048")`."""
+        cluster, workload = changed(self.cluster, self.workload, assignments)
+        return replace(self, cluster=cluster, workload=workload)
+
+    def usual_layout(self) -> Layout:
+        """The switches and the rank order that software of this kind uses where a user does not say, with all degrees 1.
+
+        As in the measured runs: tensor traffic is overlapped except with NVFP4, and CUDA graphs came with Blackwell. Experts need their
+        ranks close together, so pipeline stages are the outermost axis.
+        """
+        order = ("tp", "cp", "dp", "pp") if self.model.experts else AXES
+        return Layout(
+            overlap_tp=recipe(self.workload.precision).overlaps_tensor_traffic, cuda_graphs=self.generation == BLACKWELL, order=order
+        )
+
+    def layout(self, text: str) -> Layout:
+        """The layout that `tp=4,pp=8,...` describes; other switches are the usual ones, and without `dp` replicas fill the cluster."""
+        items = {item.partition("=")[0].strip(): item for item in text.split(",")}
+        usual = self.usual_layout()
+        if "dp" in items:
+            return parse_layout(text, usual)
+        inner = parse_layout(",".join(item for key, item in items.items() if key in ("tp", "cp", "pp"))).num_ranks
+        if self.num_accelerators % inner:
+            sizes = [f"--gpus {size}" for size in self.cluster.nearest_sizes(self.num_accelerators, inner)]
+            raise InputError(
+                f"tp x cp x pp = {inner} does not divide the {self.num_accelerators} accelerators of {self.cluster.name}",
+                where=f"layout {text}",
+                fix=" or ".join([f"choose degrees that do{',' * bool(sizes)}", *sizes]),
+            )
+        return parse_layout(text, replace(usual, dp=self.num_accelerators // inner))
+
+    def check(self, layout: Layout) -> None:
+        """Raise an InputError where the layout does not divide the model, the batch or the cluster; it says which number would."""
+        check_layout(self.model, self.cluster, self.workload, layout)
+
+    def forecast(self, layout: Layout | str, **options: Any) -> Forecast:
+        """What one layout of this job will do: step time, memory, cost and the whole run; `predict.forecast.forecast` has the options."""
+        from meshwright.predict.forecast import forecast
+
+        return forecast(self, self.layout(layout) if isinstance(layout, str) else layout, **options)
+
+    def search(
+        self,
+        *,
+        keep: int = 5,
+        layout: str = "",
+        features: Features | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[Forecast]:
+        """The best `keep` layouts of this job by step time, the best first; `layout` fixes some of the choices (`tp=4,pp=8`)."""
+        from meshwright.plan.search import best_forecasts
+
+        return best_forecasts(self, keep=keep, layout=layout, features=features, progress=progress)
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(noun.name) for noun in (self.model, self.cluster, self.workload))
+        return f"Job({names}, software={self.software.name!r}, gpus={self.num_accelerators})"
+
+
+def _software(given: Software | str | Path, model: Model, cluster: Cluster, workload: Workload, profile: Profile | str | Path) -> Software:
+    """The software by name, priced by the hardware profile that was chosen; one that is given as a value is taken as it is."""
+    if isinstance(given, Software):
+        return with_profile(given, model, cluster, workload, profile) if profile else given
+    return with_profile(software(str(given)), model, cluster, workload, profile)
+
+
+def _check_batch(workload: Workload) -> None:
+    if workload.global_batch > MOST_SEQUENCES:
+        raise InputError(
+            f"a batch of {workload.global_batch:,} sequences is more than the {MOST_SEQUENCES:,} that a step may have",
+            where=f"workload {workload.name}: global_batch",
+            fix="give the sequences of one step, not of the run",
+        )

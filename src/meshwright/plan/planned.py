@@ -1,0 +1,123 @@
+"""The answer of a planning question: the clusters searched, the best plans on the one chosen, and what would be without a change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwright.describe.cluster import Cluster
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.plan.plan import Plan, plan_of
+from meshwright.plan.rankmap import RankMap, rank_map
+from meshwright.plan.sizes import Ask, Progress, Searched, Survey, chosen, machines_of, machines_up_to, survey
+from meshwright.predict.forecast import Forecast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spares:
+    """Accelerators that stand in the domains in use and that the plan leaves idle."""
+
+    domain: str
+    per_domain: int
+    num_installed: int
+    num_domains: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.per_domain * self.num_domains
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The best plans, and how they were found."""
+
+    ask: Ask
+    best: Searched
+    survey: Survey
+    front: tuple[Searched, ...] = ()  # of time against cost, where it was asked for
+    before: Forecast | None = None  # the best plan without the changes of `--set`
+
+    @property
+    def forecasts(self) -> Sequence[Forecast]:
+        """The best first."""
+        return self.best.plans
+
+    @property
+    def forecast(self) -> Forecast:
+        """The best."""
+        return self.best.best
+
+    @property
+    def plan(self) -> Plan:
+        """The best as a plan file has it."""
+        return plan_of(self.forecast)
+
+    @property
+    def search_s(self) -> float:
+        """Seconds that the searches took."""
+        return sum(point.found.search_s for point in self.survey.searched)
+
+    @property
+    def ranks(self) -> RankMap:
+        """Where the ranks of the best stand."""
+        return rank_map(self.forecast.layout, self.forecast.job.cluster)
+
+    @property
+    def spares(self) -> Spares:
+        """What the best leaves idle."""
+        cluster = self.forecast.job.cluster
+        inner = cluster.tiers[0]
+        return Spares(
+            domain=inner.name,
+            per_domain=inner.num_installed - inner.num_accelerators,
+            num_installed=inner.num_installed,
+            num_domains=cluster.num_accelerators // inner.num_accelerators,
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Reservations about the best plan and the points of the front, each once."""
+        largest = max((point.best for point in self.front), key=lambda one: one.job.num_accelerators, default=self.forecast)
+        return tuple(dict.fromkeys((*self.forecast.notes, *largest.notes)))
+
+
+def planned(
+    ask: Ask,
+    *,
+    gpus: int | None = None,
+    max_gpus: int | None = None,
+    pareto: bool = False,
+    unchanged: Ask | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Planned:
+    """The best plans on the cluster, on `gpus` accelerators of it, or on any number up to `max_gpus`; `unchanged` is asked beside it."""
+    result = survey(ask, _machines(ask, gpus, max_gpus, pareto), front=pareto, progress=progress)
+    return Planned(
+        ask=ask,
+        best=chosen(ask, result),
+        survey=result,
+        front=tuple(result.front()) if pareto else (),
+        before=_best_of(unchanged, gpus, max_gpus, progress) if unchanged else None,
+    )
+
+
+def _best_of(ask: Ask, gpus: int | None, max_gpus: int | None, progress: Progress) -> Forecast | None:
+    """The best plan of another question; None where it has none (the change is what makes it fit)."""
+    try:
+        return chosen(ask, survey(ask, _machines(ask, gpus, max_gpus, False), front=False, progress=progress)).best
+    except MeshwrightError:
+        return None
+
+
+def _machines(ask: Ask, gpus: int | None, max_gpus: int | None, pareto: bool) -> list[Cluster]:
+    """Clusters to search: the one described, those of a given size, or all up to a limit where the size is part of the question."""
+    cluster = ask.job.cluster
+    if gpus is not None:
+        return machines_of(cluster, gpus)
+    if max_gpus is None and (ask.sized or not (ask.aim.compares_sizes or pareto)):
+        return [cluster]
+    found = machines_up_to(cluster, max_gpus or cluster.num_accelerators)
+    if not found:
+        raise InputError(f"no machine has at most {max_gpus} accelerators", where="--max-gpus", fix="allow at least 1")
+    return found

@@ -1,0 +1,178 @@
+"""One layout of a job, as plain numbers: step time with its interval and parts, memory by stage, and the whole run.
+
+This is the only answer that commands, pages and notebooks show. Its step time is that of the exact schedule; the closed form only ranks
+layouts in a search. Every share of a step is a share of `step_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from meshwright.describe.cluster import beyond_note
+from meshwright.describe.workload import Workload
+from meshwright.job import Job
+from meshwright.layout import Layout, Layouts
+from meshwright.predict.exact import exact_prediction
+from meshwright.predict.footprint import StageMemory, check_fits, recipe_for, reserve_for, stage_rows, stages
+from meshwright.predict.outcome import Outcome, Spread, Terms, outcome, samples_note
+from meshwright.predict.placement import overlap_note, tiers_of
+from meshwright.predict.prediction import Prediction, predict
+from meshwright.predict.step import PARTS, StepParts
+from meshwright.predict.uncertainty import Interval
+from meshwright.units import si
+
+
+class StepInterval(NamedTuple):
+    """The 80 % interval of a step time, in seconds."""
+
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What one layout of a job will do."""
+
+    job: Job
+    layout: Layout
+    step_s: float  # by the exact schedule
+    interval: StepInterval  # 80 % of comparable runs lie inside
+    parts: Mapping[str, float]  # seconds by `PARTS`; they add up to `step_s`
+    evidence: Interval  # the measured runs that the interval comes from
+    memory: tuple[StageMemory, ...]  # a row for each pipeline stage
+    tokens_per_s: float
+    mfu: float  # model FLOP/s over the dense peak of the layers' number format; causal attention counted once
+    hfu: float  # the same with what is recomputed
+    num_micro_batches: int  # of a replica in a step
+    placement: Mapping[str, tuple[str, ...]]  # axis -> the network tiers it crosses, from the inside out
+    outcome: Outcome  # the whole run: time, money, energy, carbon, water
+    notes: tuple[str, ...]  # what a reader should know before trusting the numbers
+    terms: Terms = field(default_factory=Terms)
+    prediction: Prediction = field(repr=False, compare=False)  # the same as columns of one row
+
+    @property
+    def detail(self) -> StepParts:
+        """What the step is made of, as the explanation, the trace and the simulation need it."""
+        return self.prediction.detail
+
+    @property
+    def middle_s(self) -> float:
+        """The step time that half of the comparable runs needed or exceeded; `step_s` unless nearly all took longer than predicted."""
+        return self.step_s * self.evidence.middle
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Bytes on the fullest stage at its peak."""
+        return max(stage.peak_bytes for stage in self.memory)
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Tokens per second of one accelerator."""
+        return self.tokens_per_s / self.job.num_accelerators
+
+    @property
+    def time_to_train(self) -> Spread | None:
+        """Seconds of the whole run; None where the workload does not say how long it is."""
+        return self.outcome.time_to_train_s
+
+    @property
+    def cost(self) -> Spread | None:
+        """US dollars of the whole run; None where no price or no length is known."""
+        return self.outcome.offer.cost_usd if self.outcome.offer else None
+
+    @property
+    def energy(self) -> Spread | None:
+        """Joules of the whole run at the wall; None where the accelerator's power is not stated."""
+        return self.outcome.energy_j
+
+    def share(self, part: str) -> float:
+        """Share of the step that a part takes, from 0 to 1."""
+        return self.parts[part] / self.step_s
+
+    def __str__(self) -> str:
+        low_s, high_s = self.interval
+        return f"{self.job.name}, {self.layout.degrees}: {self.step_s:.4g} s per step, 80 % interval {low_s:.4g} to {high_s:.4g} s"
+
+    def to_json(self) -> dict[str, Any]:
+        """The values under the names of `meshwright predict --json`."""
+        from meshwright.say.forecast import forecast_values
+
+        return forecast_values(self)
+
+    def _repr_html_(self) -> str:
+        from meshwright.say.forecast import forecast_document
+        from meshwright.say.html import fragment
+
+        return fragment(forecast_document(self))
+
+
+def forecast(job: Job, layout: Layout, *, terms: Terms | None = None, ignore_memory: bool = False) -> Forecast:
+    """Price one layout; refuse one that does not divide the job or does not fit into memory (unless `ignore_memory`)."""
+    job.check(layout)
+    terms = terms or Terms()
+    prediction = exact_prediction(predict(job, Layouts.of([layout])))
+    chip = job.cluster.accelerator
+    if not ignore_memory:
+        check_fits(prediction.memory, chip, reserve_bytes=reserve_for(chip))
+    whole = outcome(prediction, terms=terms)
+    mfu = float(prediction.mfu[0])
+    return Forecast(
+        job=job,
+        layout=layout,
+        step_s=float(prediction.step_time_s[0]),
+        interval=StepInterval(float(prediction.low_s[0]), float(prediction.high_s[0])),
+        parts={part: float(prediction.parts[part][0]) for part in PARTS},
+        evidence=prediction.interval,
+        memory=_memory(prediction, layout),
+        tokens_per_s=float(prediction.tokens_per_s[0]),
+        mfu=mfu,
+        hfu=float(prediction.hfu[0]),
+        num_micro_batches=int(prediction.detail.num_micro_batches[0]),
+        placement=tiers_of(layout, job.cluster),
+        outcome=whole,
+        notes=_notes(job, layout, prediction.interval, mfu),
+        terms=terms,
+        prediction=prediction,
+    )
+
+
+def _memory(prediction: Prediction, layout: Layout) -> tuple[StageMemory, ...]:
+    """Every stage; on one device with a hardware profile, as the profile's slices kept it."""
+    job = prediction.job
+    if job.software.profile and layout.num_ranks == 1:
+        return stage_rows(prediction.memory)
+    return stages(job.model, job.workload, layout, recipe_for(job.workload.precision, job.cluster.accelerator))
+
+
+def _notes(job: Job, layout: Layout, evidence: Interval, mfu: float) -> tuple[str, ...]:
+    """Every reservation about the numbers of this layout, in one list for all who show them."""
+    notes = (
+        job.software.note,
+        evidence.note,
+        beyond_note(job.described, job.cluster),
+        overlap_note(layout, job.cluster),
+        _other_model_note(job.model.name, job.workload),
+        samples_note(job.workload),
+        _mfu_note(mfu, job),
+    )
+    return tuple(note for note in notes if note)
+
+
+def _other_model_note(model: str, workload: Workload) -> str:
+    if not workload.convergence or workload.model in ("", model):
+        return ""
+    return f"{workload.name} is defined for {workload.model}: its samples to the target are taken for {model} too"
+
+
+def _mfu_note(mfu: float, job: Job) -> str:
+    """Why an MFU above 100 % is wrong; empty below."""
+    if not mfu > 1:
+        return ""
+    chip, precision = job.cluster.accelerator, job.workload.precision
+    peak = si(chip.peak_flops_per_s(precision), "FLOP/s", 3)
+    return (
+        f"an MFU of {100 * mfu:.1f} % is impossible: the peak described for {chip.name} ({peak}, {precision}) is too low. "
+        "Do not compare this MFU"
+    )

@@ -1,0 +1,75 @@
+"""Which layouts a job allows: what must divide what. One layout gets an error that says which number would; many get a mask."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.describe.cluster import Cluster
+from meshwright.describe.model import Model
+from meshwright.describe.workload import Workload
+from meshwright.errors import InputError
+from meshwright.layout import CP_KINDS, SCHEDULES, Layout, Layouts
+from meshwright.predict.stages import check_split, stage_layers
+
+
+def legal_rows(model: Model, cluster: Cluster, workload: Workload, layouts: Layouts) -> NDArray[np.bool_]:
+    """Of each layout, whether `check_layout` would let it pass."""
+    tp, cp, dp = layouts.tp, layouts.cp, layouts.dp
+    legal = tp * cp * layouts.pp * dp == cluster.num_accelerators
+    legal &= workload.global_batch % (dp * layouts.micro_batch) == 0
+    legal &= (layouts.schedule != SCHEDULES.index("1f1b")) | (layouts.vp == 1)
+    legal &= stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers).legal
+    for count in (model.num_heads, model.vocab_size, model.ffn_hidden):
+        legal &= count % tp == 0
+    legal &= workload.seq_len % np.where(cp > 1, 2 * cp * tp, tp) == 0
+    legal &= model.experts.num_experts % layouts.ep == 0 if model.experts else layouts.ep == 1
+    all_to_all = (layouts.cp_kind == CP_KINDS.index("all-to-all")) & (cp > 1)
+    return np.asarray(legal & (~all_to_all | (model.num_kv_heads % (cp * tp) == 0)))
+
+
+def check_layout(model: Model, cluster: Cluster, workload: Workload, layout: Layout) -> None:
+    """Raise an InputError where the layout does not divide the model, the batch or the machine: which number, and what would."""
+    if layout.num_ranks != cluster.num_accelerators:
+        raise InputError(
+            f"tp={layout.tp} x cp={layout.cp} x pp={layout.pp} x dp={layout.dp} = {layout.num_ranks} accelerators, "
+            f"but {cluster.name} has {cluster.num_accelerators} in use",
+            where="layout",
+            fix=_fill_advice(layout, cluster),
+        )
+    layout.num_micro_batches(workload.global_batch)
+    if layout.schedule == "1f1b" and layout.vp > 1:
+        raise InputError(
+            f"1F1B runs one chunk a stage, and vp is {layout.vp}", where="layout.schedule", fix="use schedule=interleaved, or vp=1"
+        )
+    check_split(model.num_layers, layout.pp, layout.vp, layout.first_stage_layers, layout.last_stage_layers)
+    for what, count in (("attention heads", model.num_heads), ("vocabulary entries", model.vocab_size), ("MLP columns", model.ffn_hidden)):
+        if count % layout.tp:
+            _refuse("tp", layout.tp, count, what)
+    pieces = 2 * layout.cp * layout.tp if layout.cp > 1 else layout.tp  # causal balance gives a rank two pieces of the sequence
+    if workload.seq_len % pieces:
+        raise InputError(
+            f"a sequence of {workload.seq_len} tokens does not divide into {pieces} pieces (cp={layout.cp}, tp={layout.tp})",
+            where="layout.cp",
+            fix="choose cp and tp whose product, twice over with cp, divides the sequence",
+        )
+    if model.experts and model.experts.num_experts % layout.ep:
+        _refuse("ep", layout.ep, model.experts.num_experts, "experts")
+    if layout.ep > 1 and not model.experts:
+        raise InputError(f"ep={layout.ep}, but {model.name} has no experts", where="layout.ep", fix="leave ep out")
+    if layout.cp > 1 and layout.cp_kind == "all-to-all" and model.num_kv_heads % (layout.cp * layout.tp):
+        _refuse("cp", layout.cp * layout.tp, model.num_kv_heads, "key-value heads (all-to-all gives each rank whole heads)")
+
+
+def _refuse(axis: str, degree: int, count: int, what: str) -> None:
+    divisors = ", ".join(str(d) for d in range(1, min(count, 4096) + 1) if count % d == 0 and d <= 512)
+    names = {"tp": "tensor degree", "ep": "expert degree", "cp": "context x tensor degree"}
+    raise InputError(f"{names[axis]} {degree} does not divide {count} {what}", where=f"layout.{axis}", fix=f"choose from {divisors}")
+
+
+def _fill_advice(layout: Layout, cluster: Cluster) -> str:
+    inner = layout.tp * layout.cp * layout.pp
+    resize = [f"--gpus {layout.num_ranks}"] if cluster.takes(layout.num_ranks) else []
+    if cluster.num_accelerators % inner == 0:
+        return "use " + ", or ".join([f"dp={cluster.num_accelerators // inner}", *resize])
+    return "use " + ", or ".join([*resize, f"degrees whose product is {cluster.num_accelerators}"])

@@ -1,0 +1,178 @@
+"""What a hardware profile says of one job: rates of kernels, and corrections from slices of a real training step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.measured import Correction, Rates, Shape, ends_time, exchange_s, layer_time, tensor_exchange_s
+from meshwright.describe.model import Model
+from meshwright.describe.profile import WAYS, Profile, Slice, shape_of
+from meshwright.describe.recipe import recipe
+from meshwright.describe.workload import Workload
+from meshwright.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a hardware profile says of one job: rates of kernels, and how far a step of them put together was off on slices of it."""
+
+    profile: Profile
+    shape: Shape
+    rates: Rates
+    layer: Correction
+    ends: Correction
+    tensor: float  # what exchanges within a layer cost there, over what they cost when nothing but a product comes between
+    pipeline: float  # what layers, ends and messages cost when stages share them, over what they cost by themselves
+    slices: tuple[Slice, ...]  # of this model; none: the corrections are other models'
+    block_rows: int  # rows of logits that were timed at once
+    element_bytes: float  # of what passes between operations
+
+
+def measured(model: Model, workload: Workload, profile: Profile) -> Measured:
+    """A profile's say on one job; raises where it holds nothing of the kind."""
+    if model.experts or model.latent or workload.adapters:
+        raise InputError(
+            f"a hardware profile prices dense models that are trained whole, and {model.name} is not",
+            where="--profile",
+            fix="leave the profile out",
+        )
+    number_format = format_of(workload.precision)
+    formats = sorted({product.number_format for product in profile.products})
+    if number_format not in formats or not profile.attentions:
+        raise InputError(
+            f"the profile has no products in {number_format}, only in {', '.join(formats) or 'none'}",
+            where="--profile",
+            fix=f"choose another precision, or measure one: meshwright measure --model {model.name} --precision {workload.precision}",
+        )
+    rates = _rates(profile, number_format, recipe(workload.precision).cast_bytes)
+    block_rows = max((p.rows for p in profile.products if p.columns == model.vocab_size), default=max(p.rows for p in profile.products))
+    own = profile.slices_of(model, number_format, workload.precision)
+    layer, ends = _corrections(own or [s for s in profile.slices if s.number_format == number_format], rates, profile)
+    own_shared = profile.shared_slices_of(model, number_format, workload.precision)
+    everyones = [s for s in profile.shared_slices if s.number_format == number_format]
+    cut, dealt = ([s for s in own_shared if of(s)] or [s for s in everyones if of(s)] for of in (_is_cut, _is_dealt_out))
+    element_bytes = 4.0 if number_format == "fp32" else 2.0
+    shape = Shape(**dict(zip(_SIDES, shape_of(model), strict=True)), gated=model.gated)
+    return Measured(
+        profile=profile,
+        shape=shape,
+        rates=rates,
+        layer=layer,
+        ends=ends,
+        tensor=_middle([_tensor_factor(s, layer, ends, rates, profile, element_bytes) for s in cut]),
+        pipeline=_middle([_pipeline_factor(s, layer, ends, rates, profile, element_bytes) for s in dealt]),
+        slices=tuple(own),
+        block_rows=block_rows,
+        element_bytes=element_bytes,
+    )
+
+
+STEP_SUM_BYTES = 1024.0  # of the one sum over all ranks at a step's end
+
+_SIDES = ("hidden", "ffn_hidden", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
+
+
+def format_of(precision: str) -> str:
+    """What a recipe multiplies in, as a profile names it."""
+    return recipe(precision).profile_format
+
+
+def _rates(profile: Profile, number_format: str, cast_bytes: float) -> Rates:
+    products = {}
+    for way in WAYS:
+        timed = [p for p in profile.products if p.way == way and p.number_format == number_format]
+        shapes = np.array([(p.rows, p.columns, p.inner) for p in timed], dtype=np.float64).T
+        products[way] = shapes, 2.0 * shapes.prod(axis=0) / [p.seconds for p in timed]
+    each = profile.attentions
+    shapes = np.array([(a.batch * a.num_heads, a.seq_len, a.head_dim) for a in each], dtype=np.float64).T
+    flops = 2.0 * shapes[0] * shapes[1] ** 2 * shapes[2]
+    attention = (shapes, flops / [a.forward_s for a in each]), (shapes, 2.5 * flops / [a.backward_s for a in each])
+    kinds = sorted({c.kind for c in profile.collectives})
+    collectives = {}
+    for kind in kinds:
+        same = [c for c in profile.collectives if c.kind == kind]
+        collectives[kind] = (
+            np.array([(c.num_ranks, c.payload_bytes) for c in same], dtype=np.float64).T,
+            np.array([c.seconds for c in same]),
+        )
+    return Rates(
+        products=products,
+        attention=attention,
+        elementwise_bytes_per_s=2 / (1 / profile.norm_bytes_per_s + 1 / profile.activation_bytes_per_s),
+        loss_bytes_per_s=profile.loss_bytes_per_s,
+        cast_bytes=cast_bytes,
+        collectives=collectives,
+    )
+
+
+def _corrections(slices: Sequence[Slice], rates: Rates, profile: Profile) -> tuple[Correction, Correction]:
+    """What takes seconds of kernels to those of the trainer's layers and ends, as seen on slices; nothing where there are none."""
+    plain = [s for s in slices if s.recompute == "none"]
+    if not plain:
+        return Correction(), Correction()
+    shapes = [_shape_of(s) for s in plain]
+    layers = [float(layer_time(shape, s.micro_batch, s.seq_len, 1.0, rates).total_s) for shape, s in zip(shapes, plain, strict=True)]
+    ends = [float(sum(ends_time(shape, s.rows, _block_rows(s, profile), 1.0, rates))) for shape, s in zip(shapes, plain, strict=True)]
+    return Correction.through(layers, [s.layer_s for s in plain]), Correction.through(ends, [s.ends_s for s in plain])
+
+
+def _shape_of(cut: Slice) -> Shape:
+    return Shape(**{side: getattr(cut, side) for side in _SIDES}, gated=cut.gated)
+
+
+def _block_rows(cut: Slice, profile: Profile) -> int:
+    """Rows of logits that were timed at once."""
+    return max((p.rows for p in profile.products if p.columns == cut.vocab_size), default=cut.rows)
+
+
+def _is_cut(cut: Slice) -> bool:
+    return cut.tp > 1 and cut.recompute == "none"
+
+
+def _is_dealt_out(cut: Slice) -> bool:
+    return cut.pp > 1 and cut.recompute == "none"
+
+
+def _tensor_factor(s: Slice, layer: Correction, ends: Correction, rates: Rates, profile: Profile, element_bytes: float) -> float:
+    """Of a slice whose layers were cut: what its steps took beyond compute, over their exchanges as timed; 1 or more.
+
+    Both steps together, not their difference: that scatters more than exchanges weigh.
+    """
+    if not _exchanges(rates):
+        return 1.0
+    computed_s = [
+        layer.of(layer_time(_shape_of(s), s.micro_batch, s.seq_len, s.tp, rates).total_s),
+        ends.of(sum(ends_time(_shape_of(s), s.rows, _block_rows(s, profile), s.tp, rates))),
+    ]
+    one_way_s = float(tensor_exchange_s(s.rows * s.hidden * element_bytes, s.tp, rates))
+    small_s = [float(exchange_s(size, s.tp, *rates.collectives["all-reduce"])) for size in (4.0 * s.rows, STEP_SUM_BYTES)]
+    taken_s = sum(s.steps_s) - sum(s.num_layers) * computed_s[0] - 2 * computed_s[1] - 4 * small_s[0] - 2 * small_s[1]
+    return max(taken_s / ((2 * sum(s.num_layers) + 2) * one_way_s), 1.0)
+
+
+def _pipeline_factor(s: Slice, layer: Correction, ends: Correction, rates: Rates, profile: Profile, element_bytes: float) -> float:
+    """Of a slice whose layers were dealt out to stages: what a micro-batch took, over its layers, ends and messages; 1 or more.
+
+    Messages as the pricer counts them, two for each stage. Where each process has a core of its own a step has its bubbles in it, and
+    says nothing of work: 1.
+    """
+    if not _exchanges(rates) or profile.num_processes < profile.num_cores:
+        return 1.0
+    layer_s = layer.of(layer_time(_shape_of(s), s.micro_batch, s.seq_len, 1.0, rates).total_s)
+    ends_s = ends.of(sum(ends_time(_shape_of(s), s.rows, _block_rows(s, profile), 1.0, rates)))
+    message_s = float(exchange_s(s.rows * s.hidden * element_bytes, 2.0, *rates.collectives["message"]))
+    sum_s = float(exchange_s(STEP_SUM_BYTES, s.pp, *rates.collectives["all-reduce"]))
+    work_s = [count * layer_s + ends_s + 2 * s.pp * message_s for count in s.num_layers]
+    return max((sum(s.steps_s) - 2 * sum_s) / sum(work_s), 1.0)
+
+
+def _exchanges(rates: Rates) -> bool:
+    """Whether all exchanges between processes were timed."""
+    return {"all-gather", "reduce-scatter", "all-reduce", "message"} <= set(rates.collectives)
+
+
+def _middle(factors: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(factors)))) if factors else 1.0

@@ -1,0 +1,94 @@
+"""A document: what there is to say about one subject, apart from how it is shown.
+
+A document has blocks for people (tables, pairs, text, notes) and values for programs. Both are made from the same numbers in one place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+VERSION = 1  # of the JSON vocabulary: raised when a name changes its meaning or goes away
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under a title; a column whose name ends in `>` is aligned to the right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Names and values under a title; each value may have a remark."""
+
+    title: str
+    rows: tuple[tuple[str, str, str], ...]  # name, value, remark
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A sentence or two."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a reader should know before trusting the numbers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines that must stay as they are, such as layouts to be copied: no width may fold them."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawing as SVG or HTML; renderers that cannot show one leave it out."""
+
+    markup: str
+
+
+Block = Table | Pairs | Text | Note | Lines | Picture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """What there is to say about one subject."""
+
+    kind: str  # what it is about: `forecast`, `plan`, `sweep`, ...; names the JSON schema
+    title: str
+    blocks: tuple[Block, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The values in JSON's own types, with the name and version of their schema."""
+        return {"schema": f"meshwright/{self.kind}/{VERSION}", **plain(self.values)}
+
+
+def plain(value: Any) -> Any:
+    """A value in JSON's own types: dataclasses as objects, numpy's as Python's, nan and infinity as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if hasattr(value, "tolist"):  # numpy's scalars and arrays
+        return plain(value.tolist())
+    if isinstance(value, Iterable):
+        return [plain(inner) for inner in value]
+    return str(value)

@@ -1,0 +1,268 @@
+"""What a forecast says: the answer first, then what it is made of, and how far to trust it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from meshwright.layout import AXES, SHORT_NAMES, Layout
+from meshwright.predict.footprint import PARTS as MEMORY_PARTS
+from meshwright.predict.footprint import reserve_for
+from meshwright.predict.forecast import Forecast
+from meshwright.predict.outcome import Offer, Outcome, Spread
+from meshwright.predict.placement import ranks_of, spanned
+from meshwright.record.entries import PART_NAMES, PARTS
+from meshwright.say.document import Block, Document, Note, Pairs, Table, Text
+from meshwright.units import KWH, MINUTE, gib, seconds, si, usd
+
+BAR_WIDTH = 40  # characters of a part that is the whole step
+EIGHTHS = ("", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589")
+NUM_OTHER_PRICES = 3
+MFU_FORMULA = (
+    "tokens/s x FLOPs per token / (accelerators x dense peak of the layers' precision); a token needs 6 FLOPs per matrix parameter "
+    "(4 where the base is frozen) and 3 times the forward attention, causal attention counted once; HFU adds what is recomputed"
+)
+DISTANCE = {"measured": "inside the evidence", "near": "near the evidence", "far": "far from the evidence"}
+
+Line = tuple[str, str, str]  # name, value, remark
+
+
+def forecast_document(forecast: Forecast) -> Document:
+    """The whole forecast."""
+    job = forecast.job
+    title = f"{job.name} ({job.num_accelerators:,} {job.cluster.accelerator.name}), {job.workload.name}"
+    return Document(kind="forecast", title=title, blocks=tuple(_blocks(forecast, title)), values=forecast_values(forecast))
+
+
+def _blocks(forecast: Forecast, title: str) -> Iterator[Block]:
+    chip = forecast.job.cluster.accelerator
+    yield Pairs(title, tuple(_question(forecast)))
+    yield Pairs("answer", (*speed_lines(forecast), *outcome_lines(forecast)))
+    yield Table("step", ("part", "seconds>", "share>", ""), tuple(part_rows(forecast)))
+    yield Table("axes", ("axis", "ranks>", "crosses", "exposed>"), tuple(_axes(forecast)))
+    columns = ("stage", "layers>", *(f"{part}>" for part in MEMORY_PARTS), "peak>", "full>", "peak at")
+    yield Table(
+        f"memory of {chip.name}: {gib(chip.memory_bytes)}, {gib(reserve_for(chip))} of it reserved", columns, tuple(_memory(forecast))
+    )
+    evidence = forecast.evidence
+    yield Text(f"evidence: compared with {evidence.num_runs} runs ({evidence.kin}); this job is {DISTANCE[evidence.distance]}")
+    yield from map(Note, forecast.notes)
+
+
+def _question(forecast: Forecast) -> Iterator[Line]:
+    layout, workload = forecast.layout, forecast.job.workload
+    batches = f"{forecast.num_micro_batches:,} micro-batch{'' if forecast.num_micro_batches == 1 else 'es'}"
+    yield "layout", layout.degrees, f"{batches}, order {'-'.join(layout.order)}"
+    chosen = [f"{layout.schedule} schedule"] * (layout.pp > 1) + [f"{layout.cp_kind} context"] * (layout.cp > 1)
+    yield "", "", ", ".join([*chosen, f"TP overlap {_switch(layout.overlap_tp)}, CUDA graphs {_switch(layout.cuda_graphs)}"])
+    yield "step", f"{workload.global_batch:,} x {workload.seq_len:,} tokens", f"{workload.precision}, software {forecast.job.software.name}"
+
+
+def _switch(on: bool) -> str:
+    return "on" if on else "off"
+
+
+def speed_lines(forecast: Forecast) -> Iterator[Line]:
+    """Step time with its interval, throughput and MFU."""
+    low_s, high_s = forecast.interval
+    between = f"80 % interval {seconds(low_s)} to {seconds(high_s)}"
+    if forecast.evidence.middle > 1:
+        between += f", middle {seconds(forecast.middle_s)}: half of the comparable runs took that or more"
+    yield "step time", seconds(forecast.step_s), between
+    yield "throughput", f"{si(forecast.tokens_per_s, '')} tokens/s", f"{forecast.tokens_per_s_per_gpu:,.0f} tokens/s per accelerator"
+    yield "MFU", mfu_text(forecast.mfu), f"HFU {100 * forecast.hfu:.1f} %; causal attention counted once"
+
+
+def mfu_text(mfu: float) -> str:
+    """An MFU in per cent; above 100 with the reason."""
+    return f"{100 * mfu:.1f} %" + (" of a peak described too low" if mfu > 1 else "")
+
+
+def outcome_lines(forecast: Forecast) -> Iterator[Line]:
+    """The whole run: time, cost, energy, carbon and water, each with its interval or the reason why it is unknown."""
+    whole, middle = forecast.outcome, forecast.evidence.middle
+    grid, facility, offer = whole.region, whole.facility, whole.offer
+    yield quantity(whole, "time to train", whole.time_to_train_s, seconds, _steps(whole), "time_to_train", middle)
+    yield quantity(whole, "cost", offer.cost_usd if offer else None, usd, price_text(offer) if offer else "", "cost", middle)
+    yield from _other_prices(whole)
+    yield quantity(whole, "energy", whole.energy_j, kwh, f"at the wall; hosts: {whole.hosts}", "energy", middle)
+    if whole.facility_energy_j:
+        pue = f"with PUE {facility.pue:g} ({facility.name}, {facility.year})"
+        yield quantity(whole, "facility", whole.facility_energy_j, kwh, pue, "energy", middle)
+    if whole.carbon_kg:
+        source = f"{grid.grid_gco2e_per_kwh:g} g CO2e/kWh, grid of {grid.name} ({grid.year}, {grid.method})"
+        yield quantity(whole, "carbon", whole.carbon_kg, kg, source, "energy", middle)
+    if whole.energy_j:
+        source = f"on site, {facility.wue_l_per_kwh:g} l/kWh ({facility.name}, {facility.year})"
+        yield quantity(whole, "water", whole.water_l, litres, source, "water", middle)
+
+
+def _steps(whole: Outcome) -> str:
+    plural = "" if whole.num_evaluations == 1 else "s"
+    evaluations = f", {whole.num_evaluations} evaluation{plural} of {seconds(whole.evaluation_s)}" if whole.num_evaluations else ""
+    return f"{whole.num_steps:,} steps{evaluations}"
+
+
+def quantity(
+    whole: Outcome, name: str, spread: Spread | None, shown: Callable[[float], str], remark: str, key: str, middle: float = 1.0
+) -> Line:
+    """A quantity of the whole run with its interval and a remark, or the reason why it is unknown."""
+    if spread is None:
+        return name, "unknown", whole.unknown.get(key, "")
+    usual = f", middle {shown(spread.value * middle)}" if middle > 1 else ""
+    return name, f"{whole.bound}{shown(spread.value)}", f"{spread.between(shown)}{usual}" + (f"; {remark}" if remark else "")
+
+
+def kwh(energy_j: float) -> str:
+    """Energy in kWh."""
+    return _amount(energy_j / KWH, "kWh")
+
+
+def kg(mass_kg: float) -> str:
+    """A mass in kg."""
+    return _amount(mass_kg, "kg")
+
+
+def litres(volume_l: float) -> str:
+    """A volume in litres."""
+    return _amount(volume_l, "l")
+
+
+def _amount(value: float, unit: str) -> str:
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+def price_text(offer: Offer) -> str:
+    """Whose price, and how much per accelerator-hour."""
+    price = offer.price
+    return f"{price.provider} {price.kind}, {usd(price.usd_per_accelerator_hour)} per accelerator-hour ({price.date})"
+
+
+def _other_prices(whole: Outcome) -> Iterator[Line]:
+    """The cheapest of the other offers, on a line of their own."""
+    others = [offer for offer in whole.alternatives if whole.offer is None or offer.price != whole.offer.price]
+    if others:
+        named = [f"{usd(offer.cost_usd.value)} {offer.price.provider} {offer.price.kind}" for offer in others[:NUM_OTHER_PRICES]]
+        more = f", {len(others) - NUM_OTHER_PRICES} more with --json" if len(others) > NUM_OTHER_PRICES else ""
+        yield "", "", f"or {', '.join(named)}{more}"
+
+
+def part_rows(forecast: Forecast) -> Iterator[tuple[str, str, str, str]]:
+    """Every part of the step that takes time, with its share and a bar; the step itself last."""
+    for part in PARTS:
+        if forecast.parts[part] > 0:
+            yield PART_NAMES[part], seconds(forecast.parts[part]), f"{100 * forecast.share(part):.1f} %", bar(forecast.share(part))
+    yield "step", seconds(forecast.step_s), "100.0 %", ""
+
+
+def bar(share: float) -> str:
+    """A bar in eighths of a character."""
+    eighths = round(share * BAR_WIDTH * 8)
+    return "\u2588" * (eighths // 8) + EIGHTHS[eighths % 8]
+
+
+def _axes(forecast: Forecast) -> Iterator[tuple[str, str, str, str]]:
+    layout, cluster = forecast.layout, forecast.job.cluster
+    for axis in AXES:
+        over = ranks_of(axis, layout)
+        if tiers := spanned(over, cluster, forecast.placement):
+            yield " x ".join(over), " x ".join(map(str, over.values())), " + ".join(tiers), seconds(forecast.parts[f"exposed_{axis}"])
+    if layout.ep > 1:
+        yield "ep", f"{layout.ep}", "over dp, cp and tp", seconds(forecast.parts["exposed_ep"])
+
+
+def _memory(forecast: Forecast) -> Iterator[tuple[str, ...]]:
+    """The first stage, the fullest and the last, each once."""
+    every, room_bytes = forecast.memory, forecast.job.cluster.accelerator.memory_bytes
+    fullest = max(every, key=lambda stage: stage.peak_bytes)
+    names: dict[int, list[str]] = {}
+    for name, stage in (("first", every[0]), ("fullest", fullest), ("last", every[-1])):
+        names.setdefault(stage.stage, []).append(name)
+    for number, named in sorted(names.items()):
+        stage = every[number]
+        parts = (gib(stage.parts[part]) for part in MEMORY_PARTS)
+        full = f"{100 * stage.peak_bytes / room_bytes:.0f} %"
+        yield f"{number} ({', '.join(named)})", f"{stage.layers}", *parts, gib(stage.peak_bytes), full, stage.peak_at
+
+
+def layout_values(layout: Layout) -> dict[str, Any]:
+    """A layout under the names that `--layout` takes, and the whole of it as one text that `--layout` reads."""
+    values = {SHORT_NAMES.get(key, key): value for key, value in asdict(layout).items()} | {"order": "-".join(layout.order)}
+    return {**values, "text": str(layout)}
+
+
+def forecast_values(forecast: Forecast) -> dict[str, Any]:
+    """Everything a forecast holds, under the names that all commands use in their JSON."""
+    job, whole, evidence = forecast.job, forecast.outcome, forecast.evidence
+    tokens = whole.num_steps * job.workload.tokens_per_step
+    return {
+        "model": job.model.name,
+        "cluster": job.cluster.name,
+        "accelerator": job.cluster.accelerator.name,
+        "num_accelerators": job.num_accelerators,
+        "workload": job.workload.name,
+        "seq_len": job.workload.seq_len,
+        "global_batch": job.workload.global_batch,
+        "precision": job.workload.precision,
+        "software": job.software.name,
+        "layout": layout_values(forecast.layout),
+        "num_micro_batches": forecast.num_micro_batches,
+        "placement": forecast.placement,
+        "step_time_s": forecast.step_s,
+        "low_s": forecast.interval.low_s,
+        "middle_s": forecast.middle_s,
+        "high_s": forecast.interval.high_s,
+        "parts": {part: forecast.parts[part] for part in PARTS},
+        "tokens_per_s": forecast.tokens_per_s,
+        "tokens_per_s_per_gpu": forecast.tokens_per_s_per_gpu,
+        "mfu": forecast.mfu,
+        "hfu": forecast.hfu,
+        "mfu_formula": MFU_FORMULA,
+        "memory": forecast.memory,
+        "peak_memory_bytes": forecast.peak_memory_bytes,
+        "num_steps": whole.num_steps,
+        "num_evaluations": whole.num_evaluations,
+        "evaluation_s": whole.evaluation_s,
+        "measured_batches": job.workload.measured_batches,
+        "batch_beyond_measured": whole.batch_beyond or None,
+        "is_lower_bound": whole.batch_beyond == "above",
+        **_spread("time_to_train{}_min", whole.time_to_train_s, MINUTE),
+        **_spread("accelerator{}_hours", whole.accelerator_hours),
+        **_spread("cost{}_usd", forecast.cost),
+        "tokens_per_dollar": tokens / forecast.cost.value if forecast.cost else None,
+        "price": _price_values(whole.offer) if whole.offer else None,
+        "prices": [_price_values(offer) for offer in whole.alternatives],
+        "busy": whole.busy,
+        "node_w": whole.node_w,
+        **_spread("energy{}_kwh", whole.energy_j, KWH),
+        **_spread("facility{}_kwh", whole.facility_energy_j, KWH),
+        **_spread("carbon{}_kg", whole.carbon_kg),
+        **_spread("water{}_l", whole.water_l),
+        "hosts": whole.hosts,
+        "facility": whole.facility,
+        "region": whole.region,
+        "unknown": whole.unknown,
+        "evidence": {"distance": evidence.distance, "compared_with": evidence.kin, "num_runs": evidence.num_runs, "note": evidence.note},
+        "notes": forecast.notes,
+    }
+
+
+def _spread(key: str, spread: Spread | None, unit: float = 1.0) -> dict[str, float | None]:
+    """A value and its interval under `key`, whose {} becomes nothing, _low or _high; `unit` is what one is in SI."""
+    values = (spread.value, spread.low, spread.high) if spread else (None, None, None)
+    named = zip(("", "_low", "_high"), values, strict=True)
+    return {key.format(suffix): None if value is None else value / unit for suffix, value in named}
+
+
+def _price_values(offer: Offer) -> dict[str, Any]:
+    price = offer.price
+    return {
+        "provider": price.provider,
+        "kind": price.kind,
+        "instance": price.instance,
+        "usd_per_accelerator_hour": price.usd_per_accelerator_hour,
+        "date": price.date,
+        "source": price.source.text,
+        "cost_usd": offer.cost_usd.value,
+    }

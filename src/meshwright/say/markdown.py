@@ -1,0 +1,50 @@
+"""A document as Markdown, for a pull request or a wiki."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from meshwright.say.document import Block, Document, Lines, Note, Pairs, Picture, Table, Text
+
+SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
+
+
+def markdown(document: Document) -> str:
+    """The document, whole."""
+    lines = [f"## {escaped(document.title)}", ""]
+    for block in document.blocks:
+        lines += _block(block)
+    return "\n".join(lines) + "\n"
+
+
+def escaped(text: object) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return SPECIAL.sub(r"\\\1", str(text).replace("\n", " ")).replace("&", "&amp;")
+
+
+def table_lines(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """A table; a column whose name ends in `>` is aligned to the right."""
+    yield "| " + " | ".join(escaped(column.removesuffix(">")) for column in columns) + " |"
+    yield "| " + " | ".join("---:" if column.endswith(">") else "---" for column in columns) + " |"
+    for row in rows:
+        yield "| " + " | ".join(escaped(cell) for cell in row) + " |"
+    yield ""
+
+
+def _block(block: Block) -> Iterator[str]:
+    if isinstance(block, Picture):
+        return
+    if isinstance(block, Text | Note):
+        yield f"{'Note: ' if isinstance(block, Note) else ''}{escaped(block.text)}"
+        yield ""
+        return
+    if block.title:
+        yield f"**{escaped(block.title)}**"
+        yield ""
+    if isinstance(block, Table):
+        yield from table_lines(block.columns, block.rows)
+    elif isinstance(block, Pairs):
+        yield from table_lines(("", "", ""), block.rows)
+    elif isinstance(block, Lines):
+        yield from ("```", *block.lines, "```", "")

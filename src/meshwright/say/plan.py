@@ -1,0 +1,239 @@
+"""What a planning answer says: the best plan, the runners-up, why, where the ranks stand, and what the search did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from meshwright.layout import AXES, Layout
+from meshwright.plan.explain import AxisTraffic, Change, Explanation, explain
+from meshwright.plan.objective import Limit
+from meshwright.plan.planned import Planned
+from meshwright.plan.sizes import Searched
+from meshwright.predict.forecast import Forecast
+from meshwright.record.entries import PART_NAMES, PARTS
+from meshwright.say.document import Block, Document, Lines, Note, Pairs, Table, Text
+from meshwright.say.forecast import Line, forecast_values, kwh, outcome_lines, speed_lines
+from meshwright.units import gib, seconds, si, usd
+
+NUM_RANKS_SHOWN = 6
+NUM_CHANGES_SHOWN = 6
+NUM_EXPLAINED = 5  # runners-up; JSON has all of them
+SMALL = ("optimizer", "data", "overhead")  # parts of the step that share a column
+
+
+def plan_document(found: Planned, *, explained: bool = True) -> Document:
+    """The whole answer."""
+    job = found.forecast.job
+    title = f"{job.name} ({job.num_accelerators:,} {job.cluster.accelerator.name}), {job.workload.name}"
+    why = explain(found.forecast) if explained else None
+    return Document(kind="plan", title=title, blocks=tuple(_blocks(found, title, why)), values=_values(found, why))
+
+
+def _blocks(found: Planned, title: str, why: Explanation | None) -> Iterator[Block]:
+    yield Pairs(title, tuple(_answer(found)))
+    yield Table(f"the {len(found.forecasts)} best by {found.ask.aim.objective}", _columns(found), tuple(_rows(found)))
+    yield from (Text(sentence) for sentence in _behind(found, explained=why is not None))
+    if found.front:
+        columns = ("accelerators>", "time to train>", "cost>", "energy>", "degrees")
+        yield Table("time against cost", columns, tuple(map(_front_row, found.front)))
+        yield whole_layouts((point.cluster.num_accelerators, point.best.layout) for point in found.front)
+    if why:
+        yield from _explanation(why)
+    ranks = found.ranks
+    first = ranks.rows(NUM_RANKS_SHOWN)
+    names = tuple(f"{name}>" for name in ranks.columns)
+    yield Table(f"ranks (the first {len(first)} of {len(ranks):,})", names, tuple(tuple(map(str, row)) for row in first))
+    yield whole_layouts([(found.forecast.job.num_accelerators, found.forecast.layout)])
+    yield Text(_statistics(found))
+    evidence = found.forecast.evidence
+    yield Text(f"interval: from {evidence.num_runs} runs, {evidence.kin}")
+    yield from map(Note, found.notes)
+
+
+def _answer(found: Planned) -> Iterator[Line]:
+    best = found.forecast
+    layout, count = best.layout, best.num_micro_batches
+    batches = f"{count:,} micro-batch{'' if count == 1 else 'es'}"
+    yield "layout", layout.degrees, f"{', '.join(filter(None, [batches, _choices(layout)]))}, order {'-'.join(layout.order)}"
+    yield "searched", *_searched(found)
+    yield from speed_lines(best)
+    if found.before:
+        yield "without --set", *_against(found.before, best)
+    room = gib(best.job.cluster.accelerator.memory_bytes)
+    yield "memory", gib(best.peak_memory_bytes), f"of {room}, at the peak of the fullest stage"
+    yield from outcome_lines(best)
+    for limit in found.ask.aim.limits(best):
+        yield limit.what, limit.words, ""
+    yield "spares", _spares(found), ""
+
+
+def _searched(found: Planned) -> tuple[str, str]:
+    """What was open to the search and what was fixed: the same layout text in `predict` fixes every switch."""
+    fixed = str(found.ask.fixed)
+    count = f"{found.best.found.num_layouts:,} layouts"
+    if not fixed:
+        return count, "every choice open; to price one layout as it is, use `meshwright predict`"
+    return count, f"with {fixed} fixed and every other choice open; `meshwright predict` instead takes the usual switches"
+
+
+def _against(before: Forecast, after: Forecast) -> tuple[str, str]:
+    ratio = after.step_s / before.step_s - 1
+    change = f"{abs(ratio):,.1%} {'longer' if ratio > 0 else 'shorter'} with it" if abs(ratio) >= 5e-4 else "the same with it"
+    same = "the same layout" if before.layout == after.layout else str(before.layout)
+    sizes = "" if before.job.num_accelerators == after.job.num_accelerators else f" on {before.job.num_accelerators:,} accelerators"
+    return f"{seconds(before.step_s)}{sizes}", f"{change}; {same}"
+
+
+def _spares(found: Planned) -> str:
+    spares = found.spares
+    if not spares.per_domain:
+        return f"none: every accelerator of {spares.num_domains} {spares.domain}s is used" if spares.num_domains > 1 else "none"
+    used = spares.num_installed - spares.per_domain
+    return f"{spares.total:,}: {used} of {spares.num_installed} in each of {spares.num_domains} {spares.domain}s are used"
+
+
+def _columns(found: Planned) -> tuple[str, ...]:
+    parts = (f"{part}>" for part in _parts(found))
+    return ("#>", *(f"{name}>" for name in _degrees(found)), "choices", "order", "step>", "vs best>", *parts, "memory>")
+
+
+def _degrees(found: Planned) -> dict[str, str]:
+    """Columns of the layout's numbers, under their short names; those that are 1 in all plans are left out, except the axes."""
+    names = {**{axis: axis for axis in AXES}, "vp": "vp", "ep": "ep", "mbs": "micro_batch"}
+    shown = (*AXES, "vp", "mbs")
+    return {name: key for name, key in names.items() if name in shown or any(getattr(one.layout, key) > 1 for one in found.forecasts)}
+
+
+def _choices(layout: Layout) -> str:
+    """What was chosen beside the degrees, in few words."""
+    chosen = [layout.schedule] if layout.pp > 1 else []
+    chosen += [layout.cp_kind] if layout.cp > 1 else []
+    chosen += [f"ZeRO {layout.zero_stage}"] if layout.zero_stage != 1 else []
+    return ", ".join([*chosen, *([f"recompute {layout.recompute}"] if layout.recompute != "none" else [])])
+
+
+def _parts(found: Planned) -> dict[str, tuple[str, ...]]:
+    """Columns of the table: parts of the step that are there in any of the plans, the small ones together."""
+    wanted = {PART_NAMES[part]: (part,) for part in PARTS if part not in SMALL} | {"rest": SMALL}
+    return {name: parts for name, parts in wanted.items() if any(one.parts[p] > 0 for one in found.forecasts for p in parts)}
+
+
+def _rows(found: Planned) -> Iterator[tuple[str, ...]]:
+    best_s = found.forecast.step_s
+    for number, one in enumerate(found.forecasts, 1):
+        degrees = [str(getattr(one.layout, key)) for key in _degrees(found).values()]
+        spent = [seconds(sum(one.parts[part] for part in parts)) for parts in _parts(found).values()]
+        times = seconds(one.step_s), f"+{one.step_s / best_s - 1:.2%}" if number > 1 else "-", *spent
+        yield str(number), *degrees, _choices(one.layout), "-".join(one.layout.order), *times, gib(one.peak_memory_bytes)
+
+
+def _behind(found: Planned, *, explained: bool) -> Iterator[str]:
+    """For every runner-up, the parts of the step in which it loses most against the best, and where it gains."""
+    best = found.forecast
+    for number, one in enumerate(found.forecasts[1:], 2):
+        gaps = {part: one.parts[part] - best.parts[part] for part in PARTS}
+        largest = sorted((part for part in PARTS if abs(gaps[part]) > 1e-4 * best.step_s), key=lambda part: -abs(gaps[part]))[:3]
+        listed = ", ".join(f"{'+' if gaps[part] > 0 else '-'}{seconds(abs(gaps[part]))} {PART_NAMES[part]}" for part in largest)
+        yield f"#{number} against #1: {listed or 'the same in every part'}"
+        if explained and number <= NUM_EXPLAINED:
+            yield from _why(explain(one))
+
+
+def _why(why: Explanation) -> Iterator[str]:
+    """What the axes of a runner-up carry, where, and what limits it."""
+    carried = [
+        f"{axis.name} {si(axis.num_bytes, 'B', 3)} over {' + '.join(axis.tiers) or '-'}, {axis.hidden_s / axis.traffic_s:.0%} hidden"
+        for axis in why.axes
+        if axis.traffic_s > 0
+    ]
+    yield f"   {'; '.join(carried)}. {_sentence(why.limit)} {' '.join(why.mapping)}".rstrip()
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def whole_layouts(sized: Iterable[tuple[int, Layout]]) -> Lines:
+    """Whole layouts, each on a line that no width folds: what is copied from it is the layout that was priced."""
+    return Lines("for --layout, whole", tuple(f"{num_accelerators:>7,}  {layout}" for num_accelerators, layout in sized))
+
+
+def _front_row(point: Searched) -> tuple[str, ...]:
+    best = point.best
+    bound, time_s, cost, energy_j = best.outcome.bound, best.time_to_train, best.cost, best.energy
+    shown = (
+        f"{bound}{seconds(time_s.value)}" if time_s else "unknown",
+        f"{bound}{usd(cost.value)}" if cost else "unknown",
+        f"{bound}{kwh(energy_j.value)}" if energy_j else "unknown",
+    )
+    return f"{point.cluster.num_accelerators:,}", *shown, best.layout.degrees
+
+
+def _explanation(why: Explanation) -> Iterator[Block]:
+    columns = ("axis", "ranks>", "crosses", "bytes>", "messages>", "traffic>", "hidden>", "exposed>", "hides behind")
+    yield Table("why: what each axis carries in a step, on one accelerator", columns, tuple(map(_axis_row, why.axes)))
+    yield Text(_sentence(why.limit))
+    yield from map(Text, why.mapping)
+    if why.changes:
+        changes = tuple(map(_change_row, why.changes[:NUM_CHANGES_SHOWN]))
+        yield Table("what one change would gain", ("change", "time per token>", "step>", ""), changes)
+
+
+def _axis_row(axis: AxisTraffic) -> tuple[str, ...]:
+    share = f"{axis.hidden_s / axis.traffic_s:.0%}" if axis.traffic_s else "-"
+    moved = [si(axis.num_bytes, "B", 3), f"{axis.num_messages:,.0f}", seconds(axis.traffic_s)]
+    return axis.name, axis.ranks, " + ".join(axis.tiers) or "-", *moved, share, seconds(axis.exposed_s), axis.behind
+
+
+def _change_row(change: Change) -> tuple[str, ...]:
+    return change.what, f"{-change.gain_pct:+.1f} %", seconds(change.step_time_s), "" if change.fits else "does not fit"
+
+
+def _statistics(found: Planned) -> str:
+    best, result = found.best.found, found.survey
+    text = (
+        f"{best.num_layouts:,} layouts priced, {best.num_pruned:,} pruned (none can be better), {best.num_unfit:,} do not fit, "
+        f"in {best.search_s:.2f} s"
+    )
+    if len(result.searched) > 1 or result.num_bounded:
+        text += f"; {len(result.searched)} sizes searched in {found.search_s:.1f} s, {result.num_bounded} more cannot win"
+    return text
+
+
+def _values(found: Planned, why: Explanation | None) -> dict[str, Any]:
+    """Everything under the names that all commands use: every plan is a forecast, with its explanation."""
+    best, forecast = found.best.found, found.forecast
+    plans = [{**forecast_values(one), **({"explanation": explanation_values(explain(one))} if why else {})} for one in found.forecasts]
+    return {
+        "plans": plans,
+        "fixed": dict(found.ask.fixed.values),
+        "num_layouts": best.num_layouts,
+        "num_pruned": best.num_pruned,
+        "num_unfit": best.num_unfit,
+        "search_s": found.search_s,
+        "num_accelerators": forecast.job.num_accelerators,
+        "num_machines": len(found.survey.searched),
+        "objective": found.ask.aim.objective,
+        "limits": [_limit_values(limit) for limit in found.ask.aim.limits(forecast)],
+        "explanation": explanation_values(why) if why else None,
+        "spares": {**asdict(found.spares), "total": found.spares.total},
+        "pareto": [forecast_values(point.best) for point in found.front],
+        "without_set": forecast_values(found.before) if found.before else None,
+        "model": forecast.job.model.name,
+        "cluster": forecast.job.cluster.name,
+        "workload": forecast.job.workload.name,
+        "software": forecast.job.software.name,
+        "notes": found.notes,
+    }
+
+
+def _limit_values(limit: Limit) -> dict[str, Any]:
+    return {**asdict(limit), "is_sure": limit.is_sure, "text": limit.words}
+
+
+def explanation_values(why: Explanation) -> dict[str, Any]:
+    """An explanation: what the axes carry, what limits the step, the reasons and the changes."""
+    axes = [{**asdict(axis), "hidden_s": axis.hidden_s} for axis in why.axes]
+    return {"axes": axes, "limit": why.limit, "reasons": why.reasons, "changes": [asdict(change) for change in why.changes]}
