@@ -26,9 +26,8 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.describe.load import load_workload
 from meshwright.job import Job
-from meshwright.layout import parse_layout
 from meshwright.plan.plan import Plan, plan_of
 from meshwright.simulate.checkpoints import advice_errors
 from meshwright.simulate.exposure import exposed_between_replicas
@@ -48,21 +47,15 @@ RECORD_MIN = 424.118 / 60
 
 def record(num_racks: int = 128) -> Plan:
     """The record's layout on so many racks, 8 sequences to each."""
-    model, cluster, workload = load_model("llama-3.1-405b"), load_cluster("azure-gb200-128"), load_workload("mlperf-llama31-405b")
-    cluster, workload = cluster.resized(num_racks * RACK), replace(workload, global_batch=8 * num_racks)
-    layout = parse_layout(f"tp=4,cp=2,pp=8,vp=8,dp={num_racks},mbs=1", Job(model, cluster, workload).usual_layout())
-    return plan_of(Job(model, cluster, workload).forecast(layout))
+    job = Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b", gpus=num_racks * RACK)
+    return plan_of(job.changed(f"workload.global_batch={8 * num_racks}").forecast("tp=4,cp=2,pp=8,vp=8,mbs=1"))
 
 
 def llama3() -> Plan:
     """Llama 3 405B on 16,384 H100: 16 M tokens a step, tensor 8 and pipeline 16, the rest as `meshwright plan` lays it out."""
-    model = load_model("llama-3.1-405b")
-    cluster = load_cluster("dgx-h100-superpod").resized(16384)
     workload = replace(load_workload("pretrain-15t"), seq_len=8192, global_batch=2048, precision="bf16")
-    layout = parse_layout(
-        "tp=8,pp=16,vp=8,dp=128,mbs=1,zero=3,schedule=zero-bubble,order=cp-dp-tp-pp", Job(model, cluster, workload).usual_layout()
-    )
-    return plan_of(Job(model, cluster, workload).forecast(layout))
+    job = Job("llama-3.1-405b", "dgx-h100-superpod", workload, gpus=16384)
+    return plan_of(job.forecast("tp=8,pp=16,vp=8,mbs=1,zero=3,schedule=zero-bubble,order=cp-dp-tp-pp"))
 
 
 # -- speed ----------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from functools import cache
 
 import pytest
 
-from meshwright.describe.load import load_cluster, load_model, load_workload
-from meshwright.layout import parse_layout
-from meshwright.plan.plan import Plan
+import meshwright.job
+from meshwright.describe.load import load_workload
+from meshwright.plan.plan import Plan, plan_of
 from meshwright.simulate.job import Job, job_of
 from meshwright.simulate.noise import QUIET, Noise
 
@@ -18,11 +18,9 @@ RECORD = "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"
 
 @cache
 def made(layout: str, cluster: str, model: str, workload: str, gpus: int, batch: int) -> Plan:
-    described, task = load_model(model), load_workload(workload)
-    machine = load_cluster(cluster)
-    machine = machine.resized(gpus) if gpus else machine
+    task = load_workload(workload)
     task = replace(task, global_batch=batch) if batch else task
-    return make_plan(described, machine, task, parse_layout(layout, Job(described, machine, task).usual_layout()))
+    return plan_of(meshwright.job.Job(model, cluster, task, gpus=gpus or None).forecast(layout))
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_without_noise_a_step_is_the_predicted_one(name: str, text: str) -> None
         assert steps.parts_s[part] == pytest.approx([plan.parts_s[part]] * 3, rel=1e-9, abs=1e-12)
     # The walked pipeline is the predicted one: no part of it is left to the difference between the two.
     inside = ("compute", "exposed_tp", "exposed_cp", "exposed_ep", "exposed_pp", "bubble", "overhead")
-    predicted_s = sum(plan.parts_s[part] for part in inside) - float(job.prediction.detail.end_s[0])
+    predicted_s = sum(plan.parts_s[part] for part in inside) - float(job.forecast.detail.end_s[0])
     assert undisturbed(job).pipeline_s == pytest.approx(predicted_s, rel=1e-4)
 
 
@@ -64,7 +64,8 @@ def test_on_shared_cores_hidden_traffic_takes_its_time_from_compute() -> None:
 
 
 def test_exposed_time_by_a_profile_is_as_sure_as_the_profile() -> None:
-    told = exposed_between_replicas(planned("cores", "dp=8"))
+    forecast = job_of(planned("cores", "dp=8")).forecast
+    told = exposed_between_replicas(forecast.job, forecast.layout)
     assert (told.low_s, told.seconds, told.high_s) == pytest.approx((0.8 * 16e-3, 16e-3, 1.2 * 16e-3))
 
 
