@@ -61,6 +61,7 @@ def test_what_limits_a_step_is_named_as_its_part() -> None:
     assert first.startswith("compute takes ") and second.split(" with ")[0] in PART_NAMES.values()
 
 
+UNEVEN = "tp=4,cp=2,pp=8,vp=8,schedule=zero-bubble"  # its exact schedule takes 0.8 % longer than the closed form
 CHANGED = {
     "twice the micro-batch size": lambda layout: replace(layout, micro_batch=2 * layout.micro_batch),
     "tensor traffic overlapped with products": lambda layout: replace(layout, overlap_tp=True),
@@ -78,6 +79,7 @@ CHANGED = {
     [
         (("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b"), None, "tp=4,cp=2,pp=8,vp=8,mbs=1"),
         (("gpt-3-175b", "dgx-h100-superpod", "mlperf-gpt3"), 512, "tp=4,pp=8,vp=2,mbs=1"),
+        (("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b"), None, UNEVEN),
     ],
 )
 def test_every_change_counts_from_the_step_of_the_forecast(names: tuple[str, str, str], gpus: int | None, text: str) -> None:
@@ -95,7 +97,7 @@ def test_every_change_counts_from_the_step_of_the_forecast(names: tuple[str, str
 
 
 def test_twice_the_batch_is_judged_by_the_time_of_a_token() -> None:
-    forecast = RECORD.forecast("tp=4,cp=2,pp=8,vp=8,mbs=1")
+    forecast = RECORD.forecast(UNEVEN)
     twice = RECORD.changed(f"workload.global_batch={2 * RECORD.workload.global_batch}").forecast(forecast.layout)
     (change,) = [change for change in explain(forecast).changes if change.what.startswith("twice the micro-batches")]
     assert change.step_time_s == twice.step_s

@@ -17,7 +17,8 @@ from meshwright.units import HOUR
 
 JOB = Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
 RECORD = JOB.forecast("tp=4,cp=2,pp=8,vp=8,mbs=1")
-LAYOUTS = ["tp=4,cp=2,pp=8,vp=8,mbs=1", "tp=8,pp=8,vp=1,mbs=2", "tp=8,pp=16,schedule=zero-bubble", "tp=8,cp=2,pp=1,zero=3"]
+UNEVEN = "tp=4,cp=2,pp=8,vp=8,schedule=zero-bubble"  # its exact schedule takes 0.8 % longer than the closed form
+LAYOUTS = ["tp=4,cp=2,pp=8,vp=8,mbs=1", "tp=8,pp=8,vp=1,mbs=2", "tp=8,pp=16,schedule=zero-bubble", "tp=8,cp=2,pp=1,zero=3", UNEVEN]
 
 
 @pytest.mark.parametrize("text", LAYOUTS)
@@ -43,7 +44,7 @@ def test_the_step_is_that_of_the_exact_schedule(text: str) -> None:
     forecast = JOB.forecast(text, ignore_memory=True)
     closed = predict(JOB, Layouts.of([forecast.layout]))
     assert forecast.step_s == float(exact_prediction(closed).step_time_s[0])
-    assert (forecast.step_s == float(closed.step_time_s[0])) == (forecast.layout.pp == 1)
+    assert (forecast.step_s / float(closed.step_time_s[0]) > 1.005) == (text == UNEVEN)
     assert {part: seconds for part, seconds in forecast.parts.items() if part != "bubble"} == pytest.approx(
         {part: float(column[0]) for part, column in closed.parts.items() if part != "bubble"}
     )
