@@ -77,9 +77,8 @@ class Job:
 
 def digests(job: Job, corpus_digest: str) -> dict[str, str]:
     """What a checkpoint must share with the run that goes on from it. The layout may change; what is trained may not."""
-    plan = job.plan
-    trained = {"model": plan.model, "workload": plan.workload, "seed": job.seed}
-    facts = {name: _without_sources(asdict(value)) if not isinstance(value, int) else value for name, value in trained.items()}
+    model, workload = (_without_sources(asdict(part)) for part in (job.plan.model, job.plan.workload))
+    facts = {"model": model, "workload": workload, "seed": job.seed}
     return {"plan": _digest(facts), "corpus": corpus_digest, "code": code_digest()}
 
 

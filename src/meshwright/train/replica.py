@@ -208,6 +208,7 @@ class Replica:
         axis = self.mesh.pp
         other = axis.size - 1 - axis.index
         for shard in self.tied:
+            assert shard.gradient is not None, "every backward reaches the table"
             theirs = torch.empty_like(shard.gradient)
             ops = [(dist.isend, shard.gradient), (dist.irecv, theirs)]
             for work in dist.batch_isend_irecv([dist.P2POp(op, tensor, axis.ranks[other], axis.group) for op, tensor in ops]):

@@ -155,4 +155,4 @@ def _median_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
     place = np.empty(len(values), dtype=np.int64)
     place[order] = np.arange(len(values))
     low, high = (num_others - 1) // 2, num_others // 2
-    return (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
+    return np.asarray((ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2)

@@ -243,7 +243,8 @@ class Watch:
     ) -> None:
         self.marks, self.rank, self.report, self.place, self.end = marks, rank, report, place, end
         self.patience = Patience(timeout_s, start_allowance_s, beat_s)
-        self.store = dist.PrefixStore("watch", store.clone())  # its own connection: a slow answer here never holds up the main thread
+        own = store.clone()  # type: ignore[attr-defined]  # torch has it and its types do not; a slow answer never holds up the main thread
+        self.store = dist.PrefixStore("watch", own)
         self.store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
         self._peers = Peers(self.store, num_ranks)
         self._main = threading.get_ident()

@@ -122,5 +122,6 @@ def _assembled(model: Model, weights: Mapping[str, Tensor], device: torch.device
         value = nn.Parameter(torch.cat(held) if len(held) > 1 else held[0], requires_grad=False)
         setattr(transformer.get_submodule(module), kind, value)
     if model.tied_embeddings:
+        assert transformer.head is not None and transformer.embed is not None, "a model without stages has both ends"
         transformer.head.weight = transformer.embed.weight
     return transformer

@@ -21,5 +21,5 @@ def compiles(mesh: Mesh) -> bool:
 
 def compile_layers(chunk: Transformer) -> None:
     """Compile each layer for itself: all have the same shapes, so that one compilation serves them all."""
-    for block in chunk.layers.values():
+    for block in chunk.blocks():
         block.compiled = torch.compile(block.plain, fullgraph=True, dynamic=False)
