@@ -38,6 +38,17 @@ ROOMS = {
         ("placement", "footprint", "traffic"),
         ("stages", "software"),
     ),
+    "train": (
+        ("session",),
+        ("loop", "checks", "measure"),
+        ("launch", "record", "saves"),
+        ("health", "interop"),
+        ("replica", "job"),
+        ("parallel",),
+        ("model",),
+        ("kernels",),
+        ("data", "checkpoint", "benchmark", "folders"),
+    ),
 }
 LEVEL = {part: level for level, parts in enumerate(ARROW) for part in parts}
 NARROWER = {"layout": {"errors"}, "cost": {"units", "errors"}}  # pure arithmetic knows no files, shapes or layouts
@@ -125,6 +136,12 @@ def test_every_part_has_its_place_in_the_arrow() -> None:
     assert {part_of(path) for path in FILES} - set(ROOT) <= set(LEVEL)
 
 
+@pytest.mark.parametrize("part", ROOMS)
+def test_every_room_has_its_place_in_the_arrow(part: str) -> None:
+    rooms = {path.relative_to(PACKAGE / part).parts[0].removesuffix(".py") for path in FILES if part_of(path) == part}
+    assert rooms - {"__init__"} == {room for level in ROOMS[part] for room in level}
+
+
 @pytest.mark.parametrize(
     "part, source",
     [
@@ -164,4 +181,9 @@ def test_what_the_arrow_allows_passes(part: str, source: str) -> None:
 def test_a_breach_between_rooms_is_found() -> None:
     assert len(room_breaches("from meshwright.predict.prices import Pricer", "predict", "footprint")) == 1
     assert len(room_breaches("from meshwright.predict import traffic", "predict", "footprint")) == 1
+    assert len(room_breaches("from meshwright.train.replica import Replica", "train", "parallel")) == 1
+    assert len(room_breaches("def lazily():\n    from meshwright.train.model.transformer import Block", "train", "kernels")) == 1
+    assert len(room_breaches("from meshwright.train import parallel", "train", "model")) == 1
     assert room_breaches("from meshwright.predict import software", "predict", "footprint") == []
+    assert room_breaches("from meshwright.train.kernels import fp8", "train", "replica") == []
+    assert room_breaches("from meshwright.train.health.watch import Watch", "train", "health") == []

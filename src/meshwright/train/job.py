@@ -13,7 +13,7 @@ from meshwright.describe.workload import Training
 from meshwright.errors import InputError
 from meshwright.ledger import Budget, Rate
 from meshwright.plan.plan import Plan
-from meshwright.train.record.mlperf import OWN, LogSettings
+from meshwright.train.benchmark.settings import OWN, LogSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

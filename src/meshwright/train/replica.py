@@ -94,7 +94,7 @@ class Replica:
             if self.numbers.fp8:
                 use_fp8(chunk, mesh)
         self.data = [self._data_parallel(chunk) for chunk in chunks]
-        if compiles(mesh):
+        if compiles(mesh.layout, mesh.device):
             for chunk in chunks:
                 compile_layers(chunk)
         shape = (layout.micro_batch, num_tokens // layout.tp, model.hidden)
@@ -273,7 +273,7 @@ def chosen_attention(model: Model, workload: Workload, mesh: Mesh, numbers: Numb
 
 def use_fp8(chunk: Transformer, mesh: Mesh) -> None:
     """Let the matrix products of a chunk run in fp8: all of its layers, and the head where the vocabulary is not cut."""
-    fp8.use_fp8(chunk, mesh.device, remakes=HAS_KERNELS and compiles(mesh))
+    fp8.use_fp8(chunk, mesh.device, remakes=HAS_KERNELS and compiles(mesh.layout, mesh.device))
     if chunk.head is not None and mesh.tp.size == 1:
         chunk.head.summed_loss = summed_loss_in_fp8
 

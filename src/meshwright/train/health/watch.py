@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from meshwright.train.health.marks import Marks
+from meshwright.train.parallel.marks import Marks
 
 EXIT_HUNG = 75  # sysexits' EX_TEMPFAIL: nothing is wrong with the input, try again
 BEAT_S = 1.0

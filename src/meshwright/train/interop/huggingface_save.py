@@ -18,8 +18,8 @@ from meshwright.describe.config_json import CONFIG
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.train.checkpoint.durable import CheckpointError, explained, new_file, remove_folder, sync_folder, write_all
-from meshwright.train.checks import check_new_folder
 from meshwright.train.data.tokenizer import FILE_NAME, Tokenizer
+from meshwright.train.folders import check_new_folder
 from meshwright.train.interop.huggingface import INDEX, WEIGHTS, Named, named_tensors
 
 SHARD_BYTES = 5_000_000_000  # as in transformers

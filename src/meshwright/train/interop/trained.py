@@ -14,8 +14,8 @@ from meshwright.errors import InputError
 from meshwright.ledger import checked_plan
 from meshwright.train.checkpoint import Piece, load, newest_loadable, read_manifest
 from meshwright.train.checkpoint.shard import DTYPES
-from meshwright.train.checks import PLAN, check_trained
 from meshwright.train.data.tokenizer import Tokenizer, read_tokenizer
+from meshwright.train.folders import PLAN, check_trained
 from meshwright.train.interop.huggingface import load_huggingface, longest_context
 from meshwright.train.model.transformer import Transformer, tensors_in
 

@@ -19,7 +19,7 @@ from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.layout import Layout
 from meshwright.train.kernels.layer_functions import Made, value_of
-from meshwright.train.model.linear import Linear
+from meshwright.train.kernels.linear import Linear
 
 INPUT, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16  # what tensor cores ask of both sides of an fp8 matrix

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.errors import InputError
-from meshwright.train.checks import check_sampling
+from meshwright.train.model.sampling import check_sampling
 from meshwright.train.model.transformer import Context, Transformer
 
 

@@ -24,7 +24,7 @@ from meshwright.describe.model import Model, RotaryScaling
 from meshwright.train.kernels import flash_attention
 from meshwright.train.kernels.fused_loss import summed_loss
 from meshwright.train.kernels.layer_functions import Made, gated, past_and_normed, past_and_remade, split_heads, turned_heads, value_of
-from meshwright.train.model.linear import Linear
+from meshwright.train.kernels.linear import Linear
 
 # torch's own, fastest first on Hopper: cuDNN's takes half of its flash kernel's time there.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

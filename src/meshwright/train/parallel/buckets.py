@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.train.model.linear import Linear
+from meshwright.train.kernels.linear import Linear
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.collectives import Axis, all_gather_single, reduce_scatter_single
 from meshwright.train.parallel.mesh import Mesh

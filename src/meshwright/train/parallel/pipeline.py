@@ -19,7 +19,7 @@ from meshwright.cost.schedule import BACKWARD, FORWARD, Schedule, schedule_named
 from meshwright.describe.model import Model
 from meshwright.layout import Layout
 from meshwright.predict.stages import chunk_share, stage_layers
-from meshwright.train.model.linear import Linear, PutOff
+from meshwright.train.kernels.linear import Linear, PutOff
 from meshwright.train.model.transformer import Context, Transformer
 from meshwright.train.parallel.mesh import Mesh
 
