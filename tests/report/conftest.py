@@ -57,8 +57,6 @@ def plan(request: pytest.FixtureRequest) -> Plan:
     return found
 
 
-# -- runs -----------------------------------------------------------------------------------------------
-
 STEP_S = 0.5
 SHARES = {"compute": 0.7, "exposed_tp": 0.1, "exposed_dp": 0.05, "bubble": 0.1, "optimizer": 0.05}
 

@@ -23,8 +23,6 @@ from meshwright.report.page.facts import facts_of
 from meshwright.report.page.rack import Rack, brackets, rack_picture
 from meshwright.report.page.timeline import LABELS, WIDTH, _shares, timeline_picture
 
-# -- the rack -------------------------------------------------------------------------------------------
-
 
 def test_a_rack_of_the_record_machine_is_one_replica_with_eight_spares(record: Plan) -> None:
     drawn = rack_picture(record)
@@ -67,9 +65,6 @@ def test_one_accelerator_is_a_picture_too(workstation: Plan) -> None:
     assert rack_picture(alone).count("<title>rank ") == 1
 
 
-# -- the timeline ---------------------------------------------------------------------------------------
-
-
 def test_operations_are_drawn_where_they_are(record: Plan) -> None:
     step = LaidOut.of(record, software())
     drawn = timeline_picture(step)
@@ -100,9 +95,6 @@ def test_areas_drawn_in_columns_are_those_of_the_schedule(many_operations: Plan)
     area = sum(float(width) * float(height) for width, height in runs)
     scale = (WIDTH - LABELS - 2.0) / many_operations.step_time_s
     assert area == pytest.approx(float(step.schedule.busy_s.sum()) * step.stretch * scale * 18.0, rel=0.01)
-
-
-# -- bars -----------------------------------------------------------------------------------------------
 
 
 def test_the_waterfall_adds_up_to_the_step(plan: Plan) -> None:
@@ -141,9 +133,6 @@ def test_changes_are_cut_with_an_arrow_and_those_without_effect_named() -> None:
     assert "Without effect here: c." in drawn and drawn.count("\u25c2") == 1 and drawn.count("does not fit") == 1
 
 
-# -- curves ---------------------------------------------------------------------------------------------
-
-
 def test_a_single_point_can_be_drawn() -> None:
     point = ScalingPoint(num_accelerators=8, step_time_s=1.0, low_s=0.9, high_s=1.2, efficiency=1.0)
     assert scaling_chart([point]).count("<circle") == 1
@@ -174,9 +163,6 @@ def test_ticks_of_logarithmic_axes() -> None:
     assert time_ticks(50, 4000) == [60, 120, 300, 600, 1200, 1800, 3600]
     low, high = padded([5.0])
     assert low < 5.0 < high
-
-
-# -- assumptions ----------------------------------------------------------------------------------------
 
 
 def test_every_assumption_of_the_software_is_listed() -> None:

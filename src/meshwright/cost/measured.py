@@ -98,9 +98,6 @@ class Correction:
         return Correction(factor=float(factor), fixed_s=float(fixed_s))
 
 
-# -- rates ----------------------------------------------------------------------------------------------
-
-
 def rate_near(wanted: Column, timed: Column, rates: Column) -> Column:
     """Rates at `wanted` points, [features, n], from those `timed`, [features, points]: a mean of logarithms, close points first.
 
@@ -154,9 +151,6 @@ def tensor_exchange_s(payload_bytes: Any, tp: Any, rates: Rates) -> Column:
     """Seconds of tensor parallelism in one direction of a layer, where the trainer waits for it: two gathers and two scatters."""
     kinds = ("all-gather", "reduce-scatter")
     return np.asarray(2 * sum(exchange_s(payload_bytes, tp, *rates.collectives[kind]) for kind in kinds))
-
-
-# -- layers and ends ------------------------------------------------------------------------------------
 
 
 def product_s(rows: Any, columns: Any, inner: Any, rates: Rates) -> tuple[Column, Column, Column]:

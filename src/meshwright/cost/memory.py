@@ -41,9 +41,6 @@ class Recipe:
     logit_bytes: float = BF16_BYTES + FP32_BYTES  # logits and their fp32 softmax; 2 where one fused kernel works in place
 
 
-# -- what does not change within a step ---------------------------------------------------------------
-
-
 def gathered_bytes(parameters: Quantity, working_parameters: Quantity, bytes_per_weight: float, num_shards: Quantity) -> Column:
     """Bytes of weights that `num_shards` ranks split (1: whole) and gather `working_parameters` at a time.
 
@@ -55,9 +52,6 @@ def gathered_bytes(parameters: Quantity, working_parameters: Quantity, bytes_per
 def workspace_bytes(grouped: bool) -> float:
     """Bytes of cuBLAS workspaces in PyTorch's allocator; `grouped` where experts run as grouped multiplications."""
     return (NUM_WORKSPACES + (NUM_GROUPED_WORKSPACES if grouped else 0)) * CUBLAS_WORKSPACE_BYTES
-
-
-# -- what a micro-batch leaves behind for its backward pass -------------------------------------------
 
 
 def attention_saved_bytes(hidden: int, kv_dim: int, query_dim: int, value_dim: int, num_heads: int, kept: Recipe) -> float:
@@ -106,12 +100,6 @@ def experts_saved_bytes(
     if shared_hidden and kept.input_bytes != kept.tensor_bytes:
         shared += kept.input_bytes * hidden
     return norm + shared + num_active * (kept.input_bytes * hidden + inner * expert_hidden)
-
-
-# -- how much of it is held at once -------------------------------------------------------------------
-
-
-# -- what comes on top at one moment ------------------------------------------------------------------
 
 
 def loss_bytes(tokens: Quantity, hidden: int, vocab_size: int, tp: Quantity, kept: Recipe, trained: bool = True) -> Column:

@@ -152,9 +152,6 @@ class Calibration:
             raise InputError(f"cannot write the profile: {error.strerror or error}", where=str(path), fix="choose another --out") from None
 
 
-# -- what was observed --------------------------------------------------------------------------------
-
-
 def observe(files: Sequence[str | Path]) -> Observed:
     """The run that MLPerf logs, or step-time CSVs (`*.csv`), of one and the same job tell of."""
     paths = [str(file) for file in files]
@@ -206,9 +203,6 @@ def _num_nodes(log: Log) -> int:
     platform = log.first("submission_platform")
     count = _NODES.match(str(platform.value)) if platform else None
     return int(count[1]) if count else 0
-
-
-# -- what was run -------------------------------------------------------------------------------------
 
 
 def described(
@@ -272,9 +266,6 @@ def _check_job(job: Job, observed: Observed) -> None:
             where=observed.files[0],
             fix=f"choose dp and mbs whose product is {job.workload.global_batch // observed.num_micro_batches}",
         )
-
-
-# -- the factor ---------------------------------------------------------------------------------------
 
 
 def calibrate(observed: Observed, job: Job, release: str = "", name: str = "") -> Calibration:

@@ -495,8 +495,6 @@ def _step_time_s(row: Mapping[str, Any], where: str) -> float:
     return value
 
 
-# -- MLPerf's compliance checker ------------------------------------------------------------------------
-
 SEPARATOR = "\n" + "-" * 30 + "\n"  # between the messages of the checker's report
 
 

@@ -107,8 +107,6 @@ class Replica:
         self.rider: Rider | None = None  # what every rank wants to tell the others with the next sum
         self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop: the step's sum tells all of them
 
-    # -- a step ---------------------------------------------------------------------------------------
-
     def gradients(self, batch: Sequence[MicroBatch]) -> StepResult:
         """Forward and backward of one batch; summed gradients are left in the shards, to be divided by the tokens."""
         for data in self.data:
@@ -138,8 +136,6 @@ class Replica:
         counted = [(micro_batch.labels != IGNORED_LABEL).sum() for micro_batch in batch]
         loss, tokens, *_ = self._world_sum(losses, counted, torch.zeros((), dtype=torch.float64, device=self.mesh.device))
         return loss, round(tokens)
-
-    # -- state ----------------------------------------------------------------------------------------
 
     def weights(self) -> Iterator[Piece]:
         """This rank's pieces of the weights, in the optimizer's precision."""
@@ -182,8 +178,6 @@ class Replica:
         """Wait for weights that are on their way."""
         for data in self.data:
             data.ready()
-
-    # -- inside ---------------------------------------------------------------------------------------
 
     def _data_parallel(self, chunk: Transformer) -> Alone | DataParallel | FullySharded:
         # A rank alone needs no buckets, unless gradients are to be added up in another precision than they come in.

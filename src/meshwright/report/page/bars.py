@@ -37,9 +37,6 @@ def mark(at: float, colour: str, height: int = BAR_HEIGHT, dash: str | None = No
     return tag("line", x1=x, x2=x, y1=0, y2=height, stroke=colour, stroke_width=1.5, stroke_dasharray=dash)
 
 
-# -- the step -------------------------------------------------------------------------------------------
-
-
 def waterfall(facts: Facts) -> Html:
     """The parts of the step one after the other, and the step with its interval."""
     plan, step_s = facts.plan, facts.plan.step_time_s
@@ -66,9 +63,6 @@ def _whisker(low: float, high: float) -> Html:
     middle = BAR_HEIGHT / 2
     line = tag("line", x1=f"{100 * low:.3f}%", x2=f"{100 * high:.3f}%", y1=middle, y2=middle, stroke=var("warn"), stroke_width=2)
     return joined(line, mark(low, var("warn")), mark(min(high, 0.998), var("warn")))
-
-
-# -- the axes -------------------------------------------------------------------------------------------
 
 
 def axes_table(axes: Sequence[AxisTraffic]) -> Html:
@@ -104,9 +98,6 @@ def _hollow(start: float, width: float, colour: str) -> dict[str, str | float]:
     return {"x": f"{100 * start:.3f}%", "width": f"{100 * width:.3f}%", "y": 1.5, "height": BAR_HEIGHT - 3, **edge}
 
 
-# -- changes --------------------------------------------------------------------------------------------
-
-
 def changes_table(changes: Sequence[Change]) -> Html:
     """What one change would buy in time per token; losses far beyond the largest gain are cut, with an arrow."""
     felt = [change for change in changes if abs(change.gain_pct) >= NO_DIFFERENCE_PCT]
@@ -131,9 +122,6 @@ def _change_row(change: Change, bottom: float, top: float) -> tuple[Html | str, 
     drawn = bar([(low, high, colour)], mark(at(0.0), var("ink")), arrow)
     what = change.what if change.fits else joined(change.what, " ", tag("b", "(does not fit)", style=f"color:{var('warn')}"))
     return what, drawn, f"{change.gain_pct:+.1f}", seconds(change.step_time_s)
-
-
-# -- memory ---------------------------------------------------------------------------------------------
 
 
 def memory_table(facts: Facts) -> Html:

@@ -61,9 +61,6 @@ def plan_page(
     return document(f"{plan.name}: plan", _header(facts), sections, _footer(facts))
 
 
-# -- the answer -----------------------------------------------------------------------------------------
-
-
 def _header(facts: Facts) -> Html:
     plan = facts.plan
     model, workload, cluster = plan.model, plan.workload, plan.cluster
@@ -135,9 +132,6 @@ def _spread(label: str, takes: Outcome, spread: Spread | None, said: Callable[[f
     return tile(label, f"{takes.bound}{said(spread.value)}", f"{between}; {remark}" if remark else between)
 
 
-# -- the mapping and the step ---------------------------------------------------------------------------
-
-
 def _mapping(facts: Facts) -> Html:
     explanation = facts.explanation
     reasons = tag("ul", (tag("li", reason) for reason in explanation.reasons))
@@ -169,9 +163,6 @@ def _step(facts: Facts) -> Html:
 
 def _timeline(facts: Facts) -> Html:
     return section("timeline", "One step on the pipeline" if facts.plan.layout.pp > 1 else "One step", timeline_picture(facts.laid_out))
-
-
-# -- other sizes, other layouts -------------------------------------------------------------------------
 
 
 def _outlook(facts: Facts, scaling: Sequence[ScalingPoint], pareto: Sequence[ParetoPoint]) -> Html:
@@ -213,9 +204,6 @@ def _other(plan: Plan, best_s: float) -> tuple[str, ...]:
         gib(plan.peak_memory_bytes).removesuffix(" GiB"),
         f"{PART_NAMES[part]}, {100 * part_s / plan.step_time_s:.1f} %",
     )
-
-
-# -- assumptions ----------------------------------------------------------------------------------------
 
 
 def _assumptions(facts: Facts) -> Html:

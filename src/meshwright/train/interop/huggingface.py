@@ -143,8 +143,6 @@ class HuggingFaceWeights:
         except (SafetensorError, OSError) as error:
             raise InputError(f"cannot read {theirs}: {error}", where=str(path), fix="fetch the file again") from None
 
-    # -- what is checked before anything is read ----------------------------------------------------
-
     def _check(self, name: str, tensor: Named) -> None:
         path = self._holder.get(tensor.theirs)
         if path is None:

@@ -107,9 +107,6 @@ def _plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
-# -- operators ------------------------------------------------------------------------------------------
-
-
 @cache
 def load() -> Any:
     """The package's functions. What it compiles is kept on this machine's disk: a kernel is compiled once, and not by every run."""

@@ -178,9 +178,6 @@ def measure(
     )
 
 
-# -- one GPU --------------------------------------------------------------------------------------------
-
-
 def _on_gpu(asked: Sequence[Asked], device: torch.device, report: Report, until_s: float, ready: list[Waiting] | None) -> Found:
     """Kernels first, which also warms the chip, while processes compile for slices; then slices.
 
@@ -265,9 +262,6 @@ def _slices(started: Sequence[Worker], found: Found, report: Report, until_s: fl
         except SliceError as error:
             found.left_out.append(f"slices of {worker.cut.words}: {error.what}")
             worker.end()
-
-
-# -- processes that share cores -------------------------------------------------------------------------
 
 
 def _on_cores(asked: Sequence[Asked], num_processes: int, report: Report) -> Found:

@@ -68,9 +68,6 @@ def same(x: X) -> X:
     return x
 
 
-# -- positions ------------------------------------------------------------------------------------------
-
-
 def rotary_frequencies(head_dim: int, theta: float, scaling: RotaryScaling | None) -> Tensor:
     """Radians a token of each pair of a head's dimensions, [D / 2]; with Llama 3's scaling for longer contexts.
 
@@ -100,9 +97,6 @@ class Rotary(nn.Module):
             angles = positions[:, None].float() * self.frequencies
             both = torch.cat((angles, angles), dim=-1)[:, None, :]
             return both.cos().to(dtype), both.sin().to(dtype)
-
-
-# -- layers ---------------------------------------------------------------------------------------------
 
 
 class LayerNorm(nn.Module):
@@ -237,9 +231,6 @@ def views_of(name: str, held: Tensor, model: Model) -> Iterator[tuple[str, Tenso
     unit = held.shape[0] // sum(share for _, share in tensors)
     for (tensor, _), view in zip(tensors, held.split([share * unit for _, share in tensors]), strict=True):
         yield tensor, view
-
-
-# -- the ends -------------------------------------------------------------------------------------------
 
 
 class Embedding(nn.Module):
