@@ -18,7 +18,6 @@ Column = NDArray[np.float64]
 NEAR = 1e-3  # of a squared distance in log space: closer shapes count alike
 REACH = 4.0  # power of the distance by which far shapes lose weight
 LOSS_BYTES = 16.0  # a logit, both ways: written by the product, read and written by the loss, read by two products
-HOST_FORWARD = 1 / 3  # of what a layer costs whatever its size: a backward launches twice as much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,6 @@ class Progress:
 
     step: int = 0
     samples: int = 0
-    last_loss: float = math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,7 @@ def train(parts: Parts, progress: Progress) -> str:
                 raise _refusal(parts, progress, batch, result)
             rate = job.training.rate(progress.samples + batch_size)
             replica.update(result, rate)
-            progress.step, progress.samples, progress.last_loss = progress.step + 1, progress.samples + batch_size, result.loss
+            progress.step, progress.samples = progress.step + 1, progress.samples + batch_size
             _record(parts, progress, result, time.perf_counter() - started_s, batches.last_wait_s, rate)
             garbage.step()
             if result.stops:

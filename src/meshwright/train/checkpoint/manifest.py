@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -18,7 +17,6 @@ from meshwright.train.checkpoint.shard import BLOCK_BYTES, DTYPES, Written, dtyp
 MANIFEST = "manifest.json"
 FORMAT = "meshwright-checkpoint"
 VERSION = 1
-SHARD_NAME = re.compile(r"shard-(\d{5,})-of-(\d{5,})\.safetensors")
 
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 62)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
