@@ -65,9 +65,6 @@ def llama3() -> Plan:
     return plan_of(Job(model, cluster, workload).forecast(layout))
 
 
-# -- speed ----------------------------------------------------------------------------------------------
-
-
 def timed(body: Callable[[], object], num_runs: int = 3) -> str:
     """Seconds of the fastest run: of the core, and by the clock (which others' work on the same core lengthens)."""
     core_s, clock_s = [], []
@@ -97,9 +94,6 @@ def speed_rows() -> Iterator[str]:
     for num_seeds in (1, SEEDS):
         took = timed(lambda n=num_seeds: outlook(long, Conditions(), campaign, 0, n, 54 * DAY))  # type: ignore[misc]
         yield f"{f'54 days of 16,384 GPUs, {num_seeds} runs':<48} {took}"
-
-
-# -- figures --------------------------------------------------------------------------------------------
 
 
 def said(value: OverSeeds, form: str) -> str:
@@ -151,9 +145,6 @@ def weeks_rows() -> Iterator[str]:
     yield "by cause: " + ", ".join(f"{name} {mean:.1f}" for name, mean in seen.by_cause.items())
     errors = np.abs(advice_errors(1000, 0))
     yield f"checkpoint interval against the simulated best, 1,000 cases: mean {errors.mean():.2%}, worst {errors.max():.2%} off"
-
-
-# -- what is averaged -----------------------------------------------------------------------------------
 
 
 def average_rows() -> Iterator[str]:

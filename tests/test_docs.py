@@ -155,9 +155,23 @@ def test_every_cheap_command_does_what_the_document_shows(case, capsys, monkeypa
     assert (bool(captured.out), bool(captured.err)) == (not command.is_refused, command.is_refused)
 
 
-def test_the_architecture_shows_the_arrow_that_the_tests_hold():
+def held_by_the_tests(name: str):
+    """The value of a constant of tests/test_imports.py."""
     tree = ast.parse(text_of(ROOT / "tests/test_imports.py"))
-    held = next(node.value for node in tree.body if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "ARROW")
-    shown = text_of(ROOT / "ARCHITECTURE.md").partition("## Imports point one way")[2].partition("```\n")[2].partition("```")[0]
-    lines = [tuple(line.partition("  ")[0].split(" | ")) for line in shown.splitlines()]
-    assert tuple(lines) == ast.literal_eval(held)
+    return ast.literal_eval(
+        next(node.value for node in tree.body if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name)
+    )
+
+
+def arrow_shown(after: str) -> tuple[tuple[str, ...], ...]:
+    """The arrow that ARCHITECTURE.md shows in the first block after some words."""
+    shown = text_of(ROOT / "ARCHITECTURE.md").partition(after)[2].partition("```\n")[2].partition("```")[0]
+    return tuple(tuple(line.partition("  ")[0].split(" | ")) for line in shown.splitlines())
+
+
+def test_the_architecture_shows_the_arrow_that_the_tests_hold():
+    assert arrow_shown("## Imports point one way") == held_by_the_tests("ARROW")
+
+
+def test_the_architecture_shows_the_arrow_of_the_trainers_rooms():
+    assert arrow_shown("Inside `train`") == held_by_the_tests("ROOMS")["train"]

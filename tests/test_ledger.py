@@ -266,8 +266,6 @@ def test_a_machine_without_a_price_or_a_power_says_so(tmp_path: Path) -> None:
     assert "None" not in ledger_csv(told)
 
 
-# -- money to the cent ------------------------------------------------------------------------------------
-
 amounts = st.lists(st.tuples(st.decimals(0, 10**7, places=9, allow_nan=False), st.sampled_from(STATES)), max_size=60)
 
 
@@ -315,9 +313,6 @@ def test_every_second_is_in_one_state_and_none_is_paid_twice(run: Run) -> None:
     if run.records and not any(event.kind == "resumed" for event in run.events):
         last_s = max((event.time_s for event in run.events), default=0.0)
         assert told.wall_s >= max(last_s, sum(record.step_time_s for record in run.records)) * (1 - 1e-12)
-
-
-# -- energy -----------------------------------------------------------------------------------------------
 
 
 def test_a_quiet_run_draws_what_was_predicted(tmp_path: Path) -> None:
@@ -389,9 +384,6 @@ def test_another_region_changes_the_carbon_alone(tmp_path: Path) -> None:
         ledger_of(tmp_path / "a", region="atlantis")
 
 
-# -- simulated weeks --------------------------------------------------------------------------------------
-
-
 def test_weeks_are_paid_from_start_to_end_with_their_spares(tmp_path: Path) -> None:
     plan = racks()
     plan.write(tmp_path / "racks.json")
@@ -412,9 +404,6 @@ def test_weeks_are_paid_from_start_to_end_with_their_spares(tmp_path: Path) -> N
     assert told.price == rate
 
 
-# -- tables -----------------------------------------------------------------------------------------------
-
-
 def test_the_table_adds_up_and_no_name_is_a_formula(tmp_path: Path) -> None:
     with new(tmp_path, name='=HYPERLINK("http:") & A1') as writer:
         start(writer, 1.0)
@@ -427,9 +416,6 @@ def test_the_table_adds_up_and_no_name_is_a_formula(tmp_path: Path) -> None:
     assert {row["state"] for row in rows} <= set(STATES)
     plain = json.loads(json.dumps(ledger_json(told), allow_nan=False))
     assert sum(Decimal(entry["usd"]) for entry in plain["entries"]) == Decimal(plain["usd"]) == told.usd
-
-
-# -- amounts, prices, budgets -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,6 @@ def test_the_same_plan_gives_the_same_bytes(record_forecast: Forecast) -> None:
     assert plan_page(record_forecast) == plan_page(record_forecast)
 
 
-# -- in a browser ---------------------------------------------------------------------------------------
-
 # A window of its own for each width: the page inside sees a viewport that wide, narrower than a headless browser's can be.
 WRAPPER = """<!doctype html><body style="margin:0">
 <iframe width="1280" height="800" style="border:0" srcdoc="{page}"></iframe>

@@ -44,7 +44,21 @@ def runs(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def plan_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("plans") / "racks.json"
-    asked = ["plan", *JOB, "--gpus", "256", "--set", "workload.global_batch=32", "--layout", LAYOUT, "--no-explain", "--keep", "1", "--out", str(path)]
+    asked = [
+        "plan",
+        *JOB,
+        "--gpus",
+        "256",
+        "--set",
+        "workload.global_batch=32",
+        "--layout",
+        LAYOUT,
+        "--no-explain",
+        "--keep",
+        "1",
+        "--out",
+        str(path),
+    ]
     assert main(asked) == 0
     return path.read_bytes()
 

@@ -101,7 +101,7 @@ def replica_of(model: Model, workload: Workload, layout: Layout) -> Iterator[tup
 
 def batch_of(step: int, model: Model, workload: Workload, mesh: Mesh) -> list[MicroBatch]:
     """This rank's micro-batches of one step."""
-    from meshwright.train.data.batches import micro_batches
+    from meshwright.train.parallel.batches import micro_batches
 
     first = step * workload.global_batch
     return micro_batches(lambda numbers: samples(workload, model.vocab_size, numbers[0], len(numbers)), first, workload, mesh)

@@ -65,7 +65,8 @@ def run(wishes: Wishes) -> int:
     """Train, show the result, and return the exit status."""
     torch_or_error()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what goes wrong is said by us, once
-    from meshwright.train.checks import check_folder, check_job
+    from meshwright.train.checks import check_job
+    from meshwright.train.folders import check_folder
 
     if is_launched(os.environ):
         return run_launched(wishes)
@@ -77,8 +78,8 @@ def run(wishes: Wishes) -> int:
     check_folder(job.runs, job.name, resume=job.resume)
     check_place(job.plan, job.plan.layout.num_ranks, is_gpu)
     # Torch is loaded from here on: seconds, in which a mistake on the command line would wait to be told.
-    from meshwright.train.checkpoint.saves import check_steps
     from meshwright.train.launch import run_ranks
+    from meshwright.train.saves import check_steps
     from meshwright.train.session import run_rank
 
     check_steps(job)
@@ -95,9 +96,9 @@ def is_launched(environment: Mapping[str, str]) -> bool:
 
 def run_launched(wishes: Wishes) -> int:
     """Train as the one rank that a launcher has made of this process. What every rank finds wrong alike, rank 0 says alone."""
-    from meshwright.train.checkpoint.saves import check_steps
     from meshwright.train.checks import check_job
     from meshwright.train.launch import ToldElsewhere, explain_failure, meet
+    from meshwright.train.saves import check_steps
     from meshwright.train.session import run_rank
 
     is_first = os.environ["RANK"] == "0"
@@ -146,8 +147,8 @@ def torch_or_error() -> None:
 
 def job_of(wishes: Wishes) -> Job:
     """The job that the command line describes."""
+    from meshwright.train.benchmark.settings import OWN
     from meshwright.train.job import Job
-    from meshwright.train.record.mlperf import OWN
 
     if wishes.name:
         check_name(wishes.name)

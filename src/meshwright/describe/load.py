@@ -308,9 +308,6 @@ def _by_batch(table: Mapping[str, float]) -> dict[int, float]:
     return {int(batch): samples for batch, samples in table.items()}
 
 
-# -- reading and checking -----------------------------------------------------------------------------
-
-
 def read_toml(path: Path) -> Table:
     """The tables of a TOML file."""
     try:
@@ -336,9 +333,6 @@ def sources_of(entry: Entry, kind: str, where: str) -> Sources:
             fix = nearest(source, known) if known else "write { text = ..., date = ... }"
             raise InputError(f"no citation named {source!r}", where=f"sources.{key} in {where}", fix=fix)
     return found
-
-
-# -- the catalogue ------------------------------------------------------------------------------------
 
 
 def plain(name: str) -> str:

@@ -171,9 +171,6 @@ def shape_of(model: Model) -> tuple[int, ...]:
     return model.hidden, model.ffn_hidden, model.num_heads, model.num_kv_heads, model.head_dim, model.vocab_size
 
 
-# -- files ----------------------------------------------------------------------------------------------
-
-
 def profile_text(profile: Profile) -> str:
     """The profile as its file holds it."""
     return json.dumps({"kind": KIND, "version": VERSION, **asdict(profile)}, indent=1) + "\n"

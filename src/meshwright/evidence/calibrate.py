@@ -145,9 +145,6 @@ class Calibration:
             raise InputError(f"cannot write the profile: {error.strerror or error}", where=str(path), fix="choose another --out") from None
 
 
-# -- what was observed --------------------------------------------------------------------------------
-
-
 def observe(files: Sequence[str | Path]) -> Observed:
     """The run that MLPerf logs, or step-time CSVs (`*.csv`), of one and the same job tell of."""
     paths = [str(file) for file in files]
@@ -199,9 +196,6 @@ def _num_nodes(log: Log) -> int:
     platform = log.first("submission_platform")
     count = _NODES.match(str(platform.value)) if platform else None
     return int(count[1]) if count else 0
-
-
-# -- what was run -------------------------------------------------------------------------------------
 
 
 def described(

@@ -76,9 +76,6 @@ def _is_event(event: Event) -> bool:
     return 0 <= event.time_s <= LONGEST_S
 
 
-# -- lives ----------------------------------------------------------------------------------------------
-
-
 def lives(run: Run) -> list[Life]:
     """The run's lives in order, each with the steps it did: kept ones, and those that it or a later life had to do again."""
     groups = _events_by_life(run.events)
@@ -150,9 +147,6 @@ def abandoned(folder: Path) -> Iterator[StepRecord]:
                 yield StepRecord.from_json(entry)
         except (ValueError, InputError):
             continue
-
-
-# -- one life -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +270,6 @@ def step_uses_s(record: StepRecord, stall_s: float = 0.0) -> dict[str, float]:
     if total_s > record.step_time_s:
         return {part: seconds * record.step_time_s / total_s for part, seconds in parts_s.items()}
     return {**parts_s, "unaccounted": record.step_time_s - total_s}
-
-
-# -- simulated weeks ------------------------------------------------------------------------------------
 
 
 def _tells_of_weeks(run: Run) -> bool:

@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.units import MINUTE
 
 MARKER = ":::MLLOG"
 STEP_TIMERS = ("train_step_time", "train_step_timing")  # the second until v4.1
@@ -217,11 +216,6 @@ class Log:
     def time_to_train_s(self) -> float:
         """Seconds from run_start to run_stop: what MLPerf scores."""
         return self._span_s("run_start", "run_stop")
-
-    @property
-    def time_to_train_min(self) -> float:
-        """Minutes from run_start to run_stop."""
-        return self.time_to_train_s / MINUTE
 
     @property
     def initialisation_s(self) -> float:
@@ -494,8 +488,6 @@ def _step_time_s(row: Mapping[str, Any], where: str) -> float:
         raise InputError(f"step_time_s is {text!r}, not a positive number of seconds", where=where)
     return value
 
-
-# -- MLPerf's compliance checker ------------------------------------------------------------------------
 
 SEPARATOR = "\n" + "-" * 30 + "\n"  # between the messages of the checker's report
 

@@ -192,9 +192,6 @@ def samples_per_step(run: Run, plan: Plan | None) -> int:
     return plan.workload.global_batch if plan else int(samples[0] // max(step[0], 1))
 
 
-# -- reading --------------------------------------------------------------------------------------------
-
-
 def facts_of_runs(folders: Sequence[Path]) -> list[RunFacts]:
     """The facts of several runs in their order, each under a label of its own."""
     runs = [_read(folder) for folder in folders]
@@ -259,9 +256,6 @@ def _notes(run: Run) -> list[str]:
     if missing:
         told.append(f"{missing:,} steps between the first and the last have no record.")
     return told
-
-
-# -- time -----------------------------------------------------------------------------------------------
 
 
 def time_split(run: Run, plan: Plan | None, told: Summary) -> TimeSplit:

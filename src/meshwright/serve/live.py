@@ -141,8 +141,6 @@ class LiveRun:
         if len(self.events) > MAX_EVENTS:
             del self.events[: MAX_EVENTS // 2]
 
-    # -- what it says --------------------------------------------------------------------------------------
-
     @property
     def share_read(self) -> float:
         """How much of the steps has been read: below 1 only for a moment after a long run was opened."""

@@ -106,9 +106,6 @@ def drift_scale(layout: Layout, step_s: float, drift: float) -> float:
     return drift * 4.0 / layout.tp * math.sqrt(DRIFT_REFERENCE_S / step_s)
 
 
-# -- draws ----------------------------------------------------------------------------------------------
-
-
 @cache
 def _jitter_table(num_ranks: int) -> NDArray[np.float32]:
     """Quantiles of the largest of `num_ranks` exponential deviates: 1 - (1 - exp(-x))^n inverted at the middles of equal slices."""

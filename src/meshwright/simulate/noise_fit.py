@@ -81,9 +81,6 @@ def _stand(log: StepLog) -> _Stand:
     )
 
 
-# -- the fit --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Checked:
     """One log against the simulator with constants that were fitted without it."""

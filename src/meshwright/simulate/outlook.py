@@ -137,9 +137,6 @@ def outlook(
     )
 
 
-# -- when it will be done, and for how much -------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Finish:
     """When the whole workload is done, over seeds that also differ in how far the prediction may be off."""
@@ -171,9 +168,6 @@ def _uncertain(plan: Plan, deviates: Floats) -> Floats:
     """Factors on the predicted step whose middle 80 % are the plan's interval, each side with a spread of its own."""
     up, down = math.log(plan.high_s / plan.step_time_s), math.log(plan.step_time_s / plan.low_s)
     return np.exp(deviates / NORMAL_90 * np.where(deviates > 0, up, down))
-
-
-# -- other sizes ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

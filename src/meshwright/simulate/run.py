@@ -201,9 +201,6 @@ def evaluations(workload: Workload, num_steps: int) -> list[int]:
     return [math.ceil(k * plan.every_samples / workload.global_batch - 1e-9) for k in range(first, last + 1)]
 
 
-# -- over seeds -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverSeeds:
     """A number over many seeds: its mean, what 80 of 100 runs lie between, and how well the mean is known."""
@@ -231,9 +228,6 @@ def seeds_of(
         yield run_plan(plan, conditions, num_steps, first_seed + number, job=job)
         if report:
             report("simulating runs", number + 1, num_seeds)
-
-
-# -- the folder -----------------------------------------------------------------------------------------
 
 
 def new_folder(run: SimulatedRun, runs: Path, name: str, plan_file: Path) -> RunWriter:

@@ -98,9 +98,6 @@ def _blocks(job: Job, num_steps: int) -> Iterator[tuple[int, int]]:
         yield first, min(each, num_steps - first)
 
 
-# -- the walk -------------------------------------------------------------------------------------------
-
-
 def walk(job: Job, num_steps: int, setting: Setting, rng: np.random.Generator, num_replicas: int = 0) -> Walked:
     """The pipelines of all replicas (or of `num_replicas`) over `num_steps` steps, and the chains of traffic that join them."""
     order, noise = job.schedule, setting.noise
@@ -191,9 +188,6 @@ def _reduced_s(job: Job, setting: Setting, ready_s: dict[int, Floats], pipeline_
 
 def _traffic(job: Job, setting: Setting, stage: int) -> Traffic:
     return setting.stage_traffic[stage] if setting.stage_traffic else job.traffic
-
-
-# -- from pipelines to steps ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

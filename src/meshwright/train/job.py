@@ -13,7 +13,7 @@ from meshwright.describe.workload import Training
 from meshwright.errors import InputError
 from meshwright.ledger import Budget, Rate
 from meshwright.plan.plan import Plan
-from meshwright.train.record.mlperf import OWN, LogSettings
+from meshwright.train.benchmark.settings import OWN, LogSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +77,8 @@ class Job:
 
 def digests(job: Job, corpus_digest: str) -> dict[str, str]:
     """What a checkpoint must share with the run that goes on from it. The layout may change; what is trained may not."""
-    plan = job.plan
-    trained = {"model": plan.model, "workload": plan.workload, "seed": job.seed}
-    facts = {name: _without_sources(asdict(value)) if not isinstance(value, int) else value for name, value in trained.items()}
+    model, workload = (_without_sources(asdict(part)) for part in (job.plan.model, job.plan.workload))
+    facts = {"model": model, "workload": workload, "seed": job.seed}
     return {"plan": _digest(facts), "corpus": corpus_digest, "code": code_digest()}
 
 

@@ -189,9 +189,9 @@ def _watched(children: list[_Child]) -> int:
 
 def _until_failure(children: list[_Child]) -> float | None:
     """Wait until all ranks have ended well, or one has not: then when."""
-    running = {child.process.sentinel: child for child in children}
+    running: dict[object, _Child] = {child.process.sentinel: child for child in children}
     while running:
-        for sentinel in wait(list(running)):
+        for sentinel in wait([child.process.sentinel for child in running.values()]):
             child = running.pop(sentinel)
             child.process.join()
             if child.process.exitcode != 0:

@@ -13,8 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from meshwright.errors import MeshwrightError
-from meshwright.train.checkpoint.saves import Saves
-from meshwright.train.data.batches import micro_batch, sample_numbers, without_loss
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Batch, Prefetcher, Samples, validation_samples
 from meshwright.train.health.garbage import Garbage
@@ -24,10 +22,12 @@ from meshwright.train.health.signals import StopSignal
 from meshwright.train.health.watch import Watch
 from meshwright.train.job import Job
 from meshwright.train.model.compiled import compiles
+from meshwright.train.parallel.batches import micro_batch, sample_numbers, without_loss
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.record import measured
 from meshwright.train.record.logbook import Logbook, Step
 from meshwright.train.replica import Replica, StepResult
+from meshwright.train.saves import Saves
 
 EVALUATION_PATIENCE_S = 600.0
 
@@ -42,7 +42,6 @@ class Progress:
 
     step: int = 0
     samples: int = 0
-    last_loss: float = math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,7 @@ def train(parts: Parts, progress: Progress) -> str:
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
     with ExitStack() as stack:
         batches = stack.enter_context(Prefetcher(parts.train, _numbers(job, replica, progress.samples)))
-        garbage = stack.enter_context(Garbage(compiles=compiles(replica.mesh)))
+        garbage = stack.enter_context(Garbage(compiles=compiles(replica.mesh.layout, replica.mesh.device)))
         while progress.step < last:
             started_s = time.perf_counter()
             batch = _device_batch(parts, next(batches))
@@ -81,7 +80,7 @@ def train(parts: Parts, progress: Progress) -> str:
                 raise _refusal(parts, progress, batch, result)
             rate = job.training.rate(progress.samples + batch_size)
             replica.update(result, rate)
-            progress.step, progress.samples, progress.last_loss = progress.step + 1, progress.samples + batch_size, result.loss
+            progress.step, progress.samples = progress.step + 1, progress.samples + batch_size
             _record(parts, progress, result, time.perf_counter() - started_s, batches.last_wait_s, rate)
             garbage.step()
             if result.stops:

@@ -94,7 +94,7 @@ class Replica:
             if self.numbers.fp8:
                 use_fp8(chunk, mesh)
         self.data = [self._data_parallel(chunk) for chunk in chunks]
-        if compiles(mesh):
+        if compiles(mesh.layout, mesh.device):
             for chunk in chunks:
                 compile_layers(chunk)
         shape = (layout.micro_batch, num_tokens // layout.tp, model.hidden)
@@ -106,8 +106,6 @@ class Replica:
         self.optimizer = AdamW(self.shards, training)
         self.rider: Rider | None = None  # what every rank wants to tell the others with the next sum
         self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop: the step's sum tells all of them
-
-    # -- a step ---------------------------------------------------------------------------------------
 
     def gradients(self, batch: Sequence[MicroBatch]) -> StepResult:
         """Forward and backward of one batch; summed gradients are left in the shards, to be divided by the tokens."""
@@ -138,8 +136,6 @@ class Replica:
         counted = [(micro_batch.labels != IGNORED_LABEL).sum() for micro_batch in batch]
         loss, tokens, *_ = self._world_sum(losses, counted, torch.zeros((), dtype=torch.float64, device=self.mesh.device))
         return loss, round(tokens)
-
-    # -- state ----------------------------------------------------------------------------------------
 
     def weights(self) -> Iterator[Piece]:
         """This rank's pieces of the weights, in the optimizer's precision."""
@@ -183,8 +179,6 @@ class Replica:
         for data in self.data:
             data.ready()
 
-    # -- inside ---------------------------------------------------------------------------------------
-
     def _data_parallel(self, chunk: Transformer) -> Alone | DataParallel | FullySharded:
         # A rank alone needs no buckets, unless gradients are to be added up in another precision than they come in.
         if self.mesh.num_replicas == 1 and (self.numbers.gradient == self.numbers.compute or self.num_micro_batches == 1):
@@ -208,6 +202,7 @@ class Replica:
         axis = self.mesh.pp
         other = axis.size - 1 - axis.index
         for shard in self.tied:
+            assert shard.gradient is not None, "every backward reaches the table"
             theirs = torch.empty_like(shard.gradient)
             ops = [(dist.isend, shard.gradient), (dist.irecv, theirs)]
             for work in dist.batch_isend_irecv([dist.P2POp(op, tensor, axis.ranks[other], axis.group) for op, tensor in ops]):
@@ -272,7 +267,7 @@ def chosen_attention(model: Model, workload: Workload, mesh: Mesh, numbers: Numb
 
 def use_fp8(chunk: Transformer, mesh: Mesh) -> None:
     """Let the matrix products of a chunk run in fp8: all of its layers, and the head where the vocabulary is not cut."""
-    fp8.use_fp8(chunk, mesh.device, remakes=HAS_KERNELS and compiles(mesh))
+    fp8.use_fp8(chunk, mesh.device, remakes=HAS_KERNELS and compiles(mesh.layout, mesh.device))
     if chunk.head is not None and mesh.tp.size == 1:
         chunk.head.summed_loss = summed_loss_in_fp8
 

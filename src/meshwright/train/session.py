@@ -20,12 +20,10 @@ from meshwright.plan.plan import write_whole
 from meshwright.record.entries import Event
 from meshwright.record.header import RunHeader
 from meshwright.record.writer import RunWriter, append_event, elapsed_s
-from meshwright.train.checkpoint.saves import Saves, check_resumable, find, restore, tensor_names
 from meshwright.train.checks import check_job
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Samples
 from meshwright.train.health.limit import Limit
-from meshwright.train.health.marks import Marks
 from meshwright.train.health.signals import StopSignal
 from meshwright.train.health.watch import Diagnosis, Watch, places
 from meshwright.train.interop.huggingface import load_huggingface
@@ -34,11 +32,13 @@ from meshwright.train.job import Job, digests, log_settings
 from meshwright.train.launch import Place, agreed
 from meshwright.train.loop import Parts, Progress, train
 from meshwright.train.model.initial import initial_weights
+from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.record.logbook import Logbook, machine_words, told_to
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.replica import Replica
+from meshwright.train.saves import Saves, check_resumable, find, restore, tensor_names
 
 START_PATIENCE_S = 600.0
 BY_SIGNAL = "asked to stop by a signal"

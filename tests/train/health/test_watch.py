@@ -18,8 +18,8 @@ import pytest
 import torch.distributed as dist
 
 from meshwright.layout import Layout
-from meshwright.train.health.marks import Marks
 from meshwright.train.health.watch import EXIT_HUNG, Diagnosis, Patience, Peers, RankState, Watch, diagnose, places
+from meshwright.train.parallel.marks import Marks
 
 LAYOUT = Layout(tp=2, pp=2, dp=2)
 

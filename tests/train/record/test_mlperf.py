@@ -12,7 +12,8 @@ from meshwright.audit.runs import read_run
 from meshwright.describe.load import load_model
 from meshwright.errors import InputError
 from meshwright.record.mllog import read_log, step_times
-from meshwright.train.record.mlperf import OFFICIAL, OWN, LogSettings, MlperfLog, check_log, check_settings
+from meshwright.train.benchmark.settings import OFFICIAL, OWN, LogSettings, check_settings
+from meshwright.train.record.mlperf import MlperfLog, check_log
 
 pytest.importorskip("mlperf_logging")
 
@@ -204,7 +205,7 @@ def test_the_log_of_a_run_that_was_stopped_again_and_again_is_whole(tmp_path: Pa
 
 def test_no_path_leaves_the_machine_out_of_the_log(tmp_path: Path) -> None:
     write(tmp_path / "mlperf.log", OWN, SMALL, (3.0,))
-    assert {event.metadata["file"] for event in read_log(tmp_path / "mlperf.log").events} == {"meshwright/train/mlperf.py"}
+    assert {event.metadata["file"] for event in read_log(tmp_path / "mlperf.log").events} == {"meshwright/train/record/mlperf.py"}
 
 
 def test_without_the_package_there_is_a_sentence_and_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

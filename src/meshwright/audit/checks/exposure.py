@@ -99,9 +99,6 @@ def _opened(name: str, path: Path) -> Statement:
     return Statement(about="profile", verdict=CONSISTENT, why=why, arithmetic=(f"named: {name}",))
 
 
-# -- bytes over bandwidth -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Wire:
     """What crosses the outermost tier in a step: least and plain seconds, and how they were reckoned."""

@@ -84,9 +84,6 @@ def _whisker(low: float, high: float) -> Html:
     return joined(line, mark(low, var("warn")), mark(min(high, 0.998), var("warn")))
 
 
-# -- the axes -------------------------------------------------------------------------------------------
-
-
 def axes_table(axes: Sequence[AxisTraffic]) -> Html:
     """What each axis carries in a step on one accelerator, and how much of it the step waits for."""
     longest_s = max((max(axis.traffic_s, axis.exposed_s) for axis in axes), default=1.0) or 1.0
@@ -118,9 +115,6 @@ def _hollow(start: float, width: float, colour: str) -> dict[str, str | float]:
     """A span of what is hidden: an outline with a breath of its colour."""
     edge: dict[str, str | float] = {"fill": colour, "fill-opacity": 0.16, "stroke": colour, "stroke-width": 1, "stroke-opacity": 0.7}
     return {"x": f"{100 * start:.3f}%", "width": f"{100 * width:.3f}%", "y": 1.5, "height": BAR_HEIGHT - 3, **edge}
-
-
-# -- changes --------------------------------------------------------------------------------------------
 
 
 def changes_table(changes: Sequence[Change]) -> Html:

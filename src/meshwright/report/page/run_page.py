@@ -45,9 +45,6 @@ def _main_run(runs: Sequence[RunFacts]) -> tuple[RunFacts | None, RunFacts | Non
     return (trained[0], beside) if beside is not None else (None, None)
 
 
-# -- one run --------------------------------------------------------------------------------------------
-
-
 def _header(facts: RunFacts) -> Html:
     header = facts.run.header
     when = f" on {header.created[:10]}" if header.kind == "trained" else ""
@@ -88,9 +85,6 @@ def _sections(facts: RunFacts, simulated: RunFacts | None, prefix: str) -> Itera
     yield section(f"{prefix}ranks", "Slow ranks", parts.ranks_part(facts))
     yield section(f"{prefix}events", "Events", parts.events_part(facts))
     yield section(f"{prefix}money", "Money, energy, carbon, water", parts.money_part(facts))
-
-
-# -- several --------------------------------------------------------------------------------------------
 
 
 def _runs_header(runs: Sequence[RunFacts]) -> Html:

@@ -96,9 +96,6 @@ def grid(ledger: Ledger) -> str:
     return ", ".join(str(word) for word in (energy.region, energy.region_year, energy.method) if word)
 
 
-# -- time and steps -------------------------------------------------------------------------------------
-
-
 def time_part(facts: RunFacts) -> Html:
     """Time to train as a sum."""
     time = facts.time
@@ -155,9 +152,6 @@ def _interval(facts: RunFacts) -> str:
         return "too few steps for an interval"
     low, high = (100 * (value / facts.told.median_step_s - 1) for value in (facts.noise.low_s, facts.noise.high_s))
     return f"95 %: {low:+.2g} to {high:+.2g} %"
-
-
-# -- parts ----------------------------------------------------------------------------------------------
 
 
 def parts_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
@@ -227,9 +221,6 @@ def exposed_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
         caption="Time that a step waits, and its share of the step",
         class_="bars wide-bar third",
     )
-
-
-# -- loss, memory, ranks --------------------------------------------------------------------------------
 
 
 def loss_part(facts: RunFacts) -> Html:
@@ -304,9 +295,6 @@ def beyond_chance(count: int, num_steps: int, num_replicas: int) -> bool:
         return False
     rest = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0
     return math.log(num_replicas) - num_steps * (share * math.log(share / chance) + rest) < math.log(0.01)
-
-
-# -- events and money -----------------------------------------------------------------------------------
 
 
 def events_part(facts: RunFacts) -> Html:

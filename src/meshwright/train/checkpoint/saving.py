@@ -259,7 +259,7 @@ def _ranks(ranks: list[int]) -> str:
 
 def _read_report(attempt: Attempt, rank: int) -> ShardReport:
     path = attempt.report(rank)
-    report: ShardReport = validated(REPORT, read_json(path), path)
+    report = validated(REPORT, read_json(path), path)
     said = (report.attempt, report.step, report.rank, report.num_ranks, report.file.name)
     if said != (attempt.name, attempt.step, rank, attempt.num_ranks, attempt.shard(rank).name):
         raise CheckpointError(f"{path.name} speaks of another save: {said}", where=str(path))

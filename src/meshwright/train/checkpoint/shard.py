@@ -121,7 +121,7 @@ def lay_out(pieces: Iterable[Piece]) -> ShardLayout:
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """A tensor's values as bytes in row order; copied only when they lie elsewhere or otherwise."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return flat.numpy().data
 
 
 def write_shard(path: Path, layout: ShardLayout, data: Iterable[memoryview]) -> Written:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from meshwright.errors import InputError
 from meshwright.train.data.sources import SourceRecord
 from meshwright.train.data.tokenizer import FILE_NAME as TOKENIZER
 from meshwright.train.data.tokenizer import Tokenizer, tokenizer_of
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 MANIFEST = "manifest.json"
 FORMAT = "meshwright corpus"
@@ -126,7 +129,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
 
 
 @cache
-def _adapter() -> Any:
+def _adapter() -> TypeAdapter[Manifest]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(Manifest)

@@ -18,9 +18,9 @@ from torch.utils.hooks import RemovableHandle
 
 from meshwright.describe.model import Model
 from meshwright.layout import Layout
-from meshwright.train.health.marks import Marks
 from meshwright.train.model.compiled import compiles
 from meshwright.train.model.transformer import Transformer, views_of
+from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.parallel.shards import Shard
 from meshwright.train.replica import Replica
@@ -48,7 +48,7 @@ def find_culprit(replica: Replica, batch: Sequence[MicroBatch]) -> str:
     looker = Looker(replica, batch)
     for name in _names(replica.shards, lambda shard: shard.values.detach())[:1]:
         looker.note(WEIGHT, 0, f"weight {name} itself")
-    with looker, torch.compiler.set_stance("force_eager") if compiles(replica.mesh) else nullcontext():
+    with looker, torch.compiler.set_stance("force_eager") if compiles(replica.mesh.layout, replica.mesh.device) else nullcontext():
         replica.gradients(batch)  # compiled layers would not show what is inside
     for name in _names(replica.shards, lambda shard: shard.gradient)[:1]:
         looker.note(SUM, 0, f"the gradient of {name}, summed over replicas (no layer's own was seen)")

@@ -11,7 +11,7 @@ not seen. Those hundred steps are known no better than their own jitter allows, 
 jitter by 5 %, and often not where they jitter by 10 % (13 of 40 runs with normal noise, within 600 steps).
 
 How soon, on synthetic steps whose ranks jitter by 5 to 10 %, normal or heavy-tailed (Student's t with 3 degrees of freedom), with stalls
-of twice the time in 0.3 % of steps and lasting differences of 2 % between sound ranks; tests/train/test_stragglers.py holds these:
+of twice the time in 0.3 % of steps and lasting differences of 2 % between sound ranks; tests/train/health/test_stragglers.py holds these:
 a rank 30 % slower is named within 50 steps in at least 99 of 100 runs (half of them within 28); a rank 10 % slower usually after 100 to 250
 steps, within 600 in at least 19 of 20 runs; a rank 5 % slower may never be. In 10,000 steps without a slow rank nobody is named.
 """
@@ -155,4 +155,4 @@ def _median_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
     place = np.empty(len(values), dtype=np.int64)
     place[order] = np.arange(len(values))
     low, high = (num_others - 1) // 2, num_others // 2
-    return (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
+    return np.asarray((ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2)

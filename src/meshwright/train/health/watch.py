@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from meshwright.train.health.marks import Marks
+from meshwright.train.parallel.marks import Marks
 
 EXIT_HUNG = 75  # sysexits' EX_TEMPFAIL: nothing is wrong with the input, try again
 BEAT_S = 1.0
@@ -243,7 +243,8 @@ class Watch:
     ) -> None:
         self.marks, self.rank, self.report, self.place, self.end = marks, rank, report, place, end
         self.patience = Patience(timeout_s, start_allowance_s, beat_s)
-        self.store = dist.PrefixStore("watch", store.clone())  # its own connection: a slow answer here never holds up the main thread
+        own = store.clone()  # type: ignore[attr-defined]  # torch has it and its types do not; a slow answer never holds up the main thread
+        self.store = dist.PrefixStore("watch", own)
         self.store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
         self._peers = Peers(self.store, num_ranks)
         self._main = threading.get_ident()

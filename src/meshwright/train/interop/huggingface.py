@@ -138,11 +138,10 @@ class HuggingFaceWeights:
     def _read(self, theirs: str, box: tuple[slice, ...]) -> Tensor:
         path = self._holder[theirs]
         try:
-            return self._files[path].get_slice(theirs)[box]
+            held: Tensor = self._files[path].get_slice(theirs)[box]
+            return held
         except (SafetensorError, OSError) as error:
             raise InputError(f"cannot read {theirs}: {error}", where=str(path), fix="fetch the file again") from None
-
-    # -- what is checked before anything is read ----------------------------------------------------
 
     def _check(self, name: str, tensor: Named) -> None:
         path = self._holder.get(tensor.theirs)
@@ -230,7 +229,7 @@ def _weight_map(path: Path) -> Mapping[str, str]:
     return stated
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path) -> safe_open:
     """A safetensors file whose header fits its size."""
     try:
         return safe_open(path, framework="pt", device="cpu")
@@ -240,7 +239,7 @@ def _opened(path: Path) -> Any:
         raise InputError(f"the file is damaged: {error}", where=str(path), fix="fetch the file again") from None
 
 
-def _holders(files: Mapping[Path, Any]) -> dict[str, Path]:
+def _holders(files: Mapping[Path, safe_open]) -> dict[str, Path]:
     """The file each tensor stands in."""
     holder: dict[str, Path] = {}
     for path, file in files.items():

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.train.model.linear import Linear
+from meshwright.train.kernels.linear import Linear
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.collectives import Axis, all_gather_single, reduce_scatter_single
 from meshwright.train.parallel.mesh import Mesh
@@ -106,7 +106,7 @@ class DataParallel:
         """Make ready for a new step."""
         if self.zero_stage == 2:
             for bucket in self.buckets:
-                bucket.shard.gradient.zero_()
+                _summed(bucket).zero_()
 
     def publish(self) -> None:
         """Gather the shards' new weights everywhere; what is still on its way is waited for by `ready`."""
@@ -127,10 +127,9 @@ class DataParallel:
         for bucket in self.buckets:
             bucket.counts = [0] * len(bucket.counts)
 
-    # -- inside ---------------------------------------------------------------------------------------
-
     def _take(self, parameter: nn.Parameter) -> None:
         gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None, "torch calls this once it has put a gradient there"
         self.add(parameter, gradient)
 
     def _leave(self, bucket: Bucket) -> None:
@@ -150,7 +149,7 @@ class DataParallel:
         landed = bucket.incoming if bucket.incoming is not None else bucket.gradients
         self.mesh.replicate.all_reduce(landed)
         if self.zero_stage == 2:
-            bucket.shard.gradient.add_(landed)
+            _summed(bucket).add_(landed)
 
     def _bucket(self, names: Sequence[str], chunk: Transformer, cuts: Sequence[Sequence[Cut]]) -> Bucket:
         mesh, found = self.mesh, dict(chunk.named_parameters())
@@ -193,6 +192,12 @@ class DataParallel:
             is_partial=is_partial(names[0]) and layout.tp > 1,
             copies=self.mesh.num_replicas // (self.mesh.shard.size if self.zero_stage > 0 else 1),
         )
+
+
+def _summed(bucket: Bucket) -> Tensor:
+    """Where a bucket's gradients are added up over micro-batches."""
+    assert bucket.shard.gradient is not None, "a bucket's shard is made with its gradient"
+    return bucket.shard.gradient
 
 
 def loosely(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], None]:

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.train.health.marks import Marks
-from meshwright.train.record.timing import Timer
+from meshwright.train.parallel.marks import Marks
+from meshwright.train.parallel.timing import Timer
 
 # torch 2.13 has new names for the two; 2.11 knows only the old ones.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from meshwright.errors import InputError
 from meshwright.layout import Layout
-from meshwright.train.health.marks import Marks
 from meshwright.train.parallel.collectives import Axis
-from meshwright.train.record.timing import Timer, timer_for
+from meshwright.train.parallel.marks import Marks
+from meshwright.train.parallel.timing import Timer, timer_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

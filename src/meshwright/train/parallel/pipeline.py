@@ -19,7 +19,7 @@ from meshwright.cost.schedule import BACKWARD, FORWARD, Schedule, schedule_named
 from meshwright.describe.model import Model
 from meshwright.layout import Layout
 from meshwright.predict.stages import chunk_share, stage_layers
-from meshwright.train.model.linear import Linear, PutOff
+from meshwright.train.kernels.linear import Linear, PutOff
 from meshwright.train.model.transformer import Context, Transformer
 from meshwright.train.parallel.mesh import Mesh
 
@@ -116,6 +116,7 @@ class Mailbox:
         group = self.lanes.get((self.axis.index, stage), self.axis.group)
         work = dist.isend(tensor, self.axis.ranks[stage], group=group, tag=self._num_sent[stage])
         self._num_sent[stage] += 1
+        assert work is not None, "both stages of a lane are in its group"
         self._sent.append((tensor, work))
         while self._sent and self._sent[0][1].is_completed():
             self._sent.pop(0)
@@ -133,6 +134,7 @@ class Mailbox:
             tensor = torch.empty(self.shape, dtype=self.dtype, device=self.axis.device)
             group = self.lanes.get((stage, self.axis.index), self.axis.group)
             work = dist.irecv(tensor, self.axis.ranks[stage], group=group, tag=len(posted))
+            assert work is not None, "both stages of a lane are in its group"
             posted.append((tensor, work))
 
 
@@ -248,6 +250,7 @@ class Flight:
         gradient = None if operation.receives is None else self.mail.receive(*operation.receives)
         out.backward(gradient)
         if operation.sends_to is not None:
+            assert x.grad is not None, "what came from another stage asks for its gradient"
             self.mail.send(operation.sends_to, x.grad)
         self._put_off[operation.chunk, operation.micro_batch] = self.stage.put_off[operation.chunk].take()
 

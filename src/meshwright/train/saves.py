@@ -24,6 +24,7 @@ from meshwright.train.checkpoint import (
     read_manifest,
     shared_token,
 )
+from meshwright.train.checkpoint.durable import JSON
 from meshwright.train.job import Job
 from meshwright.train.replica import Replica
 
@@ -70,12 +71,12 @@ class Saves:
         """Wait for what is under way."""
         return self._saver.close()
 
-    def _scalars(self, progress: Counts) -> dict[str, object]:
+    def _scalars(self, progress: Counts) -> dict[str, JSON]:
         state = torch.random.get_rng_state().numpy().tobytes()
         return {
             "samples": progress.samples,
             "seed": self.job.seed,
-            "digests": self.digests,
+            "digests": dict(self.digests),
             "layout": str(self.job.plan.layout),
             "random_state": base64.b64encode(state).decode(),
         }

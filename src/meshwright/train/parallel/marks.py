@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 
 class Marks:
     """The rank's present place in the step. The main thread writes, the watchdog's thread reads; single attributes are set whole."""
 
-    __slots__ = ("doing", "moved_s", "num_moves", "step", "waits")
+    __slots__ = ("doing", "num_moves", "step", "waits")
 
     def __init__(self) -> None:
         self.doing = "starting"
         self.waits: tuple[str, str, Sequence[int]] | None = None  # collective, axis, ranks
         self.step = 0
         self.num_moves = 0
-        self.moved_s = time.monotonic()
 
     def do(self, what: str) -> None:
         """Say what is computed now."""
@@ -35,4 +33,3 @@ class Marks:
 
     def _move(self) -> None:
         self.num_moves += 1
-        self.moved_s = time.monotonic()

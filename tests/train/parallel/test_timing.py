@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from meshwright.train.record.timing import HostTimer, StreamTimer
+from meshwright.train.parallel.timing import HostTimer, StreamTimer
 
 
 class Event:

@@ -49,11 +49,12 @@ class _SplitProduct(torch.autograd.Function):
         return gradient @ weight, None, None
 
 
-def product(made: Tensor | Made, layer: Linear) -> Tensor:
+def product(factor: Tensor | Made, layer: Linear) -> Tensor:
     """The product of a layer, in the numbers that its weight has."""
-    x = value_of(made)
+    x = value_of(factor)
     if layer.put_off is not None and torch.is_grad_enabled():
-        return _SplitProduct.apply(x, layer.weight.detach(), layer)
+        made: Tensor = _SplitProduct.apply(x, layer.weight.detach(), layer)
+        return made
     return F.linear(x, layer.weight)
 
 
