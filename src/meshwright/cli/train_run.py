@@ -80,10 +80,15 @@ def run(wishes: Wishes) -> int:
     # Torch is loaded from here on: seconds, in which a mistake on the command line would wait to be told.
     from meshwright.train.checkpoint.saves import check_steps
     from meshwright.train.launch import run_ranks
+    from meshwright.train.record.ending import record_failure
     from meshwright.train.session import run_rank
 
     check_steps(job)
-    code = run_ranks(job.plan.layout.num_ranks, lambda place: run_rank(place, job, is_gpu))
+    code = run_ranks(
+        job.plan.layout.num_ranks,
+        lambda place: run_rank(place, job, is_gpu),
+        lambda failure, store: record_failure(job.folder, failure, store),
+    )
     if code in (0, INTERRUPTED):
         show_end(job, wishes)
     return code
