@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from meshwright.record.entries import StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.run import read_run
 from meshwright.record.writer import RunWriter
-from meshwright.train.launch import Failure, explain_failure, meet
+from meshwright.train.launch import Failure, explain_failure
+from meshwright.train.meeting import ANSWER_S, meet
 from meshwright.train.record.ending import opened, record_failure
 
 
@@ -87,10 +89,12 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def launched(folder: Path, rank: int, port: int, *arguments: str | Path, **fault: Any) -> Command:
+def launched(
+    folder: Path, rank: int, port: int, *arguments: str | Path, environment: Mapping[str, str] | None = None, **fault: Any
+) -> Command:
     """One of two ranks, as torchrun starts them."""
-    environment = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
-    given = {**environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    given = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **(environment or {})}
     where = ("--runs", str(folder / "runs"), "--name", "a", "--rendezvous-timeout", "2")
     return start(folder / str(rank), ["train", *where, *arguments], environment=given, **fault)
 
@@ -106,6 +110,41 @@ def test_a_port_that_is_taken(plan: Path, tmp_path: Path) -> None:
         command = launched(tmp_path, 0, port, plan)
         assert command.wait(60.0) == 2
     assert command.err == f"meshwright: port {port} is taken\n  where: 127.0.0.1:{port}\n  fix:   choose another port (--master-port)\n"
+
+
+def test_a_rank_that_finds_another_program_at_the_port_says_so(plan: Path, tmp_path: Path) -> None:
+    """It accepts connections and is silent: torch alone would wait for its answer for minutes, whatever the timeout."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = launched(tmp_path, 1, port, plan)
+        until(lambda: command.process.exitcode is not None, timeout_s=60.0)
+    assert command.wait() == 2
+    assert command.err.startswith(f"meshwright: another program listens on port {port}: it does not answer as rank 0 would\n")
+
+
+def test_a_short_timeout_is_kept_where_a_listener_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+        started_s = time.monotonic()
+        with pytest.raises(InputError, match="another program listens"):
+            meet(environment, 0.5)
+        assert time.monotonic() - started_s < ANSWER_S
+
+
+@pytest.fixture
+def agents_store() -> Iterator[dist.TCPStore]:
+    """A store that a launcher keeps from one start of its ranks to the next, as torchrun does."""
+    yield dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def test_a_restart_does_not_find_the_addresses_of_dead_ranks(plan: Path, tmp_path: Path, agents_store: dist.TCPStore) -> None:
+    arguments = (plan, "--steps", "3", "--rendezvous-timeout", "40", "--no-save")
+    environment = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for attempt, dead in enumerate((1, None)):
+        given = {"environment": environment, "before": faults.exits, "with_": (dead, 1, 3)}
+        both = [launched(tmp_path / str(attempt), rank, agents_store.port, *arguments, **given) for rank in (0, 1)]
+        assert [command.wait(60.0) for command in both] == ([1, 3] if dead else [0, 0]), both[0].err
+    assert len(steps_of(tmp_path / "1" / "runs" / "a")) == 3
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -103,7 +103,8 @@ def run_launched(wishes: Wishes) -> int:
     """Train as the one rank that a launcher has made of this process. What every rank finds wrong alike, rank 0 says alone."""
     from meshwright.train.checkpoint.saves import check_steps
     from meshwright.train.checks import check_job
-    from meshwright.train.launch import ToldElsewhere, explain_failure, meet
+    from meshwright.train.launch import ToldElsewhere, explain_failure
+    from meshwright.train.meeting import meet
     from meshwright.train.session import run_rank
 
     is_first = os.environ["RANK"] == "0"

@@ -1,7 +1,7 @@
-"""Ranks: where this process stands among them, and how all of them are started on one machine.
+"""Ranks: where a process stands among them, and how all of them are started on one machine.
 
-Under torchrun (or any launcher that sets its variables) a process is one rank. Otherwise this process starts the ranks itself: it forks
-once torch is loaded, holds the store where they meet, and sees to it that none outlives the others or itself.
+Under torchrun (or any launcher that sets its variables) a process is one rank; `meeting` finds the others. Otherwise this process starts
+the ranks itself: it forks once torch is loaded, holds the store where they meet, and sees to it that none outlives the others or itself.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
-import re
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +21,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.train.health.watch import EXIT_HUNG
@@ -35,7 +33,6 @@ COLLECT_S = 3.0  # after one rank failed, others may still say why
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # prctl(2): a signal when the parent dies
 LOST = ("Connection closed", "Connection reset", "Broken pipe", "Connection refused", "failed to recv", "Application timeout")
-LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,50 +45,6 @@ class Place:
     num_local_ranks: int  # on this machine
     store: dist.Store
     has_parent: bool = False  # whether a process of ours started the ranks: it records how they ended
-
-
-def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
-    """This process's place, once the rendezvous that the launcher names has been reached."""
-    missing = [name for name in LAUNCHER if name not in environment]
-    if missing:
-        raise InputError(f"{missing[0]} is not set", where="the environment", fix="start the ranks with torchrun")
-    try:
-        with _silence():
-            store, rank, num_ranks = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
-    except (RuntimeError, ValueError, OSError) as error:
-        raise _not_met(str(error), environment, timeout_s) from None
-    return Place(
-        rank=rank,
-        num_ranks=num_ranks,
-        local_rank=int(environment.get("LOCAL_RANK", rank)),
-        num_local_ranks=int(environment.get("LOCAL_WORLD_SIZE", num_ranks)),
-        store=store,
-    )
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Standard error closed to what torch's own code writes there: its exception says the same."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def _not_met(said: str, environment: Mapping[str, str], timeout_s: float) -> InputError:
-    """The error of a rendezvous that did not come about: why, as far as torch tells."""
-    where = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
-    if "EADDRINUSE" in said or "already in use" in said:
-        return InputError(f"port {environment['MASTER_PORT']} is taken", where=where, fix="choose another port (--master-port)")
-    joined = re.search(r"(\d+)/(\d+) clients joined", said)
-    why = f"{joined[1]} of {joined[2]} ranks came" if joined else said.splitlines()[0] if said else "no reason given"
-    fix = "start all ranks together, check that rank 0 runs there and that the port can be reached, or give --rendezvous-timeout"
-    return InputError(f"the ranks did not meet within {timeout_s:g} s: {why}", where=where, fix=fix)
 
 
 class ToldElsewhere(MeshwrightError):
@@ -177,31 +130,43 @@ def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[F
     """
     with suppress(OSError):
         sys.stdout.flush()  # or every rank would print what is still held back
+    children: list[_Child] = []
+    with _handing_on(children) as asked:
+        server = _start(num_ranks, body, children)
+        try:
+            failed_s = _until_failure(children)
+            if failed_s is not None:
+                _collect(children, failed_s + COLLECT_S)
+        finally:
+            for child in children:
+                child.end_now()
+    code, failure = _verdict(children, asked)
+    if failure and failed:
+        failed(failure, server)
+    return code
+
+
+def _start(num_ranks: int, body: Callable[[Place], None], children: list[_Child]) -> dist.Store:
+    """Fork the ranks into `children`; the store where they meet. Signals wait meanwhile: a rank would take them for its own."""
     listener = socket.create_server((LOCALHOST, 0))
     port = listener.getsockname()[1]
     context = multiprocessing.get_context("fork")
-    children = []
-    for rank in range(num_ranks):
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_rank_main, args=(rank, num_ranks, port, theirs, body, os.getpid()), daemon=True)
-        process.start()
-        theirs.close()
-        children.append(_Child(rank, process, ours))
-    server = dist.TCPStore(LOCALHOST, port, num_ranks, True, timedelta(seconds=MEETING_S), False, master_listen_fd=listener.detach())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)
     try:
-        code, failure = _watched(children)
-        for child in children:
-            child.end_now()
-        if failure and failed:
-            failed(failure, server)
-        return code
+        for rank in range(num_ranks):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_rank_main, args=(rank, num_ranks, port, theirs, body, os.getpid(), before), daemon=True)
+            process.start()
+            theirs.close()
+            children.append(_Child(rank, process, ours))
     finally:
-        for child in children:
-            child.end_now()
-        del server
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return dist.TCPStore(LOCALHOST, port, num_ranks, True, timedelta(seconds=MEETING_S), False, master_listen_fd=listener.detach())
 
 
-def _watched(children: list[_Child]) -> tuple[int, Failure | None]:
+@contextmanager
+def _handing_on(children: Sequence[_Child]) -> Iterator[list[int]]:
+    """Hand signals on to the ranks inside, as SIGTERM, and a second Ctrl-C as their end; gives those that came."""
     asked: list[int] = []
 
     def hand_on(number: int, frame: object) -> None:
@@ -215,13 +180,10 @@ def _watched(children: list[_Child]) -> tuple[int, Failure | None]:
     heeded = [number for number in HANDED_ON if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
     before = {number: signal.signal(number, hand_on) for number in heeded}
     try:
-        failed_s = _until_failure(children)
-        if failed_s is not None:
-            _collect(children, failed_s + COLLECT_S)
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return _verdict(children, asked)
 
 
 def _until_failure(children: list[_Child]) -> float | None:
@@ -291,10 +253,14 @@ def _summary(said: str) -> str:
     return said.partition("\n")[0].removeprefix("meshwright: ") or "nobody said why"
 
 
-def _rank_main(rank: int, num_ranks: int, port: int, end: Connection, body: Callable[[Place], None], parent: int) -> None:
-    """One rank, from its fork to its end."""
+def _rank_main(
+    rank: int, num_ranks: int, port: int, end: Connection, body: Callable[[Place], None], parent: int, mask: set[signal.Signals]
+) -> None:
+    """One rank, from its fork to its end. `mask`: the signals that its parent lets wait."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent hands it on as SIGTERM
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     end_with(parent)
     try:
         store = dist.TCPStore(LOCALHOST, port, num_ranks, False, timedelta(seconds=MEETING_S))

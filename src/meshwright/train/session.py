@@ -88,8 +88,9 @@ def _claim(device: torch.device, place: Place) -> None:
         return
     if place.num_local_ranks == place.num_ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo looks the host's name up otherwise, which many laptops cannot
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(max(cores // place.num_local_ranks, 1))
+    if "OMP_NUM_THREADS" not in os.environ:  # torch has taken the user's own value, or torchrun's
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(cores // place.num_local_ranks, 1))
 
 
 def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, begun_s: float, is_open: threading.Event) -> None:
