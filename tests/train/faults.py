@@ -136,3 +136,15 @@ def broken(rank: int, step: int) -> None:
         return run(self, *arguments)
 
     Stage.run = until_then  # type: ignore[method-assign]
+
+
+def exits(rank: int, step: int, code: int) -> None:
+    """Let one rank's process end in the middle of a step, as a library does that calls exit()."""
+    run = Stage.run
+
+    def until_then(self: Stage, *arguments: Any) -> Any:
+        if dist.get_rank() == rank and self.mesh.marks.step == step:
+            os._exit(code)
+        return run(self, *arguments)
+
+    Stage.run = until_then  # type: ignore[method-assign]

@@ -124,6 +124,21 @@ def run_steps(model: Model, workload: Workload, layout: Layout, num_steps: int) 
     return found
 
 
+def run_evaluations(model: Model, workload: Workload, layout: Layout, num_samples: int) -> list[tuple[float, float, int]]:
+    """The loss of a step, then summed loss and tokens of an evaluation; twice, so that what the first one left behind is found."""
+    from meshwright.train.data.batches import micro_batch, sample_numbers
+
+    found = []
+    with replica_of(model, workload, layout) as (replica, mesh):
+        groups = sample_numbers(layout, mesh.dp.index, 0, num_samples)
+        for step in range(2):
+            result = replica.gradients(batch_of(step, model, workload, mesh))
+            replica.update(result, 1e-3)
+            batch = [micro_batch(samples(workload, model.vocab_size, group[0], len(group)), group, workload, mesh) for group in groups]
+            found.append((result.loss, *replica.evaluate(batch)))
+    return found
+
+
 def joined(of_ranks: Sequence[Steps]) -> Steps:
     """The ranks' findings as one: all must agree on losses and norms, and pieces must fill every tensor."""
     whole: dict[str, np.ndarray] = {}

@@ -92,12 +92,49 @@ def test_a_killed_rank_then_resume(slow_run: Callable[..., Command], unbroken: P
     assert command.wait() == 1
     assert time.monotonic() - killed_s < 60
     assert command.err == "meshwright: rank 1 was ended by SIGKILL: often the system, out of memory\n"
+    assert end_of(run) == ("failed", {"reason": "signal", "rank": 1, "exit_code": -9, "said": command.err[12:-1]})
     again = resume(tmp_path)
     assert again.out.startswith("going on from ")
     assert "the newest whole checkpoint\n" in again.out
     assert [step["step"] for step in steps_of(run)] == list(range(1, NUM_STEPS + 1))
     assert [step["loss"] for step in steps_of(run)] == [step["loss"] for step in steps_of(unbroken)]
     assert same_tensors(name_of(run, NUM_STEPS), name_of(unbroken, NUM_STEPS))
+
+
+def end_of(run: Path) -> tuple[str, dict[str, Any] | None]:
+    """A run's status, and what its last event says if that is a failure; the step must be the last on record."""
+    event = events_of(run)[-1]
+    told = {name: value for name, value in event.items() if name not in ("time_s", "kind", "step")}
+    assert event["kind"] != "failed" or event["step"] == last_step(run)
+    return read_run(run).header.status, told if event["kind"] == "failed" else None
+
+
+def test_the_death_of_the_rank_that_records_is_recorded(slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    command, run = slow_run(), tmp_path / "runs" / "a"
+    ranks = command.ranks(2)
+    command.step(run, 2)
+    os.kill(ranks[0], signal.SIGKILL)
+    assert command.wait() == 1
+    said = "rank 0 was ended by SIGKILL: often the system, out of memory"
+    assert end_of(run) == ("failed", {"reason": "signal", "rank": 0, "exit_code": -9, "said": said})
+
+
+@pytest.mark.parametrize("code", [3, 0])
+def test_a_rank_that_exits_in_mid_run_is_named(plan: Path, tmp_path: Path, code: int) -> None:
+    command = train(tmp_path, plan, "--steps", "5", "--name", "a", before=faults.exits, with_=(1, 2, code))
+    assert command.wait() == 1
+    said = f"rank 1 ended with exit code {code} before the run was over, without saying why"
+    assert command.err == f"meshwright: {said}\n"
+    assert end_of(tmp_path / "runs" / "a") == ("failed", {"reason": "exit", "rank": 1, "exit_code": code, "said": said})
+
+
+def test_a_terminal_that_closes_saves_and_stops(slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    command, run = slow_run(), tmp_path / "runs" / "a"
+    command.step(run, 1)
+    os.killpg(command.pid, signal.SIGHUP)
+    assert command.wait() == 0, command.err
+    assert read_run(run).header.status == "stopped"
+    assert name_of(run, len(steps_of(run))).is_dir()
 
 
 def test_a_killed_parent_takes_its_ranks_along(slow_run: Callable[..., Command], tmp_path: Path) -> None:
@@ -143,6 +180,8 @@ def test_two_control_cs_end_it_at_once(slow_run: Callable[..., Command], tmp_pat
     time.sleep(0.2)
     os.killpg(command.pid, signal.SIGINT)
     assert command.wait(20.0) == 130
+    said = "a second Ctrl-C ended the ranks at once, without a save"
+    assert end_of(tmp_path / "runs" / "a") == ("failed", {"reason": "interrupt", "said": said})
 
 
 def test_damaged_checkpoints_are_skipped_and_named(slow_run: Callable[..., Command], unbroken: Path, tmp_path: Path) -> None:
@@ -226,6 +265,8 @@ def test_an_unforeseen_failure_is_told_once(plan: Path, tmp_path: Path) -> None:
     assert command.wait() == 1
     assert command.err.startswith("meshwright: rank 1 failed: OutOfMemoryError: tried to allocate 3 GiB\n")
     assert command.err.count("meshwright: ") == 1
+    said = "rank 1 failed: OutOfMemoryError: tried to allocate 3 GiB"
+    assert end_of(tmp_path / "runs" / "a") == ("failed", {"reason": "exception", "rank": 1, "exit_code": 1, "said": said})
 
 
 def test_a_slow_rank_is_named_within_50_steps(small: Small, tmp_path: Path) -> None:
@@ -256,6 +297,7 @@ def test_a_hang_is_ended_and_explained(slow_run: Callable[..., Command], tmp_pat
     assert "; rank 0 waits for it in the " in command.err
     assert command.err.count("\n") == 1
     assert events_of(run, "stall")[0]["said"] == command.err.removeprefix("meshwright: ").rstrip("\n")
+    assert read_run(run).header.status == "failed"
     assert not session(command.pid)
 
 

@@ -27,7 +27,7 @@ def train(
     save: Annotated[bool, typer.Option("--save/--no-save", help="Whether to save a checkpoint at the end.")] = True,
     keep: Annotated[int, typer.Option(min=1, help="Checkpoints to keep.")] = 3,
     keep_every: Annotated[int, typer.Option(min=0, metavar="STEPS", help="Keep these for good; 0: none.")] = 0,
-    stall_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds a rank may stand still.")] = 60.0,
+    stall_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds a rank may stand still; never less than five slow steps.")] = 10.0,
     grace: Annotated[float, typer.Option(min=1.0, help="Seconds to save in after SIGTERM.")] = 30.0,
     rendezvous_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds for a launcher's ranks to find each other in.")] = 60.0,
     allow_changed: Annotated[

@@ -79,11 +79,16 @@ def run(wishes: Wishes) -> int:
     check_place(job.plan, job.plan.layout.num_ranks, is_gpu)
     # Torch is loaded from here on: seconds, in which a mistake on the command line would wait to be told.
     from meshwright.train.launch import run_ranks
+    from meshwright.train.record.ending import record_failure
     from meshwright.train.saves import check_steps
     from meshwright.train.session import run_rank
 
     check_steps(job)
-    code = run_ranks(job.plan.layout.num_ranks, lambda place: run_rank(place, job, is_gpu))
+    code = run_ranks(
+        job.plan.layout.num_ranks,
+        lambda place: run_rank(place, job, is_gpu),
+        lambda failure, store: record_failure(job.folder, failure, store),
+    )
     if code in (0, INTERRUPTED):
         show_end(job, wishes)
     return code
@@ -97,7 +102,8 @@ def is_launched(environment: Mapping[str, str]) -> bool:
 def run_launched(wishes: Wishes) -> int:
     """Train as the one rank that a launcher has made of this process. What every rank finds wrong alike, rank 0 says alone."""
     from meshwright.train.checks import check_job
-    from meshwright.train.launch import ToldElsewhere, explain_failure, meet
+    from meshwright.train.launch import ToldElsewhere, explain_failure
+    from meshwright.train.meeting import meet
     from meshwright.train.saves import check_steps
     from meshwright.train.session import run_rank
 

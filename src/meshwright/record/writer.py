@@ -145,6 +145,12 @@ def append_event(folder: str | Path, event: Event) -> None:
         events.sync()
 
 
+def set_status(folder: str | Path, status: str) -> None:
+    """Write how a run ended, from a process that does not hold its writer: the writer has died."""
+    folder = Path(folder)
+    _write_header(folder, replace(read_header(folder), status=status))
+
+
 class _LineFile:
     """A file that grows by whole lines, each one write without a buffer: the kernel keeps it when the process dies."""
 

@@ -32,7 +32,7 @@ class Job:
     saves_at_end: bool = True
     keep_last: int = 3
     keep_every: int = 0
-    stall_timeout_s: float = 30.0  # a rank that stands still for longer is reported, and the run ended
+    stall_timeout_s: float = 10.0  # a rank that stands still for longer, and for five of its slow steps, is reported and the run ended
     grace_s: float = 30.0  # after SIGTERM, to save
     allow_changed: tuple[str, ...] = ()
     start_from: Path | None = None  # a Hugging Face folder with the first weights

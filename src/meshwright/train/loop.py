@@ -176,7 +176,7 @@ def _refusal(parts: Parts, progress: Progress, batch: Sequence[MicroBatch], resu
     """The error that names where a number that is none first appeared. The update has not been made."""
     parts.logbook.flush()
     with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for a number that is none"):
-        culprit = find_culprit(parts.replica, batch)
+        culprit = find_culprit(parts.replica, batch, result)
     last = progress.samples + parts.job.plan.workload.global_batch - 1
     which = "loss" if not math.isfinite(result.loss) else "gradient norm"
     what = f"the {which} of step {progress.step + 1} (samples {progress.samples} to {last}) is no number: {culprit}"

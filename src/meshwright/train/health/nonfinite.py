@@ -1,12 +1,13 @@
 """Where a number that is none first appeared: the step is run again, and every part's output and gradient looked at.
 
 The update was not made, so the weights are those of the step. What does not come back on the second try was no fault of the numbers but
-of the machine, and that is said too.
+of the machine, and that is said too: then the rank is named whose own loss or own gradients, before they were summed, were no numbers.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from meshwright.train.model.transformer import Transformer, views_of
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.parallel.shards import Shard
-from meshwright.train.replica import Replica
+from meshwright.train.replica import Replica, StepResult
 
 LONGEST = 600  # bytes of a rank's finding
 WEIGHT, FORWARD, BACKWARD, SUM, GONE = range(5)  # what comes first is nearer to the cause
@@ -42,8 +43,8 @@ class Finding:
         return (self.phase, self.stage, self.look) < (other.phase, other.stage, other.look)
 
 
-def find_culprit(replica: Replica, batch: Sequence[MicroBatch]) -> str:
-    """Rank, layer and samples where a NaN or infinity first appeared, in a sentence; all ranks must call it."""
+def find_culprit(replica: Replica, batch: Sequence[MicroBatch], result: StepResult) -> str:
+    """Rank, layer and samples where a NaN or infinity first appeared in the step of `result`, in a sentence; all ranks must call it."""
     gradients = _names(replica.shards, lambda shard: shard.gradient)
     looker = Looker(replica, batch)
     for name in _names(replica.shards, lambda shard: shard.values.detach())[:1]:
@@ -54,7 +55,7 @@ def find_culprit(replica: Replica, batch: Sequence[MicroBatch]) -> str:
         looker.note(SUM, 0, f"the gradient of {name}, summed over replicas (no layer's own was seen)")
     for name in gradients[:1]:
         looker.note(GONE, 0, f"the gradient of {name}")
-    return _told(replica.mesh.layout, _gathered(looker.first, replica.mesh.device))
+    return _told(replica.mesh.layout, _gathered(looker.first, replica.mesh.device), result)
 
 
 def _names(shards: Sequence[Shard], tensor: Callable[[Shard], Tensor | None]) -> list[str]:
@@ -147,12 +148,39 @@ def _gathered(mine: Finding | None, device: torch.device) -> dict[int, Finding]:
     return {rank: Finding(*json.loads(text)) for rank, text in said.items() if text}
 
 
-def _told(layout: Layout, found: dict[int, Finding]) -> str:
+def _told(layout: Layout, found: dict[int, Finding], result: StepResult) -> str:
     """The earliest finding, in words."""
     gone = "it did not come back when the step was run again, so the numbers of the model are sound and the machine is suspect"
-    if not found:
-        return gone
-    rank = min(found, key=lambda rank: (found[rank].phase, found[rank].stage, found[rank].look, rank))
-    place = ", ".join(f"{axis} {index}" for axis, index in layout.coordinate(rank).items())
-    where = f"first on rank {rank} ({place}) in {found[rank].said}"
-    return f"{where}; {gone}" if found[rank].phase == GONE else where
+    lasting = {rank: one for rank, one in found.items() if one.phase != GONE}
+    if lasting:
+        rank = min(lasting, key=lambda rank: (lasting[rank].phase, lasting[rank].stage, lasting[rank].look, rank))
+        return f"first on {_named(layout, rank)} in {lasting[rank].said}"
+    seen = _seen(layout, result)
+    if seen:
+        return f"{seen}; {gone}"
+    if found:
+        rank = min(found)
+        return f"{found[rank].said}, held by {_named(layout, rank)}, after replicas were summed: each rank's own was finite; {gone}"
+    return gone
+
+
+def _seen(layout: Layout, result: StepResult) -> str:
+    """What of the step itself was no number, and on which rank: losses before gradients, which follow from them. Nothing: nobody's was.
+
+    Ranks of one replica pass activations to each other, and what they pass is bad where they got it bad.
+    """
+    losses, norms = (_bad(values) for values in (result.own_losses, result.own_norms))
+    replicas = {layout.coordinate(rank)["dp"] for rank in losses}
+    ranks = [rank for rank in range(layout.num_ranks) if layout.coordinate(rank)["dp"] in replicas] if losses else norms
+    what = "the loss" if losses else "the gradient"
+    if len(ranks) == 1:
+        return f"{what} of {_named(layout, ranks[0])}"
+    return f"{what} of ranks {', '.join(map(str, ranks))}, which of them it began on cannot be told" if ranks else ""
+
+
+def _bad(values: Sequence[float]) -> list[int]:
+    return [rank for rank, value in enumerate(values) if not math.isfinite(value)]
+
+
+def _named(layout: Layout, rank: int) -> str:
+    return f"rank {rank} ({', '.join(f'{axis} {index}' for axis, index in layout.coordinate(rank).items())})"

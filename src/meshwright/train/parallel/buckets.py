@@ -20,7 +20,7 @@ from meshwright.train.kernels.linear import Linear
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.collectives import Axis, all_gather_single, reduce_scatter_single
 from meshwright.train.parallel.mesh import Mesh
-from meshwright.train.parallel.shards import Cut, Shard, Span, cuts_of, spans_of
+from meshwright.train.parallel.shards import Cut, Shard, Span, cuts_of, spans_of, squares_of
 from meshwright.train.parallel.tensor import decays, is_partial
 
 TIED = ("embed.weight", "head.weight")
@@ -62,6 +62,7 @@ class DataParallel:
         self.zero_stage = mesh.layout.zero_stage if mesh.shard.size > 1 else 0
         self.num_contributions = num_micro_batches
         self.overlaps = mesh.layout.overlap_dp
+        self.own_squares: list[Tensor] = []  # of this rank's gradients before they are summed: who sent a bad one is told by them
         cuts = cuts_of(chunk, mesh.tp)
         self.buckets = [
             self._bucket(names, chunk, [cuts[name] for name in names]) for names in list(grouped_parameters(chunk, bucket_parameters))
@@ -104,6 +105,7 @@ class DataParallel:
 
     def start(self) -> None:
         """Make ready for a new step."""
+        self.own_squares.clear()
         if self.zero_stage == 2:
             for bucket in self.buckets:
                 _summed(bucket).zero_()
@@ -135,6 +137,8 @@ class DataParallel:
     def _leave(self, bucket: Bucket) -> None:
         """Send a bucket's gradients off to be summed."""
         axis = self.mesh.shard
+        if self.mesh.num_replicas > 1:
+            self.own_squares.append(squares_of([bucket.gradients])[0])
         if self.zero_stage == 0 and axis.size > 1:
             bucket.work = dist.all_reduce(bucket.gradients, group=axis.group, async_op=True)
         elif axis.size > 1:

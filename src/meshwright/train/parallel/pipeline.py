@@ -122,7 +122,8 @@ class Mailbox:
             self._sent.pop(0)
 
     def close(self) -> None:
-        """Wait until everything sent has arrived."""
+        """Wait until everything sent has arrived. A receive that is still posted would take a message of the next step."""
+        assert all(entry is None for posted in self._posted.values() for entry in posted), "each posted message is taken"
         for _, work in self._sent:
             work.wait()
         self._sent.clear()
@@ -193,7 +194,8 @@ class Stage:
     def evaluate(self, batch: Sequence[MicroBatch], before: Callable[[int], None]) -> list[Tensor]:
         """The summed loss of each micro-batch, on the stage that has it; nothing is kept for a backward."""
         losses: list[Tensor] = []
-        coming = {(self.index - 1) % self.num_stages: len(batch) * len(self.chunks)} if self.num_stages > 1 else {}
+        num_received = len(self.chunks) - self.is_first(0)  # the chunk with the embedding reads tokens, not messages
+        coming = {(self.index - 1) % self.num_stages: len(batch) * num_received} if self.num_stages > 1 else {}
         mail = Mailbox(self.mesh, self.shape, self.dtype, coming)
         for chunk, module in enumerate(self.chunks):
             before(chunk)
