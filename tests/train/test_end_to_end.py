@@ -126,6 +126,25 @@ def test_sigterm_saves_and_another_layout_goes_on(slow_run: Callable[..., Comman
     assert (run / f"plan-until-step-{steps}.json").is_file()
 
 
+def test_a_rank_that_cannot_save_stops_nobody(plan: Path, tmp_path: Path) -> None:
+    given = ("--steps", "8", "--name", "a", "--checkpoint-every", "3")
+    command = train(tmp_path, plan, *given, before=faults.failing_mkdir, with_=(1, 3))
+    assert command.wait(60) == 0, command.err
+    failed = events_of(tmp_path / "runs" / "a", "checkpoint_failed")
+    assert [(event["saved_step"], event["said"]) for event in failed] == [
+        (3, "rank 1 could not save: cannot begin the checkpoint of step 3: Input/output error")
+    ]
+    assert [event["saved_step"] for event in events_of(tmp_path / "runs" / "a", "checkpoint")] == [6, 8]
+
+
+def test_a_rank_that_cannot_save_the_end_is_one_message(plan: Path, tmp_path: Path) -> None:
+    command = train(tmp_path, plan, "--steps", "3", "--name", "a", before=faults.failing_mkdir, with_=(1, 3))
+    assert command.wait(60) == 1
+    assert command.err.startswith("meshwright: the last checkpoint, of step 3, was not saved: rank 1 could not save: cannot begin")
+    assert command.err.count("meshwright:") == 1
+    assert [event["kind"] for event in events_of(tmp_path / "runs" / "a")][-1] == "checkpoint_failed"
+
+
 def test_control_c_saves_and_says_how_to_go_on(slow_run: Callable[..., Command], tmp_path: Path) -> None:
     command, run = slow_run(), tmp_path / "runs" / "a"
     command.step(run, 1)

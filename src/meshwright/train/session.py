@@ -31,7 +31,7 @@ from meshwright.train.health.watch import Diagnosis, Watch, places
 from meshwright.train.interop.huggingface import load_huggingface
 from meshwright.train.interop.huggingface_save import tokenizer_config
 from meshwright.train.job import Job, digests, log_settings
-from meshwright.train.launch import Place, agreed
+from meshwright.train.launch import Place, ToldElsewhere, agreed
 from meshwright.train.loop import Parts, Progress, train
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.mesh import Mesh, make_mesh
@@ -106,7 +106,8 @@ def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, b
         _leave_tokenizer(corpus, job)
     is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
     logbook = Logbook(job, writer, log, meter=gpu_meter(place.num_ranks) if is_metered else None)
-    saves = Saves(job, replica, marks_of_run, progress.step if job.resume else None)
+    resumed_step = progress.step if job.resume else None
+    saves = Saves(job, replica, marks_of_run, resumed_step, store=place.store, is_hurried=lambda: stop.is_asked)
     if writer and not job.resume:
         begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins with its folder
     limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_time_s)
@@ -119,7 +120,7 @@ def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, b
         why = _why_stopped(parts, progress, place) if status == "stopped" else ""
         if job.saves_at_end:
             is_hurried = why == BY_SIGNAL or stop.is_asked
-            _save_last(parts, progress, stop.left_s(job.grace_s) if is_hurried else START_PATIENCE_S)
+            _save_last(parts, progress, place, stop.left_s(job.grace_s) if is_hurried else START_PATIENCE_S)
     except BaseException:
         with suppress(MeshwrightError, OSError):  # what failed first is what must be told
             logbook.finish(progress, "failed")
@@ -137,14 +138,15 @@ def _why_stopped(parts: Parts, progress: Progress, place: Place) -> str:
     return agreed(place, "stop", lambda: parts.logbook.over_budget(progress, budget, limit.spent_usd) if limit.is_passed else BY_SIGNAL)
 
 
-def _save_last(parts: Parts, progress: Progress, left_s: float) -> None:
-    """Save the end of the run, within so many seconds; an error where that fails."""
-    saves = parts.saves
+def _save_last(parts: Parts, progress: Progress, place: Place, left_s: float) -> None:
+    """Save the end of the run, within so many seconds; an error where that fails, which rank 0 reports for all."""
+    saves, until_s = parts.saves, time.monotonic() + left_s
     with parts.watch.allow(START_PATIENCE_S, "the last checkpoint"):
         last = saves.save_now(progress, left_s)
-        parts.logbook.saves(progress, [*saves.close(), *([last] if last else [])])
+        parts.logbook.saves(progress, [*saves.close(max(until_s - time.monotonic(), 0.0)), *([last] if last else [])])
     if last and last.failure:
-        raise MeshwrightError(
+        kind = ToldElsewhere if place.rank else MeshwrightError
+        raise kind(
             f"the last checkpoint, of step {progress.step}, was not saved: {last.failure.what}",
             where=last.failure.where,
             fix=last.failure.fix or "go on from the one before: --resume",
