@@ -23,7 +23,7 @@ ARROW = (
     ("cost",),
     ("describe",),
     ("record",),
-    ("units",),
+    ("units", "files"),
     ("errors",),
 )
 # Rooms of a part that have an arrow of their own: from the outside in, as above.

@@ -8,9 +8,10 @@ import pytest
 
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.errors import InputError
+from meshwright.files import write_whole
 from meshwright.layout import Layout
 from meshwright.plan.make import make_plan
-from meshwright.plan.plan import Plan, stack_of, write_whole
+from meshwright.plan.plan import Plan, stack_of
 from meshwright.predict.software import as_json, software
 
 

@@ -110,7 +110,7 @@ def test_a_plan_under_a_profile_needs_the_profile(record: Plan, tmp_path: Path) 
 
 
 def test_a_folder_that_does_not_exist_is_named(record: Plan, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot write the page"):
+    with pytest.raises(InputError, match=r"cannot write plan\.html: No such file"):
         write_plan_page(record, tmp_path / "none" / "plan.html")
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError
+from meshwright.files import write_whole
 from meshwright.plan.objective import Aim
-from meshwright.plan.plan import Plan, drafted, write_whole
+from meshwright.plan.plan import Plan
 
 if TYPE_CHECKING:
     from meshwright.cli.plan_answer import Answer
@@ -112,13 +113,11 @@ class Files:
         if self.trace:
             from meshwright.plan.trace import write_trace
 
-            with drafted(self.trace) as draft:
-                write_trace(plan, draft, stack)
+            write_trace(plan, self.trace, stack)
         if self.plot:
             from meshwright.report.page.plot import write_plot
 
-            with drafted(self.plot) as draft:
-                write_plot(plan, draft, stack=stack, takes=takes)
+            write_plot(plan, self.plot, stack=stack, takes=takes)
         if self.html:
             _write_page(answer, self.html, progress)
         if self.export_dir:
@@ -147,16 +146,15 @@ def _write_page(answer: Answer, path: Path, progress: Report) -> None:
     from meshwright.report.page.plan_page import write_plan_page
 
     scaling, pareto = _curves(answer, progress)
-    with drafted(path) as draft:
-        write_plan_page(
-            answer.plan,
-            draft,
-            stack=answer.ask.stack,
-            scaling=scaling,
-            pareto=pareto,
-            runners_up=[priced.plan for priced in answer.plans[1:]],
-            takes=answer.best.best.outcome,
-        )
+    write_plan_page(
+        answer.plan,
+        path,
+        stack=answer.ask.stack,
+        scaling=scaling,
+        pareto=pareto,
+        runners_up=[priced.plan for priced in answer.plans[1:]],
+        takes=answer.best.best.outcome,
+    )
 
 
 def _curves(answer: Answer, progress: Report) -> tuple[list[ScalingPoint], list[ParetoPoint]]:

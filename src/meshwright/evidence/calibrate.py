@@ -21,6 +21,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.evidence.mlperf import BENCHMARKS
+from meshwright.files import write_whole
 from meshwright.layout import Layout, Layouts
 from meshwright.predict.inputs import GENERATION
 from meshwright.predict.prediction import check, parts
@@ -146,10 +147,7 @@ class Calibration:
 
     def write(self, path: Path) -> None:
         """Write the profile where `--software` can read it."""
-        try:
-            path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"cannot write the profile: {error.strerror or error}", where=str(path), fix="choose another --out") from None
+        write_whole(path, json.dumps(self.as_json(), indent=1) + "\n")
 
 
 # -- what was observed --------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.schedule import BACKWARD, FORWARD, KIND_NAMES, WEIGHT, Timeline
 from meshwright.errors import InputError
+from meshwright.files import write_whole
 from meshwright.layout import Layouts
 from meshwright.plan.plan import Plan, stack_of
 from meshwright.predict import software as sw
@@ -65,10 +66,7 @@ class Flow:
 def write_trace(plan: Plan, path: Path, stack: Software | None = None) -> None:
     """Write the predicted step as a trace in JSON."""
     text = json.dumps(trace(plan, stack), separators=(",", ":"))
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write the trace: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+    write_whole(path, text + "\n")
 
 
 def trace(plan: Plan, stack: Software | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from meshwright.describe.this_machine import processor_name
 from meshwright.errors import MeshwrightError
-from meshwright.plan.plan import write_whole
+from meshwright.files import write_whole
 from meshwright.record.entries import Event
 from meshwright.record.header import RunHeader
 from meshwright.record.writer import RunWriter, append_event, elapsed_s

@@ -204,7 +204,7 @@ def test_the_log_of_a_run_that_was_stopped_again_and_again_is_whole(tmp_path: Pa
 
 def test_no_path_leaves_the_machine_out_of_the_log(tmp_path: Path) -> None:
     write(tmp_path / "mlperf.log", OWN, SMALL, (3.0,))
-    assert {event.metadata["file"] for event in read_log(tmp_path / "mlperf.log").events} == {"meshwright/train/mlperf.py"}
+    assert {event.metadata["file"] for event in read_log(tmp_path / "mlperf.log").events} == {"meshwright/train/record/mlperf.py"}
 
 
 def test_without_the_package_there_is_a_sentence_and_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

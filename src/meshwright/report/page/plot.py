@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from meshwright.errors import InputError
+from meshwright.files import write_whole
 from meshwright.plan.explain import AxisTraffic
 from meshwright.plan.plan import Plan
 from meshwright.predict.outcome import Outcome, mfu_said
@@ -26,10 +27,7 @@ def write_plot(plan: Plan, path: Path, *, stack: Software | None = None, takes: 
         raise InputError(
             f"a plot is written as SVG, not as {path.suffix or 'a file without ending'}", where=str(path), fix="name it FILE.svg"
         )
-    try:
-        path.write_text(plan_plot(facts_of(plan, stack, takes)), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write the plot: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+    write_whole(path, plan_plot(facts_of(plan, stack, takes)).encode(errors="replace"))
 
 
 def plan_plot(facts: Facts) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 from meshwright.describe.load import load_model
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
+from meshwright.files import replace_file
 from meshwright.record.mllog import complaints, parse_log, read_log
 
 RULESET = "6.0.0"
@@ -219,7 +220,7 @@ class MlperfLog:
         whole = content[: content.rfind(b"\n") + 1]
         kept = b"".join(line for line in whole.splitlines(keepends=True) if b'"key": "run_stop"' not in line)
         if kept != content:
-            path.write_bytes(kept)
+            replace_file(path, kept)
         if not kept:
             return
         log = parse_log(whole.decode(errors="replace"), str(path))  # with its end: no later line may be earlier than that either
