@@ -114,6 +114,21 @@ def failing_mkdir(rank: int, step: int) -> None:
     os.mkdir, saver.write = failing, later  # type: ignore[assignment, attr-defined]
 
 
+def refused(rank: int) -> None:
+    """Let one rank find something wrong with the job, once the run's folder is there."""
+    from meshwright.errors import InputError
+    from meshwright.train import session
+
+    begin = session._begin
+
+    def refusing(*arguments: Any) -> Any:
+        if dist.get_rank() == rank:
+            raise InputError("rank has no use for this job", where="the job", fix="give another")
+        return begin(*arguments)
+
+    session._begin = refusing
+
+
 def full_records(after_lines: int) -> None:
     """Let the disk be full once so many lines of steps are written."""
     from meshwright.record import writer

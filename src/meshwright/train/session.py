@@ -6,8 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
 from meshwright.record.entries import Event
 from meshwright.record.header import RunHeader
+from meshwright.record.lock import RunLock
 from meshwright.record.writer import RunWriter, append_event, elapsed_s
 from meshwright.train.checkpoint.saves import Saves, check_resumable, find, restore, tensor_names
 from meshwright.train.checks import check_job
@@ -73,7 +74,8 @@ def run_rank(place: Place, job: Job, is_gpu: bool) -> None:
     watch.start()
     try:
         mesh = make_mesh(layout, device, marks)
-        _train(job, mesh, watch, stop, place, begun_s)
+        with _locked(job, place):
+            _train(job, mesh, watch, stop, place, begun_s)
     finally:
         watch.stop()
     dist.destroy_process_group()
@@ -95,14 +97,15 @@ def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, b
     machine = machine_words(mesh.device.type, mesh.layout.num_ranks, _device_name(mesh.device))
     samples = Samples(corpus.train, job.plan.workload.seq_len, job.seed)
     is_writer = place.rank == 0
-    writer = None if job.resume else _opened(job, machine, place)
+    writer = None if job.resume else _opened(place, "folder", lambda: _open_run(job, machine))
     log = MlperfLog(job.folder / "mlperf.log" if is_writer else None, job.benchmark, log_settings(job, len(samples), machine))
     log.init_start()
     replica = Replica(job.plan.model, job.plan.workload, mesh, job.training)
     marks_of_run = digests(job, corpus.digest)
     progress = _begin(job, replica, marks_of_run, place)
+    if job.resume:
+        writer = _opened(place, "records", lambda: RunWriter.resume(job.folder, progress.step, job.plan_text))
     if is_writer:
-        writer = writer or RunWriter.resume(job.folder, progress.step, job.plan_text)
         _leave_tokenizer(corpus, job)
     is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
     logbook = Logbook(job, writer, log, meter=gpu_meter(place.num_ranks) if is_metered else None)
@@ -180,15 +183,32 @@ def _first_weights(job: Job) -> Callable[..., None]:
     return lambda piece: source.fill(piece.name.partition("/")[2], piece.shape, piece.start, piece.tensor)
 
 
-def _opened(job: Job, machine: str, place: Place) -> RunWriter | None:
-    """The writer of a new run, on rank 0; where its folder cannot be made, no rank goes on."""
-    opened: list[RunWriter] = []
+@contextmanager
+def _locked(job: Job, place: Place) -> Iterator[None]:
+    """Keep others from writing the run's folder; where somebody does already, no rank goes on."""
+    taken: list[RunLock] = []
 
-    def open_run() -> str:
-        opened.append(_open_run(job, machine))
+    def take() -> str:
+        taken.append(RunLock.take(job.folder))
         return str(job.folder)
 
-    agreed(place, "folder", open_run)
+    agreed(place, "lock", take)
+    try:
+        yield
+    finally:
+        for lock in taken:
+            lock.release()
+
+
+def _opened(place: Place, what: str, open_run: Callable[[], RunWriter]) -> RunWriter | None:
+    """The writer of the run, on rank 0; where its folder cannot be written, no rank goes on."""
+    opened: list[RunWriter] = []
+
+    def open_it() -> str:
+        opened.append(open_run())
+        return str(opened[0].folder)
+
+    agreed(place, what, open_it)
     return opened[0] if opened else None
 
 
