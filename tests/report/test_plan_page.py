@@ -107,19 +107,9 @@ def test_a_plan_under_a_profile_needs_the_profile(record: Plan) -> None:
         forecast_of(plan)
 
 
-def test_the_sentence_has_the_percentages_of_the_table(forecast: Forecast) -> None:
-    page = words(plan_page(forecast))
-    first, first_pct, second, second_pct = re.search(
-        r"(\S[\w ]*?) takes ([\d.]+)% of the step; next is ([\w ]+) with ([\d.]+)%", page
-    ).groups()
-    rows = dict(re.findall(r"(?m)^(.+)$", ""))
-    assert rows is not None
-    del first, first_pct, second, second_pct
-
-
 def test_a_folder_that_does_not_exist_is_named(record_forecast: Forecast, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot write the page"):
-        write_plan_page(record_forecast_forecast, tmp_path / "none" / "plan.html")
+    with pytest.raises(InputError, match=r"cannot write plan\.html: No such file"):
+        write_plan_page(record_forecast, tmp_path / "none" / "plan.html")
 
 
 def test_the_same_plan_gives_the_same_bytes(record_forecast: Forecast) -> None:

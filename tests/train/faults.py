@@ -96,6 +96,39 @@ def failing_disk(number: int, folder_part: str, from_step: int) -> None:
     saver.write = failing  # type: ignore[attr-defined]
 
 
+def failing_mkdir(rank: int, step: int) -> None:
+    """Let one rank fail to make the folder of one save, which the others, who are later, would have made too."""
+    from meshwright.train.checkpoint import saver
+
+    mkdir, write = os.mkdir, saving.write
+
+    def failing(path: Any, *rest: Any) -> None:
+        if dist.is_initialized() and dist.get_rank() == rank and f"step-{step:08}.partial" in str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        mkdir(path, *rest)
+
+    def later(*arguments: Any) -> Any:
+        time.sleep(0.0 if dist.get_rank() == rank else 0.5)
+        return write(*arguments)
+
+    os.mkdir, saver.write = failing, later  # type: ignore[assignment, attr-defined]
+
+
+def refused(rank: int) -> None:
+    """Let one rank find something wrong with the job, once the run's folder is there."""
+    from meshwright.errors import InputError
+    from meshwright.train import session
+
+    begin = session._begin
+
+    def refusing(*arguments: Any) -> Any:
+        if dist.get_rank() == rank:
+            raise InputError("rank has no use for this job", where="the job", fix="give another")
+        return begin(*arguments)
+
+    session._begin = refusing
+
+
 def full_records(after_lines: int) -> None:
     """Let the disk be full once so many lines of steps are written."""
     from meshwright.record import writer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -161,6 +162,55 @@ def test_sigterm_saves_and_another_layout_goes_on(slow_run: Callable[..., Comman
     assert losses == pytest.approx([step["loss"] for step in steps_of(unbroken)], rel=1e-5)
     assert [event["layout"].split(",")[0] for event in events_of(run, "resumed")] == ["tp=2"]
     assert (run / f"plan-until-step-{steps}.json").is_file()
+
+
+def test_a_rank_that_cannot_save_stops_nobody(plan: Path, tmp_path: Path) -> None:
+    given = ("--steps", "8", "--name", "a", "--checkpoint-every", "3")
+    command = train(tmp_path, plan, *given, before=faults.failing_mkdir, with_=(1, 3))
+    assert command.wait(60) == 0, command.err
+    failed = events_of(tmp_path / "runs" / "a", "checkpoint_failed")
+    assert [(event["saved_step"], event["said"]) for event in failed] == [
+        (3, "rank 1 could not save: cannot begin the checkpoint of step 3: Input/output error")
+    ]
+    assert [event["saved_step"] for event in events_of(tmp_path / "runs" / "a", "checkpoint")] == [6, 8]
+
+
+def test_a_rank_that_cannot_save_the_end_is_one_message(plan: Path, tmp_path: Path) -> None:
+    command = train(tmp_path, plan, "--steps", "3", "--name", "a", before=faults.failing_mkdir, with_=(1, 3))
+    assert command.wait(60) == 1
+    assert command.err.startswith("meshwright: the last checkpoint, of step 3, was not saved: rank 1 could not save: cannot begin")
+    assert command.err.count("meshwright:") == 1
+    assert [event["kind"] for event in events_of(tmp_path / "runs" / "a")][-1] == "checkpoint_failed"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_refused_run_leaves_no_folder_in_the_way_of_the_next(rank: int, plan: Path, tmp_path: Path) -> None:
+    command = train(tmp_path, plan, "--steps", "1", "--name", "a", before=faults.refused, with_=(rank,))
+    assert command.wait() == 2
+    assert "no use for this job" in command.err
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+def test_a_run_that_goes_on_is_not_resumed_a_second_time(slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    first, run = slow_run("--steps", "400"), tmp_path / "runs" / "a"
+    first.step(run, 4)
+    second = train(tmp_path / "other", "--runs", tmp_path / "runs", "--name", "a", "--resume")
+    assert second.wait() == 2
+    assert re.fullmatch(
+        rf"meshwright: this run is being written by process \d+ on .*\n  where: {run}\n  fix:   wait until it has ended.*\n", second.err
+    )
+    os.kill(first.pid, signal.SIGKILL)  # what is left of it is in nobody's way
+    assert first.wait() == -signal.SIGKILL
+    steps = last_step(run)
+    assert resume(tmp_path, "--steps", str(steps + 1)).wait() == 0
+
+
+def test_two_resumes_at_the_same_moment(slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    assert slow_run("--steps", "3").wait() == 0
+    given = ("--runs", tmp_path / "runs", "--name", "a", "--resume", "--steps", "6", "--checkpoint-every", "1")
+    both = [train(tmp_path / name, *given, before=faults.slow_steps, with_=(0.5,)) for name in ("one", "two")]
+    assert sorted(command.wait() for command in both) == [0, 2]
+    assert [step["step"] for step in steps_of(tmp_path / "runs" / "a")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_control_c_saves_and_says_how_to_go_on(slow_run: Callable[..., Command], tmp_path: Path) -> None:

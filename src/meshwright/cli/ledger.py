@@ -24,8 +24,8 @@ def ledger(
     """Show the ledger of a run: what its accelerators did, what that cost, and what it drew."""
     from meshwright.cli.show import show_json, show_pairs, show_table
     from meshwright.errors import InputError
+    from meshwright.files import write_whole
     from meshwright.ledger import ledger_csv, ledger_json, ledger_of, read_rate
-    from meshwright.plan.plan import write_whole
 
     if csv is not None and csv.is_dir():
         raise InputError("cannot write a table over a folder", where=str(csv), fix="name a file: --csv ledger.csv")

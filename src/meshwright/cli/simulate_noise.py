@@ -26,7 +26,7 @@ def noise(
     from meshwright.cli.fit import need_extra
     from meshwright.cli.progress import progress_bar
     from meshwright.cli.simulate_page import write_page
-    from meshwright.plan.plan import write_whole
+    from meshwright.files import write_whole
     from meshwright.simulate.logs import step_logs
     from meshwright.simulate.noise import CONSTANTS_FILE
     from meshwright.simulate.noise_fit import NoiseFit, json_text

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.plan.plan import write_whole
+from meshwright.files import write_whole
 from meshwright.record.mllog import StepTimes
 from meshwright.report.page.area import Axis, Plot
 from meshwright.report.page.colours import var

@@ -16,13 +16,14 @@ from meshwright.cli.train_budget import more_money, with_budget
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster, load_model, load_workload
 from meshwright.describe.this_machine import gpu_names
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.job import Job as PlannedJob
 from meshwright.layout import Layout, parse_layout, read_choices
 from meshwright.ledger import checked_plan
 from meshwright.plan.plan import Plan, plan_bytes, read_plan
 from meshwright.plan.plan import plan_of as planned
 from meshwright.record.header import check_name
+from meshwright.record.writer import discard_unstarted
 
 if TYPE_CHECKING:
     from meshwright.train.job import Job
@@ -89,7 +90,9 @@ def run(wishes: Wishes) -> int:
         lambda place: run_rank(place, job, is_gpu),
         lambda failure, store: record_failure(job.folder, failure, store),
     )
-    if code in (0, INTERRUPTED):
+    if code and not job.resume:
+        discard_unstarted(job.folder)
+    if code in (0, INTERRUPTED) and (job.folder / "run.json").is_file():  # an interrupt may come before there is a run
         show_end(job, wishes)
     return code
 
@@ -124,6 +127,10 @@ def run_launched(wishes: Wishes) -> int:
         run_rank(meet(os.environ, wishes.rendezvous_timeout_s), job, is_gpu)
     except ToldElsewhere:
         return 2
+    except MeshwrightError:
+        if is_first and not job.resume:
+            discard_unstarted(job.folder)
+        raise
     except RuntimeError as error:
         print(explain_failure(error, int(os.environ["RANK"]))[1], file=sys.stderr)
         return 1

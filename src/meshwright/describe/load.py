@@ -25,6 +25,7 @@ from meshwright.describe.recipe import recipe
 from meshwright.describe.source import Source, Sources
 from meshwright.describe.workload import Adapters, Convergence, Evaluation, Training, Workload
 from meshwright.errors import InputError, nearest
+from meshwright.files import read_text
 from meshwright.units import GB, GBIT, MICROSECOND, TERA
 
 CATALOGUE = Path(str(resources.files("meshwright.describe").joinpath("catalogue")))
@@ -311,7 +312,7 @@ def _by_batch(table: Mapping[str, float]) -> dict[int, float]:
 def read_toml(path: Path) -> Table:
     """The tables of a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", where=str(path), fix="check the path") from None
     except UnicodeDecodeError:

@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from meshwright.errors import InputError
+from meshwright.files import MOST_LINES_BYTES, read_bytes
 from meshwright.ledger.rate import Rate
 from meshwright.record.entries import ENDS, LONGEST_S, PARTS, Event, StepRecord
 from meshwright.record.lines import object_in
@@ -137,7 +138,7 @@ def _cuts(cut: list[StepRecord], resumed_after: list[int]) -> list[list[StepReco
 def abandoned(folder: Path) -> Iterator[StepRecord]:
     """The steps that resumed runs cut off, as far as they can be read; they were paid for."""
     try:
-        lines = (folder / "abandoned.jsonl").read_bytes().splitlines()
+        lines = read_bytes(folder / "abandoned.jsonl", MOST_LINES_BYTES).splitlines()
     except OSError:
         return
     for line in lines:

@@ -12,6 +12,7 @@ from platform import python_version
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.files import read_bytes
 from meshwright.record.lines import number, object_in, one_line, whole_number
 
 FORMAT = 1  # of the folder; a reader refuses a newer one
@@ -83,7 +84,7 @@ def read_header(folder: Path) -> RunHeader:
     """The header of the run in `folder`; an error where it is missing, damaged or of a newer format."""
     path = folder / "run.json"
     try:
-        entry = object_in(path.read_bytes())
+        entry = object_in(read_bytes(path))
     except FileNotFoundError:
         raise InputError(
             "not a run folder: it has no run.json", where=str(folder), fix="give a folder that train or simulate wrote"

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
+from meshwright.files import read_text
 
 MARKER = ":::MLLOG"
 STEP_TIMERS = ("train_step_time", "train_step_timing")  # the second until v4.1
@@ -307,7 +308,7 @@ def _undamaged(log: Log) -> Log:
 def salvage_log(path: str | Path) -> Log:
     """The log in the file at `path` as far as it can be read; `Log.damaged` are the lines that cannot."""
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        text = read_text(path, errors="replace")
     except OSError as error:
         raise InputError(f"cannot read the log: {error.strerror or error}", where=str(path)) from None
     return salvage(text, str(path))
@@ -461,7 +462,7 @@ def read_step_times(path: str | Path) -> StepTimes:
     Without that column the first row alone counts as a first step.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
+        text = read_text(path, encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise InputError(f"cannot read the step times: {error.strerror or error}", where=str(path)) from None
     rows = csv.DictReader(text.splitlines())

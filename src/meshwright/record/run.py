@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
+from meshwright.files import MOST_LINES_BYTES, read_bytes
 from meshwright.record.entries import SLOW_AFTER, STEP_FIELDS, Event, StepRecord
 from meshwright.record.header import RUNNING, RunHeader, read_header
 from meshwright.record.lines import object_in, one_line
@@ -77,7 +78,7 @@ def read_run(folder: str | Path) -> Run:
 def _entries(path: Path, parse: Callable[[Mapping[str, Any]], T], damage: list[str]) -> Iterator[tuple[str, T]]:
     """Each line's place and what it holds; what cannot be read is put into `damage`, a cut last line is passed over."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bytes(path, MOST_LINES_BYTES).split(b"\n")
     except OSError as error:
         damage.append(f"{path.name}: {error.strerror or error}")
         return

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import islice
@@ -17,11 +17,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.files import refusal, replace_file
 from meshwright.record.entries import Event, StepRecord
 from meshwright.record.header import RUNNING, STATUSES, RunHeader, read_header
 from meshwright.record.lines import line_of, object_in
+from meshwright.record.lock import LOCK, RunLock
 
 BULK_LINES = 4096
+# What a run writes before its first step.
+FIRST_FILES = ("plan.json", "steps.jsonl", "events.jsonl", "mlperf.log", "tokenizer.json", "tokenizer_config.json", "run.json")
 
 
 class RunWriter:
@@ -39,7 +43,8 @@ class RunWriter:
         folder = Path(runs) / header.name
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if any(folder.iterdir()):
+            clear_unstarted(folder)
+            if not is_free(folder):
                 raise InputError("the run's folder exists and is not empty", where=str(folder), fix="use another name, or resume this run")
             if plan is not None:
                 header = replace(header, plan_sha256=hashlib.sha256(plan).hexdigest())
@@ -47,7 +52,7 @@ class RunWriter:
             _write_header(folder, header)
             return cls(folder, header)
         except OSError as error:
-            raise InputError(f"cannot make the run's folder: {error.strerror or error}", where=str(folder)) from None
+            raise refusal("cannot make the run's folder", folder, error) from None
 
     @classmethod
     def resume(cls, folder: str | Path, after_step: int, plan: bytes | None = None) -> Self:
@@ -55,7 +60,13 @@ class RunWriter:
 
         A `plan` that is not the folder's takes its place; the old one stays as plan-until-step-N.json.
         """
-        folder = Path(folder)
+        try:
+            return cls._resumed(Path(folder), after_step, plan)
+        except OSError as error:
+            raise refusal("cannot go on with the run's records", error.filename or folder, error) from None
+
+    @classmethod
+    def _resumed(cls, folder: Path, after_step: int, plan: bytes | None) -> Self:
         header = replace(read_header(folder), status=RUNNING)
         if plan is not None and hashlib.sha256(plan).hexdigest() != header.plan_sha256:
             if (folder / "plan.json").exists():
@@ -67,8 +78,12 @@ class RunWriter:
             (folder / name).touch()
         _abandon(folder, "events.jsonl", Event.from_json, math.inf)  # events behind the step did happen; a torn line did not
         writer = cls(folder, header)
-        writer.truncate_after(after_step)
-        _write_header(folder, header)
+        try:
+            writer.truncate_after(after_step)
+            _write_header(folder, header)
+        except OSError:
+            writer.close()
+            raise
         return writer
 
     @property
@@ -129,6 +144,43 @@ class RunWriter:
         self.close()
 
 
+def is_free(folder: Path) -> bool:
+    """Whether a new run can be begun in `folder`: nothing is there but the lock of who is about to."""
+    return all(entry.name == LOCK for entry in folder.iterdir())
+
+
+def is_unstarted(folder: Path) -> bool:
+    """Whether `folder` holds a run that was refused, or killed, before it started: it has a header, and nothing that happened."""
+    try:
+        if read_header(folder).status != RUNNING:
+            return False
+    except InputError:
+        return False
+    checkpoints = folder / "checkpoints"
+    lines = [folder / name for name in ("steps.jsonl", "events.jsonl")]
+    return not any(path.exists() and path.stat().st_size for path in lines) and not (checkpoints.is_dir() and any(checkpoints.iterdir()))
+
+
+def clear_unstarted(folder: Path) -> None:
+    """Remove what a run left that never started; anything that is not a run's own stays."""
+    if not is_unstarted(folder):
+        return
+    for name in FIRST_FILES:
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        (folder / "checkpoints").rmdir()
+
+
+def discard_unstarted(folder: Path) -> None:
+    """Remove the folder of a run that was refused before it started, so that the corrected command finds its name free."""
+    with suppress(OSError, InputError):
+        with RunLock.take(folder):
+            clear_unstarted(folder)
+            if is_free(folder):
+                (folder / LOCK).unlink()
+        folder.rmdir()
+
+
 def elapsed_s(folder: str | Path) -> float:
     """Seconds of wall clock since the run's first start, for an event from a process that does not hold the run's writer."""
     return _since_s(read_header(Path(folder)))
@@ -179,12 +231,7 @@ class _LineFile:
 
 def _write_whole(path: Path, content: bytes) -> None:
     """Write the file so that a kill leaves the old or the new one."""
-    fresh = path.with_name(f".{path.name}.new")
-    with open(fresh, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
+    replace_file(path, content, f".{path.name}.new")
 
 
 def _write_header(folder: Path, header: RunHeader) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
+from meshwright.files import read_text
 from meshwright.layout import Layout
 from meshwright.units import HOUR
 
@@ -87,7 +88,7 @@ MEANING: Mapping[str, tuple[str, str]] = {  # unit, meaning
 @cache
 def fitted_noise(path: Path = CONSTANTS_FILE) -> Noise:
     """The constants that the package carries, written by `meshwright noise --fit`."""
-    return noise_of(json.loads(path.read_text(encoding="utf-8")))
+    return noise_of(json.loads(read_text(path)))
 
 
 def noise_of(data: Mapping[str, Any]) -> Noise:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
+from meshwright.files import read_bytes
 from meshwright.ledger import Budget, Rate, amount
 from meshwright.plan.plan import Plan, forecast_of
 from meshwright.predict.software import Software
@@ -244,7 +245,7 @@ def new_folder(run: SimulatedRun, runs: Path, name: str, plan_file: Path) -> Run
         plan_file=plan_file.name,
         conditions=run.conditions.words,
     )
-    return RunWriter.create(runs, header, plan_file.read_bytes())
+    return RunWriter.create(runs, header, read_bytes(plan_file))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

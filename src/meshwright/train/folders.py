@@ -8,6 +8,8 @@ from pathlib import Path
 from meshwright.describe.config_json import CONFIG
 from meshwright.errors import InputError
 from meshwright.record.header import check_name
+from meshwright.record.lock import check_free
+from meshwright.record.writer import is_free, is_unstarted
 
 PLAN = "plan.json"
 
@@ -19,11 +21,13 @@ def check_folder(runs: Path, name: str, *, resume: bool) -> None:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         what = "is no folder" if not nearest.is_dir() else "cannot be written to"
         raise InputError(f"{nearest.name or nearest} {what}", where=str(folder), fix="choose another place: --runs DIR")
-    is_there = folder.is_dir() and any(folder.iterdir())
+    is_there = folder.is_dir() and not is_free(folder) and not is_unstarted(folder)
     if resume and not is_there:
         raise InputError(f"no run named {name!r}", where=str(runs), fix="name the run to go on with: --name NAME --resume")
     if is_there and not resume:
         raise InputError("the run's folder exists and is not empty", where=str(folder), fix="use another name, or go on with --resume")
+    if folder.is_dir():
+        check_free(folder)
 
 
 def check_new_folder(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from meshwright.train.checkpoint import (
     shared_token,
 )
 from meshwright.train.checkpoint.durable import JSON
+from meshwright.train.checkpoint.notices import StoreNotices
 from meshwright.train.job import Job
 from meshwright.train.replica import Replica
 
@@ -39,10 +40,25 @@ class Counts(Protocol):
 class Saves:
     """The checkpoints of one run, seen from one rank."""
 
-    def __init__(self, job: Job, replica: Replica, digests: dict[str, str], resumed_step: int | None = None) -> None:
-        self.job, self.replica, self.digests = job, replica, digests
-        keep = Keep(last=job.keep_last, every_steps=job.keep_every)
-        self._saver = AsyncSaver(folder_of(job), rank=dist.get_rank(), num_ranks=dist.get_world_size(), token=shared_token(), keep=keep)
+    def __init__(
+        self,
+        job: Job,
+        replica: Replica,
+        digests: dict[str, str],
+        resumed_step: int | None = None,
+        *,
+        store: dist.Store | None = None,
+        is_hurried: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.job, self.replica, self.digests, self.is_hurried = job, replica, digests, is_hurried
+        self._saver = AsyncSaver(
+            folder_of(job),
+            rank=dist.get_rank(),
+            num_ranks=dist.get_world_size(),
+            token=shared_token(),
+            keep=Keep(last=job.keep_last, every_steps=job.keep_every),
+            notices=StoreNotices(store) if store is not None else None,
+        )
         self.last_step = resumed_step  # the newest that is saved, or on its way
 
     def is_due(self, step: int) -> bool:
@@ -53,7 +69,7 @@ class Saves:
         """Copy the state and write it behind the training; seconds that this stood still."""
         self.replica.ready()
         self.last_step = progress.step
-        return self._saver.save(progress.step, self.replica.owned_state(), self._scalars(progress))
+        return self._saver.save(progress.step, self.replica.owned_state(), self._scalars(progress), is_hurried=self.is_hurried)
 
     def save_now(self, progress: Counts, timeout_s: float) -> SaveReport | None:
         """Save and wait until it counts; None where this step is saved already: a run that went on from it and had nothing to do."""
@@ -67,9 +83,9 @@ class Saves:
         """Reports of saves that ended since the last call."""
         return self._saver.finished()
 
-    def close(self) -> list[SaveReport]:
-        """Wait for what is under way."""
-        return self._saver.close()
+    def close(self, timeout_s: float | None = None) -> list[SaveReport]:
+        """Wait for what is under way, `timeout_s` at most."""
+        return self._saver.close(timeout_s=timeout_s)
 
     def _scalars(self, progress: Counts) -> dict[str, JSON]:
         state = torch.random.get_rng_state().numpy().tobytes()

@@ -17,9 +17,10 @@ import torch.distributed as dist
 
 from meshwright.describe.this_machine import processor_name
 from meshwright.errors import MeshwrightError
-from meshwright.plan.plan import write_whole
+from meshwright.files import write_whole
 from meshwright.record.entries import Event
 from meshwright.record.header import RunHeader
+from meshwright.record.lock import RunLock
 from meshwright.record.writer import RunWriter, append_event, elapsed_s, set_status
 from meshwright.train.checks import check_job
 from meshwright.train.data.corpus import Corpus
@@ -75,7 +76,8 @@ def run_rank(place: Place, job: Job, is_gpu: bool) -> None:
     watch.start()
     try:
         mesh = make_mesh(layout, device, marks)
-        _train(job, mesh, watch, stop, place, begun_s, is_open)
+        with _locked(job, place):
+            _train(job, mesh, watch, stop, place, begun_s, is_open)
     finally:
         watch.stop()
     dist.destroy_process_group()
@@ -99,7 +101,7 @@ def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, b
     machine = machine_words(mesh.device.type, mesh.layout.num_ranks, _device_name(mesh.device))
     samples = Samples(corpus.train, job.plan.workload.seq_len, job.seed)
     is_writer = place.rank == 0
-    writer = None if job.resume else _opened(job, machine, place)
+    writer = None if job.resume else _opened(place, "folder", lambda: _open_run(job, machine))
     if not job.resume:
         is_open.set()
     with _recorded(job, place, is_open):
@@ -109,13 +111,14 @@ def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, b
         marks_of_run = digests(job, corpus.digest)
         progress = _begin(job, replica, marks_of_run, place)
         is_open.set()
+        if job.resume:
+            writer = _opened(place, "records", lambda: RunWriter.resume(job.folder, progress.step, job.plan_text))
         if is_writer:
-            writer = writer or RunWriter.resume(job.folder, progress.step, job.plan_text)
-            opened(place.store)
             _leave_tokenizer(corpus, job)
         is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
         logbook = Logbook(job, writer, log, meter=gpu_meter(place.num_ranks) if is_metered else None)
-        saves = Saves(job, replica, marks_of_run, progress.step if job.resume else None)
+        resumed_step = progress.step if job.resume else None
+        saves = Saves(job, replica, marks_of_run, resumed_step, store=place.store, is_hurried=lambda: stop.is_asked)
         if writer and not job.resume:
             begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins with its folder
         limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_time_s)
@@ -136,7 +139,7 @@ def _steps(parts: Parts, progress: Progress, place: Place) -> None:
         why = _why_stopped(parts, progress, place) if status == "stopped" else ""
         if job.saves_at_end:
             is_hurried = why == BY_SIGNAL or stop.is_asked
-            _save_last(parts, progress, stop.left_s(job.grace_s) if is_hurried else START_PATIENCE_S)
+            _save_last(parts, progress, place, stop.left_s(job.grace_s) if is_hurried else START_PATIENCE_S)
     except BaseException:
         with suppress(MeshwrightError, OSError):  # what failed first is what must be told
             logbook.finish(progress, "failed")
@@ -168,14 +171,15 @@ def _why_stopped(parts: Parts, progress: Progress, place: Place) -> str:
     return agreed(place, "stop", lambda: parts.logbook.over_budget(progress, budget, limit.spent_usd) if limit.is_passed else BY_SIGNAL)
 
 
-def _save_last(parts: Parts, progress: Progress, left_s: float) -> None:
-    """Save the end of the run, within so many seconds; an error where that fails."""
-    saves = parts.saves
+def _save_last(parts: Parts, progress: Progress, place: Place, left_s: float) -> None:
+    """Save the end of the run, within so many seconds; an error where that fails, which rank 0 reports for all."""
+    saves, until_s = parts.saves, time.monotonic() + left_s
     with parts.watch.allow(START_PATIENCE_S, "the last checkpoint"):
         last = saves.save_now(progress, left_s)
-        parts.logbook.saves(progress, [*saves.close(), *([last] if last else [])])
+        parts.logbook.saves(progress, [*saves.close(max(until_s - time.monotonic(), 0.0)), *([last] if last else [])])
     if last and last.failure:
-        raise MeshwrightError(
+        kind = ToldElsewhere if place.rank else MeshwrightError
+        raise kind(
             f"the last checkpoint, of step {progress.step}, was not saved: {last.failure.what}",
             where=last.failure.where,
             fix=last.failure.fix or "go on from the one before: --resume",
@@ -209,16 +213,33 @@ def _first_weights(job: Job) -> Callable[..., None]:
     return lambda piece: source.fill(piece.name.partition("/")[2], piece.shape, piece.start, piece.tensor)
 
 
-def _opened(job: Job, machine: str, place: Place) -> RunWriter | None:
-    """The writer of a new run, on rank 0; where its folder cannot be made, no rank goes on."""
-    writers: list[RunWriter] = []
+@contextmanager
+def _locked(job: Job, place: Place) -> Iterator[None]:
+    """Keep others from writing the run's folder; where somebody does already, no rank goes on."""
+    taken: list[RunLock] = []
 
-    def open_run() -> str:
-        writers.append(_open_run(job, machine))
-        opened(place.store)
+    def take() -> str:
+        taken.append(RunLock.take(job.folder))
         return str(job.folder)
 
-    agreed(place, "folder", open_run)
+    agreed(place, "lock", take)
+    try:
+        yield
+    finally:
+        for lock in taken:
+            lock.release()
+
+
+def _opened(place: Place, what: str, open_run: Callable[[], RunWriter]) -> RunWriter | None:
+    """The writer of the run, on rank 0; where its folder cannot be written, no rank goes on."""
+    writers: list[RunWriter] = []
+
+    def open_it() -> str:
+        writers.append(open_run())
+        opened(place.store)
+        return str(writers[0].folder)
+
+    agreed(place, what, open_it)
     return writers[0] if writers else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from meshwright.errors import InputError
+from meshwright.files import write_whole
 from meshwright.report.page.colours import variables
 from meshwright.report.page.markup import Child, Html, joined, tag
 from meshwright.units import KWH
@@ -33,10 +33,7 @@ def _head(title: str) -> Html:
 
 def write_page(path: Path, page: str) -> None:
     """Write a page's file."""
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write the page: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+    write_whole(path, page.encode(errors="replace"))  # a name in somebody's file may hold half a character
 
 
 def section(name: str, title: str, *children: Child) -> Html:

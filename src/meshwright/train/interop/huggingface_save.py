@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -170,7 +171,7 @@ def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
 def _appearing(folder: Path) -> Iterator[Path]:
     """A folder to write into that becomes `folder` once all in it is on the disk; nothing is left of one broken off."""
     check_new_folder(folder)
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+    draft = folder.with_name(f".{secrets.token_hex(8)}.new")
     with explained(f"cannot write {folder.name}", folder):
         draft.mkdir(parents=True)
         try:

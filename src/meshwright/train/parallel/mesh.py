@@ -139,8 +139,10 @@ def _split(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
     something else, and end up in a communicator of one.
     """
     if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
-        return dist.split_group(split_ranks=[list(group) for group in groups])
-    made = {tuple(group): dist.new_group(list(group)) for group in groups}
+        own = dist.split_group(split_ranks=[list(group) for group in groups])
+        assert own is not None  # every rank is in one of the groups
+        return own
+    made: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(group): dist.new_group(list(group)) for group in groups}
     return next(made[group] for group in made if dist.get_rank() in group)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from meshwright.describe.recipe import recipe
 from meshwright.errors import InputError
+from meshwright.files import replace_file
 from meshwright.record.mllog import complaints, parse_log, read_log
 from meshwright.train.benchmark.settings import OFFICIAL, OWN, OWN_RULES, LogSettings, check_settings
 
@@ -126,7 +127,7 @@ class MlperfLog:
         whole = content[: content.rfind(b"\n") + 1]
         kept = b"".join(line for line in whole.splitlines(keepends=True) if b'"key": "run_stop"' not in line)
         if kept != content:
-            path.write_bytes(kept)
+            replace_file(path, kept)
         if not kept:
             return
         log = parse_log(whole.decode(errors="replace"), str(path))  # with its end: no later line may be earlier than that either
