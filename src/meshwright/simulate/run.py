@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.ledger import Budget, Rate, amount
 from meshwright.plan.plan import Plan
@@ -161,7 +160,7 @@ def run_plan(
             fix="give --steps 324, for example",
         )
     job = job or conditions.job(plan)
-    evaluated = evaluations(plan.workload, count)
+    evaluated = plan.workload.evaluated_steps(count)
     firsts = np.array([0, *evaluated])
     steps = simulate(job, count, seed, conditions.setting(job, seed), firsts, report)
     run = SimulatedRun(
@@ -188,17 +187,6 @@ def _within(run: SimulatedRun, limit_s: float) -> SimulatedRun:
     columns = {name: getattr(run.steps, name)[:kept] for name in ("step_s", "stall_s", "slowest_replica", "is_first")}
     evaluations = tuple(step for step in run.evaluated_after if step <= kept)
     return replace(run, steps=Steps(parts_s=parts_s, **columns), evaluated_after=evaluations, is_cut=True)
-
-
-def evaluations(workload: Workload, num_steps: int) -> list[int]:
-    """Steps done when each evaluation comes: at multiples of the stated samples from the stated start on."""
-    plan = workload.evaluation
-    if plan is None:
-        return []
-    start = plan.start_samples + plan.start_samples_per_batch * workload.global_batch
-    first = max(1, math.ceil(start / plan.every_samples - 1e-9))
-    last = math.floor(num_steps * workload.global_batch / plan.every_samples + 1e-9)
-    return [math.ceil(k * plan.every_samples / workload.global_batch - 1e-9) for k in range(first, last + 1)]
 
 
 # -- over seeds -----------------------------------------------------------------------------------------
