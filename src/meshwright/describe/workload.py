@@ -91,10 +91,14 @@ class Evaluation:
         regular = list(range(self.first_step(global_batch), num_steps + 1, self.interval_steps(global_batch)))
         return regular if num_steps < 1 or num_steps in regular[-1:] else [*regular, num_steps]
 
-    def count(self, num_steps: int, global_batch: int) -> int:
-        """Evaluations in a run of `num_steps`."""
-        after_first, interval = num_steps - self.first_step(global_batch), self.interval_steps(global_batch)
-        return 0 if num_steps < 1 else 1 if after_first < 0 else math.ceil(after_first / interval) + 1
+    def count(self, num_steps: int, global_batch: int, after: int = 0) -> int:
+        """Evaluations in a run of `num_steps`, those after its first `after` steps left out."""
+        first, interval = self.first_step(global_batch), self.interval_steps(global_batch)
+        if num_steps <= after:
+            return 0
+        regular, before = (max((last - first) // interval + 1, 0) for last in (num_steps, after))
+        is_regular = num_steps >= first and (num_steps - first) % interval == 0
+        return regular - before + (not is_regular)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +187,14 @@ class Workload:
         """The steps of a run of `num_steps` that an evaluation follows; none where the workload states no evaluation."""
         return self.evaluation.steps(num_steps, self.global_batch) if self.evaluation else []
 
-    def num_evaluations(self, num_steps: int) -> int:
-        """Evaluations in a run of `num_steps`."""
-        return self.evaluation.count(num_steps, self.global_batch) if self.evaluation else 0
+    def num_evaluations(self, num_steps: int, after: int = 0) -> int:
+        """Evaluations in a run of `num_steps`, those after its first `after` steps left out."""
+        return self.evaluation.count(num_steps, self.global_batch, after) if self.evaluation else 0
+
+    def duration_s(self, step_s: float, evaluation_s: float) -> float:
+        """Seconds of the whole workload where every step and every evaluation takes so long; 0 where it has no end."""
+        num_steps = self.num_steps()
+        return num_steps * step_s + self.num_evaluations(num_steps) * evaluation_s
 
     def is_evaluated_after(self, step: int, num_steps: int) -> bool:
         """Whether an evaluation follows this step of a run of `num_steps`."""

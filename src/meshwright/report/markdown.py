@@ -88,7 +88,9 @@ def _run(facts: RunFacts, simulated: RunFacts | None) -> Iterator[str]:
     yield from (f"> {escaped(note)}\n" for note in facts.notes)
     yield from _table(
         ("time", "", "of"),
-        [(c.name, seconds(c.seconds), c.remark) for c in facts.time.costs] + [("in all", seconds(facts.time.total_s), "")],
+        [(c.name, seconds(c.seconds), c.remark) for c in facts.time.costs]
+        + [(f"in all: {facts.time_name}", seconds(facts.time.total_s), "")]
+        + ([("whole job", seconds(facts.whole_job.seconds), facts.whole_job.words)] if facts.whole_job else []),
     )
     yield from _table(("step time", "", ""), step_rows(facts))
     yield from _parts(facts, simulated)
@@ -114,7 +116,7 @@ def _parts(facts: RunFacts, simulated: RunFacts | None) -> Iterator[str]:
             (PART_NAMES[row.part], *(seconds(value) if (value := getattr(row, key)) is not None else "\u2013" for _, key in sources))
             for row in parts
         ]
-        rows.append(("step", *(seconds(sum(getattr(row, key) or 0.0 for row in parts)) for _, key in sources)))
+        rows.append(("mean step", *(seconds(sum(getattr(row, key) or 0.0 for row in parts)) for _, key in sources)))
         yield from _table(("part of the step", *(name for name, _ in sources)), rows)
 
 

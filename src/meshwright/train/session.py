@@ -103,6 +103,7 @@ def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, b
     progress = _begin(job, replica, marks_of_run, place)
     if is_writer:
         writer = writer or RunWriter.resume(job.folder, progress.step, job.plan_text)
+        writer.update(num_steps=job.expected_steps, last_step=job.last_step)
         _leave_tokenizer(corpus, job)
     is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
     logbook = Logbook(job, writer, log, meter=gpu_meter(place.num_ranks) if is_metered else None)
@@ -200,6 +201,8 @@ def _open_run(job: Job, machine: str) -> RunWriter:
         machine=machine,
         sequence_length=job.plan.workload.seq_len,
         target=training.target_loss or None,
+        num_steps=job.expected_steps,
+        last_step=job.last_step,
         plan_file=job.plan.name,
     )
     return RunWriter.create(job.runs, header, job.plan_text)

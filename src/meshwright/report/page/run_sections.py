@@ -10,7 +10,7 @@ from meshwright.ledger import Ledger, Rate
 from meshwright.predict.placement import ranks_of
 from meshwright.record.entries import PART_NAMES, Event
 from meshwright.report.compare import APART, PartTimes, parts_of
-from meshwright.report.facts import RunFacts, is_sampled
+from meshwright.report.facts import RunFacts
 from meshwright.report.page.bars import bar, mark
 from meshwright.report.page.colours import part_colour, var
 from meshwright.report.page.markup import Child, Html, joined, legend, swatch, table, tag
@@ -36,30 +36,31 @@ MAX_REPLICAS = 8
 
 
 def run_tiles(facts: RunFacts) -> Iterator[Html]:
-    """The run in eight numbers."""
+    """The run in eight numbers; of a part of a job, with what the whole would take."""
     told, ledger = facts.told, facts.ledger
-    yield tile(_time_name(facts), seconds(facts.time.total_s), _time_remark(facts))
+    yield tile(facts.time_name.capitalize(), seconds(facts.time.total_s), _time_remark(facts))
+    if facts.whole_job:
+        cost = f"; {usd(facts.whole_job.usd)}" if facts.whole_job.usd is not None else ""
+        yield tile(
+            "Whole job, extrapolated", seconds(facts.whole_job.seconds), f"{facts.whole_job.words.removeprefix('by extrapolation: ')}{cost}"
+        )
     spread = f"spread {told.robust_std_pct:.2g} %, p99/p50 {told.p99_over_p50:.3f}"
-    yield tile("Step time, median", seconds(told.median_step_s), spread)
-    rate = f"{told.tokens_per_s / facts.num_ranks:,.0f} a rank" if told.tokens_per_s else "no sequence length is recorded"
+    yield tile("Median step", seconds(told.median_step_s), spread)
+    rate = f"{told.tokens_per_s / facts.num_ranks:,.0f} a rank, steady steps" if told.tokens_per_s else "no sequence length is recorded"
     yield tile("Tokens a second", si(told.tokens_per_s, "") if told.tokens_per_s else "unknown", rate)
-    yield _loss_tile(facts)
+    if not facts.whole_job:  # a simulated one has none, and its place is taken
+        yield _loss_tile(facts)
     exposed_s = sum(told.mean_exposed_s.values())
-    share = f"{seconds(exposed_s)} of a mean step of {seconds(facts.mean_step_s)}" if told.mean_exposed_s else "no part was measured"
-    yield tile("Exposed communication", f"{100 * exposed_s / facts.mean_step_s:.1f} %" if told.mean_exposed_s else "unknown", share)
-    yield tile("Cost", money(ledger), f"{ledger.price}" if ledger.price else "no price is listed")
+    share = f"of the steps' time; {seconds(exposed_s)} a step on average" if told.mean_exposed_s else "no part was measured"
+    yield tile("Exposed communication", f"{100 * exposed_s / told.mean_step_s:.1f} %" if told.mean_exposed_s else "unknown", share)
+    yield tile(
+        "Cost of these steps" if facts.whole_job else "Cost", money(ledger), f"{ledger.price}" if ledger.price else "no price is listed"
+    )
     energy = kwh(ledger.energy_j) if ledger.energy_j is not None else "unknown"
     yield tile("Energy at the wall", energy, f"{ledger.energy_source}; {ledger.num_gpus:,} accelerators")
     carbon = kg(ledger.carbon_kg) if ledger.carbon_kg is not None else "unknown"
     water = f"; {litres(ledger.water_l)} of water" if ledger.water_l is not None else "; water unknown"
     yield tile("Carbon", carbon, f"{grid(ledger)}{water}")
-
-
-def _time_name(facts: RunFacts) -> str:
-    if facts.reached_target:
-        return "Time to target"
-    is_whole = facts.kind == "simulated" and facts.run.header.status == "finished" and not is_sampled(facts.run)
-    return "Time to train" if is_whole else "Time of the run"
 
 
 def _time_remark(facts: RunFacts) -> str:
@@ -100,7 +101,7 @@ def grid(ledger: Ledger) -> str:
 
 
 def time_part(facts: RunFacts) -> Html:
-    """Time to train as a sum."""
+    """The run's time as a sum."""
     time = facts.time
     formula = f"{time.samples:,} samples x {seconds(time.seconds_per_sample)} + {seconds(time.fixed_s)} = {seconds(time.total_s)}"
     parts = [(f"{cost.name}: {seconds(cost.seconds)}", var(COST_COLOURS[cost.key]), cost.seconds) for cost in time.costs]
@@ -128,11 +129,12 @@ def step_part(facts: RunFacts) -> Html:
 def step_rows(facts: RunFacts) -> Iterator[tuple[str, str, str]]:
     """Name, value and meaning of what is said about step times."""
     told, noise, plan = facts.told, facts.noise, facts.plan
-    yield "median", seconds(told.median_step_s), _interval(facts)
+    yield "median step", seconds(told.median_step_s), _interval(facts)
     if plan:
         off = 100 * (told.median_step_s / plan.step_time_s - 1)
         inside = "inside" if plan.low_s <= told.median_step_s <= plan.high_s else "outside"
-        yield "predicted", seconds(plan.step_time_s), f"{facts.kind} is {off:+.1f} %, {inside} the 80 % interval"
+        yield "predicted step", seconds(plan.step_time_s), f"the {facts.kind} median is {off:+.1f} % off, {inside} the 80 % interval"
+    yield "mean step", seconds(told.mean_step_s), "what the parts below add up to"
     yield "spread", f"{told.robust_std_pct:.3g} %", "robust standard deviation; stalls do not count"
     yield "p99 / p50", f"{told.p99_over_p50:.3f}", "how far the slow steps reach"
     yield "worst", seconds(told.worst_step_s), "of all steps"
@@ -174,7 +176,7 @@ def parts_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
     for row in parts:
         cells = [seconds(value) if (value := getattr(row, key)) is not None else "\u2013" for _, key in sources]
         rows.append((swatch(part_colour(row.part), PART_NAMES[row.part]), *cells, _against(row)))
-    rows.append((tag("b", "step"), *(tag("b", seconds(totals[key])) for _, key in sources), ""))
+    rows.append((tag("b", "mean step"), *(tag("b", seconds(totals[key])) for _, key in sources), ""))
     columns = ("part", *(f"{name}>" for name, _ in sources), "off, % of step>")
     beside = f" Simulated: {simulated.label}." if simulated else ""
     off = f"{sources[-1][0]} less predicted, in per cent of the predicted step"
