@@ -12,12 +12,12 @@ from meshwright.report.facts import RunFacts, facts_of_runs
 from meshwright.report.markdown import profile_markdown, report_markdown
 from meshwright.report.page.run_page import write_run_page
 from meshwright.report.page.run_sections import SOURCES, grid, money
-from meshwright.report.page.shell import kg, kwh
+from meshwright.report.page.shell import kg
 from meshwright.report.page.trace_page import write_trace_page
 from meshwright.report.profile import Profile, profile_of
 from meshwright.report.scaling import KINDS, left_out, scalings
 from meshwright.report.values import profile_values, report_values
-from meshwright.units import seconds
+from meshwright.units import energy, seconds
 
 
 def show_runs(folders: Sequence[Path], page: Path | None, form: str) -> None:
@@ -65,7 +65,7 @@ def _one(facts: RunFacts) -> None:
         ("speed", f"{told.tokens_per_s:,.0f} tokens/s over the steady steps" if told.tokens_per_s else "unknown"),
         ("noise floor", f"{facts.noise.floor_pct:.2g} % within the run; {APART}" if facts.noise else "unknown: too few steady steps"),
         ("cost", f"{money(ledger)}, {ledger.price}" if ledger.price else "no price is listed"),
-        ("energy", f"{kwh(ledger.energy_j)}, {ledger.energy_source}" if ledger.energy_j is not None else "unknown"),
+        ("energy", f"{energy(ledger.energy_j)}, {ledger.energy_source}" if ledger.energy_j is not None else "unknown"),
         ("carbon", f"{kg(ledger.carbon_kg)}, {grid(ledger)}" if ledger.carbon_kg is not None else "unknown"),
         *(("note", note) for note in facts.notes),
     ]

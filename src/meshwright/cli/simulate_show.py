@@ -16,7 +16,7 @@ from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulate.outlook import Outlook, Size
 from meshwright.simulate.run import OverSeeds, SimulatedRun
-from meshwright.units import DAY, HOUR, KWH, MINUTE, seconds, si, usd
+from meshwright.units import DAY, HOUR, KWH, MINUTE, energy, seconds, usd
 
 FIGURE_UNITS = {"s": "s", "pct": "%", "min": "min"}  # by how a figure's name ends
 
@@ -59,7 +59,7 @@ def _energy(answer: Answer) -> list[tuple[str, str]]:
     if took is None or took.energy_j is None:
         return []
     busy = took.gpu_seconds["compute"] / sum(took.gpu_seconds.values())
-    return [("energy", f"{si(took.energy_j / KWH * 1e3, 'Wh')} at the wall, {took.energy_source}; {busy:.0%} of paid time computes")]
+    return [("energy", f"{energy(took.energy_j)} at the wall, {took.energy_source}; {busy:.0%} of paid time computes")]
 
 
 # -- steps ----------------------------------------------------------------------------------------------

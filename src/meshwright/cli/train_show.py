@@ -12,7 +12,7 @@ from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.record.run import Run, read_run
 from meshwright.record.summary import Summary, summary
 from meshwright.report.facts import time_split
-from meshwright.units import KWH, seconds
+from meshwright.units import KWH, energy, seconds, usd
 
 
 def show_run(folder: Path, plan: Plan, *, as_json: bool) -> str:
@@ -90,10 +90,9 @@ def _words(run: Run, found: dict[str, Any]) -> list[tuple[str, str]]:
     lines.append(("median step", f"{seconds(found['median_step_s'])}, {spread}; predicted {seconds(found['predicted_step_s'])}"))
     if found["tokens_per_s"]:
         lines.append(("speed", f"{found['tokens_per_s']:,.0f} tokens/s over the steady steps"))
-    for what, unit, digits in (("cost", "usd", 4), ("energy", "kwh", 5)):
-        value, note = found[f"{what}_{unit}"], found[f"{what}_note"]
-        told = f"{value:.{digits}f} {'USD' if unit == 'usd' else 'kWh'}; {note}" if value is not None else note
-        lines.append((what, told))
+    cost, energy_kwh = found["cost_usd"], found["energy_kwh"]
+    lines.append(("cost", found["cost_note"] if cost is None else f"{usd(cost)}; {found['cost_note']}"))
+    lines.append(("energy", found["energy_note"] if energy_kwh is None else f"{energy(energy_kwh * KWH)}; {found['energy_note']}"))
     slow = [str(event.detail["said"]) for event in run.events if event.kind == "slow_rank"]
     lines += [("slow rank", said) for said in slow[-2:]]
     lines.append(("folder", found["folder"]))

@@ -10,10 +10,10 @@ from meshwright.report.compare import differences, differing, parts_of, simulate
 from meshwright.report.facts import RunFacts
 from meshwright.report.noise import METHOD
 from meshwright.report.page.run_sections import grid, money, step_rows
-from meshwright.report.page.shell import kg, kwh, litres
+from meshwright.report.page.shell import kg, litres
 from meshwright.report.profile import Profile
 from meshwright.report.scaling import KINDS, left_out, scalings
-from meshwright.units import gib, seconds
+from meshwright.units import energy, gib, seconds
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 SOURCES = (("predicted", "predicted_s"), ("simulated", "simulated_s"), ("measured", "measured_s"))
@@ -98,7 +98,7 @@ def _run(facts: RunFacts, simulated: RunFacts | None) -> Iterator[str]:
     memory = facts.measured_memory_bytes
     rows = [
         ("cost", money(ledger), f"{ledger.price}" if ledger.price else "no price is listed"),
-        ("energy at the wall", kwh(ledger.energy_j) if ledger.energy_j is not None else "unknown", ledger.energy_source),
+        ("energy at the wall", energy(ledger.energy_j) if ledger.energy_j is not None else "unknown", ledger.energy_source),
         ("carbon", kg(ledger.carbon_kg) if ledger.carbon_kg is not None else "unknown", grid(ledger)),
         ("water on site", litres(ledger.water_l) if ledger.water_l is not None else "unknown", ledger.energy.water_of),
         ("memory, predicted", gib(plan.peak_memory_bytes) if plan else "unknown", ""),

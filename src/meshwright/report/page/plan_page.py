@@ -17,9 +17,9 @@ from meshwright.report.page.curves import ParetoPoint, ScalingPoint, pareto_char
 from meshwright.report.page.facts import Facts, facts_of
 from meshwright.report.page.markup import Html, joined, table, tag
 from meshwright.report.page.rack import rack_picture
-from meshwright.report.page.shell import document, kg, kwh, litres, section, tile, write_page
+from meshwright.report.page.shell import document, kg, litres, section, tile, write_page
 from meshwright.report.page.timeline import timeline_picture
-from meshwright.units import gib, seconds, si, usd
+from meshwright.units import energy, gib, seconds, si, usd
 
 
 def write_plan_page(
@@ -117,7 +117,7 @@ def _tiles(facts: Facts) -> Iterator[Html]:
     yield tile("Step time", seconds(plan.step_time_s), f"{seconds(plan.low_s)} \u2013 {seconds(plan.high_s)}, 80 % interval")
     yield _spread("Time to train", takes, takes.time_to_train_s, seconds, steps, "time_to_train")
     yield _spread("Cost", takes, takes.offer.cost_usd if takes.offer else None, usd, paid, "cost")
-    yield _spread("Energy at the wall", takes, takes.energy_j, kwh, f"{100 * takes.busy:.0f} % busy", "energy")
+    yield _spread("Energy at the wall", takes, takes.energy_j, energy, f"{100 * takes.busy:.0f} % busy", "energy")
     yield _spread("Carbon", takes, takes.carbon_kg, kg, f"{takes.region.name}, {takes.region.grid_gco2e_per_kwh:.0f} g/kWh", "energy")
     yield _spread("Water on site", takes, takes.water_l, litres, f"{takes.facility.name}, {takes.facility.year}", "water")
     rate = f"{facts.tokens_per_s / plan.cluster.num_accelerators:,.0f} an accelerator"

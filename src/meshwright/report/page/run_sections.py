@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from decimal import Decimal
 
 from meshwright.ledger import Ledger, Rate
 from meshwright.predict.placement import ranks_of
@@ -15,8 +14,8 @@ from meshwright.report.page.bars import bar, mark
 from meshwright.report.page.colours import part_colour, var
 from meshwright.report.page.markup import Child, Html, joined, legend, swatch, table, tag
 from meshwright.report.page.run_charts import event_lanes, loss_chart, spread_chart, stacked, step_chart
-from meshwright.report.page.shell import kg, kwh, litres, note_list, tile
-from meshwright.units import HOUR, gib, seconds, si, usd
+from meshwright.report.page.shell import kg, litres, note_list, tile
+from meshwright.units import HOUR, energy, gib, seconds, si, usd
 
 COST_COLOURS = {
     "samples": "compute",
@@ -56,8 +55,8 @@ def run_tiles(facts: RunFacts) -> Iterator[Html]:
     yield tile(
         "Cost of these steps" if facts.whole_job else "Cost", money(ledger), f"{ledger.price}" if ledger.price else "no price is listed"
     )
-    energy = kwh(ledger.energy_j) if ledger.energy_j is not None else "unknown"
-    yield tile("Energy at the wall", energy, f"{ledger.energy_source}; {ledger.num_gpus:,} accelerators")
+    drawn = energy(ledger.energy_j) if ledger.energy_j is not None else "unknown"
+    yield tile("Energy at the wall", drawn, f"{ledger.energy_source}; {ledger.num_gpus:,} accelerators")
     carbon = kg(ledger.carbon_kg) if ledger.carbon_kg is not None else "unknown"
     water = f"; {litres(ledger.water_l)} of water" if ledger.water_l is not None else "; water unknown"
     yield tile("Carbon", carbon, f"{grid(ledger)}{water}")
@@ -78,11 +77,8 @@ def _loss_tile(facts: RunFacts) -> Html:
 
 
 def money(ledger: Ledger) -> str:
-    """What the run cost, small amounts with the digits that tell."""
-    cost = ledger.usd_unrounded
-    if cost is None:
-        return "unknown"
-    return f"${float(cost):.2g}" if Decimal(0) < cost < 1 else usd(float(cost))
+    """What the run cost."""
+    return "unknown" if ledger.usd_unrounded is None else usd(float(ledger.usd_unrounded))
 
 
 def hours(gpu_seconds: float) -> str:
@@ -93,8 +89,8 @@ def hours(gpu_seconds: float) -> str:
 
 def grid(ledger: Ledger) -> str:
     """Whose grid, of which year, reckoned how."""
-    energy = ledger.energy
-    return ", ".join(str(word) for word in (energy.region, energy.region_year, energy.method) if word)
+    site = ledger.energy
+    return ", ".join(str(word) for word in (site.region, site.region_year, site.method) if word)
 
 
 # -- time and steps -------------------------------------------------------------------------------------
@@ -371,15 +367,15 @@ def _sentence(text: str) -> str:
 
 
 def _amounts(ledger: Ledger) -> Sequence[tuple[str, str, str]]:
-    energy = ledger.energy
-    halls = f"{energy.facility}, {energy.facility_year}" + (f", PUE {energy.pue:g}" if energy.pue else "")
+    site = ledger.energy
+    halls = f"{site.facility}, {site.facility_year}" + (f", PUE {site.pue:g}" if site.pue else "")
     lost = f"; {usd(float(ledger.lost_usd))} of it for steps done again" if ledger.lost_usd else ""
     return (
         ("cost", money(ledger), (f"{ledger.price}" if ledger.price else "no price is listed") + lost),
-        ("energy at the wall", _or_unknown(ledger.energy_j, kwh), f"{ledger.energy_source}, switches left out"),
-        ("energy of the site", _or_unknown(energy.facility_j, kwh), halls),
+        ("energy at the wall", _or_unknown(ledger.energy_j, energy), f"{ledger.energy_source}, switches left out"),
+        ("energy of the site", _or_unknown(site.facility_j, lambda joules: energy(joules, ledger.energy_j)), halls),
         ("carbon", _or_unknown(ledger.carbon_kg, kg), grid(ledger)),
-        ("water on site", _or_unknown(ledger.water_l, litres), energy.water_of),
+        ("water on site", _or_unknown(ledger.water_l, litres), site.water_of),
     )
 
 

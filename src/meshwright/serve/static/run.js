@@ -5,7 +5,7 @@ import { makeEvents } from "./events.js";
 import { makeLoss, makeStepTimes } from "./curves.js";
 import { makeParts } from "./parts.js";
 import { makeRacks } from "./racks.js";
-import { ago, clock, el, loss, number, percent, roughly, say, seconds, si, status, statusWord, usd } from "./words.js";
+import { ago, clock, el, energyWord, loss, number, percent, roughly, say, seconds, si, status, statusWord, usd } from "./words.js";
 
 const LIVE_MS = 1000;
 const ENDED_MS = 5000;
@@ -326,7 +326,7 @@ function makeTiles() {
     );
     cost.element.title = told.price_note ?? "";
     const joules = told.ledger?.energy_j ?? null;
-    say(energy.value, joules === null ? "\u2013" : joules > 3.6e6 ? si(joules / 3600, "Wh") : si(joules, "J"));
+    say(energy.value, joules === null ? "\u2013" : energyWord(joules));
     say(
       energy.remark,
       joules === null ? (told.ledger ? "nobody states the power" : "being added up") : `${told.ledger.energy_source}, at the wall`,
