@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshwright.cli.main import main
+from meshwright.plan.plan import read_plan
 from meshwright.record.entries import PART_NAMES
 from meshwright.record.run import read_run
 from meshwright.units import seconds
@@ -295,7 +297,7 @@ def test_the_parts_for_people_are_those_of_the_json_and_of_the_report(run, answe
     assert {name: seconds(told["mean_parts_s"][part]) for part, name in PART_NAMES.items() if name in rows} == {
         name: value for name, value in rows.items() if name in PART_NAMES.values()
     }
-    assert rows["step"] == seconds(sum(told["mean_parts_s"].values()))
+    assert rows["mean step"] == seconds(sum(told["mean_parts_s"].values()))
     assert main(["report", "runs/few", "--json"]) == 0
     (reported,) = json.loads(capsys.readouterr().out)["runs"]
     assert {part: row["simulated_s"] for part, row in reported["parts"].items()} == pytest.approx(
@@ -305,3 +307,38 @@ def test_the_parts_for_people_are_those_of_the_json_and_of_the_report(run, answe
 
 def test_one_step_alone_leaves_none_out(run, plan):
     assert "left out" not in run(plan, "--steps", "1")[1]
+
+
+def test_a_part_of_a_job_is_not_called_its_time_to_train(run, answer, plan, capsys):
+    told = answer(plan, "--steps", "5", "--name", "part")
+    steps = told["workload_steps"]
+    evaluations = read_plan(Path(plan)).workload.num_evaluations(steps)
+    whole_s = steps * told["mean_step_s"] + evaluations * told["evaluation_s"]
+    assert told["num_steps"] == 5 < steps and told["time_to_train_is_extrapolated"]
+    assert told["simulated_min"] * 60 < 0.1 * whole_s and told["time_to_train_min"] * 60 == pytest.approx(whole_s)
+    _, out, _ = run(plan, "--steps", "5", "--name", "again")
+    assert "\ntime to train" not in out and "\ntime of 5 steps" in out and f"{seconds(whole_s)} by extrapolation: {steps:,} steps" in out
+    assert main(["report", "runs/part", "--json", "--out", "page.html"]) == 0
+    (reported,) = json.loads(capsys.readouterr().out)["runs"]
+    assert reported["time"]["name"] == "time of 5 simulated steps" and reported["time"]["total_s"] / 60 == pytest.approx(
+        told["simulated_min"]
+    )
+    assert reported["whole_job_extrapolated"]["seconds"] == pytest.approx(whole_s, rel=1e-5)
+    page = Path("page.html").read_text()
+    assert "Time to train" not in page and "Time of 5 simulated steps" in page and "Whole job, extrapolated" in page
+    assert main(["report", "runs/part", "--markdown"]) == 0
+    assert f"| whole job | {seconds(whole_s)} | by extrapolation" in capsys.readouterr().out
+    assert main(["report", "runs/part"]) == 0
+    assert f"{seconds(whole_s)} by extrapolation" in capsys.readouterr().out
+
+
+def test_a_whole_job_has_a_time_to_train(answer, run, plan, capsys):
+    whole = read_plan(Path(plan))
+    few = replace(whole, workload=replace(whole.workload, convergence=None, num_tokens=6.0 * whole.workload.tokens_per_step))
+    few.write(Path("few.json"))
+    told = answer("few.json", "--name", "whole")
+    assert told["time_to_train_min"] == told["simulated_min"] and told["time_to_train_is_extrapolated"] is False
+    assert "time to train" in run("few.json", "--name", "again")[1]
+    assert main(["report", "runs/whole", "--json"]) == 0
+    (reported,) = json.loads(capsys.readouterr().out)["runs"]
+    assert reported["time"]["name"] == "time to train" and reported["whole_job_extrapolated"] is None

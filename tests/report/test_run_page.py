@@ -150,7 +150,7 @@ def test_json_holds_the_same(trained: Path, simulated: Path) -> None:
     told = report_values(runs)
     first = told["runs"][0]
     assert first["step"]["median_s"] == runs[0].told.median_step_s and first["simulated_beside"] == "simulated"
-    assert sum(cost["seconds"] for cost in first["time_to_train"]["costs"]) == pytest.approx(first["time_to_train"]["total_s"])
+    assert sum(cost["seconds"] for cost in first["time"]["costs"]) == pytest.approx(first["time"]["total_s"])
     assert set(first["parts"]["compute"]) == {"predicted_s", "simulated_s", "measured_s"}
     assert first["ledger"]["energy_source"] == "modelled" and first["event_counts"]["evaluation"] == 1
     assert told["differences"][0]["base"] == "trained"

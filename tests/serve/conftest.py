@@ -71,11 +71,11 @@ def new_run(runs: Path) -> Iterator[Writer]:
     """Writes a new run of so many steps, and leaves it open."""
     opened = []
 
-    def write(name: str, num_steps: int = 0, plan: bytes | None = None, **header: Any) -> RunWriter:
+    def write(name: str, num_done: int = 0, plan: bytes | None = None, **header: Any) -> RunWriter:
         defaults = {"kind": "trained", "seed": 1, "num_ranks": 256, "machine": "a test", "sequence_length": 128}
         writer = RunWriter.create(runs, RunHeader(name=name, **{**defaults, **header}), plan)
         writer.event("start", 0)
-        writer.steps(record(step) for step in range(1, num_steps + 1))
+        writer.steps(record(step) for step in range(1, num_done + 1))
         opened.append(writer)
         return writer
 

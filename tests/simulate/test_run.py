@@ -14,7 +14,7 @@ from meshwright.record.summary import summary
 from meshwright.report.facts import facts_of
 from meshwright.simulate.fabric import Fabric
 from meshwright.simulate.noise import QUIET, fitted_noise
-from meshwright.simulate.run import Conditions, OverSeeds, evaluations, run_plan, write_run
+from meshwright.simulate.run import Conditions, OverSeeds, run_plan, write_run
 from meshwright.simulate.step import Slow
 
 RECORD_S = 424.118  # of the log
@@ -48,8 +48,7 @@ def test_a_run_without_a_target_needs_a_number_of_steps(racks):
 
 def test_evaluations_come_at_multiples_of_the_stated_samples(racks):
     workload = replace(racks.workload, global_batch=1024)
-    assert evaluations(workload, 324) == [270, 288, 306, 324]
-    assert evaluations(replace(workload, evaluation=None), 324) == []
+    assert run_plan(replace(racks, workload=workload), Conditions(noise=QUIET), 324).evaluated_after == (270, 288, 306, 324)
 
 
 def test_the_folder_reads_back_and_the_same_seed_gives_the_same_bytes(racks, plan_file, tmp_path, loud):
@@ -73,7 +72,7 @@ def test_events_tell_of_evaluations_and_stalls(record, tmp_path):
     noise = replace(fitted_noise(), stalls_per_hour=0.05, stall_s=3.0)
     run = run_plan(record, Conditions(noise=noise), 300, seed=1)
     events = read_run(write_run(run, tmp_path, "record", tmp_path / "record.json")).events
-    assert [event.step for event in events if event.kind == "evaluation"] == [270, 288]
+    assert [event.step for event in events if event.kind == "evaluation"] == [270, 288, 300]
     stalled = [event for event in events if event.kind == "stall"]
     assert len(stalled) == int(np.sum(run.steps.stall_s > 0.02 * run.job.step_s)) > 0
     assert [event.time_s for event in events] == sorted(event.time_s for event in events)
@@ -121,6 +120,7 @@ def test_a_runs_folder_says_what_the_machine_was_like(racks, plan_file, tmp_path
 
 def test_a_slow_replica_without_a_pipeline_is_exposed_time_in_the_ledger(small, tmp_path):
     plan = small("tp=2,dp=4", 8)
+    plan = replace(plan, workload=replace(plan.workload, evaluation=None))  # three steps are short beside the one that ends the run
     plan.write(tmp_path / "plan.json")
     conditions = Conditions(noise=QUIET, slow=(Slow(rank=3, factor=2.0),))
     spent = ledger_of(write_run(run_plan(plan, conditions, 3), tmp_path, "slow", tmp_path / "plan.json")).gpu_seconds

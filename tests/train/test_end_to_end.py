@@ -273,6 +273,8 @@ def test_what_must_be_the_same_to_go_on(small: Small, plan: Path, tmp_path: Path
         assert command.err.rstrip().endswith(f"--allow-changed {what}")
     command = train(tmp_path, other, *go_on, "--allow-changed", "plan")
     assert command.wait() == 0, command.err
+    header = read_run(tmp_path / "runs" / "a").header
+    assert (header.num_steps, header.last_step) == (2, 2)  # of the life that went on
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, pytest.param(errno.EROFS, marks=pytest.mark.long)])

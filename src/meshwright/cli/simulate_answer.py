@@ -16,7 +16,7 @@ from meshwright.simulate.exposure import Exposed, exposed_between_replicas
 from meshwright.simulate.outlook import SAMPLED_STEPS, SIZES, Finish, Outlook, Size, finish, outlook, sizes
 from meshwright.simulate.run import OverSeeds, SimulatedRun, run_plan, write_run
 from meshwright.simulate.weeks_record import write_weeks
-from meshwright.units import DAY
+from meshwright.units import DAY, MINUTE
 
 Progress = Callable[[str, int, int], None]
 FINISH_SEEDS = 1000
@@ -48,7 +48,7 @@ class Answer:
         if self.ask.rate is None or self.run is None:
             return None
         price = float(self.ask.rate.usd_per_gpu_hour)
-        return float(cost_usd(self.ask.plan.cluster.num_accelerators, self.run.time_to_train_s, price))
+        return float(cost_usd(self.ask.plan.cluster.num_accelerators, self.run.simulated_s, price))
 
     @cached_property
     def took(self) -> Ledger | None:
@@ -66,7 +66,7 @@ class Answer:
 
     @property
     def time_to_train_s(self) -> float | None:
-        """Seconds of the whole workload: of the run, or at the pace of the weeks; None where it has no end."""
+        """Seconds of the whole workload: of the run, extrapolated from a part of it, or at the pace of the weeks; None without an end."""
         if self.run is not None:
             return self.run.time_to_train_s
         assert self.outlook is not None
@@ -132,7 +132,8 @@ def _figures(run: SimulatedRun) -> dict[str, float]:
         "median_step_s": run.times.median_s,
         "mean_step_s": float(np.mean(run.times.steady_s)),
         "robust_std_pct": run.times.robust_std_pct,
-        "time_to_train_min": run.time_to_train_s / 60,
+        "simulated_min": run.simulated_s / MINUTE,
+        **({} if run.time_to_train_s is None else {"time_to_train_min": run.time_to_train_s / MINUTE}),
         **exposed,
     }
 

@@ -16,7 +16,7 @@ from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulate.outlook import Outlook, Size
 from meshwright.simulate.run import OverSeeds, SimulatedRun
-from meshwright.units import DAY, HOUR, KWH, MINUTE, seconds, si, usd
+from meshwright.units import DAY, HOUR, KWH, MINUTE, energy, seconds, usd
 
 FIGURE_UNITS = {"s": "s", "pct": "%", "min": "min"}  # by how a figure's name ends
 
@@ -59,7 +59,7 @@ def _energy(answer: Answer) -> list[tuple[str, str]]:
     if took is None or took.energy_j is None:
         return []
     busy = took.gpu_seconds["compute"] / sum(took.gpu_seconds.values())
-    return [("energy", f"{si(took.energy_j / KWH * 1e3, 'Wh')} at the wall, {took.energy_source}; {busy:.0%} of paid time computes")]
+    return [("energy", f"{energy(took.energy_j)} at the wall, {took.energy_source}; {busy:.0%} of paid time computes")]
 
 
 # -- steps ----------------------------------------------------------------------------------------------
@@ -79,7 +79,10 @@ def _run_json(run: SimulatedRun) -> dict[str, Any]:
         "num_steps": len(run.steps),
         "num_evaluations": len(run.evaluated_after),
         "evaluation_s": run.evaluation_s,
-        "time_to_train_min": run.time_to_train_s / MINUTE,
+        "simulated_min": run.simulated_s / MINUTE,
+        "workload_steps": run.job.plan.workload.num_steps() or None,
+        "time_to_train_min": None if run.time_to_train_s is None else run.time_to_train_s / MINUTE,
+        "time_to_train_is_extrapolated": None if run.time_to_train_s is None else not run.is_whole,
     }
 
 
@@ -112,10 +115,10 @@ def _show_steps(answer: Answer) -> None:
         ("median step", f"{seconds(times.median_s)}, robust standard deviation {times.robust_std_pct:.3f} %"),
         ("slowest step", f"{seconds(float(np.max(times.seconds)))}; 99 of 100 below {seconds(float(np.percentile(times.seconds, 99)))}"),
         ("first step", f"{seconds(float(times.seconds[0]))}; after an evaluation {_after(run)}"),
-        ("whole run", f"{run.time_to_train_s / MINUTE:.3f} min: {len(run.steps)} steps, {len(run.evaluated_after)} evaluations"),
+        *_times(answer, run),
         (PART_NAMES["exposed_dp"], _exposed(answer, run)),
-        ("cost", usd(answer.cost_usd) if answer.cost_usd is not None else "no price listed"),
-        *_energy(answer),
+        (f"cost{_of_steps(run)}", usd(answer.cost_usd) if answer.cost_usd is not None else "no price listed"),
+        *((f"{name}{_of_steps(run)}", words) for name, words in _energy(answer)),
     ]
     show_pairs(f"{plan.name}, seed {run.seed}", pairs)
     show_table("parts of the step", ("part", "predicted>", "simulated>"), _parts(run))
@@ -131,6 +134,30 @@ def _show_steps(answer: Answer) -> None:
         )  # fmt: skip
     if answer.without_slow:
         _show_without_slow(run, answer.without_slow)
+
+
+def _of_steps(run: SimulatedRun) -> str:
+    """What a part of a workload is said of, behind a name; nothing for a whole one."""
+    return "" if run.is_whole else f" of {len(run.steps):,} step{'' if len(run.steps) == 1 else 's'}"
+
+
+def _times(answer: Answer, run: SimulatedRun) -> Iterator[tuple[str, str]]:
+    """Time to train where the whole workload was simulated; else the time of the steps, and what the whole job would take."""
+    count = len(run.evaluated_after)
+    evaluated = f", {count:,} evaluation{'' if count == 1 else 's'}" if count else ""
+    if run.is_whole:
+        yield "time to train", f"{run.simulated_s / MINUTE:.3f} min: {len(run.steps):,} steps{evaluated}"
+        return
+    yield f"time{_of_steps(run)}", f"{seconds(run.simulated_s)}{evaluated and f'{evaluated} included'}"
+    workload, mean_s = run.job.plan.workload, float(np.mean(run.times.steady_s))
+    num_steps = workload.num_steps()
+    if run.time_to_train_s is None:
+        yield "whole job", "has no end: the workload states neither tokens nor a target"
+        return
+    cost = f"; {usd(answer.cost_usd * run.time_to_train_s / run.simulated_s)}" if answer.cost_usd is not None else ""
+    more = workload.num_evaluations(num_steps)
+    how = f"{num_steps:,} steps of {seconds(mean_s)} on average" + (f", {more:,} evaluations" if more else "")
+    yield "whole job", f"{seconds(run.time_to_train_s)} by extrapolation: {how}{cost}"
 
 
 def _exposed(answer: Answer, run: SimulatedRun) -> str:
@@ -153,7 +180,7 @@ def _parts(run: SimulatedRun) -> Iterator[tuple[str, str, str]]:
     for part in PARTS:
         if predicted_s[part] or simulated_s[part]:
             yield PART_NAMES[part], seconds(predicted_s[part]), seconds(simulated_s[part])
-    yield "step", seconds(run.job.plan.step_time_s), seconds(sum(simulated_s.values()))
+    yield "mean step", seconds(run.job.plan.step_time_s), seconds(sum(simulated_s.values()))
 
 
 def _seed_row(name: str, value: OverSeeds) -> tuple[str, ...]:
@@ -165,10 +192,11 @@ def _seed_row(name: str, value: OverSeeds) -> tuple[str, ...]:
 def _show_without_slow(run: SimulatedRun, alike: SimulatedRun) -> None:
     lost = run.times.median_s / alike.times.median_s - 1
     rows = [
-        ("as it was", seconds(run.times.median_s), f"{run.time_to_train_s / MINUTE:.3f} min"),
-        ("without the slow rank", seconds(alike.times.median_s), f"{alike.time_to_train_s / MINUTE:.3f} min"),
+        ("as it was", seconds(run.times.median_s), f"{run.simulated_s / MINUTE:.3f} min"),
+        ("without the slow rank", seconds(alike.times.median_s), f"{alike.simulated_s / MINUTE:.3f} min"),
     ]
-    show_table(f"the slow rank costs {lost:+.2%} a step", ("", "median step>", "whole run>"), rows)
+    time = "time to train>" if run.is_whole else f"time{_of_steps(run)}>"
+    show_table(f"the slow rank costs {lost:+.2%} a step", ("", "median step>", time), rows)
 
 
 # -- weeks ----------------------------------------------------------------------------------------------

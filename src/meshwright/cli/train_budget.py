@@ -34,7 +34,7 @@ def with_budget(job: Job, budget: str | None, price: str | None) -> Job:
         raise InputError("a run that its budget stops must be saved", where="--no-save, --budget", fix="leave one of them out")
     spent = _spent_usd(past, job.plan, rate) if past else Decimal(0)
     kept = Budget(usd=allowed, rate=rate, num_gpus=job.plan.layout.num_ranks, spent_usd=spent)
-    kept.check(predicted_s(job.plan, _steps_to_go(job, past)))
+    kept.check(predicted_s(job.plan, job.expected_steps, _saved_step(past)))
     return replace(job, rate=rate, budget=kept)
 
 
@@ -57,12 +57,10 @@ def _given_before(past: Run | None) -> Rate | None:
     return last if last and last.kind == GIVEN else None
 
 
-def _steps_to_go(job: Job, past: Run | None) -> int:
-    """Steps to the target as the workload expects it, or to the last: from the last save on."""
-    expected = job.plan.workload.num_steps() if job.training.target_loss else 0
-    last = min(expected, job.last_step) if expected else job.last_step
+def _saved_step(past: Run | None) -> int:
+    """Steps that the run goes on after: those of its last save."""
     saved = [event.detail.get("saved_step") for event in past.events if event.kind == "checkpoint"] if past else []
-    return max(last - max((step for step in saved if isinstance(step, int)), default=0), 0)
+    return max((step for step in saved if isinstance(step, int)), default=0)
 
 
 def more_money(job: Job) -> list[str]:
@@ -72,4 +70,4 @@ def more_money(job: Job) -> list[str]:
         return []
     budget = replace(job.budget, spent_usd=_spent_usd(run, job.plan, job.budget.rate))
     steps = [] if job.num_steps is None else ["--steps", str(job.num_steps)]
-    return [*steps, "--budget", f"{budget.enough_usd(predicted_s(job.plan, _steps_to_go(job, run)).value)}USD"]
+    return [*steps, "--budget", f"{budget.enough_usd(predicted_s(job.plan, job.expected_steps, _saved_step(run)).value)}USD"]

@@ -12,7 +12,7 @@ from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.record.run import Run, read_run
 from meshwright.record.summary import Summary, summary
 from meshwright.report.facts import time_split
-from meshwright.units import KWH, seconds
+from meshwright.units import KWH, energy, seconds, usd
 
 
 def show_run(folder: Path, plan: Plan, *, as_json: bool) -> str:
@@ -41,13 +41,15 @@ def facts(run: Run, plan: Plan) -> dict[str, Any]:
         "folder": str(run.folder),
         "layout": str(plan.layout),
         "steps": last.step,
+        "expected_steps": run.header.num_steps,
         "samples": last.samples,
         "loss": last.loss,
         "validation_loss": evaluations[-1].detail["loss"] if evaluations else None,
         "target_loss": run.header.target,
-        "time_to_train_s": took.total_s,
+        "run_s": took.total_s,
         "time_s": took.by_what,
         "median_step_s": told.median_step_s,
+        "mean_step_s": told.mean_step_s,
         "robust_std_pct": told.robust_std_pct,
         "p99_over_p50": told.p99_over_p50,
         "worst_step_s": told.worst_step_s,
@@ -79,19 +81,18 @@ def _words(run: Run, found: dict[str, Any]) -> list[tuple[str, str]]:
     goal = f" (target {found['target_loss']:.3f})" if found["target_loss"] else ""
     spent = ", ".join(f"{what} {seconds(took_s)}" for what, took_s in found["time_s"].items())
     lines = [
-        ("time", f"{seconds(found['time_to_train_s'])}: {spent}"),
+        ("time", f"{seconds(found['run_s'])}: {spent}"),
         ("work", f"{found['steps']:,} steps, {found['samples']:,} samples"),
     ]
     if found["validation_loss"] is not None:
         lines.append(("validation loss", f"{found['validation_loss']:.4f}{goal}"))
     spread = f"spread {found['robust_std_pct']:.1f} %, p99/p50 {found['p99_over_p50']:.2f}, worst {seconds(found['worst_step_s'])}"
-    lines.append(("step", f"{seconds(found['median_step_s'])} median, {spread}; predicted {seconds(found['predicted_step_s'])}"))
+    lines.append(("median step", f"{seconds(found['median_step_s'])}, {spread}; predicted {seconds(found['predicted_step_s'])}"))
     if found["tokens_per_s"]:
-        lines.append(("speed", f"{found['tokens_per_s']:,.0f} tokens/s"))
-    for what, unit, digits in (("cost", "usd", 4), ("energy", "kwh", 5)):
-        value, note = found[f"{what}_{unit}"], found[f"{what}_note"]
-        told = f"{value:.{digits}f} {'USD' if unit == 'usd' else 'kWh'}; {note}" if value is not None else note
-        lines.append((what, told))
+        lines.append(("speed", f"{found['tokens_per_s']:,.0f} tokens/s over the steady steps"))
+    cost, energy_kwh = found["cost_usd"], found["energy_kwh"]
+    lines.append(("cost", found["cost_note"] if cost is None else f"{usd(cost)}; {found['cost_note']}"))
+    lines.append(("energy", found["energy_note"] if energy_kwh is None else f"{energy(energy_kwh * KWH)}; {found['energy_note']}"))
     slow = [str(event.detail["said"]) for event in run.events if event.kind == "slow_rank"]
     lines += [("slow rank", said) for said in slow[-2:]]
     lines.append(("folder", found["folder"]))
@@ -104,5 +105,5 @@ def _parts(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         predicted, measured = found["predicted_parts_s"].get(part, 0.0), found["measured_parts_s"][part]
         if predicted or measured:
             rows.append((PART_NAMES[part], seconds(predicted), seconds(measured)))
-    rows.append(("step", seconds(found["predicted_step_s"]), seconds(sum(found["measured_parts_s"].values()))))
+    rows.append(("mean step", seconds(found["predicted_step_s"]), seconds(sum(found["measured_parts_s"].values()))))
     return rows

@@ -32,6 +32,8 @@ class RunHeader:
     machine: str  # in words
     sequence_length: int | None = None  # tokens of a sample
     target: float | None = None  # evaluation loss at which the run is done
+    num_steps: int | None = None  # steps it is expected to take: as many as asked for, or to the target as the workload states it
+    last_step: int | None = None  # the run ends after this one in any case, target or not
     status: str = RUNNING
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
     versions: Mapping[str, str | None] = field(default_factory=lambda: versions())
@@ -115,6 +117,9 @@ def _check_fields(known: Mapping[str, Any]) -> None:
         whole_number(known, name)
     for name in ("sequence_length", "target"):
         number(known, name)
+    for name in ("num_steps", "last_step"):
+        if known.get(name) is not None and whole_number(known, name) < 1:
+            raise ValueError(f"{name} is {known[name]}")
     for name in ("name", "kind", "machine", "status", "created"):
         if not isinstance(known.get(name), str):
             raise ValueError(f"{name} is {known.get(name, 'missing')!r}")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.ledger import Ledger, ledger_of_run, own_plan
+from meshwright.ledger import Ledger, evaluation_s, ledger_of_run, own_plan
 from meshwright.ledger.timeline import spans_of
 from meshwright.plan.plan import Plan
 from meshwright.record.entries import ENDS, Event
@@ -74,6 +74,24 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WholeJob:
+    """What a whole job would take, extrapolated from the part that was simulated: every step as long as the mean of the steady ones."""
+
+    num_steps: int
+    num_evaluations: int
+    mean_step_s: float
+    seconds: float
+    usd: float | None
+    energy_j: float | None
+
+    @property
+    def words(self) -> str:
+        """How it comes about."""
+        evaluations = f", {self.num_evaluations:,} evaluations" if self.num_evaluations else ""
+        return f"by extrapolation: {self.num_steps:,} steps of {seconds(self.mean_step_s)} on average{evaluations}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
     """How often one replica was the slowest of a simulated step."""
 
@@ -120,9 +138,44 @@ class RunFacts:
         return steady_s(self.run)
 
     @property
-    def mean_step_s(self) -> float:
-        """Mean of the steady steps, which the mean parts add up to."""
-        return float(np.mean(self.steady_s))
+    def num_steps(self) -> int:
+        """Steps that the run took."""
+        return _num_steps(self.run)
+
+    @property
+    def workload_steps(self) -> int:
+        """Steps of the plan's whole workload; 0 where it has no end, or no plan tells."""
+        return self.plan.workload.num_steps() if self.plan else 0
+
+    @cached_property
+    def whole_job(self) -> WholeJob | None:
+        """What the whole job would take, where a part of its steps was simulated; None for any other run."""
+        is_steps = self.kind == "simulated" and not is_sampled(self.run)
+        if self.plan is None or not is_steps or not self.workload_steps or self.num_steps == self.workload_steps:
+            return None
+        took = [one.seconds for one in self.evaluations if one.seconds is not None]
+        each_s = float(np.mean(took)) if took else evaluation_s(self.plan)
+        whole_s = self.plan.workload.duration_s(self.told.mean_step_s, each_s)
+        usd, energy_j, scale = self.ledger.usd_unrounded, self.ledger.energy_j, whole_s / self.time.total_s
+        return WholeJob(
+            num_steps=self.workload_steps,
+            num_evaluations=self.plan.workload.num_evaluations(self.workload_steps),
+            mean_step_s=self.told.mean_step_s,
+            seconds=whole_s,
+            usd=None if usd is None else float(usd) * scale,
+            energy_j=None if energy_j is None else energy_j * scale,
+        )
+
+    @property
+    def time_name(self) -> str:
+        """What the run's time is called: only that of a whole job is its time to train."""
+        if self.reached_target:
+            return "time to target"
+        if self.kind == "measured" or is_sampled(self.run):
+            return "time of the run"
+        if self.num_steps == self.workload_steps and self.run.header.status == "finished":
+            return "time to train"
+        return f"time of {self.num_steps:,} simulated step{'' if self.num_steps == 1 else 's'}"
 
     @cached_property
     def evaluations(self) -> tuple[Evaluation, ...]:

@@ -14,7 +14,7 @@ from meshwright.plan.plan import Plan
 from meshwright.simulate.campaign import Campaign, Report, Weeks, advised_interval_s, advised_spares, weeks
 from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulate.failures import Failures
-from meshwright.simulate.run import Conditions, OverSeeds, evaluations, run_plan
+from meshwright.simulate.run import Conditions, OverSeeds, run_plan
 from meshwright.units import DAY, HOUR
 
 Floats = NDArray[np.float64]
@@ -57,7 +57,7 @@ def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
         parts_s={**parts_s, "overhead": parts_s["overhead"] + stall_s},
         median_s=run.times.median_s,
         robust_std_pct=run.times.robust_std_pct,
-        evaluations_s=len(evaluations(plan.workload, plan.workload.num_steps())) * run.evaluation_s,
+        evaluations_s=plan.workload.num_evaluations(plan.workload.num_steps()) * run.evaluation_s,
         workload_steps=plan.workload.num_steps(),
     )
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.files import read_bytes
 from meshwright.ledger import Budget, Rate, amount
@@ -119,9 +118,25 @@ class SimulatedRun:
         return StepTimes(self.steps.step_s, self.steps.is_first, "simulated")
 
     @property
-    def time_to_train_s(self) -> float:
-        """Seconds of all steps and evaluations."""
+    def simulated_s(self) -> float:
+        """Seconds of the steps that were simulated, and of their evaluations."""
         return float(np.sum(self.steps.step_s)) + len(self.evaluated_after) * self.evaluation_s
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the steps are those of the whole workload."""
+        return len(self.steps) == self.job.plan.workload.num_steps()
+
+    @property
+    def time_to_train_s(self) -> float | None:
+        """Seconds of the whole workload: as simulated, or extrapolated from a part of it; None where it has no end.
+
+        Extrapolated, every step takes as long as the mean of the steady ones.
+        """
+        workload = self.job.plan.workload
+        if self.is_whole or not workload.num_steps():
+            return self.simulated_s if self.is_whole else None
+        return workload.duration_s(float(np.mean(self.times.steady_s)), self.evaluation_s)
 
     @property
     def mean_exposed_s(self) -> dict[str, float]:
@@ -162,7 +177,7 @@ def run_plan(
             fix="give --steps 324, for example",
         )
     job = job or conditions.job(plan)
-    evaluated = evaluations(plan.workload, count)
+    evaluated = plan.workload.evaluated_steps(count)
     firsts = np.array([0, *evaluated])
     steps = simulate(job, count, seed, conditions.setting(job, seed), firsts, report)
     run = SimulatedRun(
@@ -179,7 +194,7 @@ def run_plan(
 
 def _within(run: SimulatedRun, limit_s: float) -> SimulatedRun:
     """The run up to the last step, with the evaluation behind it, that ends within `limit_s`; its first step at least."""
-    if run.time_to_train_s <= limit_s:
+    if run.simulated_s <= limit_s:
         return run
     evaluated = np.zeros(len(run.steps))
     evaluated[np.array(run.evaluated_after, dtype=np.int64) - 1] = run.evaluation_s
@@ -189,17 +204,6 @@ def _within(run: SimulatedRun, limit_s: float) -> SimulatedRun:
     columns = {name: getattr(run.steps, name)[:kept] for name in ("step_s", "stall_s", "slowest_replica", "is_first")}
     evaluations = tuple(step for step in run.evaluated_after if step <= kept)
     return replace(run, steps=Steps(parts_s=parts_s, **columns), evaluated_after=evaluations, is_cut=True)
-
-
-def evaluations(workload: Workload, num_steps: int) -> list[int]:
-    """Steps done when each evaluation comes: at multiples of the stated samples from the stated start on."""
-    plan = workload.evaluation
-    if plan is None:
-        return []
-    start = plan.start_samples + plan.start_samples_per_batch * workload.global_batch
-    first = max(1, math.ceil(start / plan.every_samples - 1e-9))
-    last = math.floor(num_steps * workload.global_batch / plan.every_samples + 1e-9)
-    return [math.ceil(k * plan.every_samples / workload.global_batch - 1e-9) for k in range(first, last + 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +235,8 @@ def seeds_of(
             report("simulating runs", number + 1, num_seeds)
 
 
-def new_folder(run: SimulatedRun, runs: Path, name: str, plan_file: Path) -> RunWriter:
-    """A writer for the folder of a simulated run."""
+def new_folder(run: SimulatedRun, runs: Path, name: str, plan_file: Path, num_steps: int | None) -> RunWriter:
+    """A writer for the folder of a simulated run of so many steps; None where days are simulated."""
     plan = run.job.plan
     header = RunHeader(
         name=name,
@@ -241,6 +245,8 @@ def new_folder(run: SimulatedRun, runs: Path, name: str, plan_file: Path) -> Run
         num_ranks=plan.layout.num_ranks,
         machine=plan.cluster.name,
         sequence_length=plan.workload.seq_len,
+        num_steps=num_steps,
+        last_step=num_steps,
         created=CREATED,
         plan_file=plan_file.name,
         conditions=run.conditions.words,
@@ -272,11 +278,11 @@ class Paid:
 def write_run(run: SimulatedRun, runs: Path, name: str, plan_file: Path, paid: Paid | None = None) -> Path:
     """The run's folder, in the form that training writes too."""
     paid = paid or Paid()
-    with new_folder(run, runs, name, plan_file) as writer:
+    with new_folder(run, runs, name, plan_file, run.asked_steps) as writer:
         writer.steps(records(run))
         _write_events(run, writer, paid)
         if run.is_cut:
-            end_s = round(run.time_to_train_s, 6)
+            end_s = round(run.simulated_s, 6)
             paid.write_over(writer, len(run.steps), end_s)
             writer.event("stopped", len(run.steps), end_s, reason="budget")
         writer.finish("finished" if run.complete else "stopped")

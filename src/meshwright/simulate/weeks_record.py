@@ -18,7 +18,7 @@ def write_weeks(
 ) -> Path:
     """The folder of the first seed. Its steps are the sample, its events the whole of it. `cut`: the budget ended it."""
     paid = paid or Paid()
-    with new_folder(sample, runs, name, plan_file) as writer:
+    with new_folder(sample, runs, name, plan_file, None) as writer:
         writer.steps(records(sample))
         status = "stopped" if cut or not seen.weeks.complete else "finished"
         _write_events(seen, sample.seed, writer, paid, cut, status)

@@ -74,6 +74,12 @@ class Job:
             )
         return limit
 
+    @property
+    def expected_steps(self) -> int:
+        """Steps the run takes by what is known when it starts: to the target as the workload expects it, or to the last step."""
+        to_target = self.plan.workload.num_steps() if self.training.target_loss else 0
+        return min(to_target, self.last_step) if to_target else self.last_step
+
 
 def digests(job: Job, corpus_digest: str) -> dict[str, str]:
     """What a checkpoint must share with the run that goes on from it. The layout may change; what is trained may not."""

@@ -64,7 +64,6 @@ def train(parts: Parts, progress: Progress) -> str:
     job, replica, logbook = parts.job, parts.replica, parts.logbook
     workload = job.plan.workload
     batch_size, last = workload.global_batch, job.last_step
-    next_evaluation = _next_evaluation(job, progress.samples)
     logbook.block_start(progress)
     status = "finished"
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
@@ -86,11 +85,10 @@ def train(parts: Parts, progress: Progress) -> str:
             if result.stops:
                 status = "stopped"
                 break
-            if progress.samples >= next_evaluation or (progress.step == last and workload.evaluation):
+            if workload.is_evaluated_after(progress.step, last):
                 if evaluate(parts, progress):
                     status = "target_reached"
                     break
-                next_evaluation = _next_evaluation(job, progress.samples)
                 logbook.block_start(progress)
             if parts.saves.is_due(progress.step) and progress.step < last:
                 with parts.watch.allow(EVALUATION_PATIENCE_S, "copying a checkpoint"):
@@ -145,15 +143,6 @@ def _device_batch(parts: Parts, batch: Batch) -> list[MicroBatch]:
         micro_batch((batch.tokens[cut], batch.labels[cut], batch.documents[cut]), batch.numbers[cut].tolist(), workload, mesh)
         for cut in cuts
     ]
-
-
-def _next_evaluation(job: Job, samples: int) -> float:
-    """Samples after which the model is next evaluated."""
-    evaluation = job.plan.workload.evaluation
-    if evaluation is None:
-        return math.inf
-    start = evaluation.start_samples + evaluation.start_samples_per_batch * job.plan.workload.global_batch
-    return max(start, (samples // evaluation.every_samples + 1) * evaluation.every_samples)
 
 
 def _record(parts: Parts, progress: Progress, result: StepResult, step_time_s: float, data_s: float, rate: float) -> None:

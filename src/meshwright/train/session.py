@@ -113,7 +113,8 @@ def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, b
         is_open.set()
         if job.resume:
             writer = _opened(place, "records", lambda: RunWriter.resume(job.folder, progress.step, job.plan_text))
-        if is_writer:
+        if writer:
+            writer.update(num_steps=job.expected_steps, last_step=job.last_step)
             _leave_tokenizer(corpus, job)
         is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
         logbook = Logbook(job, writer, log, meter=gpu_meter(place.num_ranks) if is_metered else None)
@@ -253,6 +254,8 @@ def _open_run(job: Job, machine: str) -> RunWriter:
         machine=machine,
         sequence_length=job.plan.workload.seq_len,
         target=training.target_loss or None,
+        num_steps=job.expected_steps,
+        last_step=job.last_step,
         plan_file=job.plan.name,
     )
     return RunWriter.create(job.runs, header, job.plan_text)

@@ -14,9 +14,9 @@ from meshwright.report.page.colours import part_colour, run_colour, var
 from meshwright.report.page.markup import Html, joined, legend, swatch, table, tag
 from meshwright.report.page.run_charts import box_table, has_loss, loss_chart, run_legend, spread_chart, stacked
 from meshwright.report.page.scaling_chart import scaling_part
-from meshwright.report.page.shell import document, kwh, note_list, section, write_page
+from meshwright.report.page.shell import document, note_list, section, write_page
 from meshwright.report.scaling import left_out, scalings
-from meshwright.units import seconds, si
+from meshwright.units import energy, seconds, si
 
 MANY = 4  # runs; more are folded away one by one
 
@@ -123,6 +123,7 @@ def _losses(runs: Sequence[RunFacts], colours: Sequence[str]) -> Html:
 
 
 def _runs_table(runs: Sequence[RunFacts]) -> Html:
+    most_j = max((facts.ledger.energy_j or 0.0 for facts in runs), default=0.0)
     columns = (
         "run",
         "model",
@@ -139,10 +140,10 @@ def _runs_table(runs: Sequence[RunFacts]) -> Html:
         "cost>",
         "energy>",
     )
-    return table(columns, [_runs_row(facts, run_colour(number)) for number, facts in enumerate(runs)], "Runs", class_="bars side")
+    return table(columns, [_runs_row(facts, run_colour(number), most_j) for number, facts in enumerate(runs)], "Runs", class_="bars side")
 
 
-def _runs_row(facts: RunFacts, colour: str) -> tuple[Html | str, ...]:
+def _runs_row(facts: RunFacts, colour: str, most_j: float) -> tuple[Html | str, ...]:
     told, ledger = facts.told, facts.ledger
     known = [e.loss for e in facts.evaluations if e.loss is not None]
     loss = known[-1] if known else facts.run.records[-1].loss
@@ -160,7 +161,7 @@ def _runs_row(facts: RunFacts, colour: str) -> tuple[Html | str, ...]:
         seconds(facts.time.total_s),
         f"{loss:.4f}" if loss is not None else "\u2013",
         parts.money(ledger),
-        f"{kwh(ledger.energy_j)}" if ledger.energy_j is not None else "unknown",
+        energy(ledger.energy_j, most_j) if ledger.energy_j is not None else "unknown",
     )
 
 

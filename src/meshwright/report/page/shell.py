@@ -8,7 +8,6 @@ from pathlib import Path
 from meshwright.files import write_whole
 from meshwright.report.page.colours import variables
 from meshwright.report.page.markup import Child, Html, joined, tag
-from meshwright.units import KWH
 
 STYLE = Path(__file__).parent / "style.css"
 
@@ -50,11 +49,6 @@ def note_list(notes: Iterable[str]) -> Html:
     """Sentences that a reader must not miss; nothing where there are none."""
     items = [tag("li", note) for note in notes]
     return tag("ul", *items, class_="notes") if items else Html("")
-
-
-def kwh(energy_j: float) -> str:
-    """Energy as people say it."""
-    return _scaled(energy_j / KWH, "Wh", "kWh", "MWh")
 
 
 def kg(mass_kg: float) -> str:

@@ -50,11 +50,15 @@ export function makeParts() {
       ],
       known,
     );
-    body.replaceChildren(...known.map((part) => row(part, predicted[part], measured[part])));
+    const total = (of) => (Object.keys(of).length ? known.reduce((sum, part) => sum + (of[part] ?? 0), 0) : null);
+    body.replaceChildren(
+      ...known.map((part) => row(part, predicted[part], measured[part])),
+      ...(known.length ? [line(el("b", {}, "mean step"), total(predicted), total(measured))] : []),
+    );
     say(
       note,
       Object.keys(measured).length
-        ? `${word}: mean of the ${number(now.num_steady)} steady steps among the last ${number(now.num_recent)}.`
+        ? `${word}: mean of the ${number(now.num_steady)} steady steps among ${now.num_recent < now.step ? "the last" : "all"} ${number(now.num_recent)}.`
         : "This run does not say what its steps are made of.",
     );
     const order = partNames.filter((part) => columns[`${part}_s`]?.some((value) => value > 0));
@@ -72,12 +76,16 @@ export function makeParts() {
 function row(part, predicted, measured) {
   const swatch = el("i", { "aria-hidden": "true" });
   swatch.style.background = `var(--${partColour(part)})`;
+  return line(el("span", { class: "key" }, swatch, partWord(part)), predicted, measured);
+}
+
+function line(name, predicted, measured) {
   const difference = typeof predicted === "number" && typeof measured === "number" ? measured - predicted : null;
   const sign = difference > 0 ? "+" : "\u2212";
   return el(
     "tr",
     {},
-    el("td", {}, el("span", { class: "key" }, swatch, partWord(part))),
+    el("td", {}, name),
     el("td", { class: "num" }, seconds(predicted)),
     el("td", { class: "num" }, seconds(measured)),
     el(

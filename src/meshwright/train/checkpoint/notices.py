@@ -36,7 +36,8 @@ class StoreNotices:
     """Texts in the job's key-value store, over a connection of their own: the thread that saves never holds up the training."""
 
     def __init__(self, store: dist.Store) -> None:
-        self._store = dist.PrefixStore("saves", store.clone())
+        own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's types leave it out
+        self._store = dist.PrefixStore("saves", own)
         self._store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
 
     def post(self, name: str, text: str) -> None:

@@ -239,7 +239,7 @@ class LiveLine:
         mean_s, exposed = times[:, 0].mean(), times[:, 1].sum() / times[:, 0].sum()
         rate = self.job.plan.workload.tokens_per_step / mean_s
         words = [
-            f"step {progress.step}/{self.job.last_step}",
+            f"step {progress.step}/{self._ends_after(progress.step)}",
             f"loss {loss:.3f}",
             f"{rate:,.0f} tokens/s",
             f"exposed {exposed:.0%}",
@@ -249,12 +249,16 @@ class LiveLine:
 
     def _left(self, step: int, step_time_s: float) -> str:
         """Time to the target, by the steps that the workload says it takes; to the end, where that or the last step may come first."""
-        last, expected = self.job.last_step, self.job.plan.workload.num_steps()
+        last, expected = self.job.last_step, self.job.expected_steps
         if not self.job.training.target_loss:
             return f"{seconds((last - step) * step_time_s)} to the end"
         if step < expected < last:
             return f"about {seconds((expected - step) * step_time_s)} to the target"
         return f"at most {seconds((last - step) * step_time_s)} to the end"
+
+    def _ends_after(self, step: int) -> int:
+        """Steps the run is expected to take; of one past those, at most."""
+        return self.job.expected_steps if step <= self.job.expected_steps else self.job.last_step
 
     def _show(self, text: str) -> None:
         if self.is_terminal:
