@@ -40,7 +40,7 @@ accuracy: $(VENV)/installed-test  ## write docs/accuracy.md from the measured ru
 	$(BIN)/meshwright accuracy
 
 docs: $(VENV)/installed-docs  ## build the documentation as a site: site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html, or run make docs-serve"
 
 docs-serve: $(VENV)/installed-docs  ## show the documentation at http://127.0.0.1:8000, and again after every change

@@ -5,6 +5,7 @@ import importlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -279,14 +280,33 @@ def test_the_glossary_has_each_word_once():
     assert [word for word, count in Counter(words).items() if count > 1] == []
 
 
-def test_the_site_builds_and_asks_no_other_host(tmp_path):
+def built_site(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """Build the documentation of `root` as `make docs` does: with --quiet, warnings would not count and broken links would pass."""
     pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_the_site_builds_and_asks_no_other_host(tmp_path):
+    done = built_site(ROOT, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     pages = [page.read_text(encoding="utf-8") for page in tmp_path.rglob("*.html")]
     fetched = [found for page in pages for found in re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"?https?://[^\" >]+", page)]
     assert fetched == []
     api = (tmp_path / "api.html").read_text(encoding="utf-8")
-    assert [name for name in getattr(meshwright, "__all__", ()) if f">{name}<" not in api] == []
+    assert [name for name in getattr(meshwright, "__all__", ()) if f'id="meshwright.{name}"' not in api and f'.{name}"' not in api] == []
+
+
+@pytest.mark.long
+def test_a_broken_link_or_anchor_stops_the_site(tmp_path):
+    root = tmp_path / "repository"
+    for folder in ("docs", "benchmarks"):
+        shutil.copytree(ROOT / folder, root / folder)
+    for path in [*ROOT.glob("*.md"), ROOT / "mkdocs.yml"]:
+        shutil.copy(path, root)
+    page = root / "docs/serve.md"
+    page.write_text(page.read_text(encoding="utf-8") + "\n[a](nowhere.md) [b](records.md#no-such-heading)\n", encoding="utf-8")
+    done = built_site(root, tmp_path / "site")
+    assert done.returncode == 1
+    assert "nowhere.md" in done.stderr and "#no-such-heading" in done.stderr
