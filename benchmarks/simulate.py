@@ -30,15 +30,15 @@ from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.job import Job
 from meshwright.layout import parse_layout
 from meshwright.plan.plan import Plan, plan_of
-from meshwright.simulate.checkpoints import advice_errors
-from meshwright.simulate.exposure import exposed_between_replicas
-from meshwright.simulate.fabric import Fabric
-from meshwright.simulate.failures import failures
-from meshwright.simulate.logs import step_logs
-from meshwright.simulate.noise import fitted_noise, group_jitter
-from meshwright.simulate.outlook import campaign_of, mean_step, outlook
-from meshwright.simulate.run import Conditions, OverSeeds, run_plan, seeds_of
-from meshwright.simulate.step import Slow, undisturbed
+from meshwright.simulator.checkpoints import advice_errors
+from meshwright.simulator.exposure import exposed_between_replicas
+from meshwright.simulator.fabric import Fabric
+from meshwright.simulator.failures import failures
+from meshwright.simulator.logs import step_logs
+from meshwright.simulator.noise import fitted_noise, group_jitter
+from meshwright.simulator.outlook import campaign_of, mean_step, outlook
+from meshwright.simulator.run import Conditions, OverSeeds, run_plan, seeds_of
+from meshwright.simulator.step import Slow, undisturbed
 from meshwright.units import DAY
 
 RACK = 64

@@ -42,11 +42,11 @@ from meshwright.record.entries import PARTS, Event, StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.run import Run
 from meshwright.record.writer import RunWriter
-from meshwright.simulate.failures import failures
-from meshwright.simulate.noise import QUIET
-from meshwright.simulate.outlook import campaign_of, outlook
-from meshwright.simulate.run import Conditions, Paid, run_plan, write_run
-from meshwright.simulate.weeks_record import write_weeks
+from meshwright.simulator.failures import failures
+from meshwright.simulator.noise import QUIET
+from meshwright.simulator.outlook import campaign_of, outlook
+from meshwright.simulator.run import Conditions, Paid, run_plan, write_run
+from meshwright.simulator.weeks_record import write_weeks
 from meshwright.units import DAY, HOUR
 
 DOLLAR_A_SECOND = Rate(usd_per_gpu_hour=Decimal(3600), provider="us", kind="given", date="2026-11-15", source="a test")

@@ -161,7 +161,7 @@ def test_days_go_on_behind_the_workloads_end_and_say_so(answer, run, plan):
 
 
 def test_weeks_broken_off_keep_what_is_done(run, plan, monkeypatch, tmp_path):
-    from meshwright.simulate.campaign import _Loop
+    from meshwright.simulator.campaign import _Loop
 
     def interrupted(loop):
         raise KeyboardInterrupt
@@ -243,7 +243,7 @@ def test_a_plan_for_another_machine_is_refused(run, plan, tmp_path):
 
 
 def test_broken_off_it_keeps_what_is_done(run, plan, monkeypatch, tmp_path):
-    from meshwright.simulate import step
+    from meshwright.simulator import step
 
     blocks = step._blocks
 
@@ -261,7 +261,7 @@ def test_broken_off_it_keeps_what_is_done(run, plan, monkeypatch, tmp_path):
 def test_noise_is_fitted_and_compared_with_logs(capsys, tmp_path, monkeypatch):
     pytest.importorskip("scipy")
     pytest.importorskip("matplotlib")
-    from meshwright.simulate import logs
+    from meshwright.simulator import logs
 
     few = logs.step_logs()[-2:]
     monkeypatch.setattr(logs, "step_logs", lambda: few)
@@ -279,7 +279,7 @@ def test_noise_is_fitted_and_compared_with_logs(capsys, tmp_path, monkeypatch):
 def test_the_comparison_with_logs_is_a_table_too(capsys, monkeypatch):
     pytest.importorskip("scipy")
     pytest.importorskip("matplotlib")
-    from meshwright.simulate import logs
+    from meshwright.simulator import logs
 
     few = logs.step_logs()[-1:]
     monkeypatch.setattr(logs, "step_logs", lambda: (*few, *few))

@@ -15,8 +15,8 @@ from small_run import Small
 
 from meshwright.describe.workload import Evaluation
 from meshwright.predict.prediction import num_evaluations_of
-from meshwright.simulate.noise import QUIET
-from meshwright.simulate.run import Conditions, run_plan
+from meshwright.simulator.noise import QUIET
+from meshwright.simulator.run import Conditions, run_plan
 from meshwright.train import loop
 from meshwright.train.job import Job
 

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from meshwright.evidence.refit import MEASURED_CSV
 from meshwright.evidence.table import read_table
 from meshwright.record.mllog import MAD_TO_STD, StepTimes
-from meshwright.simulate import noise as draws
-from meshwright.simulate.logs import StepLog
-from meshwright.simulate.noise import MEANING, QUIET, Noise
-from meshwright.simulate.step import Setting, simulate, undisturbed, walk
+from meshwright.simulator import noise as draws
+from meshwright.simulator.logs import StepLog
+from meshwright.simulator.noise import MEANING, QUIET, Noise
+from meshwright.simulator.step import Setting, simulate, undisturbed, walk
 from meshwright.units import HOUR
 
 Floats = NDArray[np.float64]

@@ -14,7 +14,7 @@ from meshwright.report.page.area import Axis, Plot
 from meshwright.report.page.colours import var
 from meshwright.report.page.markup import Html, table, tag
 from meshwright.report.page.shell import document, section
-from meshwright.simulate.noise_fit import Checked
+from meshwright.simulator.noise_fit import Checked
 
 HEIGHT = 170.0
 PERCENTILES = np.linspace(1, 99, 99)

@@ -20,10 +20,10 @@ from meshwright.record.entries import PARTS, StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.mllog import StepTimes
 from meshwright.record.writer import RunWriter
-from meshwright.simulate.fabric import Fabric, fabric_tier
-from meshwright.simulate.job import Job, Traffic, job_of, traffic_of
-from meshwright.simulate.noise import Noise, fitted_noise
-from meshwright.simulate.step import Report, Setting, Slow, Steps, simulate
+from meshwright.simulator.fabric import Fabric, fabric_tier
+from meshwright.simulator.job import Job, Traffic, job_of, traffic_of
+from meshwright.simulator.noise import Noise, fitted_noise
+from meshwright.simulator.step import Report, Setting, Slow, Steps, simulate
 from meshwright.units import si
 
 CREATED = "1970-01-01T00:00:00.000+00:00"  # of every simulated folder: the same seed gives the same bytes

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from meshwright.cost.money import cost_usd
 from meshwright.plan.plan import Plan
-from meshwright.simulate.campaign import Campaign, Report, Weeks, advised_interval_s, advised_spares, weeks
-from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
-from meshwright.simulate.failures import Failures
-from meshwright.simulate.run import Conditions, OverSeeds, run_plan
+from meshwright.simulator.campaign import Campaign, Report, Weeks, advised_interval_s, advised_spares, weeks
+from meshwright.simulator.checkpoints import daly_interval_s, young_interval_s
+from meshwright.simulator.failures import Failures
+from meshwright.simulator.run import Conditions, OverSeeds, run_plan
 from meshwright.units import DAY, HOUR
 
 Floats = NDArray[np.float64]

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.record.entries import PARTS
-from meshwright.simulate import noise as draws
-from meshwright.simulate.job import Job, Traffic
-from meshwright.simulate.noise import QUIET, Noise
+from meshwright.simulator import noise as draws
+from meshwright.simulator.job import Job, Traffic
+from meshwright.simulator.noise import QUIET, Noise
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.simulate.campaign import Campaign, advised_interval_s, advised_spares, weeks
-from meshwright.simulate.checkpoints import goodput
-from meshwright.simulate.failures import Cause, Failures, failures
+from meshwright.simulator.campaign import Campaign, advised_interval_s, advised_spares, weeks
+from meshwright.simulator.checkpoints import goodput
+from meshwright.simulator.failures import Cause, Failures, failures
 from meshwright.units import DAY, HOUR
 
 LLAMA3 = failures("llama3")

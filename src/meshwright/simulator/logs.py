@@ -19,7 +19,7 @@ from meshwright.plan.plan import plan_of as planned
 from meshwright.predict.forecast import forecast
 from meshwright.predict.software import software
 from meshwright.record.mllog import StepTimes, read_step_times
-from meshwright.simulate.job import Job, job_of
+from meshwright.simulator.job import Job, job_of
 
 FOLDER = Path(__file__).parent / "step_times"
 

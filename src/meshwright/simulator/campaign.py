@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.simulate.checkpoints import best_interval_s, goodput
-from meshwright.simulate.failures import Failures
+from meshwright.simulator.checkpoints import best_interval_s, goodput
+from meshwright.simulator.failures import Failures
 from meshwright.units import HOUR
 
 Floats = NDArray[np.float64]

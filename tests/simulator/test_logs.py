@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.simulate.job import job_of
-from meshwright.simulate.logs import FOLDER, plan_of, step_logs
+from meshwright.simulator.job import job_of
+from meshwright.simulator.logs import FOLDER, plan_of, step_logs
 
 
 def test_every_clean_log_has_its_layout():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.simulate.failures import Cause, failures
+from meshwright.simulator.failures import Cause, failures
 
 OWN = """
 detection_s = 30

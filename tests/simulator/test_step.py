@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from meshwright.cost.schedule import Hops, evaluate
 from meshwright.errors import MeshwrightError
 from meshwright.record.entries import PARTS
-from meshwright.simulate.job import job_of
-from meshwright.simulate.noise import QUIET, Noise
-from meshwright.simulate.step import UNDISTURBED, Setting, Slow, simulate, undisturbed, walk
+from meshwright.simulator.job import job_of
+from meshwright.simulator.noise import QUIET, Noise
+from meshwright.simulator.step import UNDISTURBED, Setting, Slow, simulate, undisturbed, walk
 
 LAYOUTS = [
     ("tp=1,pp=1,dp=8,recompute=full", 8),

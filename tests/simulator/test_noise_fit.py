@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from meshwright.simulate.logs import step_logs
-from meshwright.simulate.noise import fitted_noise, noise_of
-from meshwright.simulate.noise_fit import Checked, NoiseFit, json_text, simulated_as
+from meshwright.simulator.logs import step_logs
+from meshwright.simulator.noise import fitted_noise, noise_of
+from meshwright.simulator.noise_fit import Checked, NoiseFit, json_text, simulated_as
 
 
 @pytest.fixture(scope="module")

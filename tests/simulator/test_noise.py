@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.layout import Layout
-from meshwright.simulate.noise import MEANING, QUIET, Noise, drift_path, drift_scale, fitted_noise, group_jitter, latest_rank, stalls
+from meshwright.simulator.noise import MEANING, QUIET, Noise, drift_path, drift_scale, fitted_noise, group_jitter, latest_rank, stalls
 
 
 def test_there_are_no_more_than_eight_constants_and_all_are_fitted():

@@ -12,10 +12,10 @@ from meshwright.ledger import ledger_of
 from meshwright.record.run import read_run
 from meshwright.record.summary import summary
 from meshwright.report.facts import facts_of
-from meshwright.simulate.fabric import Fabric
-from meshwright.simulate.noise import QUIET, fitted_noise
-from meshwright.simulate.run import Conditions, OverSeeds, run_plan, write_run
-from meshwright.simulate.step import Slow
+from meshwright.simulator.fabric import Fabric
+from meshwright.simulator.noise import QUIET, fitted_noise
+from meshwright.simulator.run import Conditions, OverSeeds, run_plan, write_run
+from meshwright.simulator.step import Slow
 
 RECORD_S = 424.118  # of the log
 

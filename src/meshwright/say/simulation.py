@@ -1,4 +1,4 @@
-"""How `meshwright simulate` prints its answer."""
+"""What a simulation says: steps beside their prediction, or weeks with their interruptions and where the time goes."""
 
 from __future__ import annotations
 
@@ -8,64 +8,60 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cli.show import show_json, show_pairs, show_table, show_text
-from meshwright.cli.simulate_answer import Answer
 from meshwright.ledger import amount
 from meshwright.predict.outcome import samples_note
 from meshwright.record.entries import PART_NAMES, PARTS
-from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
-from meshwright.simulate.outlook import Outlook, Size
-from meshwright.simulate.run import OverSeeds, SimulatedRun
+from meshwright.say.document import Block, Document, Note, Pairs, Table, Text
+from meshwright.simulator.checkpoints import daly_interval_s, young_interval_s
+from meshwright.simulator.outlook import Outlook, Size
+from meshwright.simulator.run import OverSeeds, SimulatedRun
+from meshwright.simulator.simulation import Simulation
 from meshwright.units import DAY, HOUR, KWH, MINUTE, energy, seconds, usd
 
 FIGURE_UNITS = {"s": "s", "pct": "%", "min": "min"}  # by how a figure's name ends
 
 
-def show_as_json(answer: Answer) -> None:
-    """Print all as JSON."""
-    show_json({**(_weeks_json(answer) if answer.outlook else _steps_json(answer)), "notes": _notes(answer)})
+def simulation_document(found: Simulation) -> Document:
+    """The whole simulation."""
+    kind = "simulation of days" if found.outlook else "simulation of steps"
+    title = f"{found.plan.name}: {found.days:g} days" if found.outlook else f"{found.plan.name}, seed {found.seed}"
+    values = {**(_weeks_values(found) if found.outlook else _steps_values(found)), "notes": _notes(found)}
+    return Document(kind=kind.replace(" ", "-"), title=title, blocks=tuple(_blocks(found)), values=values)
 
 
-def show_tables(answer: Answer) -> None:
-    """Print all for people."""
-    if answer.outlook:
-        _show_weeks(answer)
-    else:
-        _show_steps(answer)
-    if answer.is_cut and answer.ask.budget:
-        was_done = answer.outlook is not None and answer.outlook.workload_done == 1
-        before = " The workload was done before: the days went on behind its end." if was_done else ""
-        show_text(f"The budget of {amount(answer.ask.budget.usd)} ended it: what is told of is what it paid for.{before}")
-    for note in _notes(answer):
-        show_text(f"note: {note}")
-    show_text(f"written: {answer.folder}")
-    if answer.interrupted:
-        show_text("Broken off: what was done until then is what you see and what was written.")
+def _blocks(found: Simulation) -> Iterator[Block]:
+    yield from _weeks(found) if found.outlook else _steps(found)
+    if found.is_cut and found.budget:
+        was_done = found.outlook is not None and found.outlook.workload_done == 1
+        before = " The workload was done before that: the days go on after its end." if was_done else ""
+        yield Text(f"The budget of {amount(found.budget.usd)} ended the simulation: the numbers are of what it paid for.{before}")
+    yield from map(Note, _notes(found))
+    if found.folder:
+        yield Text(f"written: {found.folder}")
+    if found.interrupted:
+        yield Text("Interrupted: what was done until then is shown and written.")
 
 
-def _notes(answer: Answer) -> list[str]:
+def _notes(found: Simulation) -> list[str]:
     """What is to be known of a workload's length."""
-    return [note for note in (samples_note(answer.ask.plan.workload),) if note]
+    return [note for note in (samples_note(found.plan.workload),) if note]
 
 
-def _energy_kwh(answer: Answer) -> float | None:
+def _energy_kwh(found: Simulation) -> float | None:
     """Of the run that was written."""
-    return answer.took.energy_j / KWH if answer.took and answer.took.energy_j is not None else None
+    return found.ledger.energy_j / KWH if found.ledger and found.ledger.energy_j is not None else None
 
 
-def _energy(answer: Answer) -> list[tuple[str, str]]:
+def _energy(found: Simulation) -> list[tuple[str, str]]:
     """A line on the written run's energy, and how much of what was paid for computed; none where that is unknown."""
-    took = answer.took
-    if took is None or took.energy_j is None:
+    ledger = found.ledger
+    if ledger is None or ledger.energy_j is None:
         return []
-    busy = took.gpu_seconds["compute"] / sum(took.gpu_seconds.values())
-    return [("energy", f"{energy(took.energy_j)} at the wall, {took.energy_source}; {busy:.0%} of paid time computes")]
+    busy = ledger.gpu_seconds["compute"] / sum(ledger.gpu_seconds.values())
+    return [("energy", f"{energy(ledger.energy_j)} at the wall, {ledger.energy_source}; {busy:.0%} of paid time computes")]
 
 
-# -- steps ----------------------------------------------------------------------------------------------
-
-
-def _run_json(run: SimulatedRun) -> dict[str, Any]:
+def _run_values(run: SimulatedRun) -> dict[str, Any]:
     times = run.times
     return {
         "median_step_s": times.median_s,
@@ -86,28 +82,28 @@ def _run_json(run: SimulatedRun) -> dict[str, Any]:
     }
 
 
-def _steps_json(answer: Answer) -> dict[str, Any]:
-    assert answer.run is not None
+def _steps_values(found: Simulation) -> dict[str, Any]:
+    assert found.run is not None
     return {
-        "plan": answer.ask.plan.name,
-        "seed": answer.run.seed,
-        "predicted_step_s": answer.ask.plan.step_time_s,
-        **_run_json(answer.run),
-        "exposed_dp_interval_s": answer.exposed,
+        "plan": found.plan.name,
+        "seed": found.run.seed,
+        "predicted_step_s": found.plan.step_time_s,
+        **_run_values(found.run),
+        "exposed_dp_interval_s": found.exposed,
         "goodput": None,
         "interruptions": None,
-        "cost_usd": answer.cost_usd,
-        "energy_kwh": _energy_kwh(answer),
-        "over_seeds": answer.over_seeds,
-        "without_slow_ranks": _run_json(answer.without_slow) if answer.without_slow else None,
-        "complete": not (answer.interrupted or answer.is_cut),
-        "over_budget": answer.is_cut,
-        "folder": str(answer.folder),
+        "cost_usd": found.cost_usd,
+        "energy_kwh": _energy_kwh(found),
+        "over_seeds": found.over_seeds,
+        "without_slow_ranks": _run_values(found.without_slow) if found.without_slow else None,
+        "complete": not (found.interrupted or found.is_cut),
+        "over_budget": found.is_cut,
+        "folder": str(found.folder),
     }
 
 
-def _show_steps(answer: Answer) -> None:
-    run, plan = answer.run, answer.ask.plan
+def _steps(found: Simulation) -> Iterator[Block]:
+    run, plan = found.run, found.plan
     assert run is not None
     times = run.times
     pairs = [
@@ -115,25 +111,22 @@ def _show_steps(answer: Answer) -> None:
         ("median step", f"{seconds(times.median_s)}, robust standard deviation {times.robust_std_pct:.3f} %"),
         ("slowest step", f"{seconds(float(np.max(times.seconds)))}; 99 of 100 below {seconds(float(np.percentile(times.seconds, 99)))}"),
         ("first step", f"{seconds(float(times.seconds[0]))}; after an evaluation {_after(run)}"),
-        *_times(answer, run),
-        (PART_NAMES["exposed_dp"], _exposed(answer, run)),
-        (f"cost{_of_steps(run)}", usd(answer.cost_usd) if answer.cost_usd is not None else "no price listed"),
-        *((f"{name}{_of_steps(run)}", words) for name, words in _energy(answer)),
+        *_times(found, run),
+        (PART_NAMES["exposed_dp"], _exposed(found, run)),
+        (f"cost{_of_steps(run)}", usd(found.cost_usd) if found.cost_usd is not None else "no price listed"),
+        *((f"{name}{_of_steps(run)}", words) for name, words in _energy(found)),
     ]
-    show_pairs(f"{plan.name}, seed {run.seed}", pairs)
-    show_table("parts of the step", ("part", "predicted>", "simulated>"), _parts(run))
+    yield Pairs(f"{plan.name}, seed {run.seed}", tuple((name, value, "") for name, value in pairs))
+    yield Table("parts of the step", ("part", "predicted>", "simulated>"), tuple(_parts(run)))
     if left_out := len(run.steps) - run.num_steady_steps:
         steps = f"{run.num_steady_steps:,} step{'' if run.num_steady_steps == 1 else 's'}"
         firsts = f"{left_out:,} that follow{'s' if left_out == 1 else ''}"
-        show_text(f"Simulated parts are means of {steps}; {firsts} a start or an evaluation {'is' if left_out == 1 else 'are'} left out.")
-        print()
-    if answer.over_seeds:
-        show_table(
-            f"over {answer.ask.wishes.seeds} seeds", ("", "mean>", "80 % between>", "", "standard error>"),
-            [_seed_row(name, value) for name, value in answer.over_seeds.items()],
-        )  # fmt: skip
-    if answer.without_slow:
-        _show_without_slow(run, answer.without_slow)
+        yield Text(f"Simulated parts are means of {steps}; {firsts} a start or an evaluation {'is' if left_out == 1 else 'are'} left out.")
+    if found.over_seeds:
+        rows = tuple(_seed_row(name, value) for name, value in found.over_seeds.items())
+        yield Table(f"over {found.seeds} seeds", ("", "mean>", "80 % between>", "", "standard error>"), rows)
+    if found.without_slow:
+        yield _without_slow(run, found.without_slow)
 
 
 def _of_steps(run: SimulatedRun) -> str:
@@ -141,7 +134,7 @@ def _of_steps(run: SimulatedRun) -> str:
     return "" if run.is_whole else f" of {len(run.steps):,} step{'' if len(run.steps) == 1 else 's'}"
 
 
-def _times(answer: Answer, run: SimulatedRun) -> Iterator[tuple[str, str]]:
+def _times(found: Simulation, run: SimulatedRun) -> Iterator[tuple[str, str]]:
     """Time to train where the whole workload was simulated; else the time of the steps, and what the whole job would take."""
     count = len(run.evaluated_after)
     evaluated = f", {count:,} evaluation{'' if count == 1 else 's'}" if count else ""
@@ -154,19 +147,19 @@ def _times(answer: Answer, run: SimulatedRun) -> Iterator[tuple[str, str]]:
     if run.time_to_train_s is None:
         yield "whole job", "has no end: the workload states neither tokens nor a target"
         return
-    cost = f"; {usd(answer.cost_usd * run.time_to_train_s / run.simulated_s)}" if answer.cost_usd is not None else ""
+    cost = f"; {usd(found.cost_usd * run.time_to_train_s / run.simulated_s)}" if found.cost_usd is not None else ""
     more = workload.num_evaluations(num_steps)
     how = f"{num_steps:,} steps of {seconds(mean_s)} on average" + (f", {more:,} evaluations" if more else "")
     yield "whole job", f"{seconds(run.time_to_train_s)} by extrapolation: {how}{cost}"
 
 
-def _exposed(answer: Answer, run: SimulatedRun) -> str:
-    told, known = f"{seconds(run.mean_exposed_s['dp'])} a step", answer.exposed
+def _exposed(found: Simulation, run: SimulatedRun) -> str:
+    text, known = f"{seconds(run.mean_exposed_s['dp'])} per step", found.exposed
     if known is None:
-        return told
+        return text
     sure = "its constants were before the fit" + (" and its profile is" if run.job.forecast.job.software.profile else "")
     predicted = f"predicted {seconds(known.seconds)}, 80 % between {seconds(known.low_s)} and {seconds(known.high_s)}"
-    return f"{told} ({predicted}, by how sure {sure})"
+    return f"{text} ({predicted}, by how sure {sure})"
 
 
 def _after(run: SimulatedRun) -> str:
@@ -189,47 +182,44 @@ def _seed_row(name: str, value: OverSeeds) -> tuple[str, ...]:
     return f"{shown}, {FIGURE_UNITS[unit]}", f"{value.mean:.5g}", f"{value.low:.5g}", f"{value.high:.5g}", f"{value.standard_error:.2g}"
 
 
-def _show_without_slow(run: SimulatedRun, alike: SimulatedRun) -> None:
+def _without_slow(run: SimulatedRun, alike: SimulatedRun) -> Table:
     lost = run.times.median_s / alike.times.median_s - 1
-    rows = [
+    rows = (
         ("as it was", seconds(run.times.median_s), f"{run.simulated_s / MINUTE:.3f} min"),
         ("without the slow rank", seconds(alike.times.median_s), f"{alike.simulated_s / MINUTE:.3f} min"),
-    ]
+    )
     time = "time to train>" if run.is_whole else f"time{_of_steps(run)}>"
-    show_table(f"the slow rank costs {lost:+.2%} a step", ("", "median step>", time), rows)
+    return Table(f"the slow rank costs {lost:+.2%} per step", ("", "median step>", time), rows)
 
 
-# -- weeks ----------------------------------------------------------------------------------------------
-
-
-def _weeks_json(answer: Answer) -> dict[str, Any]:
-    seen = answer.outlook
+def _weeks_values(found: Simulation) -> dict[str, Any]:
+    seen = found.outlook
     assert seen is not None
     campaign, between_s = seen.campaign, seen.campaign.failures.mean_time_between_s(seen.campaign.num_accelerators)
     return {
-        "plan": answer.ask.plan.name,
-        "seed": answer.ask.wishes.seed,
-        "seeds": answer.ask.wishes.seeds,
-        "days": answer.ask.wishes.days,
-        "predicted_step_s": answer.ask.plan.step_time_s,
+        "plan": found.plan.name,
+        "seed": found.seed,
+        "seeds": found.seeds,
+        "days": found.days,
+        "predicted_step_s": found.plan.step_time_s,
         "median_step_s": seen.step.median_s,
         "robust_std_pct": seen.step.robust_std_pct,
         "mean_step_s": seen.step.seconds,
         "mean_step_standard_error_s": seen.step.standard_error_s,
         "mean_exposed_s": {part.removeprefix("exposed_"): seen.step.parts_s[part] for part in PARTS if part.startswith("exposed_")},
-        "time_to_train_min": None if answer.time_to_train_s is None else answer.time_to_train_s / MINUTE,
+        "time_to_train_min": None if found.time_to_train_s is None else found.time_to_train_s / MINUTE,
         "goodput": seen.goodput.mean,
         "interruptions": seen.interruptions.mean,
-        "cost_usd": answer.cost_usd,
-        "energy_kwh": _energy_kwh(answer),
-        "waste_usd": answer.waste_usd,
+        "cost_usd": found.cost_usd,
+        "energy_kwh": _energy_kwh(found),
+        "waste_usd": found.waste_usd,
         "goodput_over_seeds": seen.goodput,
         "interruptions_over_seeds": seen.interruptions,
         "interruptions_by_cause": seen.by_cause,
         "steps_done": seen.num_steps,
         "workload_steps": seen.step.workload_steps or None,
         "workload_done": seen.workload_done,
-        "hours": {name: value / HOUR for name, value in _where(answer).items()},
+        "hours": {name: value / HOUR for name, value in _where(found).items()},
         "checkpoint": {
             "interval_s": campaign.interval_s,
             "young_s": float(young_interval_s(campaign.failures.checkpoint_s, between_s)),
@@ -237,20 +227,20 @@ def _weeks_json(answer: Answer) -> dict[str, Any]:
             "checkpoint_s": campaign.failures.checkpoint_s,
         },
         "num_spares": campaign.num_spares,
-        "chance_by": answer.finish.chance_by(answer.ask.finish_by_s) if answer.finish and answer.ask.finish_by_s else None,
-        "chance_under": _chance_under(answer),
-        "finish_days": OverSeeds.of(answer.finish.wall_s / DAY) if answer.finish else None,
-        "sizes": answer.sizes,
-        "complete": not (answer.interrupted or answer.is_cut),
-        "over_budget": answer.is_cut,
-        "folder": str(answer.folder),
+        "chance_by": found.finish.chance_by(found.finish_by_s) if found.finish and found.finish_by_s else None,
+        "chance_under": _chance_under(found),
+        "finish_days": OverSeeds.of(found.finish.wall_s / DAY) if found.finish else None,
+        "sizes": found.sizes,
+        "complete": not (found.interrupted or found.is_cut),
+        "over_budget": found.is_cut,
+        "folder": str(found.folder),
     }
 
 
-def _where(answer: Answer) -> dict[str, float]:
+def _where(found: Simulation) -> dict[str, float]:
     """Mean seconds of the wall clock by where they went."""
-    assert answer.outlook is not None
-    w = answer.outlook.weeks
+    assert found.outlook is not None
+    w = found.outlook.weeks
     named = {
         "work": w.work_s,
         "work done again": w.lost_s,
@@ -261,38 +251,40 @@ def _where(answer: Answer) -> dict[str, float]:
     return {name: float(np.mean(value)) for name, value in named.items()}
 
 
-def _chance_under(answer: Answer) -> float | None:
-    budget = answer.ask.budget
-    return answer.finish.chance_under(float(budget.usd)) if answer.finish and budget else None
+def _chance_under(found: Simulation) -> float | None:
+    budget = found.budget
+    return found.finish.chance_under(float(budget.usd)) if found.finish and budget else None
 
 
-def _show_weeks(answer: Answer) -> None:
-    seen = answer.outlook
+def _weeks(found: Simulation) -> Iterator[Block]:
+    seen = found.outlook
     assert seen is not None
-    campaign, many = seen.campaign, answer.ask.wishes.seeds > 1
+    campaign, many = seen.campaign, found.seeds > 1
     between_s = campaign.failures.mean_time_between_s(campaign.num_accelerators)
     breaks = between_s < math.inf
     young, daly = (seconds(float(f(campaign.failures.checkpoint_s, between_s))) for f in (young_interval_s, daly_interval_s))
     pairs = [
-        ("interruptions", _said(seen.interruptions, many, "{:.1f}") + (f", one every {seconds(between_s)}" if breaks else "")),
-        ("effective time", _said(seen.goodput, many, "{:.2%}")),
-        ("steps that count", _said(seen.num_steps, many, "{:,.0f}") + f" of {seconds(seen.step.seconds)}"),
+        ("interruptions", _over_seeds(seen.interruptions, many, "{:.1f}") + (f", one every {seconds(between_s)}" if breaks else "")),
+        ("effective time", _over_seeds(seen.goodput, many, "{:.2%}")),
+        ("steps that count", _over_seeds(seen.num_steps, many, "{:,.0f}") + f" of {seconds(seen.step.seconds)}"),
         ("workload", _workload(seen)),
         ("checkpoint every", f"{seconds(campaign.interval_s)} of work" + (f" (Young {young}, Daly {daly})" if breaks else "")),
         ("spare nodes", str(campaign.num_spares)),
-        ("cost", f"{usd(answer.cost_usd)}, of which waste {usd(answer.waste_usd or 0.0)}" if answer.cost_usd else "no price listed"),
-        *_energy(answer),
+        ("cost", f"{usd(found.cost_usd)}, of which waste {usd(found.waste_usd or 0.0)}" if found.cost_usd else "no price listed"),
+        *_energy(found),
     ]
-    show_pairs(f"{answer.ask.plan.name}: {answer.ask.wishes.days:g} days, failures as {campaign.failures.name}", pairs)
+    title = f"{found.plan.name}: {found.days:g} days, failures as {campaign.failures.name}"
+    yield Pairs(title, tuple((name, value, "") for name, value in pairs))
     if seen.by_cause:
-        show_table("interruptions by cause", ("cause", "mean number>"), [(name, f"{value:.1f}") for name, value in seen.by_cause.items()])
-    whole_s = sum(_where(answer).values())
-    rows = [(name, f"{value / HOUR:.1f} h", f"{value / whole_s:.2%}") for name, value in _where(answer).items()]
-    show_table("where the time goes", ("", "mean>", "share>"), rows)
-    _show_finish(answer)
-    if answer.sizes:
+        causes = tuple((name, f"{value:.1f}") for name, value in seen.by_cause.items())
+        yield Table("interruptions by cause", ("cause", "mean number>"), causes)
+    whole_s = sum(_where(found).values())
+    rows = tuple((name, f"{value / HOUR:.1f} h", f"{value / whole_s:.2%}") for name, value in _where(found).items())
+    yield Table("where the time goes", ("", "mean>", "share>"), rows)
+    yield from _finish(found)
+    if found.sizes:
         columns = ("accelerators>", "interrupted every>", "a day>", "checkpoint every>", "Young>", "Daly>", "spares>", "effective>")
-        show_table("the same failures at other sizes", columns, map(_size_row, answer.sizes))
+        yield Table("the same failures at other sizes", columns, tuple(map(_size_row, found.sizes)))
 
 
 def _workload(seen: Outlook) -> str:
@@ -301,25 +293,25 @@ def _workload(seen: Outlook) -> str:
         return "has no end"
     times = float(np.mean(seen.weeks.work_s)) / seen.step.workload_s
     whole = f"{seen.step.workload_steps:,} steps"
-    return f"{whole}, {times:.1%} done" if times < 1 else f"{whole}, done {times:,.1f} times over: the days go on behind its end"
+    return f"{whole}, {times:.1%} done" if times < 1 else f"{whole}, done {times:,.1f} times over: the days go on after its end"
 
 
-def _said(value: OverSeeds, many: bool, form: str) -> str:
+def _over_seeds(value: OverSeeds, many: bool, form: str) -> str:
     between = f" (80 % of runs between {form.format(value.low)} and {form.format(value.high)})" if many else ""
     return form.format(value.mean) + between
 
 
-def _show_finish(answer: Answer) -> None:
-    if answer.finish is None:
+def _finish(found: Simulation) -> Iterator[Text]:
+    if found.finish is None:
         return
-    takes = OverSeeds.of(answer.finish.wall_s)
-    show_text(f"The whole workload takes {seconds(takes.mean)} (80 % of runs between {seconds(takes.low)} and {seconds(takes.high)}).")
-    if answer.ask.finish_by_s:
-        by = answer.finish.chance_by(answer.ask.finish_by_s)
-        show_text(f"Done within {seconds(answer.ask.finish_by_s)}: {by:.1%} of runs.")
-    under = _chance_under(answer)
-    if under is not None and answer.ask.budget:
-        show_text(f"For {amount(answer.ask.budget.usd)} or less: {under:.1%} of runs.")
+    whole = OverSeeds.of(found.finish.wall_s)
+    yield Text(f"The whole workload takes {seconds(whole.mean)} (80 % of runs between {seconds(whole.low)} and {seconds(whole.high)}).")
+    if found.finish_by_s:
+        by = found.finish.chance_by(found.finish_by_s)
+        yield Text(f"Done within {seconds(found.finish_by_s)}: {by:.1%} of runs.")
+    under = _chance_under(found)
+    if under is not None and found.budget:
+        yield Text(f"For {amount(found.budget.usd)} or less: {under:.1%} of runs.")
 
 
 def _size_row(size: Size) -> tuple[str, ...]:

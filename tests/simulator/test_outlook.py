@@ -9,12 +9,12 @@ import pytest
 
 from meshwright.ledger.timeline import spans_of
 from meshwright.record.run import read_run
-from meshwright.simulate.exposure import exposed_between_replicas
-from meshwright.simulate.failures import failures
-from meshwright.simulate.noise import QUIET
-from meshwright.simulate.outlook import SAMPLED_STEPS, campaign_of, finish, mean_step, outlook, sizes
-from meshwright.simulate.run import Conditions, run_plan
-from meshwright.simulate.weeks_record import write_weeks
+from meshwright.simulator.exposure import exposed_between_replicas
+from meshwright.simulator.failures import failures
+from meshwright.simulator.noise import QUIET
+from meshwright.simulator.outlook import SAMPLED_STEPS, campaign_of, finish, mean_step, outlook, sizes
+from meshwright.simulator.run import Conditions, run_plan
+from meshwright.simulator.weeks_record import write_weeks
 from meshwright.units import DAY
 
 

@@ -10,8 +10,8 @@ import pytest
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.layout import parse_layout
 from meshwright.plan.plan import Plan
-from meshwright.simulate.job import Job, job_of
-from meshwright.simulate.noise import QUIET, Noise
+from meshwright.simulator.job import Job, job_of
+from meshwright.simulator.noise import QUIET, Noise
 
 RECORD = "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from meshwright.simulate.noise import Noise
-    from meshwright.simulate.noise_fit import Checked
+    from meshwright.simulator.noise import Noise
+    from meshwright.simulator.noise_fit import Checked
 
 
 def noise(
@@ -24,12 +24,12 @@ def noise(
     from datetime import date
 
     from meshwright.cli.fit import need_extra
+    from meshwright.cli.noise_page import write_page
     from meshwright.cli.progress import progress_bar
-    from meshwright.cli.simulate_page import write_page
     from meshwright.files import write_whole
-    from meshwright.simulate.logs import step_logs
-    from meshwright.simulate.noise import CONSTANTS_FILE
-    from meshwright.simulate.noise_fit import NoiseFit, json_text
+    from meshwright.simulator.logs import step_logs
+    from meshwright.simulator.noise import CONSTANTS_FILE
+    from meshwright.simulator.noise_fit import NoiseFit, json_text
 
     need_extra()
     with progress_bar() as progress:
@@ -90,7 +90,7 @@ def _show_json(values: Noise, checked: Sequence[Checked]) -> None:
 
 def _show(values: Noise, checked: Sequence[Checked]) -> None:
     from meshwright.cli.show import show_table, show_text
-    from meshwright.simulate.noise import MEANING
+    from meshwright.simulator.noise import MEANING
 
     rows = [(name, f"{getattr(values, name):.4g}", unit, meaning) for name, (unit, meaning) in MEANING.items()]
     show_table("eight constants, fitted on all logs", ("constant", "value>", "unit", "meaning"), rows)

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.simulate.fabric import Fabric, hashed_shares
-from meshwright.simulate.noise import QUIET
-from meshwright.simulate.run import Conditions, run_plan
+from meshwright.simulator.fabric import Fabric, hashed_shares
+from meshwright.simulator.noise import QUIET
+from meshwright.simulator.run import Conditions, run_plan
 
 slow_plan = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

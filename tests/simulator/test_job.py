@@ -16,9 +16,9 @@ from meshwright.layout import parse_layout
 from meshwright.plan.plan import Plan, plan_of
 from meshwright.predict.software import on_profile, software
 from meshwright.record.entries import PARTS
-from meshwright.simulate.exposure import exposed_between_replicas
-from meshwright.simulate.job import check_plan, job_of
-from meshwright.simulate.step import simulate, undisturbed
+from meshwright.simulator.exposure import exposed_between_replicas
+from meshwright.simulator.job import check_plan, job_of
+from meshwright.simulator.step import simulate, undisturbed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LAYOUTS = [

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from meshwright.record.writer import RunWriter
-from meshwright.simulate.outlook import Outlook
-from meshwright.simulate.run import Paid, SimulatedRun, new_folder, records
+from meshwright.simulator.outlook import Outlook
+from meshwright.simulator.run import Paid, SimulatedRun, new_folder, records
 
 
 def write_weeks(
