@@ -35,7 +35,8 @@ import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.describe.load import load_workload
+from meshwright.job import Job
 from meshwright.plan.search import Found, search
 
 # Calculon (caa4b11) in its own search, on one core, 2026-11-15.
@@ -44,7 +45,7 @@ NUM_RUNS = 3  # of which the fastest counts
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Case:
     """A search to time."""
 
     model: str
@@ -59,32 +60,32 @@ class Job:
         workload = replace(load_workload(self.workload), global_batch=self.batch)
         if self.precision:
             workload = replace(workload, precision=self.precision)
-        return search(Job(load_model(self.model), load_cluster(self.cluster).resized(self.num_gpus), workload), prune=self.prune)
+        return search(Job(self.model, self.cluster, workload, gpus=self.num_gpus), prune=self.prune)
 
 
-RECORD = Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b", 8192, 1024)
+RECORD = Case("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b", 8192, 1024)
 RATES = (
     replace(RECORD, num_gpus=512, batch=64, prune=False),
-    Job("qwen3-30b-a3b", "hgx-h200-ndr", "pretrain-1t", 16, 8, prune=False),
-    Job("llama-3.1-8b", "dgx-h100-superpod", "mlperf-llama31-8b", 64, 64, prune=False),
+    Case("qwen3-30b-a3b", "hgx-h200-ndr", "pretrain-1t", 16, 8, prune=False),
+    Case("llama-3.1-8b", "dgx-h100-superpod", "mlperf-llama31-8b", 64, 64, prune=False),
 )
 SIZES = (512, 2048, 8192, 32_768, 131_072)
 MODELS = (
-    Job("llama-3.1-8b", "azure-gb200-128", "pretrain-15t", 8192, 1024),
-    Job("llama-3.1-70b", "azure-gb200-128", "pretrain-15t", 8192, 1024),
+    Case("llama-3.1-8b", "azure-gb200-128", "pretrain-15t", 8192, 1024),
+    Case("llama-3.1-70b", "azure-gb200-128", "pretrain-15t", 8192, 1024),
     RECORD,
-    Job("deepseek-v3", "azure-gb200-128", "pretrain-15t", 8192, 1024, precision="mxfp8"),
-    Job("qwen3-235b-a22b", "azure-gb200-128", "pretrain-15t", 8192, 1024),
+    Case("deepseek-v3", "azure-gb200-128", "pretrain-15t", 8192, 1024, precision="mxfp8"),
+    Case("qwen3-235b-a22b", "azure-gb200-128", "pretrain-15t", 8192, 1024),
 )
 
 
-def measured(job: Job) -> str:
+def measured(case: Case) -> str:
     """One line: CPU and wall seconds, layouts priced, pruned and unfit, the rate, and the peak memory of the process."""
-    found = job.search()  # the first search of a process also reads the catalogue and the constants
+    found = case.search()  # the first search of a process also reads the catalogue and the constants
     times_s = []
     for _ in range(NUM_RUNS):
         cpu_s, wall_s = time.process_time(), time.perf_counter()
-        job.search()
+        case.search()
         times_s.append((time.process_time() - cpu_s, time.perf_counter() - wall_s))
     cpu_s, wall_s = min(times_s)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
@@ -92,14 +93,14 @@ def measured(job: Job) -> str:
         f"{found.num_layouts:>9,} priced {found.num_pruned:>10,} pruned {found.num_unfit:>7,} unfit {found.num_layouts / cpu_s:>7,.0f}/s"
     )
     return (
-        f"{job.model:<15} {job.num_gpus:>7,} {cpu_s:5.2f} s cpu {wall_s:5.2f} s wall {counts} {peak_mb:3.0f} MB  "
+        f"{case.model:<15} {case.num_gpus:>7,} {cpu_s:5.2f} s cpu {wall_s:5.2f} s wall {counts} {peak_mb:3.0f} MB  "
         f"best {found.step_time_s[0]:.3f} s"
     )
 
 
-def in_own_process(job: Job) -> str:
+def in_own_process(case: Case) -> str:
     """The same line from a process of its own, so that its peak memory is the search's."""
-    fields = (job.model, job.cluster, job.workload, job.num_gpus, job.batch, int(job.prune), job.precision)
+    fields = (case.model, case.cluster, case.workload, case.num_gpus, case.batch, int(case.prune), case.precision)
     command = [sys.executable, __file__, "--one", *map(str, fields)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.rstrip("\n")
 
@@ -107,10 +108,10 @@ def in_own_process(job: Job) -> str:
 def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--one"]:
         model, cluster, workload, num_gpus, batch, prune, precision = arguments[1:]
-        print(measured(Job(model, cluster, workload, int(num_gpus), int(batch), prune == "1", precision)))
+        print(measured(Case(model, cluster, workload, int(num_gpus), int(batch), prune == "1", precision)))
         return
     print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.processor() or platform.machine()}, Python {sys.version.split()[0]}, one core:")
-    rates = [in_own_process(job) for job in RATES]
+    rates = [in_own_process(case) for case in RATES]
     print("  everything priced, nothing pruned:", *rates, sep="\n    ")
     slowest = min(float(line.split("/s")[0].split()[-1].replace(",", "")) for line in rates)
     print(f"    the slowest is {slowest / CALCULON_LAYOUTS_PER_S:,.0f} times Calculon's {CALCULON_LAYOUTS_PER_S} layouts a second")
@@ -121,8 +122,8 @@ def main(arguments: list[str]) -> None:
     for size in SIZES:
         print("   ", in_own_process(replace(RECORD, num_gpus=size, batch=size // 8)), flush=True)
     print("  over models:")
-    for job in MODELS:
-        print("   ", in_own_process(job), flush=True)
+    for case in MODELS:
+        print("   ", in_own_process(case), flush=True)
 
 
 if __name__ == "__main__":

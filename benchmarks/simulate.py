@@ -26,9 +26,8 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.describe.load import load_workload
 from meshwright.job import Job
-from meshwright.layout import parse_layout
 from meshwright.plan.plan import Plan, plan_of
 from meshwright.simulator.checkpoints import advice_errors
 from meshwright.simulator.exposure import exposed_between_replicas
@@ -48,21 +47,15 @@ RECORD_MIN = 424.118 / 60
 
 def record(num_racks: int = 128) -> Plan:
     """The record's layout on so many racks, 8 sequences to each."""
-    model, cluster, workload = load_model("llama-3.1-405b"), load_cluster("azure-gb200-128"), load_workload("mlperf-llama31-405b")
-    cluster, workload = cluster.resized(num_racks * RACK), replace(workload, global_batch=8 * num_racks)
-    layout = parse_layout(f"tp=4,cp=2,pp=8,vp=8,dp={num_racks},mbs=1", Job(model, cluster, workload).usual_layout())
-    return plan_of(Job(model, cluster, workload).forecast(layout))
+    job = Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b", gpus=num_racks * RACK)
+    return plan_of(job.changed(f"workload.global_batch={8 * num_racks}").forecast("tp=4,cp=2,pp=8,vp=8,mbs=1"))
 
 
 def llama3() -> Plan:
     """Llama 3 405B on 16,384 H100: 16 M tokens a step, tensor 8 and pipeline 16, the rest as `meshwright plan` lays it out."""
-    model = load_model("llama-3.1-405b")
-    cluster = load_cluster("dgx-h100-superpod").resized(16384)
     workload = replace(load_workload("pretrain-15t"), seq_len=8192, global_batch=2048, precision="bf16")
-    layout = parse_layout(
-        "tp=8,pp=16,vp=8,dp=128,mbs=1,zero=3,schedule=zero-bubble,order=cp-dp-tp-pp", Job(model, cluster, workload).usual_layout()
-    )
-    return plan_of(Job(model, cluster, workload).forecast(layout))
+    job = Job("llama-3.1-405b", "dgx-h100-superpod", workload, gpus=16384)
+    return plan_of(job.forecast("tp=8,pp=16,vp=8,mbs=1,zero=3,schedule=zero-bubble,order=cp-dp-tp-pp"))
 
 
 def timed(body: Callable[[], object], num_runs: int = 3) -> str:
@@ -153,7 +146,7 @@ def average_rows() -> Iterator[str]:
         exact = sum(1 / k for k in range(1, num_ranks + 1))
         drawn = group_jitter(num_ranks, 1 << 22, np.random.default_rng(0)).astype(np.float64).mean()
         yield f"jitter of a group of {num_ranks}: mean {drawn:.5f}, exact {exact:.5f}: {drawn / exact - 1:+.3%}"
-    jobs = [log.job for log in step_logs() if log.job.chains]
+    jobs = [log.planned for log in step_logs() if log.planned.chains]
     shares = [abs(undisturbed(job).exposed_dp_s - job.parts_s["exposed_dp"]) / job.step_s for job in jobs]
     told = f"differ by {np.mean(shares):.3%} of a step, at most {max(shares):.3%}"
     yield f"buckets walked against the closed form, {len(jobs)} logged layouts: {told}"

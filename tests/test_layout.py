@@ -58,8 +58,11 @@ def test_the_record_layout_as_text():
 JOBS = [
     (load_model(model), load_cluster(cluster), replace(load_workload("pretrain-1t"), precision=precision))
     for model in ("llama-3.1-8b", "deepseek-v3")
-    for cluster in ("dgx-h100-superpod", "azure-gb200-128")
-    for precision in ("bf16", "nvfp4")
+    for cluster, precision in (
+        ("dgx-h100-superpod", "bf16"),
+        ("dgx-h100-superpod", "fp8"),
+        *(("azure-gb200-128", p) for p in ("bf16", "nvfp4")),
+    )
 ]
 
 

@@ -320,7 +320,7 @@ def test_a_quiet_run_draws_what_was_predicted(tmp_path: Path) -> None:
     plan.write(tmp_path / "racks.json")
     run = run_plan(plan, Conditions(noise=QUIET))
     told = ledger_of(write_run(run, tmp_path, "quiet", tmp_path / "racks.json"))
-    takes = outcome(run.job.prediction, plan.cluster, plan.workload)
+    takes = outcome(run.planned.forecast.prediction)
     assert takes.energy_j and takes.offer and takes.carbon_kg and takes.water_l
     scale = run.time_to_train_s / takes.time_to_train_s.value  # the walk and the closed form count evaluations alike, to a whole one
     assert scale == pytest.approx(1, rel=0.01)
@@ -344,11 +344,12 @@ def test_water_that_nobody_publishes_is_told_to_be_so() -> None:
 def test_a_quiet_run_of_processes_costs_and_draws_what_was_predicted(tmp_path: Path) -> None:
     model, cluster, workload = load_model("llama-2m"), load_cluster("this-machine-2x4"), load_workload("python-stdlib")
     layout = parse_layout("tp=2,pp=2,dp=2,mbs=4", Job(model, cluster, workload).usual_layout())
-    plan = Job(model, cluster, workload).forecast(layout)
-    plan.plan.write(tmp_path / "cores.json")
-    run = run_plan(plan.plan, Conditions(noise=QUIET))
+    forecast = Job(model, cluster, workload).forecast(layout)
+    plan = plan_of(forecast)
+    plan.write(tmp_path / "cores.json")
+    run = run_plan(plan, Conditions(noise=QUIET))
     told = ledger_of(write_run(run, tmp_path, "quiet", tmp_path / "cores.json"))
-    takes = plan.outcome
+    takes = forecast.outcome
     assert takes.time_to_train_s and takes.energy_j and takes.offer and takes.carbon_kg and told.usd_unrounded is not None
     assert run.time_to_train_s == pytest.approx(takes.time_to_train_s.value, rel=1e-3)
     assert told.energy_j == pytest.approx(takes.energy_j.value, rel=1e-3)

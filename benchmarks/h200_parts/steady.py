@@ -26,10 +26,11 @@ from h200_parts.cases import TRAINING, Case, case_of, layout_of, model_of, workl
 from h200_parts.child import hand_over, note
 from h200_parts.text import shared_folder, text_corpus
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster
-from meshwright.plan.plan import Plan, plan_bytes
+from meshwright.job import Job
+from meshwright.plan.plan import Plan, plan_bytes, plan_of
 from meshwright.record.run import read_run
 from meshwright.train import loop
-from meshwright.train.job import Job
+from meshwright.train.job import Job as TrainingJob
 from meshwright.train.launch import Place
 from meshwright.train.replica import Replica
 from meshwright.train.session import run_rank
@@ -93,8 +94,8 @@ def recorded(case: Case, folder: Path, num_before: int, is_gpu: bool) -> tuple[M
     After `num_before` steps the turns begin.
     """
     corpus = text_corpus(shared_folder(), model_of(case).vocab_size)
-    plan = plan_of(case, is_gpu)
-    job = Job(
+    plan = case_plan(case, is_gpu)
+    job = TrainingJob(
         plan=plan,
         runs=folder / "runs",
         name="steady",
@@ -110,11 +111,11 @@ def recorded(case: Case, folder: Path, num_before: int, is_gpu: bool) -> tuple[M
     return marks, list(read_run(job.folder).records)
 
 
-def plan_of(case: Case, is_gpu: bool) -> Plan:
+def case_plan(case: Case, is_gpu: bool) -> Plan:
     """The plan of the case on this machine."""
     cluster = load_cluster(THIS_MACHINE if is_gpu else EMULATED).resized(1)
     workload = replace(workload_of(case), training=replace(TRAINING, warmup_samples=20.0 * case.batch))
-    return plan_of(Job(model_of(case), cluster, workload).forecast(layout_of(case)), "steady")
+    return plan_of(Job(model_of(case), cluster, workload, profile="none").forecast(layout_of(case)), "steady")
 
 
 @contextmanager

@@ -153,7 +153,7 @@ def test_weeks_tell_of_interruptions_and_what_they_cost(answer, run, plan):
 def test_days_go_on_behind_the_workloads_end_and_say_so(answer, run, plan):
     told = answer(plan, "--days", "5", "--name", "over")
     assert told["workload_done"] == 1 and told["steps_done"]["mean"] > told["workload_steps"] > 0
-    assert "times over: the days go on behind its end" in run(plan, "--days", "5", "--name", "said")[1]
+    assert "times over: the days go on after its end" in run(plan, "--days", "5", "--name", "said")[1]
     brief = answer(plan, "--days", "0.001", "--name", "brief")
     assert brief["workload_done"] == 0 and brief["steps_done"]["mean"] < brief["workload_steps"]
     out = run(plan, "--days", "54", "--budget", "30kUSD", "--name", "paid")[1]
@@ -168,7 +168,7 @@ def test_weeks_broken_off_keep_what_is_done(run, plan, monkeypatch, tmp_path):
 
     monkeypatch.setattr(_Loop, "_progress", interrupted)
     code, out, err = run(plan, "--days", "54", "--name", "half")
-    assert (code, err) == (130, "meshwright: interrupted\n") and "Broken off" in out
+    assert (code, err) == (130, "meshwright: interrupted\n") and "Interrupted" in out
     assert read_run(tmp_path / "runs" / "half").header.status == "stopped"
 
 
@@ -206,11 +206,11 @@ def test_tables_name_the_parts(run, plan):
         (("--cluster", "dgx-h100-superpod"), "the plan is for azure-gb200-128 (256 gb200)"),
         (("--days", "3", "--failed-nodes", "65"), "65 failed nodes of 64"),
         (("--days", "3", "--failures", "lama"), "no failures named 'lama'"),
-        (("--days", "0"), "no days"),
+        (("--days", "0"), "has no length"),
         (("--budget", "1"), "not started: by prediction"),
-        (("--failures", "llama3"), "this is asked of weeks"),
-        (("--spares", "3"), "this is asked of weeks"),
-        (("--days", "3", "--steps", "5"), "weeks are as long as their days"),
+        (("--failures", "llama3"), "only valid with --days"),
+        (("--spares", "3"), "only valid with --days"),
+        (("--days", "3", "--steps", "5"), "--steps is not valid with --days"),
         (("--days", "3", "--checkpoint-every", "soon"), "where: --checkpoint-every"),
         (("--nics-hit", "4"), "4 NICs are hit and lose no plane"),
         (("--slow-rank", "5=1e300"), "times as slow"),
@@ -253,7 +253,7 @@ def test_broken_off_it_keeps_what_is_done(run, plan, monkeypatch, tmp_path):
 
     monkeypatch.setattr(step, "_blocks", interrupted)
     code, out, err = run(plan, "--steps", "100", "--name", "half")
-    assert code == 130 and "interrupted" in err and "Broken off" in out
+    assert code == 130 and "interrupted" in err and "Interrupted" in out
     half = read_run(tmp_path / "runs" / "half")
     assert (len(half.records), half.header.status) == (4, "stopped")
 

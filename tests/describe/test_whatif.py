@@ -64,8 +64,9 @@ def test_every_known_key_can_be_set():
         ("gpus=1.5", "gpus is 1.5, not a whole number", "gpus=1024"),
         ("gpus", "cannot read 'gpus'", "KEY=VALUE"),
         ("fabric.GB_per_s=fast", "not a number", "fabric.GB_per_s=100"),
-        ("fabric.GB_per_s=-1", "not a number above 0", "fabric.GB_per_s=100"),
-        ("fabric.GB_per_s=nan", "not a number above 0", "fabric.GB_per_s=100"),
+        ("fabric.GB_per_s=-1", "not a number from 1e-24 to 1e+24", "fabric.GB_per_s=100"),
+        ("fabric.GB_per_s=nan", "not a number from 1e-24 to 1e+24", "fabric.GB_per_s=100"),
+        ("fabric.GB_per_s=1e-300", "not a number from 1e-24 to 1e+24", "fabric.GB_per_s=100"),
         ("workload.precision=fp9", "no precision named 'fp9'", "fp8"),
     ],
 )

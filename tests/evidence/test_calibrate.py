@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.evidence.calibrate import Calibration, Job, Observed, calibrate, described, observe
+from meshwright.evidence.calibrate import Calibration, LoggedRun, Observed, calibrate, described, observe
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.refit import MEASURED_CSV
 from meshwright.evidence.runs import read_runs
+from meshwright.job import Job
 from meshwright.layout import Layout, parse_layout
 from meshwright.predict.software import as_json, read_profile, software
 from meshwright.record.mllog import StepTimes
@@ -32,8 +33,8 @@ def run_of(system: str, benchmark: str = "llama31_405b") -> MeasuredRun:
     return next(run for run in RUNS if run.system.startswith(system) and run.benchmark == benchmark)
 
 
-def job_of(run: MeasuredRun) -> Job:
-    return Job(model=run.model, cluster=run.cluster, workload=run.workload, layout=run.layout)
+def logged(run: MeasuredRun) -> LoggedRun:
+    return LoggedRun(job=Job(run.model, run.cluster, run.workload), layout=run.layout)
 
 
 def observed(seconds: float, **said: object) -> Observed:
@@ -42,11 +43,11 @@ def observed(seconds: float, **said: object) -> Observed:
 
 
 def calibrated(run: MeasuredRun, release: str = "") -> Calibration:
-    return calibrate(observed(run.measured_s), job_of(run), release)
+    return calibrate(observed(run.measured_s), logged(run), release)
 
 
 def error_pct(run: MeasuredRun, calibration: Calibration) -> float:
-    return 100 * (job_of(run).step_s(calibration.profile) / run.measured_s - 1)
+    return 100 * (logged(run).step_s(calibration.profile) / run.measured_s - 1)
 
 
 def test_the_512_gpu_run_alone_predicts_the_same_software_at_2048_and_2560() -> None:
@@ -71,9 +72,9 @@ def test_512_gb200_alone_predict_1536_and_2048() -> None:
 )
 def test_the_real_logs_of_512_gpus_predict_the_larger_runs(folder: str, cluster: str, layout: str, others: tuple[str, ...]) -> None:
     seen = observe(sorted((LOGS / folder).glob("result_*.txt")))
-    job = described(seen, parse_layout(layout), cluster, precision="fp8")
-    assert (len(seen.files), job.cluster.num_accelerators) == (3, 512)
-    calibration = calibrate(seen, job)
+    run = described(seen, parse_layout(layout), cluster, precision="fp8")
+    assert (len(seen.files), run.job.num_accelerators) == (3, 512)
+    calibration = calibrate(seen, run)
     assert calibration.release.release == "v5.0"
     for other in others:
         assert abs(error_pct(run_of(other), calibration)) < 1.5
@@ -96,14 +97,14 @@ def test_the_release_it_starts_from_does_not_change_the_factor() -> None:
 def test_a_longer_step_is_slower_software_and_never_the_other_way() -> None:
     run = run_of("carina_ngpu512")
     times_s = run.measured_s * np.array([0.8, 0.9, 1.0, 1.1, 1.5, 3.0])
-    factors = [calibrate(observed(float(s)), job_of(run), "v5.0").profile.log_factor for s in times_s]
+    factors = [calibrate(observed(float(s)), logged(run), "v5.0").profile.log_factor for s in times_s]
     assert all(np.diff(factors) > 0)
 
 
 def test_a_run_at_the_speed_of_a_release_gives_that_release() -> None:
-    job = job_of(run_of("eos-dfw_n64"))
+    run = logged(run_of("eos-dfw_n64"))
     v41 = software("v4.1")
-    found = calibrate(observed(job.step_s(v41)), job)
+    found = calibrate(observed(run.step_s(v41)), run)
     assert found.release.release == "v4.1"
     assert found.profile.log_factor == pytest.approx(v41.log_factor, abs=1e-9)
     assert found.change_pct == pytest.approx(0.0, abs=1e-6)
@@ -111,18 +112,19 @@ def test_a_run_at_the_speed_of_a_release_gives_that_release() -> None:
 
 def test_only_releases_that_ran_on_the_chip_are_compared() -> None:
     assert calibrated(run_of("theia_ngpu512")).release.release in ("v5.1", "v6.0")  # NVFP4 came with v5.1
-    untried = replace(job_of(run_of("eos-dfw_n64")), workload=replace(run_of("eos-dfw_n64").workload, precision="fp8-current"))
+    run = logged(run_of("eos-dfw_n64"))
+    untried = replace(run, job=run.job.changed("workload.precision=fp8-current"))
     assert calibrate(observed(untried.step_s(software("v3.1"))), untried).release.release == "v3.1"  # never measured: all are
 
 
 def test_the_change_is_said_in_words() -> None:
-    job = job_of(run_of("eos-dfw_n64"))
+    run = logged(run_of("eos-dfw_n64"))
     slow = replace(software("v5.0"), log_factor=software("v5.0").log_factor + math.log(1.10))
     fast = replace(software("v5.0"), log_factor=software("v5.0").log_factor + math.log(0.96))
-    assert calibrate(observed(job.step_s(slow)), job, "v5.0").verdict == "computes 10.0 % slower than release v5.0"
-    assert calibrate(observed(job.step_s(fast)), job, "v5.0").verdict == "computes 4.0 % faster than release v5.0"
-    assert not calibrate(observed(job.step_s(slow)), job, "v5.0").is_unusual
-    assert calibrate(observed(3 * job.step_s(slow)), job, "v5.0").is_unusual
+    assert calibrate(observed(run.step_s(slow)), run, "v5.0").verdict == "computes 10.0 % slower than release v5.0"
+    assert calibrate(observed(run.step_s(fast)), run, "v5.0").verdict == "computes 4.0 % faster than release v5.0"
+    assert not calibrate(observed(run.step_s(slow)), run, "v5.0").is_unusual
+    assert calibrate(observed(3 * run.step_s(slow)), run, "v5.0").is_unusual
 
 
 def test_adapters_get_a_factor_of_their_own_and_leave_pretraining_alone() -> None:
@@ -142,7 +144,7 @@ def test_a_profile_read_again_predicts_the_same(tmp_path: Path) -> None:
     again = read_profile(tmp_path / "profile.json")
     assert again == calibration.profile
     assert software(str(tmp_path / "profile.json")) == again
-    assert job_of(run).step_s(again) == calibration.profile_step_s
+    assert logged(run).step_s(again) == calibration.profile_step_s
 
 
 def test_a_profile_keeps_its_constants_when_the_package_is_fitted_again(tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ def test_a_log_says_the_job() -> None:
     seen = observe([FIXTURES / "timer_every_step.log"])
     assert (seen.benchmark, seen.global_batch, seen.num_micro_batches, seen.seq_len) == ("llama31_405b", 64, 8, 8192)
     assert (seen.num_nodes, seen.step_time_s, seen.run_spread_pct) == (2, 2.0, 0.0)
-    job = described(seen, SMALL, "dgx-h100-superpod", precision="fp8")
+    job = described(seen, SMALL, "dgx-h100-superpod", precision="fp8").job
     assert (job.model.name, job.workload.name, job.cluster.num_accelerators) == ("llama-3.1-405b", "mlperf-llama31-405b", 16)
     assert (job.workload.global_batch, job.workload.precision) == (64, "fp8")
 
@@ -194,8 +196,9 @@ def test_a_csv_needs_to_be_told_the_job(tmp_path: Path) -> None:
     table.write_text("step,step_time_s\n1,9.0\n2,2.0\n3,2.2\n4,2.1\n")
     seen = observe([table])
     assert (seen.step_time_s, seen.benchmark, seen.global_batch) == (2.1, "", 0)
-    job = described(seen, SMALL, "dgx-h100-superpod", workload="mlperf-llama31-8b", num_accelerators=16, global_batch=64, precision="fp8")
-    assert (job.model.name, job.workload.global_batch, job.cluster.num_accelerators) == ("llama-3.1-8b", 64, 16)
+    said = {"workload": "mlperf-llama31-8b", "num_accelerators": 16, "global_batch": 64, "precision": "fp8"}
+    job = described(seen, SMALL, "dgx-h100-superpod", **said).job  # type: ignore[arg-type]
+    assert (job.model.name, job.workload.global_batch, job.num_accelerators) == ("llama-3.1-8b", 64, 16)
     with pytest.raises(InputError, match="which workload was run"):
         described(seen, SMALL, "dgx-h100-superpod")
     with pytest.raises(InputError, match=r"workload pretrain-1t is for any model"):
@@ -204,7 +207,7 @@ def test_a_csv_needs_to_be_told_the_job(tmp_path: Path) -> None:
 
 def test_a_model_given_by_name_wins_over_the_benchmarks() -> None:
     seen = observe([FIXTURES / "timer_every_step.log"])
-    job = described(seen, SMALL, "dgx-h100-superpod", model="llama-3.1-70b", precision="fp8")
+    job = described(seen, SMALL, "dgx-h100-superpod", model="llama-3.1-70b", precision="fp8").job
     assert (job.model.name, job.workload.name) == ("llama-3.1-70b", "mlperf-llama31-405b")
 
 
@@ -278,5 +281,5 @@ def test_an_unknown_benchmark_needs_a_workload(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds, side", [(0.5, "short"), (5000.0, "long")])
 def test_a_step_that_no_software_explains(seconds: float, side: str) -> None:
     with pytest.raises(InputError, match=f"a step of {seconds:.4g} s is too {side} for this description") as caught:
-        calibrate(observed(seconds), job_of(run_of("eos-dfw_n64")))
+        calibrate(observed(seconds), logged(run_of("eos-dfw_n64")))
     assert caught.value.where == "by_hand.csv as llama-3.1-405b on 512 h100, tp=8,cp=2,pp=8,vp=8,dp=4,mbs=1"

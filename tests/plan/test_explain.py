@@ -59,3 +59,44 @@ def test_what_limits_a_step_is_named_as_its_part() -> None:
     said = explain(RECORD.forecast(parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"))).limit
     first, second = said.split("; next is ")
     assert first.startswith("compute takes ") and second.split(" with ")[0] in PART_NAMES.values()
+
+
+CHANGED = {
+    "twice the micro-batch size": lambda layout: replace(layout, micro_batch=2 * layout.micro_batch),
+    "tensor traffic overlapped with products": lambda layout: replace(layout, overlap_tp=True),
+    "pipeline stages outermost": lambda layout: replace(layout, order=("tp", "cp", "dp", "pp")),
+    "replicas outermost": lambda layout: replace(layout, order=("tp", "cp", "pp", "dp")),
+    "zero-bubble schedule": lambda layout: replace(layout, schedule="zero-bubble"),
+    "context parallelism as ring": lambda layout: replace(layout, cp_kind="ring"),
+    "context parallelism as all-gather": lambda layout: replace(layout, cp_kind="all-gather"),
+    "context parallelism as all-to-all": lambda layout: replace(layout, cp_kind="all-to-all"),
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "gpus", "text"),
+    [
+        (("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b"), None, "tp=4,cp=2,pp=8,vp=8,mbs=1"),
+        (("gpt-3-175b", "dgx-h100-superpod", "mlperf-gpt3"), 512, "tp=4,pp=8,vp=2,mbs=1"),
+    ],
+)
+def test_every_change_counts_from_the_step_of_the_forecast(names: tuple[str, str, str], gpus: int | None, text: str) -> None:
+    forecast = Job(*names, gpus=gpus).forecast(text)
+    changes = explain(forecast).changes
+    assert changes
+    for change in changes:
+        batches = 2 if change.what.startswith("twice the micro-batches") else 1
+        assert change.gain_pct == pytest.approx(100 * (1 - change.step_time_s / (batches * forecast.step_s)), rel=1e-9)
+        if change.what in CHANGED:
+            layout = CHANGED[change.what](forecast.layout)
+            assert change.step_time_s == forecast.job.forecast(layout, ignore_memory=True).step_s
+    assert {change.what for change in changes} & set(CHANGED)
+    assert [change.gain_pct for change in changes] == sorted((change.gain_pct for change in changes), reverse=True)
+
+
+def test_twice_the_batch_is_judged_by_the_time_of_a_token() -> None:
+    forecast = RECORD.forecast("tp=4,cp=2,pp=8,vp=8,mbs=1")
+    twice = RECORD.changed(f"workload.global_batch={2 * RECORD.workload.global_batch}").forecast(forecast.layout)
+    (change,) = [change for change in explain(forecast).changes if change.what.startswith("twice the micro-batches")]
+    assert change.step_time_s == twice.step_s
+    assert change.gain_pct == pytest.approx(100 * (1 - forecast.tokens_per_s / twice.tokens_per_s))

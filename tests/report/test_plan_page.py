@@ -178,7 +178,7 @@ def test_a_page_that_is_too_wide_would_be_noticed(profile: Path, tmp_path: Path)
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_a_browser_draws_the_page(record_forecast: Forecast, profile: Path, tmp_path: Path) -> None:
-    write_plan_page(record_forecast_forecast, tmp_path / "plan.html")
+    write_plan_page(record_forecast, tmp_path / "plan.html")
     picture = tmp_path / "plan.png"
     said = browse(profile, "--window-size=1280,2400", f"--screenshot={picture}", (tmp_path / "plan.html").as_uri())
     header = picture.read_bytes()[:24]

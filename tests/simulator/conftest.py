@@ -7,22 +7,20 @@ from functools import cache
 
 import pytest
 
-from meshwright.describe.load import load_cluster, load_model, load_workload
-from meshwright.layout import parse_layout
-from meshwright.plan.plan import Plan
-from meshwright.simulator.job import Job, job_of
+import meshwright.job
+from meshwright.describe.load import load_workload
+from meshwright.plan.plan import Plan, plan_of
 from meshwright.simulator.noise import QUIET, Noise
+from meshwright.simulator.planned_step import PlannedStep, planned_step
 
 RECORD = "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"
 
 
 @cache
 def made(layout: str, cluster: str, model: str, workload: str, gpus: int, batch: int) -> Plan:
-    described, task = load_model(model), load_workload(workload)
-    machine = load_cluster(cluster)
-    machine = machine.resized(gpus) if gpus else machine
+    task = load_workload(workload)
     task = replace(task, global_batch=batch) if batch else task
-    return make_plan(described, machine, task, parse_layout(layout, Job(described, machine, task).usual_layout()))
+    return plan_of(meshwright.job.Job(model, cluster, task, gpus=gpus or None).forecast(layout))
 
 
 @pytest.fixture
@@ -47,8 +45,8 @@ def racks() -> Plan:
 
 
 @pytest.fixture
-def racks_job(racks: Plan) -> Job:
-    return job_of(racks)
+def racks_job(racks: Plan) -> PlannedStep:
+    return planned_step(racks)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.simulator.job import job_of
 from meshwright.simulator.logs import FOLDER, plan_of, step_logs
+from meshwright.simulator.planned_step import planned_step
 
 
 def test_every_clean_log_has_its_layout():
@@ -29,7 +29,7 @@ def test_the_three_logs_of_the_record_belong_to_one_row():
 def test_a_measured_run_is_a_plan_of_its_predicted_step():
     log = step_logs()[0]
     plan = plan_of(log.run)
-    assert job_of(plan).step_s == pytest.approx(plan.step_time_s, rel=1e-12)
+    assert planned_step(plan).step_s == pytest.approx(plan.step_time_s, rel=1e-12)
 
 
 def test_an_empty_folder_and_a_stranger_are_refused(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.ledger.timeline import spans_of
+from meshwright.plan.plan import job_of
 from meshwright.record.run import read_run
 from meshwright.simulator.exposure import exposed_between_replicas
 from meshwright.simulator.failures import failures
@@ -62,6 +63,6 @@ def test_weeks_are_written_with_every_interruption(racks, tmp_path):
 
 
 def test_the_exposed_time_has_an_interval_around_it(record):
-    told = exposed_between_replicas(record)
+    told = exposed_between_replicas(job_of(record), record.layout)
     assert 0 < told.low_s < told.seconds < told.high_s
     assert told.seconds == pytest.approx(record.parts_s["exposed_dp"], rel=1e-9)

@@ -74,7 +74,7 @@ def test_events_tell_of_evaluations_and_stalls(record, tmp_path):
     events = read_run(write_run(run, tmp_path, "record", tmp_path / "record.json")).events
     assert [event.step for event in events if event.kind == "evaluation"] == [270, 288, 300]
     stalled = [event for event in events if event.kind == "stall"]
-    assert len(stalled) == int(np.sum(run.steps.stall_s > 0.02 * run.job.step_s)) > 0
+    assert len(stalled) == int(np.sum(run.steps.stall_s > 0.02 * run.planned.step_s)) > 0
     assert [event.time_s for event in events] == sorted(event.time_s for event in events)
 
 

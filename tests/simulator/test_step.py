@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from meshwright.cost.schedule import Hops, evaluate
 from meshwright.errors import MeshwrightError
 from meshwright.record.entries import PARTS
-from meshwright.simulator.job import job_of
 from meshwright.simulator.noise import QUIET, Noise
+from meshwright.simulator.planned_step import planned_step
 from meshwright.simulator.step import UNDISTURBED, Setting, Slow, simulate, undisturbed, walk
 
 LAYOUTS = [
@@ -34,7 +34,7 @@ same_plan = settings(max_examples=12, deadline=None, suppress_health_check=[Heal
 @pytest.mark.parametrize("layout, gpus", LAYOUTS)
 def test_without_noise_a_step_is_the_predicted_one(small, layout, gpus):
     plan = small(layout, gpus)
-    steps = simulate(job_of(plan), 3, seed=7)
+    steps = simulate(planned_step(plan), 3, seed=7)
     assert steps.step_s == pytest.approx([plan.step_time_s] * 3, rel=1e-12)
     for part in PARTS:
         assert steps.parts_s[part] == pytest.approx([plan.parts_s[part]] * 3, rel=1e-9, abs=1e-12)
@@ -57,21 +57,21 @@ def test_without_noise_any_layout_takes_its_predicted_step(small, tp, pp_vp, dp,
         plan = small(layout, tp * pp * dp, batch=dp * rounds)
     except MeshwrightError:  # does not fit, or does not divide
         assume(False)
-    assert simulate(job_of(plan), 2, seed).step_s == pytest.approx([plan.step_time_s] * 2, rel=1e-12)
+    assert simulate(planned_step(plan), 2, seed).step_s == pytest.approx([plan.step_time_s] * 2, rel=1e-12)
 
 
 def test_without_noise_the_record_step_is_the_predicted_one(record):
-    assert simulate(job_of(record), 2, seed=0).step_s == pytest.approx([record.step_time_s] * 2, rel=1e-12)
+    assert simulate(planned_step(record), 2, seed=0).step_s == pytest.approx([record.step_time_s] * 2, rel=1e-12)
 
 
 def test_what_buckets_leave_exposed_is_what_the_prediction_says_on_the_record_machine(record):
-    job = job_of(record)
+    job = planned_step(record)
     assert undisturbed(job).exposed_dp_s == pytest.approx(job.parts_s["exposed_dp"], rel=1e-9)
 
 
 @pytest.mark.parametrize("layout, gpus", LAYOUTS)
 def test_parts_add_up_to_the_step(small, loud, layout, gpus):
-    steps = simulate(job_of(small(layout, gpus)), 5, 1, Setting(noise=loud))
+    steps = simulate(planned_step(small(layout, gpus)), 5, 1, Setting(noise=loud))
     assert np.sum([steps.parts_s[part] for part in PARTS], axis=0) == pytest.approx(steps.step_s, rel=1e-12)
 
 
@@ -89,7 +89,7 @@ def test_more_noise_never_makes_a_step_faster(racks_job, low, more, seed):
 @same_plan
 @given(rate=st.floats(0, 5), more=st.floats(0, 5), longer=st.floats(0, 5), seed=st.integers(0, 1000))
 def test_more_or_longer_stalls_never_make_a_step_faster(small, rate, more, longer, seed):
-    job = job_of(small("tp=1,pp=1,dp=8,recompute=full", 8))
+    job = planned_step(small("tp=1,pp=1,dp=8,recompute=full", 8))
     few = replace(QUIET, stalls_per_hour=rate, stall_s=1.0)
     many = replace(QUIET, stalls_per_hour=rate + more, stall_s=1.0 + longer)
     assert (simulate(job, 20, seed, Setting(noise=many)).step_s >= simulate(job, 20, seed, Setting(noise=few)).step_s - 1e-12).all()
@@ -102,7 +102,7 @@ def test_the_same_seed_gives_the_same_steps_and_another_one_others(racks_job, lo
 
 
 def test_a_slow_rank_slows_its_replica_as_the_schedule_says(small):
-    job = job_of(small("tp=2,pp=4,vp=2,dp=4", 32))
+    job = planned_step(small("tp=2,pp=4,vp=2,dp=4", 32))
     layout = job.plan.layout
     rank = layout.rank({"tp": 1, "cp": 0, "pp": 2, "dp": 3})
     walked = walk(job, 1, Setting(slow=(Slow(rank=rank, factor=1.3),)), np.random.default_rng(0))
@@ -125,7 +125,7 @@ def test_storage_that_feeds_too_slowly_sets_the_pace(small):
     plan = small("tp=2,pp=2,vp=2,dp=4", 16)
     needs_s = 2 * plan.step_time_s
     starved = replace(plan.cluster, storage_bytes_per_s=plan.workload.tokens_per_step * 4 / needs_s)
-    steps = simulate(job_of(plan, starved), 2, 0)
+    steps = simulate(planned_step(plan, starved), 2, 0)
     assert steps.step_s == pytest.approx([needs_s] * 2)
     assert steps.parts_s["data"] == pytest.approx([needs_s / 2] * 2, rel=1e-3)
 
@@ -138,7 +138,7 @@ def test_first_steps_and_steps_after_evaluations_take_longer(racks_job):
 
 
 def test_broken_off_it_returns_the_blocks_that_are_done(small):
-    job = job_of(small("tp=1,pp=1,dp=8,recompute=full", 8))
+    job = planned_step(small("tp=1,pp=1,dp=8,recompute=full", 8))
 
     def stop(what: str, done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -148,7 +148,7 @@ def test_broken_off_it_returns_the_blocks_that_are_done(small):
 
 
 def test_without_a_pipeline_the_wait_for_the_slowest_replica_is_exposed_dp_and_no_bubble(small):
-    job = job_of(small("tp=2,dp=4", 8))
+    job = planned_step(small("tp=2,dp=4", 8))
     rank = job.plan.layout.rank({"tp": 1, "cp": 0, "pp": 0, "dp": 3})
     alike, late = (simulate(job, 1, 0, setting) for setting in (UNDISTURBED, Setting(slow=(Slow(rank=rank, factor=2.0),))))
     lost_s = float(late.step_s[0] - alike.step_s[0])
@@ -160,7 +160,7 @@ def test_without_a_pipeline_the_wait_for_the_slowest_replica_is_exposed_dp_and_n
 
 
 def test_with_a_pipeline_it_is_bubble(small):
-    job = job_of(small("tp=2,pp=2,dp=2", 8))
+    job = planned_step(small("tp=2,pp=2,dp=2", 8))
     slow = Setting(slow=(Slow(rank=0, factor=2.0),))
     alike, late = (simulate(job, 1, 0, setting) for setting in (UNDISTURBED, slow))
     assert late.parts_s["bubble"][0] > alike.parts_s["bubble"][0]
@@ -168,7 +168,7 @@ def test_with_a_pipeline_it_is_bubble(small):
 
 
 def test_one_replica_alone_waits_for_nobody(small, loud):
-    steps = simulate(job_of(small("tp=4,dp=1", 4)), 20, 0, Setting(noise=loud))
+    steps = simulate(planned_step(small("tp=4,dp=1", 4)), 20, 0, Setting(noise=loud))
     assert not steps.parts_s["bubble"].any()
     assert np.ptp(steps.parts_s["exposed_dp"]) == 0.0
     assert sum(steps.parts_s.values()) == pytest.approx(steps.step_s)

@@ -13,7 +13,7 @@ from meshwright.describe.workload import Workload
 from meshwright.errors import InputError, nearest
 from meshwright.units import GB, GBIT, MICROSECOND, TERA
 
-LARGEST = 1e24
+SMALLEST, LARGEST = 1e-24, 1e24  # of a value: beyond them a step's seconds overflow
 
 TierChange = Callable[[Tier, float], Tier]
 ChipChange = Callable[[Accelerator, float], Accelerator]
@@ -143,9 +143,9 @@ def _number(key: str, value: str) -> float:
         number = float(value)
     except ValueError:
         raise InputError(f"{key} is {value!r}, not a number", where="--set", fix=f"write {key}=100, for example") from None
-    if not 0 < number <= LARGEST:
+    if not SMALLEST <= number <= LARGEST:
         raise InputError(
-            f"{key} is {value}, not a number above 0 and up to {LARGEST:g}", where="--set", fix=f"write {key}=100, for example"
+            f"{key} is {value}, not a number from {SMALLEST:g} to {LARGEST:g}", where="--set", fix=f"write {key}=100, for example"
         )
     return number
 

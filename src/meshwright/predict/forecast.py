@@ -96,10 +96,10 @@ class Forecast:
         return f"{self.job.name}, {self.layout.degrees}: {self.step_s:.4g} s per step, 80 % interval {low_s:.4g} to {high_s:.4g} s"
 
     def to_json(self) -> dict[str, Any]:
-        """The values under the names of `meshwright predict --json`."""
-        from meshwright.say.forecast import forecast_values
+        """What `meshwright predict --json` prints, in JSON's own types."""
+        from meshwright.say.forecast import forecast_document
 
-        return forecast_values(self)
+        return forecast_document(self).to_json()
 
     def _repr_html_(self) -> str:
         from meshwright.say.forecast import forecast_document

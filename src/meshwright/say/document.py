@@ -83,12 +83,12 @@ def plain(value: Any) -> Any:
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
+    if hasattr(value, "tolist"):  # numpy's scalars and arrays; its float64 is a float too, so they come first
+        return plain(value.tolist())
     if isinstance(value, str | bool | int) or value is None:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if hasattr(value, "tolist"):  # numpy's scalars and arrays
-        return plain(value.tolist())
     if isinstance(value, Iterable):
         return [plain(inner) for inner in value]
     return str(value)

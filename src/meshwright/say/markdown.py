@@ -20,7 +20,7 @@ def markdown(document: Document) -> str:
 
 def escaped(text: object) -> str:
     """Text that Markdown shows as it is, on one line."""
-    return SPECIAL.sub(r"\\\1", str(text).replace("\n", " ")).replace("&", "&amp;")
+    return SPECIAL.sub(r"\\\1", " ".join(str(text).splitlines())).replace("&", "&amp;")
 
 
 def table_lines(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:

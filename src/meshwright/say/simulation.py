@@ -76,7 +76,7 @@ def _run_values(run: SimulatedRun) -> dict[str, Any]:
         "num_evaluations": len(run.evaluated_after),
         "evaluation_s": run.evaluation_s,
         "simulated_min": run.simulated_s / MINUTE,
-        "workload_steps": run.job.plan.workload.num_steps() or None,
+        "workload_steps": run.planned.plan.workload.num_steps() or None,
         "time_to_train_min": None if run.time_to_train_s is None else run.time_to_train_s / MINUTE,
         "time_to_train_is_extrapolated": None if run.time_to_train_s is None else not run.is_whole,
     }
@@ -142,7 +142,7 @@ def _times(found: Simulation, run: SimulatedRun) -> Iterator[tuple[str, str]]:
         yield "time to train", f"{run.simulated_s / MINUTE:.3f} min: {len(run.steps):,} steps{evaluated}"
         return
     yield f"time{_of_steps(run)}", f"{seconds(run.simulated_s)}{evaluated and f'{evaluated} included'}"
-    workload, mean_s = run.job.plan.workload, float(np.mean(run.times.steady_s))
+    workload, mean_s = run.planned.plan.workload, float(np.mean(run.times.steady_s))
     num_steps = workload.num_steps()
     if run.time_to_train_s is None:
         yield "whole job", "has no end: the workload states neither tokens nor a target"
@@ -157,7 +157,7 @@ def _exposed(found: Simulation, run: SimulatedRun) -> str:
     text, known = f"{seconds(run.mean_exposed_s['dp'])} per step", found.exposed
     if known is None:
         return text
-    sure = "its constants were before the fit" + (" and its profile is" if run.job.forecast.job.software.profile else "")
+    sure = "its constants were before the fit" + (" and its profile is" if run.planned.forecast.job.software.profile else "")
     predicted = f"predicted {seconds(known.seconds)}, 80 % between {seconds(known.low_s)} and {seconds(known.high_s)}"
     return f"{text} ({predicted}, by how sure {sure})"
 
@@ -169,11 +169,11 @@ def _after(run: SimulatedRun) -> str:
 
 def _parts(run: SimulatedRun) -> Iterator[tuple[str, str, str]]:
     """The parts that anybody gives time to, predicted and of steady steps, as the report has them, and what they add up to."""
-    predicted_s, simulated_s = run.job.plan.parts_s, run.mean_parts_s
+    predicted_s, simulated_s = run.planned.plan.parts_s, run.mean_parts_s
     for part in PARTS:
         if predicted_s[part] or simulated_s[part]:
             yield PART_NAMES[part], seconds(predicted_s[part]), seconds(simulated_s[part])
-    yield "mean step", seconds(run.job.plan.step_time_s), seconds(sum(simulated_s.values()))
+    yield "mean step", seconds(run.planned.plan.step_time_s), seconds(sum(simulated_s.values()))
 
 
 def _seed_row(name: str, value: OverSeeds) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from meshwright.plan.plan import plan_of as planned
 from meshwright.predict.forecast import forecast
 from meshwright.predict.software import software
 from meshwright.record.mllog import StepTimes, read_step_times
-from meshwright.simulator.job import Job, job_of
+from meshwright.simulator.planned_step import PlannedStep, planned_step
 
 FOLDER = Path(__file__).parent / "step_times"
 
@@ -43,9 +43,9 @@ class StepLog:
         return self.run.round >= "v5.0"
 
     @cached_property
-    def job(self) -> Job:
+    def planned(self) -> PlannedStep:
         """The run's step, as the simulator walks it."""
-        return job_of(plan_of(self.run))
+        return planned_step(plan_of(self.run))
 
 
 def plan_of(run: MeasuredRun) -> Plan:

@@ -66,16 +66,17 @@ class _Stand:
 
 
 def _stand(log: StepLog) -> _Stand:
-    job, rng = log.job, np.random.default_rng(STAND_SEED)
+    planned, rng = log.planned, np.random.default_rng(STAND_SEED)
     num_steps = len(log.times.steady_s)
-    shape = (STAND_RUNS * num_steps, job.plan.layout.dp)
-    probe = walk(job, 1, Setting(noise=replace(QUIET, jitter=PROBE_JITTER)), rng, num_replicas=PROBE_REPLICAS)
-    quiet_s = undisturbed(job).pipeline_s
+    shape = (STAND_RUNS * num_steps, planned.plan.layout.dp)
+    probe = walk(planned, 1, Setting(noise=replace(QUIET, jitter=PROBE_JITTER)), rng, num_replicas=PROBE_REPLICAS)
+    quiet_s = undisturbed(planned).pipeline_s
     return _Stand(
-        step_s=job.step_s,
+        step_s=planned.step_s,
         jitter_s=max(float(np.mean(probe.pipeline_s - probe.weights_s)) - quiet_s, 0.0) / PROBE_JITTER,
-        latest=draws.latest_rank(job.plan.layout, shape, rng).max(axis=1).reshape(STAND_RUNS, num_steps),
-        drift=draws.drift_scale(job.plan.layout, job.step_s, 1.0) * np.stack([draws.drift_path(num_steps, rng) for _ in range(STAND_RUNS)]),
+        latest=draws.latest_rank(planned.plan.layout, shape, rng).max(axis=1).reshape(STAND_RUNS, num_steps),
+        drift=draws.drift_scale(planned.plan.layout, planned.step_s, 1.0)
+        * np.stack([draws.drift_path(num_steps, rng) for _ in range(STAND_RUNS)]),
         log_spread=math.log(log.times.robust_std_pct),
         median_s=log.times.median_s,
     )
@@ -168,7 +169,7 @@ class NoiseFit:
 
 def simulated_as(log: StepLog, values: Noise, seed: int) -> StepTimes:
     """A simulated run of as many steps and evaluations as the log has."""
-    steps = simulate(log.job, len(log.times.seconds), seed, Setting(noise=values), log.first_steps)
+    steps = simulate(log.planned, len(log.times.seconds), seed, Setting(noise=values), log.first_steps)
     return StepTimes(steps.step_s, steps.is_first, "simulated")
 
 

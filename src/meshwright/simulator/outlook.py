@@ -50,7 +50,7 @@ def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
     noise = conditions.noise
     run = run_plan(plan, replace(conditions, noise=replace(noise, stalls_per_hour=0.0)), SAMPLED_STEPS + 1, seed)
     step_s, parts_s = run.times.steady_s, run.mean_parts_s
-    stall_s = noise.stalls_per_hour * plan.layout.num_ranks * run.job.step_s / HOUR * noise.stall_s
+    stall_s = noise.stalls_per_hour * plan.layout.num_ranks * run.planned.step_s / HOUR * noise.stall_s
     return MeanStep(
         seconds=float(np.mean(step_s)) + stall_s,
         standard_error_s=float(np.std(step_s, ddof=1) / math.sqrt(len(step_s))),
@@ -64,7 +64,7 @@ def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
 
 def usd_per_accelerator_hour(plan: Plan, conditions: Conditions) -> float | None:
     """The price that a forecast uses; None where none is listed."""
-    offer = conditions.job(plan).forecast.outcome.offer
+    offer = conditions.planned(plan).forecast.outcome.offer
     return offer.price.usd_per_accelerator_hour if offer else None
 
 

@@ -21,8 +21,8 @@ from meshwright.record.header import RunHeader
 from meshwright.record.mllog import StepTimes
 from meshwright.record.writer import RunWriter
 from meshwright.simulator.fabric import Fabric, fabric_tier
-from meshwright.simulator.job import Job, Traffic, job_of, traffic_of
 from meshwright.simulator.noise import Noise, fitted_noise
+from meshwright.simulator.planned_step import PlannedStep, Traffic, planned_step, traffic_of
 from meshwright.simulator.step import Report, Setting, Slow, Steps, simulate
 from meshwright.units import si
 
@@ -62,19 +62,19 @@ class Conditions:
             if not 1 <= one.factor <= SLOWEST:
                 raise InputError(f"a rank {one.factor:g} times as slow", where="--slow-rank", fix=f"give a factor from 1 to {SLOWEST:g}")
 
-    def job(self, plan: Plan) -> Job:
+    def planned(self, plan: Plan) -> PlannedStep:
         """The plan's step on the machine as every NIC and the storage leave it."""
         cluster = self.fabric.degraded(plan.cluster)
         if self.storage_bytes_per_s:
             cluster = replace(cluster, storage_bytes_per_s=self.storage_bytes_per_s)
-        return job_of(plan, cluster, self.stack or "")
+        return planned_step(plan, cluster, self.stack or "")
 
-    def setting(self, job: Job, seed: int) -> Setting:
+    def setting(self, planned: PlannedStep, seed: int) -> Setting:
         """What a walk needs to know, with hashes and hit NICs drawn for this seed."""
-        shares = self.fabric.stage_shares(job.plan.cluster, job.plan.layout, np.random.default_rng([seed, 3]))
+        shares = self.fabric.stage_shares(planned.plan.cluster, planned.plan.layout, np.random.default_rng([seed, 3]))
         traffic: tuple[Traffic, ...] = ()
         if (shares < 1).any():
-            by_share = {share: _traffic_at(job, share) for share in np.unique(shares).tolist()}
+            by_share = {share: _traffic_at(planned, share) for share in np.unique(shares).tolist()}
             traffic = tuple(by_share[share] for share in shares.tolist())
         return Setting(noise=self.noise, slow=self.slow, stage_traffic=traffic)
 
@@ -86,19 +86,19 @@ def check_tiers(plan: Plan) -> None:
             raise InputError(f"tier {tier.name} has {tier.num_planes} planes", where=f"plan: cluster.{tier.name}", fix="give at least one")
 
 
-def _traffic_at(job: Job, share: float) -> Traffic:
+def _traffic_at(planned: PlannedStep, share: float) -> Traffic:
     """Traffic between replicas whose NICs have a share of the fabric left."""
-    cluster = job.plan.cluster
+    cluster = planned.plan.cluster
     tier = fabric_tier(cluster)
     less = replace(cluster, tiers=(*cluster.tiers[:-1], replace(tier, bytes_per_s=tier.bytes_per_s * share)))
-    return traffic_of(forecast_of(replace(job.plan, cluster=less), job.forecast.job.software))
+    return traffic_of(forecast_of(replace(planned.plan, cluster=less), planned.forecast.job.software))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SimulatedRun:
     """A run as it would have gone."""
 
-    job: Job
+    planned: PlannedStep
     conditions: Conditions
     seed: int
     steps: Steps
@@ -125,7 +125,7 @@ class SimulatedRun:
     @property
     def is_whole(self) -> bool:
         """Whether the steps are those of the whole workload."""
-        return len(self.steps) == self.job.plan.workload.num_steps()
+        return len(self.steps) == self.planned.plan.workload.num_steps()
 
     @property
     def time_to_train_s(self) -> float | None:
@@ -133,7 +133,7 @@ class SimulatedRun:
 
         Extrapolated, every step takes as long as the mean of the steady ones.
         """
-        workload = self.job.plan.workload
+        workload = self.planned.plan.workload
         if self.is_whole or not workload.num_steps():
             return self.simulated_s if self.is_whole else None
         return workload.duration_s(float(np.mean(self.times.steady_s)), self.evaluation_s)
@@ -164,7 +164,7 @@ def run_plan(
     num_steps: int = 0,
     seed: int = 0,
     report: Report | None = None,
-    job: Job | None = None,
+    planned: PlannedStep | None = None,
     within_s: float = math.inf,
 ) -> SimulatedRun:
     """The plan's run of `num_steps` steps, or to the workload's end, or to the last step that ends within so many seconds."""
@@ -176,17 +176,17 @@ def run_plan(
             where="--steps",
             fix="give --steps 324, for example",
         )
-    job = job or conditions.job(plan)
+    planned = planned or conditions.planned(plan)
     evaluated = plan.workload.evaluated_steps(count)
     firsts = np.array([0, *evaluated])
-    steps = simulate(job, count, seed, conditions.setting(job, seed), firsts, report)
+    steps = simulate(planned, count, seed, conditions.setting(planned, seed), firsts, report)
     run = SimulatedRun(
-        job=job,
+        planned=planned,
         conditions=conditions,
         seed=seed,
         steps=steps,
         evaluated_after=tuple(step for step in evaluated if step <= len(steps)),
-        evaluation_s=job.forecast.outcome.evaluation_s,
+        evaluation_s=planned.forecast.outcome.evaluation_s,
         asked_steps=count,
     )
     return _within(run, within_s)
@@ -228,16 +228,16 @@ def seeds_of(
     plan: Plan, conditions: Conditions, num_steps: int, first_seed: int, num_seeds: int, report: Report | None = None
 ) -> Iterator[SimulatedRun]:
     """The same run with one seed after the other."""
-    job = conditions.job(plan)
+    planned = conditions.planned(plan)
     for number in range(num_seeds):
-        yield run_plan(plan, conditions, num_steps, first_seed + number, job=job)
+        yield run_plan(plan, conditions, num_steps, first_seed + number, planned=planned)
         if report:
             report("simulating runs", number + 1, num_seeds)
 
 
 def new_folder(run: SimulatedRun, runs: Path, name: str, plan_file: Path, num_steps: int | None) -> RunWriter:
     """A writer for the folder of a simulated run of so many steps; None where days are simulated."""
-    plan = run.job.plan
+    plan = run.planned.plan
     header = RunHeader(
         name=name,
         kind="simulated",
@@ -291,7 +291,7 @@ def write_run(run: SimulatedRun, runs: Path, name: str, plan_file: Path, paid: P
 
 def records(run: SimulatedRun) -> Iterator[StepRecord]:
     """The steps as they are written, to the nanosecond."""
-    batch, tokens = run.job.plan.workload.global_batch, run.job.plan.workload.tokens_per_step
+    batch, tokens = run.planned.plan.workload.global_batch, run.planned.plan.workload.tokens_per_step
     columns = {part: (run.steps.parts_s[part].round(9) + 0.0).tolist() for part in PARTS}
     for i, seconds in enumerate(run.steps.step_s.tolist()):
         yield StepRecord(
@@ -320,4 +320,4 @@ def _write_events(run: SimulatedRun, writer: RunWriter, paid: Paid) -> None:
 
 
 def _stalled(run: SimulatedRun) -> set[int]:
-    return set((np.flatnonzero(run.steps.stall_s > NOTABLE_STALL * run.job.step_s) + 1).tolist())
+    return set((np.flatnonzero(run.steps.stall_s > NOTABLE_STALL * run.planned.step_s) + 1).tolist())

@@ -30,10 +30,10 @@ from meshwright.simulator.campaign import Campaign
 from meshwright.simulator.exposure import Exposed, exposed_between_replicas
 from meshwright.simulator.fabric import Fabric
 from meshwright.simulator.failures import failures as failures_named
-from meshwright.simulator.job import check_plan
 from meshwright.simulator.noise import QUIET, fitted_noise
 from meshwright.simulator.outlook import SAMPLED_STEPS, SIZES, Finish, Outlook, Size, campaign_of, finish, outlook
 from meshwright.simulator.outlook import sizes as other_sizes
+from meshwright.simulator.planned_step import check_plan
 from meshwright.simulator.run import Conditions, OverSeeds, Paid, SimulatedRun, run_plan, write_run
 from meshwright.simulator.step import Slow
 from meshwright.simulator.weeks_record import write_weeks
@@ -91,7 +91,7 @@ class Simulation:
         fabric = self.conditions.fabric
         if self.run is None or fabric.nics_hit or fabric.routing == "hashed":
             return None
-        return exposed_between_replicas(self.run.job.forecast.job, self.run.job.plan.layout)
+        return exposed_between_replicas(self.run.planned.forecast.job, self.run.planned.plan.layout)
 
     @property
     def time_to_train_s(self) -> float | None:
@@ -259,11 +259,11 @@ def _steps(asked: Simulation, steps: int, folder: _Folder, progress: Progress) -
     found: list[dict[str, float]] = []
     first: SimulatedRun | None = None
     interrupted = False
-    job = conditions.job(plan)
+    planned = conditions.planned(plan)
     try:
         for number in range(asked.seeds):
             report = progress if asked.seeds == 1 else None
-            run = run_plan(plan, conditions, steps, asked.seed + number, report, job, within_s)
+            run = run_plan(plan, conditions, steps, asked.seed + number, report, planned, within_s)
             first = first or run
             found.append(_figures(run))
             interrupted = not run.complete and not run.is_cut
@@ -278,7 +278,7 @@ def _steps(asked: Simulation, steps: int, folder: _Folder, progress: Progress) -
     run = first
     alike = None
     if conditions.slow and not interrupted:
-        alike = run_plan(plan, replace(conditions, slow=()), steps, asked.seed, job=job, within_s=within_s)
+        alike = run_plan(plan, replace(conditions, slow=()), steps, asked.seed, planned=planned, within_s=within_s)
     return replace(
         asked,
         run=run,

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from meshwright.record.entries import PARTS
 from meshwright.simulator import noise as draws
-from meshwright.simulator.job import Job, Traffic
 from meshwright.simulator.noise import QUIET, Noise
+from meshwright.simulator.planned_step import PlannedStep, Traffic
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -70,7 +70,12 @@ class Walked:
 
 
 def simulate(
-    job: Job, num_steps: int, seed: int, setting: Setting | None = None, first_steps: Ints | None = None, report: Report | None = None
+    planned: PlannedStep,
+    num_steps: int,
+    seed: int,
+    setting: Setting | None = None,
+    first_steps: Ints | None = None,
+    report: Report | None = None,
 ) -> Steps:
     """`num_steps` steps of a job. `first_steps` are the numbers (from 0) of those that follow a start or an evaluation.
 
@@ -80,39 +85,39 @@ def simulate(
     firsts = np.array([0]) if first_steps is None else first_steps
     pieces = []
     try:
-        for first, count in _blocks(job, num_steps):
-            pieces.append(walk(job, count, setting, np.random.default_rng([seed, 1, first])))
+        for first, count in _blocks(planned, num_steps):
+            pieces.append(walk(planned, count, setting, np.random.default_rng([seed, 1, first])))
             if report:
                 report("simulating steps", first + count, num_steps)
     except KeyboardInterrupt:
         if not pieces:
             raise
     walked = Walked(**{name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in Walked.__slots__})
-    return _composed(job, setting, walked, firsts, np.random.default_rng([seed, 2]))
+    return _composed(planned, setting, walked, firsts, np.random.default_rng([seed, 2]))
 
 
-def _blocks(job: Job, num_steps: int) -> Iterator[tuple[int, int]]:
+def _blocks(planned: PlannedStep, num_steps: int) -> Iterator[tuple[int, int]]:
     """First step and number of steps of each block; their size depends on the job alone, so that the draws do too."""
-    each = max(COLUMNS_PER_BLOCK // job.plan.layout.dp, 1)
+    each = max(COLUMNS_PER_BLOCK // planned.plan.layout.dp, 1)
     for first in range(0, num_steps, each):
         yield first, min(each, num_steps - first)
 
 
-def walk(job: Job, num_steps: int, setting: Setting, rng: np.random.Generator, num_replicas: int = 0) -> Walked:
+def walk(planned: PlannedStep, num_steps: int, setting: Setting, rng: np.random.Generator, num_replicas: int = 0) -> Walked:
     """The pipelines of all replicas (or of `num_replicas`) over `num_steps` steps, and the chains of traffic that join them."""
-    order, noise = job.schedule, setting.noise
-    shape = (num_steps, num_replicas or job.plan.layout.dp)
+    order, noise = planned.schedule, setting.noise
+    shape = (num_steps, num_replicas or planned.plan.layout.dp)
     size = shape[0] * shape[1]
-    late_s = _late(job, shape, noise, rng)
-    speeds = _speeds(job, setting.slow)
-    gates = _gates(job, setting)
-    kept = set(job.last_backward.ravel().tolist()) if job.chains else set()
+    late_s = _late(planned, shape, noise, rng)
+    speeds = _speeds(planned, setting.slow)
+    gates = _gates(planned, setting)
+    kept = set(planned.last_backward.ravel().tolist()) if planned.chains else set()
     free_s = np.zeros((order.num_stages, *shape))
     waited_s = np.zeros((order.num_stages, num_steps))
     arrived_s: dict[int, Floats] = {}
     ready_s: dict[int, Floats] = {}
-    waits_for, awaited = order.waits_for.tolist(), job.is_awaited.tolist()
-    durations, hops = job.duration_s.tolist(), job.hop_s.tolist()
+    waits_for, awaited = order.waits_for.tolist(), planned.is_awaited.tolist()
+    durations, hops = planned.duration_s.tolist(), planned.hop_s.tolist()
     for i, stage in enumerate(order.stage.tolist()):
         clock = free_s[stage]
         if waits_for[i] >= 0:
@@ -122,11 +127,11 @@ def walk(job: Job, num_steps: int, setting: Setting, rng: np.random.Generator, n
             np.maximum(clock, gates[i], out=clock)
         duration = durations[i] * speeds[stage] if stage in speeds else durations[i]
         if noise.jitter > 0:
-            jitter = draws.group_jitter(job.ranks_per_group, size, rng).reshape(shape)
+            jitter = draws.group_jitter(planned.ranks_per_group, size, rng).reshape(shape)
             clock += duration * (1.0 + noise.jitter * jitter.astype(np.float64))
         else:
             clock += duration
-        if i == job.last_operation and late_s is not None:
+        if i == planned.last_operation and late_s is not None:
             clock += late_s
         if awaited[i]:
             arrived_s[i] = clock + hops[i]
@@ -138,14 +143,14 @@ def walk(job: Job, num_steps: int, setting: Setting, rng: np.random.Generator, n
         pipeline_s=pipeline_s,
         waited_s=pipeline_s - drained_s.mean(axis=1),
         weights_s=waited_s.max(axis=0),
-        gradients_s=_reduced_s(job, setting, ready_s, pipeline_s) if job.chains else pipeline_s,
+        gradients_s=_reduced_s(planned, setting, ready_s, pipeline_s) if planned.chains else pipeline_s,
         slowest_replica=drained_s.argmax(axis=1),
     )
 
 
-def _speeds(job: Job, slow: tuple[Slow, ...]) -> dict[int, Floats]:
+def _speeds(planned: PlannedStep, slow: tuple[Slow, ...]) -> dict[int, Floats]:
     """By stage that has a slow rank: the factor on its operations, by replica. A group goes at the pace of its slowest rank."""
-    layout = job.plan.layout
+    layout = planned.plan.layout
     speeds: dict[int, Floats] = {}
     for one in slow:
         at = layout.coordinate(one.rank)
@@ -154,31 +159,31 @@ def _speeds(job: Job, slow: tuple[Slow, ...]) -> dict[int, Floats]:
     return speeds
 
 
-def _late(job: Job, shape: tuple[int, int], noise: Noise, rng: np.random.Generator) -> Floats | None:
+def _late(planned: PlannedStep, shape: tuple[int, int], noise: Noise, rng: np.random.Generator) -> Floats | None:
     """Seconds by which the latest rank of each replica is late; None where none is."""
     if noise.delay == 0:
         return None
-    return noise.delay * job.busy_s * draws.latest_rank(job.plan.layout, shape, rng)
+    return noise.delay * planned.busy_s * draws.latest_rank(planned.plan.layout, shape, rng)
 
 
-def _gates(job: Job, setting: Setting) -> dict[int, float]:
+def _gates(planned: PlannedStep, setting: Setting) -> dict[int, float]:
     """By operation that needs a chunk's weights first: when they are there. Chunks are gathered one after the other."""
-    if not job.chains:
+    if not planned.chains:
         return {}
     gates = {}
-    num_chunks = job.schedule.num_chunks
-    for stage, operations in enumerate(job.first_forward):
-        gather_s = _traffic(job, setting, stage).gather_s
+    num_chunks = planned.schedule.num_chunks
+    for stage, operations in enumerate(planned.first_forward):
+        gather_s = _traffic(planned, setting, stage).gather_s
         for chunk, i in enumerate(operations.tolist()):
             gates[i] = (chunk + 1) * gather_s / num_chunks
     return gates if any(gates.values()) else {}
 
 
-def _reduced_s(job: Job, setting: Setting, ready_s: dict[int, Floats], pipeline_s: Floats) -> Floats:
+def _reduced_s(planned: PlannedStep, setting: Setting, ready_s: dict[int, Floats], pipeline_s: Floats) -> Floats:
     """When the last stage has reduced its last gradients: a chunk's leave when every replica has them and the chunk before is through."""
     last_s = pipeline_s
-    for stage, operations in enumerate(job.last_backward):
-        each_s = _traffic(job, setting, stage).reduce_s / job.schedule.num_chunks
+    for stage, operations in enumerate(planned.last_backward):
+        each_s = _traffic(planned, setting, stage).reduce_s / planned.schedule.num_chunks
         done_s = np.zeros_like(pipeline_s)
         for i in sorted(operations.tolist()):  # the walk's order, in which the stage finished them
             done_s = np.maximum(done_s, ready_s[i]) + each_s
@@ -186,8 +191,8 @@ def _reduced_s(job: Job, setting: Setting, ready_s: dict[int, Floats], pipeline_
     return last_s
 
 
-def _traffic(job: Job, setting: Setting, stage: int) -> Traffic:
-    return setting.stage_traffic[stage] if setting.stage_traffic else job.traffic
+def _traffic(planned: PlannedStep, setting: Setting, stage: int) -> Traffic:
+    return setting.stage_traffic[stage] if setting.stage_traffic else planned.traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,21 +203,21 @@ class Undisturbed:
     exposed_dp_s: float
 
 
-def _composed(job: Job, setting: Setting, walked: Walked, firsts: Ints, rng: np.random.Generator) -> Steps:
+def _composed(planned: PlannedStep, setting: Setting, walked: Walked, firsts: Ints, rng: np.random.Generator) -> Steps:
     """Steps from walked pipelines: with what disturbs the whole machine, the optimizer, the host and storage."""
-    base = undisturbed(job)
+    base = undisturbed(planned)
     pipeline_s = walked.pipeline_s - walked.weights_s
-    wide = _machine_wide(job, setting.noise, len(pipeline_s), firsts, rng)
-    parts = {part: np.full(len(pipeline_s), seconds) for part, seconds in job.parts_s.items()}
+    wide = _machine_wide(planned, setting.noise, len(pipeline_s), firsts, rng)
+    parts = {part: np.full(len(pipeline_s), seconds) for part, seconds in planned.parts_s.items()}
     # The closed form of the prediction and the walk differ by a constant where hiding is short: the prediction's is kept.
-    parts["exposed_dp"] = parts["exposed_dp"] + (_exposed_dp_s(job, setting, walked) - base.exposed_dp_s)
-    for part, late_s in _late_parts(job, walked, pipeline_s - base.pipeline_s).items():
+    parts["exposed_dp"] = parts["exposed_dp"] + (_exposed_dp_s(planned, setting, walked) - base.exposed_dp_s)
+    for part, late_s in _late_parts(planned, walked, pipeline_s - base.pipeline_s).items():
         parts[part] = parts[part] + late_s
     parts["compute"] = parts["compute"] + wide["drift"]
     parts["overhead"] = parts["overhead"] + wide["stall"] + wide["first"]
     parts["data"] = np.zeros(len(pipeline_s))
     busy_s = np.sum([parts[part] for part in PARTS], axis=0)
-    parts["data"] = np.maximum(job.read_s - busy_s, 0.0)
+    parts["data"] = np.maximum(planned.read_s - busy_s, 0.0)
     is_first = np.zeros(len(pipeline_s), dtype=bool)
     is_first[firsts[firsts < len(is_first)]] = True
     return Steps(
@@ -224,41 +229,41 @@ def _composed(job: Job, setting: Setting, walked: Walked, firsts: Ints, rng: np.
     )
 
 
-def _late_parts(job: Job, walked: Walked, late_s: Floats) -> dict[str, Floats]:
+def _late_parts(planned: PlannedStep, walked: Walked, late_s: Floats) -> dict[str, Floats]:
     """By part of the step, the seconds by which the pipelines drain later than undisturbed, where the trainer books them.
 
     Stages of a pipeline wait for each other: bubble. Without one, a replica is slower at its own work, and the others wait for the slowest
     where their gradients meet. Parts are means over replicas, as in a measured step (train.measured.parts_of).
     """
-    if job.plan.layout.pp > 1:
+    if planned.plan.layout.pp > 1:
         return {"bubble": late_s}
     return {"compute": late_s - walked.waited_s, "exposed_dp": walked.waited_s}
 
 
-def undisturbed(job: Job) -> Undisturbed:
+def undisturbed(planned: PlannedStep) -> Undisturbed:
     """The job without noise: what the bucket chains leave exposed, and by how much the closed form differs from them."""
-    quiet = walk(job, 1, UNDISTURBED, np.random.default_rng(0), num_replicas=1)
-    exposed_s = float(_exposed_dp_s(job, UNDISTURBED, quiet)[0])
+    quiet = walk(planned, 1, UNDISTURBED, np.random.default_rng(0), num_replicas=1)
+    exposed_s = float(_exposed_dp_s(planned, UNDISTURBED, quiet)[0])
     pipeline_s = float(quiet.pipeline_s[0] - quiet.weights_s[0])
     return Undisturbed(pipeline_s=pipeline_s, exposed_dp_s=exposed_s)
 
 
-def _exposed_dp_s(job: Job, setting: Setting, walked: Walked) -> Floats:
+def _exposed_dp_s(planned: PlannedStep, setting: Setting, walked: Walked) -> Floats:
     """Seconds that traffic between replicas adds to each step: what is left over, and what the hidden part takes from compute."""
-    traffic = [_traffic(job, setting, stage) for stage in range(job.schedule.num_stages)]
-    if not job.chains:
+    traffic = [_traffic(planned, setting, stage) for stage in range(planned.schedule.num_stages)]
+    if not planned.chains:
         return np.full(len(walked.pipeline_s), max(one.closed_s for one in traffic))
     total_s = max(one.reduce_s + one.gather_s for one in traffic)
     open_s = walked.gradients_s - walked.pipeline_s + walked.weights_s
-    return np.asarray(open_s + job.traffic.contention * np.maximum(total_s - open_s, 0.0))
+    return np.asarray(open_s + planned.traffic.contention * np.maximum(total_s - open_s, 0.0))
 
 
-def _machine_wide(job: Job, noise: Noise, num_steps: int, firsts: Ints, rng: np.random.Generator) -> dict[str, Floats]:
+def _machine_wide(planned: PlannedStep, noise: Noise, num_steps: int, firsts: Ints, rng: np.random.Generator) -> dict[str, Floats]:
     """Seconds that the whole machine loses in each step: to drift and a slow run, to stalls, to first steps."""
-    scale = draws.drift_scale(job.plan.layout, job.busy_s, noise.drift)
+    scale = draws.drift_scale(planned.plan.layout, planned.busy_s, noise.drift)
     run = noise.run_spread * float(rng.standard_exponential())
-    drift_s = job.busy_s * (scale * draws.drift_path(num_steps, rng) + run)
-    stall_s = draws.stalls(num_steps, job.plan.layout.num_ranks, job.step_s, noise, rng)
+    drift_s = planned.busy_s * (scale * draws.drift_path(num_steps, rng) + run)
+    stall_s = draws.stalls(num_steps, planned.plan.layout.num_ranks, planned.step_s, noise, rng)
     first_s, deviates = np.zeros(num_steps), rng.standard_exponential(num_steps)
     inside = firsts[firsts < num_steps]
     first_s[inside] = deviates[inside] * noise.after_evaluation_s

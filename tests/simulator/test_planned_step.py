@@ -17,7 +17,7 @@ from meshwright.plan.plan import Plan, plan_of
 from meshwright.predict.software import on_profile, software
 from meshwright.record.entries import PARTS
 from meshwright.simulator.exposure import exposed_between_replicas
-from meshwright.simulator.job import check_plan, job_of
+from meshwright.simulator.planned_step import check_plan, planned_step
 from meshwright.simulator.step import simulate, undisturbed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -47,24 +47,25 @@ def planned(name: str, text: str) -> Plan:
 def test_without_noise_a_step_is_the_predicted_one(name: str, text: str) -> None:
     plan = planned(name, text)
     check_plan(plan)
-    job = job_of(plan)
+    job = planned_step(plan)
     steps = simulate(job, 3, seed=7)
     assert steps.step_s == pytest.approx([plan.step_time_s] * 3, rel=1e-12)
     for part in PARTS:
         assert steps.parts_s[part] == pytest.approx([plan.parts_s[part]] * 3, rel=1e-9, abs=1e-12)
     # The walked pipeline is the predicted one: no part of it is left to the difference between the two.
     inside = ("compute", "exposed_tp", "exposed_cp", "exposed_ep", "exposed_pp", "bubble", "overhead")
-    predicted_s = sum(plan.parts_s[part] for part in inside) - float(job.prediction.detail.end_s[0])
+    predicted_s = sum(plan.parts_s[part] for part in inside) - float(job.forecast.detail.end_s[0])
     assert undisturbed(job).pipeline_s == pytest.approx(predicted_s, rel=1e-4)
 
 
 def test_on_shared_cores_hidden_traffic_takes_its_time_from_compute() -> None:
-    assert job_of(planned("cores", "tp=2,pp=2,dp=2")).traffic.contention == 1.0
-    assert job_of(planned("a_card", "tp=2,pp=2,dp=2,recompute=full")).traffic.contention < 1.0
+    assert planned_step(planned("cores", "tp=2,pp=2,dp=2")).traffic.contention == 1.0
+    assert planned_step(planned("a_card", "tp=2,pp=2,dp=2,recompute=full")).traffic.contention < 1.0
 
 
 def test_exposed_time_by_a_profile_is_as_sure_as_the_profile() -> None:
-    told = exposed_between_replicas(planned("cores", "dp=8"))
+    forecast = planned_step(planned("cores", "dp=8")).forecast
+    told = exposed_between_replicas(forecast.job, forecast.layout)
     assert (told.low_s, told.seconds, told.high_s) == pytest.approx((0.8 * 16e-3, 16e-3, 1.2 * 16e-3))
 
 

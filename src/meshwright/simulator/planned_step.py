@@ -34,7 +34,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Job:
+class PlannedStep:
     """One step of one plan, ready to be walked. Operations follow the schedule's columns; seconds are of the slowest chip."""
 
     plan: Plan
@@ -106,7 +106,7 @@ def _extreme(schedule: Schedule, kind: int, *, last: bool) -> Ints:
     return found
 
 
-def job_of(plan: Plan, cluster: Cluster | None = None, software: Software | str = "") -> Job:
+def planned_step(plan: Plan, cluster: Cluster | None = None, software: Software | str = "") -> PlannedStep:
     """The plan's step, on the plan's own machine or on `cluster`, the same machine with something taken from it."""
     if cluster is not None:
         plan = replace(plan, cluster=cluster)
@@ -115,7 +115,7 @@ def job_of(plan: Plan, cluster: Cluster | None = None, software: Software | str 
     order = timeline(detail, plan.layout)
     stretch = float(detail.stretch[0])
     hops = Hops(hop_s=float(detail.message_s[0]) if plan.layout.overlap_pp else 0.0)
-    return Job(
+    return PlannedStep(
         plan=plan,
         forecast=forecast,
         schedule=order.schedule,
