@@ -181,3 +181,17 @@ def exits(rank: int, step: int, code: int) -> None:
         return run(self, *arguments)
 
     Stage.run = until_then  # type: ignore[method-assign]
+
+
+def large_gradient(rank: int, step: int, factor: float) -> None:
+    """Let one entry of one rank's gradients be far too large in one step, before replicas are summed."""
+    from meshwright.train.parallel.buckets import DataParallel
+
+    add = DataParallel.add
+
+    def spoilt(self: DataParallel, parameter: Any, gradient: Tensor) -> None:
+        if dist.get_rank() == rank and self.mesh.marks.step == step and gradient.shape == (128, 32):  # gate and up of an MLP
+            gradient.view(-1)[7] += factor
+        add(self, parameter, gradient)
+
+    DataParallel.add = spoilt  # type: ignore[method-assign]

@@ -312,6 +312,16 @@ def test_a_number_that_is_none_stops_before_the_update(plan: Path, tmp_path: Pat
     assert sorted(path.name[-1] for path in (run / "checkpoints").iterdir() if path.is_dir())[-1] == "3"
 
 
+def test_a_gradient_that_is_too_large_is_told_and_training_goes_on(plan: Path, tmp_path: Path) -> None:
+    command = train(tmp_path, plan, "--steps", "14", "--name", "a", "--no-save", before=faults.large_gradient, with_=(1, 12, 1e5))
+    assert command.wait() == 0, command.err
+    run = tmp_path / "runs" / "a"
+    (event,) = events_of(run, "gradient_spike")
+    assert (event["step"], event["ranks"], event["parameter"].split(".")[-1]) == (12, [1], "weight")
+    assert event["said"].startswith("the gradient norm of step 13 is ") and event["said"] in command.out
+    assert len(steps_of(run)) == 14
+
+
 def test_an_unforeseen_failure_is_told_once(plan: Path, tmp_path: Path) -> None:
     command = train(tmp_path, plan, "--steps", "5", "--name", "a", before=faults.broken, with_=(1, 2))
     assert command.wait() == 1

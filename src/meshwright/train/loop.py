@@ -19,6 +19,7 @@ from meshwright.train.health.garbage import Garbage
 from meshwright.train.health.limit import Limit
 from meshwright.train.health.nonfinite import find_culprit
 from meshwright.train.health.signals import StopSignal
+from meshwright.train.health.spikes import Spikes, largest_parameter
 from meshwright.train.health.watch import Watch
 from meshwright.train.job import Job
 from meshwright.train.model.compiled import compiles
@@ -65,7 +66,7 @@ def train(parts: Parts, progress: Progress) -> str:
     workload = job.plan.workload
     batch_size, last = workload.global_batch, job.last_step
     logbook.block_start(progress)
-    status = "finished"
+    status, spikes = "finished", Spikes()
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
     with ExitStack() as stack:
         batches = stack.enter_context(Prefetcher(parts.train, _numbers(job, replica, progress.samples)))
@@ -77,6 +78,9 @@ def train(parts: Parts, progress: Progress) -> str:
             result = replica.gradients(batch)
             if not result.is_finite:
                 raise _refusal(parts, progress, batch, result)
+            if spike := spikes.update(progress.step + 1, result.grad_norm, result.own_norms):
+                with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for a large gradient"):
+                    logbook.spike(progress, spike, largest_parameter(replica))
             rate = job.training.rate(progress.samples + batch_size)
             replica.update(result, rate)
             progress.step, progress.samples = progress.step + 1, progress.samples + batch_size

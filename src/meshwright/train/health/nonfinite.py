@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -21,6 +20,7 @@ from meshwright.describe.model import Model
 from meshwright.layout import Layout
 from meshwright.train.model.compiled import compiles
 from meshwright.train.model.transformer import Transformer, views_of
+from meshwright.train.parallel.collectives import everyones_texts
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.parallel.shards import Shard
@@ -140,12 +140,9 @@ def _where(marks: Marks, batch: Sequence[MicroBatch]) -> str:
 
 def _gathered(mine: Finding | None, device: torch.device) -> dict[int, Finding]:
     """What every rank found, by rank; the same on all."""
-    text = json.dumps([mine.phase, mine.stage, mine.look, mine.said[: LONGEST // 2]]).encode() if mine else b""
-    padded = torch.frombuffer(bytearray(text.ljust(LONGEST)), dtype=torch.uint8).to(device)
-    everyones = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, padded)
-    said = {rank: bytes(entry.tolist()).strip() for rank, entry in enumerate(everyones)}
-    return {rank: Finding(*json.loads(text)) for rank, text in said.items() if text}
+    text = json.dumps([mine.phase, mine.stage, mine.look, mine.said[: LONGEST // 2]]) if mine else ""
+    said = everyones_texts(text, LONGEST, device)
+    return {rank: Finding(*json.loads(text)) for rank, text in enumerate(said) if text}
 
 
 def _told(layout: Layout, found: dict[int, Finding], result: StepResult) -> str:

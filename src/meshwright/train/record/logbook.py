@@ -22,6 +22,7 @@ from meshwright.ledger import Budget, amount
 from meshwright.record.entries import StepRecord
 from meshwright.record.writer import RunWriter
 from meshwright.train.checkpoint import SaveReport
+from meshwright.train.health.spikes import Spike
 from meshwright.train.health.stragglers import Stragglers
 from meshwright.train.job import Job
 from meshwright.train.record import measured
@@ -147,6 +148,14 @@ class Logbook:
             else:
                 times = {"stall_s": report.stall_s, "write_s": report.write_s, "commit_s": report.commit_s}
                 self.event("checkpoint", progress, saved_step=report.step, num_bytes=report.num_bytes, **times)
+
+    def spike(self, progress: Counts, found: Spike, parameter: str) -> None:
+        """The step that is under way has gradients far larger than usual."""
+        said = found.words(parameter)
+        detail = {"norm": found.norm, "usual_norm": found.usual, "ranks": list(found.ranks), "parameter": parameter}
+        self.event("gradient_spike", progress, **detail, said=said)
+        if self.live:
+            self.live.say(said)
 
     def event(self, kind: str, progress: Counts, **detail: Any) -> None:
         """Something that happened."""
