@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshwright.cost.checkpoints import goodput
 from meshwright.errors import InputError
 from meshwright.simulate.campaign import Campaign, advised_interval_s, advised_spares, weeks
-from meshwright.simulate.checkpoints import goodput
 from meshwright.simulate.failures import Cause, Failures, failures
 from meshwright.units import DAY, HOUR
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.cli.simulate_answer import Answer
+from meshwright.cost.checkpoints import daly_interval_s, young_interval_s
 from meshwright.ledger import amount
 from meshwright.predict.outcome import samples_note
 from meshwright.record.entries import PART_NAMES, PARTS
-from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulate.outlook import Outlook, Size
 from meshwright.simulate.run import OverSeeds, SimulatedRun
 from meshwright.units import DAY, HOUR, KWH, MINUTE, seconds, si, usd

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.checkpoints import best_interval_s, goodput
 from meshwright.errors import InputError
-from meshwright.simulate.checkpoints import best_interval_s, goodput
 from meshwright.simulate.failures import Failures
 from meshwright.units import HOUR
 

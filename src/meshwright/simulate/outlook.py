@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.checkpoints import daly_interval_s, young_interval_s
 from meshwright.cost.money import cost_usd
 from meshwright.plan.plan import Plan
 from meshwright.predict.outcome import outcome
 from meshwright.simulate.campaign import Campaign, Report, Weeks, advised_interval_s, advised_spares, weeks
-from meshwright.simulate.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulate.failures import Failures
 from meshwright.simulate.run import Conditions, OverSeeds, evaluations, run_plan
 from meshwright.units import DAY, HOUR

@@ -56,6 +56,7 @@ class StepResult:
     grad_norm: float
     num_tokens: int  # that carry loss
     stops: bool = False  # whether any rank was asked to stop
+    saves: bool = False  # whether a checkpoint is due by rank 0's clock
 
     @property
     def is_finite(self) -> bool:
@@ -106,6 +107,7 @@ class Replica:
         self.optimizer = AdamW(self.shards, training)
         self.rider: Rider | None = None  # what every rank wants to tell the others with the next sum
         self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop: the step's sum tells all of them
+        self.wants_save: Callable[[], bool] = bool  # whether this rank's clock says that a checkpoint is due: likewise
 
     # -- a step ---------------------------------------------------------------------------------------
 
@@ -215,22 +217,22 @@ class Replica:
             shard.gradient.add_(theirs)
 
     def _summed(self, losses: Sequence[Tensor], counted: Sequence[Tensor], nominal: int) -> StepResult:
-        loss, tokens, squares, wishes = self._world_sum(losses, counted, square_sum(self.shards, self.mesh.tp.index))
+        loss, tokens, squares, stops, saves = self._world_sum(losses, counted, square_sum(self.shards, self.mesh.tp.index))
         num_tokens = round(tokens) if math.isfinite(tokens) else 0
         if num_tokens == 0:
             raise InputError("no token of the batch carries loss", where="corpus", fix="use longer documents")
         grad_norm = math.sqrt(squares) * nominal / num_tokens
-        return StepResult(loss=loss / num_tokens, grad_norm=grad_norm, num_tokens=num_tokens, stops=wishes > 0)
+        return StepResult(loss=loss / num_tokens, grad_norm=grad_norm, num_tokens=num_tokens, stops=stops > 0, saves=saves > 0)
 
-    def _world_sum(self, losses: Sequence[Tensor], counted: Sequence[Tensor], squares: Tensor) -> tuple[float, float, float, float]:
-        """Loss, tokens, squares of gradients and wishes to stop over all ranks, in one message; and what rides in it."""
+    def _world_sum(self, losses: Sequence[Tensor], counted: Sequence[Tensor], squares: Tensor) -> tuple[float, ...]:
+        """Loss, tokens, squares of gradients, wishes to stop and to save over all ranks, in one message; and what rides in it."""
         rider, self.rider = self.rider, None
         riding = rider.values if rider else ()
         is_gpu = self.mesh.device.type == "cuda"
-        told = torch.zeros(4 + len(riding) * dist.get_world_size(), dtype=torch.float64, pin_memory=is_gpu)
-        told[3] = float(self.wants_stop())
+        told = torch.zeros(5 + len(riding) * dist.get_world_size(), dtype=torch.float64, pin_memory=is_gpu)
+        told[3], told[4] = float(self.wants_stop()), float(self.wants_save())
         if rider:
-            told[4:].view(-1, len(riding))[self.mesh.rank] = torch.tensor(riding, dtype=torch.float64)
+            told[5:].view(-1, len(riding))[self.mesh.rank] = torch.tensor(riding, dtype=torch.float64)
         totals = told.to(self.mesh.device, non_blocking=True)  # a GPU is still at the backward, and all that follows is to wait there
         if losses:  # the last stage alone; its tensor-parallel ranks all know the same
             totals[0] = torch.stack([loss.double() for loss in losses]).sum() / self.mesh.tp.size
@@ -243,9 +245,8 @@ class Replica:
         marks.leave()
         found = totals.cpu()
         if rider:
-            rider.arrive(found[4:].view(-1, len(riding)))
-        loss, tokens, summed, wishes = found[:4].tolist()
-        return loss, tokens, summed, wishes
+            rider.arrive(found[5:].view(-1, len(riding)))
+        return tuple(found[:5].tolist())
 
     def _owns(self, name: str) -> bool:
         """Whether this rank saves its pieces of a parameter: the first of those that hold the same."""

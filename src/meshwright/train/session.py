@@ -21,7 +21,7 @@ from meshwright.record.entries import Event
 from meshwright.record.header import RunHeader
 from meshwright.record.lock import RunLock
 from meshwright.record.writer import RunWriter, append_event, elapsed_s
-from meshwright.train.checkpoint.saves import Saves, check_resumable, find, restore, tensor_names
+from meshwright.train.checkpoint.saves import Saves, check_resumable, find, has_checkpoint, restore, tensor_names
 from meshwright.train.checks import check_job
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Samples
@@ -161,13 +161,19 @@ def _begin(job: Job, replica: Replica, now: dict[str, str], place: Place) -> Pro
     if not job.resume:
         replica.fill_weights(_first_weights(job))
         return Progress()
-    path = Path(agreed(place, "checkpoint", lambda: _found(job, now)))
-    manifest = restore(replica, path, tensor_names(replica))
+    found = agreed(place, "checkpoint", lambda: _found(job, now))
+    if not found:
+        replica.fill_weights(_first_weights(job))
+        return Progress()
+    manifest = restore(replica, Path(found), tensor_names(replica))
     return Progress(step=manifest.step, samples=int(manifest.scalars["samples"]))
 
 
 def _found(job: Job, now: dict[str, str]) -> str:
-    """The checkpoint to go on from, checked against this run."""
+    """The checkpoint to go on from, checked against this run; "" where there is none and the run may start over."""
+    if job.may_start_over and not has_checkpoint(job):
+        print("the run has no checkpoint yet: it starts over", file=told_to(job), flush=True)
+        return ""
     found = find(job)
     assert found.path is not None
     check_resumable(job, found.path, now)
@@ -223,6 +229,7 @@ def _open_run(job: Job, machine: str) -> RunWriter:
         sequence_length=job.plan.workload.seq_len,
         target=training.target_loss or None,
         plan_file=job.plan.name,
+        arguments=job.arguments,
     )
     return RunWriter.create(job.runs, header, job.plan_text)
 
