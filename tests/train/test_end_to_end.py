@@ -102,6 +102,16 @@ def test_a_killed_rank_then_resume(slow_run: Callable[..., Command], unbroken: P
     assert same_tensors(name_of(run, NUM_STEPS), name_of(unbroken, NUM_STEPS))
 
 
+def test_a_kill_loses_no_step_that_was_done(slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    command, run = slow_run(with_=(0.5,)), tmp_path / "runs" / "a"
+    until(lambda: list((run / "checkpoints").glob("step-00000003")), command=command)  # step 4 runs, and step 3 waits for its times
+    os.kill(command.pid, signal.SIGKILL)
+    command.wait()
+    resume(tmp_path, "--steps", "4")
+    assert [step["step"] for step in steps_of(run)] == [1, 2, 3, 4]
+    assert all(step["loss"] > 0 and step["step_time_s"] > 0 for step in steps_of(run))
+
+
 def test_a_killed_parent_takes_its_ranks_along(slow_run: Callable[..., Command], tmp_path: Path) -> None:
     command = slow_run()
     command.ranks(2)
