@@ -18,6 +18,8 @@ help:  ## list the commands
 run: $(VENV)/installed  ## plan for this machine, train a small Llama to its target, show how it went and what it learned
 	$(BIN)/meshwright train --name $(NAME)
 	$(BIN)/meshwright generate runs/$(NAME) --prompt "def "
+	$(BIN)/meshwright report runs/$(NAME) --out runs/$(NAME)/report.html >/dev/null
+	@echo "the report of this run: runs/$(NAME)/report.html"
 
 test: check  ## format, lint, types and tests: what CI runs
 	$(BIN)/pytest -n $(WORKERS)

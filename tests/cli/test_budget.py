@@ -180,6 +180,20 @@ def test_a_run_over_its_budget_is_saved_and_stopped_and_goes_on_with_more(small:
     assert ledger_of(run).usd > took.usd
 
 
+def test_a_budget_outlives_the_files_it_was_recorded_in(small: Path, tmp_path: Path) -> None:
+    given = ("--steps", "400", "--name", "a", *DOLLAR_A_SECOND)
+    assert train(tmp_path, small, *given, "--budget", "10USD", before=faults.slow_steps, with_=(0.1,)).wait() == 0
+    run = tmp_path / "runs" / "a"
+    (run / "events.jsonl").unlink()
+    silent = train(tmp_path, "--name", "a", "--resume")
+    assert silent.wait() == 2
+    assert silent.err.startswith("meshwright: the run's record of its money was changed: events.jsonl cannot be read")
+    assert "a budget of 10.00 USD, " in silent.err and "--budget none" in silent.err
+    more = train(tmp_path, "--name", "a", "--resume", "--budget", "1USD", *DOLLAR_A_SECOND)
+    assert more.wait() == 2
+    assert "of it spent already" in more.err  # the header remembers
+
+
 @pytest.fixture
 def here(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)

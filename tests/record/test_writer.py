@@ -149,3 +149,22 @@ def test_a_lock_is_one_processes_and_goes_with_it(tmp_path: Path) -> None:
     check_free(tmp_path)
     with RunLock.take(tmp_path), pytest.raises(InputError, match="being written"):
         check_free(tmp_path)
+
+
+def test_a_step_that_waits_for_its_times_survives_a_kill(writer: RunWriter) -> None:
+    for number in (1, 2):
+        writer.step_aside(a_step(number, parts_s={}))
+        writer.step(a_step(number))
+    writer.step_aside(a_step(3, parts_s={}, extra={}))
+    assert [record.step for record in read_run(writer.folder).records] == [1, 2, 3]
+    with RunWriter.resume(writer.folder, 3) as again:
+        again.step(a_step(4))
+    steps = [json.loads(line) for line in (writer.folder / "steps.jsonl").read_text().splitlines()]
+    assert [(step["step"], "compute_s" in step) for step in steps] == [(1, True), (2, True), (3, False), (4, True)]
+
+
+def test_a_step_aside_that_was_written_since_is_not_there_twice(writer: RunWriter) -> None:
+    writer.step_aside(a_step(1))
+    writer.step(a_step(1))
+    with RunWriter.resume(writer.folder, 1) as again:
+        assert [record.step for record in read_run(again.folder).records] == [1]

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshwright.cost.checkpoints import goodput
 from meshwright.errors import InputError
 from meshwright.simulator.campaign import Campaign, advised_interval_s, advised_spares, weeks
-from meshwright.simulator.checkpoints import goodput
 from meshwright.simulator.failures import Cause, Failures, failures
 from meshwright.units import DAY, HOUR
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.simulator.checkpoints import advice_errors, best_interval_s, daly_interval_s, goodput, young_interval_s
+from meshwright.cost.checkpoints import best_interval_s, daly_interval_s, goodput, young_interval_s
+from meshwright.simulator.checkpoints import advice_errors
 
 
 def test_young_and_daly_match_a_hand_worked_case():

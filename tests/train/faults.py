@@ -129,6 +129,14 @@ def refused(rank: int) -> None:
     session._begin = refusing
 
 
+def hasty_clock(first_s: float, step_s: float) -> None:
+    """Let the clock call for a first save after so long, in a run of slow steps."""
+    from meshwright.train.checkpoint import clock
+
+    clock.FIRST_S = first_s
+    slow_steps(step_s)
+
+
 def full_records(after_lines: int) -> None:
     """Let the disk be full once so many lines of steps are written."""
     from meshwright.record import writer

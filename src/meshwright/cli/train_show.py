@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from meshwright.cli.show import show_json, show_pairs, show_table
-from meshwright.ledger import Ledger, ledger_of_run
+from meshwright.ledger import Ledger, ledger_of_run, predicted_s
 from meshwright.plan.plan import Plan
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.record.run import Run, read_run
 from meshwright.record.summary import Summary, summary
 from meshwright.report.facts import time_split
-from meshwright.units import KWH, energy, seconds, usd
+from meshwright.units import KWH, energy, parameters, seconds, usd
+
+if TYPE_CHECKING:
+    from meshwright.train.job import Job
+
+
+def show_start(job: Job, layout_reason: str) -> None:
+    """Say what is about to be trained, on what, with which layout and why, until when, and where it is recorded."""
+    plan, training = job.plan, job.training
+    predicted = predicted_s(plan, job.last_step).value
+    goal = (
+        f"validation loss {training.target_loss:g}, at most {job.last_step:,} steps" if training.target_loss else f"{job.last_step:,} steps"
+    )
+    saving = "every few minutes and at the end" if job.saves_by_clock else _saving(job)
+    lines = (
+        ("training", f"{plan.model.name}, {parameters(plan.model.num_parameters)} parameters, {plan.workload.precision}"),
+        ("on", f"the corpus {job.corpus}, seed {job.seed}"),
+        ("layout", f"{plan.layout.degrees} on {plan.layout.num_ranks} ranks ({plan.cluster.name}): {layout_reason}"),
+        ("until", f"{goal}; {seconds(plan.step_time_s)} per step and at most {seconds(predicted)} in all by prediction"),
+        ("record", f"{job.folder}, saved {saving}"),
+    )
+    for name, text in lines:
+        print(f"{name:<9} {text}", file=_told_to(job), flush=True)
+
+
+def _saving(job: Job) -> str:
+    words = [f"every {job.checkpoint_steps:,} steps"] if job.checkpoint_steps else []
+    return " and ".join([*words, *(["at the end"] if job.saves_at_end else [])]) or "never"
+
+
+def show_next(job: Job) -> None:
+    """Say how to look at the run."""
+    page = shlex.join(["meshwright", "report", str(job.folder), "--out", str(job.folder / "report.html")])
+    print(f"a page of this run:  {page}", file=_told_to(job))
+    print(f"all runs, live:      {shlex.join(['meshwright', 'serve', str(job.runs)])}", file=_told_to(job))
+
+
+def _told_to(job: Job) -> TextIO:
+    """Standard output, unless that is kept for the result alone."""
+    return sys.stderr if job.prints_json else sys.stdout
 
 
 def show_run(folder: Path, plan: Plan, *, as_json: bool) -> str:

@@ -40,6 +40,8 @@ class RunHeader:
     plan_file: str | None = None  # as the user named it; the folder's copy is plan.json
     plan_sha256: str | None = None
     conditions: tuple[str, ...] = ()  # of a simulated machine, in words
+    arguments: Mapping[str, str | float | bool | None] = field(default_factory=dict)  # what a trained run was started with
+    money: Mapping[str, Any] | None = None  # the budget, and what is spent of it: see record.money
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -130,5 +132,10 @@ def _check_fields(known: Mapping[str, Any]) -> None:
         raise ValueError("machine or conditions hold characters that cannot be shown")
     if not isinstance(known.get("versions"), Mapping):
         raise ValueError("versions are missing")
+    arguments, money = known.get("arguments", {}), known.get("money")
+    if not isinstance(arguments, Mapping) or not all(isinstance(value, str | int | float | None) for value in arguments.values()):
+        raise ValueError("arguments are no table of plain values")
+    if not isinstance(money, Mapping | None):
+        raise ValueError("money is no table")
     if datetime.fromisoformat(known["created"]).tzinfo is None:
         raise ValueError("created has no time zone")

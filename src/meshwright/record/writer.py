@@ -22,10 +22,12 @@ from meshwright.record.entries import Event, StepRecord
 from meshwright.record.header import RUNNING, STATUSES, RunHeader, read_header
 from meshwright.record.lines import line_of, object_in
 from meshwright.record.lock import LOCK, RunLock
+from meshwright.record.money import sealed_money
+from meshwright.record.run import ASIDE, aside_step
 
 BULK_LINES = 4096
 # What a run writes before its first step.
-FIRST_FILES = ("plan.json", "steps.jsonl", "events.jsonl", "mlperf.log", "tokenizer.json", "tokenizer_config.json", "run.json")
+FIRST_FILES = (ASIDE, "plan.json", "steps.jsonl", "events.jsonl", "mlperf.log", "tokenizer.json", "tokenizer_config.json", "run.json")
 
 
 class RunWriter:
@@ -35,6 +37,8 @@ class RunWriter:
         self.folder, self.header = folder, header
         self._steps = _LineFile(folder / "steps.jsonl")
         self._events = _LineFile(folder / "events.jsonl")
+        self._aside: int | None = None
+        self._aside_bytes = 0
         self._clock_offset_s = _since_s(header) - time.monotonic()
 
     @classmethod
@@ -76,6 +80,7 @@ class RunWriter:
             _write_header(folder, header)  # at once: a plan whose digest is not recorded would pass for somebody else's
         for name in ("steps.jsonl", "events.jsonl"):
             (folder / name).touch()
+        _take_in_aside(folder)
         _abandon(folder, "events.jsonl", Event.from_json, math.inf)  # events behind the step did happen; a torn line did not
         writer = cls(folder, header)
         try:
@@ -95,6 +100,15 @@ class RunWriter:
         """Append one step."""
         self._steps.append(line_of(record.to_json()))
 
+    def step_aside(self, record: StepRecord) -> None:
+        """Put a step that is done but not yet fully known where a reader finds it if this process is killed before `step` is called."""
+        line = line_of(record.to_json())
+        if self._aside is None:
+            self._aside = os.open(self.folder / ASIDE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        self._aside_bytes = max(self._aside_bytes, len(line))
+        with suppress(OSError):  # a full disk ends the run where its steps are written
+            os.pwrite(self._aside, line[:-1].ljust(self._aside_bytes - 1) + b"\n", 0)
+
     def steps(self, records: Iterable[StepRecord]) -> None:
         """Append many steps, thousands of lines in a write: for runs that are not lived through."""
         remaining = iter(records)
@@ -111,6 +125,10 @@ class RunWriter:
         """Replace fields of the header, in the file too."""
         self.header = replace(self.header, **changes)
         _write_header(self.folder, self.header)
+
+    def keep_money(self, amounts: tuple[str, str] | None) -> None:
+        """Renew the budget and what is spent of it, in USD; None where the run has no budget any more."""
+        self.update(money=amounts and sealed_money(self.folder, self.header, *amounts))
 
     def sync(self) -> None:
         """Put what was written on the disk itself: after a checkpoint, so that steps and weights agree after a power cut."""
@@ -131,11 +149,15 @@ class RunWriter:
         self.sync()
         self.update(status=status)
         self.close()
+        (self.folder / ASIDE).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the files; the status stays as it is."""
         self._steps.close()
         self._events.close()
+        if self._aside is not None:
+            os.close(self._aside)
+            self._aside = None
 
     def __enter__(self) -> Self:
         return self
@@ -236,6 +258,24 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 def _write_header(folder: Path, header: RunHeader) -> None:
     _write_whole(folder / "run.json", (json.dumps(asdict(header), indent=2) + "\n").encode())
+
+
+def _take_in_aside(folder: Path) -> None:
+    """Append the step that a killed process had put aside, where it is the next one."""
+    run_lines = (folder / "steps.jsonl").read_bytes()
+    aside = aside_step(folder)
+    if aside is not None and aside.step == _last_step(run_lines) + 1:
+        lead = b"" if run_lines.endswith(b"\n") or not run_lines else b"\n"  # behind a torn line
+        with open(folder / "steps.jsonl", "ab") as file:
+            file.write(lead + line_of(aside.to_json()))
+    (folder / ASIDE).unlink(missing_ok=True)
+
+
+def _last_step(lines: bytes) -> int:
+    for line in reversed(lines.split(b"\n")):
+        with suppress(ValueError, InputError):
+            return StepRecord.from_json(object_in(line)).step
+    return 0
 
 
 def _abandon(folder: Path, name: str, parse: Callable[[Mapping[str, Any]], StepRecord | Event], last_step: float) -> int:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.cost.checkpoints import daly_interval_s, young_interval_s
 from meshwright.ledger import amount
 from meshwright.predict.outcome import samples_note
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.say.document import Block, Document, Note, Pairs, Table, Text
-from meshwright.simulator.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulator.outlook import Outlook, Size
 from meshwright.simulator.run import OverSeeds, SimulatedRun
 from meshwright.simulator.simulation import Simulation

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.checkpoints import best_interval_s, goodput
 from meshwright.errors import InputError
-from meshwright.simulator.checkpoints import best_interval_s, goodput
 from meshwright.simulator.failures import Failures
 from meshwright.units import HOUR
 

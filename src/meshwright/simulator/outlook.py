@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.checkpoints import daly_interval_s, young_interval_s
 from meshwright.cost.money import cost_usd
 from meshwright.plan.plan import Plan
 from meshwright.simulator.campaign import Campaign, Report, Weeks, advised_interval_s, advised_spares, weeks
-from meshwright.simulator.checkpoints import daly_interval_s, young_interval_s
 from meshwright.simulator.failures import Failures
 from meshwright.simulator.run import Conditions, OverSeeds, run_plan
 from meshwright.units import DAY, HOUR

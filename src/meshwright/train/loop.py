@@ -68,6 +68,7 @@ def train(parts: Parts, progress: Progress) -> str:
     logbook.block_start(progress)
     status, spikes = "finished", Spikes()
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
+    replica.wants_save = parts.saves.wants_save
     with ExitStack() as stack:
         batches = stack.enter_context(Prefetcher(parts.train, _numbers(job, replica, progress.samples)))
         garbage = stack.enter_context(Garbage(compiles=compiles(replica.mesh.layout, replica.mesh.device)))
@@ -94,7 +95,7 @@ def train(parts: Parts, progress: Progress) -> str:
                     status = "target_reached"
                     break
                 logbook.block_start(progress)
-            if parts.saves.is_due(progress.step) and progress.step < last:
+            if (result.saves or parts.saves.is_due(progress.step)) and progress.step < last:
                 with parts.watch.allow(EVALUATION_PATIENCE_S, "copying a checkpoint"):
                     parts.saves.save(progress)
     logbook.flush()

@@ -58,6 +58,7 @@ class StepResult:
     stops: bool = False  # whether any rank was asked to stop
     own_norms: tuple[float, ...] = ()  # of each rank's gradients before replicas are summed; 0 where nobody knows them (ZeRO 3)
     own_losses: tuple[float, ...] = ()  # summed on each rank; 0 where a rank computes none
+    saves: bool = False  # whether a checkpoint is due by rank 0's clock
 
     @property
     def is_finite(self) -> bool:
@@ -108,6 +109,7 @@ class Replica:
         self.optimizer = AdamW(self.shards, training)
         self.rider: Rider | None = None  # what every rank wants to tell the others with the next sum
         self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop: the step's sum tells all of them
+        self.wants_save: Callable[[], bool] = bool  # whether this rank's clock says that a checkpoint is due: likewise
 
     def gradients(self, batch: Sequence[MicroBatch]) -> StepResult:
         """Forward and backward of one batch; summed gradients are left in the shards, to be divided by the tokens."""
@@ -214,7 +216,7 @@ class Replica:
 
     def _summed(self, losses: Sequence[Tensor], counted: Sequence[Tensor], nominal: int) -> StepResult:
         squares = square_sum(self.shards, self.mesh.tp.index)
-        (loss, tokens, total, wishes), own = self._world_sum(losses, counted, squares, self._own_squares(squares))
+        (loss, tokens, total, stops, saves), own = self._world_sum(losses, counted, squares, self._own_squares(squares))
         num_tokens = round(tokens) if math.isfinite(tokens) else 0
         if num_tokens == 0:
             raise InputError("no token of the batch carries loss", where="corpus", fix="use longer documents")
@@ -223,7 +225,8 @@ class Replica:
             loss=loss / num_tokens,
             grad_norm=math.sqrt(total) * scale,
             num_tokens=num_tokens,
-            stops=wishes > 0,
+            stops=stops > 0,
+            saves=saves > 0,
             own_norms=tuple(math.sqrt(squares) * scale for squares, _ in own),
             own_losses=tuple(loss for _, loss in own),
         )
@@ -238,20 +241,20 @@ class Replica:
     def _world_sum(
         self, losses: Sequence[Tensor], counted: Sequence[Tensor], squares: Tensor, own_squares: Tensor
     ) -> tuple[list[float], list[list[float]]]:
-        """Loss, tokens, squares of gradients and wishes to stop over all ranks; and each rank's own squares and loss: in one message.
+        """Loss, tokens, squares of gradients, wishes to stop and to save over all ranks; and each rank's own squares and loss.
 
-        What is each rank's own stands in a row that the others leave at zero.
+        All in one message: what is each rank's own is in a row that the others leave at zero.
         """
         rider, self.rider = self.rider, None
         riding = rider.values if rider else ()
         is_gpu = self.mesh.device.type == "cuda"
         num_ranks = dist.get_world_size()
-        told = torch.zeros(4 + (2 + len(riding)) * num_ranks, dtype=torch.float64, pin_memory=is_gpu)
-        told[3] = float(self.wants_stop())
+        told = torch.zeros(5 + (2 + len(riding)) * num_ranks, dtype=torch.float64, pin_memory=is_gpu)
+        told[3], told[4] = float(self.wants_stop()), float(self.wants_save())
         if rider:
-            told[4 + 2 * num_ranks :].view(-1, len(riding))[self.mesh.rank] = torch.tensor(riding, dtype=torch.float64)
+            told[5 + 2 * num_ranks :].view(-1, len(riding))[self.mesh.rank] = torch.tensor(riding, dtype=torch.float64)
         totals = told.to(self.mesh.device, non_blocking=True)  # a GPU is still at the backward, and all that follows is to wait there
-        own = totals[4 : 4 + 2 * num_ranks].view(-1, 2)
+        own = totals[5 : 5 + 2 * num_ranks].view(-1, 2)
         if losses:  # the last stage alone; its tensor-parallel ranks all know the same
             totals[0] = torch.stack([loss.double() for loss in losses]).sum() / self.mesh.tp.size
             totals[1] = torch.stack(list(counted)).sum() / self.mesh.tp.size
@@ -265,8 +268,8 @@ class Replica:
         marks.leave()
         found = totals.cpu()
         if rider:
-            rider.arrive(found[4 + 2 * num_ranks :].view(-1, len(riding)))
-        return found[:4].tolist(), found[4 : 4 + 2 * num_ranks].view(-1, 2).tolist()
+            rider.arrive(found[5 + 2 * num_ranks :].view(-1, len(riding)))
+        return found[:5].tolist(), found[5 : 5 + 2 * num_ranks].view(-1, 2).tolist()
 
     def _owns(self, name: str) -> bool:
         """Whether this rank saves its pieces of a parameter: the first of those that hold the same."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import InputError
+from meshwright.plan.plan import read_plan
 from meshwright.train.checkpoint import (
     AsyncSaver,
     Found,
@@ -24,9 +26,11 @@ from meshwright.train.checkpoint import (
     read_manifest,
     shared_token,
 )
+from meshwright.train.checkpoint.clock import SaveClock
 from meshwright.train.checkpoint.durable import JSON
+from meshwright.train.checkpoint.folder import step_folders
 from meshwright.train.checkpoint.notices import StoreNotices
-from meshwright.train.job import Job
+from meshwright.train.job import Job, differences
 from meshwright.train.replica import Replica
 
 
@@ -59,16 +63,23 @@ class Saves:
             keep=Keep(last=job.keep_last, every_steps=job.keep_every),
             notices=StoreNotices(store) if store is not None else None,
         )
+        self._clock = SaveClock(dist.get_world_size()) if job.saves_by_clock and dist.get_rank() == 0 else None
         self.last_step = resumed_step  # the newest that is saved, or on its way
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is to be saved after this step."""
+        """Whether a checkpoint is to be saved after this step, by its number."""
         return self.job.checkpoint_steps > 0 and step % self.job.checkpoint_steps == 0
+
+    def wants_save(self) -> bool:
+        """Whether a checkpoint is due by the clock, of which rank 0 alone decides."""
+        return self._clock is not None and self._clock.is_due()
 
     def save(self, progress: Counts) -> float:
         """Copy the state and write it behind the training; seconds that this stood still."""
         self.replica.ready()
         self.last_step = progress.step
+        if self._clock:
+            self._clock.saved()
         return self._saver.save(progress.step, self.replica.owned_state(), self._scalars(progress), is_hurried=self.is_hurried)
 
     def save_now(self, progress: Counts, timeout_s: float) -> SaveReport | None:
@@ -81,7 +92,11 @@ class Saves:
 
     def finished(self) -> list[SaveReport]:
         """Reports of saves that ended since the last call."""
-        return self._saver.finished()
+        reports = self._saver.finished()
+        for report in reports:
+            if self._clock:
+                self._clock.saw(report)
+        return reports
 
     def close(self, timeout_s: float | None = None) -> list[SaveReport]:
         """Wait for what is under way, `timeout_s` at most."""
@@ -103,12 +118,18 @@ def folder_of(job: Job) -> Path:
     return job.folder / "checkpoints"
 
 
+def has_checkpoint(job: Job) -> bool:
+    """Whether the run has ever finished a save; one that is damaged counts, since it must not be passed over in silence."""
+    return bool(step_folders(folder_of(job)))
+
+
 def find(job: Job) -> Found:
     """The newest checkpoint that is whole and readable; an error where there is none."""
     found = newest_loadable(folder_of(job))
     if found.path is None:
         skipped = "; ".join(f"{path.name}: {why}" for path, why in found.skipped) or "there is none"
-        raise InputError(f"no checkpoint to go on from: {skipped}", where=str(folder_of(job)), fix="start the run anew under another name")
+        fix = "start the run anew under another name" if found.skipped else f"start it over: --name {job.name} --resume-if-exists"
+        raise InputError(f"no checkpoint to go on from: {skipped}", where=str(folder_of(job)), fix=fix)
     return found
 
 
@@ -124,15 +145,27 @@ def check_steps(job: Job) -> None:
         raise InputError(
             f"the run has passed step {job.num_steps}: its newest checkpoint is of step {found}",
             where=f"--steps {job.num_steps}",
-            fix=f"give a later step than {found}, or leave --steps out to train to the end",
+            fix=f"give a later step than {found}: --steps {found + job.num_steps}",
         )
 
 
 def check_resumable(job: Job, path: Path, digests: dict[str, str]) -> Manifest:
     """The manifest of a checkpoint that this run may go on from."""
     manifest = read_manifest(path)
-    check_same(manifest.scalars.get("digests", {}), digests, allowed=job.allow_changed)
+    saved = manifest.scalars.get("digests", {})
+    check_same(saved, digests, allowed=job.allow_changed, said=_changes(job, manifest))
     return manifest
+
+
+def _changes(job: Job, manifest: Manifest) -> dict[str, str]:
+    """What of the plan has changed since the checkpoint, in words, as far as the run's own files tell."""
+    found = []
+    seed = manifest.scalars.get("seed")
+    if seed != job.seed:
+        found.append(f"the seed is {seed} in the checkpoint and {job.seed} now (--seed)")
+    with suppress(InputError):
+        found += differences(read_plan(job.folder / "plan.json"), job.plan)
+    return {"plan": "; ".join(found)} if found else {}
 
 
 def restore(replica: Replica, path: Path, names: Collection[str]) -> Manifest:

@@ -41,7 +41,7 @@ from meshwright.train.record.logbook import Logbook, machine_words, told_to
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.replica import Replica
-from meshwright.train.saves import Saves, check_resumable, find, restore, tensor_names
+from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, restore, tensor_names
 
 START_PATIENCE_S = 600.0
 BY_SIGNAL = "asked to stop by a signal"
@@ -192,13 +192,19 @@ def _begin(job: Job, replica: Replica, now: dict[str, str], place: Place) -> Pro
     if not job.resume:
         replica.fill_weights(_first_weights(job))
         return Progress()
-    path = Path(agreed(place, "checkpoint", lambda: _found(job, now)))
-    manifest = restore(replica, path, tensor_names(replica))
+    found = agreed(place, "checkpoint", lambda: _found(job, now))
+    if not found:
+        replica.fill_weights(_first_weights(job))
+        return Progress()
+    manifest = restore(replica, Path(found), tensor_names(replica))
     return Progress(step=manifest.step, samples=int(manifest.scalars["samples"]))
 
 
 def _found(job: Job, now: dict[str, str]) -> str:
-    """The checkpoint to go on from, checked against this run."""
+    """The checkpoint to go on from, checked against this run; "" where there is none and the run may start over."""
+    if job.may_start_over and not has_checkpoint(job):
+        print("the run has no checkpoint yet: it starts over", file=told_to(job), flush=True)
+        return ""
     found = find(job)
     assert found.path is not None
     check_resumable(job, found.path, now)
@@ -257,6 +263,7 @@ def _open_run(job: Job, machine: str) -> RunWriter:
         num_steps=job.expected_steps,
         last_step=job.last_step,
         plan_file=job.plan.name,
+        arguments=job.arguments,
     )
     return RunWriter.create(job.runs, header, job.plan_text)
 
