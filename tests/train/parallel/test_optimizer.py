@@ -20,16 +20,15 @@ def shard_of(values: torch.Tensor, *, decays: bool, copy: torch.Tensor | None = 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("decays", [True, False])
-def test_steps_are_those_of_torch(decays: bool, device: str) -> None:
-    start = torch.randn(100, device=device)
+def test_steps_are_those_of_torch(decays: bool) -> None:
+    start = torch.randn(100)
     shard = shard_of(start.clone(), decays=decays)
     ours = AdamW([shard], TRAINING)
     theirs = torch.nn.Parameter(start.clone())
     wanted = torch.optim.AdamW([theirs], lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1 if decays else 0.0)
     for number in range(5):
-        gradient = torch.randn(100, device=device)
+        gradient = torch.randn(100)
         shard.gradient, theirs.grad = 4 * gradient, gradient
         ours.step(1e-2 / (number + 1), scale=0.25)
         wanted.param_groups[0]["lr"] = 1e-2 / (number + 1)
