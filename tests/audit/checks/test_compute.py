@@ -8,6 +8,7 @@ import pytest
 from statements import statements, verdicts
 
 from meshwright.audit.checks.compute import check
+from meshwright.audit.submissions import find, most_gain
 
 JOB = {"parameters": 1e9, "tokens": 1e12, "accelerator": "h100", "precision": "bf16", "gpus": 100}
 PEAK_S = 6e21 / (100 * 989e12)  # what the job takes on 100 H100 at their peak: 16.85 hours
@@ -77,3 +78,13 @@ def test_an_mfu_must_follow_from_the_claims_own_work_and_time(mfu_pct: float, ex
     """A rate of the steps may be up to 1.25 times that of the run, which evaluates too; it cannot be lower."""
     found = verdicts(check, **JOB, seconds=PEAK_S / 0.4, mfu_pct=mfu_pct)
     assert found["MFU by its own numbers"] == expected
+
+
+@pytest.mark.parametrize("share, expected", [(0.95, "consistent"), (1.1, "implausible")])
+def test_software_alone_gains_no_more_than_it_ever_did(share: float, expected: str) -> None:
+    best = min((row for row in find(benchmark="llama31_8b", accelerator="b200", gpus=8) if row.minutes > 0), key=lambda row: row.minutes)
+    gain, _ = most_gain("NVIDIA")
+    facts = {"benchmark": "llama31_8b", "accelerator": "b200", "gpus": 8, "minutes": best.minutes / (share * gain)}
+    found = statements(check, **facts)["compute"]
+    assert found.verdict == expected
+    assert ("software alone" in found.why) == (expected == "implausible")

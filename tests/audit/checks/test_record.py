@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_logs import lines, write
@@ -18,8 +19,12 @@ def is_alone(row: Submission) -> bool:
     return len(same) == 1 and row.minutes > 0 and row.chip is not None
 
 
+def machine_of(row: Submission) -> dict[str, Any]:
+    return {"round": row.round, "benchmark": row.benchmark, "accelerator": row.accelerator, "gpus": row.gpus}
+
+
 ROW = next(row for row in submissions() if is_alone(row))
-MACHINE = {"round": ROW.round, "benchmark": ROW.benchmark, "accelerator": ROW.accelerator, "gpus": ROW.gpus}
+MACHINE = machine_of(ROW)
 OWN = {**MACHINE, "submitter": ROW.submitter}
 RUN_S = 22.0  # of a made-up log: 8 steps of 2 s and two evaluations of 3 s
 
@@ -81,3 +86,8 @@ def test_a_log_on_the_web_is_taken_and_one_that_is_nowhere_is_refused(tmp_path: 
 
 def test_nothing_is_said_of_a_run_that_names_neither_round_nor_step_nor_log() -> None:
     assert verdicts(check, benchmark="llama31_8b", accelerator="h100", gpus=8, minutes=10) == {}
+
+
+def test_a_time_that_the_table_does_not_have_is_unknown() -> None:
+    untimed = next(row for row in submissions() if row.chip and not any(one.minutes > 0 for one in find(**machine_of(row))))
+    assert verdicts(check, **machine_of(untimed), minutes=10) == {"submission": "unknown"}
