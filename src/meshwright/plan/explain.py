@@ -118,7 +118,7 @@ def traffic(model: Model, cluster: Cluster, workload: Workload, layout: Layout, 
                 axis=axis,
                 degree=getattr(layout, axis),
                 over=over,
-                tiers=spanned(over, cluster, crossed) or crossed.get("dp", ()),
+                tiers=spanned(over, cluster, crossed),
                 num_bytes=num_bytes,
                 num_messages=num_messages,
                 traffic_s=float(carried.seconds[axis][0]),
@@ -168,7 +168,7 @@ def _limit(priced: StepParts) -> str:
     step_s = float(priced.step_time_s[0])
     shares = sorted(((float(priced.seconds[part][0]) / step_s, part) for part in PARTS), reverse=True)
     (first, part), (second, other) = shares[0], shares[1]
-    return f"{PART_NAMES[part]} takes {first:.0%} of the step; next is {PART_NAMES[other]} with {second:.1%}"
+    return f"{PART_NAMES[part]} takes {first:.1%} of the step; next is {PART_NAMES[other]} with {second:.1%}"
 
 
 def _carried(axes: tuple[AxisTraffic, ...]) -> Iterator[str]:
@@ -178,7 +178,7 @@ def _carried(axes: tuple[AxisTraffic, ...]) -> Iterator[str]:
             share = axis.hidden_s / axis.traffic_s
             yield (
                 f"{axis.name} moves {si(axis.num_bytes, 'B', 3)} in {axis.num_messages:,.0f} messages over {' and '.join(axis.tiers)}: "
-                f"{seconds(axis.traffic_s)}, of which {share:.0%} hides behind {axis.behind}."
+                f"{seconds(axis.traffic_s)}, {f'of which {share:.0%} hides behind {axis.behind}' if share >= 0.005 else 'none of it hidden'}."
             )
 
 
@@ -189,9 +189,10 @@ def _scattered(model: Model, cluster: Cluster, workload: Workload, layout: Layou
         return
     step_s, together_s = parts(model, cluster, workload, Layouts.of([layout, together]), stack).step_time_s.tolist()
     change = together_s / step_s - 1
+    beyond = "data and expert traffic" if cluster.tiers[-1].name in tiers_of(together, cluster).get("ep", ()) else "data parallelism"
     yield (
         f"A replica is as large as a {inner.name}, and would be one with order={'-'.join(AXES)}: pipeline traffic would stay on "
-        f"{inner.link} and data parallelism alone cross the {cluster.tiers[-1].name}; the step is then {abs(change):.1%} "
+        f"{inner.link} and only {beyond} cross the {cluster.tiers[-1].name}; the step is then {abs(change):.1%} "
         f"{'longer' if change > 0 else 'shorter'}."
     )
 
@@ -206,7 +207,7 @@ def _mapping(cluster: Cluster, layout: Layout) -> Iterator[str]:
     if replica == inner.num_accelerators and len(inside) == 3:
         yield (
             f"A replica is a {inner.name}: tp {layout.tp} x cp {layout.cp} x pp {layout.pp} = {replica} accelerators, so tensor, context "
-            f"and pipeline traffic stays on {inner.link}, and data parallelism alone crosses the {cluster.tiers[-1].name}."
+            f"and pipeline traffic stays on {inner.link}, and {_crossing(cluster, layout)} the {cluster.tiers[-1].name}."
         )
     elif replica < inner.num_accelerators and len(inside) == 3:
         yield f"{inner.num_accelerators // replica} replicas share a {inner.name} ({inner.link})."
@@ -216,6 +217,15 @@ def _mapping(cluster: Cluster, layout: Layout) -> Iterator[str]:
         if spans or beyond:
             where = ", ".join([*spans, *beyond])
             yield f"A replica takes {replica:,} accelerators, a {inner.name} has {inner.num_accelerators:,}: {where}."
+    if experts := crossed.get("ep"):
+        where = f"cross the {experts[-1]}" if experts != (inner.name,) else f"stay within a {inner.name} ({inner.link})"
+        yield f"Experts lie over {layout.ep:,} ranks of a stage, those of tp, cp and dp: tokens on their way to them {where}."
+
+
+def _crossing(cluster: Cluster, layout: Layout) -> str:
+    """What crosses the outermost tier where replicas do not, as a sentence's subject and verb."""
+    is_alone = cluster.tiers[-1].name not in tiers_of(layout, cluster).get("ep", ())
+    return "data parallelism alone crosses" if is_alone else "data and expert parallelism alone cross"
 
 
 # -- what if --------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshwright.plan.plan import Plan
 from meshwright.predict.outcome import Outcome, Spread, mfu_said
+from meshwright.predict.placement import tiers_of
 from meshwright.predict.software import Software
 from meshwright.record.entries import PART_NAMES
 from meshwright.report.page import assumptions
@@ -149,9 +150,9 @@ def _mapping(facts: Facts) -> Html:
 
 def _tiers(plan: Plan) -> Html:
     """The network from the inside out, and which axes cross each tier."""
-    rows = []
+    rows, crossed = [], tiers_of(plan.layout, plan.cluster)  # a plan of an older release does not place its experts
     for tier in plan.cluster:
-        crossing = [axis for axis, tiers in plan.placement.items() if tier.name in tiers]
+        crossing = [axis for axis, tiers in crossed.items() if tier.name in tiers]
         chips = joined(*(tag("b", f"{axis} ", style=f"color:{var(axis)}") for axis in crossing)) if crossing else "none"
         planes = f"{tier.num_planes}" if tier.num_planes > 1 else "1"
         rows.append(
