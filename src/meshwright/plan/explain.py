@@ -176,9 +176,10 @@ def _carried(axes: tuple[AxisTraffic, ...]) -> Iterator[str]:
     for axis in axes:
         if axis.tiers and axis.traffic_s > 0:
             share = axis.hidden_s / axis.traffic_s
+            hidden = f"of which {share:.0%} hides behind {axis.behind}" if share >= 0.005 else "none of it hidden"
             yield (
                 f"{axis.name} moves {si(axis.num_bytes, 'B', 3)} in {axis.num_messages:,.0f} messages over {' and '.join(axis.tiers)}: "
-                f"{seconds(axis.traffic_s)}, {f'of which {share:.0%} hides behind {axis.behind}' if share >= 0.005 else 'none of it hidden'}."
+                f"{seconds(axis.traffic_s)}, {hidden}."
             )
 
 
