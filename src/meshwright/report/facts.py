@@ -125,6 +125,12 @@ class RunFacts:
         return self.run.header.num_ranks
 
     @property
+    def ranks_words(self) -> str:
+        """How many ranks; nothing where the machine's own words say it."""
+        words = f"{self.num_ranks:,} ranks"
+        return "" if self.run.header.machine.startswith(f"{words} ") else words
+
+    @property
     def model(self) -> str:
         """The model's name; nothing where no plan tells."""
         return self.plan.model.name if self.plan else ""

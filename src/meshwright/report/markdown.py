@@ -79,7 +79,7 @@ def _run(facts: RunFacts, simulated: RunFacts | None) -> Iterator[str]:
         header.kind,
         facts.model,
         header.machine,
-        f"{header.num_ranks:,} ranks",
+        facts.ranks_words,
         f"seed {header.seed}",
         header.status.replace("_", " "),
     )

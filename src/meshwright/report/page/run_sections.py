@@ -173,9 +173,9 @@ def parts_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
         cells = [seconds(value) if (value := getattr(row, key)) is not None else "\u2013" for _, key in sources]
         rows.append((swatch(part_colour(row.part), PART_NAMES[row.part]), *cells, _against(row)))
     rows.append((tag("b", "mean step"), *(tag("b", seconds(totals[key])) for _, key in sources), ""))
-    columns = ("part", *(f"{name}>" for name, _ in sources), "off, % of step>")
+    columns = ("part", *(f"{name}>" for name, _ in sources), "off, % of predicted step>")
     beside = f" Simulated: {simulated.label}." if simulated else ""
-    off = f"{sources[-1][0]} less predicted, in per cent of the predicted step"
+    off = f"{sources[-1][0]} less predicted"
     caption = f"Mean of the steady steps, on the busiest stage.{beside}" + (f" Off: {off}." if "predicted_s" in totals else "")
     rows = [(*row[:-1], _share(row[-1], totals.get("predicted_s"))) for row in rows]
     return joined(drawn, table(columns, rows, "Parts of the step", caption=caption, class_="bars compact"))
