@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.record.entries import PART_NAMES
-from meshwright.report.compare import APART, differences, differing, parts_of, simulated_beside
+from meshwright.report.compare import APART, differences, differing, parts_of, simulated_beside, total_s
 from meshwright.report.facts import RunFacts, facts_of_runs
 from meshwright.report.markdown import profile_markdown, report_markdown
 from meshwright.report.page.run_page import write_run_page
@@ -81,7 +81,7 @@ def _parts(facts: RunFacts, simulated: RunFacts | None) -> None:
             (PART_NAMES[row.part], *(seconds(value) if (value := getattr(row, key)) is not None else "-" for _, key in sources))
             for row in parts
         ]
-        rows.append(("mean step", *(seconds(sum(getattr(row, key) or 0.0 for row in parts)) for _, key in sources)))
+        rows.append(("mean step", *(seconds(total_s(parts, key, facts)) for _, key in sources)))
         show_table("parts of the step", ("part", *(f"{name}>" for name, _ in sources)), rows)
 
 

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from meshwright.cli.show import show_json, show_pairs, show_table
+from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.ledger import Ledger, ledger_of_run, predicted_s
 from meshwright.plan.plan import Plan
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.record.run import Run, read_run
 from meshwright.record.summary import Summary, summary
-from meshwright.report.facts import time_split
+from meshwright.report.facts import KINDS, predicted_parts_s, time_split, unpredicted_note
 from meshwright.units import KWH, energy, parameters, seconds, usd
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def show_run(folder: Path, plan: Plan, *, as_json: bool) -> str:
         return run.header.status
     show_pairs(f"run {run.header.name}: {run.header.status.replace('_', ' ')}", _words(run, found))
     show_table("parts of the step", ("part", "predicted>", "measured>"), _parts(found))
+    if note := unpredicted_note(plan, KINDS["trained"]):
+        show_text(note)
     return run.header.status
 
 
@@ -96,7 +98,7 @@ def facts(run: Run, plan: Plan) -> dict[str, Any]:
         "worst_step_s": told.worst_step_s,
         "tokens_per_s": told.tokens_per_s,
         "predicted_step_s": plan.step_time_s,
-        "predicted_parts_s": dict(plan.parts_s),
+        "predicted_parts_s": predicted_parts_s(plan, KINDS["trained"]),
         "measured_parts_s": _mean_parts(told),
         **_money(ledger_of_run(run, plan)),
     }
@@ -143,8 +145,8 @@ def _words(run: Run, found: dict[str, Any]) -> list[tuple[str, str]]:
 def _parts(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows = []
     for part in PARTS:
-        predicted, measured = found["predicted_parts_s"].get(part, 0.0), found["measured_parts_s"][part]
+        predicted, measured = found["predicted_parts_s"].get(part), found["measured_parts_s"][part]
         if predicted or measured:
-            rows.append((PART_NAMES[part], seconds(predicted), seconds(measured)))
+            rows.append((PART_NAMES[part], "-" if predicted is None else seconds(predicted), seconds(measured)))
     rows.append(("mean step", seconds(found["predicted_step_s"]), seconds(sum(found["measured_parts_s"].values()))))
     return rows

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.describe.load import THIS_MACHINE
 from meshwright.errors import InputError
 from meshwright.ledger import Ledger, evaluation_s, ledger_of_run, own_plan
 from meshwright.ledger.timeline import spans_of
@@ -24,6 +25,7 @@ from meshwright.record.summary import Summary, summary
 from meshwright.report.noise import Noise, noise_of
 from meshwright.units import seconds
 
+KINDS = {"trained": "measured", "simulated": "simulated"}  # what a run's own times are called, by its kind
 STEPS = ("samples", "steps")  # costs that are time of steps
 STOPS = ("restart", "fault", "stall", "a step that failed")  # spans of the ledger's timeline in which something was broken
 MEMORY_FIELDS = ("peak_memory_bytes", "memory_bytes")  # of a step, the first that is there
@@ -115,12 +117,18 @@ class RunFacts:
     @property
     def kind(self) -> str:
         """What the run's own times are called: measured or simulated."""
-        return "measured" if self.run.header.kind == "trained" else "simulated"
+        return KINDS[self.run.header.kind]
 
     @property
     def num_ranks(self) -> int:
         """Accelerators or processes."""
         return self.run.header.num_ranks
+
+    @property
+    def ranks_words(self) -> str:
+        """How many ranks; nothing where the machine's own words say it."""
+        words = f"{self.num_ranks:,} ranks"
+        return "" if self.run.header.machine.startswith(f"{words} ") else words
 
     @property
     def model(self) -> str:
@@ -245,6 +253,31 @@ def samples_per_step(run: Run, plan: Plan | None) -> int:
     return plan.workload.global_batch if plan else int(samples[0] // max(step[0], 1))
 
 
+def is_unpredicted(plan: Plan, kind: str) -> bool:
+    """Whether a trained run's exposed times were not predicted: its processes share this machine's cores, and no profile timed them.
+
+    What an exchange costs there is waiting until the others had their turn on a core, of which the loopback's bandwidth says nothing.
+    """
+    is_here = plan.cluster.accelerator.architecture == "cpu" and plan.cluster.name.startswith(THIS_MACHINE)
+    return kind == "measured" and is_here and plan.profile is None and plan.layout.num_ranks > 1
+
+
+def predicted_parts_s(plan: Plan, kind: str) -> dict[str, float]:
+    """Seconds of the parts that the plan predicts for such a run."""
+    without = is_unpredicted(plan, kind)
+    return {part: value for part, value in plan.parts_s.items() if not (without and part.startswith("exposed_"))}
+
+
+def unpredicted_note(plan: Plan | None, kind: str) -> str:
+    """Why exposed times are not predicted, and what to do; nothing where they are."""
+    if plan is None or not is_unpredicted(plan, kind):
+        return ""
+    return (
+        f"Exposed times are not predicted: {plan.layout.num_ranks} processes take turns on this machine's cores, and how long they wait "
+        "for each other was not measured. Run `meshwright measure`, which takes about a minute, and train again: the plan then goes by it."
+    )
+
+
 def facts_of_runs(folders: Sequence[Path]) -> list[RunFacts]:
     """The facts of several runs in their order, each under a label of its own."""
     runs = [_read(folder) for folder in folders]
@@ -274,7 +307,11 @@ def facts_of(run: Run, label: str = "") -> RunFacts:
         noise=noise_of(steady_s(run), zlib.crc32(f"{run.header.name} {run.header.seed}".encode())),  # runs draw independently
         time=time_split(run, plan, told),
         ledger=ledger_of_run(run, plan),
-        notes=(*_notes(run), *([f"What was predicted is not shown: {problem}."] if problem else [])),
+        notes=(
+            *_notes(run),
+            *filter(None, [unpredicted_note(plan, KINDS[run.header.kind])]),
+            *([f"What was predicted is not shown: {problem}."] if problem else []),
+        ),
     )
 
 
@@ -292,9 +329,11 @@ def _read(folder: Path) -> Run:
 def _notes(run: Run) -> list[str]:
     told = [f"Simulated with {', '.join(run.header.conditions)}."] if run.header.conditions else []
     if run.header.status == RUNNING:
-        told.append(f"The run has not ended, or its process was killed: shown up to step {run.records[-1].step:,}.")
+        told.append(f"The run has not ended, or its process was killed: shown up to step {run.records[-1].step:,}{_of_expected(run)}.")
     if run.header.status == "failed":
-        told.append(f"The run failed after step {run.records[-1].step:,}.")
+        told.append(f"The run failed after step {run.records[-1].step:,}{_of_expected(run)}.")
+    if run.header.status == "stopped" and run.header.kind == "trained":
+        told.append(f"The run was stopped after step {run.records[-1].step:,}{_of_expected(run)}.")
     if is_sampled(run):
         told.append(
             f"Of {_last_step(run):,} simulated steps {len(run.records):,} are recorded: step times and parts are those of that sample."
@@ -309,6 +348,12 @@ def _notes(run: Run) -> list[str]:
     if missing:
         told.append(f"{missing:,} steps between the first and the last have no record.")
     return told
+
+
+def _of_expected(run: Run) -> str:
+    """Behind a step: of how many that the run was to take; nothing where it is past those, or nobody said."""
+    expected = run.header.num_steps
+    return f" of {expected:,}" if expected and run.records[-1].step <= expected else ""
 
 
 def time_split(run: Run, plan: Plan | None, told: Summary) -> TimeSplit:

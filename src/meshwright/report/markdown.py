@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from meshwright.record.entries import PART_NAMES
-from meshwright.report.compare import differences, differing, parts_of, simulated_beside
+from meshwright.report.compare import differences, differing, parts_of, simulated_beside, total_s
 from meshwright.report.facts import RunFacts
 from meshwright.report.noise import METHOD
 from meshwright.report.page.run_sections import grid, money, step_rows
@@ -79,7 +79,7 @@ def _run(facts: RunFacts, simulated: RunFacts | None) -> Iterator[str]:
         header.kind,
         facts.model,
         header.machine,
-        f"{header.num_ranks:,} ranks",
+        facts.ranks_words,
         f"seed {header.seed}",
         header.status.replace("_", " "),
     )
@@ -116,7 +116,7 @@ def _parts(facts: RunFacts, simulated: RunFacts | None) -> Iterator[str]:
             (PART_NAMES[row.part], *(seconds(value) if (value := getattr(row, key)) is not None else "\u2013" for _, key in sources))
             for row in parts
         ]
-        rows.append(("mean step", *(seconds(sum(getattr(row, key) or 0.0 for row in parts)) for _, key in sources)))
+        rows.append(("mean step", *(seconds(total_s(parts, key, facts)) for _, key in sources)))
         yield from _table(("part of the step", *(name for name, _ in sources)), rows)
 
 

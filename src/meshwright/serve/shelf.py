@@ -15,6 +15,7 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.ledger import Ledger
 from meshwright.record.entries import Event
 from meshwright.record.header import RUNNING
+from meshwright.report.facts import KINDS, predicted_parts_s, unpredicted_note
 from meshwright.serve.books import Books
 from meshwright.serve.files import run_folder, run_names
 from meshwright.serve.live import LiveRun, number_in
@@ -171,15 +172,15 @@ def _story(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
     header, plan = run.header, run.plan
     if header is None:
         return {}
-    predicted = (
-        {"step_time_s": plan.step_time_s, "low_s": plan.low_s, "high_s": plan.high_s, "parts_s": dict(plan.parts_s)} if plan else None
-    )
+    parts_s = predicted_parts_s(plan, KINDS[header.kind]) if plan else {}
+    predicted = {"step_time_s": plan.step_time_s, "low_s": plan.low_s, "high_s": plan.high_s, "parts_s": parts_s} if plan else None
     facts = {
         "machine": header.machine,
         "seed": header.seed,
         "versions": dict(header.versions),
         "has_plan": plan is not None,
         "predicted": predicted,
+        "unpredicted": unpredicted_note(plan, KINDS[header.kind]),
         "parts_s": run.recent_parts_s,
         "num_steady": run.num_steady,
         "num_recent": len(run.steps) - run.first_counted,

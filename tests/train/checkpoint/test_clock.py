@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from meshwright.simulator.failures import failures
 
 from meshwright.cost.checkpoints import best_interval_s
+from meshwright.simulator.failures import failures
 from meshwright.train.checkpoint.clock import FIRST_S, INTERRUPTIONS_PER_ACCELERATOR_HOUR, LONGEST_S, SaveClock
 from meshwright.train.checkpoint.saver import SaveReport
 

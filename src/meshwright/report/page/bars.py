@@ -20,6 +20,7 @@ from meshwright.units import GIB, gib, seconds, si
 MEMORY_COLOURS = dict(zip(MEMORY_PARTS, ("weights", "gradients", "moments", "activations", "loss", "buffers"), strict=True))
 BAR_HEIGHT = 16
 NO_DIFFERENCE_PCT = 0.05
+HARDLY = 0.005  # of the traffic: what is hidden of it rounds to nothing
 
 Span = tuple[float, float, str]  # from, to (shares of the width), colour
 
@@ -107,7 +108,7 @@ def _axis_row(axis: AxisTraffic, longest_s: float) -> tuple[Html | str, ...]:
         seconds(axis.traffic_s),
         seconds(axis.exposed_s),
         drawn,
-        axis.behind,
+        axis.behind if axis.hidden_s > HARDLY * axis.traffic_s else "nothing",
     )
 
 

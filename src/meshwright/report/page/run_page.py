@@ -48,7 +48,7 @@ def _main_run(runs: Sequence[RunFacts]) -> tuple[RunFacts | None, RunFacts | Non
 def _header(facts: RunFacts) -> Html:
     header = facts.run.header
     when = f" on {header.created[:10]}" if header.kind == "trained" else ""
-    words = [f"{header.kind}{when}", facts.model, header.machine, f"{header.num_ranks:,} ranks", f"seed {header.seed}"]
+    words = [f"{header.kind}{when}", facts.model, header.machine, facts.ranks_words, f"seed {header.seed}"]
     said = ", ".join(word for word in (*words, header.status.replace("_", " ")) if word)
     eyebrow = tag("p", "meshwright report", class_="eyebrow")
     return tag("header", eyebrow, tag("h1", facts.label), tag("p", said, class_="soft"), _chips(facts), note_list(facts.notes))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from meshwright.ledger import Ledger, Rate
 from meshwright.predict.placement import ranks_of
 from meshwright.record.entries import PART_NAMES, Event
-from meshwright.report.compare import APART, PartTimes, parts_of
+from meshwright.report.compare import APART, PartTimes, parts_of, total_s
 from meshwright.report.facts import RunFacts
 from meshwright.report.page.bars import bar, mark
 from meshwright.report.page.colours import part_colour, var
@@ -158,7 +158,7 @@ def parts_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
     sources = [(name, key) for name, key in SOURCES if any(getattr(row, key) is not None for row in parts)]
     if not parts or not sources:
         return tag("p", "Neither the plan nor the run names parts of the step.", class_="soft")
-    totals = {key: sum(getattr(row, key) or 0.0 for row in parts) for _, key in sources}
+    totals = {key: total_s(parts, key, facts) for _, key in sources}
     full = max(totals.values()) or 1.0
     bars = [(name, [_piece(row, key) for row in parts if getattr(row, key)], seconds(totals[key])) for name, key in sources]
     drawn = stacked(bars, full, f"Parts of the step, {', '.join(name for name, _ in sources)}")
@@ -167,9 +167,9 @@ def parts_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
         cells = [seconds(value) if (value := getattr(row, key)) is not None else "\u2013" for _, key in sources]
         rows.append((swatch(part_colour(row.part), PART_NAMES[row.part]), *cells, _against(row)))
     rows.append((tag("b", "mean step"), *(tag("b", seconds(totals[key])) for _, key in sources), ""))
-    columns = ("part", *(f"{name}>" for name, _ in sources), "off, % of step>")
+    columns = ("part", *(f"{name}>" for name, _ in sources), "off, % of predicted step>")
     beside = f" Simulated: {simulated.label}." if simulated else ""
-    off = f"{sources[-1][0]} less predicted, in per cent of the predicted step"
+    off = f"{sources[-1][0]} less predicted"
     caption = f"Mean of the steady steps, on the busiest stage.{beside}" + (f" Off: {off}." if "predicted_s" in totals else "")
     rows = [(*row[:-1], _share(row[-1], totals.get("predicted_s"))) for row in rows]
     return joined(drawn, table(columns, rows, "Parts of the step", caption=caption, class_="bars compact"))
@@ -200,7 +200,7 @@ def exposed_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
         return tag("p", "No communication is exposed, or none was measured.", class_="soft")
     sources = [(name, key) for name, key in SOURCES if any(getattr(row, key) is not None for row in rows)]
     longest = max((getattr(row, key) or 0.0) for row in rows for _, key in sources) or 1.0
-    steps_s = {key: sum(getattr(row, key) or 0.0 for row in parts_of(facts, simulated)) for _, key in sources}
+    steps_s = {key: total_s(parts_of(facts, simulated), key, facts) for _, key in sources}
     cells = []
     for row in rows:
         axis = row.part.removeprefix("exposed_")

@@ -305,7 +305,7 @@ function makeTiles() {
         off === null
           ? ""
           : `predicted ${seconds(told.predicted.step_time_s)} (${off >= 0 ? "+" : "\u2212"}${Math.abs(100 * off).toFixed(0)} %)`,
-        told.tokens_per_s ? si(told.tokens_per_s, "tokens/s") : "",
+        told.tokens_per_s ? si(told.tokens_per_s, " tokens/s") : "",
         told.num_recent < told.step && !told.num_recorded ? `last ${number(told.num_recent)} steps` : "",
       ]
         .filter(Boolean)
