@@ -10,7 +10,7 @@ NAME := first-$(shell date +%Y%m%d-%H%M%S)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all check fit noise accuracy bench clean
+.PHONY: help run test test-all check fit noise accuracy docs docs-serve bench clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,8 @@ help:  ## list the commands
 run: $(VENV)/installed  ## plan for this machine, train a small Llama to its target, show how it went and what it learned
 	$(BIN)/meshwright train --name $(NAME)
 	$(BIN)/meshwright generate runs/$(NAME) --prompt "def "
+	$(BIN)/meshwright report runs/$(NAME) --out runs/$(NAME)/report.html >/dev/null
+	@echo "the report of this run: runs/$(NAME)/report.html"
 
 test: check  ## format, lint, types and tests: what CI runs
 	$(BIN)/pytest -n $(WORKERS)
@@ -39,6 +41,13 @@ noise: $(VENV)/installed-test  ## fit the simulator's noise on logged step times
 accuracy: $(VENV)/installed-test  ## write docs/accuracy.md from the measured runs
 	$(BIN)/meshwright accuracy
 
+docs: $(VENV)/installed-docs  ## build the documentation as a site: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html, or run make docs-serve"
+
+docs-serve: $(VENV)/installed-docs  ## show the documentation at http://127.0.0.1:8000, and again after every change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 bench: $(VENV)/installed-test  ## time meshwright itself
 	@for script in benchmarks/*.py; do \
 		test -e "$$script" || { echo "make bench: no script in benchmarks/ yet"; break; }; \
@@ -46,7 +55,7 @@ bench: $(VENV)/installed-test  ## time meshwright itself
 	done
 
 clean:  ## remove the virtual environment and what tools left behind
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip, not uv: where a machine offers a CPU build of torch, pip's configuration says so.
@@ -58,6 +67,9 @@ endef
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(call install,'.[train]')
+
+$(VENV)/installed-docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,'.[docs]')
 
 $(VENV)/installed-test: pyproject.toml constraints.txt | $(BIN)/python
 	$(call install,'.[test]')

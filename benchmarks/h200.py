@@ -134,9 +134,6 @@ def _show(title: str, text: str, results: Results) -> None:
     say(f"\n{title}, {facts['date']}, {facts['gpu']}, {facts.get('software', 'torch of the dry run')}, {facts['machine']}\n\n{text}")
 
 
-# -- commands -------------------------------------------------------------------------------------------
-
-
 def speed(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     """Both trainers in turn, case by case."""
     site = _peer(given)
@@ -238,9 +235,6 @@ def predict(given: argparse.Namespace, results: Results, clock: Clock) -> None:
 
 
 COMMANDS = {each.__name__: each for each in (speed, floor, choices, profile, steady, correct, predict)}
-
-
-# -- shared by them -------------------------------------------------------------------------------------
 
 
 def _peer(given: argparse.Namespace) -> Path | None:

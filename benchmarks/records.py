@@ -34,9 +34,10 @@ from meshwright.record.entries import PARTS, StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.run import read_run
 from meshwright.record.writer import RunWriter
-from meshwright.train.health.marks import Marks
+from meshwright.train.benchmark.settings import OWN, LogSettings
 from meshwright.train.health.stragglers import Stragglers
-from meshwright.train.record.mlperf import OWN, LogSettings, MlperfLog
+from meshwright.train.parallel.marks import Marks
+from meshwright.train.record.mlperf import MlperfLog
 
 NUM_STEPS = 5_000
 NUM_TRAINED_STEPS = 60

@@ -29,15 +29,15 @@ import numpy as np
 from meshwright.describe.load import load_workload
 from meshwright.job import Job
 from meshwright.plan.plan import Plan, plan_of
-from meshwright.simulate.checkpoints import advice_errors
-from meshwright.simulate.exposure import exposed_between_replicas
-from meshwright.simulate.fabric import Fabric
-from meshwright.simulate.failures import failures
-from meshwright.simulate.logs import step_logs
-from meshwright.simulate.noise import fitted_noise, group_jitter
-from meshwright.simulate.outlook import campaign_of, mean_step, outlook
-from meshwright.simulate.run import Conditions, OverSeeds, run_plan, seeds_of
-from meshwright.simulate.step import Slow, undisturbed
+from meshwright.simulator.checkpoints import advice_errors
+from meshwright.simulator.exposure import exposed_between_replicas
+from meshwright.simulator.fabric import Fabric
+from meshwright.simulator.failures import failures
+from meshwright.simulator.logs import step_logs
+from meshwright.simulator.noise import fitted_noise, group_jitter
+from meshwright.simulator.outlook import campaign_of, mean_step, outlook
+from meshwright.simulator.run import Conditions, OverSeeds, run_plan, seeds_of
+from meshwright.simulator.step import Slow, undisturbed
 from meshwright.units import DAY
 
 RACK = 64
@@ -56,9 +56,6 @@ def llama3() -> Plan:
     workload = replace(load_workload("pretrain-15t"), seq_len=8192, global_batch=2048, precision="bf16")
     job = Job("llama-3.1-405b", "dgx-h100-superpod", workload, gpus=16384)
     return plan_of(job.forecast("tp=8,pp=16,vp=8,mbs=1,zero=3,schedule=zero-bubble,order=cp-dp-tp-pp"))
-
-
-# -- speed ----------------------------------------------------------------------------------------------
 
 
 def timed(body: Callable[[], object], num_runs: int = 3) -> str:
@@ -90,9 +87,6 @@ def speed_rows() -> Iterator[str]:
     for num_seeds in (1, SEEDS):
         took = timed(lambda n=num_seeds: outlook(long, Conditions(), campaign, 0, n, 54 * DAY))  # type: ignore[misc]
         yield f"{f'54 days of 16,384 GPUs, {num_seeds} runs':<48} {took}"
-
-
-# -- figures --------------------------------------------------------------------------------------------
 
 
 def said(value: OverSeeds, form: str) -> str:
@@ -146,16 +140,13 @@ def weeks_rows() -> Iterator[str]:
     yield f"checkpoint interval against the simulated best, 1,000 cases: mean {errors.mean():.2%}, worst {errors.max():.2%} off"
 
 
-# -- what is averaged -----------------------------------------------------------------------------------
-
-
 def average_rows() -> Iterator[str]:
     """The errors of what is drawn at once or stood in for."""
     for num_ranks in (1, 8, 16):
         exact = sum(1 / k for k in range(1, num_ranks + 1))
         drawn = group_jitter(num_ranks, 1 << 22, np.random.default_rng(0)).astype(np.float64).mean()
         yield f"jitter of a group of {num_ranks}: mean {drawn:.5f}, exact {exact:.5f}: {drawn / exact - 1:+.3%}"
-    jobs = [log.job for log in step_logs() if log.job.chains]
+    jobs = [log.planned for log in step_logs() if log.planned.chains]
     shares = [abs(undisturbed(job).exposed_dp_s - job.parts_s["exposed_dp"]) / job.step_s for job in jobs]
     told = f"differ by {np.mean(shares):.3%} of a step, at most {max(shares):.3%}"
     yield f"buckets walked against the closed form, {len(jobs)} logged layouts: {told}"

@@ -16,8 +16,9 @@ PACKAGE = Path(__file__).parents[1] / "src" / "meshwright"
 ARROW = (
     ("cli",),
     ("serve",),  # the live page shows what reports show
-    ("report", "audit", "simulator", "train"),  # what passes between them is a file
+    ("report", "audit", "train"),
     ("say",),
+    ("simulator",),
     ("evidence", "ledger"),
     ("plan",),
     ("predict.forecast", "predict.serving"),
@@ -39,8 +40,22 @@ ARROW = (
     ("errors",),
 )
 LEVEL = {part: level for level, parts in enumerate(ARROW) for part in parts}
+APART = {("report", "simulator"), ("audit", "simulator"), ("train", "simulator"), ("train", "say")}  # what passes between them is a file
+# Rooms of the trainer, from the outside in, as above.
+ROOMS = (
+    ("session",),
+    ("loop", "checks", "measure"),
+    ("record", "saves", "meeting"),
+    ("launch",),
+    ("health", "interop"),
+    ("replica", "job"),
+    ("parallel",),
+    ("model",),
+    ("kernels",),
+    ("data", "checkpoint", "benchmark", "folders"),
+)
 # Values that a notebook user calls methods on: each of these forwards to the function above it, inside the method.
-FORWARDS = {("job", "predict.forecast"), ("job", "plan"), ("predict.forecast", "say")}
+FORWARDS = {("job", "predict.forecast"), ("job", "plan"), ("predict.forecast", "say"), ("simulator", "say"), ("record", "say")}
 NARROWER = {"layout": {"errors"}, "cost": {"units", "errors"}}  # pure arithmetic knows no files, shapes or layouts
 ROOT = ("__init__", "__main__", "predict.__init__")  # the public names, and the door to the command line: they may see everything
 BASE_INSTALL = {"meshwright", "numpy", "pydantic", "typer", "rich", *sys.stdlib_module_names}
@@ -56,7 +71,11 @@ def imports(tree: ast.AST, at_import: bool = True) -> Iterator[Import]:
             yield from ((alias.name, node.lineno, at_import) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = "meshwright" if node.level else node.module or ""
-            names = [f"{base}.{alias.name}" for alias in node.names] if base in ("meshwright", "meshwright.predict") else [base]
+            names = (
+                [f"{base}.{alias.name}" for alias in node.names]
+                if base in ("meshwright", "meshwright.predict", "meshwright.train")
+                else [base]
+            )
             yield from ((name, node.lineno, at_import) for name in names)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield from imports(node, at_import=False)
@@ -85,6 +104,17 @@ def breaches(source: str, part: str) -> list[str]:
     return found
 
 
+def room_breaches(source: str, room: str) -> list[str]:
+    """What breaks the arrow between the rooms of the trainer, one sentence each."""
+    level = {name: number for number, names in enumerate(ROOMS) for name in names}
+    found = []
+    for module, line, _ in imports(ast.parse(source)):
+        names = module.split(".")
+        if names[:2] == ["meshwright", "train"] and len(names) > 2 and names[2] != room and level[names[2]] <= level[room]:
+            found.append(f"line {line}: train.{room} may not import train.{names[2]}")
+    return found
+
+
 def part_named(rest: str) -> str:
     """The part that a dotted name below the package belongs to: its first word, and within `predict` the first two."""
     names = rest.split(".")
@@ -95,6 +125,8 @@ def may_import(part: str, other: str) -> bool:
     """Whether the arrow lets `part` import `other`; a name that is no part is one of the package's own values."""
     if part == other or other not in LEVEL:
         return True
+    if (part, other) in APART:
+        return False
     return other in NARROWER[part] if part in NARROWER else LEVEL[other] > LEVEL[part]
 
 
@@ -111,8 +143,29 @@ def test_imports_point_downward_and_need_only_the_base_install(path: Path) -> No
     assert breaches(path.read_text(encoding="utf-8"), part_of(path)) == []
 
 
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if part_of(path) == "train" and path != PACKAGE / "train" / "__init__.py"], ids=lambda path: path.name
+)
+def test_rooms_of_the_trainer_point_downward_too(path: Path) -> None:
+    room = path.relative_to(PACKAGE / "train").parts[0].removesuffix(".py")
+    assert room_breaches(path.read_text(encoding="utf-8"), room) == []
+
+
+def test_a_breach_between_rooms_is_found() -> None:
+    assert len(room_breaches("from meshwright.train.replica import Replica", "parallel")) == 1
+    assert len(room_breaches("def lazily():\n    from meshwright.train.model.transformer import Block", "kernels")) == 1
+    assert len(room_breaches("from meshwright.train import parallel", "model")) == 1
+    assert room_breaches("from meshwright.train.kernels import fp8", "replica") == []
+    assert room_breaches("from meshwright.train.health.watch import Watch", "health") == []
+
+
 def test_every_part_has_its_place_in_the_arrow() -> None:
     assert {part_of(path) for path in FILES} - set(ROOT) <= set(LEVEL)
+
+
+def test_every_room_of_the_trainer_has_its_place_in_the_arrow() -> None:
+    rooms = {path.relative_to(PACKAGE / "train").parts[0].removesuffix(".py") for path in FILES if part_of(path) == "train"}
+    assert rooms - {"__init__"} == {room for level in ROOMS for room in level}
 
 
 @pytest.mark.parametrize(

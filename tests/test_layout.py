@@ -44,9 +44,6 @@ def layouts(draw):
     )
 
 
-# -- as text ------------------------------------------------------------------------------------------
-
-
 def test_the_record_layout_as_text():
     layout = parse_layout(RECORD)
     assert (layout.tp, layout.cp, layout.pp, layout.vp, layout.dp, layout.micro_batch) == (4, 2, 8, 8, 128, 1)
@@ -157,9 +154,6 @@ def test_no_text_raises_anything_but_our_own_error(text):
     assert Layouts.of([layout]).row(0) == layout
 
 
-# -- the batch ----------------------------------------------------------------------------------------
-
-
 def test_a_batch_that_does_not_divide_says_what_would():
     with pytest.raises(InputError) as caught:
         Layout(dp=7, micro_batch=2).num_micro_batches(1024)
@@ -171,9 +165,6 @@ def test_a_batch_that_does_not_divide_says_what_would():
 def test_the_advice_comes_at_once_however_large_the_numbers(batch, micro_batch):
     with pytest.raises(InputError, match="does not divide the global batch"):
         Layout(micro_batch=micro_batch).num_micro_batches(batch)
-
-
-# -- ranks --------------------------------------------------------------------------------------------
 
 
 def test_ranks_of_the_record_layout():
@@ -188,9 +179,6 @@ def test_ranks_and_coordinates_are_one_to_one(layout):
     assert [layout.rank(coordinate) for coordinate in coordinates] == list(range(layout.num_ranks))
     assert len({tuple(coordinate.items()) for coordinate in coordinates}) == layout.num_ranks
     assert all(0 <= coordinate[axis] < getattr(layout, axis) for coordinate in coordinates for axis in AXES)
-
-
-# -- columns ------------------------------------------------------------------------------------------
 
 
 @given(st.lists(layouts(), min_size=1, max_size=8))

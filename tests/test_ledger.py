@@ -42,11 +42,11 @@ from meshwright.record.entries import PARTS, Event, StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.run import Run
 from meshwright.record.writer import RunWriter
-from meshwright.simulate.failures import failures
-from meshwright.simulate.noise import QUIET
-from meshwright.simulate.outlook import campaign_of, outlook
-from meshwright.simulate.run import Conditions, Paid, run_plan, write_run
-from meshwright.simulate.weeks_record import write_weeks
+from meshwright.simulator.failures import failures
+from meshwright.simulator.noise import QUIET
+from meshwright.simulator.outlook import campaign_of, outlook
+from meshwright.simulator.run import Conditions, Paid, run_plan, write_run
+from meshwright.simulator.weeks_record import write_weeks
 from meshwright.units import DAY, HOUR
 
 DOLLAR_A_SECOND = Rate(usd_per_gpu_hour=Decimal(3600), provider="us", kind="given", date="2026-11-15", source="a test")
@@ -266,8 +266,6 @@ def test_a_machine_without_a_price_or_a_power_says_so(tmp_path: Path) -> None:
     assert "None" not in ledger_csv(told)
 
 
-# -- money to the cent ------------------------------------------------------------------------------------
-
 amounts = st.lists(st.tuples(st.decimals(0, 10**7, places=9, allow_nan=False), st.sampled_from(STATES)), max_size=60)
 
 
@@ -317,15 +315,12 @@ def test_every_second_is_in_one_state_and_none_is_paid_twice(run: Run) -> None:
         assert told.wall_s >= max(last_s, sum(record.step_time_s for record in run.records)) * (1 - 1e-12)
 
 
-# -- energy -----------------------------------------------------------------------------------------------
-
-
 def test_a_quiet_run_draws_what_was_predicted(tmp_path: Path) -> None:
     plan = racks()
     plan.write(tmp_path / "racks.json")
     run = run_plan(plan, Conditions(noise=QUIET))
     told = ledger_of(write_run(run, tmp_path, "quiet", tmp_path / "racks.json"))
-    takes = outcome(run.job.forecast.prediction)
+    takes = outcome(run.planned.forecast.prediction)
     assert takes.energy_j and takes.offer and takes.carbon_kg and takes.water_l
     scale = run.time_to_train_s / takes.time_to_train_s.value  # the walk and the closed form count evaluations alike, to a whole one
     assert scale == pytest.approx(1, rel=0.01)
@@ -390,9 +385,6 @@ def test_another_region_changes_the_carbon_alone(tmp_path: Path) -> None:
         ledger_of(tmp_path / "a", region="atlantis")
 
 
-# -- simulated weeks --------------------------------------------------------------------------------------
-
-
 def test_weeks_are_paid_from_start_to_end_with_their_spares(tmp_path: Path) -> None:
     plan = racks()
     plan.write(tmp_path / "racks.json")
@@ -413,9 +405,6 @@ def test_weeks_are_paid_from_start_to_end_with_their_spares(tmp_path: Path) -> N
     assert told.price == rate
 
 
-# -- tables -----------------------------------------------------------------------------------------------
-
-
 def test_the_table_adds_up_and_no_name_is_a_formula(tmp_path: Path) -> None:
     with new(tmp_path, name='=HYPERLINK("http:") & A1') as writer:
         start(writer, 1.0)
@@ -428,9 +417,6 @@ def test_the_table_adds_up_and_no_name_is_a_formula(tmp_path: Path) -> None:
     assert {row["state"] for row in rows} <= set(STATES)
     plain = json.loads(json.dumps(ledger_json(told), allow_nan=False))
     assert sum(Decimal(entry["usd"]) for entry in plain["entries"]) == Decimal(plain["usd"]) == told.usd
-
-
-# -- amounts, prices, budgets -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

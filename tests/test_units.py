@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright import units
-from meshwright.units import gib, parameters, seconds, si, usd
+from meshwright.units import KWH, energy, gib, parameters, seconds, si, usd
 
 
 def test_the_factors():
@@ -76,3 +76,25 @@ def test_gib_and_dollars():
     assert gib(53.06 * 2**30) == "53.1 GiB"
     assert (usd(1234567.0), usd(99.5), usd(-3.0)) == ("$1,234,567", "$99.50", "$-3.00")
     assert (usd(0.0), usd(0.01125), usd(0.00222)) == ("$0.00", "$0.0112", "$0.00222")
+
+
+@pytest.mark.parametrize(
+    "kilowatt_hours, text",
+    [
+        (0.0, "0 kWh"),
+        (0.00123, "1.23 Wh"),
+        (0.0999, "99.9 Wh"),
+        (0.1, "0.1 kWh"),
+        (12.345678, "12.35 kWh"),
+        (1219.2, "1,219 kWh"),
+        (9999.0, "9,999 kWh"),
+        (12_345.6, "12.35 MWh"),
+        (48_000_000.0, "48,000 MWh"),
+    ],
+)
+def test_energy_is_told_in_kilowatt_hours(kilowatt_hours, text):
+    assert energy(kilowatt_hours * KWH) == text
+
+
+def test_rows_of_a_table_have_the_unit_of_its_total():
+    assert [energy(value * KWH, 2.0 * KWH) for value in (1.99, 0.01, 0.0)] == ["1.99 kWh", "0.01 kWh", "0 kWh"]

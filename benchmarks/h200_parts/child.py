@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshwright.plan.plan import write_whole
+from meshwright.files import write_whole
 
 FOLDER = Path(__file__).parents[1]
 RESULT = "RESULT "

@@ -97,9 +97,6 @@ def took_s(ways: Ways, chosen: dict[str, str], beside: Sequence[Work], for_s: fl
     return (time.perf_counter() - started_s) / num_rounds
 
 
-# -- ways -----------------------------------------------------------------------------------------------
-
-
 def product_ways(shapes: dict[str, tuple[int, int, int]], num_rows: int, device: torch.device) -> Ways:
     """Every pass of every product by torch, and by each algorithm that gives the same bits."""
     found: Ways = {}

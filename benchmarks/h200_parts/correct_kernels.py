@@ -186,7 +186,7 @@ def fp8_products(device: torch.device, seed: int) -> Checks:
     """The trainer's fp8 product with both gradients, and its loss in fp8."""
     from meshwright.train.kernels import fp8
     from meshwright.train.kernels.fused_loss import summed_loss_in_fp8
-    from meshwright.train.model.linear import Linear
+    from meshwright.train.kernels.linear import Linear
 
     layer = Linear(256, 384, bias=False).to(device, torch.bfloat16)
     torch.nn.init.normal_(layer.weight)

@@ -19,10 +19,10 @@ from h200_parts.text import long_corpus, shared_folder
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.layout import Layout
-from meshwright.train.data.batches import micro_batches
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Samples
 from meshwright.train.model.initial import initial_weights
+from meshwright.train.parallel.batches import micro_batches
 from meshwright.train.parallel.mesh import make_mesh
 from meshwright.train.replica import Replica
 

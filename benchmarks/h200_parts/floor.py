@@ -79,9 +79,6 @@ def floor_of(case: Case, device: torch.device) -> dict[str, Any]:
     }
 
 
-# -- clocks ---------------------------------------------------------------------------------------------
-
-
 def in_turn_s(works: dict[tuple[str, str], Work], device: torch.device, budget_s: float) -> dict[tuple[str, str], float]:
     """Mean seconds of each work, all of them taken in turn for `budget_s`, of which the first half is not counted."""
     finish = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
@@ -126,9 +123,6 @@ def copy_rate(device: torch.device) -> float:
     source = torch.randint(0, 256, (num_bytes,), device=device, dtype=torch.uint8)
     target = torch.empty_like(source)
     return 2 * num_bytes / in_turn_s({("copy", ""): lambda: target.copy_(source)}, device, COPY_S)["copy", ""]
-
-
-# -- work -----------------------------------------------------------------------------------------------
 
 
 def shapes_of(model: Model) -> dict[str, tuple[int, int, int]]:

@@ -68,3 +68,14 @@ def usd(value: float) -> str:
     if 0 < abs(value) < 0.1:
         return f"${value:.3g}"
     return f"${value:,.2f}" if abs(value) < 100 else f"${value:,.0f}"
+
+
+def energy(joules: float, like_j: float | None = None) -> str:
+    """Energy as people say it: kWh, Wh below a tenth of one, MWh from ten thousand on. Joules are for a step or a token alone.
+
+    Rows of a table have one unit where each is given the table's total as `like_j`.
+    """
+    whole = abs(joules if like_j is None else like_j) / KWH
+    factor, unit = (1e-3, "MWh") if whole >= 1e4 else (1.0, "kWh") if whole >= 0.1 or not whole else (1e3, "Wh")
+    value = joules / KWH * factor
+    return f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{value:.4g} {unit}"

@@ -119,9 +119,6 @@ def test_every_shipped_claim_is_also_changed() -> None:
     assert {name for name, _, _ in CHANGED} == {path.stem for path in FILES}
 
 
-# -- rows of the table as claims ------------------------------------------------------------------------
-
-
 def rows() -> Iterator[tuple[str, dict[str, Any]]]:
     with MEASURED_CSV.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -164,9 +161,6 @@ def test_a_row_that_the_table_lacks_is_never_impossible_nor_misleading(monkeypat
         found.add(of({key: value for key, value in facts.items() if key != "step_s"}))
     table.best_rate.cache_clear()
     assert found <= {"consistent", "unknown", "implausible"} and "unknown" in found
-
-
-# -- single checks --------------------------------------------------------------------------------------
 
 
 def test_a_model_and_tokens_are_enough() -> None:

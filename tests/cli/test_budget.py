@@ -16,7 +16,7 @@ import faults
 from small_run import EVALUATION, NO_RANKS, Small, events_of, make_corpus, steps_of, train
 
 from meshwright.cli.main import main
-from meshwright.ledger import ledger_of, recorded_budget
+from meshwright.ledger import evaluation_s, ledger_of, recorded_budget
 from meshwright.plan.plan import plan_bytes, read_plan
 from meshwright.record.run import read_run
 
@@ -62,17 +62,18 @@ def test_a_simulation_that_cannot_end_inside_is_not_started(run: Run, racks: str
 
 
 def test_a_simulation_that_runs_over_ends_with_the_last_step_inside(run: Run, racks: str) -> None:
-    step_s = read_plan(Path(racks)).step_time_s
-    budget = 256 * 20.4 * step_s  # at a dollar a second, and without noise: 20 steps and a bit
+    plan = read_plan(Path(racks))
+    step_s = plan.step_time_s
+    budget = 256 * (20.4 * step_s + evaluation_s(plan))  # at a dollar a second, and without noise: 20 steps, their evaluation and a bit
     given = ("--steps", "20", "--price", "3600USD/h", "--budget", f"{budget:.2f}", "--slow-rank", "100=1.3", "--name", "cut", "--json")
     code, out, err = run("simulate", racks, *given)
     assert (code, err) == (0, "")
     told, folder = json.loads(out), read_run("runs/cut")
-    assert told["over_budget"] and not told["complete"] and 10 < told["num_steps"] < 20
+    assert told["over_budget"] and not told["complete"] and 10 < told["num_steps"] <= 20 and told["num_evaluations"] == 0
     assert folder.header.status == "stopped"
     assert [event.kind for event in folder.events][-2:] == ["budget", "stopped"] and folder.events[-1].detail["reason"] == "budget"
     took = ledger_of("runs/cut")
-    assert float(took.usd) <= budget < float(took.usd) + 256 * 1.5 * step_s
+    assert float(took.usd) <= budget < float(took.usd) + 256 * (1.5 * step_s + evaluation_s(plan))
     assert float(took.usd) == pytest.approx(told["cost_usd"], abs=0.01)
 
 
@@ -177,6 +178,20 @@ def test_a_run_over_its_budget_is_saved_and_stopped_and_goes_on_with_more(small:
     assert resumed["price"]["usd_per_gpu_hour"] == "3600"  # as it was given
     assert len(steps_of(run)) == done + 2 and read_run(run).header.status == "finished"
     assert ledger_of(run).usd > took.usd
+
+
+def test_a_budget_outlives_the_files_it_was_recorded_in(small: Path, tmp_path: Path) -> None:
+    given = ("--steps", "400", "--name", "a", *DOLLAR_A_SECOND)
+    assert train(tmp_path, small, *given, "--budget", "10USD", before=faults.slow_steps, with_=(0.1,)).wait() == 0
+    run = tmp_path / "runs" / "a"
+    (run / "events.jsonl").unlink()
+    silent = train(tmp_path, "--name", "a", "--resume")
+    assert silent.wait() == 2
+    assert silent.err.startswith("meshwright: the run's record of its money was changed: events.jsonl cannot be read")
+    assert "a budget of 10.00 USD, " in silent.err and "--budget none" in silent.err
+    more = train(tmp_path, "--name", "a", "--resume", "--budget", "1USD", *DOLLAR_A_SECOND)
+    assert more.wait() == 2
+    assert "of it spent already" in more.err  # the header remembers
 
 
 @pytest.fixture

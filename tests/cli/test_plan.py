@@ -169,11 +169,10 @@ def test_every_file_is_written_whole(run, tmp_path):
 
 
 def test_an_interrupt_leaves_no_half_written_file(run, tmp_path, monkeypatch):
-    def broken_off(forecast, path):
-        path.write_text("half")
+    def broken_off(fd):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("meshwright.plan.trace.write_trace", broken_off)
+    monkeypatch.setattr("os.fsync", broken_off)
     assert run(*SMALL, "--trace", str(tmp_path / "trace.json")) == (130, "", "meshwright: interrupted\n")
     assert list(tmp_path.iterdir()) == []
 

@@ -52,17 +52,19 @@ def trace(here):
 
 WHOLE = """\
 run first: trained, finished
-time         13 s = 320 x 31.25 ms a sample + 3 s
-step         500 ms median, spread 0 %, p99/p50 1.000, worst 500 ms, drift +0.00 %
-noise floor  0 % within the run; single runs of one job lie up to 2 % apart
-cost         no price is listed
-energy       unknown
-carbon       unknown
-note         What was predicted is not shown: the run's plan cannot be read: cannot read the plan: No such file or directory.
+time of the run  13 s = 320 x 31.25 ms a sample + 3 s
+median step      500 ms, spread 0 %, p99/p50 1.000, worst 500 ms, drift +0.00 %
+speed            4,096 tokens/s over the steady steps
+noise floor      0 % within the run; single runs of one job lie up to 2 % apart
+cost             no price is listed
+energy           unknown
+carbon           unknown
+note             What was predicted is not shown: the run's plan cannot be read: cannot read the plan: No such file or directory.
 
 parts of the step
-part     measured
-compute    500 ms
+part       measured
+compute      500 ms
+mean step    500 ms
 
 page: report.html
 """
@@ -82,7 +84,7 @@ def test_several_runs_are_compared(run, here):
 
 def test_json_and_markdown_print_and_write_no_page(answer, run, here):
     folder = str(make_run("first"))
-    assert answer(folder)["runs"][0]["time_to_train"]["total_s"] == pytest.approx(13.0)
+    assert answer(folder)["runs"][0]["time"]["total_s"] == pytest.approx(13.0)
     code, out, err = run(folder, "--markdown")
     assert (code, err) == (0, "") and out.startswith("# first\n") and "| evaluations | 2 s | 1 evaluation |" in out
     assert not (here / "report.html").exists()

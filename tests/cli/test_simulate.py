@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshwright.cli.main import main
+from meshwright.plan.plan import read_plan
 from meshwright.record.entries import PART_NAMES
 from meshwright.record.run import read_run
 from meshwright.units import seconds
@@ -151,7 +153,7 @@ def test_weeks_tell_of_interruptions_and_what_they_cost(answer, run, plan):
 def test_days_go_on_behind_the_workloads_end_and_say_so(answer, run, plan):
     told = answer(plan, "--days", "5", "--name", "over")
     assert told["workload_done"] == 1 and told["steps_done"]["mean"] > told["workload_steps"] > 0
-    assert "times over: the days go on behind its end" in run(plan, "--days", "5", "--name", "said")[1]
+    assert "times over: the days go on after its end" in run(plan, "--days", "5", "--name", "said")[1]
     brief = answer(plan, "--days", "0.001", "--name", "brief")
     assert brief["workload_done"] == 0 and brief["steps_done"]["mean"] < brief["workload_steps"]
     out = run(plan, "--days", "54", "--budget", "30kUSD", "--name", "paid")[1]
@@ -159,14 +161,14 @@ def test_days_go_on_behind_the_workloads_end_and_say_so(answer, run, plan):
 
 
 def test_weeks_broken_off_keep_what_is_done(run, plan, monkeypatch, tmp_path):
-    from meshwright.simulate.campaign import _Loop
+    from meshwright.simulator.campaign import _Loop
 
     def interrupted(loop):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_Loop, "_progress", interrupted)
     code, out, err = run(plan, "--days", "54", "--name", "half")
-    assert (code, err) == (130, "meshwright: interrupted\n") and "Broken off" in out
+    assert (code, err) == (130, "meshwright: interrupted\n") and "Interrupted" in out
     assert read_run(tmp_path / "runs" / "half").header.status == "stopped"
 
 
@@ -204,11 +206,11 @@ def test_tables_name_the_parts(run, plan):
         (("--cluster", "dgx-h100-superpod"), "the plan is for azure-gb200-128 (256 gb200)"),
         (("--days", "3", "--failed-nodes", "65"), "65 failed nodes of 64"),
         (("--days", "3", "--failures", "lama"), "no failures named 'lama'"),
-        (("--days", "0"), "no days"),
+        (("--days", "0"), "has no length"),
         (("--budget", "1"), "not started: by prediction"),
-        (("--failures", "llama3"), "this is asked of weeks"),
-        (("--spares", "3"), "this is asked of weeks"),
-        (("--days", "3", "--steps", "5"), "weeks are as long as their days"),
+        (("--failures", "llama3"), "only valid with --days"),
+        (("--spares", "3"), "only valid with --days"),
+        (("--days", "3", "--steps", "5"), "--steps is not valid with --days"),
         (("--days", "3", "--checkpoint-every", "soon"), "where: --checkpoint-every"),
         (("--nics-hit", "4"), "4 NICs are hit and lose no plane"),
         (("--slow-rank", "5=1e300"), "times as slow"),
@@ -241,7 +243,7 @@ def test_a_plan_for_another_machine_is_refused(run, plan, tmp_path):
 
 
 def test_broken_off_it_keeps_what_is_done(run, plan, monkeypatch, tmp_path):
-    from meshwright.simulate import step
+    from meshwright.simulator import step
 
     blocks = step._blocks
 
@@ -251,7 +253,7 @@ def test_broken_off_it_keeps_what_is_done(run, plan, monkeypatch, tmp_path):
 
     monkeypatch.setattr(step, "_blocks", interrupted)
     code, out, err = run(plan, "--steps", "100", "--name", "half")
-    assert code == 130 and "interrupted" in err and "Broken off" in out
+    assert code == 130 and "interrupted" in err and "Interrupted" in out
     half = read_run(tmp_path / "runs" / "half")
     assert (len(half.records), half.header.status) == (4, "stopped")
 
@@ -259,7 +261,7 @@ def test_broken_off_it_keeps_what_is_done(run, plan, monkeypatch, tmp_path):
 def test_noise_is_fitted_and_compared_with_logs(capsys, tmp_path, monkeypatch):
     pytest.importorskip("scipy")
     pytest.importorskip("matplotlib")
-    from meshwright.simulate import logs
+    from meshwright.simulator import logs
 
     few = logs.step_logs()[-2:]
     monkeypatch.setattr(logs, "step_logs", lambda: few)
@@ -277,7 +279,7 @@ def test_noise_is_fitted_and_compared_with_logs(capsys, tmp_path, monkeypatch):
 def test_the_comparison_with_logs_is_a_table_too(capsys, monkeypatch):
     pytest.importorskip("scipy")
     pytest.importorskip("matplotlib")
-    from meshwright.simulate import logs
+    from meshwright.simulator import logs
 
     few = logs.step_logs()[-1:]
     monkeypatch.setattr(logs, "step_logs", lambda: (*few, *few))
@@ -295,7 +297,7 @@ def test_the_parts_for_people_are_those_of_the_json_and_of_the_report(run, answe
     assert {name: seconds(told["mean_parts_s"][part]) for part, name in PART_NAMES.items() if name in rows} == {
         name: value for name, value in rows.items() if name in PART_NAMES.values()
     }
-    assert rows["step"] == seconds(sum(told["mean_parts_s"].values()))
+    assert rows["mean step"] == seconds(sum(told["mean_parts_s"].values()))
     assert main(["report", "runs/few", "--json"]) == 0
     (reported,) = json.loads(capsys.readouterr().out)["runs"]
     assert {part: row["simulated_s"] for part, row in reported["parts"].items()} == pytest.approx(
@@ -305,3 +307,38 @@ def test_the_parts_for_people_are_those_of_the_json_and_of_the_report(run, answe
 
 def test_one_step_alone_leaves_none_out(run, plan):
     assert "left out" not in run(plan, "--steps", "1")[1]
+
+
+def test_a_part_of_a_job_is_not_called_its_time_to_train(run, answer, plan, capsys):
+    told = answer(plan, "--steps", "5", "--name", "part")
+    steps = told["workload_steps"]
+    evaluations = read_plan(Path(plan)).workload.num_evaluations(steps)
+    whole_s = steps * told["mean_step_s"] + evaluations * told["evaluation_s"]
+    assert told["num_steps"] == 5 < steps and told["time_to_train_is_extrapolated"]
+    assert told["simulated_min"] * 60 < 0.1 * whole_s and told["time_to_train_min"] * 60 == pytest.approx(whole_s)
+    _, out, _ = run(plan, "--steps", "5", "--name", "again")
+    assert "\ntime to train" not in out and "\ntime of 5 steps" in out and f"{seconds(whole_s)} by extrapolation: {steps:,} steps" in out
+    assert main(["report", "runs/part", "--json", "--out", "page.html"]) == 0
+    (reported,) = json.loads(capsys.readouterr().out)["runs"]
+    assert reported["time"]["name"] == "time of 5 simulated steps" and reported["time"]["total_s"] / 60 == pytest.approx(
+        told["simulated_min"]
+    )
+    assert reported["whole_job_extrapolated"]["seconds"] == pytest.approx(whole_s, rel=1e-5)
+    page = Path("page.html").read_text()
+    assert "Time to train" not in page and "Time of 5 simulated steps" in page and "Whole job, extrapolated" in page
+    assert main(["report", "runs/part", "--markdown"]) == 0
+    assert f"| whole job | {seconds(whole_s)} | by extrapolation" in capsys.readouterr().out
+    assert main(["report", "runs/part"]) == 0
+    assert f"{seconds(whole_s)} by extrapolation" in capsys.readouterr().out
+
+
+def test_a_whole_job_has_a_time_to_train(answer, run, plan, capsys):
+    whole = read_plan(Path(plan))
+    few = replace(whole, workload=replace(whole.workload, convergence=None, num_tokens=6.0 * whole.workload.tokens_per_step))
+    few.write(Path("few.json"))
+    told = answer("few.json", "--name", "whole")
+    assert told["time_to_train_min"] == told["simulated_min"] and told["time_to_train_is_extrapolated"] is False
+    assert "time to train" in run("few.json", "--name", "again")[1]
+    assert main(["report", "runs/whole", "--json"]) == 0
+    (reported,) = json.loads(capsys.readouterr().out)["runs"]
+    assert reported["time"]["name"] == "time to train" and reported["whole_job_extrapolated"] is None

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.cli.train_run import default_plan
 from meshwright.cli.train_show import facts, show_run
 from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.describe.profile import load_profile
 from meshwright.job import Job
 from meshwright.layout import Layout
 from meshwright.ledger import ledger_of
@@ -18,7 +20,11 @@ from meshwright.record.entries import StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.run import read_run
 from meshwright.record.writer import RunWriter
-from meshwright.report.facts import facts_of
+from meshwright.report.compare import parts_of
+from meshwright.report.facts import facts_of, predicted_parts_s
+from meshwright.units import seconds
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +49,8 @@ def folder(plan: Plan, tmp_path: Path) -> Path:
 
 def test_train_report_and_ledger_count_one_time(folder: Path, plan: Plan) -> None:
     told = facts(read_run(folder), plan)
-    assert told["time_to_train_s"] == facts_of(read_run(folder)).time.total_s == pytest.approx(8.75)
-    assert told["time_to_train_s"] == pytest.approx(ledger_of(folder).wall_s)
+    assert told["run_s"] == facts_of(read_run(folder)).time.total_s == pytest.approx(8.75)
+    assert told["run_s"] == pytest.approx(ledger_of(folder).wall_s)
 
 
 def test_every_span_of_it_is_named(folder: Path, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,4 +61,30 @@ def test_every_span_of_it_is_named(folder: Path, plan: Plan, capsys: pytest.Capt
     spans = "steps 5 s, evaluations 1 s, checkpoints 250 ms, start 2 s, between steps 500 ms"
     assert f"time 8.75 s: {spans}" in [" ".join(line.split()) for line in lines]
     named = {re.split(r"\s{2,}", line)[0] for line in lines[lines.index("parts of the step") + 2 :]}
-    assert {"compute", "exposed dp", "data", "overhead", "step"} <= named and not any("_" in name for name in named)
+    assert {"compute", "exposed dp", "data", "overhead", "mean step"} <= named and not any("_" in name for name in named)
+
+
+def test_exposed_times_on_shared_cores_are_not_predicted_without_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = default_plan("")
+    header = RunHeader(name="here", kind="trained", seed=0, num_ranks=8, machine="a machine", sequence_length=128)
+    parts_s = {"compute": 0.3, "exposed_tp": 0.14, "bubble": 0.06}
+    with RunWriter.create(tmp_path, header, plan_bytes(plan)) as writer:
+        writer.event("start", 0, 2.0)
+        writer.steps(StepRecord(step=n, samples=16 * n, loss=5.0, grad_norm=1.0, step_time_s=0.5, parts_s=parts_s) for n in range(1, 11))
+        writer.finish("finished")
+    assert plan.profile is None and plan.parts_s["exposed_tp"] > 0
+    show_run(writer.folder, plan, as_json=False)
+    out = capsys.readouterr().out
+    assert re.search(r"^exposed tp +- +140 ms$", out, re.MULTILINE) and "Run `meshwright measure`" in " ".join(out.split())
+    found = facts_of(read_run(writer.folder))
+    tp = next(row for row in parts_of(found) if row.part == "exposed_tp")
+    assert (tp.predicted_s, tp.measured_s) == (None, pytest.approx(0.14))
+    assert any("Exposed times are not predicted" in note for note in found.notes)
+    assert f"mean step {seconds(plan.step_time_s)}" in " ".join(out.split())  # the step is, though its parts are not
+
+
+def test_a_profile_predicts_them(plan: Plan) -> None:
+    assert predicted_parts_s(plan, "measured") == plan.parts_s  # of another machine
+    here = default_plan("")
+    timed = replace(here, profile=load_profile(FIXTURES / "profile_of_cores.json"))
+    assert predicted_parts_s(timed, "measured") == here.parts_s == predicted_parts_s(here, "simulated")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
-from meshwright.cost.pipeline import ChunkTimes, busiest_stage_s, peak_in_flight, pipeline_s, smallest_group, with_blocking_sends
+from meshwright.cost.pipeline import ChunkTimes, busiest_stage_s, peak_in_flight, pipeline_s, smallest_group
 from meshwright.cost.schedule import Hops, evaluate, schedule_named
 
 STAGES = (1, 2, 4, 6, 8, 16)
@@ -87,6 +88,20 @@ def test_the_closed_form_is_within_half_a_percent_of_the_exact_schedule(name, ho
             if abs(error_percent) > bound_percent(name, pp, m, cause):
                 misses.append((round(error_percent, 2), pp, vp, m, cause))
     assert not misses
+
+
+def with_blocking_sends(times: ChunkTimes, hop_s: float) -> ChunkTimes:
+    """Chunk times in seconds when a stage stands still while it sends; the hop itself then costs nothing more.
+
+    Each forward but the model's last is followed by a send, each backward but its last too.
+    """
+    return replace(
+        times,
+        forward_s=times.forward_s + hop_s,
+        backward_s=times.backward_s + hop_s,
+        first_backward_s=times.first_backward_s - hop_s,
+        last_forward_s=times.last_forward_s - hop_s,
+    )
 
 
 @pytest.mark.parametrize("name, vp", [("1f1b", 1), ("interleaved", 4), ("zero-bubble", 1)])

@@ -106,11 +106,6 @@ def test_peaks_are_megatrons_warm_up_and_one_more():
     assert one_f_one_b(8, 3).peak_in_flight.tolist() == [3, 3, 3, 3, 3, 3, 2, 1]
 
 
-def test_the_peak_comes_when_the_warm_up_ends():
-    timeline = evaluate(one_f_one_b(4, 8), 1.0, 2.0)
-    assert timeline.peak_at_s.tolist() == [4, 4, 4, 4]
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_operations_wait_for_their_stage_and_their_input(shape):
     rng = np.random.default_rng(sum(shape))

@@ -113,7 +113,7 @@ def test_the_record_machine():
     assert (fabric.bytes_per_s, fabric.num_planes) == (100e9, 8)
     workload = load.load_workload("mlperf-llama31-405b")
     assert workload.num_steps() == 324
-    assert workload.evaluation.count(331_776, workload.global_batch) == 4
+    assert workload.num_evaluations(324) == 4
 
 
 @pytest.mark.parametrize(

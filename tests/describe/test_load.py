@@ -277,8 +277,6 @@ def test_unknown_names_get_the_nearest(loader, name, message):
     assert re.search(message, str(caught.value), re.DOTALL)
 
 
-# -- whatever a file holds, nothing but our own error comes out ---------------------------------------
-
 LEAVES = st.one_of(
     st.none(),
     st.booleans(),

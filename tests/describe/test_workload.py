@@ -1,6 +1,10 @@
 """Samples to a target, steps and evaluations."""
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshwright.describe.load import load_workload, names
 from meshwright.describe.workload import Convergence, Evaluation, Workload
@@ -54,9 +58,42 @@ def test_the_catalogues_own_batches_were_measured(name):
 def test_evaluations_at_multiples_from_the_start_on():
     every = Evaluation(num_samples=10, every_samples=100)
     late = Evaluation(num_samples=10, every_samples=100, start_samples=250, start_samples_per_batch=10)
-    assert every.count(1000, 8) == 10
-    assert every.count(50, 8) == 1  # the run ends with an evaluation
-    assert late.count(1000, 8) == 7  # first at 400, not before 330
+    assert every.steps(100, 8) == [13, 26, 39, 52, 65, 78, 91, 100]  # 12.5 steps are rounded up; the run ends with an evaluation
+    assert every.steps(5, 8) == [5]
+    assert late.steps(60, 10) == [40, 50, 60]  # three intervals by the start, one more by the batch
+    assert (every.steps(0, 8), every.count(0, 8)) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "steps", "evaluated"),
+    [
+        ("mlperf-gpt3", 2688, 220, list(range(10, 221, 10))),  # v3.0 CoreWeave, 448 nodes: 9.14 steps are rounded up
+        ("mlperf-gpt3", 2560, 230, list(range(10, 231, 10))),  # v3.1 eos-dfw_n1280
+        ("mlperf-llama31-405b", 960, 340, [300, 320, 340]),  # v5.1 hsg_ngpu2560: 15 intervals of 20 steps to the first
+        ("mlperf-llama31-405b", 1024, 324, [270, 288, 306, 324]),  # v6.0 Azure
+        ("mlperf-llama2-70b-lora", 12, 256, [128, 160, 192, 224, 256]),  # rule: the first floor(0.125 x 12 + 2) = 3 are skipped
+        ("mlperf-llama2-70b-lora", 64, 120, list(range(66, 121, 6))),  # v4.1: the first at 4,224 samples
+    ],
+)
+def test_mlperf_runs_are_evaluated_after_the_logged_steps(name, batch, steps, evaluated):
+    workload = replace(load_workload(name), global_batch=batch)
+    assert workload.evaluated_steps(steps) == evaluated
+
+
+@given(
+    every=st.floats(0.5, 5000),
+    start=st.floats(0, 50_000),
+    per_batch=st.floats(0, 100),
+    batch=st.integers(1, 3000),
+    steps=st.integers(0, 400),
+)
+def test_counting_evaluations_and_asking_step_by_step_agree_with_the_list(every, start, per_batch, batch, steps):
+    rule = Evaluation(num_samples=10, every_samples=every, start_samples=start, start_samples_per_batch=per_batch)
+    listed = rule.steps(steps, batch)
+    assert [step for step in range(1, steps + 1) if rule.follows(step, steps, batch)] == listed
+    assert rule.count(steps, batch) == len(listed)
+    assert not steps or listed[-1] == steps
+    assert all(step * batch >= start * (1 - 1e-6) for step in listed[:-1])
 
 
 @pytest.mark.parametrize(
@@ -67,14 +104,14 @@ def test_evaluations_at_multiples_from_the_start_on():
         ("mlperf-llama31-405b", 1152, "nvfp4", 288, 4),  # v5.1 theia_ngpu512
         ("mlperf-llama31-8b", 64, "fp8", 3456, 18),  # v5.1, 512 GB300
         ("mlperf-llama2-70b-lora", 8, "fp8", 384, 5),
-        ("mlperf-llama2-70b-lora", 64, "fp8", 117, 9),
+        ("mlperf-llama2-70b-lora", 64, "fp8", 117, 10),  # a median between 19 and 20 intervals: the run ends with an evaluation
     ],
 )
 def test_mlperf_runs_as_logged(name, batch, precision, steps, evaluations):
     workload = load_workload(name)
     samples = workload.convergence.samples(batch, precision)
     assert samples / batch == steps
-    assert workload.evaluation.count(samples, batch) == evaluations
+    assert replace(workload, global_batch=batch).num_evaluations(steps) == evaluations
 
 
 def test_plain_pre_training_counts_tokens():

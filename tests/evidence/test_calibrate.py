@@ -50,9 +50,6 @@ def error_pct(run: MeasuredRun, calibration: Calibration) -> float:
     return 100 * (logged(run).step_s(calibration.profile) / run.measured_s - 1)
 
 
-# -- published measurements ---------------------------------------------------------------------------
-
-
 def test_the_512_gpu_run_alone_predicts_the_same_software_at_2048_and_2560() -> None:
     calibration = calibrated(run_of("eos-dfw_n64"))
     assert abs(error_pct(run_of("eos-dfw_n256"), calibration)) < 1.5
@@ -81,9 +78,6 @@ def test_the_real_logs_of_512_gpus_predict_the_larger_runs(folder: str, cluster:
     assert calibration.release.release == "v5.0"
     for other in others:
         assert abs(error_pct(run_of(other), calibration)) < 1.5
-
-
-# -- laws ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("system, benchmark", [("eos-dfw_n64", "llama31_405b"), ("theia_ngpu512", "llama31_405b"), ("eos_n64", "gpt3")])
@@ -143,9 +137,6 @@ def test_adapters_get_a_factor_of_their_own_and_leave_pretraining_alone() -> Non
     assert calibration.profile.finetuning["blackwell"] == start.finetuning["blackwell"]
 
 
-# -- the profile file ---------------------------------------------------------------------------------
-
-
 def test_a_profile_read_again_predicts_the_same(tmp_path: Path) -> None:
     run = run_of("eos-dfw_n64")
     calibration = calibrated(run)
@@ -179,9 +170,6 @@ def test_a_profile_says_which_run_made_it() -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write the profile: No such file"):
         calibrated(run_of("eos-dfw_n64")).write(tmp_path / "nowhere" / "profile.json")
-
-
-# -- reading ------------------------------------------------------------------------------------------
 
 
 def test_a_log_says_the_job() -> None:
@@ -221,9 +209,6 @@ def test_a_model_given_by_name_wins_over_the_benchmarks() -> None:
     seen = observe([FIXTURES / "timer_every_step.log"])
     job = described(seen, SMALL, "dgx-h100-superpod", model="llama-3.1-70b", precision="fp8").job
     assert (job.model.name, job.workload.name) == ("llama-3.1-70b", "mlperf-llama31-405b")
-
-
-# -- bad input ----------------------------------------------------------------------------------------
 
 
 def test_a_log_without_its_end(tmp_path: Path) -> None:

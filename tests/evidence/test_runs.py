@@ -108,9 +108,6 @@ def refusal(path: Path) -> InputError:
     return error.value
 
 
-# -- MLPerf submissions ---------------------------------------------------------------------------------
-
-
 def test_the_record_run_is_expressed_whole(tmp_path: Path) -> None:
     run = one(tmp_path, RECORD)
     assert run.name == "v6.0 Azure 2048xAzure_GB200 llama31_405b"
@@ -206,9 +203,6 @@ def test_runs_for_fitting_are_clean_nvidia_and_of_high_confidence(tmp_path: Path
     runs = read_runs(write(tmp_path, RECORD, RECORD | {"layout_confidence": "medium"}, RECORD | {"vendor": "AMD"}, RECORD | oracle))
     assert [run.source_row for run in high_confidence_nvidia(runs.rows)] == [2]
     assert [run.is_clean for run in runs.rows] == [True, True, True, False]
-
-
-# -- papers and vendors' tables -------------------------------------------------------------------------
 
 
 def test_a_vendor_table_row_gives_a_step_time_from_tokens(tmp_path: Path) -> None:
@@ -311,9 +305,6 @@ def test_a_gpt_is_built_from_the_shape_in_its_note(tmp_path: Path) -> None:
 )
 def test_a_published_row_that_cannot_be_expressed_is_listed_with_the_reason(tmp_path: Path, changes: dict[str, str], why: str) -> None:
     assert reason(tmp_path, BRIDGE, **changes) == why
-
-
-# -- bad files ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("column", mlperf.REQUIRED)
@@ -447,9 +438,6 @@ def test_no_file_brings_a_traceback(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(InputError):
         read_runs(path)
-
-
-# -- the files themselves -------------------------------------------------------------------------------
 
 
 @needs_data

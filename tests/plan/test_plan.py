@@ -8,9 +8,10 @@ import pytest
 
 from meshwright.describe.load import load_workload
 from meshwright.errors import InputError
+from meshwright.files import write_whole
 from meshwright.job import Job
 from meshwright.layout import Layout
-from meshwright.plan.plan import Plan, plan_of, stack_of, write_whole
+from meshwright.plan.plan import Plan, plan_of, stack_of
 from meshwright.predict.software import as_json, software
 
 

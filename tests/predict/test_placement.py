@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -162,3 +163,22 @@ def test_gradients_go_over_context_ranks_and_replicas():
     assert "dp" not in tiers_of(layout, machine)
     assert spanned(over, machine, tiers_of(layout, machine)) == ("node", "fabric")
     assert spanned({"dp": 1}, machine, tiers_of(layout, machine)) == ()
+
+
+@pytest.mark.parametrize(
+    ("layout", "crossed"),
+    [
+        (Layout(tp=1, cp=4, dp=128, ep=64), ("rack",)),  # a group of 64 neighbours is a rack
+        (Layout(tp=1, cp=4, dp=128, ep=128), ("rack", "fabric")),
+        (Layout(tp=4, cp=1, pp=16, dp=8, ep=8, order=("tp", "cp", "pp", "dp")), ("rack", "fabric")),  # a rack holds 4 ranks of each stage
+        (Layout(tp=4, cp=1, pp=16, dp=8, ep=8, order=("tp", "cp", "dp", "pp")), ("rack",)),
+    ],
+)
+def test_experts_cross_the_tiers_of_the_ranks_they_lie_over(layout, crossed):
+    cluster = load_cluster("gb200-nvl72-spectrum-x").resized(512)
+    assert cluster.tiers[0].num_accelerators == 64
+    assert tiers_of(layout, cluster)["ep"] == crossed
+    assert "ep" not in tiers_of(replace(layout, ep=1), cluster)
+    # The same, by walking the ranks: the first group of a stage is its innermost ranks.
+    stage = [rank for rank in range(512) if layout.coordinate(rank)["pp"] == 0][: layout.ep]
+    assert (len({rank // 64 for rank in stage}) > 1) == ("fabric" in crossed)

@@ -26,7 +26,8 @@ def test_a_summary_leaves_out_first_steps_and_worked_numbers_come_out(writer: Ru
     assert found.mean_exposed_s == {"tp": pytest.approx(0.115 / 8)}
     assert found.mean_parts_s["compute"] == pytest.approx(0.75 * 0.115)
     assert found.unaccounted_s == pytest.approx(0.0, abs=1e-12)
-    assert found.tokens_per_s == pytest.approx(5 * 32 * 128 / sum(seconds[1:]))
+    assert found.mean_step_s == pytest.approx(0.115)
+    assert found.tokens_per_s == pytest.approx(4 * 32 * 128 / (0.10 + 0.12 + 0.10 + 0.14))  # the steady steps' tokens over their time
 
 
 def test_a_run_without_a_step_has_no_summary(writer: RunWriter) -> None:

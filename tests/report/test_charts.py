@@ -24,8 +24,6 @@ from meshwright.report.page.curves import ParetoPoint, ScalingPoint, pareto_char
 from meshwright.report.page.rack import Rack, brackets, rack_picture
 from meshwright.report.page.timeline import LABELS, WIDTH, _shares, timeline_picture
 
-# -- the rack -------------------------------------------------------------------------------------------
-
 
 def test_a_rack_of_the_record_machine_is_one_replica_with_eight_spares(record: Plan) -> None:
     drawn = rack_picture(record)
@@ -146,9 +144,6 @@ def test_changes_are_cut_with_an_arrow_and_those_without_effect_named() -> None:
     assert "Without effect here: c." in drawn and drawn.count("\u25c2") == 1 and drawn.count("does not fit") == 1
 
 
-# -- curves ---------------------------------------------------------------------------------------------
-
-
 def test_a_single_point_can_be_drawn() -> None:
     point = ScalingPoint(num_accelerators=8, step_time_s=1.0, low_s=0.9, high_s=1.2, efficiency=1.0)
     assert scaling_chart([point]).count("<circle") == 1
@@ -179,9 +174,6 @@ def test_ticks_of_logarithmic_axes() -> None:
     assert time_ticks(50, 4000) == [60, 120, 300, 600, 1200, 1800, 3600]
     low, high = padded([5.0])
     assert low < 5.0 < high
-
-
-# -- assumptions ----------------------------------------------------------------------------------------
 
 
 def test_every_assumption_of_the_software_is_listed() -> None:

@@ -77,9 +77,6 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(make_run, tmp_path: Pa
     assert [run.label for run in facts(first, other)] == [str(first), str(other)]
 
 
-# -- folders that are not whole -------------------------------------------------------------------------
-
-
 def test_a_step_that_takes_longer_than_time_lasts_is_a_damaged_line(make_run) -> None:
     folder = make_run()
     lines = (folder / "steps.jsonl").read_text().splitlines()

@@ -17,6 +17,7 @@ from pages import CHROMIUM, FLAGS, Elements, words
 from meshwright.describe.source import Source
 from meshwright.errors import InputError
 from meshwright.job import Job
+from meshwright.plan.explain import explain
 from meshwright.plan.plan import Plan, forecast_of, plan_of
 from meshwright.predict.forecast import Forecast
 from meshwright.predict.software import software
@@ -58,6 +59,34 @@ def test_the_page_says_what_the_forecast_says(record_forecast: Forecast) -> None
 @pytest.mark.parametrize("name", ["answer", "mapping", "step", "timeline", "memory", "assumptions"])
 def test_every_section_is_there(forecast: Forecast, name: str) -> None:
     assert f'id="{name}"' in plan_page(forecast)
+
+
+@pytest.mark.parametrize(("ep", "tiers"), [(64, ["rack"]), (128, ["rack", "fabric"])])
+def test_expert_traffic_is_told_of_wherever_traffic_is(experts: Plan, ep: int, tiers: list[str]) -> None:
+    forecast = Job(experts.model, experts.cluster, experts.workload).forecast(replace(experts.layout, ep=ep))
+    explanation = explain(forecast)
+    (axis,) = (one for one in explanation.axes if one.axis == "ep")
+    assert list(axis.tiers) == tiers == list(forecast.placement["ep"]) and axis.num_bytes > 0
+    page = plan_page(forecast)
+    table = page[page.index('aria-label="Network tiers"') :]
+    crossed = [row for row in re.findall(r"<tr>(.*?)</tr>", table[: table.index("</table>")]) if ">ep </b>" in row]
+    assert [re.search(r"<td>(\w+)</td>", row).group(1) for row in crossed] == tiers  # type: ignore[union-attr]
+    assert f"exposed ep {seconds(forecast.parts['exposed_ep'])} a step ({' and '.join(tiers)})" in page
+    assert f"their traffic crosses {' and '.join(tiers)}." in page
+    leaves = "fabric" in tiers
+    said = " ".join(explanation.reasons)
+    assert ("on their way to them cross the fabric" in said) == leaves
+    assert ("stay within a rack" in said) == (not leaves)
+
+
+def test_data_parallelism_is_not_alone_on_the_fabric_beside_experts(experts: Plan) -> None:
+    """A replica is a rack, and experts lie over the replicas of several."""
+    job = Job(experts.model, experts.cluster, replace(experts.workload, global_batch=512))
+    layout = replace(experts.layout, tp=1, cp=4, pp=16, dp=8, ep=32, vp=1, order=("tp", "cp", "pp", "dp"))
+    with_experts, without = (" ".join(explain(job.forecast(replace(layout, ep=ep), ignore_memory=True)).reasons) for ep in (32, 1))
+    assert "data and expert parallelism alone cross the fabric" in with_experts
+    assert "data parallelism alone crosses" not in with_experts
+    assert "data parallelism alone crosses the fabric" in without
 
 
 def test_every_picture_says_in_words_what_it_shows(forecast: Forecast) -> None:
@@ -108,15 +137,13 @@ def test_a_plan_under_a_profile_needs_the_profile(record: Plan) -> None:
 
 
 def test_a_folder_that_does_not_exist_is_named(record_forecast: Forecast, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot write the page"):
+    with pytest.raises(InputError, match=r"cannot write plan\.html: No such file"):
         write_plan_page(record_forecast, tmp_path / "none" / "plan.html")
 
 
 def test_the_same_plan_gives_the_same_bytes(record_forecast: Forecast) -> None:
     assert plan_page(record_forecast) == plan_page(record_forecast)
 
-
-# -- in a browser ---------------------------------------------------------------------------------------
 
 # A window of its own for each width: the page inside sees a viewport that wide, narrower than a headless browser's can be.
 WRAPPER = """<!doctype html><body style="margin:0">

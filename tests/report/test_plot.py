@@ -50,7 +50,9 @@ def test_names_are_escaped(record_forecast: Forecast, tmp_path: Path) -> None:
     assert "<script>&" in "".join(root.itertext())
 
 
-@pytest.mark.parametrize("name, said", [("plan.png", "written as SVG, not as .png"), ("none/plan.svg", "cannot write the plot")])
+@pytest.mark.parametrize(
+    "name, said", [("plan.png", "written as SVG, not as .png"), ("none/plan.svg", "cannot write plan.svg: No such file")]
+)
 def test_other_formats_and_missing_folders_are_refused(record_forecast: Forecast, tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         write_plot(record_forecast, tmp_path / name)

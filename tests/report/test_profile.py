@@ -90,9 +90,6 @@ def test_a_trace_without_communication_says_so(tmp_path: Path) -> None:
     assert "No communication was recorded" in profile.notes[-1]
 
 
-# -- against others -------------------------------------------------------------------------------------
-
-
 def random_rows(seed: int, count: int = 400) -> tuple[Row, ...]:
     rng = np.random.default_rng(seed)
     kinds = (("kernel", "gemm", 7), ("kernel", "relu", 9), ("kernel", "ncclDevKernel_AllReduce(x)", 20), ("gpu_memcpy", "Memcpy HtoD", 11))

@@ -71,9 +71,6 @@ def check_alone(page: str) -> None:
     assert len(ids) == len(set(ids))
 
 
-# -- one run --------------------------------------------------------------------------------------------
-
-
 def test_a_runs_page_says_what_the_run_says(trained: Path) -> None:
     (facts,) = facts_of_runs([trained])
     page = run_page([facts])
@@ -127,9 +124,6 @@ def test_the_slowest_replica_is_named_where_it_is_no_chance(simulated: Path) -> 
     assert not beyond_chance(3, 65, 128) and not beyond_chance(12, 100, 8)
 
 
-# -- several runs ---------------------------------------------------------------------------------------
-
-
 def test_runs_are_compared_and_scaled(make_run, workstation: Plan, steps_around) -> None:
     runs = [make_run(f"run{n}", plan=workstation, batch=16, times_s=steps_around(60, 0.5 + 0.1 * n)) for n in range(3)]
     page = run_page(facts_of_runs(runs))
@@ -151,15 +145,12 @@ def test_more_runs_than_colours_are_drawn_and_folded_away(make_run) -> None:
     assert page.count("<details") == 12 and 'open="open"' not in page
 
 
-# -- other forms ----------------------------------------------------------------------------------------
-
-
 def test_json_holds_the_same(trained: Path, simulated: Path) -> None:
     runs = facts_of_runs([trained, simulated])
     told = report_values(runs)
     first = told["runs"][0]
     assert first["step"]["median_s"] == runs[0].told.median_step_s and first["simulated_beside"] == "simulated"
-    assert sum(cost["seconds"] for cost in first["time_to_train"]["costs"]) == pytest.approx(first["time_to_train"]["total_s"])
+    assert sum(cost["seconds"] for cost in first["time"]["costs"]) == pytest.approx(first["time"]["total_s"])
     assert set(first["parts"]["compute"]) == {"predicted_s", "simulated_s", "measured_s"}
     assert first["ledger"]["energy_source"] == "modelled" and first["event_counts"]["evaluation"] == 1
     assert told["differences"][0]["base"] == "trained"
@@ -180,8 +171,6 @@ def test_a_profiles_page_and_its_other_forms(tmp_path: Path, profile_page: str) 
     assert profile_values(profile)["processes"][0]["exposed_pct"] == pytest.approx(100 / 3)
     assert "| rank 1, GPU 0 | 30 us | 66.67 % | 33.33 % |" in profile_markdown(profile)
 
-
-# -- in a browser ---------------------------------------------------------------------------------------
 
 # A window of its own for each width: the page inside sees a viewport that wide, narrower than a headless browser's can be.
 WRAPPER = """<!doctype html><body style="margin:0">

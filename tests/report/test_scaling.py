@@ -69,8 +69,6 @@ def test_runs_of_one_size_or_of_different_models_have_no_scaling(run_at, make_ru
     assert scalings(facts_of_runs([run_at(2, 32, 0.5), run_at(2, 64, 0.9), make_run("large", plan=record)])) == []
 
 
-# -- conditions -----------------------------------------------------------------------------------------
-
 NOISE, SLOW = "noise as logs show it", "rank 3 2 times as slow"
 
 

@@ -44,7 +44,21 @@ def runs(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def plan_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("plans") / "racks.json"
-    asked = ["plan", *JOB, "--gpus", "256", "--set", "workload.global_batch=32", "--layout", LAYOUT, "--no-explain", "--keep", "1", "--out", str(path)]
+    asked = [
+        "plan",
+        *JOB,
+        "--gpus",
+        "256",
+        "--set",
+        "workload.global_batch=32",
+        "--layout",
+        LAYOUT,
+        "--no-explain",
+        "--keep",
+        "1",
+        "--out",
+        str(path),
+    ]
     assert main(asked) == 0
     return path.read_bytes()
 
@@ -57,11 +71,11 @@ def new_run(runs: Path) -> Iterator[Writer]:
     """Writes a new run of so many steps, and leaves it open."""
     opened = []
 
-    def write(name: str, num_steps: int = 0, plan: bytes | None = None, **header: Any) -> RunWriter:
+    def write(name: str, num_done: int = 0, plan: bytes | None = None, **header: Any) -> RunWriter:
         defaults = {"kind": "trained", "seed": 1, "num_ranks": 256, "machine": "a test", "sequence_length": 128}
         writer = RunWriter.create(runs, RunHeader(name=name, **{**defaults, **header}), plan)
         writer.event("start", 0)
-        writer.steps(record(step) for step in range(1, num_steps + 1))
+        writer.steps(record(step) for step in range(1, num_done + 1))
         opened.append(writer)
         return writer
 

@@ -141,7 +141,7 @@ def test_what_is_not_done_or_not_the_runs_own_is_said(base, new_page, new_run, p
     expect_text(page, "tr:has-text('unreadable')", "no step can be read: steps.jsonl line 1")
     page.goto(f"{base}#/run/few")
     expect_text(page, ".tiles", "step 12 of")
-    expect_text(page, "main", "mean of the 10 steady steps among the last 12.")
+    expect_text(page, "main", "mean of the 10 steady steps among all 12.")
     page.goto(f"{base}#/run/swapped")
     expect_text(page, ".live-notices", "What was predicted is not shown: plan.json is not the run's own plan")
     page.goto(f"{base}#/run/unreadable")

@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 
 from meshwright.errors import InputError
+from meshwright.ledger import evaluation_s, predicted_s
+from meshwright.plan.plan import read_plan
+from meshwright.record.run import read_run
+from meshwright.record.summary import summary
 from meshwright.record.writer import RunWriter
 from meshwright.serve.shelf import Shelf, plain
 
@@ -50,9 +54,53 @@ def test_every_run_has_a_row(shelf, new_run, plan_bytes):
     good = found["good"]
     assert (good["model"], good["step"], good["loss"], good["step_time_s"]) == ("llama-3.1-405b", 20, 0.5, 1.0)
     assert good["num_steps"] > 20
-    assert good["left_s"] == pytest.approx(good["num_steps"] - 20)
+    plan = read_plan(shelf.runs / "good" / "plan.json")
+    evaluations_s = plan.workload.num_evaluations(good["num_steps"], after=20) * evaluation_s(plan)
+    assert good["left_s"] == pytest.approx(good["num_steps"] - 20 + evaluations_s)
     assert found["empty"]["step"] == 0
     assert "reads up to 1" in found["newer"]["problem"]["what"]
+
+
+def test_a_run_of_fewer_steps_than_the_workload_is_told_by_its_own(shelf, new_run, plan_bytes):
+    new_run("asked", 20, plan=plan_bytes, num_steps=60, last_step=60)
+    new_run("target", 20, plan=plan_bytes, num_steps=60, last_step=90, target=3.0)
+    new_run("beyond", 70, plan=plan_bytes, num_steps=60, last_step=90, target=3.0)
+    found, plan = rows(shelf), read_plan(shelf.runs / "asked" / "plan.json")
+    assert {name: (row["num_steps"], row["ends_by"]) for name, row in found.items()} == {
+        "asked": (60, "steps asked for"), "target": (60, "steps asked for"), "beyond": (90, "steps asked for"),
+    }  # fmt: skip
+    assert found["asked"]["progress"] == pytest.approx(20 / 60)
+    assert found["asked"]["predicted_s"] == pytest.approx(predicted_s(plan, 60).value)
+    assert found["asked"]["predicted_s"] < plan.time_to_train_s / 10
+    assert found["asked"]["predicted_usd"] == pytest.approx(found["asked"]["predicted_s"] * found["asked"]["usd_per_s"])
+
+
+def test_a_run_that_goes_to_the_workloads_end_says_so(shelf, new_run, plan_bytes):
+    expected = read_plan(new_run("older", 20, plan=plan_bytes).folder / "plan.json").workload.num_steps()
+    new_run("whole", 20, plan=plan_bytes, num_steps=expected, last_step=expected)
+    new_run("target", 20, plan=plan_bytes, num_steps=expected, last_step=2 * expected, target=3.0)
+    found = {name: row["ends_by"] for name, row in rows(shelf).items()}
+    assert found == {"older": "workload", "whole": "workload", "target": "target"}
+
+
+def test_a_budget_that_is_spent_before_the_last_step_ends_the_run(shelf, new_run, plan_bytes):
+    writer = new_run("poor", 20, plan=plan_bytes, num_steps=60, last_step=60)
+    usd_per_s = rows(shelf)["poor"]["usd_per_s"]
+    writer.event("resumed", 20, budget_usd=f"{30.4 * usd_per_s:.2f}")
+    row = rows(shelf)["poor"]
+    assert row["ends_by"] == "budget" and 28 <= row["num_steps"] <= 30 and row["paced_usd"] <= 30.5 * usd_per_s
+
+
+def test_step_time_and_rate_of_an_ended_run_are_those_of_its_report(shelf, new_run):
+    writer = new_run("drifting")
+    writer.steps(record(step, 1.0 + step / 300) for step in range(1, 301))
+    writer.event("evaluation", 150, 1.0, seconds=1.0)
+    running, told = rows(shelf)["drifting"], summary(read_run(writer.folder))
+    assert running["step_time_s"] > told.median_step_s  # by the last 200 steps while it goes on
+    writer.finish("finished")
+    ended = rows(shelf)["drifting"]
+    assert ended["step_time_s"] == pytest.approx(told.median_step_s)
+    assert ended["tokens_per_s"] == pytest.approx(told.tokens_per_s)
 
 
 def test_the_list_says_that_a_plan_is_not_the_runs_own(shelf, new_run, plan_bytes):

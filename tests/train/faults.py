@@ -96,6 +96,47 @@ def failing_disk(number: int, folder_part: str, from_step: int) -> None:
     saver.write = failing  # type: ignore[attr-defined]
 
 
+def failing_mkdir(rank: int, step: int) -> None:
+    """Let one rank fail to make the folder of one save, which the others, who are later, would have made too."""
+    from meshwright.train.checkpoint import saver
+
+    mkdir, write = os.mkdir, saving.write
+
+    def failing(path: Any, *rest: Any) -> None:
+        if dist.is_initialized() and dist.get_rank() == rank and f"step-{step:08}.partial" in str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        mkdir(path, *rest)
+
+    def later(*arguments: Any) -> Any:
+        time.sleep(0.0 if dist.get_rank() == rank else 0.5)
+        return write(*arguments)
+
+    os.mkdir, saver.write = failing, later  # type: ignore[assignment, attr-defined]
+
+
+def refused(rank: int) -> None:
+    """Let one rank find something wrong with the job, once the run's folder is there."""
+    from meshwright.errors import InputError
+    from meshwright.train import session
+
+    begin = session._begin
+
+    def refusing(*arguments: Any) -> Any:
+        if dist.get_rank() == rank:
+            raise InputError("rank has no use for this job", where="the job", fix="give another")
+        return begin(*arguments)
+
+    session._begin = refusing
+
+
+def hasty_clock(first_s: float, step_s: float) -> None:
+    """Let the clock call for a first save after so long, in a run of slow steps."""
+    from meshwright.train.checkpoint import clock
+
+    clock.FIRST_S = first_s
+    slow_steps(step_s)
+
+
 def full_records(after_lines: int) -> None:
     """Let the disk be full once so many lines of steps are written."""
     from meshwright.record import writer
@@ -136,3 +177,29 @@ def broken(rank: int, step: int) -> None:
         return run(self, *arguments)
 
     Stage.run = until_then  # type: ignore[method-assign]
+
+
+def exits(rank: int, step: int, code: int) -> None:
+    """Let one rank's process end in the middle of a step, as a library does that calls exit()."""
+    run = Stage.run
+
+    def until_then(self: Stage, *arguments: Any) -> Any:
+        if dist.get_rank() == rank and self.mesh.marks.step == step:
+            os._exit(code)
+        return run(self, *arguments)
+
+    Stage.run = until_then  # type: ignore[method-assign]
+
+
+def large_gradient(rank: int, step: int, factor: float) -> None:
+    """Let one entry of one rank's gradients be far too large in one step, before replicas are summed."""
+    from meshwright.train.parallel.buckets import DataParallel
+
+    add = DataParallel.add
+
+    def spoilt(self: DataParallel, parameter: Any, gradient: Tensor) -> None:
+        if dist.get_rank() == rank and self.mesh.marks.step == step and gradient.shape == (128, 32):  # gate and up of an MLP
+            gradient.view(-1)[7] += factor
+        add(self, parameter, gradient)
+
+    DataParallel.add = spoilt  # type: ignore[method-assign]

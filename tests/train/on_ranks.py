@@ -146,6 +146,35 @@ def loss_of_cut_vocabulary(logits: np.ndarray, labels: np.ndarray, scale: float)
     return loss.item(), part.grad.numpy()
 
 
+def lanes_of(layout: Layout) -> tuple[list[list[int]], dict[tuple[int, int], list[int]], dict[int, float]]:
+    """Groups that this rank took part in making for its lanes, in order; the ranks of each lane; and what each neighbour sent in one."""
+    made, make = [], dist.new_group
+
+    def noted(ranks: list[int], **options: Any) -> Any:
+        made.append(ranks)
+        return make(ranks, **options)
+
+    before = make_mesh(layout, torch.device("cpu"))  # so that the groups of the axes are not counted
+    dist.new_group = noted
+    try:
+        mesh = make_mesh(layout, torch.device("cpu"), with_lanes=True)
+    finally:
+        dist.new_group = make
+    ranks = {lane: dist.get_process_group_ranks(group) for lane, group in mesh.lanes.items()}
+    received = {}
+    for lane, group in mesh.lanes.items():
+        other = mesh.pp.ranks[lane[0] if lane[1] == mesh.pp.index else lane[1]]
+        message = torch.tensor([float(mesh.rank)])
+        if lane[0] == mesh.pp.index:
+            dist.isend(message, other, group=group).wait()
+        else:
+            dist.irecv(message, other, group=group).wait()
+            received[other] = message.item()
+    for one in (before, mesh):
+        one.close()
+    return made, ranks, received
+
+
 def threads_after(layout: Layout, num_meshes: int) -> tuple[int, int]:
     """Threads of this rank after one mesh was made and given back, and after `num_meshes` more."""
     counts = []

@@ -101,7 +101,7 @@ def replica_of(model: Model, workload: Workload, layout: Layout) -> Iterator[tup
 
 def batch_of(step: int, model: Model, workload: Workload, mesh: Mesh) -> list[MicroBatch]:
     """This rank's micro-batches of one step."""
-    from meshwright.train.data.batches import micro_batches
+    from meshwright.train.parallel.batches import micro_batches
 
     first = step * workload.global_batch
     return micro_batches(lambda numbers: samples(workload, model.vocab_size, numbers[0], len(numbers)), first, workload, mesh)
@@ -121,6 +121,21 @@ def run_steps(model: Model, workload: Workload, layout: Layout, num_steps: int) 
             replica.update(result, TRAINING.rate((step + 1) * workload.global_batch))
             found.losses.append(result.loss)
             found.norms.append(result.grad_norm)
+    return found
+
+
+def run_evaluations(model: Model, workload: Workload, layout: Layout, num_samples: int) -> list[tuple[float, float, int]]:
+    """The loss of a step, then summed loss and tokens of an evaluation; twice, so that what the first one left behind is found."""
+    from meshwright.train.data.batches import micro_batch, sample_numbers
+
+    found = []
+    with replica_of(model, workload, layout) as (replica, mesh):
+        groups = sample_numbers(layout, mesh.dp.index, 0, num_samples)
+        for step in range(2):
+            result = replica.gradients(batch_of(step, model, workload, mesh))
+            replica.update(result, 1e-3)
+            batch = [micro_batch(samples(workload, model.vocab_size, group[0], len(group)), group, workload, mesh) for group in groups]
+            found.append((result.loss, *replica.evaluate(batch)))
     return found
 
 

@@ -27,9 +27,25 @@ def culprit_of(layout: Layout, kind: str, rank: int) -> tuple[str, bool]:
                 replica.shards[0].gradient[0] = math.nan
         else:
             assert not result.is_finite
-        said = find_culprit(replica, batch)
+        said = find_culprit(replica, batch, result)
         same = all(torch.equal(a.nan_to_num(9e9), b.values.nan_to_num(9e9)) for a, b in zip(before, replica.shards, strict=True))
         return said, same
+
+
+def transient_of(layout: Layout, kind: str, rank: int) -> str:
+    """What is said of a step in which `rank` has a NaN of some kind once, and not when the step is run again."""
+    with replica_of(LLAMA, WORKLOAD, layout) as (replica, mesh):
+        batch = batch_of(0, LLAMA, WORKLOAD, mesh)
+        if mesh.rank == rank:
+            KINDS[kind](replica)
+        result = replica.gradients(batch)
+        assert not result.is_finite
+        for chunk in replica.stage.chunks:
+            for module in chunk.modules():
+                module._forward_hooks.clear()
+        for parameter in (parameter for chunk in replica.stage.chunks for parameter in chunk.parameters()):
+            parameter._backward_hooks = None
+        return find_culprit(replica, batch, result)
 
 
 def _layer(replica: Replica) -> Any:

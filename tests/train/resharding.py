@@ -12,16 +12,16 @@ import torch
 from parity import SEED
 
 from meshwright.plan.plan import Plan
-from meshwright.train.checkpoint.saves import Saves, restore, tensor_names
-from meshwright.train.data.batches import micro_batch, sample_numbers
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Samples
 from meshwright.train.job import Job
 from meshwright.train.loop import Progress
 from meshwright.train.model.initial import initial_weights
+from meshwright.train.parallel.batches import micro_batch, sample_numbers
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.replica import Replica
+from meshwright.train.saves import Saves, restore, tensor_names
 
 NUM_STEPS = 2  # before the state is saved
 

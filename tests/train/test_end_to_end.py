@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shlex
 import signal
 import time
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from typing import Any
 import faults
 import numpy as np
 import pytest
-from small_run import EVALUATION, Command, Small, events_of, last_step, session, steps_of, tensors_of, train, until
+from small_run import EVALUATION, Command, Small, events_of, last_step, session, start, steps_of, tensors_of, train, until
 
 from meshwright.layout import parse_layout
 from meshwright.plan.plan import read_plan
@@ -92,12 +94,59 @@ def test_a_killed_rank_then_resume(slow_run: Callable[..., Command], unbroken: P
     assert command.wait() == 1
     assert time.monotonic() - killed_s < 60
     assert command.err == "meshwright: rank 1 was ended by SIGKILL: often the system, out of memory\n"
+    assert end_of(run) == ("failed", {"reason": "signal", "rank": 1, "exit_code": -9, "said": command.err[12:-1]})
     again = resume(tmp_path)
-    assert again.out.startswith("going on from ")
+    assert "\ngoing on from " in again.out
     assert "the newest whole checkpoint\n" in again.out
     assert [step["step"] for step in steps_of(run)] == list(range(1, NUM_STEPS + 1))
     assert [step["loss"] for step in steps_of(run)] == [step["loss"] for step in steps_of(unbroken)]
     assert same_tensors(name_of(run, NUM_STEPS), name_of(unbroken, NUM_STEPS))
+
+
+def end_of(run: Path) -> tuple[str, dict[str, Any] | None]:
+    """A run's status, and what its last event says if that is a failure; the step must be the last on record."""
+    event = events_of(run)[-1]
+    told = {name: value for name, value in event.items() if name not in ("time_s", "kind", "step")}
+    assert event["kind"] != "failed" or event["step"] == last_step(run)
+    return read_run(run).header.status, told if event["kind"] == "failed" else None
+
+
+def test_the_death_of_the_rank_that_records_is_recorded(slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    command, run = slow_run(), tmp_path / "runs" / "a"
+    ranks = command.ranks(2)
+    command.step(run, 2)
+    os.kill(ranks[0], signal.SIGKILL)
+    assert command.wait() == 1
+    said = "rank 0 was ended by SIGKILL: often the system, out of memory"
+    assert end_of(run) == ("failed", {"reason": "signal", "rank": 0, "exit_code": -9, "said": said})
+
+
+@pytest.mark.parametrize("code", [3, 0])
+def test_a_rank_that_exits_in_mid_run_is_named(plan: Path, tmp_path: Path, code: int) -> None:
+    command = train(tmp_path, plan, "--steps", "5", "--name", "a", before=faults.exits, with_=(1, 2, code))
+    assert command.wait() == 1
+    said = f"rank 1 ended with exit code {code} before the run was over, without saying why"
+    assert command.err == f"meshwright: {said}\n"
+    assert end_of(tmp_path / "runs" / "a") == ("failed", {"reason": "exit", "rank": 1, "exit_code": code, "said": said})
+
+
+def test_a_terminal_that_closes_saves_and_stops(slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    command, run = slow_run(), tmp_path / "runs" / "a"
+    command.step(run, 1)
+    os.killpg(command.pid, signal.SIGHUP)
+    assert command.wait() == 0, command.err
+    assert read_run(run).header.status == "stopped"
+    assert name_of(run, len(steps_of(run))).is_dir()
+
+
+def test_a_kill_loses_no_step_that_was_done(slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    command, run = slow_run(with_=(0.5,)), tmp_path / "runs" / "a"
+    until(lambda: list((run / "checkpoints").glob("step-00000003")), command=command)  # step 4 runs, and step 3 waits for its times
+    os.kill(command.pid, signal.SIGKILL)
+    command.wait()
+    resume(tmp_path, "--steps", "4")
+    assert [step["step"] for step in steps_of(run)] == [1, 2, 3, 4]
+    assert all(step["loss"] > 0 and step["step_time_s"] > 0 for step in steps_of(run))
 
 
 def test_a_killed_parent_takes_its_ranks_along(slow_run: Callable[..., Command], tmp_path: Path) -> None:
@@ -126,6 +175,104 @@ def test_sigterm_saves_and_another_layout_goes_on(slow_run: Callable[..., Comman
     assert (run / f"plan-until-step-{steps}.json").is_file()
 
 
+def test_a_rank_that_cannot_save_stops_nobody(plan: Path, tmp_path: Path) -> None:
+    given = ("--steps", "8", "--name", "a", "--checkpoint-every", "3")
+    command = train(tmp_path, plan, *given, before=faults.failing_mkdir, with_=(1, 3))
+    assert command.wait(60) == 0, command.err
+    failed = events_of(tmp_path / "runs" / "a", "checkpoint_failed")
+    assert [(event["saved_step"], event["said"]) for event in failed] == [
+        (3, "rank 1 could not save: cannot begin the checkpoint of step 3: Input/output error")
+    ]
+    assert [event["saved_step"] for event in events_of(tmp_path / "runs" / "a", "checkpoint")] == [6, 8]
+
+
+def test_a_rank_that_cannot_save_the_end_is_one_message(plan: Path, tmp_path: Path) -> None:
+    command = train(tmp_path, plan, "--steps", "3", "--name", "a", before=faults.failing_mkdir, with_=(1, 3))
+    assert command.wait(60) == 1
+    assert command.err.startswith("meshwright: the last checkpoint, of step 3, was not saved: rank 1 could not save: cannot begin")
+    assert command.err.count("meshwright:") == 1
+    assert [event["kind"] for event in events_of(tmp_path / "runs" / "a")][-1] == "checkpoint_failed"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_refused_run_leaves_no_folder_in_the_way_of_the_next(rank: int, plan: Path, tmp_path: Path) -> None:
+    command = train(tmp_path, plan, "--steps", "1", "--name", "a", before=faults.refused, with_=(rank,))
+    assert command.wait() == 2
+    assert "no use for this job" in command.err
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+def test_a_run_that_goes_on_is_not_resumed_a_second_time(slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    first, run = slow_run("--steps", "400"), tmp_path / "runs" / "a"
+    first.step(run, 4)
+    second = train(tmp_path / "other", "--runs", tmp_path / "runs", "--name", "a", "--resume")
+    assert second.wait() == 2
+    assert re.fullmatch(
+        rf"meshwright: this run is being written by process \d+ on .*\n  where: {run}\n  fix:   wait until it has ended.*\n", second.err
+    )
+    os.kill(first.pid, signal.SIGKILL)  # what is left of it is in nobody's way
+    assert first.wait() == -signal.SIGKILL
+    steps = last_step(run)
+    assert resume(tmp_path, "--steps", str(steps + 1)).wait() == 0
+
+
+def test_two_resumes_at_the_same_moment(slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    assert slow_run("--steps", "3").wait() == 0
+    given = ("--runs", tmp_path / "runs", "--name", "a", "--resume", "--steps", "6", "--checkpoint-every", "1")
+    both = [train(tmp_path / name, *given, before=faults.slow_steps, with_=(0.5,)) for name in ("one", "two")]
+    assert sorted(command.wait() for command in both) == [0, 2]
+    assert [step["step"] for step in steps_of(tmp_path / "runs" / "a")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_goes_on_as_it_was_started(small: Small, tmp_path: Path) -> None:
+    plan = small.plan_file(tmp_path / "plan.json", "dp=2", training={"corpus": "nowhere"})
+    corpus = os.path.relpath(small.corpus, tmp_path)  # from another folder this leads nowhere
+    given = ("--corpus", corpus, "--seed", "5", "--steps", "30", "--keep", "2", "--name", "first run")
+    command = train(tmp_path, plan, *given, before=faults.slow_steps, with_=(SLOW_S,))
+    run = tmp_path / "runs" / "first run"
+    command.step(run, 2)
+    os.kill(command.pid, signal.SIGTERM)
+    assert command.wait() == 0
+    printed = command.err.strip().rpartition("go on with: meshwright ")[2]
+    assert printed == "train --runs runs --name 'first run' --resume"
+    steps = len(steps_of(run))
+    again = start(tmp_path, [*shlex.split(printed), "--steps", str(steps + 1)])
+    assert again.wait() == 0, again.err
+    assert read_run(run).header.arguments["steps"] == 30
+    elsewhere = train(tmp_path / "elsewhere", "--runs", tmp_path / "runs", "--resume", "--steps", str(steps + 2))
+    assert elsewhere.wait() == 0, elsewhere.err
+    assert elsewhere.err.startswith("meshwright: going on with the newest run, ")
+    assert [step["step"] for step in steps_of(run)] == list(range(1, steps + 3))
+    assert len(list((run / "checkpoints").glob("step-*"))) == 2
+
+
+def test_a_job_that_is_restarted_starts_or_goes_on(plan: Path, tmp_path: Path) -> None:
+    given = (plan, "--name", "a", "--resume-if-exists", "--steps")
+    run = tmp_path / "runs" / "a"
+    killed = train(tmp_path, *given, "40", before=faults.slow_steps, with_=(SLOW_S,))
+    killed.step(run, 2)
+    os.kill(killed.pid, signal.SIGKILL)  # before its first checkpoint
+    killed.wait()
+    over = train(tmp_path, *given, "2")
+    assert over.wait() == 0, over.err
+    assert "the run has no checkpoint yet: it starts over" in over.out
+    on = train(tmp_path, *given, "4")
+    assert on.wait() == 0, on.err
+    assert "going on from step-00000002" in on.out
+    assert [step["step"] for step in steps_of(run)] == [1, 2, 3, 4]
+
+
+def test_a_run_that_nobody_told_how_often_saves_by_the_clock(plan: Path, tmp_path: Path) -> None:
+    command = train(tmp_path, plan, "--steps", "400", "--name", "a", before=faults.hasty_clock, with_=(0.3, SLOW_S))
+    run = tmp_path / "runs" / "a"
+    until(lambda: (run / "events.jsonl").exists() and events_of(run, "checkpoint"), command=command)
+    os.kill(command.pid, signal.SIGKILL)
+    command.wait()
+    again = train(tmp_path, "--resume", "--steps", str(last_step(run)))
+    assert again.wait() == 0, again.err
+    assert "saved every few minutes and at the end" in again.out
+
+
 def test_control_c_saves_and_says_how_to_go_on(slow_run: Callable[..., Command], tmp_path: Path) -> None:
     command, run = slow_run(), tmp_path / "runs" / "a"
     command.step(run, 1)
@@ -143,6 +290,8 @@ def test_two_control_cs_end_it_at_once(slow_run: Callable[..., Command], tmp_pat
     time.sleep(0.2)
     os.killpg(command.pid, signal.SIGINT)
     assert command.wait(20.0) == 130
+    said = "a second Ctrl-C ended the ranks at once, without a save"
+    assert end_of(tmp_path / "runs" / "a") == ("failed", {"reason": "interrupt", "said": said})
 
 
 def test_damaged_checkpoints_are_skipped_and_named(slow_run: Callable[..., Command], unbroken: Path, tmp_path: Path) -> None:
@@ -154,7 +303,7 @@ def test_damaged_checkpoints_are_skipped_and_named(slow_run: Callable[..., Comma
     shard.write_bytes(content)
     next(name_of(run, 6).glob("shard-00000*")).unlink()
     again = resume(tmp_path)
-    first = again.out.splitlines()[0]
+    first = next(line for line in again.out.splitlines() if line.startswith("going on"))
     newest, *skipped = first.split("; skipped ")
     assert newest == f"going on from {name_of(run, 3).name}, the newest whole checkpoint"
     assert "shard-00001" in skipped[0]  # a flipped bit
@@ -177,13 +326,20 @@ def test_what_must_be_the_same_to_go_on(small: Small, plan: Path, tmp_path: Path
     other = small.plan_file(tmp_path / "other.json", "dp=2", evaluation=EVALUATION, training={"learning_rate": 1e-3})
     assert train(tmp_path, plan, "--steps", "1", "--name", "a").wait() == 0
     go_on = ("--name", "a", "--resume", "--steps", "2")
-    for arguments, before, what in ((("--seed", "1"), None, "plan"), ((), faults.other_code, "code"), ((str(other),), None, "plan")):
+    changes = (
+        (("--seed", "1"), None, "plan", ": the seed is 0 in the checkpoint and 1 now (--seed)"),
+        ((), faults.other_code, "code", " in code"),
+        ((str(other),), None, "plan", ": workload.training.learning_rate is 0.003 in the run's plan and 0.001 now"),
+    )
+    for arguments, before, what, said in changes:
         command = train(tmp_path, *arguments, *go_on, before=before)
         assert command.wait() == 2
-        assert command.err.startswith(f"meshwright: this run differs from its checkpoint in {what}\n  where: {what}: ")
+        assert command.err.startswith(f"meshwright: this run differs from its checkpoint{said}\n  where: {what}: ")
         assert command.err.rstrip().endswith(f"--allow-changed {what}")
     command = train(tmp_path, other, *go_on, "--allow-changed", "plan")
     assert command.wait() == 0, command.err
+    header = read_run(tmp_path / "runs" / "a").header
+    assert (header.num_steps, header.last_step) == (2, 2)  # of the life that went on
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, pytest.param(errno.EROFS, marks=pytest.mark.long)])
@@ -221,11 +377,23 @@ def test_a_number_that_is_none_stops_before_the_update(plan: Path, tmp_path: Pat
     assert sorted(path.name[-1] for path in (run / "checkpoints").iterdir() if path.is_dir())[-1] == "3"
 
 
+def test_a_gradient_that_is_too_large_is_told_and_training_goes_on(plan: Path, tmp_path: Path) -> None:
+    command = train(tmp_path, plan, "--steps", "14", "--name", "a", "--no-save", before=faults.large_gradient, with_=(1, 12, 1e5))
+    assert command.wait() == 0, command.err
+    run = tmp_path / "runs" / "a"
+    (event,) = events_of(run, "gradient_spike")
+    assert (event["step"], event["ranks"], event["parameter"].split(".")[-1]) == (12, [1], "weight")
+    assert event["said"].startswith("the gradient norm of step 13 is ") and event["said"] in command.out
+    assert len(steps_of(run)) == 14
+
+
 def test_an_unforeseen_failure_is_told_once(plan: Path, tmp_path: Path) -> None:
     command = train(tmp_path, plan, "--steps", "5", "--name", "a", before=faults.broken, with_=(1, 2))
     assert command.wait() == 1
     assert command.err.startswith("meshwright: rank 1 failed: OutOfMemoryError: tried to allocate 3 GiB\n")
     assert command.err.count("meshwright: ") == 1
+    said = "rank 1 failed: OutOfMemoryError: tried to allocate 3 GiB"
+    assert end_of(tmp_path / "runs" / "a") == ("failed", {"reason": "exception", "rank": 1, "exit_code": 1, "said": said})
 
 
 def test_a_slow_rank_is_named_within_50_steps(small: Small, tmp_path: Path) -> None:
@@ -256,6 +424,7 @@ def test_a_hang_is_ended_and_explained(slow_run: Callable[..., Command], tmp_pat
     assert "; rank 0 waits for it in the " in command.err
     assert command.err.count("\n") == 1
     assert events_of(run, "stall")[0]["said"] == command.err.removeprefix("meshwright: ").rstrip("\n")
+    assert read_run(run).header.status == "failed"
     assert not session(command.pid)
 
 
@@ -272,7 +441,8 @@ def test_json_alone_on_standard_output(plan: Path, tmp_path: Path) -> None:
     told = json.loads(command.out)
     assert (told["steps"], told["status"]) == (2, "finished")
     assert parse_layout(told["layout"]) == read_plan(plan).layout and told["layout"].startswith("tp=1,cp=1,pp=1,vp=1,dp=2,")
-    assert command.err.startswith("step 1/2  loss ")
+    assert command.err.startswith("training  small, ")
+    assert "step 1/2  loss " in command.err
 
 
 def test_the_target_is_reached_and_mlperf_agrees(small: Small, tmp_path: Path) -> None:
@@ -316,7 +486,7 @@ def test_nothing_to_go_on_from(plan: Path, tmp_path: Path) -> None:
     assert command.err == (
         "meshwright: no checkpoint to go on from: there is none\n"
         "  where: runs/a/checkpoints\n"
-        "  fix:   start the run anew under another name\n"
+        "  fix:   start it over: --name a --resume-if-exists\n"
     )
 
 

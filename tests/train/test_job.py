@@ -26,6 +26,15 @@ def test_a_run_ends_at_its_last_sample_or_step(small: Small) -> None:
     assert job(small, training={"most_samples": 17.0}).last_step == 3
 
 
+def test_a_run_is_expected_to_end_at_its_target_or_its_last_step(small: Small) -> None:
+    tokens = {"num_tokens": 100.0 * 8 * 32}  # 100 steps
+    assert job(small).expected_steps == 500
+    assert job(small, workload=tokens).expected_steps == 500  # without a target loss, most_samples end it
+    to_target = {"workload": tokens, "training": {"target_loss": 3.0}}
+    assert job(small, **to_target).expected_steps == 100
+    assert job(small, **to_target, num_steps=60).expected_steps == 60
+
+
 def test_a_run_without_an_end(small: Small) -> None:
     endless = job(small, training={"most_samples": 0.0})
     with pytest.raises(InputError, match="nothing says when the run ends"):

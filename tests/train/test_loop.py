@@ -1,33 +1,86 @@
-"""When the loop evaluates. tests/train/test_end_to_end.py has what it does to a run."""
+"""When the loop evaluates, and that predictor and simulator evaluate after the same steps. test_end_to_end.py has what it does to a run."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, patch
 
-import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from small_run import Small
 
 from meshwright.describe.workload import Evaluation
+from meshwright.predict.prediction import num_evaluations_of
+from meshwright.simulator.noise import QUIET
+from meshwright.simulator.run import Conditions, run_plan
+from meshwright.train import loop
 from meshwright.train.job import Job
-from meshwright.train.loop import _next_evaluation
 
 
-def job(small: Small, **workload: Any) -> Job:
-    return Job(plan=small.plan("dp=2", **workload), runs=Path("runs"), name="a", corpus=small.corpus)
+def job(small: Small, num_steps: int, **workload: Any) -> Job:
+    return Job(plan=small.plan("dp=2", **workload), runs=Path("runs"), name="a", corpus=small.corpus, num_steps=num_steps)
 
 
-@pytest.mark.parametrize("samples, due", [(0, 16), (8, 16), (16, 32), (24, 32), (40, 48)])
-def test_evaluations_come_every_so_many_samples(small: Small, samples: int, due: int) -> None:
-    """A run that goes on after 24 samples evaluates where an unbroken one does."""
-    assert _next_evaluation(job(small, evaluation=Evaluation(num_samples=6, every_samples=16)), samples) == due
+@contextmanager
+def without_ranks(evaluated: list[int]) -> Iterator[None]:
+    """The loop's own lines, with nothing behind them: an evaluation notes the step it follows and does not reach the target."""
+
+    def evaluate(parts: loop.Parts, progress: loop.Progress) -> bool:
+        evaluated.append(progress.step)
+        return False
+
+    nothing = MagicMock()
+    with (
+        patch.object(loop, "evaluate", evaluate),
+        patch.object(loop, "Prefetcher", lambda *_: nullcontext(MagicMock(__next__=lambda _: None))),
+        patch.object(loop, "Garbage", lambda **_: nullcontext(nothing)),
+        patch.object(loop, "compiles", lambda _: False),
+        patch.object(loop, "_device_batch", nothing),
+        patch.object(loop, "_record", nothing),
+    ):
+        yield
 
 
-def test_the_first_evaluation_may_wait(small: Small) -> None:
-    late = job(small, evaluation=Evaluation(num_samples=6, every_samples=16, start_samples=100))
-    assert [_next_evaluation(late, samples) for samples in (0, 90, 104, 112)] == [100, 100, 112, 128]
+def trained_steps(task: Job, after_step: int = 0) -> list[int]:
+    """The steps that the training loop evaluates after, going on after one."""
+    evaluated: list[int] = []
+    parts: Any = MagicMock(job=task)
+    parts.replica.gradients.return_value = SimpleNamespace(is_finite=True, stops=False, loss=1.0)
+    parts.saves.is_due.return_value = False
+    batch = task.plan.workload.global_batch
+    with without_ranks(evaluated):
+        assert loop.train(parts, loop.Progress(step=after_step, samples=after_step * batch)) == "finished"
+    return evaluated
 
 
-def test_without_an_evaluation_none_is_due(small: Small) -> None:
-    assert _next_evaluation(job(small), 10_000) == math.inf
+def test_a_run_that_goes_on_evaluates_where_an_unbroken_one_does(small: Small) -> None:
+    every = job(small, 11, global_batch=8, evaluation=Evaluation(num_samples=6, every_samples=16))
+    assert trained_steps(every) == [2, 4, 6, 8, 10, 11]
+    assert trained_steps(every, after_step=5) == [6, 8, 10, 11]
+
+
+def test_without_an_evaluation_none_is_made(small: Small) -> None:
+    assert trained_steps(job(small, 5, evaluation=None)) == []
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    quarter_batch=st.integers(1, 40),
+    every=st.one_of(st.integers(1, 500), st.floats(1, 500)),
+    start=st.floats(0, 2000),
+    per_batch=st.floats(0, 60),
+    num_steps=st.integers(1, 40),
+)
+def test_trainer_simulator_and_predictor_evaluate_after_the_same_steps(
+    small: Small, quarter_batch: int, every: float, start: float, per_batch: float, num_steps: int
+) -> None:
+    evaluation = Evaluation(num_samples=6, every_samples=every, start_samples=start, start_samples_per_batch=per_batch)
+    task = job(small, num_steps, global_batch=4 * quarter_batch, evaluation=evaluation, training={"most_samples": 1e9})
+    expected = task.plan.workload.evaluated_steps(num_steps)
+    assert trained_steps(task) == expected
+    assert list(run_plan(task.plan, Conditions(noise=QUIET), num_steps).evaluated_after) == expected
+    assert num_evaluations_of(task.plan.workload, num_steps) == len(expected)

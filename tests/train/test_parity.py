@@ -74,9 +74,6 @@ def case(text: str, model: str = "llama", packed: bool = True) -> Case:
     return Case(parse_layout(text), model, packed)
 
 
-# -- what runs ------------------------------------------------------------------------------------------
-
-
 def factorisations(num_ranks: int) -> Iterator[tuple[int, int, int, int]]:
     """Every (dp, pp, cp, tp) whose product is `num_ranks`."""
     divisors = [d for d in range(1, num_ranks + 1) if num_ranks % d == 0]
@@ -149,9 +146,6 @@ SIXTEEN = case("dp=2,pp=2,cp=2,tp=2,vp=2,mbs=2,zero=2", "tied")
 MATRIX = [found for found in matrix() if found not in COVERING]
 
 
-# -- parity ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def reference(pools: Pools) -> Reference:
     """The run of one process, computed once for each model and workload."""
@@ -198,8 +192,6 @@ def test_losses_fall_so_that_parity_compares_something(reference: Reference) -> 
         assert all(np.abs(gradient).max() > 0 for gradient in steps.gradients.values())
 
 
-# -- bf16 -----------------------------------------------------------------------------------------------
-
 BF16 = replace(WORKLOAD, precision="bf16")
 BF16_TOLERANCE = 2.0**-8 * 4  # a few roundings to eight bits: hidden states, weights and gradients are all rounded
 
@@ -235,9 +227,6 @@ def test_gradients_of_bf16_micro_batches_are_added_in_fp32(text: str, pools: Poo
 def test_the_gradient_of_one_bf16_micro_batch_has_the_resolution_of_bf16(pools: Pools) -> None:
     found = joined(pools.of(1).run(run_steps, MODELS["llama"], WHOLE_BF16, Layout(micro_batch=8), 1))
     assert max(map(share_beyond_bf16, found.gradients.values())) == 0
-
-
-# -- what the covering set covers -----------------------------------------------------------------------
 
 
 def axes_of(layout: Layout) -> set[str]:

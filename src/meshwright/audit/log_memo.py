@@ -186,9 +186,6 @@ def _number(value: float | None, form: str) -> str:
     return NONE if value is None or value != value else format(value, form)
 
 
-# -- Markdown and JSON ----------------------------------------------------------------------------------
-
-
 def as_markdown(one: LoggedSubmission) -> str:
     """The memo."""
     lines = [f"# {escaped(title(one))}", "", *_table(RUN_COLUMNS, run_rows(one)), ""]

@@ -16,6 +16,7 @@ from meshwright.audit.rules import NUM_DROPPED, Benchmark, benchmarks, round_of_
 from meshwright.audit.runs import WHOLE, LoggedRun, read_run
 from meshwright.audit.submissions import Submission, find
 from meshwright.errors import InputError
+from meshwright.files import read_text
 from meshwright.units import MINUTE
 
 SCALING = "scaling.json"  # beside the logs of a submission that converged sooner than the reference
@@ -174,7 +175,7 @@ def _scaling(folder: Path) -> float:
     if not path.is_file():
         return 1.0
     try:
-        factor = json.loads(path.read_text(encoding="utf-8"))["scaling_factor"]
+        factor = json.loads(read_text(path))["scaling_factor"]
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise InputError(
             f"no scaling_factor can be read: {error}", where=str(path), fix="use the file as MLPerf's checker wrote it"

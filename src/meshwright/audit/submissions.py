@@ -161,9 +161,6 @@ def before(round: str, rows: Iterable[Submission]) -> list[Submission]:
     return [row for row in rows if round_order(row.round) < round_order(round)]
 
 
-# -- what the table as a whole says ---------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Best:
     """The highest rate of an accelerator, who reached it, and in which precision."""

@@ -306,7 +306,7 @@ def _cluster_page(entry: Cluster) -> Page:
 @page_of.register
 def _workload_page(entry: Workload) -> Page:
     samples = entry.convergence.samples(entry.global_batch, entry.precision) if entry.convergence else None
-    evaluations = entry.evaluation.count(samples, entry.global_batch) if entry.evaluation and samples else None
+    evaluations = entry.num_evaluations(entry.num_steps()) if entry.evaluation else None
     tokens = samples * entry.seq_len if samples else entry.num_tokens
     pairs: Pairs = [
         ("model", entry.model or "any"),

@@ -25,7 +25,8 @@ def generate(
 ) -> None:
     """Print a text and what the model makes of it."""
     from meshwright.cli.train_run import torch_or_error
-    from meshwright.train.checks import check_sampling, check_trained
+    from meshwright.train.folders import check_trained
+    from meshwright.train.model.sampling import check_sampling
 
     check_sampling(temperature, top_k, top_p)
     check_trained(run)

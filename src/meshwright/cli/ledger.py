@@ -24,8 +24,8 @@ def ledger(
     """Show the ledger of a run: what its accelerators did, what that cost, and what it drew."""
     from meshwright.cli.show import show_json, show_pairs, show_table
     from meshwright.errors import InputError
+    from meshwright.files import write_whole
     from meshwright.ledger import ledger_csv, ledger_json, ledger_of, read_rate
-    from meshwright.plan.plan import write_whole
 
     if csv is not None and csv.is_dir():
         raise InputError("cannot write a table over a folder", where=str(csv), fix="name a file: --csv ledger.csv")
@@ -74,21 +74,21 @@ def money(found: Ledger) -> str:
 
 def power(found: Ledger) -> str:
     """The energy in words, and where it is from."""
-    from meshwright.units import KWH, si
+    from meshwright.units import energy
 
-    return "unknown" if found.energy_j is None else f"{si(found.energy_j / KWH * 1e3, 'Wh')} at the wall, {found.energy_source}"
+    return "unknown" if found.energy_j is None else f"{energy(found.energy_j)} at the wall, {found.energy_source}"
 
 
 def _rows(found: Ledger) -> Iterator[tuple[str, ...]]:
-    from meshwright.units import HOUR, KWH, si
+    from meshwright.units import HOUR, energy
 
     total = sum(found.gpu_seconds.values())
     joules = {state: sum(e.joules or 0.0 for e in found.entries if e.state == state) for state in found.gpu_seconds}
     for state, gpu_seconds in found.gpu_seconds.items():
         usd = f"{found.usd_by_state[state]:,}" if found.usd_by_state else "-"
-        drawn = si(joules[state] / KWH * 1e3, "Wh") if found.energy_j is not None else "-"
+        drawn = energy(joules[state], found.energy_j) if found.energy_j is not None else "-"
         yield state, f"{gpu_seconds / HOUR:,.4f}", f"{gpu_seconds / total:.2%}" if total else "-", usd, drawn
-    drawn = si(found.energy_j / KWH * 1e3, "Wh") if found.energy_j is not None else "-"
+    drawn = energy(found.energy_j) if found.energy_j is not None else "-"
     yield "total", f"{total / HOUR:,.4f}", "100.00%" if total else "-", "-" if found.usd is None else f"{found.usd:,}", drawn
 
 

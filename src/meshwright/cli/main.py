@@ -18,12 +18,12 @@ from meshwright.cli.generate import generate
 from meshwright.cli.ledger import ledger
 from meshwright.cli.measure import measure
 from meshwright.cli.memory import memory
+from meshwright.cli.noise import noise
 from meshwright.cli.plan import plan
 from meshwright.cli.predict import predict
 from meshwright.cli.report import report
 from meshwright.cli.serve import serve
 from meshwright.cli.simulate import simulate
-from meshwright.cli.simulate_noise import noise
 from meshwright.cli.sweep import sweep
 from meshwright.cli.train import train
 from meshwright.cli.validate import validate

@@ -46,7 +46,7 @@ def measure(
     with waiting(likely) as ready:  # they load torch while this process does
         torch_or_error()
         asked = _asked(models or (), seq, batch, precisions or (), processes)
-        from meshwright.plan.plan import write_whole
+        from meshwright.files import write_whole
         from meshwright.train.measure import measure as measured
         from meshwright.train.measure.machine import device_here
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
 from meshwright.record.entries import PART_NAMES
-from meshwright.report.compare import APART, differences, differing, parts_of, simulated_beside
+from meshwright.report.compare import APART, differences, differing, parts_of, simulated_beside, total_s
 from meshwright.report.facts import RunFacts, facts_of_runs
 from meshwright.report.markdown import profile_markdown, report_markdown
 from meshwright.report.page.run_page import write_run_page
 from meshwright.report.page.run_sections import SOURCES, grid, money
-from meshwright.report.page.shell import kg, kwh
+from meshwright.report.page.shell import kg
 from meshwright.report.page.trace_page import write_trace_page
 from meshwright.report.profile import Profile, profile_of
 from meshwright.report.scaling import KINDS, left_out, scalings
 from meshwright.report.values import profile_values, report_values
-from meshwright.units import seconds
+from meshwright.units import energy, seconds
 
 
 def show_runs(folders: Sequence[Path], page: Path | None, form: str) -> None:
@@ -57,13 +57,15 @@ def _tables(runs: Sequence[RunFacts]) -> None:
 
 def _one(facts: RunFacts) -> None:
     header, told, ledger = facts.run.header, facts.told, facts.ledger
-    spread = f"{seconds(told.median_step_s)} median, spread {told.robust_std_pct:.2g} %, p99/p50 {told.p99_over_p50:.3f}, "
+    spread = f"{seconds(told.median_step_s)}, spread {told.robust_std_pct:.2g} %, p99/p50 {told.p99_over_p50:.3f}, "
     pairs = [
-        ("time", f"{seconds(facts.time.total_s)} = {facts.time.costs[0].remark} + {seconds(facts.time.fixed_s)}"),
-        ("step", f"{spread}worst {seconds(told.worst_step_s)}, drift {told.drift_pct:+.2f} %"),
+        (facts.time_name, f"{seconds(facts.time.total_s)} = {facts.time.costs[0].remark} + {seconds(facts.time.fixed_s)}"),
+        *(((("whole job", f"{seconds(facts.whole_job.seconds)} {facts.whole_job.words}"),)) if facts.whole_job else ()),
+        ("median step", f"{spread}worst {seconds(told.worst_step_s)}, drift {told.drift_pct:+.2f} %"),
+        ("speed", f"{told.tokens_per_s:,.0f} tokens/s over the steady steps" if told.tokens_per_s else "unknown"),
         ("noise floor", f"{facts.noise.floor_pct:.2g} % within the run; {APART}" if facts.noise else "unknown: too few steady steps"),
         ("cost", f"{money(ledger)}, {ledger.price}" if ledger.price else "no price is listed"),
-        ("energy", f"{kwh(ledger.energy_j)}, {ledger.energy_source}" if ledger.energy_j is not None else "unknown"),
+        ("energy", f"{energy(ledger.energy_j)}, {ledger.energy_source}" if ledger.energy_j is not None else "unknown"),
         ("carbon", f"{kg(ledger.carbon_kg)}, {grid(ledger)}" if ledger.carbon_kg is not None else "unknown"),
         *(("note", note) for note in facts.notes),
     ]
@@ -79,6 +81,7 @@ def _parts(facts: RunFacts, simulated: RunFacts | None) -> None:
             (PART_NAMES[row.part], *(seconds(value) if (value := getattr(row, key)) is not None else "-" for _, key in sources))
             for row in parts
         ]
+        rows.append(("mean step", *(seconds(total_s(parts, key, facts)) for _, key in sources)))
         show_table("parts of the step", ("part", *(f"{name}>" for name, _ in sources)), rows)
 
 

@@ -7,55 +7,85 @@ from typing import Annotated
 
 import typer
 
+from meshwright.cli.options import AsJson
+
 
 def simulate(
-    plan: Annotated[Path, typer.Argument(help="A plan file of `meshwright plan --out`.")],
-    steps: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Steps; else to the workload's end.", show_default=False)] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**62, help="The same seed gives the same bytes.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, max=100_000, help="Runs, each with the next seed; the folder holds the first.")] = 1,
-    name: Annotated[str, typer.Option(help="Of the run's folder; else of the plan file and the seed.")] = "",
-    runs: Annotated[Path, typer.Option(help="Where run folders are.")] = Path("runs"),
-    cluster: Annotated[str, typer.Option(help="Refuse a plan that was not made for this machine.")] = "",
-    software: Annotated[str, typer.Option(help="A profile of calibrate that the plan was made with.")] = "",
-    jitter: Annotated[float, typer.Option(min=0.0, max=1000.0, help="So many times the jitter that logs show.")] = 1.0,
-    quiet: Annotated[bool, typer.Option("--no-noise", help="As predicted: nothing is disturbed.")] = False,
-    slow_rank: Annotated[list[str] | None, typer.Option(help="RANK=FACTOR: a rank so many times as slow.", show_default=False)] = None,
-    planes_lost: Annotated[int, typer.Option(min=0, help="Planes that NICs have lost.")] = 0,
-    nics_hit: Annotated[int, typer.Option(min=0, help="NICs that lost planes; 0: all.")] = 0,
-    links_lost: Annotated[float, typer.Option(help="Share of links between switches that are down.")] = 0.0,
-    neighbour: Annotated[float, typer.Option(help="Share of those links that another job wants.")] = 0.0,
-    routing: Annotated[str, typer.Option(help="As if the fabric were hashed (ECMP), adaptive or spray.")] = "",
-    storage: Annotated[float | None, typer.Option(help="GB/s that storage feeds.", show_default=False)] = None,
-    days: Annotated[float | None, typer.Option(min=0.0, max=10_000, help="Weeks with failures: so many days.", show_default=False)] = None,
-    failures: Annotated[str, typer.Option(help="Rates by cause: llama3 (if not given), none, or a .toml file.")] = "",
-    checkpoint_every: Annotated[str, typer.Option(help="10min: of work between checkpoints; else as advised.")] = "",
-    spares: Annotated[int | None, typer.Option(min=0, max=100_000, help="Spare nodes; else as advised.", show_default=False)] = None,
-    failed_nodes: Annotated[int, typer.Option(min=0, help="Nodes that are broken when the run starts.")] = 0,
-    finish_by: Annotated[str, typer.Option(help="90d or 2027-03-01: the chance of being done by then.")] = "",
-    budget: Annotated[
-        str | None, typer.Option(help="500USD: refused if predicted to pass it, ended if it does; and the chance.", show_default=False)
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file written by `meshwright plan --out`.")],
+    steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=1_000_000, help="Number of steps; default: all of them.", show_default=False),
     ] = None,
-    price: Annotated[str | None, typer.Option(help="2.5USD/h for one accelerator, not the listed price.", show_default=False)] = None,
-    sizes: Annotated[bool, typer.Option("--sizes", help="With --days: advice for 1,024 to 131,072 accelerators.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**62, help="Seed; the same seed gives the same bytes.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Number of runs, each with the next seed; the folder has the first.")
+    ] = 1,
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the run folder; default: from the plan file and the seed.")] = "",
+    runs: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")] = Path("runs"),
+    cluster: Annotated[str, typer.Option(metavar="NAME", help="Refuse a plan that was not made for this cluster.")] = "",
+    software: Annotated[str, typer.Option(metavar="FILE", help="Software profile that the plan was made with.")] = "",
+    jitter: Annotated[float, typer.Option(metavar="X", min=0.0, max=1000.0, help="Multiply the jitter of real logs by this factor.")] = 1.0,
+    noise: Annotated[bool, typer.Option("--noise/--no-noise", help="Add noise as real logs show it, or run exactly as predicted.")] = True,
+    slow_rank: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RANK=FACTOR", help="Make a rank slower by this factor. May be given several times.", show_default=False),
+    ] = None,
+    planes_lost: Annotated[int, typer.Option(metavar="N", min=0, help="Number of network planes that NICs have lost.")] = 0,
+    nics_hit: Annotated[int, typer.Option(metavar="N", min=0, help="Number of NICs that lost planes; 0: all.")] = 0,
+    links_lost: Annotated[float, typer.Option(metavar="SHARE", help="Share of links between switches that are down, 0 to 1.")] = 0.0,
+    neighbour: Annotated[float, typer.Option(metavar="SHARE", help="Share of those links that another job uses, 0 to 1.")] = 0.0,
+    routing: Annotated[str, typer.Option(metavar="KIND", help="Route as hashed (ECMP), adaptive or spray; default: as described.")] = "",
+    storage: Annotated[
+        float | None, typer.Option(metavar="GB/S", help="Rate of storage in GB/s; default: as described.", show_default=False)
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(metavar="DAYS", min=0.0, max=10_000, help="Simulate this many days with failures.", show_default=False)
+    ] = None,
+    failures: Annotated[
+        str,
+        typer.Option(metavar="NAME|FILE", help="Failure rates: llama3 (default), none, or a .toml file. Only valid with --days."),
+    ] = "",
+    checkpoint_every: Annotated[
+        str, typer.Option(metavar="TIME", help="Work between checkpoints (10min); default: as advised. Only valid with --days.")
+    ] = "",
+    spares: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, max=100_000, help="Spare nodes; default: as advised. Only valid with --days.", show_default=False),
+    ] = None,
+    failed_nodes: Annotated[int, typer.Option(metavar="N", min=0, help="Nodes that are broken at the start. Only valid with --days.")] = 0,
+    finish_by: Annotated[
+        str, typer.Option(metavar="TIME|DATE", help="Give the probability of being done by 90d or 2027-03-01. Only valid with --days.")
+    ] = "",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="USD",
+            help="500USD: refuse if predicted to exceed it, stop when spent.",
+            show_default=False,
+        ),
+    ] = None,
+    price: Annotated[
+        str | None, typer.Option(metavar="PRICE", help="2.5USD/h per accelerator, instead of the listed price.", show_default=False)
+    ] = None,
+    sizes: Annotated[bool, typer.Option("--sizes", help="Also advise for 1,024 to 131,072 accelerators. Only valid with --days.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Simulate a plan: jitter, stalls, lost planes, slow ranks; or weeks of failures."""
-    from meshwright.cli import simulate_answer, simulate_show
-    from meshwright.cli.progress import progress_bar
-    from meshwright.cli.simulate_question import Wishes, asked
+    """Simulate a plan: jitter, stalls, lost planes, slow ranks; or weeks of failures.
 
-    wishes = Wishes(
-        steps=steps, seed=seed, seeds=seeds, name=name, runs=runs, cluster=cluster, software=software, jitter=jitter, quiet=quiet,
-        slow_ranks=tuple(slow_rank or ()), planes_lost=planes_lost, nics_hit=nics_hit, links_lost=links_lost, neighbour=neighbour,
-        routing=routing, storage_gb_per_s=storage, days=days, failures=failures, checkpoint_every=checkpoint_every, spares=spares,
-        failed_nodes=failed_nodes, finish_by=finish_by, budget=budget, price=price, sizes=sizes,
-    )  # fmt: skip
-    ask = asked(plan, wishes)
+    Examples:
+
+      meshwright simulate plan.json --steps 500 --planes-lost 1
+
+      meshwright simulate plan.json --days 54 --seeds 20 --finish-by 90d --json
+    """
+    options = {key: value for key, value in locals().items() if key not in ("plan", "as_json", "slow_rank")}
+    from meshwright.cli.progress import progress_bar
+    from meshwright.cli.show import show
+    from meshwright.say.simulation import simulation_document
+    from meshwright.simulator.simulation import simulate as simulated
+
     with progress_bar() as progress:
-        answer = simulate_answer.answered(ask, progress)
-    if as_json:
-        simulate_show.show_as_json(answer)
-    else:
-        simulate_show.show_tables(answer)
-    if answer.interrupted:
+        found = simulated(plan, slow_rank=slow_rank or (), progress=progress, **options)
+    show(simulation_document(found), as_json=as_json)
+    if found.interrupted:
         raise typer.Abort

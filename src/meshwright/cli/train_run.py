@@ -6,23 +6,26 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.cli.progress import progress_bar
+from meshwright.cli.train_arguments import Wishes, kept_arguments, newest_run, with_kept
 from meshwright.cli.train_budget import more_money, with_budget
+from meshwright.cli.train_show import show_next, show_run, show_start
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster, load_model, load_workload
 from meshwright.describe.this_machine import gpu_names
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.job import Job as PlannedJob
 from meshwright.layout import Layout, parse_layout, read_choices
 from meshwright.ledger import checked_plan
 from meshwright.plan.plan import Plan, plan_bytes, read_plan
 from meshwright.plan.plan import plan_of as planned
-from meshwright.record.header import check_name
+from meshwright.record.header import check_name, read_header
+from meshwright.record.writer import discard_unstarted, is_unstarted
 
 if TYPE_CHECKING:
     from meshwright.train.job import Job
@@ -33,59 +36,69 @@ EMBEDDED_CORPUS = "python-stdlib"
 INTERRUPTED = 130
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What the command line asks for."""
-
-    plan: Path | None
-    layout: str
-    steps: int | None
-    name: str
-    runs: Path
-    resume: bool
-    corpus: Path | None
-    start_from: Path | None
-    seed: int
-    benchmark: str
-    checkpoint_every: int
-    save: bool
-    keep: int
-    keep_every: int
-    stall_timeout_s: float
-    grace_s: float
-    rendezvous_timeout_s: float
-    allow_changed: tuple[str, ...]
-    as_json: bool
-    budget: str | None = None
-    price: str | None = None
-    profile: str = ""
-
-
 def run(wishes: Wishes) -> int:
     """Train, show the result, and return the exit status."""
     torch_or_error()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what goes wrong is said by us, once
-    from meshwright.train.checks import check_folder, check_job
+    from meshwright.train.checks import check_job
+    from meshwright.train.folders import check_folder
 
     if is_launched(os.environ):
         return run_launched(wishes)
+    wishes = settled(wishes)
     if wishes.name:
         check_folder(wishes.runs, wishes.name, resume=wishes.resume)  # before a plan is made, which takes a while
     job = job_of(wishes)
+    if is_over(wishes):
+        show_end(job, wishes)
+        return 0
     is_gpu = on_gpus(job.plan)
     check_job(job, reads_corpus=True)
     check_folder(job.runs, job.name, resume=job.resume)
     check_place(job.plan, job.plan.layout.num_ranks, is_gpu)
     # Torch is loaded from here on: seconds, in which a mistake on the command line would wait to be told.
-    from meshwright.train.checkpoint.saves import check_steps
     from meshwright.train.launch import run_ranks
+    from meshwright.train.record.ending import record_failure
+    from meshwright.train.saves import check_steps
     from meshwright.train.session import run_rank
 
     check_steps(job)
-    code = run_ranks(job.plan.layout.num_ranks, lambda place: run_rank(place, job, is_gpu))
-    if code in (0, INTERRUPTED):
+    show_start(job, layout_reason(wishes, job.plan))
+    code = run_ranks(
+        job.plan.layout.num_ranks,
+        lambda place: run_rank(place, job, is_gpu),
+        lambda failure, store: record_failure(job.folder, failure, store),
+    )
+    if code and not job.resume:
+        discard_unstarted(job.folder)
+    if code in (0, INTERRUPTED) and (job.folder / "run.json").is_file():  # an interrupt may come before there is a run
         show_end(job, wishes)
     return code
+
+
+def settled(wishes: Wishes) -> Wishes:
+    """The wishes with the run that is meant: whether it goes on, and if so all that it was started with."""
+    if wishes.resume_if_exists:
+        if not wishes.name:
+            raise InputError("which run is to be started or gone on with?", where="--resume-if-exists", fix="name it: --name NAME")
+        folder = wishes.runs / check_name(wishes.name)
+        wishes = replace(wishes, resume=(folder / "run.json").is_file() and not is_unstarted(folder))
+    if not wishes.resume:
+        return wishes
+    if not wishes.name:
+        wishes = replace(wishes, name=newest_run(wishes.runs))
+        print(f"meshwright: going on with the newest run, {wishes.runs / wishes.name}", file=sys.stderr)
+    if not (wishes.runs / check_name(wishes.name)).is_dir():
+        fix = "name a run that is there, or start it: --resume-if-exists does either"
+        raise InputError(f"no run named {wishes.name!r}", where=str(wishes.runs), fix=fix)
+    return with_kept(wishes)
+
+
+def is_over(wishes: Wishes) -> bool:
+    """Whether a job that was started again has nothing left to do: the run has reached its target, and no more steps are asked for."""
+    if not (wishes.resume_if_exists and wishes.resume) or "steps" in wishes.given:
+        return False
+    return read_header(wishes.runs / wishes.name).status == "target_reached"
 
 
 def is_launched(environment: Mapping[str, str]) -> bool:
@@ -95,16 +108,20 @@ def is_launched(environment: Mapping[str, str]) -> bool:
 
 def run_launched(wishes: Wishes) -> int:
     """Train as the one rank that a launcher has made of this process. What every rank finds wrong alike, rank 0 says alone."""
-    from meshwright.train.checkpoint.saves import check_steps
     from meshwright.train.checks import check_job
-    from meshwright.train.launch import ToldElsewhere, explain_failure, meet
+    from meshwright.train.launch import ToldElsewhere, explain_failure
+    from meshwright.train.meeting import meet
+    from meshwright.train.saves import check_steps
     from meshwright.train.session import run_rank
 
     is_first = os.environ["RANK"] == "0"
     if not wishes.name:
         raise InputError("ranks that a launcher starts need the run's name", where="--name", fix="add --name NAME")
     try:
+        wishes = settled(wishes)
         job = job_of(wishes)
+        if is_over(wishes):
+            return 0
         is_gpu = on_gpus(job.plan)
         check_job(job, reads_corpus=is_first)
         check_place(job.plan, int(os.environ["WORLD_SIZE"]), is_gpu)
@@ -114,9 +131,16 @@ def run_launched(wishes: Wishes) -> int:
             raise
         return 2
     try:
-        run_rank(meet(os.environ, wishes.rendezvous_timeout_s), job, is_gpu)
+        place = meet(os.environ, wishes.rendezvous_timeout_s)
+        if is_first:
+            show_start(job, layout_reason(wishes, job.plan))
+        run_rank(place, job, is_gpu)
     except ToldElsewhere:
         return 2
+    except MeshwrightError:
+        if is_first and not job.resume:
+            discard_unstarted(job.folder)
+        raise
     except RuntimeError as error:
         print(explain_failure(error, int(os.environ["RANK"]))[1], file=sys.stderr)
         return 1
@@ -127,9 +151,8 @@ def run_launched(wishes: Wishes) -> int:
 
 def show_end(job: Job, wishes: Wishes) -> None:
     """Print how the run went, and how a run that was stopped goes on."""
-    from meshwright.cli.train_show import show_run
-
     status = show_run(job.folder, job.plan, as_json=wishes.as_json)
+    show_next(job)
     if status == "stopped":
         again = shlex.join(["meshwright", "train", "--runs", str(job.runs), "--name", job.name, "--resume", *more_money(job)])
         print(f"meshwright: stopped and saved; go on with: {again}", file=sys.stderr)
@@ -146,26 +169,25 @@ def torch_or_error() -> None:
 
 def job_of(wishes: Wishes) -> Job:
     """The job that the command line describes."""
+    from meshwright.train.benchmark.settings import OWN
     from meshwright.train.job import Job
-    from meshwright.train.record.mlperf import OWN
 
     if wishes.name:
         check_name(wishes.name)
-    if wishes.resume and not (wishes.name and (wishes.runs / wishes.name).is_dir()):
-        what = f"no run named {wishes.name!r}" if wishes.name else "which run is to go on?"
-        raise InputError(what, where=str(wishes.runs), fix="name the run to go on with: --name NAME --resume")
     plan = plan_of(wishes)
+    corpus = corpus_of(wishes, plan)
     name = wishes.name or f"{plan.model.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     job = Job(
         plan=plan,
         runs=wishes.runs,
         name=name,
-        corpus=corpus_of(wishes, plan),
+        corpus=corpus,
         seed=wishes.seed,
         num_steps=wishes.steps,
         resume=wishes.resume,
         benchmark=wishes.benchmark or OWN,
-        checkpoint_steps=wishes.checkpoint_every,
+        checkpoint_steps=wishes.checkpoint_every or 0,
+        saves_by_clock=wishes.save and wishes.checkpoint_every is None,
         saves_at_end=wishes.save,
         keep_last=wishes.keep,
         keep_every=wishes.keep_every,
@@ -174,6 +196,8 @@ def job_of(wishes: Wishes) -> Job:
         allow_changed=wishes.allow_changed,
         start_from=wishes.start_from,
         plan_text=plan_bytes(plan),
+        arguments=kept_arguments(wishes, None if is_embedded(wishes, plan) else corpus),
+        may_start_over=wishes.resume_if_exists,
         prints_json=wishes.as_json,
     )
     return with_budget(job, wishes.budget, wishes.price)
@@ -249,6 +273,24 @@ def _fixed(text: str, base: Layout) -> Layout:
     """The layout that a text spells out; degrees it leaves out are 1, other choices the default's."""
     alone = replace(base, tp=1, cp=1, pp=1, vp=1, dp=1)
     return parse_layout(text, alone)
+
+
+def layout_reason(wishes: Wishes, plan: Plan) -> str:
+    """Where the layout comes from, in words."""
+    if wishes.layout:
+        return "as --layout asks"
+    if wishes.resume:
+        return "as the run was started"
+    if wishes.plan is not None:
+        return f"as the plan {wishes.plan.name} has it"
+    if on_gpus(plan):
+        return "a whole copy of the model on each GPU: it is small enough"
+    return "the cores play two racks of four accelerators, each with one copy of the model, so that every kind of exchange is seen"
+
+
+def is_embedded(wishes: Wishes, plan: Plan) -> bool:
+    """Whether the run trains on the corpus that is made on this machine where it is missing."""
+    return wishes.corpus is None and plan.workload.training is not None and plan.workload.training.corpus == EMBEDDED_CORPUS
 
 
 def corpus_of(wishes: Wishes, plan: Plan) -> Path:

@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from meshwright.cli.show import show_json, show_pairs, show_table
-from meshwright.ledger import Ledger, ledger_of_run
+from meshwright.cli.show import show_json, show_pairs, show_table, show_text
+from meshwright.ledger import Ledger, ledger_of_run, predicted_s
 from meshwright.plan.plan import Plan
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.record.run import Run, read_run
 from meshwright.record.summary import Summary, summary
-from meshwright.report.facts import time_split
-from meshwright.units import KWH, seconds
+from meshwright.report.facts import KINDS, predicted_parts_s, time_split, unpredicted_note
+from meshwright.units import KWH, energy, parameters, seconds, usd
+
+if TYPE_CHECKING:
+    from meshwright.train.job import Job
+
+
+def show_start(job: Job, layout_reason: str) -> None:
+    """Say what is about to be trained, on what, with which layout and why, until when, and where it is recorded."""
+    plan, training = job.plan, job.training
+    predicted = predicted_s(plan, job.last_step).value
+    goal = (
+        f"validation loss {training.target_loss:g}, at most {job.last_step:,} steps" if training.target_loss else f"{job.last_step:,} steps"
+    )
+    saving = "every few minutes and at the end" if job.saves_by_clock else _saving(job)
+    lines = (
+        ("training", f"{plan.model.name}, {parameters(plan.model.num_parameters)} parameters, {plan.workload.precision}"),
+        ("on", f"the corpus {job.corpus}, seed {job.seed}"),
+        ("layout", f"{plan.layout.degrees} on {plan.layout.num_ranks} ranks ({plan.cluster.name}): {layout_reason}"),
+        ("until", f"{goal}; {seconds(plan.step_time_s)} per step and at most {seconds(predicted)} in all by prediction"),
+        ("record", f"{job.folder}, saved {saving}"),
+    )
+    for name, text in lines:
+        print(f"{name:<9} {text}", file=_told_to(job), flush=True)
+
+
+def _saving(job: Job) -> str:
+    words = [f"every {job.checkpoint_steps:,} steps"] if job.checkpoint_steps else []
+    return " and ".join([*words, *(["at the end"] if job.saves_at_end else [])]) or "never"
+
+
+def show_next(job: Job) -> None:
+    """Say how to look at the run."""
+    page = shlex.join(["meshwright", "report", str(job.folder), "--out", str(job.folder / "report.html")])
+    print(f"a page of this run:  {page}", file=_told_to(job))
+    print(f"all runs, live:      {shlex.join(['meshwright', 'serve', str(job.runs)])}", file=_told_to(job))
+
+
+def _told_to(job: Job) -> TextIO:
+    """Standard output, unless that is kept for the result alone."""
+    return sys.stderr if job.prints_json else sys.stdout
 
 
 def show_run(folder: Path, plan: Plan, *, as_json: bool) -> str:
@@ -26,6 +67,8 @@ def show_run(folder: Path, plan: Plan, *, as_json: bool) -> str:
         return run.header.status
     show_pairs(f"run {run.header.name}: {run.header.status.replace('_', ' ')}", _words(run, found))
     show_table("parts of the step", ("part", "predicted>", "measured>"), _parts(found))
+    if note := unpredicted_note(plan, KINDS["trained"]):
+        show_text(note)
     return run.header.status
 
 
@@ -41,19 +84,21 @@ def facts(run: Run, plan: Plan) -> dict[str, Any]:
         "folder": str(run.folder),
         "layout": str(plan.layout),
         "steps": last.step,
+        "expected_steps": run.header.num_steps,
         "samples": last.samples,
         "loss": last.loss,
         "validation_loss": evaluations[-1].detail["loss"] if evaluations else None,
         "target_loss": run.header.target,
-        "time_to_train_s": took.total_s,
+        "run_s": took.total_s,
         "time_s": took.by_what,
         "median_step_s": told.median_step_s,
+        "mean_step_s": told.mean_step_s,
         "robust_std_pct": told.robust_std_pct,
         "p99_over_p50": told.p99_over_p50,
         "worst_step_s": told.worst_step_s,
         "tokens_per_s": told.tokens_per_s,
         "predicted_step_s": plan.step_time_s,
-        "predicted_parts_s": dict(plan.parts_s),
+        "predicted_parts_s": predicted_parts_s(plan, KINDS["trained"]),
         "measured_parts_s": _mean_parts(told),
         **_money(ledger_of_run(run, plan)),
     }
@@ -79,19 +124,18 @@ def _words(run: Run, found: dict[str, Any]) -> list[tuple[str, str]]:
     goal = f" (target {found['target_loss']:.3f})" if found["target_loss"] else ""
     spent = ", ".join(f"{what} {seconds(took_s)}" for what, took_s in found["time_s"].items())
     lines = [
-        ("time", f"{seconds(found['time_to_train_s'])}: {spent}"),
+        ("time", f"{seconds(found['run_s'])}: {spent}"),
         ("work", f"{found['steps']:,} steps, {found['samples']:,} samples"),
     ]
     if found["validation_loss"] is not None:
         lines.append(("validation loss", f"{found['validation_loss']:.4f}{goal}"))
     spread = f"spread {found['robust_std_pct']:.1f} %, p99/p50 {found['p99_over_p50']:.2f}, worst {seconds(found['worst_step_s'])}"
-    lines.append(("step", f"{seconds(found['median_step_s'])} median, {spread}; predicted {seconds(found['predicted_step_s'])}"))
+    lines.append(("median step", f"{seconds(found['median_step_s'])}, {spread}; predicted {seconds(found['predicted_step_s'])}"))
     if found["tokens_per_s"]:
-        lines.append(("speed", f"{found['tokens_per_s']:,.0f} tokens/s"))
-    for what, unit, digits in (("cost", "usd", 4), ("energy", "kwh", 5)):
-        value, note = found[f"{what}_{unit}"], found[f"{what}_note"]
-        told = f"{value:.{digits}f} {'USD' if unit == 'usd' else 'kWh'}; {note}" if value is not None else note
-        lines.append((what, told))
+        lines.append(("speed", f"{found['tokens_per_s']:,.0f} tokens/s over the steady steps"))
+    cost, energy_kwh = found["cost_usd"], found["energy_kwh"]
+    lines.append(("cost", found["cost_note"] if cost is None else f"{usd(cost)}; {found['cost_note']}"))
+    lines.append(("energy", found["energy_note"] if energy_kwh is None else f"{energy(energy_kwh * KWH)}; {found['energy_note']}"))
     slow = [str(event.detail["said"]) for event in run.events if event.kind == "slow_rank"]
     lines += [("slow rank", said) for said in slow[-2:]]
     lines.append(("folder", found["folder"]))
@@ -101,8 +145,8 @@ def _words(run: Run, found: dict[str, Any]) -> list[tuple[str, str]]:
 def _parts(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows = []
     for part in PARTS:
-        predicted, measured = found["predicted_parts_s"].get(part, 0.0), found["measured_parts_s"][part]
+        predicted, measured = found["predicted_parts_s"].get(part), found["measured_parts_s"][part]
         if predicted or measured:
-            rows.append((PART_NAMES[part], seconds(predicted), seconds(measured)))
-    rows.append(("step", seconds(found["predicted_step_s"]), seconds(sum(found["measured_parts_s"].values()))))
+            rows.append((PART_NAMES[part], "-" if predicted is None else seconds(predicted), seconds(measured)))
+    rows.append(("mean step", seconds(found["predicted_step_s"]), seconds(sum(found["measured_parts_s"].values()))))
     return rows

@@ -22,7 +22,7 @@ def weights(
     """Write the newest checkpoint's weights for Hugging Face's transformers, and whoever reads its form."""
     from meshwright.cli.train_run import torch_or_error
     from meshwright.errors import InputError
-    from meshwright.train.checks import check_new_folder, check_trained
+    from meshwright.train.folders import check_new_folder, check_trained
 
     if precision not in PRECISIONS:
         raise InputError(f"weights are not written in {precision!r}", where="--precision", fix=f"choose from {', '.join(PRECISIONS)}")

@@ -18,7 +18,6 @@ Column = NDArray[np.float64]
 NEAR = 1e-3  # of a squared distance in log space: closer shapes count alike
 REACH = 4.0  # power of the distance by which far shapes lose weight
 LOSS_BYTES = 16.0  # a logit, both ways: written by the product, read and written by the loss, read by two products
-HOST_FORWARD = 1 / 3  # of what a layer costs whatever its size: a backward launches twice as much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +97,6 @@ class Correction:
         return Correction(factor=float(factor), fixed_s=float(fixed_s))
 
 
-# -- rates ----------------------------------------------------------------------------------------------
-
-
 def rate_near(wanted: Column, timed: Column, rates: Column) -> Column:
     """Rates at `wanted` points, [features, n], from those `timed`, [features, points]: a mean of logarithms, close points first.
 
@@ -154,9 +150,6 @@ def tensor_exchange_s(payload_bytes: Any, tp: Any, rates: Rates) -> Column:
     """Seconds of tensor parallelism in one direction of a layer, where the trainer waits for it: two gathers and two scatters."""
     kinds = ("all-gather", "reduce-scatter")
     return np.asarray(2 * sum(exchange_s(payload_bytes, tp, *rates.collectives[kind]) for kind in kinds))
-
-
-# -- layers and ends ------------------------------------------------------------------------------------
 
 
 def product_s(rows: Any, columns: Any, inner: Any, rates: Rates) -> tuple[Column, Column, Column]:

@@ -47,9 +47,6 @@ def workspace_bytes(grouped: bool) -> float:
     return (NUM_WORKSPACES + (NUM_GROUPED_WORKSPACES if grouped else 0)) * CUBLAS_WORKSPACE_BYTES
 
 
-# -- what a micro-batch leaves behind for its backward pass -------------------------------------------
-
-
 def attention_saved_bytes(hidden: int, kv_dim: int, query_dim: int, value_dim: int, num_heads: int, kept: Recipe) -> float:
     """Bytes per token that one attention block saves: norm input and output, Q, K, V, output, statistics.
 
@@ -96,12 +93,6 @@ def experts_saved_bytes(
     if shared_hidden and kept.input_bytes != kept.tensor_bytes:
         shared += kept.input_bytes * hidden
     return norm + shared + num_active * (kept.input_bytes * hidden + inner * expert_hidden)
-
-
-# -- how much of it is held at once -------------------------------------------------------------------
-
-
-# -- what comes on top at one moment ------------------------------------------------------------------
 
 
 def loss_bytes(tokens: Quantity, hidden: int, vocab_size: int, tp: Quantity, kept: Recipe, trained: bool = True) -> Column:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.units import HOUR, KWH
+from meshwright.units import HOUR
 
 Quantity = float | NDArray[np.float64]
 
@@ -18,8 +18,3 @@ def accelerator_hours(num_accelerators: Quantity, seconds: Quantity) -> Quantity
 def cost_usd(num_accelerators: Quantity, seconds: Quantity, usd_per_accelerator_hour: Quantity) -> Quantity:
     """Dollars for renting `num_accelerators` for `seconds`."""
     return accelerator_hours(num_accelerators, seconds) * usd_per_accelerator_hour
-
-
-def energy_cost_usd(facility_energy_j: Quantity, usd_per_kwh: Quantity) -> Quantity:
-    """Dollars for energy bought by whoever owns the machines; a rented accelerator's price includes it."""
-    return facility_energy_j / KWH * usd_per_kwh

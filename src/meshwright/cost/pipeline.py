@@ -20,7 +20,7 @@ than three per stage: too short by up to 2 %.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -56,20 +56,6 @@ class ChunkTimes:
         return self.last_forward_s + self.last_backward_s
 
 
-def with_blocking_sends(times: ChunkTimes, hop_s: Quantity) -> ChunkTimes:
-    """Chunk times in seconds when a stage stands still while it sends; the hop itself then costs nothing more.
-
-    Each forward but the model's last is followed by a send, each backward but its last too.
-    """
-    return replace(
-        times,
-        forward_s=times.forward_s + hop_s,
-        backward_s=times.backward_s + hop_s,
-        first_backward_s=times.first_backward_s - hop_s,
-        last_forward_s=times.last_forward_s - hop_s,
-    )
-
-
 def pipeline_s(
     num_micro_batches: Count,
     pp: Count,
@@ -83,7 +69,8 @@ def pipeline_s(
     """Seconds from the first forward to the last backward of a step.
 
     Rows with one chunk per stage run 1F1B, with more the interleaved schedule, and where `zero_bubble` is set the schedule
-    that puts off weight gradients. `hop_s` delays the receiver only; see `with_blocking_sends` for the other kind.
+    that puts off weight gradients. `hop_s` delays the receiver only: where
+    a stage stands still while it sends, the message is in its chunk times.
     """
     zero = np.asarray(zero_bubble)
     result = np.asarray(one_f_one_b_s(num_micro_batches, pp, times, hop_s))

@@ -45,7 +45,6 @@ class Schedule:
     waits_for: Ints  # operation on another stage that must have arrived, or -1
     message: Ints  # what the result is sent over: nothing, the next stage, or the wrap from last stage to first
     peak_in_flight: Ints  # per stage: most chunk activations held at once
-    peak_operation: Ints  # per stage: the forward at which that is first reached
     loop: tuple[list[int], list[int]]  # stage and waits_for + 1 as lists, for the walk in `evaluate`
 
 
@@ -80,11 +79,6 @@ class Timeline:
     def idle_s(self) -> Floats:
         """Seconds each stage waits within the makespan: its bubble."""
         return self.makespan_s - self.busy_s
-
-    @property
-    def peak_at_s(self) -> Floats:
-        """Seconds into the step at which each stage first holds the most activations."""
-        return self.end_s[self.schedule.peak_operation]
 
 
 def evaluate(
@@ -316,7 +310,6 @@ def _in_walk_order(
     place[-1] = -1
     waits = place[waits_for[operation]]
     chunk = np.where(kind == FORWARD, turns.chunk[turn], num_chunks - 1 - turns.chunk[turn])
-    peak_in_flight, peak_operation = _peaks(stage, kind, num_stages, num_kinds)
     return Schedule(
         num_stages=num_stages,
         num_chunks=num_chunks,
@@ -327,19 +320,12 @@ def _in_walk_order(
         kind=kind,
         waits_for=waits,
         message=message[operation],
-        peak_in_flight=peak_in_flight,
-        peak_operation=peak_operation,
+        peak_in_flight=_peaks(stage, kind, num_stages, num_kinds),
         loop=(stage.tolist(), (waits + 1).tolist()),
     )
 
 
-def _peaks(stage: Ints, kind: Ints, num_stages: int, num_kinds: int) -> tuple[Ints, Ints]:
-    """Per stage: the most activations held, and the operation that first reaches it. The last kind of pass frees them."""
+def _peaks(stage: Ints, kind: Ints, num_stages: int, num_kinds: int) -> Ints:
+    """Per stage: the most activations held. The last kind of pass frees them."""
     change = np.where(kind == FORWARD, 1, np.where(kind == num_kinds - 1, -1, 0))
-    peaks, operations = [], []
-    for p in range(num_stages):
-        mine = np.flatnonzero(stage == p)
-        held = np.cumsum(change[mine])
-        peaks.append(held.max())
-        operations.append(mine[held.argmax()])
-    return np.array(peaks), np.array(operations)
+    return np.array([np.cumsum(change[stage == p]).max() for p in range(num_stages)])

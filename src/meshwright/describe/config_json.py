@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.describe.load import Found, Table, model_from
 from meshwright.describe.model import Model
 from meshwright.errors import InputError, nearest
+from meshwright.files import read_text
 
 CONFIG = "config.json"
 
@@ -112,7 +113,7 @@ def _in_their_words(error: InputError, values: Mapping[str, Any], file: str) -> 
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(read_text(file))
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror or error}", where=str(file), fix="check the path") from None
     except UnicodeDecodeError:

@@ -25,6 +25,7 @@ from meshwright.describe.recipe import recipe
 from meshwright.describe.source import Source, Sources
 from meshwright.describe.workload import Adapters, Convergence, Evaluation, Training, Workload
 from meshwright.errors import InputError, nearest
+from meshwright.files import read_text
 from meshwright.units import GB, GBIT, MICROSECOND, TERA
 
 CATALOGUE = Path(str(resources.files("meshwright.describe").joinpath("catalogue")))
@@ -308,13 +309,10 @@ def _by_batch(table: Mapping[str, float]) -> dict[int, float]:
     return {int(batch): samples for batch, samples in table.items()}
 
 
-# -- reading and checking -----------------------------------------------------------------------------
-
-
 def read_toml(path: Path) -> Table:
     """The tables of a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}", where=str(path), fix="check the path") from None
     except UnicodeDecodeError:
@@ -336,9 +334,6 @@ def sources_of(entry: Entry, kind: str, where: str) -> Sources:
             fix = nearest(source, known) if known else "write { text = ..., date = ... }"
             raise InputError(f"no citation named {source!r}", where=f"sources.{key} in {where}", fix=fix)
     return found
-
-
-# -- the catalogue ------------------------------------------------------------------------------------
 
 
 def plain(name: str) -> str:

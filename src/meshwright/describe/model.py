@@ -90,8 +90,6 @@ class Model:
                 fix="choose a divisor of num_heads",
             )
 
-    # -- attention ----------------------------------------------------------------------------------
-
     @property
     def query_dim(self) -> int:
         """Width of all query heads together."""
@@ -135,8 +133,6 @@ class Model:
         """Forward FLOPs of one layer's score and value products for one token."""
         return 2 * (self.query_dim + self.value_dim) * self.attended_tokens(seq_len)
 
-    # -- MLP ----------------------------------------------------------------------------------------
-
     @property
     def mlp_matrices(self) -> int:
         """Matrices of one MLP: gate, up and down, or up and down."""
@@ -171,8 +167,6 @@ class Model:
     def router_parameters(self) -> int:
         """Weights of one layer's router."""
         return self.hidden * self.experts.num_experts if self.experts else 0
-
-    # -- whole model --------------------------------------------------------------------------------
 
     @property
     def small_parameters_per_layer(self) -> int:

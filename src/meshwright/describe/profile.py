@@ -17,6 +17,7 @@ import numpy as np
 
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
+from meshwright.files import read_text
 
 KIND = "meshwright hardware profile"
 POSITIVE = (  # of a slice
@@ -171,9 +172,6 @@ def shape_of(model: Model) -> tuple[int, ...]:
     return model.hidden, model.ffn_hidden, model.num_heads, model.num_kv_heads, model.head_dim, model.vocab_size
 
 
-# -- files ----------------------------------------------------------------------------------------------
-
-
 def profile_text(profile: Profile) -> str:
     """The profile as its file holds it."""
     return json.dumps({"kind": KIND, "version": VERSION, **asdict(profile)}, indent=1) + "\n"
@@ -182,7 +180,7 @@ def profile_text(profile: Profile) -> str:
 def load_profile(path: Path) -> Profile:
     """The profile in a file."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
     except OSError as error:
         raise InputError(f"cannot read the hardware profile: {error.strerror or error}", where=str(path), fix=_FIX) from None
     except (ValueError, RecursionError):

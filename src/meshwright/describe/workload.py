@@ -11,6 +11,8 @@ import numpy as np
 from meshwright.describe.source import Sources
 from meshwright.errors import InputError
 
+ROUNDING = 1e-9  # of a quotient of two floats that are meant to divide
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
@@ -54,18 +56,49 @@ class Convergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """How often the model is evaluated, and on how many sequences."""
+    """On how many sequences the model is evaluated, and after which steps: the one rule for predictor, simulator and trainer.
+
+    The rule is MLPerf's: evaluations are ceil(every_samples / global batch) steps apart, and the first few are skipped. Logs show it: with
+    24,576 samples between evaluations and a batch of 2,688, every 10 steps (9.14 rounded up); with 18,432, a batch of 960 and 15 intervals
+    to the first, at steps 300, 320 and 340. A run also ends with an evaluation, on whichever step it ends.
+    """
 
     num_samples: int
-    every_samples: float  # training samples between two evaluations
+    every_samples: float  # training samples between two evaluations, rounded up to whole steps
     start_samples: float = 0.0  # no evaluation before this many
-    start_samples_per_batch: float = 0.0  # and so many more for each sequence of the global batch
+    start_samples_per_batch: float = 0.0  # for each sequence of the global batch so many more, of which whole intervals count
 
-    def count(self, samples: float, global_batch: int) -> int:
-        """Evaluations in a run of `samples`: one at each multiple of `every_samples` from the start on, and at least the last."""
-        start = self.start_samples + self.start_samples_per_batch * global_batch
-        first = max(1, math.ceil(start / self.every_samples - 1e-9))
-        return max(1, math.floor(samples / self.every_samples + 1e-9) - first + 1)
+    def interval_steps(self, global_batch: int) -> int:
+        """Steps from one evaluation to the next."""
+        return max(1, math.ceil(self.every_samples / global_batch - ROUNDING))
+
+    def first_step(self, global_batch: int) -> int:
+        """The step that the first evaluation follows.
+
+        Intervals are counted, not samples, as in the rule of LoRA: the first floor(0.125 x batch + 2) evaluations are skipped.
+        """
+        later = math.floor(self.start_samples_per_batch * global_batch / self.every_samples + ROUNDING)
+        number = math.ceil(self.start_samples / self.every_samples - ROUNDING) + later
+        return max(1, number) * self.interval_steps(global_batch)
+
+    def follows(self, step: int, num_steps: int, global_batch: int) -> bool:
+        """Whether an evaluation follows this step of a run of `num_steps`: every interval from the first on, and after the last step."""
+        after_first = step - self.first_step(global_batch)
+        return step == num_steps or (after_first >= 0 and after_first % self.interval_steps(global_batch) == 0)
+
+    def steps(self, num_steps: int, global_batch: int) -> list[int]:
+        """The steps of a run of `num_steps` that an evaluation follows."""
+        regular = list(range(self.first_step(global_batch), num_steps + 1, self.interval_steps(global_batch)))
+        return regular if num_steps < 1 or num_steps in regular[-1:] else [*regular, num_steps]
+
+    def count(self, num_steps: int, global_batch: int, after: int = 0) -> int:
+        """Evaluations in a run of `num_steps`, those after its first `after` steps left out."""
+        first, interval = self.first_step(global_batch), self.interval_steps(global_batch)
+        if num_steps <= after:
+            return 0
+        regular, before = (max((last - first) // interval + 1, 0) for last in (num_steps, after))
+        is_regular = num_steps >= first and (num_steps - first) % interval == 0
+        return regular - before + (not is_regular)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +182,20 @@ class Workload:
         if self.convergence:
             return math.ceil(self.convergence.samples(self.global_batch, self.precision) / self.global_batch)
         return math.ceil(self.num_tokens / self.tokens_per_step)
+
+    def evaluated_steps(self, num_steps: int) -> list[int]:
+        """The steps of a run of `num_steps` that an evaluation follows; none where the workload states no evaluation."""
+        return self.evaluation.steps(num_steps, self.global_batch) if self.evaluation else []
+
+    def num_evaluations(self, num_steps: int, after: int = 0) -> int:
+        """Evaluations in a run of `num_steps`, those after its first `after` steps left out."""
+        return self.evaluation.count(num_steps, self.global_batch, after) if self.evaluation else 0
+
+    def duration_s(self, step_s: float, evaluation_s: float) -> float:
+        """Seconds of the whole workload where every step and every evaluation takes so long; 0 where it has no end."""
+        num_steps = self.num_steps()
+        return num_steps * step_s + self.num_evaluations(num_steps) * evaluation_s
+
+    def is_evaluated_after(self, step: int, num_steps: int) -> bool:
+        """Whether an evaluation follows this step of a run of `num_steps`."""
+        return self.evaluation is not None and self.evaluation.follows(step, num_steps, self.global_batch)

@@ -125,9 +125,6 @@ def evidence_with(values: FittedValues, measured: Path = MEASURED_CSV, published
     return Evidence(first, second, third, files)
 
 
-# -- runs left out --------------------------------------------------------------------------------------
-
-
 def left_out(column: str, *kinds: str, table: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Entries of MLPerf rows that were fitted, by a fit without the row (`row`) or its family (`family_out`).
 
@@ -153,9 +150,6 @@ def left_out_summary(entries: Sequence[Mapping[str, Any]]) -> Summary:
     return summary_of([run["error_pct"] for run in entries], [run["covered"] for run in entries])
 
 
-# -- single machines ------------------------------------------------------------------------------------
-
-
 def record_prediction() -> Prediction:
     """The record machine: Llama 3.1 405B on 8,192 GB200, predicted with the stack of its round."""
     model, cluster, workload, layout = RECORD
@@ -178,9 +172,6 @@ def energy() -> Energy:
     gpt3 = next(run for run in runs if (run.benchmark, run.num_accelerators, run.meter) == ("gpt3", 512, "ac"))
     constants = fit_power_constants(runs, busy)
     return Energy(runs, tuple(held_out_errors_pct(runs, busy).tolist()), end_to_end_kwh(gpt3, constants))
-
-
-# -- the headline ---------------------------------------------------------------------------------------
 
 
 def headline() -> list[Figure]:
@@ -237,9 +228,6 @@ def _other_figures() -> list[Figure]:
     ]
 
 
-# -- peers ----------------------------------------------------------------------------------------------
-
-
 @cache
 def peers() -> Mapping[str, Any]:
     """Other planners' errors, as carried."""
@@ -250,9 +238,6 @@ def on_peer_run(machine: Mapping[str, Any]) -> list[Checked]:
     """Our rows of one of the peers' seven runs; several where the round is not stated, none where we have no row."""
     wanted = (machine["benchmark"], machine["accelerator"], machine["num_accelerators"])
     return [row for row in evidence().large() if (row.run.benchmark, row.run.accelerator, row.run.num_accelerators) == wanted]
-
-
-# -- assumptions ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

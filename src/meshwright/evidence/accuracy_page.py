@@ -83,9 +83,6 @@ def page(date: str, plot: str, assumptions: Sequence[Assumption]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-# -- sections -------------------------------------------------------------------------------------------
-
-
 def _opening(date: str, plot: str, rows: Evidence) -> str:
     num_rows = len(rows.measured) + len(rows.published) + len(rows.unfitted)
     return f"""# How right the predictions are
@@ -427,8 +424,6 @@ def _skipped_section(rows: Evidence) -> str:
     return "## Rows that could not be expressed\n\n" + _table(("runs", "reason", "rows"), cells, right=(2,))
 
 
-# -- tables ---------------------------------------------------------------------------------------------
-
 _COLUMNS = ("rows", "mean error, %", "bias, %", "worst, %", "inside interval, %")
 
 
@@ -450,9 +445,6 @@ def _table(columns: Sequence[str], rows: Cells, right: Iterable[int] = ()) -> st
 def _name(row: Checked) -> str:
     benchmark = SERIES_OF_BENCHMARK.get(row.run.benchmark, row.run.benchmark)
     return f"{row.run.round} {row.run.submitter}, {benchmark}, {' '.join(row.run.family[:2])}"
-
-
-# -- plot -----------------------------------------------------------------------------------------------
 
 
 def scatter(path: Path, rows: Evidence) -> None:

@@ -19,6 +19,7 @@ from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import load_cluster, load_workload
 from meshwright.errors import InputError
 from meshwright.evidence.mlperf import BENCHMARKS
+from meshwright.files import write_whole
 from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
 from meshwright.predict.exact import step_excess_s
@@ -139,13 +140,7 @@ class Calibration:
 
     def write(self, path: Path) -> None:
         """Write the profile where `--software` can read it."""
-        try:
-            path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"cannot write the profile: {error.strerror or error}", where=str(path), fix="choose another --out") from None
-
-
-# -- what was observed --------------------------------------------------------------------------------
+        write_whole(path, json.dumps(self.as_json(), indent=1) + "\n")
 
 
 def observe(files: Sequence[str | Path]) -> Observed:
@@ -199,9 +194,6 @@ def _num_nodes(log: Log) -> int:
     platform = log.first("submission_platform")
     count = _NODES.match(str(platform.value)) if platform else None
     return int(count[1]) if count else 0
-
-
-# -- what was run -------------------------------------------------------------------------------------
 
 
 def described(

@@ -105,9 +105,6 @@ def machine(name: str, device: str, num_accelerators: int, per_node: int, host_n
     return Machine(cluster, (said,) if fabric.assumed and not alone else ())
 
 
-# -- within a domain ------------------------------------------------------------------------------------
-
-
 def _inner_tiers(chip: Accelerator, num_accelerators: int, per_node: int, text: str) -> tuple[Tier, ...]:
     """The networks inside a node or rack, from the inside out."""
     if chip.name.startswith("gb"):
@@ -152,9 +149,6 @@ def _tier(name: str, kind: Link, num_accelerators: int, num_installed: int) -> T
         latency_s=kind.latency_s,
         routing=kind.routing,
     )
-
-
-# -- between domains ------------------------------------------------------------------------------------
 
 
 def read_fabric(chip: Accelerator, per_node: int, text: str) -> Fabric:

@@ -22,6 +22,7 @@ from meshwright.cost.energy import PowerConstants, accelerator_power_w, busy_fra
 from meshwright.errors import InputError
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.runs import read_runs
+from meshwright.files import write_whole
 from meshwright.layout import Layouts
 from meshwright.predict.exact import exact_prediction
 from meshwright.predict.outcome import POWER_FILE, busy_seconds
@@ -228,4 +229,4 @@ def _mean_abs(errors: Sequence[float] | NDArray[np.float64]) -> float:
 def write_power_constants(path: Path = POWER_FILE) -> None:
     """Fit on all metered runs, and write the constants where `outcome` reads them."""
     runs = power_runs()
-    path.write_text(fitted_constants_json(runs, busy_shares(runs)), encoding="utf-8")
+    write_whole(path, fitted_constants_json(runs, busy_shares(runs)))

@@ -149,9 +149,6 @@ def _kind(section: str) -> str:
     return "pretrain"
 
 
-# -- layouts --------------------------------------------------------------------------------------------
-
-
 def _layout(row: Row, code: Software, chip: Accelerator) -> tuple[Layout, tuple[str, ...]]:
     """The row's layout, and what its software was taken to do."""
     tp, pp, micro_batch = row.count_or("tp", 0), row.count_or("pp", 0), row.count_or("mbs", 0)
@@ -193,9 +190,6 @@ def _said_of(layout: Layout, code: Software, recompute_stated: bool) -> tuple[st
     graphs, overlap = "on" if layout.cuda_graphs else "off", "on" if layout.overlap_tp else "off"
     said = [f"software {code.release}: ZeRO stage {layout.zero_stage}, TP overlap {overlap}, CUDA graphs {graphs}, pp outermost"]
     return (*said, *([] if recompute_stated else ["recompute: none"]))
-
-
-# -- models ---------------------------------------------------------------------------------------------
 
 
 def _model(row: Row, seq_len: int) -> tuple[Model, tuple[str, ...]]:

@@ -8,9 +8,9 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from meshwright.errors import InputError
+from meshwright.files import read_text
 
 LARGEST = 1e15  # no count, length or duration of a training step comes near; keeps arithmetic on cells finite
 
@@ -139,7 +139,7 @@ def _lines(file: str) -> Iterator[tuple[int, list[str]]]:
 
 def _text(file: str) -> str:
     try:
-        return Path(file).read_text(encoding="utf-8-sig", errors="strict")
+        return read_text(file, encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise CellError(
             f"byte {error.start} (0x{error.object[error.start]:02x}) is not UTF-8", where=file, fix="save the file as UTF-8 text"

@@ -1,7 +1,7 @@
 """What a run took: accelerator-seconds by what they were spent on, money, energy, carbon and water."""
 
 from meshwright.ledger.book import STATES, Entry, Ledger, ledger_of, ledger_of_run
-from meshwright.ledger.budget import Budget, amount, no_price, predicted_s, read_budget, recorded_budget
+from meshwright.ledger.budget import Budget, amount, evaluation_s, no_price, predicted_s, read_budget, recorded_budget
 from meshwright.ledger.export import ledger_csv, ledger_json
 from meshwright.ledger.own_plan import checked_plan, own_plan
 from meshwright.ledger.rate import Rate, rate_of, read_rate
@@ -14,6 +14,7 @@ __all__ = [
     "Rate",
     "amount",
     "checked_plan",
+    "evaluation_s",
     "ledger_csv",
     "ledger_json",
     "ledger_of",

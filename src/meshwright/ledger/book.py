@@ -194,9 +194,6 @@ def _entry(row: Row, usd: Decimal | None) -> Entry:
     )
 
 
-# -- money ----------------------------------------------------------------------------------------------
-
-
 def _usd(gpu_seconds: float, rate: Rate) -> Decimal:
     return Decimal(repr(gpu_seconds)) * rate.usd_per_gpu_hour / Decimal(HOUR)
 
@@ -234,9 +231,6 @@ def _largest_remainder(exact: Mapping[str, Decimal]) -> dict[str, Decimal]:
     missing = int((to_cent(sum(exact.values(), Decimal(0))) - sum(floors.values(), Decimal(0))) / CENT)
     first = sorted(exact, key=lambda name: floors[name] - exact[name])[:missing]
     return {name: floor.quantize(CENT) + (CENT if name in first else 0) for name, floor in floors.items()}
-
-
-# -- what is to be said -----------------------------------------------------------------------------------
 
 
 def _unread_price(run: Run) -> str:

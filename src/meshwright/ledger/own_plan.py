@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.files import read_bytes
 from meshwright.plan.plan import Plan, read_plan
 from meshwright.record.header import RunHeader, read_header
 
@@ -20,7 +21,7 @@ def own_plan(folder: Path, header: RunHeader) -> tuple[Plan | None, str]:
     path = folder / "plan.json"
     try:
         plan = read_plan(path)
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        found = hashlib.sha256(read_bytes(path)).hexdigest()
     except (MeshwrightError, OSError) as error:
         return None, f"the run's plan cannot be read: {error.what if isinstance(error, MeshwrightError) else error.strerror}"
     recorded = header.plan_sha256

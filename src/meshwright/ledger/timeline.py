@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from meshwright.errors import InputError
+from meshwright.files import MOST_LINES_BYTES, read_bytes
 from meshwright.ledger.rate import Rate
 from meshwright.record.entries import ENDS, LONGEST_S, PARTS, Event, StepRecord
 from meshwright.record.lines import object_in
@@ -76,9 +77,6 @@ def _is_event(event: Event) -> bool:
     return 0 <= event.time_s <= LONGEST_S
 
 
-# -- lives ----------------------------------------------------------------------------------------------
-
-
 def lives(run: Run) -> list[Life]:
     """The run's lives in order, each with the steps it did: kept ones, and those that it or a later life had to do again."""
     groups = _events_by_life(run.events)
@@ -140,7 +138,7 @@ def _cuts(cut: list[StepRecord], resumed_after: list[int]) -> list[list[StepReco
 def abandoned(folder: Path) -> Iterator[StepRecord]:
     """The steps that resumed runs cut off, as far as they can be read; they were paid for."""
     try:
-        lines = (folder / "abandoned.jsonl").read_bytes().splitlines()
+        lines = read_bytes(folder / "abandoned.jsonl", MOST_LINES_BYTES).splitlines()
     except OSError:
         return
     for line in lines:
@@ -150,9 +148,6 @@ def abandoned(folder: Path) -> Iterator[StepRecord]:
                 yield StepRecord.from_json(entry)
         except (ValueError, InputError):
             continue
-
-
-# -- one life -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +271,6 @@ def step_uses_s(record: StepRecord, stall_s: float = 0.0) -> dict[str, float]:
     if total_s > record.step_time_s:
         return {part: seconds * record.step_time_s / total_s for part, seconds in parts_s.items()}
     return {**parts_s, "unaccounted": record.step_time_s - total_s}
-
-
-# -- simulated weeks ------------------------------------------------------------------------------------
 
 
 def _tells_of_weeks(run: Run) -> bool:

@@ -199,10 +199,14 @@ class Space:
         tp, cp, pp, vp, dp, _, _ = np.array(self.rows[first:], dtype=np.int64).T
         orders = np.array([len(self.orders[(row[0], row[1], row[2], row[4])]) for row in self.rows[first:]])
         options = self.features
-        schedules = sum((self._runs(SCHEDULES.index(name), pp, vp) for name in options.schedules), np.zeros(len(tp), dtype=np.int64))
+        stages = {
+            name: np.where(dp * cp > 1, len([z for z in options.zero_stages if not _clash(name, z)]), 1) for name in options.schedules
+        }
+        schedules = sum(
+            (self._runs(SCHEDULES.index(name), pp, vp) * stages[name] for name in options.schedules), np.zeros(len(tp), dtype=np.int64)
+        )
         kinds = sum((self._has(CP_KINDS.index(kind), tp, cp) for kind in options.cp_kinds), np.zeros(len(tp), dtype=np.int64))
-        stages = np.where(dp * cp > 1, len(options.zero_stages), 1)
-        return int((orders * schedules * kinds * stages * len(options.recompute)).sum())
+        return int((orders * schedules * kinds * len(options.recompute)).sum())
 
     def batches(self, zero_stages: Sequence[int], recompute: Sequence[str]) -> Iterator[tuple[Layouts, int]]:
         """Batches of all legal layouts with these ZeRO stages and kinds of recompute, row by row, each with the rows done before it."""
@@ -242,6 +246,7 @@ class Space:
         zero, _, schedule, kind = choices.T[:, choice_of]
         # One name per thing: without replicas there is one ZeRO stage.
         legal = self._has(kind, tp, cp) & self._runs(schedule, pp, vp) & ((dp * cp > 1) | (zero == choices[:, 0].min()))
+        legal &= (schedule != ZERO_BUBBLE) | (zero < 3) | (dp * cp == 1)
         place_of, choice_of = place_of[legal], choice_of[legal]
         columns = dict(zip(DEGREES, rows.T[:, place_of], strict=True))
         columns |= dict(zip(("zero_stage", "recompute", "schedule", "cp_kind"), choices.T[:, choice_of], strict=True))
@@ -274,6 +279,11 @@ class Space:
         chosen |= dict(zip(("first_stage_layers", "last_stage_layers"), self.ends, strict=True), zero_ranks=self.zero_ranks)
         columns = {key: np.full(len(grid), value, dtype=np.int64) for key, value in chosen.items()}
         return Layouts(**dict(zip(DEGREES, grid.T, strict=True)), **columns)
+
+
+def _clash(schedule: str, zero_stage: int) -> bool:
+    """Zero bubble puts weight gradients off, and ZeRO 3 reduces them inside the backward."""
+    return schedule == "zero-bubble" and zero_stage == 3
 
 
 def concatenated(batches: Sequence[Layouts]) -> Layouts:

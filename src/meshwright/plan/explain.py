@@ -123,7 +123,7 @@ def traffic(forecast: Forecast) -> tuple[AxisTraffic, ...]:
                 axis=axis,
                 degree=getattr(layout, axis),
                 over=over,
-                tiers=spanned(over, cluster, crossed) or crossed.get("dp", ()),
+                tiers=spanned(over, cluster, crossed),
                 num_bytes=num_bytes,
                 num_messages=num_messages,
                 traffic_s=float(carried.seconds[axis][0]),
@@ -182,9 +182,10 @@ def _carried(axes: tuple[AxisTraffic, ...]) -> Iterator[str]:
     for axis in axes:
         if axis.tiers and axis.traffic_s > 0:
             share = axis.hidden_s / axis.traffic_s
+            hidden = f"of which {share:.0%} hides behind {axis.behind}" if share >= 0.005 else "none of it hidden"
             yield (
                 f"{axis.name} moves {si(axis.num_bytes, 'B', 3)} in {axis.num_messages:,.0f} messages over {' and '.join(axis.tiers)}: "
-                f"{seconds(axis.traffic_s)}, of which {share:.0%} hides behind {axis.behind}."
+                f"{seconds(axis.traffic_s)}, {hidden}."
             )
 
 
@@ -195,9 +196,10 @@ def _scattered(forecast: Forecast) -> Iterator[str]:
     if len(cluster.tiers) == 1 or replica != inner.num_accelerators or tiers_of(layout, cluster) == tiers_of(together, cluster):
         return
     change = step_s_of(forecast.job, together) / forecast.step_s - 1
+    beyond = "data and expert traffic" if cluster.tiers[-1].name in tiers_of(together, cluster).get("ep", ()) else "data parallelism"
     yield (
         f"A replica is as large as a {inner.name}, and would be one with order={'-'.join(AXES)}: pipeline traffic would stay on "
-        f"{inner.link} and data parallelism alone cross the {cluster.tiers[-1].name}; the step is then {abs(change):.1%} "
+        f"{inner.link} and only {beyond} cross the {cluster.tiers[-1].name}; the step is then {abs(change):.1%} "
         f"{'longer' if change > 0 else 'shorter'}."
     )
 
@@ -213,7 +215,7 @@ def _mapping(forecast: Forecast) -> Iterator[str]:
     if replica == inner.num_accelerators and len(inside) == 3:
         yield (
             f"A replica is a {inner.name}: tp {layout.tp} x cp {layout.cp} x pp {layout.pp} = {replica} accelerators, so tensor, context "
-            f"and pipeline traffic stays on {inner.link}, and data parallelism alone crosses the {cluster.tiers[-1].name}."
+            f"and pipeline traffic stays on {inner.link}, and {_crossing(cluster, layout)} the {cluster.tiers[-1].name}."
         )
     elif replica < inner.num_accelerators and len(inside) == 3:
         yield f"{inner.num_accelerators // replica} replicas share a {inner.name} ({inner.link})."
@@ -223,6 +225,15 @@ def _mapping(forecast: Forecast) -> Iterator[str]:
         if spans or beyond:
             where = ", ".join([*spans, *beyond])
             yield f"A replica takes {replica:,} accelerators, a {inner.name} has {inner.num_accelerators:,}: {where}."
+    if experts := crossed.get("ep"):
+        where = f"cross the {experts[-1]}" if experts != (inner.name,) else f"stay within a {inner.name} ({inner.link})"
+        yield f"Experts lie over {layout.ep:,} ranks of a stage, those of tp, cp and dp: tokens on their way to them {where}."
+
+
+def _crossing(cluster: Cluster, layout: Layout) -> str:
+    """What crosses the outermost tier where replicas do not, as a sentence's subject and verb."""
+    is_alone = cluster.tiers[-1].name not in tiers_of(layout, cluster).get("ep", ())
+    return "data parallelism alone crosses" if is_alone else "data and expert parallelism alone cross"
 
 
 # -- what if --------------------------------------------------------------------------------------------

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,6 +19,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.profile import Profile
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
+from meshwright.files import read_bytes, write_whole
 from meshwright.job import Job
 from meshwright.layout import Layout
 from meshwright.predict.forecast import Forecast, forecast
@@ -67,7 +66,7 @@ class Plan:
 
     def write(self, path: Path) -> None:
         """Write the plan as JSON."""
-        write_whole(path, plan_bytes(self).decode())
+        write_whole(path, plan_bytes(self))
 
 
 def plan_of(forecast: Forecast, name: str = "") -> Plan:
@@ -125,34 +124,12 @@ def plan_bytes(plan: Plan) -> bytes:
     return (json.dumps(values, indent=1) + "\n").encode()
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    with drafted(path) as draft:
-        try:
-            draft.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"cannot write {path.name}: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
-
-
-@contextmanager
-def drafted(path: Path) -> Iterator[Path]:
-    """A name to write under that becomes `path` once all is written: a reader, or a run broken off, never leaves half a file."""
-    draft = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        yield draft
-        draft.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path.name}: {error.strerror}", where=str(path), fix="choose another name") from None
-    finally:
-        draft.unlink(missing_ok=True)
-
-
 def read_plan(path: Path) -> Plan:
     """The plan in a file, checked."""
     from pydantic import ValidationError
 
     try:
-        return _adapter().validate_json(path.read_bytes())  # type: ignore[no-any-return]
+        return _adapter().validate_json(read_bytes(path))  # type: ignore[no-any-return]
     except OSError as error:
         raise InputError(
             f"cannot read the plan: {error.strerror}", where=str(path), fix="make one with `meshwright plan ... --out FILE`"

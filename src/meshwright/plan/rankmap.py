@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from meshwright.describe.cluster import Cluster
 from meshwright.errors import InputError
+from meshwright.files import write_whole
 from meshwright.layout import AXES, Layout
-from meshwright.plan.plan import write_whole
 
 Ints = NDArray[np.int64]
 

@@ -26,7 +26,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import FitError, InputError, MeshwrightError
 from meshwright.job import Job
-from meshwright.layout import RECOMPUTE, SHORT_NAMES, Layout, Layouts, value_text
+from meshwright.layout import RECOMPUTE, SCHEDULES, SHORT_NAMES, Layout, Layouts, value_text
 from meshwright.plan.candidates import DEGREES, Fixed, Row, Space, concatenated, degrees, fixed_by
 from meshwright.plan.features import Features
 from meshwright.plan.measure import STEP, Measure, Times
@@ -237,6 +237,8 @@ class _Memory:
         for stage in sorted(features.zero_stages):
             # Without replicas all stages are one and the same.
             legal = sharing if stage > min(features.zero_stages) else np.ones(len(batch), dtype=bool)
+            if stage == 3:  # zero bubble puts weight gradients off, and ZeRO 3 reduces them inside the backward
+                legal = legal & ~(sharing & (batch.schedule == SCHEDULES.index("zero-bubble")))
             for kind in kinds:
                 lesser = legal & _covered(fitted, (stage, kind), comparable)
                 tally.num_pruned += int(lesser.sum())

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.schedule import BACKWARD, FORWARD, KIND_NAMES, WEIGHT, Timeline
 from meshwright.errors import InputError
+from meshwright.files import write_whole
 from meshwright.predict import software as sw
 from meshwright.predict.exact import MOST_OPERATIONS, timeline
 from meshwright.predict.forecast import Forecast
@@ -61,11 +62,7 @@ class Flow:
 
 def write_trace(forecast: Forecast, path: Path) -> None:
     """Write the predicted step as a trace in JSON."""
-    text = json.dumps(trace(forecast), separators=(",", ":"))
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write the trace: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+    write_whole(path, json.dumps(trace(forecast), separators=(",", ":")) + "\n")
 
 
 def trace(forecast: Forecast) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from meshwright.cost.pipeline import ChunkTimes, Quantity, pipeline_s
 from meshwright.cost.schedule import Hops, Timeline, evaluate, schedule_named
 from meshwright.layout import Layout
-from meshwright.predict.prediction import Prediction
+from meshwright.predict.prediction import Column, Prediction
+from meshwright.predict.stages import chunk_share
 from meshwright.predict.step import StepParts
 
 LONG = 4  # rounds of the pipeline after which a step grows evenly
@@ -70,22 +71,25 @@ def quick_excess_s(detail: StepParts, layout: Layout, row: int = 0) -> float:
 
 def timeline(detail: StepParts, layout: Layout, row: int = 0, num_micro_batches: int = 0) -> Timeline:
     """When every operation of every stage starts and ends, for layout number `row`; or for a step of so many micro-batches."""
-    times = _times_of(detail.times, row)
+    times, layer = _times_of(detail.times, row), detail.layer
+    more = _more_layers(detail, layout, row)
+
+    def grid(middle: Quantity, first: Quantity, last: Quantity, layer_s: Column) -> NDArray[np.float64]:
+        """Seconds by stage and chunk. `first` and `last` are for all layers that the end stages have more: they are dealt out here."""
+        each_s = _at(layer_s, row)
+        cells: NDArray[np.float64] = np.full((layout.pp, layout.vp), middle) + more * each_s
+        cells[0, 0] += first - more[0].sum() * each_s
+        cells[-1, -1] += last - more[-1].sum() * each_s * (layout.pp > 1)
+        return np.maximum(cells, 0.0)  # a chunk without layers, but for rounding
+
     pp, vp = layout.pp, layout.vp
-
-    def grid(middle: Quantity, first: Quantity, last: Quantity) -> NDArray[np.float64]:
-        cells: NDArray[np.float64] = np.full((pp, vp), middle)
-        cells[0, 0] += first
-        cells[-1, -1] += last
-        return cells
-
     name = layout.schedule if layout.schedule == "zero-bubble" else ("interleaved" if vp > 1 else "1f1b")
     order = schedule_named(name, pp, vp, num_micro_batches or int(detail.num_micro_batches[row]))
-    weight_s = grid(times.weight_s, times.first_weight_s, times.last_weight_s) if name == "zero-bubble" else None
-    backward_s = grid(times.backward_s, times.first_backward_s, times.last_backward_s)
+    weight_s = grid(times.weight_s, times.first_weight_s, times.last_weight_s, layer.weight_s) if name == "zero-bubble" else None
+    backward_s = grid(times.backward_s, times.first_backward_s, times.last_backward_s, layer.total_s(1))
     return evaluate(
         order,
-        grid(times.forward_s, times.first_forward_s, times.last_forward_s),
+        grid(times.forward_s, times.first_forward_s, times.last_forward_s, layer.total_s(0)),
         backward_s,
         weight_s=weight_s,
         hops=Hops(hop_s=float(detail.message_s[row]) if layout.overlap_pp else 0.0),
@@ -99,6 +103,23 @@ def schedule_excess_s(detail: StepParts, layout: Layout, row: int = 0, num_micro
     slowest = sum(float(detail.seconds[part][row]) for part in inside) / max(whole_s, 1e-30)
     closed_s = _closed_pipeline_s(detail, layout, row, num_micro_batches) if num_micro_batches else whole_s
     return (timeline(detail, layout, row, num_micro_batches).makespan_s - closed_s) * slowest
+
+
+def _more_layers(detail: StepParts, layout: Layout, row: int) -> NDArray[np.float64]:
+    """Layers that each chunk of each stage has beyond a middle chunk's, by stage and chunk: as the trainer deals them out."""
+    more = np.zeros((layout.pp, layout.vp))
+    if layout.pp > 1:
+        first, middle, last = (int(_at(count, row)) for count in (detail.split.first, detail.split.middle, detail.split.last))
+        for chunk in range(layout.vp):
+            more[0, chunk] = chunk_share(first, layout.vp, chunk, short_at_the_end=False) - middle / layout.vp
+            more[-1, chunk] = chunk_share(last, layout.vp, chunk, short_at_the_end=True) - middle / layout.vp
+    return more
+
+
+def _at(column: ArrayLike, row: int) -> float:
+    """One row of a column; a column of one entry holds for all rows."""
+    values = np.ravel(column)
+    return float(values[row if len(values) > 1 else 0])
 
 
 def _times_of(times: ChunkTimes, row: int) -> ChunkTimes:

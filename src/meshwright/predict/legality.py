@@ -24,6 +24,8 @@ def legal_rows(model: Model, cluster: Cluster, workload: Workload, layouts: Layo
         legal &= count % tp == 0
     legal &= workload.seq_len % np.where(cp > 1, 2 * cp * tp, tp) == 0
     legal &= model.experts.num_experts % layouts.ep == 0 if model.experts else layouts.ep == 1
+    zero_bubble = (layouts.schedule == SCHEDULES.index("zero-bubble")) & (layouts.pp > 1)
+    legal &= ~zero_bubble | (layouts.zero_stage < 3) | (dp * cp == 1)
     all_to_all = (layouts.cp_kind == CP_KINDS.index("all-to-all")) & (cp > 1)
     return np.asarray(legal & (~all_to_all | (model.num_kv_heads % (cp * tp) == 0)))
 
@@ -41,6 +43,12 @@ def check_layout(model: Model, cluster: Cluster, workload: Workload, layout: Lay
     if layout.schedule == "1f1b" and layout.vp > 1:
         raise InputError(
             f"1F1B runs one chunk a stage, and vp is {layout.vp}", where="layout.schedule", fix="use schedule=interleaved, or vp=1"
+        )
+    if layout.schedule == "zero-bubble" and layout.pp > 1 and layout.zero_stage == 3 and layout.dp * layout.cp > 1:
+        raise InputError(
+            "a zero-bubble schedule puts weight gradients off, and ZeRO 3 reduces them inside the backward",
+            where="layout.zero",
+            fix="use zero=2 or less, or schedule=interleaved",
         )
     check_split(model.num_layers, layout.pp, layout.vp, layout.first_stage_layers, layout.last_stage_layers)
     for what, count in (("attention heads", model.num_heads), ("vocabulary entries", model.vocab_size), ("MLP columns", model.ffn_hidden)):

@@ -49,11 +49,15 @@ def tier_sizes(cluster: Cluster) -> NDArray[np.float64]:
 
 
 def tiers_of(layout: Layout, cluster: Cluster) -> dict[str, tuple[str, ...]]:
-    """Names of the tiers that each axis of more than one rank crosses, from the inside out."""
+    """Names of the tiers that each axis of more than one rank crosses, from the inside out.
+
+    Experts are laid over the ranks of tp, cp and dp of a stage, the innermost first, as their traffic is priced.
+    """
     placed = place(Layouts.of([layout]), tier_sizes(cluster))
+    members = {**placed.members, "ep": np.minimum(placed.joint("tp", "cp", "dp"), layout.ep)}
     crossed: dict[str, tuple[str, ...]] = {}
-    for axis in AXES:
-        counts = [1.0, *placed.members[axis][:, 0]]
+    for axis, inside in members.items():
+        counts = [1.0, *inside[:, 0]]
         names = [tier.name for tier, below, here in zip(cluster, counts, counts[1:], strict=False) if here > below]
         if names:
             crossed[axis] = tuple(names)

@@ -124,9 +124,7 @@ def training_flops_per_token(model: Model, workload: Workload) -> float:
 
 def num_evaluations_of(workload: Workload, num_steps: int) -> int:
     """Evaluations in a run of so many steps."""
-    if workload.evaluation is None or num_steps == 0:
-        return 0
-    return workload.evaluation.count(num_steps * workload.global_batch, workload.global_batch)
+    return workload.num_evaluations(num_steps)
 
 
 def evaluation_time_s(workload: Workload, layouts: Layouts, priced: StepParts) -> Column:

@@ -17,6 +17,7 @@ from typing import Any
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.profile import Profile
 from meshwright.errors import InputError, nearest
+from meshwright.files import read_text
 
 CONSTANTS_FILE = Path(__file__).parents[1] / "evidence" / "constants.json"
 REFERENCE_RELEASE = "v5.1"  # the release with the most rows: others are so much slower or faster
@@ -308,7 +309,7 @@ def software(name: str = "") -> Software:
 def read_profile(path: Path) -> Software:
     """A software profile from a file of `meshwright calibrate`: with the constants it was made with, so that it stays what it was."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
         stack = fitted_values().software(str(data["release"]))
         return replace(
             stack,

@@ -54,7 +54,8 @@ def stage_layers(num_layers: ArrayLike, pp: ArrayLike, vp: ArrayLike = 1, first:
     counted = (layers % (stages * chunks) != 0) & ~stated & (stages > 1)
     num_sharing = stages - (head > 0) - (tail > 0)
     to_share = layers - head - tail + 2 * counted
-    middle = np.where(num_sharing > 0, to_share // np.maximum(num_sharing, 1), 0)
+    # Where both ends are stated and nothing lies between them, half of the layers: chunks are timed as so much more or less than that.
+    middle = np.where(num_sharing > 0, to_share // np.maximum(num_sharing, 1), np.maximum(layers // 2, 1))
     divides = np.where(num_sharing > 0, (to_share % np.maximum(num_sharing * chunks, 1) == 0) & (to_share > 0), to_share == 0)
     alone = stages == 1
     first_layers = np.where(head > 0, head, middle - counted)

@@ -48,6 +48,7 @@ class StepParts:
     message_s: Column
     stretch: Column  # seconds of the step for one of its pipeline: slowest chip, cores that waiting ranks leave, what sharing costs
     end_s: Column  # of the overhead: at the end of the step
+    layer: Layer  # of one micro-batch
     recomputed_flops: Column  # per token, beyond the model's
     split: Split
     busiest_layers: Column  # on the stage with the most work
@@ -114,6 +115,7 @@ def price(inputs: Inputs, layouts: Layouts, constants: Constants, measured: Meas
         message_s=message_s,
         stretch=stretch,
         end_s=end_s,
+        layer=layer,
         recomputed_flops=_recomputed_flops(inputs, layouts),
         split=split,
         busiest_layers=layers,

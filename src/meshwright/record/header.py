@@ -12,6 +12,7 @@ from platform import python_version
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.files import read_bytes
 from meshwright.record.lines import number, object_in, one_line, whole_number
 
 FORMAT = 1  # of the folder; a reader refuses a newer one
@@ -31,12 +32,16 @@ class RunHeader:
     machine: str  # in words
     sequence_length: int | None = None  # tokens of a sample
     target: float | None = None  # evaluation loss at which the run is done
+    num_steps: int | None = None  # steps it is expected to take: as many as asked for, or to the target as the workload states it
+    last_step: int | None = None  # the run ends after this one in any case, target or not
     status: str = RUNNING
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
     versions: Mapping[str, str | None] = field(default_factory=lambda: versions())
     plan_file: str | None = None  # as the user named it; the folder's copy is plan.json
     plan_sha256: str | None = None
     conditions: tuple[str, ...] = ()  # of a simulated machine, in words
+    arguments: Mapping[str, str | float | bool | None] = field(default_factory=dict)  # what a trained run was started with
+    money: Mapping[str, Any] | None = None  # the budget, and what is spent of it: see record.money
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -83,7 +88,7 @@ def read_header(folder: Path) -> RunHeader:
     """The header of the run in `folder`; an error where it is missing, damaged or of a newer format."""
     path = folder / "run.json"
     try:
-        entry = object_in(path.read_bytes())
+        entry = object_in(read_bytes(path))
     except FileNotFoundError:
         raise InputError(
             "not a run folder: it has no run.json", where=str(folder), fix="give a folder that train or simulate wrote"
@@ -114,6 +119,9 @@ def _check_fields(known: Mapping[str, Any]) -> None:
         whole_number(known, name)
     for name in ("sequence_length", "target"):
         number(known, name)
+    for name in ("num_steps", "last_step"):
+        if known.get(name) is not None and whole_number(known, name) < 1:
+            raise ValueError(f"{name} is {known[name]}")
     for name in ("name", "kind", "machine", "status", "created"):
         if not isinstance(known.get(name), str):
             raise ValueError(f"{name} is {known.get(name, 'missing')!r}")
@@ -124,5 +132,10 @@ def _check_fields(known: Mapping[str, Any]) -> None:
         raise ValueError("machine or conditions hold characters that cannot be shown")
     if not isinstance(known.get("versions"), Mapping):
         raise ValueError("versions are missing")
+    arguments, money = known.get("arguments", {}), known.get("money")
+    if not isinstance(arguments, Mapping) or not all(isinstance(value, str | int | float | None) for value in arguments.values()):
+        raise ValueError("arguments are no table of plain values")
+    if not isinstance(money, Mapping | None):
+        raise ValueError("money is no table")
     if datetime.fromisoformat(known["created"]).tzinfo is None:
         raise ValueError("created has no time zone")

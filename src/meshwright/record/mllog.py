@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.units import MINUTE
+from meshwright.files import read_text
 
 MARKER = ":::MLLOG"
 STEP_TIMERS = ("train_step_time", "train_step_timing")  # the second until v4.1
@@ -219,11 +219,6 @@ class Log:
         return self._span_s("run_start", "run_stop")
 
     @property
-    def time_to_train_min(self) -> float:
-        """Minutes from run_start to run_stop."""
-        return self.time_to_train_s / MINUTE
-
-    @property
     def initialisation_s(self) -> float:
         """Untimed seconds before the run: from the first process's init_start to init_stop."""
         return self._span_s("init_start", "init_stop")
@@ -313,7 +308,7 @@ def _undamaged(log: Log) -> Log:
 def salvage_log(path: str | Path) -> Log:
     """The log in the file at `path` as far as it can be read; `Log.damaged` are the lines that cannot."""
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        text = read_text(path, errors="replace")
     except OSError as error:
         raise InputError(f"cannot read the log: {error.strerror or error}", where=str(path)) from None
     return salvage(text, str(path))
@@ -467,7 +462,7 @@ def read_step_times(path: str | Path) -> StepTimes:
     Without that column the first row alone counts as a first step.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
+        text = read_text(path, encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise InputError(f"cannot read the step times: {error.strerror or error}", where=str(path)) from None
     rows = csv.DictReader(text.splitlines())
@@ -494,8 +489,6 @@ def _step_time_s(row: Mapping[str, Any], where: str) -> float:
         raise InputError(f"step_time_s is {text!r}, not a positive number of seconds", where=where)
     return value
 
-
-# -- MLPerf's compliance checker ------------------------------------------------------------------------
 
 SEPARATOR = "\n" + "-" * 30 + "\n"  # between the messages of the checker's report
 

@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
+from meshwright.files import MOST_LINES_BYTES, read_bytes
 from meshwright.record.entries import SLOW_AFTER, STEP_FIELDS, Event, StepRecord
 from meshwright.record.header import RUNNING, RunHeader, read_header
 from meshwright.record.lines import object_in, one_line
 
 T = TypeVar("T")
+ASIDE = ".step-aside.json"  # the last step, while the times of all ranks for it are on their way
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +72,25 @@ def read_run(folder: str | Path) -> Run:
             damage.append(f"{where}: step {record.step} follows step {records[-1].step}")
         else:
             records.append(record)
+    aside = aside_step(folder) if records else None
+    if aside is not None and aside.step == records[-1].step + 1:
+        records.append(aside)
     events = [event for _, event in _entries(folder / "events.jsonl", Event.from_json, damage)]
     return Run(folder, header, tuple(records), tuple(events), tuple(damage))
+
+
+def aside_step(folder: Path) -> StepRecord | None:
+    """The step that was done last when the process was killed, and not yet written with all its times; None where there is none."""
+    try:
+        return StepRecord.from_json(object_in(read_bytes(folder / ASIDE)))
+    except (OSError, ValueError, InputError):
+        return None
 
 
 def _entries(path: Path, parse: Callable[[Mapping[str, Any]], T], damage: list[str]) -> Iterator[tuple[str, T]]:
     """Each line's place and what it holds; what cannot be read is put into `damage`, a cut last line is passed over."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bytes(path, MOST_LINES_BYTES).split(b"\n")
     except OSError as error:
         damage.append(f"{path.name}: {error.strerror or error}")
         return

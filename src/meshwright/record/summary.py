@@ -24,7 +24,8 @@ class Summary:
 
     num_steps: int
     num_steady_steps: int
-    median_step_s: float  # of the steady steps, as all down to drift_pct
+    median_step_s: float  # of the steady steps, as all down to drift_pct: what is called the step time of a run
+    mean_step_s: float  # what the mean parts and what is unaccounted add up to
     robust_std_pct: float  # of the median, by the median absolute deviation: stalls do not count
     p99_over_p50: float
     worst_step_s: float  # of all steps
@@ -32,7 +33,7 @@ class Summary:
     mean_parts_s: Mapping[str, float]  # of the steady steps, by part; a part that no step names is absent
     mean_exposed_s: Mapping[str, float]  # by axis: tp, cp, pp, dp, ep
     unaccounted_s: float  # of the mean steady step, in no part
-    tokens_per_s: float | None  # over the time of all steps; None where the header has no sequence length
+    tokens_per_s: float | None  # tokens of the steady steps over their time; None where the header has no sequence length
 
 
 def summary(run: Run) -> Summary:
@@ -50,6 +51,7 @@ def summary(run: Run) -> Summary:
         num_steps=len(all_s),
         num_steady_steps=len(step_s),
         median_step_s=median_s,
+        mean_step_s=float(np.mean(step_s)),
         robust_std_pct=_pct(MAD_TO_STD * float(np.median(np.abs(step_s - median_s))), median_s),
         p99_over_p50=float(np.percentile(step_s, 99)) / median_s if median_s else math.nan,
         worst_step_s=float(np.max(all_s)),
@@ -57,7 +59,7 @@ def summary(run: Run) -> Summary:
         mean_parts_s=parts_s,
         mean_exposed_s={part.removeprefix("exposed_"): value for part, value in parts_s.items() if part.startswith("exposed_")},
         unaccounted_s=float(np.mean(step_s)) - sum(parts_s.values()),
-        tokens_per_s=_tokens_per_s(run),
+        tokens_per_s=_tokens_per_s(run, steady),
     )
 
 
@@ -69,10 +71,11 @@ def _pct(value: float, of: float) -> float:
     return 100 * value / of if of else math.nan
 
 
-def _tokens_per_s(run: Run) -> float | None:
-    """Tokens over seconds of the steps after the first record, whose samples may be those of an earlier life."""
+def _tokens_per_s(run: Run, steady: NDArray[np.bool_]) -> float | None:
+    """Tokens over seconds of the steady steps. The first record is none of them: its samples may be those of an earlier life."""
     if run.header.sequence_length is None or len(run.records) < 2:
         return None
-    seconds = float(np.sum(run.columns["step_time_s"][1:]))
-    samples = run.records[-1].samples - run.records[0].samples
+    columns, counted = run.columns, steady[1:]
+    samples = float(np.sum((np.diff(columns["samples"]) / np.diff(columns["step"]))[counted]))
+    seconds = float(np.sum(columns["step_time_s"][1:][counted]))
     return samples * run.header.sequence_length / seconds if seconds else None

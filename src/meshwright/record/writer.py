@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import islice
@@ -17,11 +17,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.files import refusal, replace_file
 from meshwright.record.entries import Event, StepRecord
 from meshwright.record.header import RUNNING, STATUSES, RunHeader, read_header
 from meshwright.record.lines import line_of, object_in
+from meshwright.record.lock import LOCK, RunLock
+from meshwright.record.money import sealed_money
+from meshwright.record.run import ASIDE, aside_step
 
 BULK_LINES = 4096
+# What a run writes before its first step.
+FIRST_FILES = (ASIDE, "plan.json", "steps.jsonl", "events.jsonl", "mlperf.log", "tokenizer.json", "tokenizer_config.json", "run.json")
 
 
 class RunWriter:
@@ -31,6 +37,8 @@ class RunWriter:
         self.folder, self.header = folder, header
         self._steps = _LineFile(folder / "steps.jsonl")
         self._events = _LineFile(folder / "events.jsonl")
+        self._aside: int | None = None
+        self._aside_bytes = 0
         self._clock_offset_s = _since_s(header) - time.monotonic()
 
     @classmethod
@@ -39,7 +47,8 @@ class RunWriter:
         folder = Path(runs) / header.name
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if any(folder.iterdir()):
+            clear_unstarted(folder)
+            if not is_free(folder):
                 raise InputError("the run's folder exists and is not empty", where=str(folder), fix="use another name, or resume this run")
             if plan is not None:
                 header = replace(header, plan_sha256=hashlib.sha256(plan).hexdigest())
@@ -47,7 +56,7 @@ class RunWriter:
             _write_header(folder, header)
             return cls(folder, header)
         except OSError as error:
-            raise InputError(f"cannot make the run's folder: {error.strerror or error}", where=str(folder)) from None
+            raise refusal("cannot make the run's folder", folder, error) from None
 
     @classmethod
     def resume(cls, folder: str | Path, after_step: int, plan: bytes | None = None) -> Self:
@@ -55,7 +64,13 @@ class RunWriter:
 
         A `plan` that is not the folder's takes its place; the old one stays as plan-until-step-N.json.
         """
-        folder = Path(folder)
+        try:
+            return cls._resumed(Path(folder), after_step, plan)
+        except OSError as error:
+            raise refusal("cannot go on with the run's records", error.filename or folder, error) from None
+
+    @classmethod
+    def _resumed(cls, folder: Path, after_step: int, plan: bytes | None) -> Self:
         header = replace(read_header(folder), status=RUNNING)
         if plan is not None and hashlib.sha256(plan).hexdigest() != header.plan_sha256:
             if (folder / "plan.json").exists():
@@ -65,10 +80,15 @@ class RunWriter:
             _write_header(folder, header)  # at once: a plan whose digest is not recorded would pass for somebody else's
         for name in ("steps.jsonl", "events.jsonl"):
             (folder / name).touch()
+        _take_in_aside(folder)
         _abandon(folder, "events.jsonl", Event.from_json, math.inf)  # events behind the step did happen; a torn line did not
         writer = cls(folder, header)
-        writer.truncate_after(after_step)
-        _write_header(folder, header)
+        try:
+            writer.truncate_after(after_step)
+            _write_header(folder, header)
+        except OSError:
+            writer.close()
+            raise
         return writer
 
     @property
@@ -79,6 +99,15 @@ class RunWriter:
     def step(self, record: StepRecord) -> None:
         """Append one step."""
         self._steps.append(line_of(record.to_json()))
+
+    def step_aside(self, record: StepRecord) -> None:
+        """Put a step that is done but not yet fully known where a reader finds it if this process is killed before `step` is called."""
+        line = line_of(record.to_json())
+        if self._aside is None:
+            self._aside = os.open(self.folder / ASIDE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        self._aside_bytes = max(self._aside_bytes, len(line))
+        with suppress(OSError):  # a full disk ends the run where its steps are written
+            os.pwrite(self._aside, line[:-1].ljust(self._aside_bytes - 1) + b"\n", 0)
 
     def steps(self, records: Iterable[StepRecord]) -> None:
         """Append many steps, thousands of lines in a write: for runs that are not lived through."""
@@ -96,6 +125,10 @@ class RunWriter:
         """Replace fields of the header, in the file too."""
         self.header = replace(self.header, **changes)
         _write_header(self.folder, self.header)
+
+    def keep_money(self, amounts: tuple[str, str] | None) -> None:
+        """Renew the budget and what is spent of it, in USD; None where the run has no budget any more."""
+        self.update(money=amounts and sealed_money(self.folder, self.header, *amounts))
 
     def sync(self) -> None:
         """Put what was written on the disk itself: after a checkpoint, so that steps and weights agree after a power cut."""
@@ -116,17 +149,58 @@ class RunWriter:
         self.sync()
         self.update(status=status)
         self.close()
+        (self.folder / ASIDE).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the files; the status stays as it is."""
         self._steps.close()
         self._events.close()
+        if self._aside is not None:
+            os.close(self._aside)
+            self._aside = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def is_free(folder: Path) -> bool:
+    """Whether a new run can be begun in `folder`: nothing is there but the lock of who is about to."""
+    return all(entry.name == LOCK for entry in folder.iterdir())
+
+
+def is_unstarted(folder: Path) -> bool:
+    """Whether `folder` holds a run that was refused, or killed, before it started: it has a header, and nothing that happened."""
+    try:
+        if read_header(folder).status != RUNNING:
+            return False
+    except InputError:
+        return False
+    checkpoints = folder / "checkpoints"
+    lines = [folder / name for name in ("steps.jsonl", "events.jsonl")]
+    return not any(path.exists() and path.stat().st_size for path in lines) and not (checkpoints.is_dir() and any(checkpoints.iterdir()))
+
+
+def clear_unstarted(folder: Path) -> None:
+    """Remove what a run left that never started; anything that is not a run's own stays."""
+    if not is_unstarted(folder):
+        return
+    for name in FIRST_FILES:
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        (folder / "checkpoints").rmdir()
+
+
+def discard_unstarted(folder: Path) -> None:
+    """Remove the folder of a run that was refused before it started, so that the corrected command finds its name free."""
+    with suppress(OSError, InputError):
+        with RunLock.take(folder):
+            clear_unstarted(folder)
+            if is_free(folder):
+                (folder / LOCK).unlink()
+        folder.rmdir()
 
 
 def elapsed_s(folder: str | Path) -> float:
@@ -143,6 +217,12 @@ def append_event(folder: str | Path, event: Event) -> None:
     with closing(_LineFile(Path(folder) / "events.jsonl")) as events:
         events.append(line_of(event.to_json()))
         events.sync()
+
+
+def set_status(folder: str | Path, status: str) -> None:
+    """Write how a run ended, from a process that does not hold its writer: the writer has died."""
+    folder = Path(folder)
+    _write_header(folder, replace(read_header(folder), status=status))
 
 
 class _LineFile:
@@ -173,16 +253,29 @@ class _LineFile:
 
 def _write_whole(path: Path, content: bytes) -> None:
     """Write the file so that a kill leaves the old or the new one."""
-    fresh = path.with_name(f".{path.name}.new")
-    with open(fresh, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
+    replace_file(path, content, f".{path.name}.new")
 
 
 def _write_header(folder: Path, header: RunHeader) -> None:
     _write_whole(folder / "run.json", (json.dumps(asdict(header), indent=2) + "\n").encode())
+
+
+def _take_in_aside(folder: Path) -> None:
+    """Append the step that a killed process had put aside, where it is the next one."""
+    run_lines = (folder / "steps.jsonl").read_bytes()
+    aside = aside_step(folder)
+    if aside is not None and aside.step == _last_step(run_lines) + 1:
+        lead = b"" if run_lines.endswith(b"\n") or not run_lines else b"\n"  # behind a torn line
+        with open(folder / "steps.jsonl", "ab") as file:
+            file.write(lead + line_of(aside.to_json()))
+    (folder / ASIDE).unlink(missing_ok=True)
+
+
+def _last_step(lines: bytes) -> int:
+    for line in reversed(lines.split(b"\n")):
+        with suppress(ValueError, InputError):
+            return StepRecord.from_json(object_in(line)).step
+    return 0
 
 
 def _abandon(folder: Path, name: str, parse: Callable[[Mapping[str, Any]], StepRecord | Event], last_step: float) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.record.entries import PARTS
-from meshwright.report.facts import RunFacts
+from meshwright.report.facts import RunFacts, is_unpredicted, predicted_parts_s
 
 RUN_TO_RUN_PCT = 2.0  # between medians of three runs of one submission: 1.2957, 1.2701, 1.2704 s (MLPerf v6.0, 405B, 8,192 GB200)
 
@@ -51,7 +51,7 @@ def _same_plan(one: RunFacts, other: RunFacts) -> bool:
 
 def parts_of(facts: RunFacts, simulated: RunFacts | None = None) -> list[PartTimes]:
     """The parts that anybody gives time to, in the order of a prediction, and what no part accounts for."""
-    predicted = dict(facts.plan.parts_s) if facts.plan else {}
+    predicted = predicted_parts_s(facts.plan, facts.kind) if facts.plan else {}
     measured = dict(facts.told.mean_parts_s) if facts.kind == "measured" else {}
     source = facts if facts.kind == "simulated" else simulated
     imitated = dict(source.told.mean_parts_s) if source else {}
@@ -60,6 +60,13 @@ def parts_of(facts: RunFacts, simulated: RunFacts | None = None) -> list[PartTim
         for part in PARTS
     ]
     return [row for row in rows if any((row.predicted_s, row.simulated_s, row.measured_s))]
+
+
+def total_s(rows: Sequence[PartTimes], key: str, facts: RunFacts) -> float:
+    """What the parts add up to; where some are not predicted, the step that is."""
+    if key == "predicted_s" and facts.plan and is_unpredicted(facts.plan, facts.kind):
+        return facts.plan.step_time_s
+    return sum(getattr(row, key) or 0.0 for row in rows)
 
 
 def differing(runs: Sequence[RunFacts]) -> list[str]:

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.describe.load import THIS_MACHINE
 from meshwright.errors import InputError
-from meshwright.ledger import Ledger, ledger_of_run, own_plan
+from meshwright.ledger import Ledger, evaluation_s, ledger_of_run, own_plan
 from meshwright.ledger.timeline import spans_of
 from meshwright.plan.plan import Plan
 from meshwright.record.entries import ENDS, Event
@@ -24,6 +25,7 @@ from meshwright.record.summary import Summary, summary
 from meshwright.report.noise import Noise, noise_of
 from meshwright.units import seconds
 
+KINDS = {"trained": "measured", "simulated": "simulated"}  # what a run's own times are called, by its kind
 STEPS = ("samples", "steps")  # costs that are time of steps
 STOPS = ("restart", "fault", "stall", "a step that failed")  # spans of the ledger's timeline in which something was broken
 MEMORY_FIELDS = ("peak_memory_bytes", "memory_bytes")  # of a step, the first that is there
@@ -74,6 +76,24 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WholeJob:
+    """What a whole job would take, extrapolated from the part that was simulated: every step as long as the mean of the steady ones."""
+
+    num_steps: int
+    num_evaluations: int
+    mean_step_s: float
+    seconds: float
+    usd: float | None
+    energy_j: float | None
+
+    @property
+    def words(self) -> str:
+        """How it comes about."""
+        evaluations = f", {self.num_evaluations:,} evaluations" if self.num_evaluations else ""
+        return f"by extrapolation: {self.num_steps:,} steps of {seconds(self.mean_step_s)} on average{evaluations}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
     """How often one replica was the slowest of a simulated step."""
 
@@ -97,12 +117,18 @@ class RunFacts:
     @property
     def kind(self) -> str:
         """What the run's own times are called: measured or simulated."""
-        return "measured" if self.run.header.kind == "trained" else "simulated"
+        return KINDS[self.run.header.kind]
 
     @property
     def num_ranks(self) -> int:
         """Accelerators or processes."""
         return self.run.header.num_ranks
+
+    @property
+    def ranks_words(self) -> str:
+        """How many ranks; nothing where the machine's own words say it."""
+        words = f"{self.num_ranks:,} ranks"
+        return "" if self.run.header.machine.startswith(f"{words} ") else words
 
     @property
     def model(self) -> str:
@@ -120,9 +146,44 @@ class RunFacts:
         return steady_s(self.run)
 
     @property
-    def mean_step_s(self) -> float:
-        """Mean of the steady steps, which the mean parts add up to."""
-        return float(np.mean(self.steady_s))
+    def num_steps(self) -> int:
+        """Steps that the run took."""
+        return _num_steps(self.run)
+
+    @property
+    def workload_steps(self) -> int:
+        """Steps of the plan's whole workload; 0 where it has no end, or no plan tells."""
+        return self.plan.workload.num_steps() if self.plan else 0
+
+    @cached_property
+    def whole_job(self) -> WholeJob | None:
+        """What the whole job would take, where a part of its steps was simulated; None for any other run."""
+        is_steps = self.kind == "simulated" and not is_sampled(self.run)
+        if self.plan is None or not is_steps or not self.workload_steps or self.num_steps == self.workload_steps:
+            return None
+        took = [one.seconds for one in self.evaluations if one.seconds is not None]
+        each_s = float(np.mean(took)) if took else evaluation_s(self.plan)
+        whole_s = self.plan.workload.duration_s(self.told.mean_step_s, each_s)
+        usd, energy_j, scale = self.ledger.usd_unrounded, self.ledger.energy_j, whole_s / self.time.total_s
+        return WholeJob(
+            num_steps=self.workload_steps,
+            num_evaluations=self.plan.workload.num_evaluations(self.workload_steps),
+            mean_step_s=self.told.mean_step_s,
+            seconds=whole_s,
+            usd=None if usd is None else float(usd) * scale,
+            energy_j=None if energy_j is None else energy_j * scale,
+        )
+
+    @property
+    def time_name(self) -> str:
+        """What the run's time is called: only that of a whole job is its time to train."""
+        if self.reached_target:
+            return "time to target"
+        if self.kind == "measured" or is_sampled(self.run):
+            return "time of the run"
+        if self.num_steps == self.workload_steps and self.run.header.status == "finished":
+            return "time to train"
+        return f"time of {self.num_steps:,} simulated step{'' if self.num_steps == 1 else 's'}"
 
     @cached_property
     def evaluations(self) -> tuple[Evaluation, ...]:
@@ -192,7 +253,29 @@ def samples_per_step(run: Run, plan: Plan | None) -> int:
     return plan.workload.global_batch if plan else int(samples[0] // max(step[0], 1))
 
 
-# -- reading --------------------------------------------------------------------------------------------
+def is_unpredicted(plan: Plan, kind: str) -> bool:
+    """Whether a trained run's exposed times were not predicted: its processes share this machine's cores, and no profile timed them.
+
+    What an exchange costs there is waiting until the others had their turn on a core, of which the loopback's bandwidth says nothing.
+    """
+    is_here = plan.cluster.accelerator.architecture == "cpu" and plan.cluster.name.startswith(THIS_MACHINE)
+    return kind == "measured" and is_here and plan.profile is None and plan.layout.num_ranks > 1
+
+
+def predicted_parts_s(plan: Plan, kind: str) -> dict[str, float]:
+    """Seconds of the parts that the plan predicts for such a run."""
+    without = is_unpredicted(plan, kind)
+    return {part: value for part, value in plan.parts_s.items() if not (without and part.startswith("exposed_"))}
+
+
+def unpredicted_note(plan: Plan | None, kind: str) -> str:
+    """Why exposed times are not predicted, and what to do; nothing where they are."""
+    if plan is None or not is_unpredicted(plan, kind):
+        return ""
+    return (
+        f"Exposed times are not predicted: {plan.layout.num_ranks} processes take turns on this machine's cores, and how long they wait "
+        "for each other was not measured. Run `meshwright measure`, which takes about a minute, and train again: the plan then goes by it."
+    )
 
 
 def facts_of_runs(folders: Sequence[Path]) -> list[RunFacts]:
@@ -224,7 +307,11 @@ def facts_of(run: Run, label: str = "") -> RunFacts:
         noise=noise_of(steady_s(run), zlib.crc32(f"{run.header.name} {run.header.seed}".encode())),  # runs draw independently
         time=time_split(run, plan, told),
         ledger=ledger_of_run(run, plan),
-        notes=(*_notes(run), *([f"What was predicted is not shown: {problem}."] if problem else [])),
+        notes=(
+            *_notes(run),
+            *filter(None, [unpredicted_note(plan, KINDS[run.header.kind])]),
+            *([f"What was predicted is not shown: {problem}."] if problem else []),
+        ),
     )
 
 
@@ -242,9 +329,11 @@ def _read(folder: Path) -> Run:
 def _notes(run: Run) -> list[str]:
     told = [f"Simulated with {', '.join(run.header.conditions)}."] if run.header.conditions else []
     if run.header.status == RUNNING:
-        told.append(f"The run has not ended, or its process was killed: shown up to step {run.records[-1].step:,}.")
+        told.append(f"The run has not ended, or its process was killed: shown up to step {run.records[-1].step:,}{_of_expected(run)}.")
     if run.header.status == "failed":
-        told.append(f"The run failed after step {run.records[-1].step:,}.")
+        told.append(f"The run failed after step {run.records[-1].step:,}{_of_expected(run)}.")
+    if run.header.status == "stopped" and run.header.kind == "trained":
+        told.append(f"The run was stopped after step {run.records[-1].step:,}{_of_expected(run)}.")
     if is_sampled(run):
         told.append(
             f"Of {_last_step(run):,} simulated steps {len(run.records):,} are recorded: step times and parts are those of that sample."
@@ -261,7 +350,10 @@ def _notes(run: Run) -> list[str]:
     return told
 
 
-# -- time -----------------------------------------------------------------------------------------------
+def _of_expected(run: Run) -> str:
+    """Behind a step: of how many that the run was to take; nothing where it is past those, or nobody said."""
+    expected = run.header.num_steps
+    return f" of {expected:,}" if expected and run.records[-1].step <= expected else ""
 
 
 def time_split(run: Run, plan: Plan | None, told: Summary) -> TimeSplit:

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from meshwright.record.entries import PART_NAMES
-from meshwright.report.compare import differences, differing, parts_of, simulated_beside
+from meshwright.report.compare import differences, differing, parts_of, simulated_beside, total_s
 from meshwright.report.facts import RunFacts
 from meshwright.report.noise import METHOD
 from meshwright.report.page.run_sections import grid, money, step_rows
-from meshwright.report.page.shell import kg, kwh, litres
+from meshwright.report.page.shell import kg, litres
 from meshwright.report.profile import Profile
 from meshwright.report.scaling import KINDS, left_out, scalings
-from meshwright.units import gib, seconds
+from meshwright.units import energy, gib, seconds
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 SOURCES = (("predicted", "predicted_s"), ("simulated", "simulated_s"), ("measured", "measured_s"))
@@ -79,7 +79,7 @@ def _run(facts: RunFacts, simulated: RunFacts | None) -> Iterator[str]:
         header.kind,
         facts.model,
         header.machine,
-        f"{header.num_ranks:,} ranks",
+        facts.ranks_words,
         f"seed {header.seed}",
         header.status.replace("_", " "),
     )
@@ -88,7 +88,9 @@ def _run(facts: RunFacts, simulated: RunFacts | None) -> Iterator[str]:
     yield from (f"> {escaped(note)}\n" for note in facts.notes)
     yield from _table(
         ("time", "", "of"),
-        [(c.name, seconds(c.seconds), c.remark) for c in facts.time.costs] + [("in all", seconds(facts.time.total_s), "")],
+        [(c.name, seconds(c.seconds), c.remark) for c in facts.time.costs]
+        + [(f"in all: {facts.time_name}", seconds(facts.time.total_s), "")]
+        + ([("whole job", seconds(facts.whole_job.seconds), facts.whole_job.words)] if facts.whole_job else []),
     )
     yield from _table(("step time", "", ""), step_rows(facts))
     yield from _parts(facts, simulated)
@@ -96,7 +98,7 @@ def _run(facts: RunFacts, simulated: RunFacts | None) -> Iterator[str]:
     memory = facts.measured_memory_bytes
     rows = [
         ("cost", money(ledger), f"{ledger.price}" if ledger.price else "no price is listed"),
-        ("energy at the wall", kwh(ledger.energy_j) if ledger.energy_j is not None else "unknown", ledger.energy_source),
+        ("energy at the wall", energy(ledger.energy_j) if ledger.energy_j is not None else "unknown", ledger.energy_source),
         ("carbon", kg(ledger.carbon_kg) if ledger.carbon_kg is not None else "unknown", grid(ledger)),
         ("water on site", litres(ledger.water_l) if ledger.water_l is not None else "unknown", ledger.energy.water_of),
         ("memory, predicted", gib(plan.peak_memory_bytes) if plan else "unknown", ""),
@@ -114,7 +116,7 @@ def _parts(facts: RunFacts, simulated: RunFacts | None) -> Iterator[str]:
             (PART_NAMES[row.part], *(seconds(value) if (value := getattr(row, key)) is not None else "\u2013" for _, key in sources))
             for row in parts
         ]
-        rows.append(("step", *(seconds(sum(getattr(row, key) or 0.0 for row in parts)) for _, key in sources)))
+        rows.append(("mean step", *(seconds(total_s(parts, key, facts)) for _, key in sources)))
         yield from _table(("part of the step", *(name for name, _ in sources)), rows)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError
+from meshwright.files import write_whole
 from meshwright.plan.objective import Aim
-from meshwright.plan.plan import Plan, drafted, write_whole
+from meshwright.plan.plan import Plan
 from meshwright.say.document import Document, Text
 
 if TYPE_CHECKING:
@@ -112,13 +113,11 @@ class Files:
         if self.trace:
             from meshwright.plan.trace import write_trace
 
-            with drafted(self.trace) as draft:
-                write_trace(forecast, draft)
+            write_trace(forecast, self.trace)
         if self.plot:
             from meshwright.report.page.plot import write_plot
 
-            with drafted(self.plot) as draft:
-                write_plot(forecast, draft)
+            write_plot(forecast, self.plot)
         if self.html:
             _write_page(found, self.html, progress)
         if self.export_dir:
@@ -160,8 +159,7 @@ def _write_page(found: Planned, path: Path, progress: Progress) -> None:
     from meshwright.report.page.plan_page import write_plan_page
 
     scaling, pareto = _curves(found, progress)
-    with drafted(path) as draft:
-        write_plan_page(found.forecast, draft, scaling=scaling, pareto=pareto, runners_up=found.forecasts[1:])
+    write_plan_page(found.forecast, path, scaling=scaling, pareto=pareto, runners_up=found.forecasts[1:])
 
 
 def _curves(found: Planned, progress: Progress) -> tuple[list[ScalingPoint], list[ParetoPoint]]:

@@ -169,7 +169,7 @@ def _axes(forecast: Forecast) -> Iterator[tuple[str, str, str, str]]:
         if tiers := spanned(over, cluster, forecast.placement):
             yield " x ".join(over), " x ".join(map(str, over.values())), " + ".join(tiers), seconds(forecast.parts[f"exposed_{axis}"])
     if layout.ep > 1:
-        yield "ep", f"{layout.ep}", "over dp, cp and tp", seconds(forecast.parts["exposed_ep"])
+        yield "ep", f"{layout.ep}", " + ".join(forecast.placement.get("ep", ())), seconds(forecast.parts["exposed_ep"])
 
 
 def _memory(forecast: Forecast) -> Iterator[tuple[str, ...]]:

@@ -29,7 +29,7 @@ PLAN_BYTES = 64 << 20
 RANKS_BYTES = 16 << 20
 MAX_EVENTS = 20_000  # kept; a run that has more is shown with its newest
 MAX_DAMAGE = 100  # places named; the others are counted
-RECENT = 200  # steps by which pace and parts are told
+RECENT = 200  # steps by which pace and parts of a run that goes on are told
 QUIET_S = 60.0  # and ten steps: a run that wrote nothing for longer may be dead
 STARTING_S = 600.0  # the same before the first step: weights are made or read, kernels compiled
 
@@ -141,8 +141,6 @@ class LiveRun:
         if len(self.events) > MAX_EVENTS:
             del self.events[: MAX_EVENTS // 2]
 
-    # -- what it says --------------------------------------------------------------------------------------
-
     @property
     def share_read(self) -> float:
         """How much of the steps has been read: below 1 only for a moment after a long run was opened."""
@@ -184,26 +182,40 @@ class LiveRun:
         return max(QUIET_S, 10 * longest_s, 3 * between_s) if len(self.steps) else STARTING_S
 
     @property
+    def first_counted(self) -> int:
+        """Row of the first step that pace and parts are told by: of the last ones while a run goes on, of all once it has ended."""
+        return 0 if self.has_ended else max(len(self.steps) - RECENT, 0)
+
+    @property
     def recent_step_s(self) -> float:
-        """Median seconds of the steady ones among the last steps; nan before the first."""
+        """Median seconds of the steady ones among the steps that count; nan before the first."""
         steady = self._steady()
-        return float(np.median(self.steps.column("step_time_s", -RECENT)[steady])) if steady.any() else math.nan
+        return float(np.median(self.steps.column("step_time_s", self.first_counted)[steady])) if steady.any() else math.nan
+
+    @property
+    def recent_tokens_per_s(self) -> float:
+        """Tokens of the steady ones among the steps that count over their time; nan where no step or no sequence length is known."""
+        length = self.header.sequence_length if self.header else None
+        steady = self._steady()[1:]
+        step, samples, step_s = (self.steps.column(name, self.first_counted) for name in ("step", "samples", "step_time_s"))
+        took_s = float(np.sum(step_s[1:][steady]))
+        return float(np.sum((np.diff(samples) / np.diff(step))[steady])) * length / took_s if length and took_s > 0 else math.nan
 
     @property
     def recent_parts_s(self) -> dict[str, float]:
-        """Mean seconds of every part over the steady ones among the last steps; a part that no step names is absent."""
+        """Mean seconds of every part over the steady ones among the steps that count; a part that no step names is absent."""
         steady = self._steady()
-        columns = {name.removesuffix("_s"): self.steps.column(name, -RECENT)[steady] for name in PART_FIELDS}
+        columns = {name.removesuffix("_s"): self.steps.column(name, self.first_counted)[steady] for name in PART_FIELDS}
         return {part: float(np.nanmean(column)) for part, column in columns.items() if not np.isnan(column).all()}
 
     @property
     def num_steady(self) -> int:
-        """How many of the last steps pace and parts are told by: the steady ones, as a report counts them."""
+        """How many steps pace and parts are told by: the steady ones, as a report counts them."""
         return int(self._steady().sum())
 
     def _steady(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Of the last steps, which follow another one with nothing between; all, where none does."""
-        step = self.steps.column("step", -RECENT)
+        """Of the steps that count, which follow another one with nothing between; all, where none does."""
+        step = self.steps.column("step", self.first_counted)
         before = [event.step for event in self.events if event.kind in SLOW_AFTER]
         steady = ~np.isin(step - 1, before)
         if len(self.steps) == len(step):

@@ -12,11 +12,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # name, what it says, which of a run's facts
 GAUGES = (
     ("meshwright_run_step", "Steps done.", "step"),
+    ("meshwright_run_expected_steps", "Steps the run takes, by what ends it first.", "num_steps"),
     ("meshwright_run_samples", "Sequences trained on.", "samples"),
     ("meshwright_run_loss", "Loss of the newest step.", "loss"),
     ("meshwright_run_evaluation_loss", "Loss of the newest evaluation.", "evaluation"),
-    ("meshwright_run_step_time_seconds", "Median time of the steady steps among the last 200.", "step_time_s"),
-    ("meshwright_run_tokens_per_second", "Tokens a second in the newest step.", "tokens_per_s"),
+    (
+        "meshwright_run_step_time_seconds",
+        "Median of the steady steps: of the last 200 steps, or of all once the run has ended.",
+        "step_time_s",
+    ),
+    ("meshwright_run_tokens_per_second", "Tokens of the same steps over their time.", "tokens_per_s"),
     ("meshwright_run_busy_seconds", "Time of steps, evaluations and stalls so far.", "busy_s"),
     ("meshwright_run_left_seconds", "Time to the expected end at the present pace.", "left_s"),
     ("meshwright_run_progress_ratio", "Steps done of those expected; 1 for a run that reached its target.", "progress"),

@@ -7,25 +7,26 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from meshwright.errors import MeshwrightError
-from meshwright.ledger import Ledger, Rate, rate_of
-from meshwright.plan.plan import Plan
+from meshwright.ledger import Ledger, Rate, evaluation_s, predicted_s, rate_of
 from meshwright.record.header import RUNNING
-from meshwright.serve.live import LiveRun
+from meshwright.serve.live import LiveRun, between_steps_s
 from meshwright.units import HOUR
 
 TARGET_REACHED = "target_reached"
+TARGET, WORKLOAD, ASKED, BUDGET = ENDS = ("target", "workload", "steps asked for", "budget")  # what ends a run first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """What is known of a run's end; None where nobody can say."""
 
-    num_steps: int | None  # to the target or through all samples; None for a run that is past all that was expected
-    expected_steps: int | None  # by the workload
+    num_steps: int | None  # that it takes, by what ends it first; None for a run that is past all that was expected
+    ends_by: str | None  # which of ENDS that is
+    expected_steps: int | None  # by its header, or else by the workload
     progress: float | None  # steps done of `num_steps`, or of those expected where an ended run is past them; 1 at the target
     left_s: float | None  # by the pace of the last steps; of a run that goes on
     finish_at: str | None  # UTC, ISO 8601; of a run that is being lived through
-    predicted_s: float | None  # for the whole run, by the plan
+    predicted_s: float | None  # for all `num_steps`, by the plan
     paced_s: float | None  # for the whole run, by its own pace
     predicted_usd: float | None
     paced_usd: float | None
@@ -43,22 +44,24 @@ def outlook_of(run: LiveRun, ledger: Ledger | None = None) -> Outlook:
 
 def _reckoned(run: LiveRun, ledger: Ledger | None) -> Outlook:
     """The same, at the price the ledger reckons with or else the listed one."""
-    num_steps = last_step(run.plan, run.num_done) if run.plan else None
-    expected_steps = run.plan.workload.num_steps() or None if run.plan else None
-    left_s = _left_s(run, num_steps)
+    expected_steps, last_step = stated_steps(run)
     rate = ledger.price if ledger and ledger.price else rate_of(run.plan.cluster) if run.plan else None
     usd_per_s = _usd_per_s(run, rate)
-    predicted_s = _finite(run.plan.time_to_train_s) if run.plan and run.end_of_sample is None else None  # of the workload, not of weeks
+    budget_s = _budget_s(run, ledger, usd_per_s)
+    num_steps, ends_by = _end(run, expected_steps, last_step, budget_s)
+    left_s = _left_s(run, num_steps) if ends_by != BUDGET else max(budget_s, 0.0)
+    expected_s = _predicted_s(run, num_steps or expected_steps)
     paced_s = run.busy_s + left_s if left_s is not None else None
     return Outlook(
         num_steps=num_steps,
+        ends_by=ends_by,
         expected_steps=expected_steps,
         progress=_progress(run, num_steps or (expected_steps if run.has_ended else None)),
         left_s=left_s,
         finish_at=_finish_at(run, left_s),
-        predicted_s=predicted_s,
+        predicted_s=expected_s,
         paced_s=paced_s,
-        predicted_usd=_product(predicted_s, usd_per_s),
+        predicted_usd=_product(expected_s, usd_per_s),
         paced_usd=_product(paced_s, usd_per_s),
         usd_per_s=usd_per_s,
         price_note=str(rate) if rate else "no price is listed",
@@ -67,6 +70,7 @@ def _reckoned(run: LiveRun, ledger: Ledger | None) -> Outlook:
 
 NOTHING_KNOWN = Outlook(
     num_steps=None,
+    ends_by=None,
     expected_steps=None,
     progress=None,
     left_s=None,
@@ -80,12 +84,49 @@ NOTHING_KNOWN = Outlook(
 )
 
 
-def last_step(plan: Plan, done: int) -> int | None:
-    """Steps that the workload takes to its target; of a run past those, steps after which it ends in any case, where that is stated."""
-    expected = plan.workload.num_steps()
-    most_samples = plan.workload.training.most_samples if plan.workload.training else 0.0
-    most = math.ceil(most_samples / plan.workload.global_batch) if math.isfinite(most_samples) else 0
-    return next((number for number in (expected, most) if number and done <= number), None)
+def stated_steps(run: LiveRun) -> tuple[int | None, int | None]:
+    """Steps the run is expected to take, and steps after which it ends in any case: by its header, or of an older folder by the plan."""
+    if run.header is not None and run.header.num_steps:
+        return run.header.num_steps, run.header.last_step
+    if run.plan is None:
+        return None, None
+    workload = run.plan.workload
+    most_samples = workload.training.most_samples if workload.training else 0.0
+    most = math.ceil(most_samples / workload.global_batch) if math.isfinite(most_samples) else 0
+    return workload.num_steps() or None, most or None
+
+
+def _end(run: LiveRun, expected: int | None, last: int | None, budget_s: float) -> tuple[int | None, str | None]:
+    """Steps that the run takes and what ends it: steps expected, or of a run past those the last; the budget where that is spent before."""
+    num_steps = next((number for number in (expected, last) if number and run.num_done <= number), None)
+    left_s = _left_s(run, num_steps)
+    if left_s is not None and left_s > budget_s:
+        assert num_steps is not None
+        stepping_s = left_s - _evaluation_s(run)  # a run that its budget stops does not end with an evaluation
+        share = min(max(budget_s, 0.0) / stepping_s, 1.0) if stepping_s > 0 else 1.0
+        return run.num_done + int((num_steps - run.num_done) * share), BUDGET
+    if num_steps is None:
+        return None, None
+    of_workload = run.plan.workload.num_steps() if run.plan else 0
+    to_target = run.header is not None and run.header.target is not None and num_steps == of_workload
+    return num_steps, TARGET if to_target else WORKLOAD if num_steps == of_workload else ASKED
+
+
+def _budget_s(run: LiveRun, ledger: Ledger | None, usd_per_s: float | None) -> float:
+    """Seconds that the budget of the run's last start leaves; infinite where it has none."""
+    starts = [event for event in run.events if event.kind in ("start", "resumed")]
+    budget = starts[-1].detail.get("budget_usd") if starts else None
+    if budget is None or not usd_per_s:
+        return math.inf
+    spent = float(ledger.usd_unrounded) if ledger and ledger.usd_unrounded is not None else run.busy_s * usd_per_s
+    return (float(str(budget)) - spent) / usd_per_s
+
+
+def _predicted_s(run: LiveRun, num_steps: int | None) -> float | None:
+    """Seconds of so many steps by the plan; None for simulated weeks, which are no matter of steps."""
+    if run.plan is None or not num_steps or run.end_of_sample is not None:
+        return None
+    return _finite(predicted_s(run.plan, num_steps).value)
 
 
 def _usd_per_s(run: LiveRun, rate: Rate | None) -> float | None:
@@ -100,11 +141,20 @@ def _progress(run: LiveRun, num_steps: int | None) -> float | None:
 
 
 def _left_s(run: LiveRun, num_steps: int | None) -> float | None:
-    """Seconds to the end at the pace of the last steps, evaluations and saves coming as often as so far."""
+    """Seconds to the end at the pace of the last steps, with the evaluations that are still to come and saves as often as so far."""
     if run.header is None or run.header.status != RUNNING or not num_steps or not len(run.steps):
         return None
-    between = run.busy_s / run.steps.total_s if run.steps.total_s else 1.0
-    return max(num_steps - run.steps.last("step"), 0) * run.recent_step_s * between
+    done = int(run.steps.last("step"))
+    saving_s = sum(between_steps_s(event) for event in run.events if event.kind == "checkpoint")
+    step_s = run.recent_step_s + saving_s / len(run.steps)
+    num_evaluations = run.plan.workload.num_evaluations(num_steps, done) if run.plan else 0
+    return max(num_steps - done, 0) * step_s + num_evaluations * _evaluation_s(run)
+
+
+def _evaluation_s(run: LiveRun) -> float:
+    """Seconds of an evaluation: the mean of those so far, or before the first as predicted."""
+    seen = [between_steps_s(event) for event in run.events if event.kind == "evaluation"]
+    return sum(seen) / len(seen) if seen else evaluation_s(run.plan) if run.plan else 0.0
 
 
 def _finish_at(run: LiveRun, left_s: float | None) -> str | None:

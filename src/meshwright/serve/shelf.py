@@ -15,9 +15,10 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.ledger import Ledger
 from meshwright.record.entries import Event
 from meshwright.record.header import RUNNING
+from meshwright.report.facts import KINDS, predicted_parts_s, unpredicted_note
 from meshwright.serve.books import Books
 from meshwright.serve.files import run_folder, run_names
-from meshwright.serve.live import RECENT, LiveRun, number_in
+from meshwright.serve.live import LiveRun, number_in
 from meshwright.serve.outlook import outlook_of
 from meshwright.serve.racks import health_of, racks_of
 
@@ -152,7 +153,7 @@ def _facts(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
         "evaluation": run.last_evaluation,
         "target": number_in(header.target),
         "step_time_s": run.recent_step_s,
-        "tokens_per_s": run.steps.last("tokens_per_s"),
+        "tokens_per_s": run.recent_tokens_per_s,
         "busy_s": run.busy_s,
         "quiet_s": run.quiet_s,
         "usd": estimate if usd is None else usd,
@@ -171,18 +172,18 @@ def _story(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
     header, plan = run.header, run.plan
     if header is None:
         return {}
-    predicted = (
-        {"step_time_s": plan.step_time_s, "low_s": plan.low_s, "high_s": plan.high_s, "parts_s": dict(plan.parts_s)} if plan else None
-    )
+    parts_s = predicted_parts_s(plan, KINDS[header.kind]) if plan else {}
+    predicted = {"step_time_s": plan.step_time_s, "low_s": plan.low_s, "high_s": plan.high_s, "parts_s": parts_s} if plan else None
     facts = {
         "machine": header.machine,
         "seed": header.seed,
         "versions": dict(header.versions),
         "has_plan": plan is not None,
         "predicted": predicted,
+        "unpredicted": unpredicted_note(plan, KINDS[header.kind]),
         "parts_s": run.recent_parts_s,
         "num_steady": run.num_steady,
-        "num_recent": min(len(run.steps), RECENT),
+        "num_recent": len(run.steps) - run.first_counted,
         "ledger": _ledger(ledger),
         "precision": plan.workload.precision if plan else None,
         "accelerator": plan.cluster.accelerator.name if plan else None,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from meshwright.describe.workload import Training
 from meshwright.errors import InputError
 from meshwright.ledger import Budget, Rate
 from meshwright.plan.plan import Plan
-from meshwright.train.record.mlperf import OWN, LogSettings
+from meshwright.train.benchmark.settings import OWN, LogSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +29,18 @@ class Job:
     num_steps: int | None = None  # stop after so many; None: at the target, or the workload's end
     resume: bool = False
     benchmark: str = OWN  # the name in the MLPerf log
-    checkpoint_steps: int = 0  # between two checkpoints; 0: only at the end
+    checkpoint_steps: int = 0  # between two checkpoints; 0: only at the end, or by the clock
+    saves_by_clock: bool = False  # every few minutes
     saves_at_end: bool = True
     keep_last: int = 3
     keep_every: int = 0
-    stall_timeout_s: float = 30.0  # a rank that stands still for longer is reported, and the run ended
+    stall_timeout_s: float = 10.0  # a rank that stands still for longer, and for five of its slow steps, is reported and the run ended
     grace_s: float = 30.0  # after SIGTERM, to save
     allow_changed: tuple[str, ...] = ()
     start_from: Path | None = None  # a Hugging Face folder with the first weights
     plan_text: bytes = b""
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # as the run's header keeps them
+    may_start_over: bool = False  # where there is no checkpoint to go on from
     prints_json: bool = False  # standard output is kept for the result
     rate: Rate | None = None  # what an accelerator-hour costs today; None: nobody says
     budget: Budget | None = None  # what the run may cost
@@ -74,13 +78,39 @@ class Job:
             )
         return limit
 
+    @property
+    def expected_steps(self) -> int:
+        """Steps the run takes by what is known when it starts: to the target as the workload expects it, or to the last step."""
+        to_target = self.plan.workload.num_steps() if self.training.target_loss else 0
+        return min(to_target, self.last_step) if to_target else self.last_step
+
 
 def digests(job: Job, corpus_digest: str) -> dict[str, str]:
     """What a checkpoint must share with the run that goes on from it. The layout may change; what is trained may not."""
-    plan = job.plan
-    trained = {"model": plan.model, "workload": plan.workload, "seed": job.seed}
-    facts = {name: _without_sources(asdict(value)) if not isinstance(value, int) else value for name, value in trained.items()}
+    model, workload = (_without_sources(asdict(part)) for part in (job.plan.model, job.plan.workload))
+    facts = {"model": model, "workload": workload, "seed": job.seed}
     return {"plan": _digest(facts), "corpus": corpus_digest, "code": code_digest()}
+
+
+def differences(one: Plan, other: Plan, most: int = 5) -> list[str]:
+    """In what two plans train differently, in words: the fields of model and workload that a checkpoint is bound to."""
+    found = []
+    for name in ("model", "workload"):
+        before, now = (dict(_fields(_without_sources(asdict(getattr(plan, name))), name)) for plan in (one, other))
+        found += [
+            f"{key} is {before.get(key)!r} in the run's plan and {now.get(key)!r} now"
+            for key in sorted({*before, *now})
+            if before.get(key) != now.get(key)
+        ]
+    return found[:most] + ([f"and {len(found) - most} more"] if len(found) > most else [])
+
+
+def _fields(entry: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in entry.items():
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{prefix}.{key}")
+        else:
+            yield f"{prefix}.{key}", value
 
 
 def _without_sources(entry: dict[str, Any]) -> dict[str, Any]:

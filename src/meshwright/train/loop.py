@@ -13,21 +13,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from meshwright.errors import MeshwrightError
-from meshwright.train.checkpoint.saves import Saves
-from meshwright.train.data.batches import micro_batch, sample_numbers, without_loss
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Batch, Prefetcher, Samples, validation_samples
 from meshwright.train.health.garbage import Garbage
 from meshwright.train.health.limit import Limit
 from meshwright.train.health.nonfinite import find_culprit
 from meshwright.train.health.signals import StopSignal
+from meshwright.train.health.spikes import Spikes, largest_parameter
 from meshwright.train.health.watch import Watch
 from meshwright.train.job import Job
 from meshwright.train.model.compiled import compiles
+from meshwright.train.parallel.batches import micro_batch, sample_numbers, without_loss
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.record import measured
 from meshwright.train.record.logbook import Logbook, Step
 from meshwright.train.replica import Replica, StepResult
+from meshwright.train.saves import Saves
 
 EVALUATION_PATIENCE_S = 600.0
 
@@ -42,7 +43,6 @@ class Progress:
 
     step: int = 0
     samples: int = 0
-    last_loss: float = math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +65,13 @@ def train(parts: Parts, progress: Progress) -> str:
     job, replica, logbook = parts.job, parts.replica, parts.logbook
     workload = job.plan.workload
     batch_size, last = workload.global_batch, job.last_step
-    next_evaluation = _next_evaluation(job, progress.samples)
     logbook.block_start(progress)
-    status = "finished"
+    status, spikes = "finished", Spikes()
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
+    replica.wants_save = parts.saves.wants_save
     with ExitStack() as stack:
         batches = stack.enter_context(Prefetcher(parts.train, _numbers(job, replica, progress.samples)))
-        garbage = stack.enter_context(Garbage(compiles=compiles(replica.mesh)))
+        garbage = stack.enter_context(Garbage(compiles=compiles(replica.mesh.layout, replica.mesh.device)))
         while progress.step < last:
             started_s = time.perf_counter()
             batch = _device_batch(parts, next(batches))
@@ -79,21 +79,23 @@ def train(parts: Parts, progress: Progress) -> str:
             result = replica.gradients(batch)
             if not result.is_finite:
                 raise _refusal(parts, progress, batch, result)
+            if spike := spikes.update(progress.step + 1, result.grad_norm, result.own_norms):
+                with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for a large gradient"):
+                    logbook.spike(progress, spike, largest_parameter(replica))
             rate = job.training.rate(progress.samples + batch_size)
             replica.update(result, rate)
-            progress.step, progress.samples, progress.last_loss = progress.step + 1, progress.samples + batch_size, result.loss
+            progress.step, progress.samples = progress.step + 1, progress.samples + batch_size
             _record(parts, progress, result, time.perf_counter() - started_s, batches.last_wait_s, rate)
             garbage.step()
             if result.stops:
                 status = "stopped"
                 break
-            if progress.samples >= next_evaluation or (progress.step == last and workload.evaluation):
+            if workload.is_evaluated_after(progress.step, last):
                 if evaluate(parts, progress):
                     status = "target_reached"
                     break
-                next_evaluation = _next_evaluation(job, progress.samples)
                 logbook.block_start(progress)
-            if parts.saves.is_due(progress.step) and progress.step < last:
+            if (result.saves or parts.saves.is_due(progress.step)) and progress.step < last:
                 with parts.watch.allow(EVALUATION_PATIENCE_S, "copying a checkpoint"):
                     parts.saves.save(progress)
     logbook.flush()
@@ -148,15 +150,6 @@ def _device_batch(parts: Parts, batch: Batch) -> list[MicroBatch]:
     ]
 
 
-def _next_evaluation(job: Job, samples: int) -> float:
-    """Samples after which the model is next evaluated."""
-    evaluation = job.plan.workload.evaluation
-    if evaluation is None:
-        return math.inf
-    start = evaluation.start_samples + evaluation.start_samples_per_batch * job.plan.workload.global_batch
-    return max(start, (samples // evaluation.every_samples + 1) * evaluation.every_samples)
-
-
 def _record(parts: Parts, progress: Progress, result: StepResult, step_time_s: float, data_s: float, rate: float) -> None:
     """Let this rank's times ride in the next step's sum, and write down the step before, whose times have arrived."""
     started_s, ended_s = time.perf_counter(), time.monotonic()
@@ -177,7 +170,7 @@ def _refusal(parts: Parts, progress: Progress, batch: Sequence[MicroBatch], resu
     """The error that names where a number that is none first appeared. The update has not been made."""
     parts.logbook.flush()
     with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for a number that is none"):
-        culprit = find_culprit(parts.replica, batch)
+        culprit = find_culprit(parts.replica, batch, result)
     last = progress.samples + parts.job.plan.workload.global_batch - 1
     which = "loss" if not math.isfinite(result.loss) else "gradient norm"
     what = f"the {which} of step {progress.step + 1} (samples {progress.samples} to {last}) is no number: {culprit}"

@@ -56,6 +56,9 @@ class StepResult:
     grad_norm: float
     num_tokens: int  # that carry loss
     stops: bool = False  # whether any rank was asked to stop
+    own_norms: tuple[float, ...] = ()  # of each rank's gradients before replicas are summed; 0 where nobody knows them (ZeRO 3)
+    own_losses: tuple[float, ...] = ()  # summed on each rank; 0 where a rank computes none
+    saves: bool = False  # whether a checkpoint is due by rank 0's clock
 
     @property
     def is_finite(self) -> bool:
@@ -94,7 +97,7 @@ class Replica:
             if self.numbers.fp8:
                 use_fp8(chunk, mesh)
         self.data = [self._data_parallel(chunk) for chunk in chunks]
-        if compiles(mesh):
+        if compiles(mesh.layout, mesh.device):
             for chunk in chunks:
                 compile_layers(chunk)
         shape = (layout.micro_batch, num_tokens // layout.tp, model.hidden)
@@ -106,8 +109,7 @@ class Replica:
         self.optimizer = AdamW(self.shards, training)
         self.rider: Rider | None = None  # what every rank wants to tell the others with the next sum
         self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop: the step's sum tells all of them
-
-    # -- a step ---------------------------------------------------------------------------------------
+        self.wants_save: Callable[[], bool] = bool  # whether this rank's clock says that a checkpoint is due: likewise
 
     def gradients(self, batch: Sequence[MicroBatch]) -> StepResult:
         """Forward and backward of one batch; summed gradients are left in the shards, to be divided by the tokens."""
@@ -136,10 +138,9 @@ class Replica:
         """Summed loss and tokens of micro-batches, over all ranks, nothing learned."""
         losses = self.stage.evaluate(batch, self._before)
         counted = [(micro_batch.labels != IGNORED_LABEL).sum() for micro_batch in batch]
-        loss, tokens, *_ = self._world_sum(losses, counted, torch.zeros((), dtype=torch.float64, device=self.mesh.device))
+        nothing = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        (loss, tokens, *_), _ = self._world_sum(losses, counted, nothing, nothing)
         return loss, round(tokens)
-
-    # -- state ----------------------------------------------------------------------------------------
 
     def weights(self) -> Iterator[Piece]:
         """This rank's pieces of the weights, in the optimizer's precision."""
@@ -183,8 +184,6 @@ class Replica:
         for data in self.data:
             data.ready()
 
-    # -- inside ---------------------------------------------------------------------------------------
-
     def _data_parallel(self, chunk: Transformer) -> Alone | DataParallel | FullySharded:
         # A rank alone needs no buckets, unless gradients are to be added up in another precision than they come in.
         if self.mesh.num_replicas == 1 and (self.numbers.gradient == self.numbers.compute or self.num_micro_batches == 1):
@@ -208,6 +207,7 @@ class Replica:
         axis = self.mesh.pp
         other = axis.size - 1 - axis.index
         for shard in self.tied:
+            assert shard.gradient is not None, "every backward reaches the table"
             theirs = torch.empty_like(shard.gradient)
             ops = [(dist.isend, shard.gradient), (dist.irecv, theirs)]
             for work in dist.batch_isend_irecv([dist.P2POp(op, tensor, axis.ranks[other], axis.group) for op, tensor in ops]):
@@ -215,37 +215,61 @@ class Replica:
             shard.gradient.add_(theirs)
 
     def _summed(self, losses: Sequence[Tensor], counted: Sequence[Tensor], nominal: int) -> StepResult:
-        loss, tokens, squares, wishes = self._world_sum(losses, counted, square_sum(self.shards, self.mesh.tp.index))
+        squares = square_sum(self.shards, self.mesh.tp.index)
+        (loss, tokens, total, stops, saves), own = self._world_sum(losses, counted, squares, self._own_squares(squares))
         num_tokens = round(tokens) if math.isfinite(tokens) else 0
         if num_tokens == 0:
             raise InputError("no token of the batch carries loss", where="corpus", fix="use longer documents")
-        grad_norm = math.sqrt(squares) * nominal / num_tokens
-        return StepResult(loss=loss / num_tokens, grad_norm=grad_norm, num_tokens=num_tokens, stops=wishes > 0)
+        scale = nominal / num_tokens
+        return StepResult(
+            loss=loss / num_tokens,
+            grad_norm=math.sqrt(total) * scale,
+            num_tokens=num_tokens,
+            stops=stops > 0,
+            saves=saves > 0,
+            own_norms=tuple(math.sqrt(squares) * scale for squares, _ in own),
+            own_losses=tuple(loss for _, loss in own),
+        )
 
-    def _world_sum(self, losses: Sequence[Tensor], counted: Sequence[Tensor], squares: Tensor) -> tuple[float, float, float, float]:
-        """Loss, tokens, squares of gradients and wishes to stop over all ranks, in one message; and what rides in it."""
+    def _own_squares(self, summed: Tensor) -> Tensor:
+        """Squares of this rank's gradients before replicas were summed: those of its shards, where it has no replicas."""
+        if self.mesh.num_replicas == 1:
+            return summed
+        found = [squares for data in self.data if isinstance(data, DataParallel) for squares in data.own_squares]
+        return torch.stack(found).sum() if found else torch.zeros_like(summed)
+
+    def _world_sum(
+        self, losses: Sequence[Tensor], counted: Sequence[Tensor], squares: Tensor, own_squares: Tensor
+    ) -> tuple[list[float], list[list[float]]]:
+        """Loss, tokens, squares of gradients, wishes to stop and to save over all ranks; and each rank's own squares and loss.
+
+        All in one message: what is each rank's own is in a row that the others leave at zero.
+        """
         rider, self.rider = self.rider, None
         riding = rider.values if rider else ()
         is_gpu = self.mesh.device.type == "cuda"
-        told = torch.zeros(4 + len(riding) * dist.get_world_size(), dtype=torch.float64, pin_memory=is_gpu)
-        told[3] = float(self.wants_stop())
+        num_ranks = dist.get_world_size()
+        told = torch.zeros(5 + (2 + len(riding)) * num_ranks, dtype=torch.float64, pin_memory=is_gpu)
+        told[3], told[4] = float(self.wants_stop()), float(self.wants_save())
         if rider:
-            told[4:].view(-1, len(riding))[self.mesh.rank] = torch.tensor(riding, dtype=torch.float64)
+            told[5 + 2 * num_ranks :].view(-1, len(riding))[self.mesh.rank] = torch.tensor(riding, dtype=torch.float64)
         totals = told.to(self.mesh.device, non_blocking=True)  # a GPU is still at the backward, and all that follows is to wait there
+        own = totals[5 : 5 + 2 * num_ranks].view(-1, 2)
         if losses:  # the last stage alone; its tensor-parallel ranks all know the same
             totals[0] = torch.stack([loss.double() for loss in losses]).sum() / self.mesh.tp.size
             totals[1] = torch.stack(list(counted)).sum() / self.mesh.tp.size
+            own[self.mesh.rank, 1] = totals[0]
         totals[2] = squares
+        own[self.mesh.rank, 0] = own_squares
         marks = self.mesh.marks
-        marks.enter("sum of loss and norm", "world", range(dist.get_world_size()))
+        marks.enter("sum of loss and norm", "world", range(num_ranks))
         with self.mesh.timer.part("wait_end"):
             dist.all_reduce(totals)
         marks.leave()
         found = totals.cpu()
         if rider:
-            rider.arrive(found[4:].view(-1, len(riding)))
-        loss, tokens, summed, wishes = found[:4].tolist()
-        return loss, tokens, summed, wishes
+            rider.arrive(found[5 + 2 * num_ranks :].view(-1, len(riding)))
+        return found[:5].tolist(), found[5 : 5 + 2 * num_ranks].view(-1, 2).tolist()
 
     def _owns(self, name: str) -> bool:
         """Whether this rank saves its pieces of a parameter: the first of those that hold the same."""
@@ -272,7 +296,7 @@ def chosen_attention(model: Model, workload: Workload, mesh: Mesh, numbers: Numb
 
 def use_fp8(chunk: Transformer, mesh: Mesh) -> None:
     """Let the matrix products of a chunk run in fp8: all of its layers, and the head where the vocabulary is not cut."""
-    fp8.use_fp8(chunk, mesh.device, remakes=HAS_KERNELS and compiles(mesh))
+    fp8.use_fp8(chunk, mesh.device, remakes=HAS_KERNELS and compiles(mesh.layout, mesh.device))
     if chunk.head is not None and mesh.tp.size == 1:
         chunk.head.summed_loss = summed_loss_in_fp8
 

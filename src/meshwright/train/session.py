@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,29 +17,31 @@ import torch.distributed as dist
 
 from meshwright.describe.this_machine import processor_name
 from meshwright.errors import MeshwrightError
-from meshwright.plan.plan import write_whole
+from meshwright.files import write_whole
 from meshwright.record.entries import Event
 from meshwright.record.header import RunHeader
-from meshwright.record.writer import RunWriter, append_event, elapsed_s
-from meshwright.train.checkpoint.saves import Saves, check_resumable, find, restore, tensor_names
+from meshwright.record.lock import RunLock
+from meshwright.record.writer import RunWriter, append_event, elapsed_s, set_status
 from meshwright.train.checks import check_job
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Samples
 from meshwright.train.health.limit import Limit
-from meshwright.train.health.marks import Marks
 from meshwright.train.health.signals import StopSignal
 from meshwright.train.health.watch import Diagnosis, Watch, places
 from meshwright.train.interop.huggingface import load_huggingface
 from meshwright.train.interop.huggingface_save import tokenizer_config
 from meshwright.train.job import Job, digests, log_settings
-from meshwright.train.launch import Place, agreed
-from meshwright.train.loop import Parts, Progress, train
+from meshwright.train.launch import Place, ToldElsewhere, agreed, explain_failure
+from meshwright.train.loop import NotFinite, Parts, Progress, train
 from meshwright.train.model.initial import initial_weights
+from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh, make_mesh
+from meshwright.train.record.ending import opened, record_end
 from meshwright.train.record.logbook import Logbook, machine_words, told_to
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.replica import Replica
+from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, restore, tensor_names
 
 START_PATIENCE_S = 600.0
 BY_SIGNAL = "asked to stop by a signal"
@@ -58,14 +61,14 @@ def run_rank(place: Place, job: Job, is_gpu: bool) -> None:
         timeout=timedelta(seconds=COLLECTIVE_S),
         device_id=device if is_gpu else None,
     )
-    marks = Marks()
+    marks, is_open = Marks(), threading.Event()
     layout = job.plan.layout
     watch = Watch(
         marks,
         place.store,
         place.rank,
         place.num_ranks,
-        _reporter(job),
+        _reporter(job, is_open),
         timeout_s=job.stall_timeout_s,
         start_allowance_s=START_PATIENCE_S,
         place=places(layout.coordinate),
@@ -73,7 +76,8 @@ def run_rank(place: Place, job: Job, is_gpu: bool) -> None:
     watch.start()
     try:
         mesh = make_mesh(layout, device, marks)
-        _train(job, mesh, watch, stop, place, begun_s)
+        with _locked(job, place):
+            _train(job, mesh, watch, stop, place, begun_s, is_open)
     finally:
         watch.stop()
     dist.destroy_process_group()
@@ -86,40 +90,57 @@ def _claim(device: torch.device, place: Place) -> None:
         return
     if place.num_local_ranks == place.num_ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo looks the host's name up otherwise, which many laptops cannot
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(max(cores // place.num_local_ranks, 1))
+    if "OMP_NUM_THREADS" not in os.environ:  # torch has taken the user's own value, or torchrun's
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(cores // place.num_local_ranks, 1))
 
 
-def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, begun_s: float) -> None:
+def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, begun_s: float, is_open: threading.Event) -> None:
+    """The run from its folder to its end; `is_open` is set once the folder is this run's, and no longer another's of its name."""
     corpus = check_job(job)
     machine = machine_words(mesh.device.type, mesh.layout.num_ranks, _device_name(mesh.device))
     samples = Samples(corpus.train, job.plan.workload.seq_len, job.seed)
     is_writer = place.rank == 0
-    writer = None if job.resume else _opened(job, machine, place)
-    log = MlperfLog(job.folder / "mlperf.log" if is_writer else None, job.benchmark, log_settings(job, len(samples), machine))
-    log.init_start()
-    replica = Replica(job.plan.model, job.plan.workload, mesh, job.training)
-    marks_of_run = digests(job, corpus.digest)
-    progress = _begin(job, replica, marks_of_run, place)
-    if is_writer:
-        writer = writer or RunWriter.resume(job.folder, progress.step, job.plan_text)
-        _leave_tokenizer(corpus, job)
-    is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
-    logbook = Logbook(job, writer, log, meter=gpu_meter(place.num_ranks) if is_metered else None)
-    saves = Saves(job, replica, marks_of_run, progress.step if job.resume else None)
-    if writer and not job.resume:
-        begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins with its folder
-    limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_time_s)
-    parts = Parts(job=job, replica=replica, corpus=corpus, train=samples, saves=saves, logbook=logbook, watch=watch, stop=stop, limit=limit)
-    logbook.begun(progress, time.monotonic() - begun_s, replica.attention)
-    log.init_stop()
-    log.run_start()
+    writer = None if job.resume else _opened(place, "folder", lambda: _open_run(job, machine))
+    if not job.resume:
+        is_open.set()
+    with _recorded(job, place, is_open):
+        log = MlperfLog(job.folder / "mlperf.log" if is_writer else None, job.benchmark, log_settings(job, len(samples), machine))
+        log.init_start()
+        replica = Replica(job.plan.model, job.plan.workload, mesh, job.training)
+        marks_of_run = digests(job, corpus.digest)
+        progress = _begin(job, replica, marks_of_run, place)
+        is_open.set()
+        if job.resume:
+            writer = _opened(place, "records", lambda: RunWriter.resume(job.folder, progress.step, job.plan_text))
+        if writer:
+            writer.update(num_steps=job.expected_steps, last_step=job.last_step)
+            _leave_tokenizer(corpus, job)
+        is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
+        logbook = Logbook(job, writer, log, meter=gpu_meter(place.num_ranks) if is_metered else None)
+        resumed_step = progress.step if job.resume else None
+        saves = Saves(job, replica, marks_of_run, resumed_step, store=place.store, is_hurried=lambda: stop.is_asked)
+        if writer and not job.resume:
+            begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins with its folder
+        limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_time_s)
+        parts = Parts(
+            job=job, replica=replica, corpus=corpus, train=samples, saves=saves, logbook=logbook, watch=watch, stop=stop, limit=limit
+        )
+        logbook.begun(progress, time.monotonic() - begun_s, replica.attention)
+        log.init_stop()
+        log.run_start()
+        _steps(parts, progress, place)
+
+
+def _steps(parts: Parts, progress: Progress, place: Place) -> None:
+    """All steps, the last save, and the record of how it ended."""
+    job, stop, logbook = parts.job, parts.stop, parts.logbook
     try:
         status = train(parts, progress)
         why = _why_stopped(parts, progress, place) if status == "stopped" else ""
         if job.saves_at_end:
             is_hurried = why == BY_SIGNAL or stop.is_asked
-            _save_last(parts, progress, stop.left_s(job.grace_s) if is_hurried else START_PATIENCE_S)
+            _save_last(parts, progress, place, stop.left_s(job.grace_s) if is_hurried else START_PATIENCE_S)
     except BaseException:
         with suppress(MeshwrightError, OSError):  # what failed first is what must be told
             logbook.finish(progress, "failed")
@@ -127,6 +148,20 @@ def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, b
     if status == "stopped":
         logbook.event("stopped", progress, reason="signal" if why == BY_SIGNAL else "budget", said=why)
     logbook.finish(progress, status)
+
+
+@contextmanager
+def _recorded(job: Job, place: Place, is_open: threading.Event) -> Iterator[None]:
+    """Record what fails inside, where no parent will and the folder is ours: an event that names this rank, and the run's status."""
+    try:
+        yield
+    except BaseException as error:
+        is_told = isinstance(error, ToldElsewhere) or (isinstance(error, NotFinite) and place.rank > 0)  # all ranks raise that one
+        if is_open.is_set() and not place.has_parent and not is_told:
+            is_cause, said = explain_failure(error, place.rank)
+            what = f"{type(error).__name__}: {error}" if isinstance(error, MeshwrightError) else said.removeprefix("meshwright: ")
+            record_end(job.folder, "exception" if is_cause else "connection", place.rank, what.partition("\n")[0])
+        raise
 
 
 def _why_stopped(parts: Parts, progress: Progress, place: Place) -> str:
@@ -137,14 +172,15 @@ def _why_stopped(parts: Parts, progress: Progress, place: Place) -> str:
     return agreed(place, "stop", lambda: parts.logbook.over_budget(progress, budget, limit.spent_usd) if limit.is_passed else BY_SIGNAL)
 
 
-def _save_last(parts: Parts, progress: Progress, left_s: float) -> None:
-    """Save the end of the run, within so many seconds; an error where that fails."""
-    saves = parts.saves
+def _save_last(parts: Parts, progress: Progress, place: Place, left_s: float) -> None:
+    """Save the end of the run, within so many seconds; an error where that fails, which rank 0 reports for all."""
+    saves, until_s = parts.saves, time.monotonic() + left_s
     with parts.watch.allow(START_PATIENCE_S, "the last checkpoint"):
         last = saves.save_now(progress, left_s)
-        parts.logbook.saves(progress, [*saves.close(), *([last] if last else [])])
+        parts.logbook.saves(progress, [*saves.close(max(until_s - time.monotonic(), 0.0)), *([last] if last else [])])
     if last and last.failure:
-        raise MeshwrightError(
+        kind = ToldElsewhere if place.rank else MeshwrightError
+        raise kind(
             f"the last checkpoint, of step {progress.step}, was not saved: {last.failure.what}",
             where=last.failure.where,
             fix=last.failure.fix or "go on from the one before: --resume",
@@ -156,13 +192,19 @@ def _begin(job: Job, replica: Replica, now: dict[str, str], place: Place) -> Pro
     if not job.resume:
         replica.fill_weights(_first_weights(job))
         return Progress()
-    path = Path(agreed(place, "checkpoint", lambda: _found(job, now)))
-    manifest = restore(replica, path, tensor_names(replica))
+    found = agreed(place, "checkpoint", lambda: _found(job, now))
+    if not found:
+        replica.fill_weights(_first_weights(job))
+        return Progress()
+    manifest = restore(replica, Path(found), tensor_names(replica))
     return Progress(step=manifest.step, samples=int(manifest.scalars["samples"]))
 
 
 def _found(job: Job, now: dict[str, str]) -> str:
-    """The checkpoint to go on from, checked against this run."""
+    """The checkpoint to go on from, checked against this run; "" where there is none and the run may start over."""
+    if job.may_start_over and not has_checkpoint(job):
+        print("the run has no checkpoint yet: it starts over", file=told_to(job), flush=True)
+        return ""
     found = find(job)
     assert found.path is not None
     check_resumable(job, found.path, now)
@@ -178,16 +220,34 @@ def _first_weights(job: Job) -> Callable[..., None]:
     return lambda piece: source.fill(piece.name.partition("/")[2], piece.shape, piece.start, piece.tensor)
 
 
-def _opened(job: Job, machine: str, place: Place) -> RunWriter | None:
-    """The writer of a new run, on rank 0; where its folder cannot be made, no rank goes on."""
-    opened: list[RunWriter] = []
+@contextmanager
+def _locked(job: Job, place: Place) -> Iterator[None]:
+    """Keep others from writing the run's folder; where somebody does already, no rank goes on."""
+    taken: list[RunLock] = []
 
-    def open_run() -> str:
-        opened.append(_open_run(job, machine))
+    def take() -> str:
+        taken.append(RunLock.take(job.folder))
         return str(job.folder)
 
-    agreed(place, "folder", open_run)
-    return opened[0] if opened else None
+    agreed(place, "lock", take)
+    try:
+        yield
+    finally:
+        for lock in taken:
+            lock.release()
+
+
+def _opened(place: Place, what: str, open_run: Callable[[], RunWriter]) -> RunWriter | None:
+    """The writer of the run, on rank 0; where its folder cannot be written, no rank goes on."""
+    writers: list[RunWriter] = []
+
+    def open_it() -> str:
+        writers.append(open_run())
+        opened(place.store)
+        return str(writers[0].folder)
+
+    agreed(place, what, open_it)
+    return writers[0] if writers else None
 
 
 def _open_run(job: Job, machine: str) -> RunWriter:
@@ -200,7 +260,10 @@ def _open_run(job: Job, machine: str) -> RunWriter:
         machine=machine,
         sequence_length=job.plan.workload.seq_len,
         target=training.target_loss or None,
+        num_steps=job.expected_steps,
+        last_step=job.last_step,
         plan_file=job.plan.name,
+        arguments=job.arguments,
     )
     return RunWriter.create(job.runs, header, job.plan_text)
 
@@ -216,12 +279,14 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
-def _reporter(job: Job) -> Callable[[Diagnosis], None]:
+def _reporter(job: Job, is_open: threading.Event) -> Callable[[Diagnosis], None]:
     """What the watchdog does with its diagnosis: the run's events, and standard error."""
 
     def report(found: Diagnosis) -> None:
+        with suppress(MeshwrightError, OSError):  # the terminal must hear of it all the same
+            if is_open.is_set():
+                append_event(job.folder, Event(time_s=elapsed_s(job.folder), kind="stall", step=found.step, detail={"said": found.text}))
+                set_status(job.folder, "failed")
         print(f"meshwright: {found.text}", file=sys.stderr, flush=True)
-        if job.folder.is_dir():
-            append_event(job.folder, Event(time_s=elapsed_s(job.folder), kind="stall", step=found.step, detail={"said": found.text}))
 
     return report

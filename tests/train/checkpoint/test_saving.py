@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from meshwright.errors import InputError
-from meshwright.train.checkpoint import CheckpointError, Keep, Piece, newest, newest_loadable, read_manifest, save
+from meshwright.train.checkpoint import AsyncSaver, CheckpointError, Keep, Piece, newest, newest_loadable, read_manifest, save, saving
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
@@ -210,3 +211,111 @@ def test_a_full_disk_is_refused_until_there_is_room(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     num_refused, step = map(int, run.stdout.split())
     assert num_refused > 20 and step == 2
+
+
+def by_ranks(folder: Path, states, together, num_ranks: int = 2, late: float = 0.0) -> list[str | Path]:
+    """What each of the ranks, as threads named by their rank, says of one save: the path, or why it failed; rank 0 begins `late`."""
+
+    def rank_saves(rank: int) -> str | Path:
+        threading.current_thread().name = f"rank-{rank}"
+        time.sleep(late if rank == 0 else 0.0)
+        pieces = states.pieces(1.0, rank=rank, num_ranks=num_ranks)
+        try:
+            return save(folder, 5, pieces, {"value": 1.0}, rank=rank, num_ranks=num_ranks, token="ab", timeout_s=60.0).path
+        except CheckpointError as error:
+            return error.what
+
+    return together([lambda rank=rank: rank_saves(rank) for rank in range(num_ranks)])
+
+
+@pytest.fixture
+def once(monkeypatch: pytest.MonkeyPatch):
+    """Lets one call of `os` fail, the first on that rank for a path that ends so (or any descriptor)."""
+
+    def fail(name: str, rank: int, path_end: str = "") -> None:
+        real, left = getattr(os, name), [1]
+
+        def call(path: object, *rest: object, **options: object) -> object:
+            if left and threading.current_thread().name == f"rank-{rank}" and str(path).endswith(path_end):
+                left.clear()
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(path, *rest, **options)
+
+        monkeypatch.setattr(os, name, call)
+
+    return fail
+
+
+def test_a_rank_that_cannot_even_make_the_folder_is_heard(tmp_path: Path, states, together, once) -> None:
+    once("mkdir", rank=1)
+    start_s = time.monotonic()
+    first, second = by_ranks(tmp_path, states, together, late=0.3)
+    assert time.monotonic() - start_s < 30
+    assert second == "cannot begin the checkpoint of step 5: Input/output error"
+    assert first == f"rank 1 could not save: {second}"
+
+
+@pytest.mark.parametrize("name, rank, path_end", [("stat", 1, "partial-ab-0"), ("listdir", 0, "partial-ab-0"), ("fstat", 0, "")])
+def test_one_read_error_while_ranks_wait_for_each_other_does_not_cost_the_save(
+    name: str, rank: int, path_end: str, tmp_path: Path, states, together, once
+) -> None:
+    if name == "stat":  # the first one is in the beginning of the save, where it may fail
+        (tmp_path / ".step-00000005.partial-ab-0").mkdir()
+        once("stat", rank, "failed-00000.json")
+    else:
+        once(name, rank, path_end)
+    assert by_ranks(tmp_path, states, together, late=0.1) == [tmp_path / "step-00000005"] * 2
+
+
+def test_a_read_error_after_the_checkpoint_counts_is_a_note(tmp_path: Path, states, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_symlink(path: Path) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "is_symlink", is_symlink)
+    saved = states.save(tmp_path, 3, 1.0, keep=Keep(last=1))
+    assert (saved.path.name, len(saved.notes)) == ("step-00000003", 1)
+
+
+def test_an_error_that_nobody_foresaw_reaches_the_other_ranks(tmp_path: Path, states, together, monkeypatch: pytest.MonkeyPatch) -> None:
+    def combine(*_: object) -> None:
+        raise ZeroDivisionError("nobody thought of this")
+
+    monkeypatch.setattr(saving, "combine", combine)
+    start_s = time.monotonic()
+    first, second = by_ranks(tmp_path, states, together)
+    assert time.monotonic() - start_s < 30
+    assert "ZeroDivisionError" in str(first) and "ZeroDivisionError" in str(second)
+
+
+class Shared(dict[str, str]):
+    """Notices that threads share."""
+
+    post = dict.__setitem__
+    read = dict.get
+
+
+def test_a_rank_without_any_disk_tells_the_others_by_notice(tmp_path: Path, states, together, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, mkdir, open_file = Shared(), os.mkdir, os.open
+
+    def refuse(real):
+        def call(path: object, *rest: object, **options: object) -> object:
+            if threading.current_thread().name == "save-5" and str(path).startswith(str(tmp_path / "1")):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(path, *rest, **options)
+
+        return call
+
+    monkeypatch.setattr(os, "mkdir", refuse(mkdir))
+    monkeypatch.setattr(os, "open", refuse(open_file))
+    for number in (0, 1):  # two mounts of one disk, of which the second fails
+        mkdir(tmp_path / str(number))
+
+    def rank_saves(rank: int):
+        kinds = {"rank": rank, "num_ranks": 2, "token": "ab", "timeout_s": 60.0, "notices": shared}
+        with AsyncSaver(tmp_path / str(rank), **kinds) as saver:
+            return saver.save_now(5, states.pieces(1.0, rank=rank, num_ranks=2), {}).failure.what
+
+    start_s = time.monotonic()
+    first, second = together([lambda rank=rank: rank_saves(rank) for rank in range(2)])
+    assert time.monotonic() - start_s < 30
+    assert first == f"rank 1 could not save: {second}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from poison import culprit_of
+from poison import culprit_of, transient_of
 from ranks import Pools
 
 from meshwright.layout import Layout, parse_layout
@@ -59,5 +59,32 @@ def test_the_gradient_of_a_weight_alone(pools: Pools) -> None:
 @pytest.mark.parametrize("text", ["dp=2", "dp=2,zero=1", "tp=2"])
 def test_what_does_not_come_back(pools: Pools, text: str) -> None:
     said = pools.of(2).run(culprit_of, layout_of(text), "sum", 1)[0][0]
-    assert "in the gradient of " in said
+    assert said.startswith("the gradient of ") and "held by rank 1 (" in said
     assert said.endswith("so the numbers of the model are sound and the machine is suspect")
+
+
+@pytest.mark.parametrize(
+    "text, kind, what",
+    [
+        ("dp=2", "forward", "loss"),
+        ("dp=2", "backward", "gradient"),
+        ("dp=2", "weight gradient", "gradient"),
+        ("dp=2,zero=1", "weight gradient", "gradient"),
+        ("dp=2,zero=2", "backward", "gradient"),
+        ("dp=2,zero=3", "forward", "loss"),
+        ("tp=2", "weight gradient", "gradient"),
+        ("pp=2", "weight gradient", "gradient"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_happens_once_is_blamed_on_the_rank_that_saw_it(pools: Pools, text: str, kind: str, what: str, rank: int) -> None:
+    layout = layout_of(text)
+    (said,) = set(pools.of(2).run(transient_of, layout, kind, rank))
+    assert said.startswith(f"the {what} of rank {rank} (")
+    assert said.endswith("so the numbers of the model are sound and the machine is suspect")
+
+
+def test_what_happens_once_in_a_pipeline_is_somewhere_in_its_replica(pools: Pools) -> None:
+    (said,) = set(pools.of(4).run(transient_of, layout_of("pp=2,dp=2"), "forward", 1))
+    ranks = [rank for rank in range(4) if layout_of("pp=2,dp=2").coordinate(rank)["dp"] == layout_of("pp=2,dp=2").coordinate(1)["dp"]]
+    assert said.startswith(f"the loss of ranks {ranks[0]}, {ranks[1]}, which of them it began on cannot be told")

@@ -9,17 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch.distributed as dist
 
+from meshwright.cli.train import train
 from meshwright.layout import Layout
-from meshwright.train.health.marks import Marks
-from meshwright.train.health.watch import EXIT_HUNG, Diagnosis, Patience, Peers, RankState, Watch, diagnose, places
+from meshwright.train.health.watch import EXIT_HUNG, STALL_S, Diagnosis, Patience, Peers, RankState, Watch, diagnose, places
+from meshwright.train.job import Job
+from meshwright.train.parallel.marks import Marks
 
 LAYOUT = Layout(tp=2, pp=2, dp=2)
 
@@ -110,22 +113,47 @@ def test_no_false_alarm_in_ten_thousand_noisy_steps() -> None:
             patience.tick(now_s, moves)
             alarms += patience.overdue
         now_s, moves = end_s, moves + 1
-        patience.step_times_s.append(seconds)
+        patience.step(seconds)
     assert alarms == 0
 
 
 def test_a_hang_is_overdue_after_the_timeout_and_no_later_than_one_beat_more() -> None:
     patience = Patience(timeout_s=10.0, start_allowance_s=300.0)
-    patience.step_times_s.extend([0.1] * 50)
+    for seconds in [0.1] * 50:
+        patience.step(seconds)
     patience.tick(100.0, 7)
     times_s = [now_s for now_s in np.arange(101.0, 130.0) if patience.tick(now_s, 7) or patience.overdue]
     assert times_s[0] == 111.0
 
 
+def test_the_first_steps_count_until_others_are_known() -> None:
+    """They compile for a minute; a hang after twenty steps must not wait for five of those."""
+    patience = Patience(timeout_s=STALL_S, start_allowance_s=600.0)
+    limits_s = []
+    for seconds in (60.0, 20.0, 5.0, *[0.2] * 600):
+        patience.step(seconds)
+        limits_s.append(patience.limit_s())
+    assert limits_s[:12] == [300.0] * 12
+    assert set(limits_s[12:]) == {10.0}
+
+
+def test_five_slow_steps_are_waited_for_where_steps_are_long() -> None:
+    patience = Patience(timeout_s=STALL_S, start_allowance_s=600.0)
+    for number in range(1000):
+        patience.step(40.0 if number % 200 == 150 else 4.0)  # one step in 200 saves: below the 99th percentile
+    assert patience.limit_s() == 20.0
+
+
+def test_a_run_by_default_has_this_patience() -> None:
+    defaults = {name: parameter.default for name, parameter in signature(train).parameters.items()}
+    assert defaults["stall_timeout"] == STALL_S
+    assert next(field.default for field in fields(Job) if field.name == "stall_timeout_s") == STALL_S
+
+
 def test_starting_and_saving_may_take_longer() -> None:
     patience = Patience(timeout_s=10.0, start_allowance_s=300.0)
     assert patience.limit_s() == 300.0
-    patience.step_times_s.append(1.0)
+    patience.step(1.0)
     assert patience.limit_s() == 10.0
     patience.allowance = 60.0, "a checkpoint"
     assert patience.limit_s() == 60.0
@@ -133,7 +161,7 @@ def test_starting_and_saving_may_take_longer() -> None:
 
 def test_a_process_that_was_stopped_itself_does_not_take_that_time_for_a_hang() -> None:
     patience = Patience(timeout_s=10.0, start_allowance_s=0.0)
-    patience.step_times_s.append(1.0)
+    patience.step(1.0)
     patience.tick(0.0, 1)
     patience.tick(1.0, 1)
     patience.tick(500.0, 1)  # the watchdog's own thread did not run either

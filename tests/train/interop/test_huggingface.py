@@ -79,9 +79,6 @@ VARIANTS = [
 ]
 
 
-# -- there and back -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("model", VARIANTS)
 def test_transformers_loads_what_we_save_and_says_the_same(model, tmp_path):
     transformers = pytest.importorskip("transformers")
@@ -158,9 +155,6 @@ def test_a_tied_head_is_written_once_and_read_as_the_embedding(tmp_path):
     assert torch.equal(head, weights["embed.weight"])
 
 
-# -- pieces ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 2), (3, 4), (8, 8)])
 def test_pieces_of_any_grid_make_up_the_whole(sharded, grid):
     weights = weights_of(MODEL)
@@ -201,9 +195,6 @@ def test_a_piece_outside_of_its_tensor(folder):
         source.fill("embed.weight", (304, 32), (0, 0), torch.empty(10, 32))
     with pytest.raises(InputError, match=r"no tensor 'embed\.positions'"):
         source.fill("embed.positions", (304, 32), (0, 0), torch.empty(10, 32))
-
-
-# -- damage ---------------------------------------------------------------------------------------------
 
 
 def expect_refusal(folder, *words):
@@ -357,9 +348,6 @@ def test_a_model_of_other_blocks(change, what, tmp_path):
     with pytest.raises(InputError, match=f"small has {what}"):
         save_huggingface(tmp_path / "small", replace(MODEL, **change), {}, context=512)
     assert list(tmp_path.iterdir()) == []
-
-
-# -- saving ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -155,9 +155,6 @@ def test_repeatable_where_torch_is_asked_to_be(stand_in: StandIn) -> None:
     assert stand_in.deterministic == [False, True]
 
 
-# -- the trial ------------------------------------------------------------------------------------------
-
-
 def test_a_trial_passes_what_is_right(stand_in: StandIn) -> None:
     assert flash_attention.trial(2, 16, 320, CPU) == flash_attention.trial(1, 8, 7, CPU) == ""
 
@@ -276,9 +273,6 @@ def test_only_layouts_that_attend_so_try_it(
     assert found == (f"tried {model.num_heads} {model.num_kv_heads} {model.head_dim} 128 cpu" if is_tried else "")
 
 
-# -- what is kept ---------------------------------------------------------------------------------------
-
-
 def test_what_is_compiled_is_kept_where_nobody_else_can_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = flash_attention._kept()
@@ -334,9 +328,6 @@ def test_one_process_at_a_time_and_none_waits_for_ever(monkeypatch: pytest.Monke
         raise ZeroDivisionError
     lock.acquire(timeout=0)
     lock.release()
-
-
-# -- the library itself ---------------------------------------------------------------------------------
 
 
 @on_gpu

@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 from meshwright.layout import Layout, parse_layout
 from meshwright.train.kernels.fp8 import GRADIENT, INPUT, both, check_sides, straight, turned, unit_of, use_fp8
 from meshwright.train.kernels.fused_loss import summed_loss, summed_loss_in_fp8
-from meshwright.train.model.linear import Linear, PutOff
+from meshwright.train.kernels.linear import Linear, PutOff
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 CPU = torch.device("cpu")

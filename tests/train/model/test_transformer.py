@@ -49,9 +49,6 @@ def logits(transformer: Transformer, tokens: torch.Tensor, positions: torch.Tens
         return transformer.head.logits(transformer.hidden(tokens, context))
 
 
-# -- against transformers -------------------------------------------------------------------------------
-
-
 def their_llama(transformer: Transformer):
     """The same weights in transformers' LlamaForCausalLM."""
     transformers = pytest.importorskip("transformers")
@@ -168,9 +165,6 @@ def test_the_loss_is_transformers_times_the_number_of_labels():
     assert loss / (2 * 39) == pytest.approx(expected, rel=1e-5)
 
 
-# -- documents ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("model", [pytest.param(LLAMA, id="rotary"), pytest.param(GPT, id="learned positions")])
 def test_attention_does_not_cross_documents(model):
     transformer = built(model)
@@ -193,9 +187,6 @@ def test_rotary_positions_are_relative():
     tokens = tokens_of(1, 32)
     shifted = logits(transformer, tokens, torch.arange(1000, 1032))
     torch.testing.assert_close(shifted, logits(transformer, tokens), rtol=0, atol=TOLERANCE)
-
-
-# -- recomputation --------------------------------------------------------------------------------------
 
 
 def gradients(model: Model, recompute: str) -> tuple[float, dict[str, torch.Tensor]]:
@@ -221,9 +212,6 @@ def test_recomputation_changes_no_gradient(model, recompute):
         assert torch.equal(found[name], gradient), name
         if not name.endswith("k.bias"):  # one score more for every key: the softmax does not see it
             assert gradient.abs().max() > 1e-3, name
-
-
-# -- runs of layers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", [LLAMA, replace(GPT, tied_embeddings=False)], ids=["Llama", "GPT"])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from on_ranks import groups_of, threads_after
+from on_ranks import groups_of, lanes_of, threads_after
 from ranks import Pools
 
 from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.load import accelerator
 from meshwright.layout import AXES, Layout, parse_layout
 from meshwright.predict.placement import tiers_of
-from meshwright.train.parallel.mesh import rank_grid, replica_grid
+from meshwright.train.parallel.mesh import _world_groups, lane_rounds, rank_grid, replica_grid
 
 RACK, NUM_RACKS = 4, 2
 
@@ -95,3 +95,28 @@ def test_a_layout_of_other_size_than_the_world_is_refused(pools: Pools) -> None:
 def test_a_mesh_that_is_given_back_leaves_no_threads(pools: Pools) -> None:
     for before, after in pools.of(4).run(threads_after, parse_layout("tp=2,dp=2"), 5):
         assert after <= before
+
+
+@pytest.mark.parametrize("text", ["pp=2", "pp=3", "pp=4", "pp=2,dp=2", "pp=4,tp=2"])
+def test_every_rank_takes_part_in_making_every_lane(text: str, pools: Pools) -> None:
+    """Splitting the world's NCCL communicator is a collective: ranks that make different groups get communicators of one rank."""
+    layout = parse_layout(text)
+    found = pools.of(layout.num_ranks).run(lanes_of, layout)
+    assert len({str(made) for made, _, _ in found}) == 1 and found[0][0]
+    for rank, (_, lanes, received) in enumerate(found):
+        stage, count = layout.coordinate(rank)["pp"], layout.pp
+        neighbours = {(stage + 1) % count, (stage - 1) % count}
+        assert lanes.keys() == {lane for other in neighbours for lane in ((stage, other), (other, stage))}
+        assert all(len(ranks) == 2 and rank in ranks for ranks in lanes.values())
+        assert {layout.coordinate(other)["pp"] for other in received} == neighbours
+        assert all(value == other for other, value in received.items())
+
+
+@pytest.mark.parametrize("num_stages", range(1, 10))
+def test_rounds_of_lanes_split_the_world_and_join_all_neighbours(num_stages: int) -> None:
+    layout = Layout(pp=num_stages, dp=2)
+    rounds = lane_rounds(num_stages)
+    for pairs in rounds:
+        assert sorted(rank for group in _world_groups(layout, pairs) for rank in group) == list(range(layout.num_ranks))
+    joined = {frozenset(pair) for pairs in rounds for pair in pairs}
+    assert joined == {frozenset((stage, (stage + 1) % num_stages)) for stage in range(num_stages) if num_stages > 1}

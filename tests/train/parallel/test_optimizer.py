@@ -17,6 +17,9 @@ def shard_of(values: torch.Tensor, *, decays: bool, copy: torch.Tensor | None = 
     return Shard(values=values, gradient=None, spans=((cut, 0, len(values), 0),), decays=decays, is_partial=False, copies=1, copy=copy)
 
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
 @pytest.mark.parametrize("decays", [True, False])
 def test_steps_are_those_of_torch(decays: bool) -> None:
     start = torch.randn(100)
@@ -34,10 +37,11 @@ def test_steps_are_those_of_torch(decays: bool) -> None:
     assert ours.num_updates == 5
 
 
-def test_the_copy_follows_in_its_own_precision() -> None:
-    copy = torch.zeros(8, dtype=torch.bfloat16)
-    shard = shard_of(torch.randn(8), decays=True, copy=copy)
-    shard.gradient = torch.randn(8)
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_copy_follows_in_its_own_precision(device: str) -> None:
+    copy = torch.zeros(8, dtype=torch.bfloat16, device=device)
+    shard = shard_of(torch.randn(8, device=device), decays=True, copy=copy)
+    shard.gradient = torch.randn(8, device=device)
     AdamW([shard], TRAINING).step(1e-2, scale=1.0)
     assert torch.equal(copy, shard.values.to(torch.bfloat16))
 

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from parity import LLAMA
+from parity import LLAMA, WORKLOAD, run_evaluations
+from ranks import Pools
 
 from meshwright.cost.schedule import BACKWARD, FORWARD, schedule_named
-from meshwright.layout import Layout
+from meshwright.layout import Layout, parse_layout
 from meshwright.predict.stages import stage_layers
 from meshwright.predict.traffic import chunks_of
 from meshwright.train.parallel.pipeline import Operation, chunk_layers, operations
 
+DEEP = replace(LLAMA, num_layers=8)
 law = settings(deadline=None, max_examples=60)
 
 
@@ -136,3 +138,14 @@ def test_chunks_hold_every_layer_once_and_in_order(split: tuple[int, int, int, i
 )
 def test_layers_of_chunks(layout: Layout, sizes: list[list[int]]) -> None:
     assert [[len(layers) for layers in stage] for stage in chunk_layers(LLAMA, layout)] == sizes
+
+
+@pytest.mark.parametrize(
+    "text", ["pp=2", "pp=2,vp=2", "pp=2,vp=2,schedule=zero-bubble", "pp=4,vp=2", "pp=4,vp=2,schedule=zero-bubble", "pp=2,vp=2,dp=2"]
+)
+def test_an_evaluation_between_steps_gives_the_loss_of_one_rank(pools: Pools, text: str) -> None:
+    """A receive that an evaluation leaves posted would take the next step's message."""
+    layout = parse_layout(text, Layout(micro_batch=1))
+    (wanted,) = pools.of(1).run(run_evaluations, DEEP, WORKLOAD, Layout(micro_batch=1), 4)
+    for found in pools.of(layout.num_ranks).run(run_evaluations, DEEP, WORKLOAD, layout, 4):
+        assert found == [pytest.approx(one, rel=1e-5) for one in wanted]

@@ -48,7 +48,7 @@ def show(line: LiveLine, clock: list[float], num_steps: int, step_s: float) -> N
 def test_a_run_that_begins_names_what_it_attends_by_if_not_torch(job: Job, monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
     told: list[tuple[str, dict[str, object]]] = []
     book = object.__new__(logbook.Logbook)
-    book.job = job
+    book.job, book.writer = job, None
     monkeypatch.setattr(logbook.Logbook, "event", lambda self, kind, progress, **detail: told.append((kind, detail)))
     book.begun(Progress(step=0, samples=0), 1.5, attention)
     ((kind, detail),) = told

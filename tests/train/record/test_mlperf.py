@@ -12,7 +12,8 @@ from meshwright.audit.runs import read_run
 from meshwright.describe.load import load_model
 from meshwright.errors import InputError
 from meshwright.record.mllog import read_log, step_times
-from meshwright.train.record.mlperf import OFFICIAL, OWN, LogSettings, MlperfLog, check_log, check_settings
+from meshwright.train.benchmark.settings import OFFICIAL, OWN, LogSettings, check_settings
+from meshwright.train.record.mlperf import MlperfLog, check_log
 
 pytest.importorskip("mlperf_logging")
 

@@ -174,9 +174,6 @@ def _against_row(run: Run, rate: Rate, rows: list[Submission]) -> tuple[float, s
     return times, line, unlike(run.precision, row.precision)
 
 
-# -- rates that are claimed outright --------------------------------------------------------------------
-
-
 def _claimed(claim: Claim) -> Iterator[Statement]:
     """Statements on claimed tokens a second, TFLOP/s and MFU: possible, and what the claim's other numbers give."""
     run = claim.run

@@ -85,11 +85,18 @@ def _profile(claim: Claim) -> Statement:
     return Statement(about="profile", verdict=UNSUPPORTED, why=why, arithmetic=("profiles named: 0",))
 
 
+def _beginning(path: Path) -> bytes:
+    """The first bytes of a file, unpacked where it is compressed."""
+    with open(path, "rb") as file:
+        is_packed = file.read(2) == GZIP
+    with (gzip.open if is_packed else open)(path, "rb") as file:
+        return bytes(file.read(LOOKED_AT))
+
+
 def _opened(name: str, path: Path) -> Statement:
     """The statement on a profile that lies here: whether it is one. What it shows is for `meshwright report` to say."""
     try:
-        with (gzip.open if path.read_bytes()[:2] == GZIP else open)(path, "rb") as file:
-            is_trace = b'"traceEvents"' in file.read(LOOKED_AT)
+        is_trace = path.is_file() and b'"traceEvents"' in _beginning(path)
     except (OSError, EOFError, zlib.error):
         is_trace = False
     if not is_trace:
@@ -97,9 +104,6 @@ def _opened(name: str, path: Path) -> Statement:
         return Statement(about="profile", verdict=UNSUPPORTED, why=why, arithmetic=(f"named: {name}",))
     why = f"a profile is there; `meshwright report {name}` says what of it is exposed"
     return Statement(about="profile", verdict=CONSISTENT, why=why, arithmetic=(f"named: {name}",))
-
-
-# -- bytes over bandwidth -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

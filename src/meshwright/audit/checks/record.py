@@ -39,9 +39,6 @@ def check(claim: Claim) -> Iterator[Statement]:
             yield _step_time(run, f"step time{of}")
 
 
-# -- does it exist --------------------------------------------------------------------------------------
-
-
 def _submission(run: Run, about: str) -> Statement:
     rows = find(**run.lookup)
     if not rows:
@@ -101,9 +98,6 @@ def _nearest(run: Run) -> Iterator[str]:
         yield f"nearest {_line(row)}"
 
 
-# -- is anything behind a step time ---------------------------------------------------------------------
-
-
 def _step_time(run: Run, about: str) -> Statement:
     assert run.step_s is not None
     rows = [row for row in alike(run) if not run.global_batch or row.global_batch == run.global_batch]
@@ -131,9 +125,6 @@ def _step_time(run: Run, about: str) -> Statement:
         return Statement(about=about, verdict=MISLEADING, why=why, arithmetic=lines)
     why = f"the nearest public logs ({row.name}) say {row.step_s:g} s, and the claim names no log of its own"
     return Statement(about=about, verdict=UNSUPPORTED, why=why, arithmetic=lines)
-
-
-# -- a log that the claim names -------------------------------------------------------------------------
 
 
 def _log(run: Run, folder: Path, of: str) -> Iterator[Statement]:

@@ -50,9 +50,6 @@ def check(claim: Claim) -> Iterator[Statement]:
         yield from _over_baseline(claim, claim.speedup, _timed(claim.run), _timed(claim.baseline))
 
 
-# -- over the record ------------------------------------------------------------------------------------
-
-
 def _over_record(claim: Claim, said: Stated) -> Statement:
     """A speed-up over the fastest earlier result: that result may not be faster than what is claimed."""
     run = claim.run
@@ -86,9 +83,6 @@ def _earlier(run: Run, said: Stated, rows: list[Submission]) -> list[Submission]
         if record and run.duration_s and said.agrees(exactly(record.minutes * MINUTE).over(run.duration_s).widened(TABLE_ROUNDING)):
             return before(name, rows)
     return rows
-
-
-# -- over another run -----------------------------------------------------------------------------------
 
 
 def _timed(run: Run) -> Timed:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, nearest
+from meshwright.files import write_whole
 from meshwright.plan.export import deepspeed, hostfile, megatron, megatron_bridge, torchtitan
 from meshwright.plan.features import Features
-from meshwright.plan.plan import Plan, write_whole
+from meshwright.plan.plan import Plan
 
 PLACED: Mapping[str, Callable[[Plan, Sequence[str]], str]] = {
     "hostfile": hostfile.host_file,

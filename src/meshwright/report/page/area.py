@@ -84,8 +84,6 @@ class Plot:
         """A value of the y axis in pixels from the top."""
         return TOP + self.frame * (1 - min(max(self.y.share(value), 0.0), 1.0))
 
-    # -- layers: drawn in the stretched frame ---------------------------------------------------------------
-
     def line(self, xs: Column, ys: Column, colour: str, width: float = 1.6, opacity: float | None = None, dash: str | None = None) -> Html:
         """A line through points."""
         style: dict[str, str | float | None] = {
@@ -118,8 +116,6 @@ class Plot:
         """Places in the stretched frame; what lies beyond it stands at its edge."""
         return np.clip(self.x.shares(xs), 0.0, 1.0) * FULL, (1 - np.clip(self.y.shares(ys), 0.0, 1.0)) * FULL
 
-    # -- marks: of a fixed size -----------------------------------------------------------------------------
-
     def dot(self, x: float, y: float, colour: str, said: str, radius: float = 3.5) -> Html:
         """A point, which says what it is when pointed at."""
         return tag("circle", tag("title", said), cx=self.across(x), cy=self.up(y), r=radius, fill=colour)
@@ -146,8 +142,6 @@ class Plot:
     def arrow(self, x: float, colour: str, said: str) -> Html:
         """A sign at the top of the frame for what lies above it."""
         return tag("text", tag("title", said), "\u25b4", x=self.across(x), y=TOP + 7.0, text_anchor="middle", fill=colour, font_size=11)
-
-    # -- the chart ------------------------------------------------------------------------------------------
 
     def drawn(self, label: str, layers: Sequence[Html], marks: Sequence[Html] = ()) -> Html:
         """The chart; `label` says in words what it shows."""
@@ -180,9 +174,6 @@ class Plot:
 
 def _words(words: Child, x: str, y: float, anchor: str, colour: str = "", class_: str | None = None) -> Html:
     return tag("text", words, x=x, y=y, text_anchor=anchor, fill=colour or var("soft"), font_size=12, class_=class_)
-
-
-# -- lines of many points -------------------------------------------------------------------------------
 
 
 def extremes(xs: Column, ys: Column, num_buckets: int = NUM_BUCKETS) -> tuple[Column, Column]:

@@ -20,6 +20,7 @@ from meshwright.units import GIB, gib, seconds, si
 MEMORY_COLOURS = dict(zip(MEMORY_PARTS, ("weights", "gradients", "moments", "activations", "loss", "buffers"), strict=True))
 BAR_HEIGHT = 16
 NO_DIFFERENCE_PCT = 0.05
+HARDLY = 0.005  # of the traffic: what is hidden of it rounds to nothing
 
 Span = tuple[float, float, str]  # from, to (shares of the width), colour
 
@@ -84,9 +85,6 @@ def _whisker(low: float, high: float) -> Html:
     return joined(line, mark(low, var("warn")), mark(min(high, 0.998), var("warn")))
 
 
-# -- the axes -------------------------------------------------------------------------------------------
-
-
 def axes_table(axes: Sequence[AxisTraffic]) -> Html:
     """What each axis carries in a step on one accelerator, and how much of it the step waits for."""
     longest_s = max((max(axis.traffic_s, axis.exposed_s) for axis in axes), default=1.0) or 1.0
@@ -110,7 +108,7 @@ def _axis_row(axis: AxisTraffic, longest_s: float) -> tuple[Html | str, ...]:
         seconds(axis.traffic_s),
         seconds(axis.exposed_s),
         drawn,
-        axis.behind,
+        axis.behind if axis.hidden_s > HARDLY * axis.traffic_s else "nothing",
     )
 
 
@@ -118,9 +116,6 @@ def _hollow(start: float, width: float, colour: str) -> dict[str, str | float]:
     """A span of what is hidden: an outline with a breath of its colour."""
     edge: dict[str, str | float] = {"fill": colour, "fill-opacity": 0.16, "stroke": colour, "stroke-width": 1, "stroke-opacity": 0.7}
     return {"x": f"{100 * start:.3f}%", "width": f"{100 * width:.3f}%", "y": 1.5, "height": BAR_HEIGHT - 3, **edge}
-
-
-# -- changes --------------------------------------------------------------------------------------------
 
 
 def changes_table(changes: Sequence[Change]) -> Html:

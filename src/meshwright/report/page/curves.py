@@ -59,9 +59,6 @@ class Frame:
     drawn: Html
 
 
-# -- scaling --------------------------------------------------------------------------------------------
-
-
 def scaling_chart(points: Sequence[ScalingPoint]) -> Html:
     """Step time over accelerators with error bars, the ideal dashed, and the same numbers as a table."""
     curves = {kind: sorted((p for p in points if p.kind == kind), key=lambda p: p.num_accelerators) for kind in KIND_WORDS}
@@ -121,9 +118,6 @@ def _noted(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], notes: Seq
     return table((*columns, "note"), [(*row, note) for row, note in zip(rows, notes, strict=True)], label, caption=caption, class_="noted")
 
 
-# -- Pareto ---------------------------------------------------------------------------------------------
-
-
 def pareto_chart(points: Sequence[ParetoPoint], here: ParetoPoint | None = None) -> Html:
     """Cost over time to train, a point per number of accelerators; the plan itself is ringed."""
     ordered = sorted(points, key=lambda p: p.time_to_train_s)
@@ -152,9 +146,6 @@ def _pareto_point(frame: Frame, point: ParetoPoint, *, label: bool) -> Html:
     beside, anchor = (x + 7.0, "start") if x + 7.0 + 9.0 * len(name) < WIDTH - RIGHT else (x + 4.0, "end")  # inside the frame
     text = tag("text", name, x=beside, y=y - 7.0, font_size=11, text_anchor=anchor, fill=var("soft")) if label else None
     return joined(dot, text)
-
-
-# -- both -----------------------------------------------------------------------------------------------
 
 
 def _line(points: Sequence[tuple[float, float]], colour: str, dash: str | None, width: float) -> Html:

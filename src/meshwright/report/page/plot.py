@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from meshwright.errors import InputError
+from meshwright.files import write_whole
 from meshwright.plan.explain import AxisTraffic, traffic
 from meshwright.predict.forecast import Forecast
 from meshwright.report.page.bars import Part, parts_of
@@ -25,10 +26,7 @@ def write_plot(forecast: Forecast, path: Path) -> None:
         raise InputError(
             f"a plot is written as SVG, not as {path.suffix or 'a file without ending'}", where=str(path), fix="name it FILE.svg"
         )
-    try:
-        path.write_text(plan_plot(forecast), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write the plot: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+    write_whole(path, plan_plot(forecast).encode(errors="replace"))
 
 
 def plan_plot(forecast: Forecast) -> str:

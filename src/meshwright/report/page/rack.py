@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from meshwright.layout import AXES
 from meshwright.plan.plan import Plan
+from meshwright.predict.placement import tiers_of
 from meshwright.report.page.colours import ink_on, stage_colour, var
 from meshwright.report.page.markup import Html, joined, legend, number, svg, tag
 
@@ -255,4 +256,6 @@ def _said(rack: Rack) -> Iterator[str]:
     if inner.num_installed > MAX_CELLS:
         yield f"Drawn: the first {MAX_CELLS} of the {inner.num_installed:,} accelerators of a {inner.name}."
     if plan.layout.ep > 1:
-        yield f"Experts (ep {plan.layout.ep}) are laid over the ranks of dp, cp and tp; they take no accelerators of their own."
+        crossed = " and ".join(tiers_of(plan.layout, plan.cluster).get("ep", ()))
+        own = "they take no accelerators of their own"
+        yield f"Experts (ep {plan.layout.ep}) are laid over the ranks of dp, cp and tp; {own}, and their traffic crosses {crossed}."

@@ -48,9 +48,6 @@ def compact(value: float) -> str:
     return f"{value:g}"
 
 
-# -- loss -----------------------------------------------------------------------------------------------
-
-
 def loss_chart(runs: Sequence[RunFacts], colours: Sequence[str]) -> Html:
     """Loss over samples: the steps, their running mean, the evaluations, and the target."""
     shown = [(facts, colour) for facts, colour in zip(runs, colours, strict=True) if has_loss(facts)]
@@ -99,9 +96,6 @@ def _evaluation_dots(plot: Plot, facts: RunFacts, colour: str) -> Iterable[Html]
         assert evaluation.loss is not None
         said = f"{facts.label}: evaluation after {evaluation.samples:,} samples, loss {evaluation.loss:.4f}"
         yield plot.dot(evaluation.samples, evaluation.loss, colour, said, 4.0)
-
-
-# -- step times -----------------------------------------------------------------------------------------
 
 
 def step_chart(facts: RunFacts) -> Html:
@@ -186,9 +180,6 @@ def _named(label: str, colour: str) -> Html:
     return tag("span", tag("i", style=f"background:{colour}"), label, class_="key")
 
 
-# -- bars -----------------------------------------------------------------------------------------------
-
-
 def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, str, float]], str]], full: float, label: str) -> Html:
     """Bars one under the other on one scale: (name, its parts as (what, colour, amount), what it comes to)."""
     drawn = []
@@ -204,9 +195,6 @@ def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, str, float]], str]], f
         head = tag("p", tag("span", name), tag("b", total), class_="stack-name")
         drawn.append(tag("div", head, picture, class_="stack"))
     return tag("div", *drawn, role="img", aria_label=label)
-
-
-# -- events ---------------------------------------------------------------------------------------------
 
 
 def event_lanes(events: Sequence[Event]) -> Html:
@@ -246,9 +234,6 @@ def _lane(name: str, colour: str, times: Sequence[float], end_s: float) -> Html:
     marks = [tag("line", x1=_pct(p / MAX_MARKS), x2=_pct(p / MAX_MARKS), y1=3, y2=17, stroke=colour, stroke_width=2.5) for p in places]
     picture = tag("svg", base, *marks, class_="fixed", width="100%", height=20, aria_hidden="true")
     return tag("div", tag("span", f"{name} ", tag("b", f"{len(times):,}")), picture, class_="lane")
-
-
-# -- runs beside each other -----------------------------------------------------------------------------
 
 
 def run_legend(runs: Sequence[RunFacts]) -> Html:

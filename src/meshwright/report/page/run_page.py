@@ -14,9 +14,9 @@ from meshwright.report.page.colours import part_colour, run_colour, var
 from meshwright.report.page.markup import Html, joined, legend, swatch, table, tag
 from meshwright.report.page.run_charts import box_table, has_loss, loss_chart, run_legend, spread_chart, stacked
 from meshwright.report.page.scaling_chart import scaling_part
-from meshwright.report.page.shell import document, kwh, note_list, section, write_page
+from meshwright.report.page.shell import document, note_list, section, write_page
 from meshwright.report.scaling import left_out, scalings
-from meshwright.units import seconds, si
+from meshwright.units import energy, seconds, si
 
 MANY = 4  # runs; more are folded away one by one
 
@@ -45,13 +45,10 @@ def _main_run(runs: Sequence[RunFacts]) -> tuple[RunFacts | None, RunFacts | Non
     return (trained[0], beside) if beside is not None else (None, None)
 
 
-# -- one run --------------------------------------------------------------------------------------------
-
-
 def _header(facts: RunFacts) -> Html:
     header = facts.run.header
     when = f" on {header.created[:10]}" if header.kind == "trained" else ""
-    words = [f"{header.kind}{when}", facts.model, header.machine, f"{header.num_ranks:,} ranks", f"seed {header.seed}"]
+    words = [f"{header.kind}{when}", facts.model, header.machine, facts.ranks_words, f"seed {header.seed}"]
     said = ", ".join(word for word in (*words, header.status.replace("_", " ")) if word)
     eyebrow = tag("p", "meshwright report", class_="eyebrow")
     return tag("header", eyebrow, tag("h1", facts.label), tag("p", said, class_="soft"), _chips(facts), note_list(facts.notes))
@@ -90,9 +87,6 @@ def _sections(facts: RunFacts, simulated: RunFacts | None, prefix: str) -> Itera
     yield section(f"{prefix}money", "Money, energy, carbon, water", parts.money_part(facts))
 
 
-# -- several --------------------------------------------------------------------------------------------
-
-
 def _runs_header(runs: Sequence[RunFacts]) -> Html:
     said = ", ".join(dict.fromkeys(facts.model or "unknown model" for facts in runs))
     eyebrow = tag("p", "meshwright report", class_="eyebrow")
@@ -129,6 +123,7 @@ def _losses(runs: Sequence[RunFacts], colours: Sequence[str]) -> Html:
 
 
 def _runs_table(runs: Sequence[RunFacts]) -> Html:
+    most_j = max((facts.ledger.energy_j or 0.0 for facts in runs), default=0.0)
     columns = (
         "run",
         "model",
@@ -145,10 +140,10 @@ def _runs_table(runs: Sequence[RunFacts]) -> Html:
         "cost>",
         "energy>",
     )
-    return table(columns, [_runs_row(facts, run_colour(number)) for number, facts in enumerate(runs)], "Runs", class_="bars side")
+    return table(columns, [_runs_row(facts, run_colour(number), most_j) for number, facts in enumerate(runs)], "Runs", class_="bars side")
 
 
-def _runs_row(facts: RunFacts, colour: str) -> tuple[Html | str, ...]:
+def _runs_row(facts: RunFacts, colour: str, most_j: float) -> tuple[Html | str, ...]:
     told, ledger = facts.told, facts.ledger
     known = [e.loss for e in facts.evaluations if e.loss is not None]
     loss = known[-1] if known else facts.run.records[-1].loss
@@ -166,7 +161,7 @@ def _runs_row(facts: RunFacts, colour: str) -> tuple[Html | str, ...]:
         seconds(facts.time.total_s),
         f"{loss:.4f}" if loss is not None else "\u2013",
         parts.money(ledger),
-        f"{kwh(ledger.energy_j)}" if ledger.energy_j is not None else "unknown",
+        energy(ledger.energy_j, most_j) if ledger.energy_j is not None else "unknown",
     )
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from decimal import Decimal
 
 from meshwright.ledger import Ledger, Rate
 from meshwright.predict.placement import ranks_of
 from meshwright.record.entries import PART_NAMES, Event
-from meshwright.report.compare import APART, PartTimes, parts_of
-from meshwright.report.facts import RunFacts, is_sampled
+from meshwright.report.compare import APART, PartTimes, parts_of, total_s
+from meshwright.report.facts import RunFacts
 from meshwright.report.page.bars import bar, mark
 from meshwright.report.page.colours import part_colour, var
 from meshwright.report.page.markup import Child, Html, joined, legend, swatch, table, tag
 from meshwright.report.page.run_charts import event_lanes, loss_chart, spread_chart, stacked, step_chart
-from meshwright.report.page.shell import kg, kwh, litres, note_list, tile
-from meshwright.units import HOUR, gib, seconds, si, usd
+from meshwright.report.page.shell import kg, litres, note_list, tile
+from meshwright.units import HOUR, energy, gib, seconds, si, usd
 
 COST_COLOURS = {
     "samples": "compute",
@@ -36,30 +35,31 @@ MAX_REPLICAS = 8
 
 
 def run_tiles(facts: RunFacts) -> Iterator[Html]:
-    """The run in eight numbers."""
+    """The run in eight numbers; of a part of a job, with what the whole would take."""
     told, ledger = facts.told, facts.ledger
-    yield tile(_time_name(facts), seconds(facts.time.total_s), _time_remark(facts))
+    yield tile(facts.time_name.capitalize(), seconds(facts.time.total_s), _time_remark(facts))
+    if facts.whole_job:
+        cost = f"; {usd(facts.whole_job.usd)}" if facts.whole_job.usd is not None else ""
+        yield tile(
+            "Whole job, extrapolated", seconds(facts.whole_job.seconds), f"{facts.whole_job.words.removeprefix('by extrapolation: ')}{cost}"
+        )
     spread = f"spread {told.robust_std_pct:.2g} %, p99/p50 {told.p99_over_p50:.3f}"
-    yield tile("Step time, median", seconds(told.median_step_s), spread)
-    rate = f"{told.tokens_per_s / facts.num_ranks:,.0f} a rank" if told.tokens_per_s else "no sequence length is recorded"
+    yield tile("Median step", seconds(told.median_step_s), spread)
+    rate = f"{told.tokens_per_s / facts.num_ranks:,.0f} a rank, steady steps" if told.tokens_per_s else "no sequence length is recorded"
     yield tile("Tokens a second", si(told.tokens_per_s, "") if told.tokens_per_s else "unknown", rate)
-    yield _loss_tile(facts)
+    if not facts.whole_job:  # a simulated one has none, and its place is taken
+        yield _loss_tile(facts)
     exposed_s = sum(told.mean_exposed_s.values())
-    share = f"{seconds(exposed_s)} of a mean step of {seconds(facts.mean_step_s)}" if told.mean_exposed_s else "no part was measured"
-    yield tile("Exposed communication", f"{100 * exposed_s / facts.mean_step_s:.1f} %" if told.mean_exposed_s else "unknown", share)
-    yield tile("Cost", money(ledger), f"{ledger.price}" if ledger.price else "no price is listed")
-    energy = kwh(ledger.energy_j) if ledger.energy_j is not None else "unknown"
-    yield tile("Energy at the wall", energy, f"{ledger.energy_source}; {ledger.num_gpus:,} accelerators")
+    share = f"of the steps' time; {seconds(exposed_s)} a step on average" if told.mean_exposed_s else "no part was measured"
+    yield tile("Exposed communication", f"{100 * exposed_s / told.mean_step_s:.1f} %" if told.mean_exposed_s else "unknown", share)
+    yield tile(
+        "Cost of these steps" if facts.whole_job else "Cost", money(ledger), f"{ledger.price}" if ledger.price else "no price is listed"
+    )
+    drawn = energy(ledger.energy_j) if ledger.energy_j is not None else "unknown"
+    yield tile("Energy at the wall", drawn, f"{ledger.energy_source}; {ledger.num_gpus:,} accelerators")
     carbon = kg(ledger.carbon_kg) if ledger.carbon_kg is not None else "unknown"
     water = f"; {litres(ledger.water_l)} of water" if ledger.water_l is not None else "; water unknown"
     yield tile("Carbon", carbon, f"{grid(ledger)}{water}")
-
-
-def _time_name(facts: RunFacts) -> str:
-    if facts.reached_target:
-        return "Time to target"
-    is_whole = facts.kind == "simulated" and facts.run.header.status == "finished" and not is_sampled(facts.run)
-    return "Time to train" if is_whole else "Time of the run"
 
 
 def _time_remark(facts: RunFacts) -> str:
@@ -77,11 +77,8 @@ def _loss_tile(facts: RunFacts) -> Html:
 
 
 def money(ledger: Ledger) -> str:
-    """What the run cost, small amounts with the digits that tell."""
-    cost = ledger.usd_unrounded
-    if cost is None:
-        return "unknown"
-    return f"${float(cost):.2g}" if Decimal(0) < cost < 1 else usd(float(cost))
+    """What the run cost."""
+    return "unknown" if ledger.usd_unrounded is None else usd(float(ledger.usd_unrounded))
 
 
 def hours(gpu_seconds: float) -> str:
@@ -92,15 +89,12 @@ def hours(gpu_seconds: float) -> str:
 
 def grid(ledger: Ledger) -> str:
     """Whose grid, of which year, reckoned how."""
-    energy = ledger.energy
-    return ", ".join(str(word) for word in (energy.region, energy.region_year, energy.method) if word)
-
-
-# -- time and steps -------------------------------------------------------------------------------------
+    site = ledger.energy
+    return ", ".join(str(word) for word in (site.region, site.region_year, site.method) if word)
 
 
 def time_part(facts: RunFacts) -> Html:
-    """Time to train as a sum."""
+    """The run's time as a sum."""
     time = facts.time
     formula = f"{time.samples:,} samples x {seconds(time.seconds_per_sample)} + {seconds(time.fixed_s)} = {seconds(time.total_s)}"
     parts = [(f"{cost.name}: {seconds(cost.seconds)}", var(COST_COLOURS[cost.key]), cost.seconds) for cost in time.costs]
@@ -128,11 +122,12 @@ def step_part(facts: RunFacts) -> Html:
 def step_rows(facts: RunFacts) -> Iterator[tuple[str, str, str]]:
     """Name, value and meaning of what is said about step times."""
     told, noise, plan = facts.told, facts.noise, facts.plan
-    yield "median", seconds(told.median_step_s), _interval(facts)
+    yield "median step", seconds(told.median_step_s), _interval(facts)
     if plan:
         off = 100 * (told.median_step_s / plan.step_time_s - 1)
         inside = "inside" if plan.low_s <= told.median_step_s <= plan.high_s else "outside"
-        yield "predicted", seconds(plan.step_time_s), f"{facts.kind} is {off:+.1f} %, {inside} the 80 % interval"
+        yield "predicted step", seconds(plan.step_time_s), f"the {facts.kind} median is {off:+.1f} % off, {inside} the 80 % interval"
+    yield "mean step", seconds(told.mean_step_s), "what the parts below add up to"
     yield "spread", f"{told.robust_std_pct:.3g} %", "robust standard deviation; stalls do not count"
     yield "p99 / p50", f"{told.p99_over_p50:.3f}", "how far the slow steps reach"
     yield "worst", seconds(told.worst_step_s), "of all steps"
@@ -157,16 +152,13 @@ def _interval(facts: RunFacts) -> str:
     return f"95 %: {low:+.2g} to {high:+.2g} %"
 
 
-# -- parts ----------------------------------------------------------------------------------------------
-
-
 def parts_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
     """The parts of the step, predicted, simulated and measured, as bars on one scale and in numbers."""
     parts = parts_of(facts, simulated)
     sources = [(name, key) for name, key in SOURCES if any(getattr(row, key) is not None for row in parts)]
     if not parts or not sources:
         return tag("p", "Neither the plan nor the run names parts of the step.", class_="soft")
-    totals = {key: sum(getattr(row, key) or 0.0 for row in parts) for _, key in sources}
+    totals = {key: total_s(parts, key, facts) for _, key in sources}
     full = max(totals.values()) or 1.0
     bars = [(name, [_piece(row, key) for row in parts if getattr(row, key)], seconds(totals[key])) for name, key in sources]
     drawn = stacked(bars, full, f"Parts of the step, {', '.join(name for name, _ in sources)}")
@@ -174,10 +166,10 @@ def parts_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
     for row in parts:
         cells = [seconds(value) if (value := getattr(row, key)) is not None else "\u2013" for _, key in sources]
         rows.append((swatch(part_colour(row.part), PART_NAMES[row.part]), *cells, _against(row)))
-    rows.append((tag("b", "step"), *(tag("b", seconds(totals[key])) for _, key in sources), ""))
-    columns = ("part", *(f"{name}>" for name, _ in sources), "off, % of step>")
+    rows.append((tag("b", "mean step"), *(tag("b", seconds(totals[key])) for _, key in sources), ""))
+    columns = ("part", *(f"{name}>" for name, _ in sources), "off, % of predicted step>")
     beside = f" Simulated: {simulated.label}." if simulated else ""
-    off = f"{sources[-1][0]} less predicted, in per cent of the predicted step"
+    off = f"{sources[-1][0]} less predicted"
     caption = f"Mean of the steady steps, on the busiest stage.{beside}" + (f" Off: {off}." if "predicted_s" in totals else "")
     rows = [(*row[:-1], _share(row[-1], totals.get("predicted_s"))) for row in rows]
     return joined(drawn, table(columns, rows, "Parts of the step", caption=caption, class_="bars compact"))
@@ -208,7 +200,7 @@ def exposed_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
         return tag("p", "No communication is exposed, or none was measured.", class_="soft")
     sources = [(name, key) for name, key in SOURCES if any(getattr(row, key) is not None for row in rows)]
     longest = max((getattr(row, key) or 0.0) for row in rows for _, key in sources) or 1.0
-    steps_s = {key: sum(getattr(row, key) or 0.0 for row in parts_of(facts, simulated)) for _, key in sources}
+    steps_s = {key: total_s(parts_of(facts, simulated), key, facts) for _, key in sources}
     cells = []
     for row in rows:
         axis = row.part.removeprefix("exposed_")
@@ -227,9 +219,6 @@ def exposed_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
         caption="Time that a step waits, and its share of the step",
         class_="bars wide-bar third",
     )
-
-
-# -- loss, memory, ranks --------------------------------------------------------------------------------
 
 
 def loss_part(facts: RunFacts) -> Html:
@@ -306,9 +295,6 @@ def beyond_chance(count: int, num_steps: int, num_replicas: int) -> bool:
     return math.log(num_replicas) - num_steps * (share * math.log(share / chance) + rest) < math.log(0.01)
 
 
-# -- events and money -----------------------------------------------------------------------------------
-
-
 def events_part(facts: RunFacts) -> Html:
     """The events as lanes over time, and in words those that are not routine."""
     if not facts.run.events:
@@ -369,15 +355,15 @@ def _sentence(text: str) -> str:
 
 
 def _amounts(ledger: Ledger) -> Sequence[tuple[str, str, str]]:
-    energy = ledger.energy
-    halls = f"{energy.facility}, {energy.facility_year}" + (f", PUE {energy.pue:g}" if energy.pue else "")
+    site = ledger.energy
+    halls = f"{site.facility}, {site.facility_year}" + (f", PUE {site.pue:g}" if site.pue else "")
     lost = f"; {usd(float(ledger.lost_usd))} of it for steps done again" if ledger.lost_usd else ""
     return (
         ("cost", money(ledger), (f"{ledger.price}" if ledger.price else "no price is listed") + lost),
-        ("energy at the wall", _or_unknown(ledger.energy_j, kwh), f"{ledger.energy_source}, switches left out"),
-        ("energy of the site", _or_unknown(energy.facility_j, kwh), halls),
+        ("energy at the wall", _or_unknown(ledger.energy_j, energy), f"{ledger.energy_source}, switches left out"),
+        ("energy of the site", _or_unknown(site.facility_j, lambda joules: energy(joules, ledger.energy_j)), halls),
         ("carbon", _or_unknown(ledger.carbon_kg, kg), grid(ledger)),
-        ("water on site", _or_unknown(ledger.water_l, litres), energy.water_of),
+        ("water on site", _or_unknown(ledger.water_l, litres), site.water_of),
     )
 
 

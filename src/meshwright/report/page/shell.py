@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from meshwright.errors import InputError
+from meshwright.files import write_whole
 from meshwright.report.page.colours import variables
 from meshwright.report.page.markup import Child, Html, joined, tag
-from meshwright.units import KWH
 
 STYLE = Path(__file__).parent / "style.css"
 
@@ -33,10 +32,7 @@ def _head(title: str) -> Html:
 
 def write_page(path: Path, page: str) -> None:
     """Write a page's file."""
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write the page: {error.strerror}", where=str(path), fix="choose a folder that exists") from None
+    write_whole(path, page.encode(errors="replace"))  # a name in somebody's file may hold half a character
 
 
 def section(name: str, title: str, *children: Child) -> Html:
@@ -53,11 +49,6 @@ def note_list(notes: Iterable[str]) -> Html:
     """Sentences that a reader must not miss; nothing where there are none."""
     items = [tag("li", note) for note in notes]
     return tag("ul", *items, class_="notes") if items else Html("")
-
-
-def kwh(energy_j: float) -> str:
-    """Energy as people say it."""
-    return _scaled(energy_j / KWH, "Wh", "kWh", "MWh")
 
 
 def kg(mass_kg: float) -> str:

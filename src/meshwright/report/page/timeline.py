@@ -27,6 +27,8 @@ MAX_OPERATIONS = 5000  # drawn one by one
 NUM_CELLS = 12_000  # stages x columns of time, where there are more
 LEVELS = 20  # heights a share is rounded to: runs of equal columns become one
 KINDS = ("forward", "backward", "weight gradient")
+WITHIN = ("tp", "cp", "ep")  # axes whose traffic is part of an operation
+LEAST_SHARE = 0.01  # of an operation
 
 
 def timeline_picture(step: LaidOut) -> Html:
@@ -35,7 +37,7 @@ def timeline_picture(step: LaidOut) -> Html:
     row = ROW if num_stages <= 24 else max(480.0 / num_stages, 8.0)
     height = num_stages * row + 46.0
     each = len(step.schedule.start_s) <= MAX_OPERATIONS
-    rows = _operations(step, row) if each else _columns(step, row)
+    rows = (*_operations(step, row), *_waits(step, row)) if each else _columns(step, row)
     label = (
         f"Timeline of one step: {num_stages} pipeline stages, {len(step.schedule.start_s):,} operations, {seconds(step.forecast.step_s)}"
     )
@@ -65,6 +67,30 @@ def _operations(step: LaidOut, row: float) -> Iterator[Html]:
         left = _x(step, start_s)
         box = {"x": left, "y": stage * row + 1.0, "width": max(_x(step, end_s) - left - 0.35, 0.15), "height": row - 2.0}
         yield tag("rect", tag("title", name), **box, fill=kind_colour(kind, chunk, order.num_chunks))
+
+
+def _waits(step: LaidOut, row: float) -> Iterator[Html]:
+    """What operations wait for within themselves, as strips at their foot, one path an axis: a strip's height is its share of the time."""
+    order, foot = step.schedule.schedule, row - 1.0
+    for axis, share in _waiting(step).items():
+        high = (row - 2.0) * share
+        foot -= high
+        boxes = zip(order.stage.tolist(), step.start_s.tolist(), step.end_s.tolist(), strict=True)
+        path = "".join(_strip(_x(step, start_s), _x(step, end_s), stage * row + foot, high) for stage, start_s, end_s in boxes)
+        yield tag("path", tag("title", f"{PART_NAMES[f'exposed_{axis}']}: {100 * share:.1f} % of every operation"), d=path, fill=var(axis))
+
+
+def _strip(left: float, right: float, top: float, high: float) -> str:
+    across, down = number(max(right - left - 0.35, 0.15)), number(high)
+    return f"M{number(left)} {number(top)}h{across}v{down}h-{across}z"
+
+
+def _waiting(step: LaidOut) -> dict[str, float]:
+    """Of the operations' time, the share that they wait for an axis's traffic; shares too small to be drawn are left out."""
+    parts_s = step.forecast.parts
+    whole_s = sum(parts_s.get(part, 0.0) for part in ("compute", *(f"exposed_{axis}" for axis in WITHIN)))
+    shares = {axis: parts_s.get(f"exposed_{axis}", 0.0) / whole_s for axis in WITHIN} if whole_s else {}
+    return {axis: share for axis, share in shares.items() if share >= LEAST_SHARE}
 
 
 def _columns(step: LaidOut, row: float) -> Iterator[Html]:
@@ -160,6 +186,7 @@ def _legend(step: LaidOut) -> list[tuple[str, str]]:
         else:
             entries.append((kind_colour(kind, 0, 1), KINDS[kind]))
     waits = [(var("dp"), "waiting for weights or gradients")] if step.replicas.gather_s + step.replicas.reduce_s > 0 else []
+    waits += [(var(axis), PART_NAMES[f"exposed_{axis}"]) for axis in _waiting(step)] if each else []
     return [*entries, (var("faint"), "idle"), *waits, *((var(part), PART_NAMES[part]) for part in ("optimizer", "overhead"))]
 
 
@@ -171,4 +198,15 @@ def _said(step: LaidOut, each: bool) -> str:
     count = f"{len(schedule.start_s):,} operations" + (f" of {counted}" if counted else "")
     how = "; point at one for its times" if each else "; too many to draw one by one: the height of a colour is its share of that time"
     bubble = f" Stages idle {idle:.1f} % of the pipeline's time on average." if order.num_stages > 1 else ""
-    return f"{count}{how}.{bubble}"
+    return f"{count}{how}.{bubble}{_within(step)}"
+
+
+def _within(step: LaidOut) -> str:
+    """A sentence on the traffic that operations wait for, and which tiers it crosses."""
+    crossed = step.forecast.placement
+    found = [
+        f"{PART_NAMES[f'exposed_{axis}']} {seconds(value)} a step ({' and '.join(crossed[axis])})"
+        for axis in WITHIN
+        if axis in crossed and (value := step.forecast.parts.get(f"exposed_{axis}", 0.0)) > 0
+    ]
+    return f" Operations include the traffic that they wait for: {', '.join(found)}." if found else ""

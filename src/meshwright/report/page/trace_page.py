@@ -85,9 +85,6 @@ def _row(process: ProcessTimes) -> tuple[str, ...]:
     return process.label, seconds(process.window_s), *shares, seconds(process.communication_s), hidden
 
 
-# -- over time ------------------------------------------------------------------------------------------
-
-
 def _strips(profile: Profile) -> Html:
     shown = profile.processes[:MAX_STRIPS]
     left = len(profile.processes) - len(shown)
@@ -155,9 +152,6 @@ def _axis(window_s: float) -> Html:
         for mark in marks
     ]
     return tag("div", tag("span"), tag("svg", *words, class_="fixed", width="100%", height=16, aria_hidden="true"), class_="lane")
-
-
-# -- streams and collectives ----------------------------------------------------------------------------
 
 
 def _streams(profile: Profile) -> Html:

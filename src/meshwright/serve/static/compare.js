@@ -20,7 +20,7 @@ export function showCompare(content, wanted) {
   const lossPart = el("div", {}, el("h2", {}, "Loss"), lossBox);
   const timePart = el("div", {}, el("h2", {}, "Step time"), timeBox);
   const body = el("tbody");
-  const heads = ["Run", "Status", "Model", "Ranks>", "Step>", "Loss>", "Evaluation>", "Step time>", "To the fastest>", "Cost>"];
+  const heads = ["Run", "Status", "Model", "Ranks>", "Step>", "Loss>", "Evaluation>", "Median step>", "To the fastest>", "Cost>"];
   const table = el(
     "table",
     { class: "live-compared", "aria-label": "Runs compared" },

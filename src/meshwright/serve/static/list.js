@@ -13,7 +13,7 @@ export function showList(content) {
   const search = el("input", { type: "search", placeholder: "Filter by name, model, machine or status", "aria-label": "Filter runs" });
   const compare = el("a", { class: "button", role: "link" });
   const body = el("tbody");
-  const heads = ["", "Run", "Model", "Progress", "Loss>", "Step time>", "Cost>", "When>"];
+  const heads = ["", "Run", "Model", "Progress", "Loss>", "Median step>", "Cost>", "When>"];
   const table = el(
     "table",
     { class: "live-runs", "aria-label": "Runs" },
@@ -135,7 +135,7 @@ function makeRow(run, choose) {
   const steps = el("span", { class: "small soft" });
   const cells = {
     loss: el("td", { class: "num", "data-label": "Loss" }),
-    step: el("td", { class: "num", "data-label": "Step time" }),
+    step: el("td", { class: "num", "data-label": "Median step" }),
     cost: el("td", { class: "num", "data-label": "Cost" }),
     when: el("td", { class: "num soft when", "data-label": "When" }),
   };

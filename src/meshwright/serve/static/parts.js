@@ -40,21 +40,26 @@ export function makeParts() {
     const predicted = now.predicted?.parts_s ?? {};
     const word = now.kind === "simulated" ? "Simulated" : "Measured";
     const known = partNames.filter((part) => (measured[part] ?? 0) > 0 || (predicted[part] ?? 0) > 0);
+    const total = (of) => (Object.keys(of).length ? known.reduce((sum, part) => sum + (of[part] ?? 0), 0) : null);
+    const predictedStep = now.unpredicted ? now.predicted?.step_time_s : total(predicted);
     element.classList.toggle("without", !Object.keys(measured).length);
     say(table.querySelector(".now"), word);
     drawBars(
       bars,
       [
-        ["Predicted", predicted],
-        [word, measured],
+        ["Predicted", predicted, predictedStep],
+        [word, measured, total(measured)],
       ],
       known,
     );
-    body.replaceChildren(...known.map((part) => row(part, predicted[part], measured[part])));
+    body.replaceChildren(
+      ...known.map((part) => row(part, predicted[part], measured[part])),
+      ...(known.length ? [line(el("b", {}, "mean step"), predictedStep, total(measured))] : []),
+    );
     say(
       note,
       Object.keys(measured).length
-        ? `${word}: mean of the ${number(now.num_steady)} steady steps among the last ${number(now.num_recent)}.`
+        ? `${word}: mean of the ${number(now.num_steady)} steady steps among ${now.num_recent < now.step ? "the last" : "all"} ${number(now.num_recent)}. ${now.unpredicted ?? ""}`
         : "This run does not say what its steps are made of.",
     );
     const order = partNames.filter((part) => columns[`${part}_s`]?.some((value) => value > 0));
@@ -72,12 +77,16 @@ export function makeParts() {
 function row(part, predicted, measured) {
   const swatch = el("i", { "aria-hidden": "true" });
   swatch.style.background = `var(--${partColour(part)})`;
+  return line(el("span", { class: "key" }, swatch, partWord(part)), predicted, measured);
+}
+
+function line(name, predicted, measured) {
   const difference = typeof predicted === "number" && typeof measured === "number" ? measured - predicted : null;
   const sign = difference > 0 ? "+" : "\u2212";
   return el(
     "tr",
     {},
-    el("td", {}, el("span", { class: "key" }, swatch, partWord(part))),
+    el("td", {}, name),
     el("td", { class: "num" }, seconds(predicted)),
     el("td", { class: "num" }, seconds(measured)),
     el(
@@ -89,9 +98,9 @@ function row(part, predicted, measured) {
 }
 
 function drawBars(bars, sides, parts) {
-  const longest = Math.max(...sides.map(([, of]) => parts.reduce((sum, part) => sum + (of[part] ?? 0), 0)), 1e-12);
+  const longest = Math.max(...sides.map(([, , step]) => step ?? 0), 1e-12);
   bars.replaceChildren(
-    ...sides.map(([word, of]) => {
+    ...sides.map(([word, of, step]) => {
       const total = parts.reduce((sum, part) => sum + (of[part] ?? 0), 0);
       const words = parts.map((part) => `${partWord(part)} ${seconds(of[part])}`).join(", ");
       const stack = el("div", { class: "live-stack", role: "img", "aria-label": `${word}: ${words}` });
@@ -106,7 +115,7 @@ function drawBars(bars, sides, parts) {
         { class: "live-side" },
         el("span", { class: "soft small" }, word),
         total ? stack : el("span", { class: "soft small" }, "not known"),
-        el("span", { class: "small num" }, total ? seconds(total) : ""),
+        el("span", { class: "small num" }, total ? seconds(step) : ""),
       );
     }),
   );

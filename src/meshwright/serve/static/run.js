@@ -5,7 +5,7 @@ import { makeEvents } from "./events.js";
 import { makeLoss, makeStepTimes } from "./curves.js";
 import { makeParts } from "./parts.js";
 import { makeRacks } from "./racks.js";
-import { ago, clock, el, loss, number, percent, roughly, say, seconds, si, status, statusWord, usd } from "./words.js";
+import { ago, clock, el, energyWord, loss, number, percent, roughly, say, seconds, si, status, statusWord, usd } from "./words.js";
 
 const LIVE_MS = 1000;
 const ENDED_MS = 5000;
@@ -269,7 +269,7 @@ function makeTiles() {
     [
       ["progress", "Progress"],
       ["loss", "Loss"],
-      ["pace", "Step time"],
+      ["pace", "Median step"],
       ["finish", "Predicted finish"],
       ["cost", "Cost"],
       ["energy", "Energy"],
@@ -286,7 +286,7 @@ function makeTiles() {
     say(progress.value, told.progress === null ? `step ${number(told.step)}` : percent(told.progress, told.progress < 0.1 ? 1 : 0));
     progress.meter.hidden = told.progress === null;
     progress.meter.value = told.progress ?? 0;
-    const of = told.num_steps && told.progress < 1 ? ` of ${number(told.num_steps)}` : "";
+    const of = told.num_steps && told.progress < 1 ? ` of ${number(told.num_steps)}${endWords(told)}` : "";
     say(progress.remark, `${told.progress === null ? "" : `step ${number(told.step)}${of} \u00b7 `}${number(told.samples)} samples`);
     say(lossTile.value, loss(told.loss));
     say(
@@ -306,6 +306,7 @@ function makeTiles() {
           ? ""
           : `predicted ${seconds(told.predicted.step_time_s)} (${off >= 0 ? "+" : "\u2212"}${Math.abs(100 * off).toFixed(0)} %)`,
         told.tokens_per_s ? si(told.tokens_per_s, " tokens/s") : "",
+        told.num_recent < told.step && !told.num_recorded ? `last ${number(told.num_recent)} steps` : "",
       ]
         .filter(Boolean)
         .join(" \u00b7 "),
@@ -325,7 +326,7 @@ function makeTiles() {
     );
     cost.element.title = told.price_note ?? "";
     const joules = told.ledger?.energy_j ?? null;
-    say(energy.value, joules === null ? "\u2013" : joules > 3.6e6 ? si(joules / 3600, "Wh") : si(joules, "J"));
+    say(energy.value, joules === null ? "\u2013" : energyWord(joules));
     say(
       energy.remark,
       joules === null ? (told.ledger ? "nobody states the power" : "being added up") : `${told.ledger.energy_source}, at the wall`,
@@ -360,6 +361,12 @@ function sayFinish(tile, told) {
         .join(" \u00b7 "),
     );
   }
+}
+
+// What ends the run first, behind its number of steps.
+function endWords(told) {
+  const words = { target: " to the target", workload: "", "steps asked for": " asked for", budget: " that the budget pays for" };
+  return words[told.ends_by] ?? "";
 }
 
 function beyondWords(told) {

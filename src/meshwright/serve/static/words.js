@@ -42,7 +42,7 @@ export function roughly(value) {
 
 export function usd(value) {
   if (!known(value)) return NOTHING;
-  if (value > 0 && value < 0.01) return `$${Number(value.toPrecision(2))}`;
+  if (value > 0 && value < 0.1) return `$${Number(value.toPrecision(3))}`; // as `usd` of units.py
   const cents = Math.abs(value) < 100 ? 2 : 0;
   return `$${value.toLocaleString("en", { minimumFractionDigits: cents, maximumFractionDigits: cents })}`;
 }
@@ -70,6 +70,15 @@ export function si(value, unit) {
     if (value >= factor) return `${Number((value / factor).toPrecision(3))} ${prefix}${unit}`;
   }
   return `${Number(value.toPrecision(3))} ${unit}`;
+}
+
+// As `energy` of units.py has it.
+export function energyWord(joules) {
+  if (!known(joules)) return NOTHING;
+  const whole = Math.abs(joules) / 3.6e6;
+  const [factor, unit] = whole >= 1e4 ? [1e-3, "MWh"] : whole >= 0.1 || !whole ? [1, "kWh"] : [1e3, "Wh"];
+  const value = (joules / 3.6e6) * factor;
+  return `${Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(4))} ${unit}`;
 }
 
 export const percent = (share, digits = 0) => (known(share) ? `${(100 * share).toFixed(digits)} %` : NOTHING);

@@ -53,6 +53,14 @@ def refused(what: str, where: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"{what}: {reason}", where=str(where), fix=FIXES.get(error.errno or 0, "see the disk's own messages"))
 
 
+PASSING = (errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
+
+
+def may_pass(error: CheckpointError) -> bool:
+    """Whether what the disk refused may well work when it is asked again: a read error, a network that was slow."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in PASSING
+
+
 def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write every byte: the system may take fewer than it was given."""
     view = memoryview(data)
@@ -101,7 +109,8 @@ def write_json(path: Path, value: object) -> None:
 def read_json(path: Path) -> Any:
     """The value in a JSON file; doubled keys, NaN and absurd sizes are errors."""
     with regular_file(path) as fd:
-        size_bytes = os.fstat(fd).st_size
+        with explained(f"cannot read {path.name}", path):
+            size_bytes = os.fstat(fd).st_size
         if size_bytes == 0:
             raise CheckpointError(f"{path.name} is empty", where=str(path))
         if size_bytes > MAX_JSON_BYTES:
@@ -140,7 +149,9 @@ def regular_file(path: Path) -> Iterator[int]:
     with explained(f"cannot open {path.name}", path):
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        with explained(f"cannot open {path.name}", path):
+            is_plain = stat.S_ISREG(os.fstat(fd).st_mode)
+        if not is_plain:
             raise CheckpointError(f"{path.name} is not a plain file", where=str(path))
         yield fd
     finally:

@@ -101,7 +101,7 @@ def check_whole(path: Path) -> Manifest:
     if named and int(named[1]) != manifest.step:
         raise CheckpointError(f"{path.name} holds step {manifest.step}", where=str(path))
     for file in manifest.files:
-        with regular_file(path / file.name) as fd:
+        with regular_file(path / file.name) as fd, explained(f"cannot read {file.name}", path / file.name):
             size_bytes = os.fstat(fd).st_size
         if size_bytes != file.size_bytes:
             raise CheckpointError(

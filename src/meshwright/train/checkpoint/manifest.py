@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -18,10 +17,10 @@ from meshwright.train.checkpoint.shard import BLOCK_BYTES, DTYPES, Written, dtyp
 MANIFEST = "manifest.json"
 FORMAT = "meshwright-checkpoint"
 VERSION = 1
-SHARD_NAME = re.compile(r"shard-(\d{5,})-of-(\d{5,})\.safetensors")
 
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 62)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+T = TypeVar("T")
 CLOSED = ConfigDict(extra="forbid")
 
 
@@ -170,12 +169,12 @@ def read_manifest(folder: Path) -> Manifest:
         )
     if content.pop("sha256", None) != _digest(content):
         raise CheckpointError(f"{MANIFEST} is damaged: it does not have the hash it was saved with", where=str(path))
-    manifest: Manifest = validated(BODY, content.get("body"), path)
+    manifest = validated(BODY, content.get("body"), path)
     check(manifest, str(path))
     return manifest
 
 
-def validated(kind: TypeAdapter[Any], content: object, path: Path) -> Any:
+def validated(kind: TypeAdapter[T], content: object, path: Path) -> T:
     """`content` as a value of `kind`; the first thing wrong with it is the error."""
     try:
         return kind.validate_python(content)

@@ -8,11 +8,16 @@ from meshwright.errors import InputError, nearest
 
 
 def check_same(
-    saved: Mapping[str, str], now: Mapping[str, str], *, allowed: Collection[str] = (), flag: str = "--allow-changed"
+    saved: Mapping[str, str],
+    now: Mapping[str, str],
+    *,
+    allowed: Collection[str] = (),
+    flag: str = "--allow-changed",
+    said: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
     """The names that differ and may; any other difference is an error that lists all of them with both values.
 
-    `flag` is the option by which a user allows a change; the error quotes it.
+    `flag` is the option by which a user allows a change; the error quotes it. `said` tells in words what has changed, where that is known.
     """
     known = {*saved, *now}
     for name in allowed:
@@ -23,8 +28,17 @@ def check_same(
     if refused:
         lines = [f"{name}: {saved.get(name, 'not recorded')} in the checkpoint, {now.get(name, 'not known')} now" for name in refused]
         raise InputError(
-            f"this run differs from its checkpoint in {', '.join(refused)}",
+            _difference(refused, said or {}),
             where="; ".join(lines),
             fix=f"go back to what the checkpoint was made with, or, if it is meant, add {' '.join(f'{flag} {name}' for name in refused)}",
         )
     return tuple(differing)
+
+
+def _difference(refused: Collection[str], said: Mapping[str, str]) -> str:
+    """What has changed: in words where they are known, else the names of what was compared."""
+    unsaid = [name for name in refused if name not in said]
+    words = [said[name] for name in refused if name in said]
+    if not words:
+        return f"this run differs from its checkpoint in {', '.join(unsaid)}"
+    return f"this run differs from its checkpoint: {'; '.join([*words, *unsaid])}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,10 +18,13 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.train.checkpoint.durable import JSON, CheckpointError, explained
 from meshwright.train.checkpoint.folder import Keep
 from meshwright.train.checkpoint.manifest import tensor_table
+from meshwright.train.checkpoint.notices import NoNotices, Notices
 from meshwright.train.checkpoint.piece import Piece
 from meshwright.train.checkpoint.saving import TIMEOUT_S, Attempt, Content, checked_scalars, new_token, write
 from meshwright.train.checkpoint.shard import ShardLayout, lay_out
 from meshwright.train.checkpoint.snapshot import Snapshot
+
+LOOK_S = 0.2  # between two looks at whether a wait is still worth it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,7 @@ class AsyncSaver:
         keep: Keep | None = None,
         timeout_s: float = TIMEOUT_S,
         raise_failures: bool = False,
+        notices: Notices | None = None,
     ) -> None:
         if not token and num_ranks > 1:
             raise InputError(
@@ -70,7 +74,14 @@ class AsyncSaver:
         with explained("cannot make the folder of the checkpoints", folder):
             folder.mkdir(parents=True, exist_ok=True)
         self._attempt = Attempt(
-            folder=folder, step=0, rank=rank, num_ranks=num_ranks, token=token or new_token(), number=0, timeout_s=timeout_s
+            folder=folder,
+            step=0,
+            rank=rank,
+            num_ranks=num_ranks,
+            token=token or new_token(),
+            number=0,
+            timeout_s=timeout_s,
+            notices=NoNotices() if notices is None else notices,
         )
         self._keep = keep
         self._raise_failures = raise_failures
@@ -85,12 +96,14 @@ class AsyncSaver:
         """Set host memory aside now, so that the first save need not."""
         self._snapshot.reserve(lay_out(pieces))
 
-    def save(self, step: int, pieces: Iterable[Piece], scalars: Mapping[str, JSON]) -> float:
+    def save(
+        self, step: int, pieces: Iterable[Piece], scalars: Mapping[str, JSON], *, is_hurried: Callable[[], bool] = lambda: False
+    ) -> float:
         """Copy the state and start to write it; return the seconds this took. An earlier save that is still under way is waited for.
 
-        When that one does not end in time, this one is not begun, and reported as failed.
+        When that one does not end in time, or `is_hurried` comes true first, this one is not begun, and reported as failed.
         """
-        return self._start(step, list(pieces), checked_scalars(scalars), self._attempt.timeout_s)
+        return self._start(step, list(pieces), checked_scalars(scalars), self._attempt.timeout_s, is_hurried=is_hurried)
 
     def save_alongside(self, step: int, pieces: Iterable[Piece], scalars: Mapping[str, JSON]) -> float:
         """Like `save`, but the copy from host memory too is made behind the training's back, while forward and backward run.
@@ -122,13 +135,22 @@ class AsyncSaver:
         late = CheckpointError(f"the save of step {step} did not end within {timeout_s:g} s", where=str(self._attempt.folder))
         return replace(own, stall_s=stall_s) if own else _failed(step, stall_s, late)
 
-    def _start(self, step: int, pieces: list[Piece], scalars: Mapping[str, JSON], timeout_s: float, alongside: bool = False) -> float:
+    def _start(
+        self,
+        step: int,
+        pieces: list[Piece],
+        scalars: Mapping[str, JSON],
+        timeout_s: float,
+        alongside: bool = False,
+        is_hurried: Callable[[], bool] = lambda: False,
+    ) -> float:
         start_s = time.perf_counter()
         layout, tensors = lay_out(pieces), tensor_table(pieces, self._attempt.rank)
         self._attempt = replace(self._attempt, step=step, number=self._attempt.number + 1)
-        if not self._joined(timeout_s):
+        if not self._joined(timeout_s, is_hurried):
             stall_s = time.perf_counter() - start_s
             failure = CheckpointError(f"step {step} is not saved: the save before it is still under way", where=str(self._attempt.folder))
+            self._attempt.post_failure(failure.what)  # other ranks may have begun
             self._reports.put(_failed(step, stall_s, failure))
             return stall_s
         # A copy from CUDA is only queued here, in order with what the training queues: there is nothing to put off.
@@ -163,9 +185,9 @@ class AsyncSaver:
     def _drained(self) -> list[SaveReport]:
         return [self._reports.get() for _ in range(self._reports.qsize())]  # only this thread takes from the queue
 
-    def close(self) -> list[SaveReport]:
-        """Wait for the save under way, and give the host memory back; return the last reports."""
-        reports = self.wait()
+    def close(self, *, timeout_s: float | None = None) -> list[SaveReport]:
+        """Wait for the save under way, `timeout_s` at most, and give the host memory back; return the last reports."""
+        reports = self.wait(timeout_s=timeout_s)
         if self._joined(0.0):
             self._snapshot.release()
         return reports
@@ -176,13 +198,16 @@ class AsyncSaver:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _joined(self, timeout_s: float) -> bool:
-        """Whether no save is under way, after at most `timeout_s`."""
-        if self._thread:
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
+    def _joined(self, timeout_s: float, is_hurried: Callable[[], bool] = lambda: False) -> bool:
+        """Whether no save is under way, after at most `timeout_s`, or once `is_hurried` is true."""
+        until_s = time.monotonic() + timeout_s
+        while self._thread:
+            left_s = until_s - time.monotonic()
+            self._thread.join(max(0.0, min(left_s, LOOK_S)))
+            if not self._thread.is_alive():
+                self._thread = None
+            elif left_s <= LOOK_S or is_hurried():
                 return False
-            self._thread = None
         return True
 
     def _write(self, attempt: Attempt, content: Content, to_copy: tuple[ShardLayout, list[int]] | None) -> None:
@@ -193,8 +218,10 @@ class AsyncSaver:
             self._snapshot.wait()
             saved = write(attempt, content, self._keep)
         except MeshwrightError as error:
+            attempt.post_failure(error.what)
             self._reports.put(_failed(attempt.step, self._stall_s, error))
         except Exception as error:  # whatever it was, the training must hear of it, and go on
+            attempt.post_failure(repr(error))
             self._reports.put(_failed(attempt.step, self._stall_s, CheckpointError(f"the save of step {attempt.step} broke: {error!r}")))
         else:
             self._reports.put(

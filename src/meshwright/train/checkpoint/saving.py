@@ -1,7 +1,8 @@
 """Saving: every rank writes its shard, rank 0 writes the manifest, and one rename makes the checkpoint count.
 
 Ranks meet through files in a folder that belongs to this save alone, so that a background thread never touches a process group that the
-training uses, and a dead rank costs a timeout that names it, not a hang.
+training uses, and a dead rank costs a timeout that names it, not a hang. Whether a save failed or counts is also posted as a notice: a rank
+whose disk fails can still tell the others, and they need not wait for a file that nobody could write.
 """
 
 from __future__ import annotations
@@ -11,12 +12,21 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshwright.errors import InputError
-from meshwright.train.checkpoint.durable import JSON, CheckpointError, canonical, explained, read_json, sync_folder, write_json
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.train.checkpoint.durable import (
+    JSON,
+    CheckpointError,
+    canonical,
+    explained,
+    may_pass,
+    read_json,
+    sync_folder,
+    write_json,
+)
 from meshwright.train.checkpoint.folder import STEP, Keep, clean, names_in, partial_path, prune, step_path
 from meshwright.train.checkpoint.manifest import (
     REPORT,
@@ -30,11 +40,13 @@ from meshwright.train.checkpoint.manifest import (
     validated,
     write_manifest,
 )
+from meshwright.train.checkpoint.notices import NoNotices, Notices
 from meshwright.train.checkpoint.piece import Piece
 from meshwright.train.checkpoint.shard import ShardLayout, bytes_of, lay_out, write_shard
 
 TIMEOUT_S = 600.0
 FIRST_POLL_S, LAST_POLL_S = 0.002, 0.25
+READ_ERRORS_S = 5.0  # a disk that answers again within this time has not lost the save
 RENAME_SEEN_S = 5.0  # after a folder vanished, how long its new name may take to show on a shared disk
 
 
@@ -49,6 +61,7 @@ class Attempt:
     token: str
     number: int
     timeout_s: float
+    notices: Notices = field(default_factory=NoNotices)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_ranks or self.step < 0:
@@ -70,6 +83,21 @@ class Attempt:
 
     def failure(self, rank: int) -> Path:
         return self.partial / f"failed-{rank:05d}.json"
+
+    @property
+    def failed(self) -> str:
+        """The name of the notice that says why this save failed."""
+        return f"{self.name}/failed"
+
+    @property
+    def saved(self) -> str:
+        """The name of the notice that says where the checkpoint is, once it counts."""
+        return f"{self.name}/saved"
+
+    def post_failure(self, why: str) -> None:
+        """Tell the other ranks, without the disk, that this rank's part of the save failed."""
+        if self.notices.read(self.failed) is None:  # what failed first is what the others should hear
+            self.notices.post(self.failed, f"rank {self.rank} could not save: {why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,16 +166,13 @@ def checked_scalars(scalars: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def write(attempt: Attempt, content: Content, keep: Keep | None) -> Saved:
-    """Do this rank's part of a save; an error leaves the older checkpoints as they were."""
+    """Do this rank's part of a save; an error leaves the older checkpoints as they were, and reaches every other rank."""
     notes = _tidied(attempt) if attempt.rank == 0 else []
     start_s = time.perf_counter()
-    try:
+    with _failures_are_told(attempt, [attempt.rank]):
         # Taken before this rank reports: from then on rank 0 may rename the folder at any moment.
         inode = _begin(attempt)
         num_bytes = _write_shard(attempt, content)
-    except CheckpointError as error:
-        _give_up(attempt, [attempt.rank], error)
-        raise
     written_s = time.perf_counter()
     path = _commit(attempt, content.scalars) if attempt.rank == 0 else _await_commit(attempt, inode)
     committed_s = time.perf_counter()
@@ -156,20 +181,34 @@ def write(attempt: Attempt, content: Content, keep: Keep | None) -> Saved:
     return Saved(path=path, num_bytes=num_bytes, write_s=written_s - start_s, commit_s=committed_s - written_s, notes=tuple(notes))
 
 
+@contextmanager
+def _failures_are_told(attempt: Attempt, ranks: Iterable[int]) -> Iterator[None]:
+    """Let no error out of the block, foreseen or not, before the other ranks can know of it; the shards of `ranks` are removed."""
+    try:
+        yield
+    except MeshwrightError as error:
+        _give_up(attempt, ranks, error.what)
+        raise
+    except Exception as error:
+        failure = CheckpointError(f"the save of step {attempt.step} failed: {error!r}", where=str(attempt.partial))
+        _give_up(attempt, ranks, failure.what)
+        raise failure from error
+
+
 def _tidied(attempt: Attempt) -> list[str]:
     """Notes on the leftovers of earlier saves. One that cannot be removed is no reason not to save."""
     try:
         return [f"removed {name}, the rest of a save that was cut off" for name in clean(attempt.folder, attempt.token, attempt.number)]
-    except CheckpointError as error:
-        return [error.what]
+    except (CheckpointError, OSError) as error:
+        return [error.what if isinstance(error, CheckpointError) else str(error)]
 
 
 def _pruned(attempt: Attempt, keep: Keep, path: Path) -> list[str]:
     """Notes on the checkpoints that were pruned. The new one counts already, whatever happens here."""
     try:
         return [f"pruned {name}" for name in prune(attempt.folder, keep, path)]
-    except CheckpointError as error:
-        return [error.what]
+    except (CheckpointError, OSError) as error:
+        return [error.what if isinstance(error, CheckpointError) else str(error)]
 
 
 def _begin(attempt: Attempt) -> tuple[int, int]:
@@ -204,13 +243,12 @@ def _write_shard(attempt: Attempt, content: Content) -> int:
 
 def _commit(attempt: Attempt, scalars: Mapping[str, JSON]) -> Path:
     """Wait for all shards, and make the checkpoint count; on failure tell the other ranks and remove the shards."""
-    try:
+    with _failures_are_told(attempt, range(attempt.num_ranks)):
         manifest = combine(attempt.step, attempt.name, scalars, _gathered(attempt))
         with explained(f"cannot finish the checkpoint of step {attempt.step}", attempt.partial):
-            return _finish(attempt, manifest)
-    except CheckpointError as error:
-        _give_up(attempt, range(attempt.num_ranks), error)
-        raise
+            path = _finish(attempt, manifest)
+    attempt.notices.post(attempt.saved, str(path))
+    return path
 
 
 def _finish(attempt: Attempt, manifest: Manifest) -> Path:
@@ -234,14 +272,10 @@ def _finish(attempt: Attempt, manifest: Manifest) -> Path:
 def _gathered(attempt: Attempt) -> list[ShardReport]:
     """The reports of all ranks, once they are there. A rank that failed or stays away is named."""
     reports: dict[int, ShardReport] = {}
+    errors = _ReadErrors()
     for _ in _polls(attempt.timeout_s):
-        with explained("the folder of this save is gone", attempt.partial):
-            names = set(os.listdir(attempt.partial))
-        for rank in range(attempt.num_ranks):
-            if attempt.failure(rank).name in names:
-                raise CheckpointError(f"rank {rank} could not save: {_reason(attempt.failure(rank))}", where=str(attempt.partial))
-            if rank not in reports and attempt.report(rank).name in names:
-                reports[rank] = _read_report(attempt, rank)
+        with errors.forgiven():
+            _gather(attempt, reports)
         if len(reports) == attempt.num_ranks:
             return list(reports.values())
     missing = [rank for rank in range(attempt.num_ranks) if rank not in reports]
@@ -252,6 +286,39 @@ def _gathered(attempt: Attempt) -> list[ShardReport]:
     )
 
 
+def _gather(attempt: Attempt, reports: dict[int, ShardReport]) -> None:
+    """Read the reports that are there by now; an error where a rank says that it failed."""
+    why = attempt.notices.read(attempt.failed)
+    if why is not None:
+        raise CheckpointError(why, where=str(attempt.partial))
+    with explained("cannot see the folder of this save", attempt.partial):
+        names = set(os.listdir(attempt.partial))
+    for rank in range(attempt.num_ranks):
+        if attempt.failure(rank).name in names:
+            raise CheckpointError(f"rank {rank} could not save: {_reason(attempt.failure(rank))}", where=str(attempt.partial))
+        if rank not in reports and attempt.report(rank).name in names:
+            reports[rank] = _read_report(attempt, rank)
+
+
+class _ReadErrors:
+    """Read errors of a disk: one that passes within a few seconds is no reason to give a save up."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+
+    @contextmanager
+    def forgiven(self) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError as error:
+            now_s = time.monotonic()
+            self._since_s = now_s if self._since_s is None else self._since_s
+            if not may_pass(error) or now_s - self._since_s > READ_ERRORS_S:
+                raise
+        else:
+            self._since_s = None
+
+
 def _ranks(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:8]))
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
@@ -259,7 +326,7 @@ def _ranks(ranks: list[int]) -> str:
 
 def _read_report(attempt: Attempt, rank: int) -> ShardReport:
     path = attempt.report(rank)
-    report: ShardReport = validated(REPORT, read_json(path), path)
+    report = validated(REPORT, read_json(path), path)
     said = (report.attempt, report.step, report.rank, report.num_ranks, report.file.name)
     if said != (attempt.name, attempt.step, rank, attempt.num_ranks, attempt.shard(rank).name):
         raise CheckpointError(f"{path.name} speaks of another save: {said}", where=str(path))
@@ -268,18 +335,31 @@ def _read_report(attempt: Attempt, rank: int) -> ShardReport:
 
 def _await_commit(attempt: Attempt, inode: tuple[int, int]) -> Path:
     """Where the checkpoint stands once rank 0 has made it count."""
+    errors = _ReadErrors()
     # Rank 0 may wait its whole time for another rank before it says so.
     for _ in _polls(2 * attempt.timeout_s):
-        with explained(f"cannot see how the checkpoint of step {attempt.step} fares", attempt.partial):
-            if attempt.failure(0).exists():
-                raise CheckpointError(f"rank 0 gave the save up: {_reason(attempt.failure(0))}", where=str(attempt.partial))
-            if not attempt.partial.exists():
-                return _renamed(attempt, inode)
+        with errors.forgiven():
+            path = _committed(attempt, inode)
+            if path:
+                return path
     raise CheckpointError(
         f"rank 0 did not finish step {attempt.step} within {2 * attempt.timeout_s:g} s",
         where=str(attempt.partial),
         fix="see whether it still runs",
     )
+
+
+def _committed(attempt: Attempt, inode: tuple[int, int]) -> Path | None:
+    """Where the checkpoint is, if it counts by now; an error where the save failed."""
+    saved, why = attempt.notices.read(attempt.saved), attempt.notices.read(attempt.failed)
+    if saved is not None:
+        return Path(saved)
+    if why is not None:
+        raise CheckpointError(why, where=str(attempt.partial))
+    with explained(f"cannot see how the checkpoint of step {attempt.step} fares", attempt.partial):
+        if attempt.failure(0).exists():
+            raise CheckpointError(f"rank 0 gave the save up: {_reason(attempt.failure(0))}", where=str(attempt.partial))
+        return None if attempt.partial.exists() else _renamed(attempt, inode)
 
 
 def _renamed(attempt: Attempt, inode: tuple[int, int]) -> Path:
@@ -311,13 +391,16 @@ def _reason(path: Path) -> str:
         return "for a reason that it could not write down"
 
 
-def _give_up(attempt: Attempt, ranks: Iterable[int], error: CheckpointError) -> None:
+def _give_up(attempt: Attempt, ranks: Iterable[int], why: str) -> None:
     """Remove the shards of `ranks` to free their space, and tell the other ranks why; both as far as the disk lets us.
 
     A rank that has reported its shard never removes it: rank 0 may be about to make it count.
     """
+    attempt.post_failure(why)
     for rank in ranks:
         with suppress(OSError):
             os.unlink(attempt.shard(rank))
     with suppress(OSError):
-        write_json(attempt.failure(attempt.rank), {"why": error.what})
+        os.mkdir(attempt.partial)  # where this rank failed before there was a folder to leave word in
+    with suppress(OSError):
+        write_json(attempt.failure(attempt.rank), {"why": why})

@@ -121,7 +121,7 @@ def lay_out(pieces: Iterable[Piece]) -> ShardLayout:
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """A tensor's values as bytes in row order; copied only when they lie elsewhere or otherwise."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return flat.numpy().data
 
 
 def write_shard(path: Path, layout: ShardLayout, data: Iterable[memoryview]) -> Written:
@@ -181,7 +181,8 @@ class ShardReader:
         self._out = memoryview(bytearray(min(BLOCK_BYTES, written.size_bytes)))
         self._block_number = -1
         self._block = self._room[:0]
-        size_bytes = os.fstat(fd).st_size
+        with explained(f"cannot read {path.name}", path):
+            size_bytes = os.fstat(fd).st_size
         if size_bytes != written.size_bytes:
             raise CheckpointError(f"{path.name} has {size_bytes:,} bytes, and was saved with {written.size_bytes:,}", where=str(path))
 

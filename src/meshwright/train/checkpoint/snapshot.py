@@ -60,7 +60,7 @@ class Snapshot:
 
     def data(self, layout: ShardLayout) -> Iterator[memoryview]:
         """The copied bytes, in the order of the shard."""
-        yield memoryview(self._memory.numpy())[: layout.data_bytes]
+        yield self._memory.numpy().data[: layout.data_bytes]
 
     def release(self) -> None:
         """Give the memory back."""

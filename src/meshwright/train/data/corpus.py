@@ -18,15 +18,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
+from meshwright.files import read_bytes
 from meshwright.train.data.sources import SourceRecord
 from meshwright.train.data.tokenizer import FILE_NAME as TOKENIZER
 from meshwright.train.data.tokenizer import Tokenizer, tokenizer_of
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 MANIFEST = "manifest.json"
 FORMAT = "meshwright corpus"
@@ -105,7 +109,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
 
     path = folder / MANIFEST
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         fix = "build a corpus with `meshwright corpus build`; one broken off goes on when the same command is given again"
         raise InputError(f"no finished corpus: cannot read its manifest: {error.strerror}", where=str(path), fix=fix) from None
@@ -126,7 +130,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
 
 
 @cache
-def _adapter() -> Any:
+def _adapter() -> TypeAdapter[Manifest]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(Manifest)
@@ -261,7 +265,7 @@ class Corpus:
     def tokenizer(self) -> Tokenizer:
         """The vocabulary the corpus was built with."""
         path = self.folder / TOKENIZER
-        return tokenizer_of(path.read_bytes(), where=str(path), end_of_document=self.manifest.build.end_of_document)
+        return tokenizer_of(read_bytes(path), where=str(path), end_of_document=self.manifest.build.end_of_document)
 
 
 def _check_counts(folder: Path, manifest: Manifest) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
+from meshwright.files import read_bytes, replace_file
 from meshwright.train.data.corpus import (
     INDEX_DTYPE,
     MANIFEST,
@@ -166,7 +167,7 @@ def _read_plan(path: Path) -> dict[str, Any]:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return asdict(TypeAdapter(BuildPlan).validate_json(path.read_bytes()))
+        return asdict(TypeAdapter(BuildPlan).validate_json(read_bytes(path)))
     except ValidationError:
         raise InputError("the plan of the unfinished build is damaged", where=str(path), fix="delete the folder and build again") from None
 
@@ -193,7 +194,7 @@ def _tokenizer(out: Path, plan: BuildPlan, sources: Sequence[Source], given: Tok
     """The vocabulary, which now also stands in the folder. One that an earlier build trained is read, not trained again."""
     path = out / TOKENIZER
     if given is None and path.exists():
-        return tokenizer_of(path.read_bytes(), where=str(path), end_of_document=plan.end_of_document)
+        return tokenizer_of(read_bytes(path), where=str(path), end_of_document=plan.end_of_document)
     if given is None:
         vocab_size = trained_size(plan.tokenizer)
         assert vocab_size is not None
@@ -481,12 +482,7 @@ def _json(value: object, indent: int | None = 1) -> bytes:
 
 def _write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a kill or a power cut leaves the old one, or the new one whole."""
-    fresh = path.with_name(f"{path.name}.new")
-    with open(fresh, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
+    replace_file(path, content, f"{path.name}.new")
     _sync_folder(path.parent)
 
 

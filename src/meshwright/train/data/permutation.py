@@ -15,8 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 Words = NDArray[np.uint64]
 
-NUM_ROUNDS = 8  # one 64-bit key each: a BLAKE2b digest
-
 
 def mixed(values: ArrayLike, key: int = 0) -> Words:
     """The 64-bit hash of every value under a key; distinct values have distinct hashes."""
@@ -42,7 +40,7 @@ class Permutation:
     """A permutation of 0 .. size-1. Change nothing here without a new format version: the order of samples hangs on it."""
 
     size: int
-    keys: Words
+    keys: Words  # one for each of eight rounds: a BLAKE2b digest
 
     @classmethod
     def of(cls, size: int, *parts: object) -> Permutation:

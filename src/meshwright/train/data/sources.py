@@ -180,7 +180,7 @@ def _num_documents(source: Source, text_key: str, lines: _LineCount) -> int:
     if source.format == "text":
         return 1
     if source.format == "parquet":
-        return _parquet(source, text_key).metadata.num_rows
+        return int(_parquet(source, text_key).metadata.num_rows)
     if source.compression:
         with _unpacked(source) as file:
             while block := _read(source, file.read, READ_BYTES):
@@ -298,7 +298,7 @@ def _unpacked(source: Source) -> BinaryIO:
     if source.compression == "gzip":
         return cast(BinaryIO, gzip.open(source.path, "rb"))
     if source.compression == "zstd":
-        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow as pa
 
         return cast(BinaryIO, io.BufferedReader(pa.input_stream(os.fspath(source.path), compression="zstd"), READ_BYTES))
     return open(source.path, "rb", buffering=READ_BYTES)
@@ -324,7 +324,7 @@ def _skip(source: Source, file: BinaryIO, num_bytes: int) -> None:
 def _parquet(source: Source, text_key: str) -> Any:
     """The open Parquet file; its column is there and holds text."""
     import pyarrow as pa
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq
 
     try:
         file = pq.ParquetFile(source.path, pre_buffer=False)

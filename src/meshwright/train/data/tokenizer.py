@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError, nearest
+from meshwright.files import read_bytes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -114,7 +115,7 @@ def read_tokenizer(path: Path, end_of_document: str | None = None) -> Tokenizer:
     """
     file = path / FILE_NAME if path.is_dir() else path
     try:
-        content = file.read_bytes()
+        content = read_bytes(file)
     except OSError as error:
         fix = f"give a {FILE_NAME}, a folder that holds one, or {TRAIN_PREFIX}N to train one"
         raise InputError(f"cannot read the tokenizer: {error.strerror}", where=str(file), fix=fix) from None
@@ -125,7 +126,7 @@ def _configured_end(file: Path) -> str | None:
     """The `eos_token` of a tokenizer_config.json in the same folder."""
     config = file.with_name("tokenizer_config.json")
     try:
-        token: Any = json.loads(config.read_bytes()).get("eos_token")
+        token: Any = json.loads(read_bytes(config)).get("eos_token")
     except (OSError, ValueError, AttributeError):
         return None
     return token.get("content") if isinstance(token, dict) else token

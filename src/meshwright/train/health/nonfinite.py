@@ -1,29 +1,30 @@
 """Where a number that is none first appeared: the step is run again, and every part's output and gradient looked at.
 
 The update was not made, so the weights are those of the step. What does not come back on the second try was no fault of the numbers but
-of the machine, and that is said too.
+of the machine, and that is said too: then the rank is named whose own loss or own gradients, before they were summed, were no numbers.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from meshwright.describe.model import Model
 from meshwright.layout import Layout
-from meshwright.train.health.marks import Marks
 from meshwright.train.model.compiled import compiles
 from meshwright.train.model.transformer import Transformer, views_of
+from meshwright.train.parallel.collectives import everyones_texts
+from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.parallel.shards import Shard
-from meshwright.train.replica import Replica
+from meshwright.train.replica import Replica, StepResult
 
 LONGEST = 600  # bytes of a rank's finding
 WEIGHT, FORWARD, BACKWARD, SUM, GONE = range(5)  # what comes first is nearer to the cause
@@ -42,19 +43,19 @@ class Finding:
         return (self.phase, self.stage, self.look) < (other.phase, other.stage, other.look)
 
 
-def find_culprit(replica: Replica, batch: Sequence[MicroBatch]) -> str:
-    """Rank, layer and samples where a NaN or infinity first appeared, in a sentence; all ranks must call it."""
+def find_culprit(replica: Replica, batch: Sequence[MicroBatch], result: StepResult) -> str:
+    """Rank, layer and samples where a NaN or infinity first appeared in the step of `result`, in a sentence; all ranks must call it."""
     gradients = _names(replica.shards, lambda shard: shard.gradient)
     looker = Looker(replica, batch)
     for name in _names(replica.shards, lambda shard: shard.values.detach())[:1]:
         looker.note(WEIGHT, 0, f"weight {name} itself")
-    with looker, torch.compiler.set_stance("force_eager") if compiles(replica.mesh) else nullcontext():
+    with looker, torch.compiler.set_stance("force_eager") if compiles(replica.mesh.layout, replica.mesh.device) else nullcontext():
         replica.gradients(batch)  # compiled layers would not show what is inside
     for name in _names(replica.shards, lambda shard: shard.gradient)[:1]:
         looker.note(SUM, 0, f"the gradient of {name}, summed over replicas (no layer's own was seen)")
     for name in gradients[:1]:
         looker.note(GONE, 0, f"the gradient of {name}")
-    return _told(replica.mesh.layout, _gathered(looker.first, replica.mesh.device))
+    return _told(replica.mesh.layout, _gathered(looker.first, replica.mesh.device), result)
 
 
 def _names(shards: Sequence[Shard], tensor: Callable[[Shard], Tensor | None]) -> list[str]:
@@ -139,20 +140,44 @@ def _where(marks: Marks, batch: Sequence[MicroBatch]) -> str:
 
 def _gathered(mine: Finding | None, device: torch.device) -> dict[int, Finding]:
     """What every rank found, by rank; the same on all."""
-    text = json.dumps([mine.phase, mine.stage, mine.look, mine.said[: LONGEST // 2]]).encode() if mine else b""
-    padded = torch.frombuffer(bytearray(text.ljust(LONGEST)), dtype=torch.uint8).to(device)
-    everyones = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, padded)
-    said = {rank: bytes(entry.tolist()).strip() for rank, entry in enumerate(everyones)}
-    return {rank: Finding(*json.loads(text)) for rank, text in said.items() if text}
+    text = json.dumps([mine.phase, mine.stage, mine.look, mine.said[: LONGEST // 2]]) if mine else ""
+    said = everyones_texts(text, LONGEST, device)
+    return {rank: Finding(*json.loads(text)) for rank, text in enumerate(said) if text}
 
 
-def _told(layout: Layout, found: dict[int, Finding]) -> str:
+def _told(layout: Layout, found: dict[int, Finding], result: StepResult) -> str:
     """The earliest finding, in words."""
     gone = "it did not come back when the step was run again, so the numbers of the model are sound and the machine is suspect"
-    if not found:
-        return gone
-    rank = min(found, key=lambda rank: (found[rank].phase, found[rank].stage, found[rank].look, rank))
-    place = ", ".join(f"{axis} {index}" for axis, index in layout.coordinate(rank).items())
-    where = f"first on rank {rank} ({place}) in {found[rank].said}"
-    return f"{where}; {gone}" if found[rank].phase == GONE else where
+    lasting = {rank: one for rank, one in found.items() if one.phase != GONE}
+    if lasting:
+        rank = min(lasting, key=lambda rank: (lasting[rank].phase, lasting[rank].stage, lasting[rank].look, rank))
+        return f"first on {_named(layout, rank)} in {lasting[rank].said}"
+    seen = _seen(layout, result)
+    if seen:
+        return f"{seen}; {gone}"
+    if found:
+        rank = min(found)
+        return f"{found[rank].said}, held by {_named(layout, rank)}, after replicas were summed: each rank's own was finite; {gone}"
+    return gone
+
+
+def _seen(layout: Layout, result: StepResult) -> str:
+    """What of the step itself was no number, and on which rank: losses before gradients, which follow from them. Nothing: nobody's was.
+
+    Ranks of one replica pass activations to each other, and what they pass is bad where they got it bad.
+    """
+    losses, norms = (_bad(values) for values in (result.own_losses, result.own_norms))
+    replicas = {layout.coordinate(rank)["dp"] for rank in losses}
+    ranks = [rank for rank in range(layout.num_ranks) if layout.coordinate(rank)["dp"] in replicas] if losses else norms
+    what = "the loss" if losses else "the gradient"
+    if len(ranks) == 1:
+        return f"{what} of {_named(layout, ranks[0])}"
+    return f"{what} of ranks {', '.join(map(str, ranks))}, which of them it began on cannot be told" if ranks else ""
+
+
+def _bad(values: Sequence[float]) -> list[int]:
+    return [rank for rank, value in enumerate(values) if not math.isfinite(value)]
+
+
+def _named(layout: Layout, rank: int) -> str:
+    return f"rank {rank} ({', '.join(f'{axis} {index}' for axis, index in layout.coordinate(rank).items())})"

@@ -1,4 +1,4 @@
-"""SIGTERM, and Ctrl-C where a launcher started this rank, as a wish to stop that all ranks grant at the same step."""
+"""SIGTERM, and SIGHUP and Ctrl-C where a launcher started this rank, as a wish to stop that all ranks grant at the same step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class StopSignal:
         self.asked_s: float | None = None
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._ask)
-            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored: the parent hands it on as SIGTERM
-                signal.signal(signal.SIGINT, self._ask)
+            for number in (signal.SIGINT, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # ignored: the parent hands it on as SIGTERM, or nohup was asked for
+                    signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: object) -> None:
         if self.asked_s is None:

@@ -22,12 +22,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from meshwright.train.health.marks import Marks
+from meshwright.train.parallel.marks import Marks
 
 EXIT_HUNG = 75  # sysexits' EX_TEMPFAIL: nothing is wrong with the input, try again
 BEAT_S = 1.0
 STEPS_TO_LIMIT = 5.0  # of the 99th percentile step
 NUM_STEP_TIMES = 500
+NUM_FIRST_STEPS = 3  # compile and touch memory for the first time: once enough others are known they say nothing of a usual step
+ENOUGH_STEPS = 10
+STALL_S = 10.0  # a rank may stand still for, unless its steps take longer
 STORE_TIMEOUT_S = 5.0
 POLL_SHARE = 0.4  # of the limit: from here on the others are read
 DEAD_SHARE = 0.5  # of the limit: so long without a beat, and a rank counts as stopped
@@ -160,19 +163,27 @@ class Patience:
     allowance: tuple[float, str] | None = None
     idle_s: float = 0.0
     step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_STEP_TIMES))
+    num_steps: int = 0
     _seen: tuple[int, float] = (-1, 0.0)  # moves, clock
 
     def limit_s(self) -> float:
-        """Seconds without a mark that are still all right: the timeout or five slow steps, more where an allowance says so."""
+        """Seconds without a mark that are still all right: the timeout or five slow steps, or an allowance that is longer."""
         return max(self.usual_limit_s(), self.allowance[0] if self.allowance else 0.0)
 
     def usual_limit_s(self) -> float:
         """The same without an allowance: what others may be busy with is no excuse for a process that has stopped."""
-        limit_s = self.timeout_s
-        if not self.step_times_s:
-            return max(limit_s, self.start_allowance_s)
-        slowest_first = sorted(self.step_times_s.copy(), reverse=True)  # a copy: the main thread appends meanwhile
-        return max(limit_s, STEPS_TO_LIMIT * slowest_first[len(slowest_first) // 100])
+        times_s = list(self.step_times_s)  # a copy: the main thread appends meanwhile
+        if not times_s:
+            return max(self.timeout_s, self.start_allowance_s)
+        if self.num_steps < NUM_STEP_TIMES and len(times_s) >= NUM_FIRST_STEPS + ENOUGH_STEPS:
+            times_s = times_s[NUM_FIRST_STEPS:]
+        times_s.sort(reverse=True)
+        return max(self.timeout_s, STEPS_TO_LIMIT * times_s[len(times_s) // 100])
+
+    def step(self, seconds: float) -> None:
+        """Note how long a step took."""
+        self.num_steps += 1
+        self.step_times_s.append(seconds)
 
     def tick(self, now_s: float, num_moves: int) -> None:
         """Note whether the rank has moved since the last tick.
@@ -235,7 +246,7 @@ class Watch:
         num_ranks: int,
         report: Callable[[Diagnosis], None],
         *,
-        timeout_s: float = 10.0,
+        timeout_s: float = STALL_S,
         start_allowance_s: float = 300.0,
         beat_s: float = BEAT_S,
         place: Callable[[int], str] | None = None,
@@ -243,7 +254,8 @@ class Watch:
     ) -> None:
         self.marks, self.rank, self.report, self.place, self.end = marks, rank, report, place, end
         self.patience = Patience(timeout_s, start_allowance_s, beat_s)
-        self.store = dist.PrefixStore("watch", store.clone())  # its own connection: a slow answer here never holds up the main thread
+        own = store.clone()  # type: ignore[attr-defined]  # torch has it and its types do not; a slow answer never holds up the main thread
+        self.store = dist.PrefixStore("watch", own)
         self.store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
         self._peers = Peers(self.store, num_ranks)
         self._main = threading.get_ident()
@@ -267,7 +279,7 @@ class Watch:
     def step(self, number: int, step_time_s: float) -> None:
         """Note a finished step; its time makes the limit."""
         self.marks.step = number
-        self.patience.step_times_s.append(step_time_s)
+        self.patience.step(step_time_s)
         self.marks.do("the time between steps")
 
     @contextmanager

@@ -19,6 +19,7 @@ from torch import Tensor
 from meshwright.describe.config_json import CONFIG, load_config
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
+from meshwright.files import read_text
 from meshwright.train.model.transformer import Transformer
 
 WEIGHTS = "model.safetensors"
@@ -98,7 +99,7 @@ def load_huggingface(folder: str | Path) -> tuple[Model, HuggingFaceWeights]:
 
 def longest_context(folder: Path) -> int | None:
     """Positions the model was made for, as config.json states them."""
-    stated = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("max_position_embeddings")
+    stated = json.loads(read_text(folder / CONFIG)).get("max_position_embeddings")
     return stated if isinstance(stated, int) and not isinstance(stated, bool) and stated > 0 else None
 
 
@@ -138,11 +139,10 @@ class HuggingFaceWeights:
     def _read(self, theirs: str, box: tuple[slice, ...]) -> Tensor:
         path = self._holder[theirs]
         try:
-            return self._files[path].get_slice(theirs)[box]
+            held: Tensor = self._files[path].get_slice(theirs)[box]
+            return held
         except (SafetensorError, OSError) as error:
             raise InputError(f"cannot read {theirs}: {error}", where=str(path), fix="fetch the file again") from None
-
-    # -- what is checked before anything is read ----------------------------------------------------
 
     def _check(self, name: str, tensor: Named) -> None:
         path = self._holder.get(tensor.theirs)
@@ -215,7 +215,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _weight_map(path: Path) -> Mapping[str, str]:
     """Which shard each tensor stands in, by the index."""
     try:
-        index: Any = json.loads(path.read_text(encoding="utf-8"))
+        index: Any = json.loads(read_text(path))
     except OSError as error:
         raise InputError(f"cannot read the index: {error.strerror}", where=str(path)) from None
     except (ValueError, RecursionError) as error:
@@ -230,7 +230,7 @@ def _weight_map(path: Path) -> Mapping[str, str]:
     return stated
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path) -> safe_open:
     """A safetensors file whose header fits its size."""
     try:
         return safe_open(path, framework="pt", device="cpu")
@@ -240,7 +240,7 @@ def _opened(path: Path) -> Any:
         raise InputError(f"the file is damaged: {error}", where=str(path), fix="fetch the file again") from None
 
 
-def _holders(files: Mapping[Path, Any]) -> dict[str, Path]:
+def _holders(files: Mapping[Path, safe_open]) -> dict[str, Path]:
     """The file each tensor stands in."""
     holder: dict[str, Path] = {}
     for path, file in files.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,12 +15,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from meshwright.describe.config_json import CONFIG
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.train.checkpoint.durable import CheckpointError, explained, new_file, remove_folder, sync_folder, write_all
-from meshwright.train.checks import check_new_folder
 from meshwright.train.data.tokenizer import FILE_NAME, Tokenizer
-from meshwright.train.interop.huggingface import CONFIG, INDEX, WEIGHTS, Named, named_tensors
+from meshwright.train.folders import check_new_folder
+from meshwright.train.interop.huggingface import INDEX, WEIGHTS, Named, named_tensors
 
 SHARD_BYTES = 5_000_000_000  # as in transformers
 
@@ -124,7 +126,7 @@ def _write_weights(draft: Path, tensors: Iterable[tuple[str, Tensor]], shard_byt
     if len(shards) == 1:
         os.rename(draft / _unnumbered(0), draft / WEIGHTS)
         return
-    places = {}
+    places: dict[str, str] = {}
     for number, names in enumerate(shards):
         file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
         os.rename(draft / _unnumbered(number), draft / file)
@@ -169,7 +171,7 @@ def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
 def _appearing(folder: Path) -> Iterator[Path]:
     """A folder to write into that becomes `folder` once all in it is on the disk; nothing is left of one broken off."""
     check_new_folder(folder)
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+    draft = folder.with_name(f".{secrets.token_hex(8)}.new")
     with explained(f"cannot write {folder.name}", folder):
         draft.mkdir(parents=True)
         try:

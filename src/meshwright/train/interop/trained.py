@@ -14,8 +14,8 @@ from meshwright.errors import InputError
 from meshwright.ledger import checked_plan
 from meshwright.train.checkpoint import Piece, load, newest_loadable, read_manifest
 from meshwright.train.checkpoint.shard import DTYPES
-from meshwright.train.checks import PLAN, check_trained
 from meshwright.train.data.tokenizer import Tokenizer, read_tokenizer
+from meshwright.train.folders import PLAN, check_trained
 from meshwright.train.interop.huggingface import load_huggingface, longest_context
 from meshwright.train.model.transformer import Transformer, tensors_in
 
@@ -122,5 +122,6 @@ def _assembled(model: Model, weights: Mapping[str, Tensor], device: torch.device
         value = nn.Parameter(torch.cat(held) if len(held) > 1 else held[0], requires_grad=False)
         setattr(transformer.get_submodule(module), kind, value)
     if model.tied_embeddings:
+        assert transformer.head is not None and transformer.embed is not None, "a model without stages has both ends"
         transformer.head.weight = transformer.embed.weight
     return transformer

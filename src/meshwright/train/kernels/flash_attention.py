@@ -12,7 +12,7 @@ import os
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
@@ -57,7 +57,8 @@ def takes(query: Tensor, key: Tensor) -> bool:
 
 def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Causal attention; [B, T, N, D], keys and values with as many heads or a divisor of them."""
-    return _forward(query, key, value)[0]
+    out: Tensor = _forward(query, key, value)[0]
+    return out
 
 
 def prepare(num_queries: int, num_keys: int, head_dim: int, num_tokens: int, device: torch.device) -> str:
@@ -94,19 +95,16 @@ def trial(queries_per_key: int, head_dim: int, num_tokens: int, device: torch.de
     return f"on random heads it is off by {wrong[0]:.1e} of the result, where {BOUND:.0e} would be rounding" if wrong else ""
 
 
-def _with_gradients(function: Any, inputs: list[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
+def _with_gradients(function: Callable[..., Tensor], inputs: list[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
     out = function(*inputs)
     return (out.detach(), *torch.autograd.grad(out, inputs, gradient))
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The same by torch's plain arithmetic."""
-    heads = (x.transpose(1, 2) for x in (query, key, value))
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        return F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True).transpose(1, 2)
-
-
-# -- operators ------------------------------------------------------------------------------------------
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
 @cache
@@ -180,9 +178,9 @@ def _(query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: Tensor, 
     return _alike(query, key, value)
 
 
-def _alike(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors of the same shapes, each of whose numbers lie one after another, however those of `tensors` lie."""
-    return tuple(tensor.new_empty(tensor.shape) for tensor in tensors)
+def _alike(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tensors of the same shapes, each of whose numbers lie one after another, however those of the three lie."""
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:

@@ -10,7 +10,7 @@ layer then keeps nothing of what its norms and its gate gave, since it keeps wha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.layout import Layout
 from meshwright.train.kernels.layer_functions import Made, value_of
-from meshwright.train.model.linear import Linear
+from meshwright.train.kernels.linear import Linear
 
 INPUT, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16  # what tensor cores ask of both sides of an fp8 matrix
@@ -37,20 +37,23 @@ def unit_of(x: Tensor, dtype: torch.dtype) -> Tensor:
 def straight(x: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
     """A matrix rounded to fp8."""
     if x.is_cuda:
-        return torch.ops.meshwright.fp8_straight(x, unit, dtype)
+        rounded: Tensor = torch.ops.meshwright.fp8_straight(x, unit, dtype)
+        return rounded
     largest = torch.finfo(dtype).max
     return (x.float() * (1.0 / unit)).clamp(-largest, largest).to(dtype)
 
 
 def turned(x: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
     """A matrix rounded to fp8 and turned over."""
-    return torch.ops.meshwright.fp8_turned(x, unit, dtype) if x.is_cuda else straight(x, unit, dtype).T.contiguous()
+    over: Tensor = torch.ops.meshwright.fp8_turned(x, unit, dtype) if x.is_cuda else straight(x, unit, dtype).T.contiguous()
+    return over
 
 
 def both(x: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A matrix rounded to fp8, as it stands and turned over."""
     if x.is_cuda:
-        return torch.ops.meshwright.fp8_both(x, unit, dtype)
+        rounded, over = torch.ops.meshwright.fp8_both(x, unit, dtype)
+        return rounded, over
     rounded = straight(x, unit, dtype)
     return rounded, rounded.T.contiguous()
 
@@ -78,11 +81,14 @@ def multiply(a: Tensor, b: Tensor, unit_a: Tensor, unit_b: Tensor, dtype: torch.
 
 def turned_again(how: str, kept: Sequence[Tensor], unit: Tensor) -> Tensor:
     """The input of a product, rounded and turned over, from what was kept: itself, or what it is made of."""
+    over: Tensor
     if how == "norm":
-        return torch.ops.meshwright.fp8_norm_turned(*kept, unit, INPUT)
-    if how == "gate":
-        return torch.ops.meshwright.fp8_gate_turned(*kept, unit, INPUT)
-    return turned(kept[0], unit, INPUT)
+        over = torch.ops.meshwright.fp8_norm_turned(*kept, unit, INPUT)
+    elif how == "gate":
+        over = torch.ops.meshwright.fp8_gate_turned(*kept, unit, INPUT)
+    else:
+        over = turned(kept[0], unit, INPUT)
+    return over
 
 
 class _Product(torch.autograd.Function):
@@ -95,7 +101,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(unit_x, weight, unit_w, *(sources or (rows,)))
         ctx.shape, ctx.how = x.shape, how
         x8, w8 = straight(rows, unit_x, INPUT), straight(weight, unit_w, INPUT)
-        return multiply(x8, w8, unit_x, unit_w, x.dtype, fast=True).unflatten(0, x.shape[:-1])
+        return torch.unflatten(multiply(x8, w8, unit_x, unit_w, x.dtype, fast=True), 0, x.shape[:-1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -133,10 +139,19 @@ class _SplitProduct(torch.autograd.Function):
 def product(x: Tensor | Made, layer: Linear) -> Tensor:
     """The product of a layer, in fp8."""
     if layer.put_off is not None and torch.is_grad_enabled():
-        return _SplitProduct.apply(value_of(x), layer.weight.detach(), layer)
-    if isinstance(x, Made):
-        return _Product.apply(x.value, layer.weight, x.how, *x.sources)
-    return _Product.apply(x, layer.weight, "")
+        made: Tensor = _SplitProduct.apply(value_of(x), layer.weight.detach(), layer)
+    elif isinstance(x, Made):
+        made = _Product.apply(x.value, layer.weight, x.how, *x.sources)
+    else:
+        made = _Product.apply(x, layer.weight, "")
+    return made
+
+
+@runtime_checkable
+class Remaking(Protocol):
+    """A module whose results a product may make again instead of keeping them."""
+
+    remakes: bool
 
 
 def use_fp8(chunk: nn.Module, device: torch.device, *, remakes: bool = False) -> None:
@@ -146,7 +161,7 @@ def use_fp8(chunk: nn.Module, device: torch.device, *, remakes: bool = False) ->
     for module in chunk.modules():
         if isinstance(module, Linear):
             module.multiply = product
-        elif hasattr(module, "remakes"):
+        elif isinstance(module, Remaking):
             module.remakes = remakes
 
 

@@ -6,6 +6,7 @@ the gradient of the weight. Known to torch as operators, so that compiled layers
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,9 +20,19 @@ TILE_ROWS, TILE_COLUMNS, NUM_WARPS = 64, 128, 4
 
 @triton.jit
 def _round(
-    source, unit, straight, turned, num_rows, num_columns, turned_stride,
-    LARGEST: tl.constexpr, STRAIGHT: tl.constexpr, TURNED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    source: tl.tensor,
+    unit: tl.tensor,
+    straight: tl.tensor,
+    turned: tl.tensor,
+    num_rows: tl.tensor,
+    num_columns: tl.tensor,
+    turned_stride: tl.tensor,
+    LARGEST: tl.constexpr,
+    STRAIGHT: tl.constexpr,
+    TURNED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row[:, None] < num_rows) & (column[None, :] < num_columns)
@@ -36,10 +47,11 @@ def _round(
         tl.store(turned + column[:, None] * turned_stride + row[None, :], over, mask=there)
 
 
-def _launch(source: Tensor, unit: Tensor, straight: Tensor | None, turned: Tensor | None, wrap: Any = wrap_triton) -> None:
+def _launch(source: Tensor, unit: Tensor, straight: Tensor | None, turned: Tensor | None, wrap: Callable[..., Any] = wrap_triton) -> None:
     rows, columns = source.shape
     grid = (triton.cdiv(columns, TILE_COLUMNS), triton.cdiv(rows, TILE_ROWS))
-    made: Any = straight if straight is not None else turned
+    made = straight if straight is not None else turned
+    assert made is not None, "at least one of the two is asked for"
     wrap(_round)[grid](
         source,
         unit,
@@ -91,9 +103,17 @@ def fp8_both(source: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, 
 
 @triton.jit
 def _round_norm(
-    x, scale, weight, unit, turned, num_rows, num_columns,
-    LARGEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    x: tl.tensor,
+    scale: tl.tensor,
+    weight: tl.tensor,
+    unit: tl.tensor,
+    turned: tl.tensor,
+    num_rows: tl.tensor,
+    num_columns: tl.tensor,
+    LARGEST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row[:, None] < num_rows) & (column[None, :] < num_columns)
@@ -121,9 +141,15 @@ def fp8_norm_turned(x: Tensor, scale: Tensor, weight: Tensor, unit: Tensor, dtyp
 
 @triton.jit
 def _round_gate(
-    gate_up, unit, turned, num_rows, num_columns,
-    LARGEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    gate_up: tl.tensor,
+    unit: tl.tensor,
+    turned: tl.tensor,
+    num_rows: tl.tensor,
+    num_columns: tl.tensor,
+    LARGEST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row[:, None] < num_rows) & (column[None, :] < num_columns)

@@ -25,12 +25,18 @@ ROW_MULTIPLE = 1024  # products of whole tiles are the fastest
 
 def summed_loss(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor) -> Tensor:
     """Cross-entropy summed over the tokens that carry loss."""
-    return _BlockedLoss.apply(hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), rows_at_once(weight_VH, BLOCK_BYTES), Plain)
+    return _blocked_loss(hidden_BTH, weight_VH, labels_BT, BLOCK_BYTES, Plain)
 
 
 def summed_loss_in_fp8(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor) -> Tensor:
     """The same with the three products in fp8."""
-    return _BlockedLoss.apply(hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), rows_at_once(weight_VH, FP8_BLOCK_BYTES), Rounded)
+    return _blocked_loss(hidden_BTH, weight_VH, labels_BT, FP8_BLOCK_BYTES, Rounded)
+
+
+def _blocked_loss(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor, block_bytes: int, kind: type[Products]) -> Tensor:
+    rows = rows_at_once(weight_VH, block_bytes)
+    loss: Tensor = _BlockedLoss.apply(hidden_BTH.flatten(0, 1), weight_VH, labels_BT.flatten(), rows, kind)
+    return loss
 
 
 def rows_at_once(weight_VH: Tensor, block_bytes: int) -> int:

@@ -33,7 +33,8 @@ def value_of(x: Tensor | Made) -> Tensor:
 def gated(gate_up: Tensor) -> Tensor:
     """SwiGLU: silu(gate) * up, of gate and up side by side in the last dimension."""
     if HAS_KERNELS and gate_up.is_cuda:
-        return _Gated.apply(gate_up)
+        out: Tensor = _Gated.apply(gate_up)
+        return out
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -48,7 +49,8 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
-        return torch.ops.meshwright.gate_back(gate_up, gradient.contiguous())
+        d_gate_up: Tensor = torch.ops.meshwright.gate_back(gate_up, gradient.contiguous())
+        return d_gate_up
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -66,7 +68,8 @@ def split_heads(heads: Tensor, num_keys: int) -> tuple[Tensor, Tensor, Tensor]:
 def turned_heads(heads: Tensor, num_keys: int, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys turned by their position, and values; cosine and sine are [T, 1, D]."""
     if HAS_KERNELS and heads.is_cuda:
-        return _TurnedHeads.apply(heads, num_keys, cosine, sine)
+        query, key, value = _TurnedHeads.apply(heads, num_keys, cosine, sine)
+        return query, key, value
     query, key, value = split_heads(heads, num_keys)
     return rotate(query, cosine, sine), rotate(key, cosine, sine), value
 

@@ -20,7 +20,7 @@ HEAD_ELEMENTS = 8192  # of heads that one program turns back
 
 
 @triton.jit
-def _gate_back(gate_up, d_inner, d_gate_up, width, BLOCK: tl.constexpr):
+def _gate_back(gate_up: tl.tensor, d_inner: tl.tensor, d_gate_up: tl.tensor, width: tl.tensor, BLOCK: tl.constexpr) -> None:
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -46,9 +46,19 @@ def gate_back(gate_up: Tensor, d_inner: Tensor) -> Tensor:
 
 @triton.jit
 def _heads_back(
-    d_query, d_key, d_value, cosine, sine, d_heads, num_tokens, num_queries, num_keys,
-    HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
+    d_query: tl.tensor,
+    d_key: tl.tensor,
+    d_value: tl.tensor,
+    cosine: tl.tensor,
+    sine: tl.tensor,
+    d_heads: tl.tensor,
+    num_tokens: tl.tensor,
+    num_queries: tl.tensor,
+    num_keys: tl.tensor,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+) -> None:
     row = tl.program_id(1).to(tl.int64)
     head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)[:, None]
     at = tl.arange(0, HALF_BLOCK)[None, :]
@@ -95,16 +105,24 @@ def heads_back(d_query: Tensor, d_key: Tensor, d_value: Tensor, cosine: Tensor, 
 
 @triton.jit
 def _norm_back(
-    d_normed, d_past, x, weight, scale, d_x, d_weight, num_rows, width,
+    d_normed: tl.tensor,
+    d_past: tl.tensor,
+    x: tl.tensor,
+    weight: tl.tensor,
+    scale: tl.tensor,
+    d_x: tl.tensor,
+    d_weight: tl.tensor,
+    num_rows: tl.tensor,
+    width: tl.tensor,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+) -> None:
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < width
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     summed = tl.zeros((BLOCK,), dtype=tl.float32)
     for row in range(program, num_rows, tl.num_programs(0)):
-        here = row.to(tl.int64) * width + column
+        here = tl.cast(row, tl.int64) * width + column
         gradient = tl.load(d_normed + here, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(x + here, mask=inside, other=0.0).to(tl.float32)
         past = tl.load(d_past + here, mask=inside, other=0.0).to(tl.float32)

@@ -19,7 +19,9 @@ LOWEST = tl.constexpr(-1e30)  # of a running maximum: finite, so that difference
 
 
 @triton.jit
-def _score(logits, labels, losses, num_classes, IGNORED: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def _score(
+    logits: tl.tensor, labels: tl.tensor, losses: tl.tensor, num_classes: tl.tensor, IGNORED: tl.constexpr, BLOCK_SIZE: tl.constexpr
+) -> None:
     row = tl.program_id(0)
     label = tl.load(labels + row)
     here = logits + row.to(tl.int64) * num_classes

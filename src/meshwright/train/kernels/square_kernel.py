@@ -14,7 +14,7 @@ PROGRAMS = 1056  # eight for each processor of a Hopper GPU
 
 
 @triton.jit
-def _squares(values, sums, count, BLOCK_SIZE: tl.constexpr):
+def _squares(values: tl.tensor, sums: tl.tensor, count: tl.tensor, BLOCK_SIZE: tl.constexpr) -> None:
     program = tl.program_id(0)
     total = tl.zeros((BLOCK_SIZE,), dtype=tl.float32)
     for start in range(program.to(tl.int64) * BLOCK_SIZE, count, tl.num_programs(0) * BLOCK_SIZE):

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.describe.profile import CollectiveTime
-from meshwright.train.health.marks import Marks
 from meshwright.train.measure.clock import Work, now_s
 from meshwright.train.parallel.collectives import Axis
-from meshwright.train.record.timing import HostTimer
+from meshwright.train.parallel.marks import Marks
+from meshwright.train.parallel.timing import HostTimer
 
 GROUP_SIZES = (2, 4, 8)
 PAYLOADS = (4_096, 65_536, 524_288, 4_194_304)  # bytes

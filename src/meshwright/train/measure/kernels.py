@@ -32,9 +32,6 @@ def layer_products(model: Model) -> dict[str, tuple[int, int]]:
     }
 
 
-# -- products -------------------------------------------------------------------------------------------
-
-
 def products_s(model: Model, rows: int, number_format: str, device: torch.device, budget_s: float) -> list[ProductTime]:
     """Times of a layer's products and of the head's, with both gradients, taken in turn."""
     shapes = [(rows, *shape) for shape in layer_products(model).values()]
@@ -97,9 +94,6 @@ def has_fp8(device: torch.device) -> bool:
     return True
 
 
-# -- attention ------------------------------------------------------------------------------------------
-
-
 def prepare_attention(model: Model, seq_len: int, dtype: torch.dtype, device: torch.device, *, packed: bool) -> str:
     """Choose the kernel of attention, as the trainer does before its first step: package and version where it is not torch's."""
     if dtype != flash_attention.DTYPE or packed:
@@ -135,9 +129,6 @@ def attention_s(
         backward_s=backward_s,
         kernel=kernel,
     )
-
-
-# -- bytes ----------------------------------------------------------------------------------------------
 
 
 def bytes_per_s(device: torch.device, number_format: str, width: int, budget_s: float) -> dict[str, float]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ LARGEST = 8.1e9  # parameters of a model that is measured one sequence at a time
 MOST_SEQUENCES = 8
 KEPT_BYTES = 16  # a parameter, with fp32 states and gradients: where that does not fit, states are bf16
 ROOM = 0.7  # of a GPU's memory that states may take
+Entry = TypeVar("Entry", ProductTime, AttentionTime, Slice)
 KERNEL_S = {"cuda": 0.2, "cpu": 0.6}  # for one set of products, or one shape of attention
 BYTES_S = 0.08  # for one kernel that moves bytes
 SLICE_BYTES = 20  # a parameter on a processor: value, gradient, two moments, and one to spare
@@ -177,9 +178,6 @@ def measure(
     )
 
 
-# -- one GPU --------------------------------------------------------------------------------------------
-
-
 def _on_gpu(asked: Sequence[Asked], device: torch.device, report: Report, until_s: float, ready: list[Waiting] | None) -> Found:
     """Kernels first, which also warms the chip, while processes compile for slices; then slices.
 
@@ -264,9 +262,6 @@ def _slices(started: Sequence[Worker], found: Found, report: Report, until_s: fl
         except SliceError as error:
             found.left_out.append(f"slices of {worker.cut.words}: {error.what}")
             worker.end()
-
-
-# -- processes that share cores -------------------------------------------------------------------------
 
 
 def _on_cores(asked: Sequence[Asked], num_processes: int, report: Report) -> Found:
@@ -377,8 +372,9 @@ def _mean(everyones: Sequence[Found]) -> Found:
     return mean
 
 
-def _averaged(entries: Sequence[Any], *names: str) -> Any:
-    means: dict[str, Any] = {}
+def _averaged(entries: Sequence[Entry], *names: str) -> Entry:
+    """The first entry, with the mean over all of them in the fields `names`."""
+    means: dict[str, Any] = {}  # of numbers, or of tuples of them
     for name in names:
         values = [getattr(entry, name) for entry in entries]
         means[name] = tuple(map(fmean, zip(*values, strict=True))) if isinstance(values[0], tuple) else fmean(values)

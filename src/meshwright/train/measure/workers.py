@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import torch
 
@@ -57,7 +56,7 @@ class Worker:
         self.end(PATIENCE_S)  # its memory is for the next
         return found
 
-    def hear(self) -> Any:
+    def hear(self) -> object:
         """What it answers; raises where that is why it cannot."""
         try:
             said = pickle.load(self.answers)

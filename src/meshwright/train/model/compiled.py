@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from meshwright.layout import Layout
 from meshwright.train.model.transformer import Transformer
-from meshwright.train.parallel.mesh import Mesh
 
 
-def compiles(mesh: Mesh) -> bool:
-    """Whether the layers of this layout are compiled here.
+def compiles(layout: Layout, device: torch.device) -> bool:
+    """Whether the layers of a rank of this layout are compiled on this device.
 
     Tensor and context parallelism wait for other ranks inside a layer, and a zero-bubble schedule keeps gradients for later: both are
     side effects that a compiled graph may not have. On a processor compiling takes longer than the small runs made there.
     """
-    layout = mesh.layout
     puts_off = layout.schedule == "zero-bubble" and layout.pp > 1
-    return mesh.device.type == "cuda" and layout.tp == 1 and layout.cp == 1 and not puts_off
+    return device.type == "cuda" and layout.tp == 1 and layout.cp == 1 and not puts_off
 
 
 def compile_layers(chunk: Transformer) -> None:
     """Compile each layer for itself: all have the same shapes, so that one compilation serves them all."""
-    for block in chunk.layers.values():
+    for block in chunk.blocks():
         block.compiled = torch.compile(block.plain, fullgraph=True, dynamic=False)

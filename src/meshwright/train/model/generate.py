@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.errors import InputError
-from meshwright.train.checks import check_sampling
+from meshwright.train.model.sampling import check_sampling
 from meshwright.train.model.transformer import Context, Transformer
 
 
@@ -81,7 +81,7 @@ class Cache:
 @contextmanager
 def cached(model: Transformer, caches: Sequence[Cache]) -> Iterator[None]:
     """The model attends through the caches while the block runs."""
-    layers = [block.attention for block in model.layers.values()]
+    layers = [block.attention for block in model.blocks()]
     before = [attention.attend for attention in layers]
     for attention, cache in zip(layers, caches, strict=True):
         attention.attend = cache.attend
@@ -94,6 +94,7 @@ def cached(model: Transformer, caches: Sequence[Cache]) -> Iterator[None]:
 
 def next_logits(model: Transformer, fresh: Sequence[int], first: int, caches: Sequence[Cache]) -> Tensor:
     """Scores of what follows the `fresh` tokens, which stand at positions from `first` on; [V] in fp32 on the CPU."""
+    assert model.embed is not None and model.head is not None, "`generate` takes whole models alone"
     device = model.embed.weight.device
     context = Context(positions=torch.arange(first, first + len(fresh), device=device))
     with torch.no_grad(), cached(model, caches):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +24,13 @@ from meshwright.describe.model import Model, RotaryScaling
 from meshwright.train.kernels import flash_attention
 from meshwright.train.kernels.fused_loss import summed_loss
 from meshwright.train.kernels.layer_functions import Made, gated, past_and_normed, past_and_remade, split_heads, turned_heads, value_of
-from meshwright.train.model.linear import Linear
+from meshwright.train.kernels.linear import Linear
 
 # torch's own, fastest first on Hopper: cuDNN's takes half of its flash kernel's time there.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+X = TypeVar("X")
+Rotation = tuple[Tensor, Tensor]  # cosines and sines of positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +63,9 @@ def visible(query_positions: Tensor, query_documents: Tensor | None, key_positio
     return seen[:, None]
 
 
-def same(x: Tensor) -> Tensor:
+def same(x: X) -> X:
     """The tensor itself: a port that nobody uses."""
     return x
-
-
-# -- positions ------------------------------------------------------------------------------------------
 
 
 def rotary_frequencies(head_dim: int, theta: float, scaling: RotaryScaling | None) -> Tensor:
@@ -98,9 +99,6 @@ class Rotary(nn.Module):
             return both.cos().to(dtype), both.sin().to(dtype)
 
 
-# -- layers ---------------------------------------------------------------------------------------------
-
-
 class LayerNorm(nn.Module):
     """Mean and spread taken out (GPT-3)."""
 
@@ -129,7 +127,7 @@ class RMSNorm(nn.Module):
         return (past_and_remade if self.remakes else past_and_normed)(x, self.weight, self.epsilon)
 
 
-def norm_of(model: Model) -> nn.Module:
+def norm_of(model: Model) -> LayerNorm | RMSNorm:
     """The model's kind of norm over hidden states."""
     return (LayerNorm if model.layer_norm else RMSNorm)(model.hidden, model.norm_epsilon)
 
@@ -144,12 +142,12 @@ class Attention(nn.Module):
         self.heads_per_key = model.num_heads // model.num_kv_heads
         self.qkv = Linear(model.hidden, model.query_dim + 2 * model.kv_dim, bias=has_bias or model.qkv_biases)
         self.o = Linear(model.query_dim, model.hidden, bias=has_bias)
-        self.enter: Callable[[Tensor], Tensor] = same
+        self.enter: Callable[[Tensor | Made], Tensor | Made] = same
         self.leave: Callable[[Tensor], Tensor] = same
         self.attend: Callable[[Tensor, Tensor, Tensor, Context], Tensor] = attend
         self.recomputes = False
 
-    def forward(self, x: Tensor | Made, context: Context, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor | Made, context: Context, rotation: Rotation | None) -> Tensor:
         x = self.enter(x)
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         num_keys = heads.shape[-2] // (self.heads_per_key + 2)
@@ -170,7 +168,7 @@ class MLP(nn.Module):
         self.up = Linear(model.hidden, model.ffn_hidden, bias=model.biases) if not model.gated else None
         self.down = Linear(model.ffn_hidden, model.hidden, bias=model.biases)
         self.remakes = False
-        self.enter: Callable[[Tensor], Tensor] = same
+        self.enter: Callable[[Tensor | Made], Tensor | Made] = same
         self.leave: Callable[[Tensor], Tensor] = same
 
     def forward(self, x: Tensor | Made) -> Tensor:
@@ -179,6 +177,7 @@ class MLP(nn.Module):
 
     def _inner(self, x: Tensor | Made) -> Tensor | Made:
         if self.gate_up is None:
+            assert self.up is not None, "an MLP without a gate has one product upward"
             return F.gelu(self.up(x), approximate="tanh")
         gate_up = self.gate_up(x)
         return Made(gated(gate_up), "gate", (gate_up.detach(),)) if self.remakes else gated(gate_up)
@@ -194,20 +193,22 @@ class Block(nn.Module):
         self.mlp_norm = norm_of(model)
         self.mlp = MLP(model)
         self.recomputes = False
-        self.compiled: Callable[[Tensor, Context, tuple[Tensor, Tensor] | None], Tensor] | None = None
+        self.compiled: Callable[[Tensor, Context, Rotation | None], Tensor] | None = None
 
-    def forward(self, x: Tensor, context: Context, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
         whole = self.compiled or self.plain
         if self.recomputes and torch.is_grad_enabled():
             # Around what is compiled, not inside: there a compiler keeps what functions with backwards of their own give.
-            return checkpoint(whole, x, context, rotation, use_reentrant=False, preserve_rng_state=False)
+            made: Tensor = checkpoint(whole, x, context, rotation, use_reentrant=False, preserve_rng_state=False)
+            return made
         return whole(x, context, rotation)
 
-    def plain(self, x: Tensor, context: Context, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def plain(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
         """The layer as written: neither compiled nor recomputed."""
         past, normed = self.attention_norm(x)
         past, normed = self.mlp_norm(past + self.attention(normed, context, rotation))
-        return past + self.mlp(normed)
+        made: Tensor = past + self.mlp(normed)
+        return made
 
 
 def tensors_in(name: str, model: Model) -> tuple[tuple[str, int], ...]:
@@ -230,9 +231,6 @@ def views_of(name: str, held: Tensor, model: Model) -> Iterator[tuple[str, Tenso
     unit = held.shape[0] // sum(share for _, share in tensors)
     for (tensor, _), view in zip(tensors, held.split([share * unit for _, share in tensors]), strict=True):
         yield tensor, view
-
-
-# -- the ends -------------------------------------------------------------------------------------------
 
 
 class Embedding(nn.Module):
@@ -290,12 +288,16 @@ class Transformer(nn.Module):
         shared = self.embed.weight if self.embed is not None and model.tied_embeddings else None
         self.head = Head(model, shared) if is_last else None
 
+    def blocks(self) -> list[Block]:
+        """The layers that are here, in order."""
+        return cast("list[Block]", list(self.layers.values()))
+
     def hidden(self, x: Tensor, context: Context) -> Tensor:
         """Hidden states after the layers that are here, from tokens (first stage) or hidden states."""
         if self.embed is not None:
             x = self.embed(x, context)
         rotation = self.rotary(context.positions, x.dtype) if self.rotary is not None else None
-        for block in self.layers.values():
+        for block in self.blocks():
             x = block(x, context, rotation)
         return x
 

@@ -37,7 +37,6 @@ class Alone:
             )
             self.parameters.append(parameter)
             self.shards.append(shard)
-        self._shard_of = {parameter: shard for parameter, shard in zip(self.parameters, self.shards, strict=True)}
 
     def start(self) -> None:
         """Make ready for a new step."""

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.train.model.linear import Linear
+from meshwright.train.kernels.linear import Linear
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.collectives import Axis, all_gather_single, reduce_scatter_single
 from meshwright.train.parallel.mesh import Mesh
-from meshwright.train.parallel.shards import Cut, Shard, Span, cuts_of, spans_of
+from meshwright.train.parallel.shards import Cut, Shard, Span, cuts_of, spans_of, squares_of
 from meshwright.train.parallel.tensor import decays, is_partial
 
 TIED = ("embed.weight", "head.weight")
@@ -62,6 +62,7 @@ class DataParallel:
         self.zero_stage = mesh.layout.zero_stage if mesh.shard.size > 1 else 0
         self.num_contributions = num_micro_batches
         self.overlaps = mesh.layout.overlap_dp
+        self.own_squares: list[Tensor] = []  # of this rank's gradients before they are summed: who sent a bad one is told by them
         cuts = cuts_of(chunk, mesh.tp)
         self.buckets = [
             self._bucket(names, chunk, [cuts[name] for name in names]) for names in list(grouped_parameters(chunk, bucket_parameters))
@@ -104,9 +105,10 @@ class DataParallel:
 
     def start(self) -> None:
         """Make ready for a new step."""
+        self.own_squares.clear()
         if self.zero_stage == 2:
             for bucket in self.buckets:
-                bucket.shard.gradient.zero_()
+                _summed(bucket).zero_()
 
     def publish(self) -> None:
         """Gather the shards' new weights everywhere; what is still on its way is waited for by `ready`."""
@@ -127,15 +129,16 @@ class DataParallel:
         for bucket in self.buckets:
             bucket.counts = [0] * len(bucket.counts)
 
-    # -- inside ---------------------------------------------------------------------------------------
-
     def _take(self, parameter: nn.Parameter) -> None:
         gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None, "torch calls this once it has put a gradient there"
         self.add(parameter, gradient)
 
     def _leave(self, bucket: Bucket) -> None:
         """Send a bucket's gradients off to be summed."""
         axis = self.mesh.shard
+        if self.mesh.num_replicas > 1:
+            self.own_squares.append(squares_of([bucket.gradients])[0])
         if self.zero_stage == 0 and axis.size > 1:
             bucket.work = dist.all_reduce(bucket.gradients, group=axis.group, async_op=True)
         elif axis.size > 1:
@@ -150,7 +153,7 @@ class DataParallel:
         landed = bucket.incoming if bucket.incoming is not None else bucket.gradients
         self.mesh.replicate.all_reduce(landed)
         if self.zero_stage == 2:
-            bucket.shard.gradient.add_(landed)
+            _summed(bucket).add_(landed)
 
     def _bucket(self, names: Sequence[str], chunk: Transformer, cuts: Sequence[Sequence[Cut]]) -> Bucket:
         mesh, found = self.mesh, dict(chunk.named_parameters())
@@ -193,6 +196,12 @@ class DataParallel:
             is_partial=is_partial(names[0]) and layout.tp > 1,
             copies=self.mesh.num_replicas // (self.mesh.shard.size if self.zero_stage > 0 else 1),
         )
+
+
+def _summed(bucket: Bucket) -> Tensor:
+    """Where a bucket's gradients are added up over micro-batches."""
+    assert bucket.shard.gradient is not None, "a bucket's shard is made with its gradient"
+    return bucket.shard.gradient
 
 
 def loosely(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], None]:

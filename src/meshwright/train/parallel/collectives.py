@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.train.health.marks import Marks
-from meshwright.train.record.timing import Timer
+from meshwright.train.parallel.marks import Marks
+from meshwright.train.parallel.timing import Timer
 
 # torch 2.13 has new names for the two; 2.11 knows only the old ones.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -85,6 +85,15 @@ class Axis:
         received = torch.empty_like(parts)
         self.wait(dist.all_to_all_single(received, parts, group=self.group, async_op=True), "all-to-all")
         return received
+
+
+def everyones_texts(text: str, most_bytes: int, device: torch.device) -> list[str]:
+    """What every rank of the world says, by rank; all must call it. What is longer than `most_bytes` is cut."""
+    said = text.encode()[:most_bytes].ljust(most_bytes)
+    mine = torch.frombuffer(bytearray(said), dtype=torch.uint8).to(device)
+    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, mine)
+    return [bytes(entry.tolist()).decode(errors="ignore").strip() for entry in everyones]
 
 
 class Gather(torch.autograd.Function):

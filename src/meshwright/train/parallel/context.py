@@ -52,10 +52,10 @@ def split(chunk: Transformer, axis: Axis, kind: str, seq_len: int) -> None:
     if axis.size == 1:
         return
     everyones = torch.cat([positions_of(seq_len, axis.size, i) for i in range(axis.size)])
-    make = {"ring": _Ring, "all-gather": _Gathered, "all-to-all": _Switched}[kind]
+    kinds: dict[str, Callable[[Axis, Tensor], Attend]] = {"ring": _Ring, "all-gather": _Gathered, "all-to-all": _Switched}
     for module in chunk.modules():
         if isinstance(module, Attention):
-            module.attend = make(axis, everyones.to(axis.device))
+            module.attend = kinds[kind](axis, everyones.to(axis.device))
 
 
 class _Cut:
@@ -83,6 +83,7 @@ class _Switched(_Cut):
         order = torch.argsort(self.everyones)
         whole = replace(context, positions=self.everyones[order], documents=None)
         if context.documents is not None:
+            assert context.everyones_documents is not None, "a batch brings its own documents and everyone's, or none"
             whole = replace(whole, documents=context.everyones_documents[:, order])
         q, k, v = (self._to_heads(x)[:, order] for x in (query, key, value))
         return self._to_tokens(attend(q, k, v, whole)[:, torch.argsort(order)])
@@ -90,23 +91,25 @@ class _Switched(_Cut):
     def _to_heads(self, x: Tensor) -> Tensor:
         """[B, T, N, D] -> [B, T x ranks, N / ranks, D]."""
         parts = x.unflatten(HEADS, (self.axis.size, -1)).movedim(HEADS, 0).contiguous()
-        return Exchange.apply(parts, self.axis).movedim(0, TOKENS).flatten(TOKENS, TOKENS + 1)
+        received: Tensor = Exchange.apply(parts, self.axis)
+        return received.movedim(0, TOKENS).flatten(TOKENS, TOKENS + 1)
 
     def _to_tokens(self, x: Tensor) -> Tensor:
         """The way back."""
         parts = x.unflatten(TOKENS, (self.axis.size, -1)).movedim(TOKENS, 0).contiguous()
-        return Exchange.apply(parts, self.axis).movedim(0, HEADS).flatten(HEADS, HEADS + 1)
+        received: Tensor = Exchange.apply(parts, self.axis)
+        return received.movedim(0, HEADS).flatten(HEADS, HEADS + 1)
 
 
 class _Ring(_Cut):
     """Keys and values passed from rank to rank while attention to those at hand is computed (Liu et al. 2023, arXiv:2310.01889)."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
-        masks = self._masks(context)
-        return _RingAttention.apply(query, key, value, masks, self.axis)
+        out: Tensor = _RingAttention.apply(query, key, value, self._masks(context), self.axis)
+        return out
 
-    def _masks(self, context: Context) -> list[Tensor | None]:
-        """What this rank's queries may see of each rank's keys; None: all of them hidden."""
+    def _masks(self, context: Context) -> list[Tensor]:
+        """What this rank's queries may see of each rank's keys."""
         theirs = self.everyones.chunk(self.axis.size)
         documents = context.everyones_documents
         of_rank = [None] * self.axis.size if documents is None else documents.chunk(self.axis.size, dim=1)
@@ -167,7 +170,8 @@ class _RingAttention(torch.autograd.Function):
         q, d_out = _grouped(query, ctx.groups), _grouped(gradient, ctx.groups)
         weighted = (d_out * out).sum(dim=-1, keepdim=True)
         held, d_query = torch.stack((key, value)), torch.zeros_like(q)
-        d_own, carried = None, None  # gradients of this rank's keys and values; those of others on their way home
+        d_own: Tensor | None = None  # gradients of this rank's keys and values
+        carried: _Turn | None = None  # those of others on their way home
         for turn in range(axis.size):
             moving = _Turn(axis, held) if turn < axis.size - 1 else None
             k, v = (_heads_first(x) for x in held)
@@ -183,6 +187,7 @@ class _RingAttention(torch.autograd.Function):
             # Gradients follow their keys round the ring, one turn behind, and come home with the last one.
             d_held = d_held if carried is None else d_held + carried.wait()
             carried = _Turn(axis, d_held.to(key.dtype))
+        assert d_own is not None and carried is not None, "a ring has two ranks or more"
         d_key, d_value = (d_own + carried.wait()).to(key.dtype)
         return _ungrouped(d_query, query.dtype), d_key, d_value, None, None
 
@@ -197,7 +202,7 @@ def _join(scores: Tensor, value: Tensor, out: Tensor, largest: Tensor, total: Te
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
     """[B, T, N, D] -> [B, N / groups, groups, T, D] in fp32: queries beside the key-value head they share."""
-    return x.unflatten(HEADS, (-1, groups)).permute(0, 2, 3, 1, 4).float()
+    return torch.unflatten(x, HEADS, (-1, groups)).permute(0, 2, 3, 1, 4).float()
 
 
 def _ungrouped(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from meshwright.train.model.transformer import Transformer
@@ -29,8 +29,8 @@ class FullySharded:
         chunk.to(numbers.state)
         cuts = cuts_of(chunk, mesh.tp)
         for module in units(chunk):
-            fully_shard(module, mesh=device_mesh, mp_policy=policy, reshard_after_forward=True)
-            book_waits(module, mesh.shard)
+            unit = fully_shard(module, mesh=device_mesh, mp_policy=policy, reshard_after_forward=True)
+            book_waits(unit, mesh.shard)
         set_prefetch(chunk)
         chunk.to_empty(device=mesh.device)
         self.parameters = dict(chunk.named_parameters())
@@ -90,6 +90,7 @@ def set_prefetch(chunk: Transformer) -> None:
     parts = units(chunk)[:-1]
     ordered = sorted(parts, key=lambda unit: (unit is not chunk.embed, unit is chunk.head))  # layers keep their order
     for before, unit in zip((ordered[0], *ordered), (*ordered, chunk), strict=True):
+        assert isinstance(before, FSDPModule) and isinstance(unit, FSDPModule), "units are sharded before they are told what to fetch"
         unit.set_modules_to_backward_prefetch([before])  # itself: already there, so nothing
 
 
@@ -101,9 +102,9 @@ WAITS = {
 }  # where torch's unit waits: a GPU in the second and the last alone, gloo where the collective is called
 
 
-def book_waits(module: nn.Module, axis: Axis) -> None:
+def book_waits(unit: FSDPModule, axis: Axis) -> None:
     """Book what a unit waits for on the axis of replicas, as every other collective is; copies to and from flat tensors are in it."""
-    state = module._get_fsdp_state()
+    state = unit._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # torch 2.11 knows one
     for group in groups:
         for name, what in WAITS.items() if group is not None else ():

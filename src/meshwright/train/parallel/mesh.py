@@ -6,7 +6,7 @@ order, an axis stays on the tier that the plan put it on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from meshwright.errors import InputError
 from meshwright.layout import Layout
-from meshwright.train.health.marks import Marks
 from meshwright.train.parallel.collectives import Axis
-from meshwright.train.record.timing import Timer, timer_for
+from meshwright.train.parallel.marks import Marks
+from meshwright.train.parallel.timing import Timer, timer_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,7 @@ class Mesh:
     timer: Timer
     marks: Marks
     lanes: Mapping[tuple[int, int], dist.ProcessGroup]  # from stage to stage, a group for each direction; empty: the axis's own serves
+    lane_groups: Sequence[dist.ProcessGroup] = ()  # the groups of `lanes`, and those of this rank alone
 
     @property
     def coordinate(self) -> dict[str, int]:
@@ -55,7 +56,7 @@ class Mesh:
             for group in mesh.get_all_groups():
                 if group is not None and group != dist.group.WORLD:
                     dist.destroy_process_group(group)
-        for group in self.lanes.values():
+        for group in self.lane_groups:
             dist.destroy_process_group(group)
 
 
@@ -79,6 +80,7 @@ def make_mesh(layout: Layout, device: torch.device, marks: Marks | None = None, 
     parts = {
         part: Axis(name="dp", group=replicas.get_group(part), timer=timer, marks=marks, device=device) for part in ("replicate", "shard")
     }
+    lanes, lane_groups = _lanes(layout, axes["pp"]) if (device.type == "cuda" if with_lanes is None else with_lanes) else ({}, [])
     return Mesh(
         layout=layout,
         device=device,
@@ -87,25 +89,61 @@ def make_mesh(layout: Layout, device: torch.device, marks: Marks | None = None, 
         replicas=replicas,
         timer=timer,
         marks=marks,
-        lanes=_lanes(axes["pp"]) if (device.type == "cuda" if with_lanes is None else with_lanes) else {},
+        lanes=lanes,
+        lane_groups=lane_groups,
         **axes,
         **parts,
     )
 
 
-def _lanes(pp: Axis) -> dict[tuple[int, int], dist.ProcessGroup]:
-    """Groups of two for the messages of this rank's stage, a direction each.
+def _lanes(layout: Layout, pp: Axis) -> tuple[dict[tuple[int, int], dist.ProcessGroup], list[dist.ProcessGroup]]:
+    """Groups of two for the messages of this rank's stage, one for each direction; and all groups that were made for it.
 
     NCCL runs the messages of a group one after another: with one group for both directions, two stages that send to each other at once
     would each wait for the other to receive.
     """
-    count = pp.size
-    pairs = sorted({pair for stage in range(count) for pair in ((stage, (stage + 1) % count), ((stage + 1) % count, stage))})
-    return {
-        pair: dist.new_group([pp.ranks[stage] for stage in pair], use_local_synchronization=True)
-        for pair in pairs
-        if pp.index in pair and count > 1
-    }
+    lanes: dict[tuple[int, int], dist.ProcessGroup] = {}
+    made: list[dist.ProcessGroup] = []
+    for pairs in lane_rounds(pp.size):
+        mine = next((pair for pair in pairs if pp.index in pair), None)
+        for lane in (mine, mine and mine[::-1]):
+            made.append(_split(_world_groups(layout, pairs)))
+            if lane is not None:
+                lanes[lane] = made[-1]
+    return lanes, made
+
+
+def lane_rounds(num_stages: int) -> list[list[tuple[int, int]]]:
+    """The neighbours in a ring of stages, in rounds in which no stage has two neighbours."""
+    if num_stages < 3:
+        return [[(0, 1)]] if num_stages == 2 else []
+    ring = [(stage, (stage + 1) % num_stages) for stage in range(num_stages)]
+    even = num_stages - num_stages % 2
+    return [ring[:even:2], ring[1:even:2], *([ring[even:]] if even < num_stages else [])]
+
+
+def _world_groups(layout: Layout, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Disjoint groups of all ranks: each of the `pairs` of stages in every pipeline, and every other rank alone."""
+    names = list(reversed(layout.order))
+    pipelines = rank_grid(layout).movedim(names.index("pp"), -1).reshape(-1, layout.pp).tolist()
+    paired = {stage for pair in pairs for stage in pair}
+    alone = [(stage,) for stage in range(layout.pp) if stage not in paired]
+    return [[ranks[stage] for stage in group] for ranks in pipelines for group in (*pairs, *alone)]
+
+
+def _split(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+    """This rank's group of disjoint ones that hold all ranks.
+
+    Every rank must make the same groups in the same order. Where the world is bound to GPUs, torch makes a group by splitting the world's
+    NCCL communicator, in which all ranks take part: a rank that made only its own groups would be matched with others that split off
+    something else, and end up in a communicator of one.
+    """
+    if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
+        own = dist.split_group(split_ranks=[list(group) for group in groups])
+        assert own is not None  # every rank is in one of the groups
+        return own
+    made: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(group): dist.new_group(list(group)) for group in groups}
+    return next(made[group] for group in made if dist.get_rank() in group)
 
 
 def rank_grid(layout: Layout) -> torch.Tensor:

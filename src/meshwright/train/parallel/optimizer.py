@@ -7,8 +7,7 @@ the products read; scaling by the norm and casting are free there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -16,8 +15,6 @@ from torch.optim.adamw import adamw
 
 from meshwright.describe.workload import Training
 from meshwright.train.parallel.shards import Shard
-
-BLOCK = 2048
 
 
 class AdamW:
@@ -43,6 +40,7 @@ def _step_by_torch(
     shard: Shard, mean: Tensor, square: Tensor, training: Training, rate: float, decay: float, scale: float, number: int
 ) -> None:
     """One shard's update by torch's own fused AdamW."""
+    assert shard.gradient is not None, "a shard without a gradient is not updated"
     gradient = shard.gradient.mul_(scale).view_as(shard.values)
     adamw(
         [shard.values],
@@ -66,61 +64,12 @@ def _step_by_torch(
 def _step_by_kernel(
     shard: Shard, mean: Tensor, square: Tensor, training: Training, rate: float, decay: float, scale: float, number: int
 ) -> None:
-    """One shard's update by the kernel below."""
-    count = shard.values.numel()
-    has_copy = shard.copy is not None
-    _kernel()[((count + BLOCK - 1) // BLOCK,)](
-        shard.values,
-        shard.copy if has_copy else shard.values,
-        shard.gradient,
-        mean,
-        square,
-        count,
-        scale,
-        rate,
-        rate * decay,
-        training.beta1,
-        training.beta2,
-        training.epsilon,
-        1.0 - training.beta1**number,
-        1.0 - training.beta2**number,
-        HAS_COPY=has_copy,
-        BLOCK_SIZE=BLOCK,
-    )
+    """One shard's update by a kernel of one pass."""
+    from meshwright.train.kernels.adamw_kernel import update  # triton is not there without a GPU
+
+    assert shard.gradient is not None, "a shard without a gradient is not updated"
+    update(shard.values, shard.copy, shard.gradient, mean, square, training, rate, decay, scale, number)
 
 
 def _has_kernel(shards: Sequence[Shard]) -> bool:
-    if not shards or shards[0].values.device.type != "cuda":
-        return False
-    from importlib.util import find_spec
-
-    return find_spec("triton") is not None
-
-
-@cache
-def _kernel() -> Any:
-    """The kernel, compiled when a GPU first asks for it: triton is not there without one."""
-    import triton
-    import triton.language as tl
-
-    @triton.jit
-    def update(
-        values, copy, gradients, means, squares, count, scale, rate, decay, beta1, beta2, epsilon, left1, left2,
-        HAS_COPY: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    ):  # fmt: skip
-        at = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-        inside = at < count
-        gradient = tl.load(gradients + at, mask=inside).to(tl.float32) * scale
-        mean = tl.load(means + at, mask=inside).to(tl.float32)
-        square = tl.load(squares + at, mask=inside).to(tl.float32)
-        value = tl.load(values + at, mask=inside).to(tl.float32)
-        mean = beta1 * mean + (1.0 - beta1) * gradient
-        square = beta2 * square + (1.0 - beta2) * gradient * gradient
-        value = value * (1.0 - decay) - rate * (mean / left1) / (tl.sqrt(square / left2) + epsilon)
-        tl.store(means + at, mean.to(means.dtype.element_ty), mask=inside)
-        tl.store(squares + at, square.to(squares.dtype.element_ty), mask=inside)
-        tl.store(values + at, value.to(values.dtype.element_ty), mask=inside)
-        if HAS_COPY:
-            tl.store(copy + at, value.to(copy.dtype.element_ty), mask=inside)
-
-    return update
+    return bool(shards) and shards[0].values.is_cuda and find_spec("triton") is not None

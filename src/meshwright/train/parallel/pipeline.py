@@ -19,7 +19,7 @@ from meshwright.cost.schedule import BACKWARD, FORWARD, Schedule, schedule_named
 from meshwright.describe.model import Model
 from meshwright.layout import Layout
 from meshwright.predict.stages import chunk_share, stage_layers
-from meshwright.train.model.linear import Linear, PutOff
+from meshwright.train.kernels.linear import Linear, PutOff
 from meshwright.train.model.transformer import Context, Transformer
 from meshwright.train.parallel.mesh import Mesh
 
@@ -116,12 +116,14 @@ class Mailbox:
         group = self.lanes.get((self.axis.index, stage), self.axis.group)
         work = dist.isend(tensor, self.axis.ranks[stage], group=group, tag=self._num_sent[stage])
         self._num_sent[stage] += 1
+        assert work is not None, "both stages of a lane are in its group"
         self._sent.append((tensor, work))
         while self._sent and self._sent[0][1].is_completed():
             self._sent.pop(0)
 
     def close(self) -> None:
-        """Wait until everything sent has arrived."""
+        """Wait until everything sent has arrived. A receive that is still posted would take a message of the next step."""
+        assert all(entry is None for posted in self._posted.values() for entry in posted), "each posted message is taken"
         for _, work in self._sent:
             work.wait()
         self._sent.clear()
@@ -133,6 +135,7 @@ class Mailbox:
             tensor = torch.empty(self.shape, dtype=self.dtype, device=self.axis.device)
             group = self.lanes.get((stage, self.axis.index), self.axis.group)
             work = dist.irecv(tensor, self.axis.ranks[stage], group=group, tag=len(posted))
+            assert work is not None, "both stages of a lane are in its group"
             posted.append((tensor, work))
 
 
@@ -191,7 +194,8 @@ class Stage:
     def evaluate(self, batch: Sequence[MicroBatch], before: Callable[[int], None]) -> list[Tensor]:
         """The summed loss of each micro-batch, on the stage that has it; nothing is kept for a backward."""
         losses: list[Tensor] = []
-        coming = {(self.index - 1) % self.num_stages: len(batch) * len(self.chunks)} if self.num_stages > 1 else {}
+        num_received = len(self.chunks) - self.is_first(0)  # the chunk with the embedding reads tokens, not messages
+        coming = {(self.index - 1) % self.num_stages: len(batch) * num_received} if self.num_stages > 1 else {}
         mail = Mailbox(self.mesh, self.shape, self.dtype, coming)
         for chunk, module in enumerate(self.chunks):
             before(chunk)
@@ -248,6 +252,7 @@ class Flight:
         gradient = None if operation.receives is None else self.mail.receive(*operation.receives)
         out.backward(gradient)
         if operation.sends_to is not None:
+            assert x.grad is not None, "what came from another stage asks for its gradient"
             self.mail.send(operation.sends_to, x.grad)
         self._put_off[operation.chunk, operation.micro_batch] = self.stage.put_off[operation.chunk].take()
 

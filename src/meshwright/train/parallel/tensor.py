@@ -7,6 +7,7 @@ are exchanged, never the logits. (Shoeybi et al. 2019, arXiv:1909.08053; Korthik
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.train.data.samples import IGNORED_LABEL
+from meshwright.train.kernels.layer_functions import Made, value_of
 from meshwright.train.model.transformer import MLP, Attention, Embedding, Head, Transformer
 from meshwright.train.parallel.collectives import Axis, Gather, ScatterSum
 
@@ -73,15 +75,23 @@ def split(chunk: Transformer, axis: Axis) -> None:
             module.enter, module.summed_loss = _gather(axis), _VocabularyLoss(axis)
 
 
-def _gather(axis: Axis) -> Any:
-    return lambda x: Gather.apply(x, axis, SEQUENCE)
+def _gather(axis: Axis) -> Callable[[Tensor | Made], Tensor]:
+    def gather(x: Tensor | Made) -> Tensor:
+        whole: Tensor = Gather.apply(value_of(x), axis, SEQUENCE)
+        return whole
+
+    return gather
 
 
-def _scatter(axis: Axis) -> Any:
-    return lambda x: ScatterSum.apply(x, axis, SEQUENCE)
+def _scatter(axis: Axis) -> Callable[[Tensor], Tensor]:
+    def scatter(x: Tensor) -> Tensor:
+        part: Tensor = ScatterSum.apply(x, axis, SEQUENCE)
+        return part
+
+    return scatter
 
 
-def _share(axis: Axis) -> Any:
+def _share(axis: Axis) -> Callable[[Tensor], Tensor]:
     return lambda positions: positions.chunk(axis.size)[axis.index]
 
 
@@ -94,7 +104,8 @@ class _VocabularyLookUp:
     def __call__(self, tokens: Tensor, weight: Tensor) -> Tensor:
         local, is_here = _localised(tokens, weight.shape[0], self.axis)
         vectors = F.embedding(local, weight) * is_here[..., None].to(weight.dtype)
-        return ScatterSum.apply(vectors, self.axis, SEQUENCE)
+        part: Tensor = ScatterSum.apply(vectors, self.axis, SEQUENCE)
+        return part
 
 
 def _localised(tokens: Tensor, num_local: int, axis: Axis) -> tuple[Tensor, Tensor]:
@@ -111,7 +122,8 @@ class _VocabularyLoss:
         self.axis = axis
 
     def __call__(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        return _CutCrossEntropy.apply(F.linear(hidden, weight).float(), labels, self.axis)
+        loss: Tensor = _CutCrossEntropy.apply(F.linear(hidden, weight).float(), labels, self.axis)
+        return loss
 
 
 class _CutCrossEntropy(torch.autograd.Function):
@@ -126,7 +138,7 @@ class _CutCrossEntropy(torch.autograd.Function):
         chosen = shifted.gather(-1, local[..., None])[..., 0] * is_here
         exponentials = shifted.exp_()
         sums = torch.stack((exponentials.sum(dim=-1), chosen))
-        total, of_label = axis.all_reduce(sums)
+        total, of_label = axis.all_reduce(sums).unbind()
         ctx.save_for_backward(exponentials, total, local, is_here, counts)
         return ((total.log() - of_label) * counts).sum()
 

@@ -22,12 +22,14 @@ from meshwright.ledger import Budget, amount
 from meshwright.record.entries import StepRecord
 from meshwright.record.writer import RunWriter
 from meshwright.train.checkpoint import SaveReport
+from meshwright.train.health.spikes import Spike
 from meshwright.train.health.stragglers import Stragglers
 from meshwright.train.job import Job
 from meshwright.train.record import measured
 from meshwright.train.record.meter import Meter
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.rank_times import RankTimes
+from meshwright.train.record.screen import Screen
 from meshwright.train.replica import StepResult
 from meshwright.units import seconds
 
@@ -77,6 +79,7 @@ class Logbook:
         self.live = LiveLine(job, out or told_to(job)) if writer else None
         self.recording_s = 0.0  # that the last step's record took
         self._waiting: Step | None = None
+        self._begun_s = time.monotonic()
         self.stragglers = Stragglers(measured.groups_of(job.plan.layout)) if writer else None
         self.rank_times = RankTimes(writer.folder) if writer else None
 
@@ -85,8 +88,10 @@ class Logbook:
         self.log.block_start(progress.samples, progress.step)
 
     def step(self, done: Step) -> None:
-        """One step is done; `flush` writes it down."""
+        """One step is done; `flush` writes it down once all ranks' times are here. Until then it stands aside: a kill keeps it."""
         self._waiting = done
+        if self.writer is not None:
+            self.writer.step_aside(self._record(done, {}))
 
     def flush(self) -> None:
         """Write the step that waits, once its times are here; all ranks must call it."""
@@ -147,6 +152,15 @@ class Logbook:
             else:
                 times = {"stall_s": report.stall_s, "write_s": report.write_s, "commit_s": report.commit_s}
                 self.event("checkpoint", progress, saved_step=report.step, num_bytes=report.num_bytes, **times)
+                self._keep_money()
+
+    def spike(self, progress: Counts, found: Spike, parameter: str) -> None:
+        """The step that is under way has gradients far larger than usual."""
+        said = found.words(parameter)
+        detail = {"norm": found.norm, "usual_norm": found.usual, "ranks": list(found.ranks), "parameter": parameter}
+        self.event("gradient_spike", progress, **detail, said=said)
+        if self.live:
+            self.live.say(said)
 
     def event(self, kind: str, progress: Counts, **detail: Any) -> None:
         """Something that happened."""
@@ -164,6 +178,17 @@ class Logbook:
         if job.budget is not None:
             detail |= {"budget_usd": str(job.budget.usd), "spent_usd": str(job.budget.spent_usd)}
         self.event("resumed" if job.resume else "start", progress, **detail, starting_s=starting_s)
+        self._begun_s = time.monotonic() - starting_s
+        self._keep_money()
+
+    def _keep_money(self) -> None:
+        """Renew what the run's header says of the budget: at the start, with every checkpoint and at the end."""
+        if self.writer is None or (self.job.budget is None and self.writer.header.money is None):
+            return
+        budget = self.job.budget
+        with suppress(OSError):  # a full disk ends the run where its steps are written
+            spent_usd = budget.cost_usd(time.monotonic() - self._begun_s) if budget else None
+            self.writer.keep_money((str(budget.usd), f"{spent_usd:.6f}") if budget else None)
 
     def over_budget(self, progress: Counts, budget: Budget, spent_usd: Decimal) -> str:
         """Another step would pass the budget; what to tell of it."""
@@ -183,6 +208,9 @@ class Logbook:
         if self.live:
             self.live.end()
         if self.writer is not None:
+            if self._waiting is not None:  # a failure: its times never came
+                self.writer.step(self._record(self._waiting, {}))
+            self._keep_money()
             self.writer.finish(status)
 
 
@@ -202,7 +230,7 @@ class LiveLine:
     """Step, loss, speed, exposed communication and time to the target, on one line that renews itself."""
 
     def __init__(self, job: Job, out: TextIO) -> None:
-        self.job, self.out = job, out
+        self.job, self.screen = job, Screen(out)
         self.is_terminal = out.isatty()
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)  # step time, exposed time
         self._shown_s = 0.0
@@ -226,20 +254,21 @@ class LiveLine:
 
     def say(self, text: str) -> None:
         """Put a lasting line above the live one."""
-        self._write(("\r" + " " * self._width + "\r" if self.is_terminal else "") + text + "\n")
+        self.screen.write(("\r" + " " * self._width + "\r" if self.is_terminal else "") + text + "\n")
         self._width = 0
 
     def end(self) -> None:
         """Leave the last line standing."""
         if self.is_terminal and self._width:
-            self._write("\n")
+            self.screen.write("\n")
+        self.screen.end()
 
     def _words(self, progress: Counts, loss: float) -> str:
         times = np.array(self._recent)
         mean_s, exposed = times[:, 0].mean(), times[:, 1].sum() / times[:, 0].sum()
         rate = self.job.plan.workload.tokens_per_step / mean_s
         words = [
-            f"step {progress.step}/{self.job.last_step}",
+            f"step {progress.step}/{self._ends_after(progress.step)}",
             f"loss {loss:.3f}",
             f"{rate:,.0f} tokens/s",
             f"exposed {exposed:.0%}",
@@ -249,25 +278,23 @@ class LiveLine:
 
     def _left(self, step: int, step_time_s: float) -> str:
         """Time to the target, by the steps that the workload says it takes; to the end, where that or the last step may come first."""
-        last, expected = self.job.last_step, self.job.plan.workload.num_steps()
+        last, expected = self.job.last_step, self.job.expected_steps
         if not self.job.training.target_loss:
             return f"{seconds((last - step) * step_time_s)} to the end"
         if step < expected < last:
             return f"about {seconds((expected - step) * step_time_s)} to the target"
         return f"at most {seconds((last - step) * step_time_s)} to the end"
 
+    def _ends_after(self, step: int) -> int:
+        """Steps the run is expected to take; of one past those, at most."""
+        return self.job.expected_steps if step <= self.job.expected_steps else self.job.last_step
+
     def _show(self, text: str) -> None:
         if self.is_terminal:
-            self._write("\r" + text.ljust(self._width))
-            self._width = len(text)
+            self.screen.write("\r" + text.ljust(self._width), is_live=True)
+            self._width = max(len(text), self._width)  # of a text that gave way the end may still stand there
         else:
-            self._write(text + "\n")
-
-    def _write(self, text: str) -> None:
-        """Show `text`; a reader that has gone away is no reason to stop training."""
-        with suppress(OSError):
-            self.out.write(text)
-            self.out.flush()
+            self.screen.write(text + "\n", is_live=True)
 
 
 def machine_words(device_type: str, num_ranks: int, name: str) -> str:

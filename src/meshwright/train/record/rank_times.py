@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import deque
 from contextlib import suppress
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from meshwright.files import replace_file
 
 WINDOW = 50  # steps of which a median is told
 EVERY_S = 5.0  # between two writes
@@ -35,7 +36,5 @@ class RankTimes:
         """Write the medians. A disk that is full stops the run where its steps are written, not here."""
         median_s = np.median(np.stack(self._recent), axis=0)
         told = {"step": step, "num_steps": len(self._recent), "busy_s": [float(f"{value:.5g}") for value in median_s]}
-        fresh = self.path.with_name(".ranks.json.new")
         with suppress(OSError):
-            fresh.write_text(json.dumps(told) + "\n", encoding="utf-8")
-            os.replace(fresh, self.path)
+            replace_file(self.path, (json.dumps(told) + "\n").encode(), ".ranks.json.new")

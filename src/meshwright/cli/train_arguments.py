@@ -1,0 +1,100 @@
+"""What a run was started with, kept in its header, so that `train --resume` needs nothing but the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.record.header import RunHeader, read_header
+from meshwright.record.run import list_runs
+
+# Of the choices below, those that a run that goes on keeps, with the types they have in a header. Layout and profile are in its plan.
+KEPT: dict[str, tuple[type, ...]] = {
+    "steps": (int, type(None)),
+    "corpus": (str, type(None)),
+    "start_from": (str, type(None)),
+    "seed": (int,),
+    "benchmark": (str,),
+    "checkpoint_every": (int, type(None)),
+    "save": (bool,),
+    "keep": (int,),
+    "keep_every": (int,),
+    "stall_timeout_s": (int, float),
+    "grace_s": (int, float),
+    "rendezvous_timeout_s": (int, float),
+}
+PATHS = ("corpus", "start_from")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the command line asks for; `given` names what was written there, the rest are defaults."""
+
+    plan: Path | None
+    layout: str
+    steps: int | None
+    name: str
+    runs: Path
+    resume: bool
+    corpus: Path | None
+    start_from: Path | None
+    seed: int
+    benchmark: str
+    checkpoint_every: int | None
+    save: bool
+    keep: int
+    keep_every: int
+    stall_timeout_s: float
+    grace_s: float
+    rendezvous_timeout_s: float
+    allow_changed: tuple[str, ...]
+    as_json: bool
+    budget: str | None = None
+    price: str | None = None
+    profile: str = ""
+    resume_if_exists: bool = False
+    given: frozenset[str] = frozenset()
+
+
+def kept_arguments(wishes: Wishes, corpus: Path | None) -> dict[str, Any]:
+    """What the run's header keeps: paths in full, since the run may go on from another folder."""
+    values = {name: getattr(wishes, name) for name in KEPT} | {"corpus": corpus}
+    return {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+def with_kept(wishes: Wishes) -> Wishes:
+    """The wishes of a command that goes on with a run: what it does not say is as the run was started with."""
+    folder = wishes.runs / wishes.name
+    header = read_header(folder)
+    kept = _checked(header, folder)
+    missing: dict[str, Any] = {name: kept[name] for name in KEPT if name in kept and name not in wishes.given}
+    for name in PATHS:
+        if missing.get(name) is not None:
+            missing[name] = Path(missing[name])
+    return replace(wishes, **missing)
+
+
+def _checked(header: RunHeader, folder: Path) -> dict[str, Any]:
+    kept = {"seed": header.seed, **header.arguments}
+    for name, kinds in KEPT.items():
+        if name in kept and (not isinstance(kept[name], kinds) or (isinstance(kept[name], bool) and bool not in kinds)):
+            raise InputError(
+                f"the run's header is damaged: its argument {name} is {kept[name]!r:.40}", where=str(folder / "run.json"), fix="restore it"
+            )
+    return kept
+
+
+def newest_run(runs: Path) -> str:
+    """The name of the trained run in `runs` that was written last."""
+    for folder in list_runs(runs) if runs.is_dir() else ():
+        try:
+            header = read_header(folder)
+        except InputError:
+            continue
+        if header.kind == "trained":
+            return header.name
+    raise InputError(
+        "there is no run to go on with", where=str(runs), fix="start one: meshwright train, or name the folder of runs: --runs DIR"
+    )

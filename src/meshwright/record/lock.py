@@ -1,0 +1,77 @@
+"""One process at a time writes a run's folder: a lock that the system gives up by itself when that process ends, however it ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from meshwright.errors import InputError
+from meshwright.files import refusal
+
+LOCK = ".lock"
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)  # a disk that has none: then nobody can know
+
+
+class RunLock:
+    """The right to write a run's folder; held until `release`, or until the process is gone. The file says who holds it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd: int | None = fd
+
+    @classmethod
+    def take(cls, folder: Path) -> Self:
+        """The lock of the run in `folder`, which is made where it is missing; an error where another process has it."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise refusal("cannot lock the run's folder", folder, error) from None
+        try:
+            _lock(fd, folder)
+        except BaseException:
+            os.close(fd)
+            raise
+        with suppress(OSError):  # a full disk: the lock holds without a name in it
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        return cls(fd)
+
+    def release(self) -> None:
+        """Let others write the folder."""
+        if self._fd is not None:
+            with suppress(OSError):
+                os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+def _lock(fd: int, folder: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+        raise InputError(
+            f"this run is being written by {holder}",
+            where=str(folder),
+            fix="wait until it has ended, or stop it: `kill` with that number lets it save and end",
+        ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise refusal("cannot lock the run's folder", folder, error) from None
+
+
+def check_free(folder: Path) -> None:
+    """Pass where nobody writes the run in `folder` now."""
+    if (folder / LOCK).exists():
+        RunLock.take(folder).release()

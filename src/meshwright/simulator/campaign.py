@@ -1,0 +1,276 @@
+"""Weeks of a run: interruptions, detection, restarts, work done again, checkpoints, spares; many seeds side by side.
+
+A pass of the loop is the next interruption of every seed at once. Steps are not walked one by one here: a stretch of training is seconds
+of work, and the mean of simulated steps says how many steps that is. docs/simulator.md has the error that makes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.checkpoints import best_interval_s, goodput
+from meshwright.errors import InputError
+from meshwright.simulator.failures import Failures
+from meshwright.units import HOUR
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MOST_INTERRUPTIONS = 100_000  # of one run: more take minutes, and say only that nothing gets done
+FREE_INTERVAL_S = 60.0  # between checkpoints that cost nothing
+
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """What is run for weeks, and with what precautions."""
+
+    failures: Failures
+    num_accelerators: int
+    accelerators_per_node: int
+    interval_s: float  # of work between checkpoints
+    num_spares: int  # nodes that stand by
+    dead_nodes: int = 0  # broken at the start: spares stand in as far as they go, and for the rest the run waits
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dead_nodes <= self.num_nodes:
+            raise InputError(
+                f"{self.dead_nodes} failed nodes of {self.num_nodes}", where="--failed-nodes", fix=f"give 0 to {self.num_nodes}"
+            )
+        if self.num_spares < 0:
+            raise InputError(f"{self.num_spares} spare nodes", where="--spares", fix="give at least 0")
+        if not (math.isfinite(self.interval_s) and self.interval_s > 0):
+            raise InputError(f"checkpoints every {self.interval_s:g} s", where="--checkpoint-every", fix="give more than 0 s")
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the run needs."""
+        return math.ceil(self.num_accelerators / self.accelerators_per_node)
+
+    @property
+    def per_s(self) -> float:
+        """Interruptions a second."""
+        between_s = self.failures.mean_time_between_s(self.num_accelerators)
+        return 1 / between_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Weeks:
+    """What happened in each seed; seconds by the wall clock."""
+
+    wall_s: Floats  # from start to end, or to the work's end
+    work_s: Floats  # training that counts
+    lost_s: Floats  # training that was done again, and checkpoints that were not finished
+    checkpoint_s: Floats  # waiting for checkpoints
+    down_s: Floats  # detection and restart
+    waiting_s: Floats  # for a node, beyond what detection and restart take
+    interruptions: Ints  # seeds x causes
+    finished: NDArray[np.bool_]  # whether the work was done
+    when_s: tuple[float, ...]  # of the first seed: when each interruption came
+    what: tuple[int, ...]  # and which cause it was
+    done_s: tuple[float, ...]  # and the work that was kept by then
+    lost_by_s: tuple[float, ...]  # and all that was lost by then
+    saved_by_s: tuple[float, ...]  # and all waiting for checkpoints by then
+    back_s: tuple[float, ...]  # and when training is back, if nothing else strikes
+    complete: bool  # whether nobody broke the simulation off: else every seed ends where it was
+
+    @property
+    def goodput(self) -> Floats:
+        """Share of the wall clock that is work which counts: effective time."""
+        return self.work_s / self.wall_s
+
+
+def advised_interval_s(failures: Failures, num_accelerators: int) -> float:
+    """Seconds between checkpoints that lose the least; an hour where nothing breaks, a minute where saving costs nothing."""
+    between_s = failures.mean_time_between_s(num_accelerators)
+    if not math.isfinite(between_s):
+        return HOUR
+    if failures.checkpoint_s == 0:
+        return FREE_INTERVAL_S
+    return float(best_interval_s(failures.checkpoint_s, between_s))
+
+
+def advised_spares(failures: Failures, num_accelerators: int, accelerators_per_node: int) -> int:
+    """Spare nodes that cost the least: idle nodes against the whole machine's waiting for one.
+
+    Nodes out for repair are Poisson with the rate of losses times the repair time. A loss that finds every one of s spares out waits
+    for the first to come back: a repair time over s + 1 on average.
+    """
+    per_s = sum(cause.per_accelerator_hour for cause in failures.causes if cause.loses_node) * num_accelerators / HOUR
+    out = per_s * failures.repair_s
+    most = math.ceil(out + 10 * math.sqrt(out) + 10)
+    terms = np.concatenate([[-out], math.log(max(out, 1e-300)) - np.log(np.arange(1, most + 1))])
+    none_left = 1 - np.concatenate([[0.0], np.cumsum(np.exp(np.cumsum(terms)))[:-1]])  # chance that s or more are out
+    spares = np.arange(most + 1)
+    waiting = per_s * np.maximum(none_left, 0.0) * failures.repair_s / (spares + 1)
+    return int(np.argmin(waiting + spares * accelerators_per_node / num_accelerators))
+
+
+def weeks(
+    campaign: Campaign,
+    seed: int,
+    num_seeds: int,
+    horizon_s: float = math.inf,
+    work_s: float | Floats = math.inf,
+    report: Report | None = None,
+) -> Weeks:
+    """The campaign until `horizon_s` of wall clock have passed or `work_s` of work are done (one number, or one a seed)."""
+    if not (horizon_s < math.inf or np.all(np.isfinite(work_s))):
+        raise InputError("a campaign without an end", where="--days", fix="give --days, or a workload with tokens or a target")
+    expected = campaign.per_s * min(horizon_s, _usual_s(campaign, float(np.max(work_s))))
+    if expected > MOST_INTERRUPTIONS:
+        raise InputError(
+            f"an interruption every {1 / campaign.per_s:.3g} s would come more than {MOST_INTERRUPTIONS:,} times before the end",
+            where="--days, --failures",
+            fix="give fewer days, lower rates or faster restarts",
+        )
+    return _Loop(campaign, np.random.default_rng([seed, 4]), num_seeds, horizon_s, work_s).run(report)
+
+
+def _usual_s(campaign: Campaign, work_s: float) -> float:
+    """Seconds of wall clock that so much work takes in the long run, waiting for nodes left out; infinite where none gets done."""
+    known = campaign.failures
+    between_s = known.mean_time_between_s(campaign.num_accelerators)
+    if not math.isfinite(between_s):
+        return work_s * (1 + known.checkpoint_s / campaign.interval_s)
+    with np.errstate(over="ignore"):
+        share = float(goodput(campaign.interval_s, known.checkpoint_s, between_s, known.detection_s + known.restart_s))
+    return work_s / share if share > 0 else math.inf
+
+
+class _Loop:
+    """The state of every seed between two interruptions."""
+
+    def __init__(self, campaign: Campaign, rng: np.random.Generator, num_seeds: int, horizon_s: float, work_s: float | Floats) -> None:
+        self.campaign, self.rng, self.horizon_s, self.target_s = campaign, rng, horizon_s, work_s
+        zeros = np.zeros(num_seeds)
+        self.now_s, self.work_s, self.lost_s = zeros.copy(), zeros.copy(), zeros.copy()
+        self.saving_s, self.down_s, self.waiting_s = zeros.copy(), zeros.copy(), zeros.copy()
+        self.left_s = zeros.copy()  # of the restart that is under way, waiting included
+        self.node_s = zeros.copy()  # of that: until enough nodes are there
+        self.active = np.ones(num_seeds, dtype=bool)
+        self.finished = np.zeros(num_seeds, dtype=bool)
+        self.counts = np.zeros((num_seeds, max(len(campaign.failures.causes), 1)), dtype=np.int64)
+        self.back_s = np.full((num_seeds, _most_out(campaign)), -math.inf)  # of each node that was lost: when it is mended
+        self.back_s[:, : campaign.dead_nodes] = campaign.failures.repair_s
+        self.node_s[:] = self.left_s[:] = self._missing_s()
+        rates = np.array([cause.per_accelerator_hour for cause in campaign.failures.causes] or [1.0])
+        self.chances = np.cumsum(rates) / np.sum(rates) if rates.sum() else np.ones(len(rates))
+        self.loses = np.array([cause.loses_node for cause in campaign.failures.causes] or [False])
+        self.story: list[tuple[float, int, float, float, float, float]] = []  # of the first seed, as Weeks has it
+
+    def run(self, report: Report | None = None) -> Weeks:
+        """Go from interruption to interruption until every seed has ended, or the user breaks it off."""
+        complete = True
+        try:
+            while self.active.any():
+                self._until_next()
+                if report:
+                    report("simulating weeks", *self._progress())
+        except KeyboardInterrupt:
+            if not self.now_s.all():
+                raise  # no seed has a past to tell of
+            complete = False
+        return self._told(complete)
+
+    def _progress(self) -> tuple[int, int]:
+        """How far the seeds have come, in thousandths."""
+        ended = self.work_s / self.target_s if math.isinf(self.horizon_s) else self.now_s / self.horizon_s
+        return int(1000 * np.mean(np.where(self.active, ended, 1.0))), 1000
+
+    def _told(self, complete: bool) -> Weeks:
+        return Weeks(
+            wall_s=self.now_s,
+            work_s=self.work_s,
+            lost_s=self.lost_s,
+            checkpoint_s=self.saving_s,
+            down_s=self.down_s,
+            waiting_s=self.waiting_s,
+            interruptions=self.counts,
+            finished=self.finished,
+            when_s=tuple(one[0] for one in self.story),
+            what=tuple(one[1] for one in self.story),
+            done_s=tuple(one[2] for one in self.story),
+            lost_by_s=tuple(one[3] for one in self.story),
+            saved_by_s=tuple(one[4] for one in self.story),
+            back_s=tuple(one[5] for one in self.story),
+            complete=complete,
+        )
+
+    def _until_next(self) -> None:
+        """One interruption of every active seed, or its end."""
+        per_s, rest_s = self.campaign.per_s, self.horizon_s - self.now_s
+        draws = self.rng.standard_exponential(len(self.now_s))
+        gap_s = draws / per_s if per_s > 0 else np.full(len(self.now_s), math.inf)
+        ended = self.active & (gap_s >= rest_s) & np.isfinite(rest_s)
+        gap_s = np.where(self.active, np.minimum(np.minimum(gap_s, rest_s), self._enough_s()), 0.0)
+        recovering_s = np.minimum(self.left_s, gap_s)
+        up_s = gap_s - recovering_s
+        done = self._train(up_s, ended)
+        waited_s = np.minimum(self.node_s, recovering_s)
+        self.waiting_s += waited_s
+        self.down_s += recovering_s - waited_s
+        self.now_s += np.where(done, 0.0, gap_s)
+        self.finished |= done
+        self.active &= ~(ended | done)
+        self._interrupt()
+
+    def _enough_s(self) -> Floats:
+        """Seconds in which each seed would be done without another interruption: no stretch need be longer."""
+        interval_s, save_s = self.campaign.interval_s, self.campaign.failures.checkpoint_s
+        need_s = np.maximum(self.target_s - self.work_s, 0.0)
+        return np.asarray(self.left_s + need_s * (1 + save_s / interval_s) + interval_s + save_s)
+
+    def _train(self, up_s: Floats, ended: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Train for `up_s`; returns which seeds finished their work, whose clocks are set to that moment."""
+        interval_s, save_s = self.campaign.interval_s, self.campaign.failures.checkpoint_s
+        whole = np.floor(up_s / (interval_s + save_s))
+        rest_s = up_s - whole * (interval_s + save_s)
+        kept_s = whole * interval_s + np.where(ended, np.minimum(rest_s, interval_s), 0.0)
+        reached_s = whole * interval_s + np.minimum(rest_s, interval_s)
+        need_s = self.target_s - self.work_s
+        done = self.active & (reached_s >= need_s)
+        saves = np.where(done, np.ceil(np.minimum(need_s, 1e300) / interval_s) - 1, whole)
+        self.work_s += np.where(done, need_s, kept_s)
+        self.saving_s += np.where(ended & ~done, whole * save_s + np.maximum(rest_s - interval_s, 0.0), np.maximum(saves, 0.0) * save_s)
+        self.lost_s += np.where(done | ended, 0.0, rest_s)
+        recovered_s = np.where(done, self.left_s, 0.0)
+        self.now_s += np.where(done, recovered_s + need_s + np.maximum(saves, 0.0) * save_s, 0.0)
+        return done
+
+    def _interrupt(self) -> None:
+        """What strikes the seeds that go on, and what it takes to start them again."""
+        which = np.minimum(np.searchsorted(self.chances, self.rng.random(len(self.now_s)), side="right"), len(self.chances) - 1)
+        hit = np.flatnonzero(self.active)
+        self.counts[hit, which[hit]] += 1
+        lost = np.flatnonzero(self.active & self.loses[which])
+        failures = self.campaign.failures
+        self.back_s[lost, self.back_s[lost].argmin(axis=1)] = self.now_s[lost] + failures.repair_s
+        self.node_s = np.where(self.active, self._missing_s(), 0.0)
+        self.left_s = np.where(self.active, failures.detection_s + failures.restart_s + self.node_s, 0.0)
+        if self.active[0]:
+            now_s, work_s, lost_s, saving_s, left_s = (
+                float(column[0]) for column in (self.now_s, self.work_s, self.lost_s, self.saving_s, self.left_s)
+            )
+            self.story.append((now_s, int(which[0]), work_s, lost_s, saving_s, now_s + left_s))
+
+    def _missing_s(self) -> Floats:
+        """Seconds until no more nodes are out than there are spares: a run that lacks one waits, whatever interrupts it meanwhile."""
+        spares = self.campaign.num_spares
+        if spares >= self.back_s.shape[1]:
+            return np.zeros(len(self.now_s))
+        # The last to be mended may stay out, as many as there are spares; the next one before them is the one to wait for.
+        needed_s = np.partition(self.back_s, -spares - 1, axis=1)[:, -spares - 1]
+        return np.maximum(needed_s - self.now_s, 0.0)
+
+
+def _most_out(campaign: Campaign) -> int:
+    """Nodes that may be out at once: as many as break within a repair in the worst of luck, or all there are."""
+    usual = campaign.per_s * campaign.failures.repair_s
+    return min(math.ceil(usual + 10 * math.sqrt(usual)) + 16 + campaign.dead_nodes, campaign.num_nodes + campaign.num_spares)

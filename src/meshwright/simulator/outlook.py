@@ -1,0 +1,207 @@
+"""What weeks of a plan come to: effective time, cost of the waste, chances of a date and an amount, and the same for other sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.checkpoints import daly_interval_s, young_interval_s
+from meshwright.cost.money import cost_usd
+from meshwright.plan.plan import Plan
+from meshwright.simulator.campaign import Campaign, Report, Weeks, advised_interval_s, advised_spares, weeks
+from meshwright.simulator.failures import Failures
+from meshwright.simulator.run import Conditions, OverSeeds, run_plan
+from meshwright.units import DAY, HOUR
+
+Floats = NDArray[np.float64]
+
+SAMPLED_STEPS = 64  # that stand for all steps of weeks
+SIZES = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+NORMAL_90 = 1.2815515655446004  # 80 % of a normal distribution lie within so many standard deviations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanStep:
+    """The mean of simulated steps: what a second of training is worth."""
+
+    seconds: float
+    standard_error_s: float
+    parts_s: dict[str, float]
+    median_s: float
+    robust_std_pct: float
+    evaluations_s: float  # of all evaluations of the whole workload
+    workload_steps: int  # of the whole workload; 0 where it has no end
+
+    @property
+    def workload_s(self) -> float:
+        """Seconds of work until the workload is done, evaluations included; infinite where it has no end."""
+        return self.workload_steps * self.seconds + self.evaluations_s if self.workload_steps else math.inf
+
+
+def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
+    """The mean step under these conditions: of a sample without the first, and what stalls add on average.
+
+    Stalls are rare and long, so that a sample would have too many or too few of them.
+    """
+    noise = conditions.noise
+    run = run_plan(plan, replace(conditions, noise=replace(noise, stalls_per_hour=0.0)), SAMPLED_STEPS + 1, seed)
+    step_s, parts_s = run.times.steady_s, run.mean_parts_s
+    stall_s = noise.stalls_per_hour * plan.layout.num_ranks * run.planned.step_s / HOUR * noise.stall_s
+    return MeanStep(
+        seconds=float(np.mean(step_s)) + stall_s,
+        standard_error_s=float(np.std(step_s, ddof=1) / math.sqrt(len(step_s))),
+        parts_s={**parts_s, "overhead": parts_s["overhead"] + stall_s},
+        median_s=run.times.median_s,
+        robust_std_pct=run.times.robust_std_pct,
+        evaluations_s=plan.workload.num_evaluations(plan.workload.num_steps()) * run.evaluation_s,
+        workload_steps=plan.workload.num_steps(),
+    )
+
+
+def usd_per_accelerator_hour(plan: Plan, conditions: Conditions) -> float | None:
+    """The price that a forecast uses; None where none is listed."""
+    offer = conditions.planned(plan).forecast.outcome.offer
+    return offer.price.usd_per_accelerator_hour if offer else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outlook:
+    """Weeks of one plan."""
+
+    campaign: Campaign
+    weeks: Weeks
+    step: MeanStep
+    usd_per_hour: float | None  # of one accelerator
+
+    @property
+    def goodput(self) -> OverSeeds:
+        """Effective time, of the wall clock."""
+        return OverSeeds.of(self.weeks.goodput)
+
+    @property
+    def interruptions(self) -> OverSeeds:
+        """Of all causes."""
+        return OverSeeds.of(self.weeks.interruptions.sum(axis=1).astype(np.float64))
+
+    @property
+    def by_cause(self) -> dict[str, float]:
+        """Mean number of interruptions by cause."""
+        means = self.weeks.interruptions.mean(axis=0).tolist()
+        return {cause.name: mean for cause, mean in zip(self.campaign.failures.causes, means, strict=False)}
+
+    @property
+    def num_steps(self) -> OverSeeds:
+        """Steps that count."""
+        return OverSeeds.of(self.weeks.work_s / self.step.seconds)
+
+    @property
+    def workload_done(self) -> float:
+        """The share of seeds in which the workload is done."""
+        return float(np.mean(self.weeks.work_s >= self.step.workload_s))
+
+    def paid_usd(self, seconds: Floats, *, spares: bool = True) -> Floats | None:
+        """What so many seconds of the machine cost, with its spares; None without a price."""
+        if self.usd_per_hour is None:
+            return None
+        nodes = self.campaign.num_spares * self.campaign.accelerators_per_node if spares else 0
+        return np.asarray(cost_usd(self.campaign.num_accelerators + nodes, seconds, self.usd_per_hour))
+
+
+def campaign_of(plan: Plan, failures: Failures, interval_s: float | None, num_spares: int | None, dead_nodes: int = 0) -> Campaign:
+    """The plan's campaign, with what is advised where the user does not say."""
+    size, per_node = plan.cluster.num_accelerators, plan.cluster.used_per_node
+    return Campaign(
+        failures=failures,
+        num_accelerators=size,
+        accelerators_per_node=per_node,
+        interval_s=advised_interval_s(failures, size) if interval_s is None else interval_s,
+        num_spares=advised_spares(failures, size, per_node) if num_spares is None else num_spares,
+        dead_nodes=dead_nodes,
+    )
+
+
+def outlook(
+    plan: Plan, conditions: Conditions, campaign: Campaign, seed: int, num_seeds: int, horizon_s: float, report: Report | None = None
+) -> Outlook:
+    """So many days of a plan, over many seeds."""
+    conditions.check(plan)
+    return Outlook(
+        campaign=campaign,
+        step=mean_step(plan, conditions, seed),
+        weeks=weeks(campaign, seed, num_seeds, horizon_s, report=report),
+        usd_per_hour=usd_per_accelerator_hour(plan, conditions),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Finish:
+    """When the whole workload is done, over seeds that also differ in how far the prediction may be off."""
+
+    wall_s: Floats
+    cost_usd: Floats | None
+
+    def chance_by(self, seconds: float) -> float:
+        """Probability of being done so many seconds after the start."""
+        return float(np.mean(self.wall_s <= seconds))
+
+    def chance_under(self, usd: float) -> float | None:
+        """Probability of paying no more; None without a price."""
+        return None if self.cost_usd is None else float(np.mean(self.cost_usd <= usd))
+
+
+def finish(plan: Plan, seen: Outlook, run_spread: float, seed: int, num_seeds: int, report: Report | None = None) -> Finish:
+    """The end of the plan's workload: interruptions, how slow this run is among its kind, and the prediction's interval."""
+    rng = np.random.default_rng([seed, 5])
+    step_s = seen.step.seconds * _uncertain(plan, rng.standard_normal(num_seeds)) * (1 + run_spread * rng.standard_exponential(num_seeds))
+    work_s = plan.workload.num_steps() * step_s + seen.step.evaluations_s
+    ended = weeks(seen.campaign, seed, num_seeds, work_s=work_s, report=report)
+    if not ended.complete:
+        raise KeyboardInterrupt  # runs that were cut short say nothing of their end
+    return Finish(wall_s=ended.wall_s, cost_usd=seen.paid_usd(ended.wall_s))
+
+
+def _uncertain(plan: Plan, deviates: Floats) -> Floats:
+    """Factors on the predicted step whose middle 80 % are the plan's interval, each side with a spread of its own."""
+    up, down = math.log(plan.high_s / plan.step_time_s), math.log(plan.step_time_s / plan.low_s)
+    return np.exp(deviates / NORMAL_90 * np.where(deviates > 0, up, down))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What the same kind of machine with another number of accelerators has to expect."""
+
+    num_accelerators: int
+    between_s: float  # interruptions
+    interval_s: float  # advised between checkpoints
+    young_s: float
+    daly_s: float
+    num_spares: int
+    interruptions_per_day: float
+    goodput: float
+
+
+def sizes(
+    failures: Failures, accelerators_per_node: int, seed: int, days: float, num_seeds: int, of: Sequence[int] = SIZES
+) -> Iterator[Size]:
+    """Advice and effective time for one size after the other."""
+    for size in of:
+        interval_s, spares = advised_interval_s(failures, size), advised_spares(failures, size, accelerators_per_node)
+        campaign = Campaign(
+            failures=failures, num_accelerators=size, accelerators_per_node=accelerators_per_node, interval_s=interval_s, num_spares=spares
+        )
+        seen = weeks(campaign, seed, num_seeds, days * DAY)
+        between_s = failures.mean_time_between_s(size)
+        yield Size(
+            num_accelerators=size,
+            between_s=between_s,
+            interval_s=interval_s,
+            young_s=float(young_interval_s(failures.checkpoint_s, between_s)),
+            daly_s=float(daly_interval_s(failures.checkpoint_s, between_s)),
+            num_spares=spares,
+            interruptions_per_day=float(seen.interruptions.sum(axis=1).mean()) / days,
+            goodput=float(seen.goodput.mean()),
+        )

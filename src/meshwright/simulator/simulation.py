@@ -1,0 +1,433 @@
+"""A plan simulated: hundreds of steps with noise and broken links, or weeks with failures; from options to one value that says it all.
+
+`simulate` is what the command line and notebooks call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.money import cost_usd
+from meshwright.describe.load import load_cluster
+from meshwright.errors import InputError
+from meshwright.ledger import Budget, Ledger, Rate, ledger_of, no_price, predicted_s, rate_of, read_budget, read_rate
+from meshwright.plan.objective import read_duration
+from meshwright.plan.plan import Plan, plan_of, read_plan, stack_of
+from meshwright.predict.forecast import Forecast
+from meshwright.predict.outcome import Spread
+from meshwright.record.header import check_name
+from meshwright.simulator.campaign import Campaign
+from meshwright.simulator.exposure import Exposed, exposed_between_replicas
+from meshwright.simulator.fabric import Fabric
+from meshwright.simulator.failures import failures as failures_named
+from meshwright.simulator.noise import QUIET, fitted_noise
+from meshwright.simulator.outlook import SAMPLED_STEPS, SIZES, Finish, Outlook, Size, campaign_of, finish, outlook
+from meshwright.simulator.outlook import sizes as other_sizes
+from meshwright.simulator.planned_step import check_plan
+from meshwright.simulator.run import Conditions, OverSeeds, Paid, SimulatedRun, run_plan, write_run
+from meshwright.simulator.step import Slow
+from meshwright.simulator.weeks_record import write_weeks
+from meshwright.units import DAY, GB, MINUTE
+
+Progress = Callable[[str, int, int], None]
+SlowRanks = Mapping[int, float] | Sequence[str]  # factor by rank, or `RANK=FACTOR`
+FINISH_SEEDS = 1000
+LEDGER_STEPS = 20_000  # that are read back for the closing lines: a second at most
+MOST_SIZE_SEEDS = 20  # of each size: large machines are interrupted many times
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """How a plan would go: one run of steps, or weeks of them, for the first seed and over all seeds."""
+
+    plan: Plan
+    conditions: Conditions
+    seed: int
+    seeds: int = 1
+    days: float | None = None  # None: steps were simulated
+    finish_by_s: float | None = None
+    rate: Rate | None = None  # what an accelerator-hour costs
+    budget: Budget | None = None
+    run: SimulatedRun | None = None  # of the first seed
+    over_seeds: dict[str, OverSeeds] | None = None
+    without_slow: SimulatedRun | None = None  # the same run with all ranks alike
+    outlook: Outlook | None = None
+    finish: Finish | None = None
+    sizes: tuple[Size, ...] = ()
+    folder: Path | None = None  # the run folder, where one was written
+    is_cut: bool = False  # the budget ended it
+    interrupted: bool = False
+
+    @property
+    def cost_usd(self) -> float | None:
+        """What the run costs."""
+        if self.outlook:
+            paid = self.outlook.paid_usd(self.outlook.weeks.wall_s)
+            return None if paid is None else float(np.mean(paid))
+        if self.rate is None or self.run is None:
+            return None
+        price = float(self.rate.usd_per_gpu_hour)
+        return float(cost_usd(self.plan.cluster.num_accelerators, self.run.simulated_s, price))
+
+    @cached_property
+    def ledger(self) -> Ledger | None:
+        """The ledger of the run that was written; None where it has so many steps that reading them would take seconds."""
+        is_short = self.run is None or len(self.run.steps) <= LEDGER_STEPS
+        return ledger_of(self.folder) if self.folder and is_short else None
+
+    @property
+    def exposed(self) -> Exposed | None:
+        """How far the exposed time between replicas may be off; None where drawn hashes or hit NICs decide it."""
+        fabric = self.conditions.fabric
+        if self.run is None or fabric.nics_hit or fabric.routing == "hashed":
+            return None
+        return exposed_between_replicas(self.run.planned.forecast.job, self.run.planned.plan.layout)
+
+    @property
+    def time_to_train_s(self) -> float | None:
+        """Seconds of the whole workload: of the run, extrapolated from a part of it, or at the pace of the weeks; None without an end."""
+        if self.run is not None:
+            return self.run.time_to_train_s
+        assert self.outlook is not None
+        if self.finish is not None:
+            return float(np.mean(self.finish.wall_s))
+        num_steps, pace = self.plan.workload.num_steps(), self.outlook.goodput.mean
+        step = self.outlook.step
+        return (num_steps * step.seconds + step.evaluations_s) / pace if num_steps and pace else None
+
+    @property
+    def waste_usd(self) -> float | None:
+        """What the time that did not count costs, spares included."""
+        if self.outlook is None:
+            return None
+        whole = self.outlook.paid_usd(self.outlook.weeks.wall_s)
+        useful = self.outlook.paid_usd(self.outlook.weeks.work_s, spares=False)
+        return None if whole is None or useful is None else float(np.mean(whole - useful))
+
+    @property
+    def step_s(self) -> float:
+        """Median seconds of the simulated steps."""
+        if self.run is not None:
+            return self.run.times.median_s
+        assert self.outlook is not None
+        return self.outlook.step.median_s
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of the time in which the run makes progress; None where only steps were simulated."""
+        return self.outlook.goodput.mean if self.outlook else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The values under the names of `meshwright simulate --json`."""
+        from meshwright.say.simulation import simulation_document
+
+        return simulation_document(self).to_json()
+
+    def __str__(self) -> str:
+        what = f"{self.days:g} days, effective time {self.goodput:.2%}" if self.outlook else f"median step {self.step_s:.4g} s"
+        return f"{self.plan.name}, seed {self.seed}: {what}"
+
+    def _repr_html_(self) -> str:
+        from meshwright.say.html import fragment
+        from meshwright.say.simulation import simulation_document
+
+        return fragment(simulation_document(self))
+
+
+def simulate(
+    plan: Plan | Forecast | str | Path,
+    *,
+    steps: int | None = None,
+    days: float | None = None,
+    seed: int = 0,
+    seeds: int = 1,
+    jitter: float = 1.0,
+    noise: bool = True,
+    slow_rank: SlowRanks = (),
+    planes_lost: int = 0,
+    nics_hit: int = 0,
+    links_lost: float = 0.0,
+    neighbour: float = 0.0,
+    routing: str = "",
+    storage: float | None = None,
+    failures: str = "",
+    checkpoint_every: str = "",
+    spares: int | None = None,
+    failed_nodes: int = 0,
+    finish_by: str = "",
+    budget: str | None = None,
+    price: str | None = None,
+    sizes: bool = False,
+    cluster: str = "",
+    software: str = "",
+    name: str = "",
+    runs: Path | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Simulation:
+    """Simulate a plan, a forecast or a plan file: `steps` of it (all of the workload by default), or `days` with failures.
+
+    The options are those of `meshwright simulate`. With `runs` the first seed's run is written there as a run folder.
+    """
+    plan_file = Path(plan) if isinstance(plan, str | Path) else None
+    chosen = read_plan(plan_file) if plan_file else plan_of(plan) if isinstance(plan, Forecast) else plan
+    assert isinstance(chosen, Plan)
+    if runs is not None and name:
+        _check_folder(runs, name)
+    _check_machine(chosen, cluster)
+    stack = stack_of(chosen, software) if software else None
+    conditions = Conditions(
+        noise=fitted_noise().scaled(jitter) if noise else QUIET,
+        fabric=Fabric(planes_lost=planes_lost, nics_hit=nics_hit, links_lost=links_lost, neighbour=neighbour, routing=routing),
+        slow=_slow_ranks(slow_rank),
+        storage_bytes_per_s=_storage(storage),
+        stack=stack,
+    )
+    if nics_hit and not planes_lost:
+        raise InputError(f"{nics_hit} NICs are hit and lose no plane", where="--nics-hit", fix="say how many planes with --planes-lost 1")
+    conditions.check(chosen)
+    check_plan(chosen, stack or "")
+    of_weeks = {"failures": failures, "checkpoint-every": checkpoint_every, "spares": spares is not None}
+    of_weeks |= {"failed-nodes": failed_nodes, "finish-by": finish_by, "sizes": sizes}
+    _check_length(chosen, steps, days, [option for option, value in of_weeks.items() if value], finish_by, budget)
+    campaign = None
+    if days is not None:
+        interval_s = _duration_s(checkpoint_every, "--checkpoint-every", "write 10min, 300s or 1h") if checkpoint_every else None
+        campaign = campaign_of(chosen, failures_named(failures or "llama3"), interval_s, spares, failed_nodes)
+    rate = read_rate(price) if price is not None else rate_of(chosen.cluster)
+    asked = Simulation(
+        plan=chosen,
+        conditions=conditions,
+        seed=seed,
+        seeds=seeds,
+        days=days,
+        finish_by_s=_seconds_until(finish_by) if finish_by else None,
+        rate=rate,
+        budget=None if budget is None else _budget(chosen, steps, days, read_budget(budget), campaign, rate),
+    )
+    folder = _Folder(runs, name, plan_file)
+    return _weeks(asked, campaign, folder, sizes, progress) if campaign else _steps(asked, steps or 0, folder, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """Where the first seed's run is written; `runs` of None: nowhere."""
+
+    runs: Path | None
+    name: str
+    plan_file: Path | None
+
+    def write(self, asked: Simulation, writer: Callable[[Path, str, Path, Paid], Path]) -> Path | None:
+        """The folder written; the plan is written first where it did not come from a file."""
+        if self.runs is None:
+            return None
+        paid = Paid(rate=asked.rate, budget=asked.budget)
+        if self.plan_file is not None:
+            return writer(self.runs, self._free_name(self.plan_file.stem, asked.seed), self.plan_file, paid)
+        with TemporaryDirectory() as place:
+            path = Path(place) / "plan.json"
+            asked.plan.write(path)
+            return writer(self.runs, self._free_name("plan", asked.seed), path, paid)
+
+    def _free_name(self, stem: str, seed: int) -> str:
+        """The name as given, or the first that is free."""
+        if self.name or self.runs is None:
+            return self.name
+        base = f"{stem}-seed{seed}"
+        name, number = base, 2
+        while (self.runs / name).exists():
+            name, number = f"{base}-{number}", number + 1
+        return name
+
+
+def _within_s(asked: Simulation) -> float:
+    """Seconds that the budget pays for, to the millisecond that events have."""
+    return math.floor(asked.budget.seconds_left * 1e3) / 1e3 if asked.budget else math.inf
+
+
+def _steps(asked: Simulation, steps: int, folder: _Folder, progress: Progress) -> Simulation:
+    plan, conditions, within_s = asked.plan, asked.conditions, _within_s(asked)
+    found: list[dict[str, float]] = []
+    first: SimulatedRun | None = None
+    interrupted = False
+    planned = conditions.planned(plan)
+    try:
+        for number in range(asked.seeds):
+            report = progress if asked.seeds == 1 else None
+            run = run_plan(plan, conditions, steps, asked.seed + number, report, planned, within_s)
+            first = first or run
+            found.append(_figures(run))
+            interrupted = not run.complete and not run.is_cut
+            if interrupted:
+                break
+            progress("simulating runs", number + 1, asked.seeds)
+    except KeyboardInterrupt:
+        if first is None:
+            raise
+        interrupted = True
+    assert first is not None
+    run = first
+    alike = None
+    if conditions.slow and not interrupted:
+        alike = run_plan(plan, replace(conditions, slow=()), steps, asked.seed, planned=planned, within_s=within_s)
+    return replace(
+        asked,
+        run=run,
+        over_seeds={key: OverSeeds.of([one[key] for one in found]) for key in found[0]} if len(found) > 1 else None,
+        without_slow=alike,
+        is_cut=run.is_cut,
+        folder=folder.write(asked, lambda runs, name, plan_file, paid: write_run(run, runs, name, plan_file, paid)),
+        interrupted=interrupted,
+    )
+
+
+def _figures(run: SimulatedRun) -> dict[str, float]:
+    exposed = {f"mean_exposed_{axis}_s": value for axis, value in run.mean_exposed_s.items() if value > 0}
+    return {
+        "median_step_s": run.times.median_s,
+        "mean_step_s": float(np.mean(run.times.steady_s)),
+        "robust_std_pct": run.times.robust_std_pct,
+        "simulated_min": run.simulated_s / MINUTE,
+        **({} if run.time_to_train_s is None else {"time_to_train_min": run.time_to_train_s / MINUTE}),
+        **exposed,
+    }
+
+
+def _weeks(asked: Simulation, campaign: Campaign, folder: _Folder, sizes: bool, progress: Progress) -> Simulation:
+    plan, conditions = asked.plan, asked.conditions
+    assert asked.days is not None
+    horizon_s = min(asked.days * DAY, _within_s(asked))
+    seen = outlook(plan, conditions, campaign, asked.seed, asked.seeds, horizon_s, progress)
+    seen = replace(seen, usd_per_hour=float(asked.rate.usd_per_gpu_hour) if asked.rate else None)
+    interrupted = not seen.weeks.complete
+    ended: Finish | None = None
+    table: list[Size] = []
+    try:
+        if not interrupted and (asked.finish_by_s is not None or asked.budget is not None):
+            ended = finish(plan, seen, conditions.noise.run_spread, asked.seed, max(asked.seeds, FINISH_SEEDS), progress)
+        if not interrupted and sizes:
+            per_node = plan.cluster.accelerators_per_node
+            for size in other_sizes(campaign.failures, per_node, asked.seed, asked.days, min(asked.seeds, MOST_SIZE_SEEDS)):
+                table.append(size)
+                progress("simulating other sizes", len(table), len(SIZES))
+    except KeyboardInterrupt:
+        interrupted = True
+    sample = run_plan(plan, conditions, SAMPLED_STEPS + 1, asked.seed)
+    is_cut = seen.weeks.complete and horizon_s < asked.days * DAY
+    return replace(
+        asked,
+        outlook=seen,
+        finish=ended,
+        sizes=tuple(table),
+        folder=folder.write(asked, lambda runs, name, plan_file, paid: write_weeks(seen, sample, runs, name, plan_file, paid, cut=is_cut)),
+        is_cut=is_cut,
+        interrupted=interrupted,
+    )
+
+
+def _check_folder(runs: Path, name: str) -> None:
+    check_name(name)
+    folder = runs / name
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError("the run's folder exists and is not empty", where=str(folder), fix="use another --name")
+
+
+def _check_length(plan: Plan, steps: int | None, days: float | None, of_weeks: Sequence[str], finish_by: str, budget: str | None) -> None:
+    """Raise an InputError where options of weeks are given without days, or of steps with them."""
+    if days is None:
+        if of_weeks:
+            options = ", ".join(f"--{option}" for option in of_weeks)
+            raise InputError(f"{options}: only valid with --days", where=options, fix="add --days 54")
+        return
+    if not days > 0:
+        raise InputError(f"a simulation of {days:g} days has no length", where="--days", fix="give more than 0")
+    if steps is not None:
+        raise InputError("--steps is not valid with --days", where="--steps", fix="give --days or --steps, not both")
+    if (finish_by or budget is not None) and plan.workload.num_steps() < 1:
+        raise InputError(
+            f"{plan.workload.name} states neither tokens nor a target, so it has no end",
+            where="--finish-by, --budget",
+            fix="leave these out, or make the plan with a workload that ends",
+        )
+
+
+def _budget(plan: Plan, steps: int | None, days: float | None, usd: Decimal, campaign: Campaign | None, rate: Rate | None) -> Budget:
+    """What the run may cost, spares included; an error where what is asked for costs more by prediction.
+
+    With days, that is so many days, or the workload to its end, whichever is less.
+    """
+    if rate is None:
+        raise no_price(plan.cluster)
+    num_spares = campaign.num_spares * campaign.accelerators_per_node if campaign else 0
+    budget = Budget(usd=usd, rate=rate, num_gpus=plan.layout.num_ranks + num_spares)
+    whole_s = predicted_s(plan, steps or plan.workload.num_steps())
+    days_s = (days or math.inf) * DAY
+    budget.check(whole_s if whole_s.value <= days_s else Spread(days_s, days_s, days_s))
+    return budget
+
+
+def _storage(gb_per_s: float | None) -> float:
+    """Bytes per second that storage feeds; 0: as described."""
+    if gb_per_s is not None and not (math.isfinite(gb_per_s) and gb_per_s > 0):
+        raise InputError(f"storage of {gb_per_s:g} GB/s", where="--storage", fix="give more than 0")
+    return (gb_per_s or 0.0) * GB
+
+
+def _slow_ranks(given: SlowRanks) -> tuple[Slow, ...]:
+    if isinstance(given, Mapping):
+        return tuple(Slow(rank=rank, factor=factor) for rank, factor in given.items())
+    return tuple(_slow(text) for text in given)
+
+
+def _slow(text: str) -> Slow:
+    rank, equals, factor = text.partition("=")
+    try:
+        return Slow(rank=int(rank), factor=float(factor) if equals else 1.3)
+    except ValueError:
+        raise InputError(f"cannot read {text!r}", where="--slow-rank", fix="write RANK=FACTOR, such as 100=1.3") from None
+
+
+def _check_machine(plan: Plan, name: str) -> None:
+    """Refuse a plan for another machine than the one that was named."""
+    if not name:
+        return
+    machine = load_cluster(name)
+    theirs, ours = (
+        (c.accelerator.name, c.num_accelerators, tuple((t.name, t.num_accelerators, t.link) for t in c)) for c in (plan.cluster, machine)
+    )
+    if theirs != ours:
+        raise InputError(
+            f"the plan is for {plan.cluster.name} ({theirs[1]} {theirs[0]}), not for {machine.name} ({ours[1]} {ours[0]})",
+            where="--cluster",
+            fix=f"make a plan with `meshwright plan {plan.model.name} {name} {plan.workload.name} --out FILE`",
+        )
+
+
+def _seconds_until(text: str) -> float:
+    """Seconds of `90d`, or from now to a date."""
+    if text[:1].isdigit() and text.count("-") == 2:
+        try:
+            date = datetime.fromisoformat(text)
+            seconds = ((date if date.tzinfo else date.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
+        except ValueError:
+            raise InputError(f"cannot read a date in {text!r}", where="--finish-by", fix="write 2027-03-01, or 90d") from None
+        if seconds <= 0:
+            raise InputError(f"{text} has passed", where="--finish-by", fix="give a later date")
+        return seconds
+    return _duration_s(text, "--finish-by", "write 90d, or 2027-03-01")
+
+
+def _duration_s(text: str, where: str, fix: str) -> float:
+    try:
+        return read_duration(text)
+    except InputError as error:
+        raise InputError(error.what.replace("a deadline of", "a time of"), where=where, fix=fix) from None

@@ -1,0 +1,1 @@
+"""The benchmarks of MLPerf, and our own, that a run may be logged as."""

@@ -1,0 +1,53 @@
+"""How ranks tell each other the outcome of a save when the disk, through which they meet, is what fails."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from typing import Protocol
+
+import torch.distributed as dist
+
+STORE_TIMEOUT_S = 5.0
+
+
+class Notices(Protocol):
+    """Short texts by name that every rank of a save can read."""
+
+    def post(self, name: str, text: str) -> None:
+        """Leave a text for the other ranks, as far as that is possible."""
+
+    def read(self, name: str) -> str | None:
+        """The text that some rank has left; None where there is none, or where nobody can know."""
+
+
+class NoNotices:
+    """Ranks that share nothing but the disk."""
+
+    def post(self, name: str, text: str) -> None:
+        """Nobody would read it."""
+
+    def read(self, name: str) -> str | None:
+        """Nobody has written anything."""
+        return None
+
+
+class StoreNotices:
+    """Texts in the job's key-value store, over a connection of their own: the thread that saves never holds up the training."""
+
+    def __init__(self, store: dist.Store) -> None:
+        own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's types leave it out
+        self._store = dist.PrefixStore("saves", own)
+        self._store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
+
+    def post(self, name: str, text: str) -> None:
+        """Leave a text; a store that has gone away is no reason to fail, the files still tell."""
+        with suppress(RuntimeError):
+            self._store.set(name, text)
+
+    def read(self, name: str) -> str | None:
+        """The text of that name, if there is one."""
+        with suppress(RuntimeError):
+            if self._store.check([name]):
+                return str(self._store.get(name).decode(errors="replace"))
+        return None

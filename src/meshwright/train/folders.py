@@ -1,0 +1,47 @@
+"""Whether a folder is what a command needs: free for a new run, or one that holds a trained model; known before torch is loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from meshwright.describe.config_json import CONFIG
+from meshwright.errors import InputError
+from meshwright.record.header import check_name
+from meshwright.record.lock import check_free
+from meshwright.record.writer import is_free, is_unstarted
+
+PLAN = "plan.json"
+
+
+def check_folder(runs: Path, name: str, *, resume: bool) -> None:
+    """Pass where a new run can be made, or one to go on with is there; changes nothing."""
+    folder = runs / check_name(name)
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        what = "is no folder" if not nearest.is_dir() else "cannot be written to"
+        raise InputError(f"{nearest.name or nearest} {what}", where=str(folder), fix="choose another place: --runs DIR")
+    is_there = folder.is_dir() and not is_free(folder) and not is_unstarted(folder)
+    if resume and not is_there:
+        raise InputError(f"no run named {name!r}", where=str(runs), fix="name the run to go on with: --name NAME --resume")
+    if is_there and not resume:
+        raise InputError("the run's folder exists and is not empty", where=str(folder), fix="use another name, or go on with --resume")
+    if folder.is_dir():
+        check_free(folder)
+
+
+def check_new_folder(folder: Path) -> None:
+    """Pass where nothing is at `folder`, or an empty folder."""
+    if os.path.lexists(folder) and not (folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())):
+        raise InputError("there is something already", where=str(folder), fix="name a folder that does not exist yet")
+
+
+def check_trained(folder: Path) -> None:
+    """Pass where `folder` is a run's or a Hugging Face model's."""
+    if (folder / PLAN).is_file() or (folder / CONFIG).is_file():
+        return
+    raise InputError(
+        f"this holds neither a run ({PLAN}) nor a Hugging Face model ({CONFIG})" if folder.is_dir() else "no such folder",
+        where=str(folder),
+        fix="give a folder that meshwright train wrote (runs/NAME), or one with config.json, model.safetensors and tokenizer.json",
+    )

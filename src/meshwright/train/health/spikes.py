@@ -1,0 +1,100 @@
+"""Gradients that are far too large: the norm of a step against the usual one of the steps before it.
+
+A step is a spike where the logarithm of its norm lies above the running median by more than both a fixed factor and several times the usual
+spread. A spike is left out of what is usual; where the norm stays there, that is the new usual one, and the search starts anew. Nothing is
+stopped: a large gradient may be sound, and clipping bounds what it does.
+
+Each rank's own norm, taken before replicas are summed, tells which rank it came from, and the largest part of that rank's gradients, which
+parameter. A damaged number that leaves the norm of all gradients within the factor is not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from meshwright.record.summary import MAD_TO_STD
+from meshwright.train.parallel.collectives import everyones_texts
+from meshwright.train.parallel.shards import squares_of
+from meshwright.train.replica import Replica
+
+FACTOR = 10.0  # times the usual norm
+SPREADS = 8.0  # and so many standard deviations of its logarithm
+NUM_USUAL = 50  # steps that tell what is usual
+NUM_FIRST = 10  # steps before anything can be told
+NUM_STAYING = 5  # spikes in a row after which what is usual has changed
+SMALLEST = 1e-300
+LONGEST = 300  # bytes of a parameter's name
+
+
+@dataclass(frozen=True, slots=True)
+class Spike:
+    """A step whose gradients were far larger than usual."""
+
+    step: int
+    norm: float
+    usual: float
+    ranks: tuple[int, ...]  # whose own gradients were; empty: nobody's by itself, or nobody knows
+
+    def words(self, parameter: str = "") -> str:
+        """What happened, for people; `parameter`: where the gradients are largest."""
+        who = f", on rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks[:8]))}" if self.ranks else ""
+        where = f", most of it in {parameter}" if parameter else ""
+        return f"the gradient norm of step {self.step} is {self.norm:.3g}, usually {self.usual:.3g}{who}{where}; training goes on"
+
+
+class Spikes:
+    """The detector. All ranks feed it the same numbers, and find the same."""
+
+    def __init__(self) -> None:
+        self._usual: deque[tuple[float, ...]] = deque(maxlen=NUM_USUAL)  # logarithms: of all gradients, then of each rank's own
+        self._num_staying = 0
+
+    def update(self, step: int, norm: float, own_norms: Sequence[float]) -> Spike | None:
+        """Take in a step's norms; the spike, if it is one."""
+        logs = tuple(math.log(max(value, SMALLEST)) for value in (norm, *own_norms))
+        excess = self._excess(logs)
+        if excess is None or excess[0] <= 0.0:
+            self._usual.append(logs)
+            self._num_staying = 0
+            return None
+        usual = math.exp(float(np.median([entry[0] for entry in self._usual])))
+        ranks = tuple(int(rank) for rank in np.flatnonzero(excess[1:] > 0.0))
+        self._num_staying += 1
+        if self._num_staying == NUM_STAYING:
+            self._usual.clear()
+            self._num_staying = 0
+        return Spike(step, norm, usual, ranks if len(ranks) < len(own_norms) or len(ranks) == 1 else ())
+
+    def _excess(self, logs: tuple[float, ...]) -> NDArray[np.float64] | None:
+        """By how much each logarithm passes its limit; None while nothing can be told."""
+        if len(self._usual) < NUM_FIRST:
+            return None
+        past = np.array(self._usual)
+        median = np.median(past, axis=0)
+        spread = MAD_TO_STD * np.median(np.abs(past - median), axis=0)
+        return np.asarray(np.array(logs) - median - np.maximum(math.log(FACTOR), SPREADS * spread))
+
+
+def largest_parameter(replica: Replica) -> str:
+    """The parameter with the largest gradients of all ranks; all must call it, and it waits for the device."""
+    spans = [
+        (cut.name, shard.gradient[offset : offset + last - first])
+        for shard in replica.shards
+        if shard.gradient is not None
+        for cut, first, last, offset in shard.spans
+        if last > first
+    ]
+    mine = ""
+    if spans:
+        with torch.no_grad():
+            squares = squares_of([gradient for _, gradient in spans]).cpu()
+        mine = f"{float(squares.max())} {spans[int(squares.argmax())][0]}"
+    told = [text.partition(" ") for text in everyones_texts(mine, LONGEST, replica.mesh.device) if text]
+    return max(told, key=lambda entry: float(entry[0]))[2] if told else ""

@@ -1,0 +1,172 @@
+"""How ranks that a launcher has started find each other: within the time they are given, and never those of an earlier start.
+
+torchrun keeps its key-value store when it restarts ranks, with the addresses that the dead ones left there. So the ranks of one start agree
+on a name that nobody used before, and keep everything under it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from meshwright.errors import InputError
+from meshwright.train.launch import MEETING_S, Place
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ANSWER_S = 5.0  # whatever listens at the address must answer as a store does within
+LOOK_S = 0.02  # between two looks for what others do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where the ranks meet, and until when."""
+
+    host: str
+    port: int
+    timeout_s: float
+    until_s: float  # by the monotonic clock
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left; a little even when it is over, to hear of what has come meanwhile."""
+        return max(self.until_s - time.monotonic(), 0.1)
+
+    def error(self, why: str) -> InputError:
+        """The error of ranks that did not meet."""
+        fix = "start all ranks together, check that rank 0 runs there and that the port can be reached, or give --rendezvous-timeout"
+        return InputError(f"the ranks did not meet within {self.timeout_s:g} s: {why}", where=f"{self.host}:{self.port}", fix=fix)
+
+
+def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
+    """This process's place, once the ranks that the launcher started have found each other."""
+    missing = [name for name in VARIABLES if name not in environment]
+    if missing:
+        raise InputError(f"{missing[0]} is not set", where="the environment", fix="start the ranks with torchrun")
+    address = Address(
+        host=environment["MASTER_ADDR"],
+        port=int(environment["MASTER_PORT"]),
+        timeout_s=timeout_s,
+        until_s=time.monotonic() + timeout_s,
+    )
+    if environment["RANK"] != "0" or environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        _check_listener(address)
+    try:
+        with _silence():
+            store, rank, num_ranks = next(iter(rendezvous("env://", timeout=timedelta(seconds=address.left_s))))
+    except (RuntimeError, ValueError, OSError) as error:
+        raise _not_met(str(error), address) from None
+    return Place(
+        rank=rank,
+        num_ranks=num_ranks,
+        local_rank=int(environment.get("LOCAL_RANK", rank)),
+        num_local_ranks=int(environment.get("LOCAL_WORLD_SIZE", num_ranks)),
+        store=dist.PrefixStore(f"start/{_agreed_name(store, rank, num_ranks, address)}", store),
+    )
+
+
+def _check_listener(address: Address) -> None:
+    """Wait until something listens at the address; raise where it is no store. torch's client waits without end for one's answer."""
+    while not _listens(address):
+        if time.monotonic() > address.until_s:
+            raise address.error("nobody listens there")
+        time.sleep(LOOK_S)
+    answered = threading.Event()
+
+    def ask() -> None:
+        patience = timedelta(seconds=min(ANSWER_S, address.left_s))
+        dist.TCPStore(address.host, address.port, is_master=False, timeout=patience, wait_for_workers=False)
+        answered.set()
+
+    def ask_quietly() -> None:
+        try:
+            ask()
+        except (RuntimeError, ValueError, OSError):  # it answered something else
+            return
+
+    asking = threading.Thread(target=ask_quietly, name="meshwright-meet", daemon=True)
+    with _silence():
+        asking.start()
+        asking.join(min(ANSWER_S, address.left_s) + 1.0)
+    if not answered.is_set():
+        raise InputError(
+            f"another program listens on port {address.port}: it does not answer as rank 0 would",
+            where=f"{address.host}:{address.port}",
+            fix="choose another port (--master-port)",
+        )
+
+
+def _listens(address: Address) -> bool:
+    try:
+        socket.create_connection((address.host, address.port), timeout=address.left_s).close()
+    except OSError:
+        return False
+    return True
+
+
+def _agreed_name(store: dist.Store, rank: int, num_ranks: int, address: Address) -> str:
+    """A name that the ranks of this start share, and no others.
+
+    A rank greets with a word that it has just made up, and rank 0 answers each word with the name. Answers to words of an earlier start
+    are under other keys, and who still hears of the earlier name cannot come here: the words are new.
+    """
+    word = uuid.uuid4().hex
+    if rank == 0:
+        _welcome(store, num_ranks, word, address)
+        return word
+    store.set(f"greeting/{rank}", word)
+    try:
+        store.wait([f"welcome/{word}"], timedelta(seconds=address.left_s))
+        name = store.get(f"welcome/{word}").decode()
+        store.add(f"joined/{name}", 1)
+    except RuntimeError:
+        raise address.error("rank 0 did not answer") from None
+    return name
+
+
+def _welcome(store: dist.Store, num_ranks: int, name: str, address: Address) -> None:
+    """Answer greetings until every rank has heard the answer to its own; those of an earlier start are answered too, unheard."""
+    answered: dict[int, str] = {}
+    while (joined := store.add(f"joined/{name}", 0)) < num_ranks - 1:
+        for rank in range(1, num_ranks):
+            if store.check([f"greeting/{rank}"]) and (word := store.get(f"greeting/{rank}").decode()) != answered.get(rank):
+                answered[rank] = word
+                store.set(f"welcome/{word}", name)
+        if time.monotonic() > address.until_s:
+            raise address.error(f"{joined + 1} of {num_ranks} ranks came")
+        time.sleep(LOOK_S)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Standard error closed to what torch's own code writes there: its exception says the same."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _not_met(said: str, address: Address) -> InputError:
+    """The error of a rendezvous that did not come about: why, as far as torch tells."""
+    if "EADDRINUSE" in said or "already in use" in said:
+        return InputError(
+            f"port {address.port} is taken", where=f"{address.host}:{address.port}", fix="choose another port (--master-port)"
+        )
+    joined = re.search(r"(\d+)/(\d+) clients joined", said)
+    return address.error(f"{joined[1]} of {joined[2]} ranks came" if joined else said.splitlines()[0] if said else "no reason given")

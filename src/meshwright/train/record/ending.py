@@ -1,0 +1,62 @@
+"""How a run ended that did not come to its own end: written by whoever is left to write it.
+
+Rank 0 writes the run's folder while it trains. Where it is killed, or hangs, the process that started the ranks writes the end; under
+another launcher, a rank that is still there.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from meshwright.errors import MeshwrightError
+from meshwright.record.entries import Event
+from meshwright.record.header import RUNNING, read_header
+from meshwright.record.writer import append_event, elapsed_s, set_status
+from meshwright.train.launch import Failure
+
+OPENED = "run/opened"  # in the store, once this start of the run writes to its folder: before, the folder may be another run's
+TAIL_BYTES = 65536  # of steps.jsonl, which hold its last line
+
+
+def opened(store: dist.Store) -> None:
+    """Say that the run's folder is this run's from now on."""
+    store.set(OPENED, "1")
+
+
+def record_failure(folder: Path, failure: Failure, store: dist.Store) -> None:
+    """The parent's record of how the ranks ended, if the run's folder is theirs."""
+    with suppress(RuntimeError):
+        if store.check([OPENED]):
+            detail = {"exit_code": failure.exit_code} if failure.exit_code is not None else {}
+            record_end(folder, failure.reason, failure.rank, failure.said, **detail)
+
+
+def record_end(folder: Path, reason: str, rank: int | None, said: str, **detail: Any) -> None:
+    """Append an event `failed`, unless a hang has its own already, and let the run's status be that if nobody has set one.
+
+    What cannot be written is left: this runs while something else has failed, which is what must be told.
+    """
+    with suppress(MeshwrightError, OSError):
+        if reason != "hang":
+            who = {} if rank is None else {"rank": rank}
+            told = {"reason": reason, **who, **detail, "said": said}
+            append_event(folder, Event(time_s=elapsed_s(folder), kind="failed", step=last_step(folder), detail=told))
+        if read_header(folder).status == RUNNING:
+            set_status(folder, "failed")
+
+
+def last_step(folder: Path) -> int:
+    """The last step that a run's folder holds whole; 0 for none."""
+    with open(folder / "steps.jsonl", "rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(size - TAIL_BYTES, 0))
+        whole = file.read().split(b"\n")[:-1]
+    for line in reversed(whole):
+        with suppress(ValueError, KeyError, TypeError):
+            return int(json.loads(line)["step"])
+    return 0

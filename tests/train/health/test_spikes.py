@@ -1,0 +1,77 @@
+"""Gradients far larger than usual are told with their rank; sound runs have none."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.train.health.spikes import FACTOR, NUM_FIRST, NUM_STAYING, Spike, Spikes
+
+REAL = Path(__file__).parents[2] / "fixtures" / "gradient_norms.json"  # steps of small runs, by learning rate and seed
+
+
+def found_in(norms: list[float], own: list[list[float]] | None = None) -> list[Spike]:
+    detector = Spikes()
+    rows = own or [[norm] for norm in norms]
+    found = [detector.update(step, norm, row) for step, (norm, row) in enumerate(zip(norms, rows, strict=True), start=1)]
+    return [spike for spike in found if spike]
+
+
+def sound(seed: int, num_steps: int = 2000) -> list[float]:
+    """A norm that falls to a tenth over the run, with heavy-tailed noise of 15 %."""
+    rng = np.random.default_rng(seed)
+    return list(np.geomspace(3.0, 0.3, num_steps) * np.exp(0.15 * np.clip(rng.standard_t(3, num_steps), -8, 8)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sound_steps_have_none(seed: int) -> None:
+    assert found_in(sound(seed)) == []
+
+
+def test_real_runs_have_none() -> None:
+    runs = json.loads(REAL.read_text())
+    assert len(runs) >= 2
+    for name, norms in runs.items():
+        assert len(norms) >= 300 and found_in(norms) == [], name
+
+
+@pytest.mark.parametrize("factor", [1e5, 30.0])
+def test_a_large_gradient_is_told_with_its_rank(factor: float) -> None:
+    own = [[norm, 1.1 * norm] for norm in sound(1, 200)]
+    own[120][1] *= factor
+    (spike,) = found_in([math.hypot(*row) for row in own], own)
+    assert (spike.step, spike.ranks) == (121, (1,))
+    assert spike.norm / spike.usual > FACTOR
+    assert spike.words("layers.0.mlp.up.weight").startswith("the gradient norm of step 121 is ")
+    assert spike.words("layers.0.mlp.up.weight").endswith(", on rank 1, most of it in layers.0.mlp.up.weight; training goes on")
+
+
+def test_the_highest_bit_of_an_exponent_is_told_where_it_is_flipped() -> None:
+    """Of numbers below 2 the others are mostly set: flipping them makes a number small, and one entry less is nobody's loss."""
+    gradient = np.random.default_rng(2).standard_normal(4096).astype(np.float32) * np.float32(1e-2)
+    usual = float(np.linalg.norm(gradient.astype(np.float64)))
+    gradient.view(np.uint32)[5] ^= np.uint32(1 << 30)
+    norms = [usual * (1 + 0.1 * math.sin(step)) for step in range(60)]
+    norms.append(float(np.linalg.norm(gradient.astype(np.float64))))
+    assert len(found_in(norms)) == 1
+
+
+def test_what_all_ranks_have_is_blamed_on_none_and_what_stays_is_usual() -> None:
+    norms = [1.0] * 50 + [100.0] * 50
+    found = found_in(norms, [[norm, norm] for norm in norms])
+    assert [spike.ranks for spike in found] == [()] * NUM_STAYING
+    assert found[-1].step == 50 + NUM_STAYING
+
+
+def test_nothing_is_told_of_the_first_steps() -> None:
+    assert found_in([1.0] * (NUM_FIRST - 1) + [1e5] * 1) == []
+    assert len(found_in([1.0] * NUM_FIRST + [1e5] * 1)) == 1
+
+
+def test_unknown_norms_of_ranks_name_nobody() -> None:
+    (spike,) = found_in([1.0] * 20 + [50.0], [[0.0, 0.0]] * 21)
+    assert spike.ranks == ()
