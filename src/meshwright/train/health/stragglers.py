@@ -131,11 +131,15 @@ class Stragglers:
 
     def _named(self, step: int, window: int) -> list[SlowRank]:
         last = self._last(window)
-        median, blocks = np.median(last, axis=0), _block_medians(last)
+        median = np.median(last, axis=0)
+        floor = math.log(FLOORS[window])
+        is_slow = (median > floor) & (self._sound_since <= self._num_steps - window) & (self._shortest <= window)
+        if not is_slow.any():
+            return []  # nearly always: the rest takes longer
+        blocks = _block_medians(last)
         error = np.maximum(STANDARD_ERRORS * _median_error(last, median), BLOCK_ERRORS * _block_error(blocks))
         sure = median - np.hypot(error, STANDARD_ERRORS * self._history_error)
-        lasts = blocks.min(axis=0) > LASTING * math.log(FLOORS[window])
-        is_slow = (sure > math.log(FLOORS[window])) & lasts & (self._sound_since <= self._num_steps - window) & (self._shortest <= window)
+        is_slow &= (sure > floor) & (blocks.min(axis=0) > LASTING * floor)
         ranks = [int(rank) for rank in np.flatnonzero(is_slow) if int(rank) not in self.slow]
         named = [SlowRank(rank, step, float(np.exp(median[rank])), window, self._peers[rank]) for rank in ranks]
         self.slow.update({one.rank: one for one in named})
