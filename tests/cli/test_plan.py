@@ -231,7 +231,7 @@ def test_nothing_is_written_where_a_stack_cannot_run_the_plan(run, tmp_path):
     "arguments, what",
     [
         (("--set", "fabric.plans=7"), "did you mean fabric.planes"),
-        (("--set", "fabric.GB_per_s=0"), "not a number above 0"),
+        (("--set", "fabric.GB_per_s=0"), "not a number from 1e-24 to 1e+24"),
         (("--layout", "tp=3"), "choose tp from 1, 2, 4, 8"),
         (("--layout", "tpp=2"), "cannot read 'tpp=2'"),
         (("--layout", "recompute=some"), "no recompute named 'some'"),

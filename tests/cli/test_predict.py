@@ -320,7 +320,7 @@ def test_help_names_every_option(run):
         ((*NOUNS, "--layout", "tp=4,dp"), "dp has no value in the layout.*write dp=2"),
         ((*NOUNS, "--layout", LAYOUT, "--gpu", "8"), "no such option: --gpu .*--gpus"),
         ((*NOUNS, "--layout", LAYOUT, "--gpus", "0"), "at least one accelerator, not 0"),
-        ((*NOUNS, "--layout", LAYOUT, "--set", "workload.global_batch=-4"), "workload.global_batch is -4, not a number above 0"),
+        ((*NOUNS, "--layout", LAYOUT, "--set", "workload.global_batch=-4"), "workload.global_batch is -4, not a number from "),
         ((*NOUNS, "--layout", LAYOUT, "--set", "workload.global_batch=many"), "workload.global_batch is 'many', not a number"),
         (NOUNS, "missing option '--layout'"),
         ((*NOUNS[:2], "--layout", LAYOUT), "missing argument 'WORKLOAD'"),
