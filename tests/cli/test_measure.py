@@ -31,7 +31,7 @@ H200 = (
 @pytest.fixture
 def measured(monkeypatch, tmp_path) -> list[tuple]:
     """What the command asks to be measured; nothing is, and the answer is a profile of two cores. The user's cache is empty."""
-    import meshwright.train.measure as package
+    import meshwright.train.measure.machine as package
 
     calls: list[tuple] = []
 
@@ -166,7 +166,7 @@ def test_where_there_seems_to_be_a_gpu_processes_start_before_torch_and_none_sta
 
 
 def test_what_attention_ran_by_is_told_of_a_gpu(measured, monkeypatch, capsys, tmp_path):
-    import meshwright.train.measure as package
+    import meshwright.train.measure.machine as package
 
     profile = load_profile(Path(CARD))
     first, *others = profile.attentions

@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from meshwright.describe.profile import Profile, Slice
-    from meshwright.train.measure import Asked
+    from meshwright.train.measure.machine import Asked
 
 GPU_MODELS = ("llama-3.1-8b", "llama-3.2-3b", "llama-3.2-1b")
 GPU_TOKENS = 8192
@@ -47,8 +47,8 @@ def measure(
         torch_or_error()
         asked = _asked(models or (), seq, batch, precisions or (), processes)
         from meshwright.files import write_whole
-        from meshwright.train.measure import measure as measured
         from meshwright.train.measure.machine import device_here
+        from meshwright.train.measure.machine import measure as measured
 
         profile = measured(asked, device_here(), processes, _say_since(started_s), limit_s=limit, started_s=started_s, ready=ready)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,8 +77,7 @@ def _check_place(path: Path) -> None:
 def _asked(models: Sequence[str], seq: int | None, batch: int | None, precisions: Sequence[str], processes: int) -> list[Asked]:
     """What to time: the models named, or the usual ones of this kind of machine."""
     from meshwright.describe.load import load_model
-    from meshwright.train.measure import asked_of
-    from meshwright.train.measure.machine import check_room, device_here
+    from meshwright.train.measure.machine import asked_of, check_room, device_here
 
     device = device_here()
     is_gpu = device.type == "cuda"
