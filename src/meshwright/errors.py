@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+# What a terminal would obey and nobody could read: control characters but tab and new line, marks that turn the direction of text,
+# line separators, and halves of characters, which cannot even be written.
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """`text` as it may go to a terminal: what came from somebody's file must not move the cursor or hide a line."""
+    return UNSEEN.sub(lambda found: f"\\x{ord(found[0]):02x}" if ord(found[0]) < 256 else f"\\u{ord(found[0]):04x}", text)
 
 
 class MeshwrightError(Exception):
@@ -21,7 +31,7 @@ class MeshwrightError(Exception):
             lines.append(f"  where: {self.where}")
         if self.fix:
             lines.append(f"  fix:   {self.fix}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class InputError(MeshwrightError):

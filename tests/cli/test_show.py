@@ -1,11 +1,19 @@
 """Tables and JSON that the commands share."""
 
 import json
+import os
+import pty
+import shlex
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
-from meshwright.cli.show import plain_value, show_json, show_pairs, show_table
+from meshwright.cli.show import plain_value, show_json, show_pairs, show_table, show_text
+from meshwright.errors import InputError
 
 
 def test_a_table(capsys):
@@ -45,3 +53,50 @@ def test_json_of_anything(capsys):
 
 def test_plain_values_keep_their_types():
     assert plain_value([True, 1, "a", None, 1.5]) == [True, 1, "a", None, 1.5]
+
+
+BAD = "name\x1b]0;title\x07\x9b31m\u202ederas\r\ud800"
+SHOWN = r"name\x1b]0;title\x07\x9b31m\u202ederas\x0d\ud800"
+
+
+def test_what_a_terminal_would_obey_is_spelled_out(capsys):
+    show_table(BAD, (BAD, "time>"), [(BAD, "1 s")])
+    show_pairs(BAD, [(BAD, BAD)])
+    show_text(BAD)
+    show_json({"name": BAD})
+    out = capsys.readouterr().out
+    assert not set(out) & set("\x1b\x07\x9b\u202e\r\ud800")
+    assert out.count(SHOWN) == 7
+    assert json.loads(out[out.index("{") :]) == {"name": BAD}
+
+
+def test_errors_too():
+    error = InputError(f"no {BAD}", where=BAD, fix="line one\nline two\tend")
+    assert str(error) == f"no {SHOWN}\n  where: {SHOWN}\n  fix:   line one\nline two\tend"
+
+
+def on_a_terminal(command, **environment):
+    """What a command prints on a terminal of its own."""
+    reading, writing = pty.openpty()
+    with subprocess.Popen(command, stdout=writing, stderr=writing, stdin=writing, env={**os.environ, **environment}) as process:
+        os.close(writing)
+        out = b""
+        with suppress(OSError):  # the other end is closed
+            while part := os.read(reading, 65536):
+                out += part
+    os.close(reading)
+    assert process.returncode == 0
+    return out.decode()
+
+
+def test_no_color_leaves_no_escape_code_on_a_terminal():
+    command = [sys.executable, "-m", "meshwright", "describe", "h100"]
+    assert "\x1b" not in on_a_terminal(command, NO_COLOR="1", TERM="xterm")
+    assert "\x1b" in on_a_terminal(command, NO_COLOR="", TERM="xterm")
+
+
+@pytest.mark.parametrize("closed, code", [(">&-", 0), ("2>&-", 0), (">&- 2>&- <&-", 0), ("| true", 0)])
+def test_a_closed_output_is_no_traceback(closed, code):
+    command = f"{shlex.quote(sys.executable)} -m meshwright describe h100 --json {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,7 +64,7 @@ def progress() -> Iterator[Callable[[str], None]]:
     """Say on a terminal what is being done; nothing where the output goes elsewhere."""
     from rich.console import Console
 
-    with Console(stderr=True).status("reading the runs") as status:
+    with Console(stderr=True, force_terminal=False if os.environ.get("NO_COLOR") else None).status("reading the runs") as status:
         yield status.update
 
 

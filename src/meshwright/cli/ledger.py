@@ -23,7 +23,7 @@ def ledger(
 ) -> None:
     """Show the ledger of a run: what its accelerators did, what that cost, and what it drew."""
     from meshwright.cli.show import show_json, show_pairs, show_table
-    from meshwright.errors import InputError
+    from meshwright.errors import InputError, printable
     from meshwright.files import write_whole
     from meshwright.ledger import ledger_csv, ledger_json, ledger_of, read_rate
 
@@ -38,7 +38,7 @@ def ledger(
     show_pairs(f"ledger of {found.name}: {found.kind}, {found.status.replace('_', ' ')}", _pairs(found))
     show_table("by state", ("state", "accelerator-hours>", "share>", "USD>", "energy>"), _rows(found))
     for note in found.notes:
-        print(f"note: {note}")
+        print(printable(f"note: {note}"))
     if csv is not None:
         print(f"written: {csv}")
 

@@ -28,7 +28,7 @@ from meshwright.cli.sweep import sweep
 from meshwright.cli.train import train
 from meshwright.cli.validate import validate
 from meshwright.cli.weights import weights
-from meshwright.errors import MeshwrightError, nearest
+from meshwright.errors import MeshwrightError, nearest, printable
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -111,14 +111,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"meshwright: {error}", file=sys.stderr)
         return BAD_INPUT
     except ParserError as error:
-        print(f"meshwright: {_parser_message(error)}", file=sys.stderr)
+        print(f"meshwright: {printable(_parser_message(error))}", file=sys.stderr)
         return BAD_INPUT
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away: nothing is left to say
         return 1
     except OSError as error:  # a full disk, a folder that went away
-        print(f"meshwright: cannot read or write: {error.strerror or error}\n  where: {error.filename or 'the output'}", file=sys.stderr)
+        where = printable(str(error.filename or "the output"))
+        print(f"meshwright: cannot read or write: {error.strerror or error}\n  where: {where}", file=sys.stderr)
         return BAD_INPUT
     if code == INTERRUPTED:
         print("meshwright: interrupted", file=sys.stderr)

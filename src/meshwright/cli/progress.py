@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ Report = Callable[[str, int, int], None]  # what is done, how far, and of how mu
 @contextmanager
 def progress_bar() -> Iterator[Report]:
     """A function to report progress to."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or os.environ.get("NO_COLOR"):  # a bar is drawn with escape codes
         yield lambda what, done, total: None
         return
     from rich.console import Console

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
+from meshwright.errors import printable
 from meshwright.record.entries import PART_NAMES
 from meshwright.report.compare import APART, differences, differing, parts_of, simulated_beside, total_s
 from meshwright.report.facts import RunFacts, facts_of_runs
@@ -28,10 +29,10 @@ def show_runs(folders: Sequence[Path], page: Path | None, form: str) -> None:
     if form == "json":
         show_json(report_values(runs))
     elif form == "markdown":
-        print(report_markdown(runs), end="")
+        print(printable(report_markdown(runs)), end="")
     else:
         _tables(runs)
-        print(f"page: {page}")
+        print(printable(f"page: {page}"))
 
 
 def show_profile(files: Sequence[Path], page: Path | None, form: str) -> None:
@@ -42,10 +43,10 @@ def show_profile(files: Sequence[Path], page: Path | None, form: str) -> None:
     if form == "json":
         show_json(profile_values(profile))
     elif form == "markdown":
-        print(profile_markdown(profile), end="")
+        print(printable(profile_markdown(profile)), end="")
     else:
         _profile_tables(profile)
-        print(f"page: {page}")
+        print(printable(f"page: {page}"))
 
 
 def _tables(runs: Sequence[RunFacts]) -> None:

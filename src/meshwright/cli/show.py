@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.errors import UNSEEN, printable
 from meshwright.say.document import Block, Document, Lines, Note, Pairs
 from meshwright.say.document import Table as SayTable
 from meshwright.say.document import Text as SayText
@@ -21,13 +24,19 @@ GAP = 2  # spaces between columns
 
 def console() -> Console:
     """A console on the present stdout: as wide as the terminal, or of a fixed width when piped."""
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    return Console(file=sys.stdout, width=width, highlight=False, color_system=colours())
+
+
+def colours() -> Literal["auto"] | None:
+    """What rich may use: nothing where NO_COLOR is set, not even bold."""
+    return None if os.environ.get("NO_COLOR") else "auto"
 
 
 def show(document: Document, *, as_json: bool) -> None:
     """Print a document: as text for people, or its values as JSON."""
     if as_json:
-        print(json.dumps(document.to_json(), indent=2, ensure_ascii=False, allow_nan=False))
+        show_json(document.to_json())
         return
     after_text = False
     for block in document.blocks:
@@ -44,7 +53,7 @@ def _show_block(block: Block) -> None:
         width = max((len(value) for _, value, remark in block.rows if remark), default=0)
         show_pairs(block.title, ((name, f"{value:<{width}}  {remark}".rstrip()) for name, value, remark in block.rows))
     elif isinstance(block, Lines):
-        print("\n".join([block.title, *block.lines, ""]))
+        print(printable("\n".join([block.title, *block.lines, ""])))
     elif isinstance(block, SayText | Note):
         show_text(f"note: {block.text}" if isinstance(block, Note) else block.text)
 
@@ -54,14 +63,14 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
     Columns that a narrow terminal has no room for come below, beside the first column once more; only words are folded, never numbers.
     """
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
     for number, block in enumerate(_blocks(columns, cells, console().width)):
         _print(_table(title if number == 0 else "", [columns[i] for i in block], [[row[i] for i in block] for row in cells]))
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(
-        title=Text(title) if title else None,
+        title=Text(printable(title)) if title else None,
         title_justify="left",
         title_style="bold",
         box=None,
@@ -71,7 +80,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
     )
     for column in columns:
         right = column.endswith(">")
-        table.add_column(Text(column.removesuffix(">")), justify="right" if right else "left", overflow="fold", no_wrap=right)
+        table.add_column(Text(printable(column.removesuffix(">"))), justify="right" if right else "left", overflow="fold", no_wrap=right)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
@@ -99,18 +108,24 @@ def _least_width(column: str, cells: Sequence[str]) -> int:
 def show_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:
     """Print names and values in two columns under a title."""
     table = Table(
-        title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0)
+        title=Text(printable(title)),
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        show_header=False,
+        padding=(0, 2, 0, 0),
     )
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for name, value in pairs:
-        table.add_row(Text(name), Text(str(value)))
+        table.add_row(Text(printable(name)), Text(printable(str(value))))
     _print(table)
 
 
 def show_text(text: str) -> None:
     """Print a sentence, wrapped to the width."""
-    console().print(Text(text))
+    console().print(Text(printable(text)))
 
 
 def _print(table: Table) -> None:
@@ -125,4 +140,5 @@ def _print(table: Table) -> None:
 
 def show_json(value: object) -> None:
     """Print a value as JSON; what is not a number (unknown, unlimited) is null."""
-    print(json.dumps(plain_value(value), indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(plain_value(value), indent=2, ensure_ascii=False, allow_nan=False)
+    print(UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text))  # as JSON writes them itself

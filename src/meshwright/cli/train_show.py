@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from meshwright.cli.show import show_json, show_pairs, show_table, show_text
+from meshwright.errors import printable
 from meshwright.ledger import Ledger, ledger_of_run, predicted_s
 from meshwright.plan.plan import Plan
 from meshwright.record.entries import PART_NAMES, PARTS
@@ -36,7 +37,7 @@ def show_start(job: Job, layout_reason: str) -> None:
         ("record", f"{job.folder}, saved {saving}"),
     )
     for name, text in lines:
-        print(f"{name:<9} {text}", file=_told_to(job), flush=True)
+        print(printable(f"{name:<9} {text}"), file=_told_to(job), flush=True)
 
 
 def _saving(job: Job) -> str:
@@ -47,7 +48,7 @@ def _saving(job: Job) -> str:
 def show_next(job: Job) -> None:
     """Say how to look at the run."""
     page = shlex.join(["meshwright", "report", str(job.folder), "--out", str(job.folder / "report.html")])
-    print(f"a page of this run:  {page}", file=_told_to(job))
+    print(printable(f"a page of this run:  {page}"), file=_told_to(job))
     print(f"all runs, live:      {shlex.join(['meshwright', 'serve', str(job.runs)])}", file=_told_to(job))
 
 

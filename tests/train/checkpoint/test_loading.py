@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.train.checkpoint import CheckpointError, Piece, load, newest_loadable, save, verify
+from meshwright.train.checkpoint import CheckpointError, Keep, Piece, load, newest_loadable, save, verify
 from meshwright.train.checkpoint import loading as loading_module
 from meshwright.train.checkpoint.piece import Box
 
@@ -164,3 +164,18 @@ def test_a_parameter_is_filled_in_place(checkpoint: Path) -> None:
     load(checkpoint, [Piece(name="small", shape=(2,), start=(0,), tensor=parameter)], names=None)
     assert parameter.tolist() == [1.0, 1.0]
     assert parameter.requires_grad and parameter.is_leaf
+
+
+def test_a_checkpoint_that_is_pruned_while_it_is_looked_at_gives_way_to_the_next(tmp_path: Path, states) -> None:
+    states.save(tmp_path, 1, 1.0)
+    steps = iter((2, 3, 4))
+
+    def look(path: Path) -> None:
+        step = next(steps, None)
+        if step is not None:  # meanwhile the run saves another one, and keeps only that
+            states.save(tmp_path, step, float(step), keep=Keep(last=1))
+        verify(path)
+
+    found = newest_loadable(tmp_path, check=look)
+    assert (found.step, found.skipped) == (4, ())
+    assert states.value(found.path) == 4.0

@@ -24,6 +24,7 @@ from meshwright.train.checkpoint.manifest import MANIFEST, Manifest, read_manife
 STEP = re.compile(r"step-(\d{8,18})(?:\.(\d{1,9}))?")
 PARTIAL = re.compile(r"\.step-(\d{8,18})\.partial-([0-9a-f]+)-(\d{1,18})")
 TRASH = ".trash-"
+READS = 20  # of a folder whose checkpoints come and go faster than they can be read
 PARTS_OF_A_SHARD = ("shard-", ".safetensors")
 
 
@@ -115,16 +116,32 @@ def check_whole(path: Path) -> Manifest:
 
 
 def newest_passing(folder: Path, passes: Callable[[Path], object]) -> Found:
-    """The newest checkpoint for which `passes` raises no CheckpointError, and why newer ones were skipped."""
+    """The newest checkpoint for which `passes` raises no CheckpointError, and why newer ones were skipped.
+
+    A run that is under way may remove a checkpoint while it is read: then there is a newer one, and the folder is read again.
+    """
+    for _ in range(READS):
+        found, is_settled = _passing(folder, passes)
+        if is_settled:
+            break
+    return found
+
+
+def _passing(folder: Path, passes: Callable[[Path], object]) -> tuple[Found, bool]:
+    """The same by one reading of the folder, and whether nothing that was found there has gone meanwhile."""
     skipped: list[tuple[Path, str]] = []
+    gone = False
     for candidate in step_folders(folder):
         try:
             passes(candidate.path)
         except CheckpointError as error:
-            skipped.append((candidate.path, error.what))
+            if os.path.lexists(candidate.path):
+                skipped.append((candidate.path, error.what))
+            else:
+                gone = True
             continue
-        return Found(path=candidate.path, step=candidate.step, skipped=(*_unfinished(folder, candidate.step), *skipped))
-    return Found(path=None, step=None, skipped=(*_unfinished(folder, 0), *skipped))
+        return Found(path=candidate.path, step=candidate.step, skipped=(*_unfinished(folder, candidate.step), *skipped)), True
+    return Found(path=None, step=None, skipped=(*_unfinished(folder, 0), *skipped)), not gone
 
 
 def _unfinished(folder: Path, step: int) -> list[tuple[Path, str]]:
