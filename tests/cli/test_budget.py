@@ -87,7 +87,11 @@ def test_a_simulation_inside_its_budget_goes_to_its_end(run: Run, racks: str) ->
 
 def test_weeks_end_when_their_budget_is_spent_spares_included(run: Run, racks: str) -> None:
     code, out, _ = run("simulate", racks, "--days", "54", "--price", "27USD/h", "--budget", "1MUSD", "--name", "weeks")
-    assert code == 0 and "The budget of 1,000,000.00 USD ended it" in out and "For 1,000,000.00 USD or less: 100.0% of runs." in out
+    assert (
+        code == 0
+        and "The budget of 1,000,000.00 USD ended the simulation" in out
+        and "For 1,000,000.00 USD or less: 100.0% of runs." in out
+    )
     took = ledger_of("runs/weeks")
     assert took.status == "stopped" and abs(float(took.usd) - 1e6) < 0.02
     assert took.wall_s == pytest.approx(1e6 / 27 * 3600 / took.num_gpus, abs=0.01) and took.num_gpus == 260

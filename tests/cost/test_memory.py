@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from meshwright.cost import memory
-from meshwright.cost.memory import Recipe
 from meshwright.cost.pipeline import peak_in_flight
+from meshwright.describe.recipe import recipe
 
-BF16 = Recipe()
-FP8 = Recipe(input_bytes=1.0)
+BF16 = recipe("bf16")
+FP8 = replace(BF16, input_bytes=1.0)
 
 
 def test_attention_saves_norm_queries_keys_values_output_and_statistics():
@@ -65,17 +67,17 @@ def test_interleaving_holds_a_little_more_than_1f1b():
 
 def test_loss_on_one_rank():
     # logits 2 x 10 x 100, placeholder 2 x 100 x 8, and input, output, gradient of the norm's output: 3 x 2 x 10 x 8
-    assert memory.loss_bytes(10, 8, 100, 1.0, Recipe(logit_bytes=2.0)) == 2000 + 1600 + 480
+    assert memory.loss_bytes(10, 8, 100, 1.0, replace(BF16, logit_bytes=2.0)) == 2000 + 1600 + 480
 
 
 def test_loss_gathers_with_tensor_parallelism():
     # logits and placeholder halved; three halves of 160, and twice 160 whole
-    assert memory.loss_bytes(10, 8, 100, 2.0, Recipe(logit_bytes=2.0)) == 1000 + 800 + 240 + 320
+    assert memory.loss_bytes(10, 8, 100, 2.0, replace(BF16, logit_bytes=2.0)) == 1000 + 800 + 240 + 320
 
 
 def test_an_unfused_loss_keeps_logits_and_softmax():
-    assert memory.loss_bytes(100, 8, 100, 1.0, Recipe()) == 6 * 100 * 100 + 2 * 2 * 100 * 8
-    assert memory.loss_bytes(10, 8, 100, 1.0, Recipe(), trained=False) == 6 * 1000 + 320
+    assert memory.loss_bytes(100, 8, 100, 1.0, BF16) == 6 * 100 * 100 + 2 * 2 * 100 * 8
+    assert memory.loss_bytes(10, 8, 100, 1.0, BF16, trained=False) == 6 * 1000 + 320
 
 
 def test_gathering_weights_never_takes_more_than_keeping_them():

@@ -14,8 +14,10 @@ from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.model import Experts, Model
 from meshwright.describe.profile import load_profile
 from meshwright.describe.workload import Adapters, Workload
+from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
-from meshwright.predict.inputs import measured, question
+from meshwright.predict.inputs import Inputs, inputs_of
+from meshwright.predict.measured import measured
 from meshwright.predict.prices import MeasuredPricer, Pricer
 from meshwright.predict.software import Constants, software
 from meshwright.predict.stages import Split, stage_layers
@@ -67,9 +69,14 @@ PLAIN = Constants(
 )
 
 
+def inputs(model: Model, cluster: Cluster, workload: Workload, log_factor: float = 0.0) -> Inputs:
+    """The job as numbers, its compute at the speed of the reference release or slower by a factor."""
+    return replace(inputs_of(Job(model, cluster, workload)), log_factor=log_factor)
+
+
 def prices(model: Model = MODEL, workload: Workload = WORKLOAD, constants: Constants = PLAIN, **layout: object) -> Pricer:
     """Prices of one layout on the machine of round numbers."""
-    return Pricer(question(model, MACHINE, workload), Layouts.of([Layout(**layout)]), constants)  # type: ignore[arg-type]
+    return Pricer(inputs(model, MACHINE, workload), Layouts.of([Layout(**layout)]), constants)  # type: ignore[arg-type]
 
 
 def split(pp: int = 1, vp: int = 1) -> Split:
@@ -100,7 +107,7 @@ def test_without_cuda_graphs_the_host_is_in_every_layer() -> None:
 
 
 def test_a_release_slows_compute_and_not_the_wire() -> None:
-    slow = Pricer(question(MODEL, MACHINE, WORKLOAD, np.log(2.0)), Layouts.of([Layout(tp=2)]), PLAIN)
+    slow = Pricer(inputs(MODEL, MACHINE, WORKLOAD, np.log(2.0)), Layouts.of([Layout(tp=2)]), PLAIN)
     fast = prices(tp=2)
     assert slow.layer().compute_s(0)[0] == pytest.approx(2 * fast.layer().compute_s(0)[0])
     assert slow.tensor_s()[0] == fast.tensor_s()[0]
@@ -278,7 +285,7 @@ JOB = replace(load_workload("pretrain-1t"), precision="bf16", global_batch=512)
 
 
 def real_prices(layouts: list[Layout]) -> Pricer:
-    return Pricer(question(LLAMA, REAL, JOB), Layouts.of(layouts), software("v5.1").constants)
+    return Pricer(inputs(LLAMA, REAL, JOB), Layouts.of(layouts), software("v5.1").constants)
 
 
 def test_more_tensor_ranks_never_compute_a_layer_slower_and_never_send_less() -> None:
@@ -314,7 +321,7 @@ def profiled(name: str, model: str, precision: str, **layout: object) -> Measure
     """Prices by one of the profiles that tests have."""
     llama, job = load_model(model), replace(load_workload("pretrain-1t"), precision=precision, seq_len=8192, global_batch=8)
     seen = measured(llama, job, load_profile(FIXTURES / f"{name}.json"))
-    return MeasuredPricer(question(llama, REAL, job), Layouts.of([Layout(**layout)]), software("v5.1").constants, seen)  # type: ignore[arg-type]
+    return MeasuredPricer(inputs(llama, REAL, job), Layouts.of([Layout(**layout)]), software("v5.1").constants, seen)  # type: ignore[arg-type]
 
 
 def test_a_profile_gives_back_the_slices_it_was_made_of() -> None:

@@ -19,7 +19,7 @@ from meshwright.predict.stages import check_split, stage_layers
         (80, 1, 1, 0, 0, (80, 80, 80)),
         (61, 4, 1, 16, 13, (16, 16, 13)),
         (61, 4, 1, 0, 13, (16, 16, 13)),
-        (10, 2, 1, 6, 4, (6, 0, 4)),
+        (10, 2, 1, 6, 4, (6, 5, 4)),  # nothing lies between the ends: half of the layers stands for a middle
         (94, 16, 1, 0, 0, (5, 6, 5)),
     ],
 )

@@ -82,7 +82,9 @@ def test_expert_traffic_is_told_of_wherever_traffic_is(experts: Plan, ep: int, t
 def test_data_parallelism_is_not_alone_on_the_fabric_beside_experts(experts: Plan) -> None:
     """A replica is a rack, and experts lie over the replicas of several."""
     job = Job(experts.model, experts.cluster, replace(experts.workload, global_batch=512))
-    layout = replace(experts.layout, tp=1, cp=4, pp=16, dp=8, ep=32, vp=1, order=("tp", "cp", "pp", "dp"))
+    layout = replace(
+        experts.layout, tp=1, cp=4, pp=16, dp=8, ep=32, vp=1, first_stage_layers=2, last_stage_layers=3, order=("tp", "cp", "pp", "dp")
+    )
     with_experts, without = (" ".join(explain(job.forecast(replace(layout, ep=ep), ignore_memory=True)).reasons) for ep in (32, 1))
     assert "data and expert parallelism alone cross the fabric" in with_experts
     assert "data parallelism alone crosses" not in with_experts

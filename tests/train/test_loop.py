@@ -38,7 +38,7 @@ def without_ranks(evaluated: list[int]) -> Iterator[None]:
         patch.object(loop, "evaluate", evaluate),
         patch.object(loop, "Prefetcher", lambda *_: nullcontext(MagicMock(__next__=lambda _: None))),
         patch.object(loop, "Garbage", lambda **_: nullcontext(nothing)),
-        patch.object(loop, "compiles", lambda _: False),
+        patch.object(loop, "compiles", lambda *_: False),
         patch.object(loop, "_device_batch", nothing),
         patch.object(loop, "_record", nothing),
     ):
@@ -49,7 +49,7 @@ def trained_steps(task: Job, after_step: int = 0) -> list[int]:
     """The steps that the training loop evaluates after, going on after one."""
     evaluated: list[int] = []
     parts: Any = MagicMock(job=task)
-    parts.replica.gradients.return_value = SimpleNamespace(is_finite=True, stops=False, loss=1.0)
+    parts.replica.gradients.return_value = SimpleNamespace(is_finite=True, stops=False, saves=False, loss=1.0, grad_norm=1.0, own_norms=())
     parts.saves.is_due.return_value = False
     batch = task.plan.workload.global_batch
     with without_ranks(evaluated):

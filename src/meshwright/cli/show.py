@@ -58,12 +58,24 @@ def _show_block(block: Block) -> None:
         show_text(f"note: {block.text}" if isinstance(block, Note) else block.text)
 
 
+BLOCKS = str.maketrans({block: "#" if block == "\u2588" else "" for block in "\u2588\u258f\u258e\u258d\u258c\u258b\u258a\u2589"})
+
+
+def _encodable(text: str) -> str:
+    """Text that standard output can show: bars of # where it has no block characters."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return text.translate(BLOCKS)
+    return text
+
+
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows under a title; a column whose name ends in `>` is flush right.
 
     Columns that a narrow terminal has no room for come below, beside the first column once more; only words are folded, never numbers.
     """
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    cells = [[_encodable(printable(str(cell))) for cell in row] for row in rows]
     for number, block in enumerate(_blocks(columns, cells, console().width)):
         _print(_table(title if number == 0 else "", [columns[i] for i in block], [[row[i] for i in block] for row in cells]))
 

@@ -24,6 +24,7 @@ from meshwright.layout import Layout, parse_layout, read_choices
 from meshwright.ledger import checked_plan
 from meshwright.plan.plan import Plan, plan_bytes, read_plan
 from meshwright.plan.plan import plan_of as planned
+from meshwright.predict.software import on_profile, software
 from meshwright.record.header import check_name, read_header
 from meshwright.record.writer import discard_unstarted, is_unstarted
 
@@ -226,7 +227,8 @@ def with_layout(plan: Plan, text: str, profile: str = "") -> Plan:
     if text and "vp" not in read_choices(text) and layout.pp == 1:
         layout = replace(layout, vp=1)
     cluster, note = _sized(plan.cluster, layout.num_ranks)
-    job = PlannedJob(plan.model, cluster, plan.workload, profile=profile or plan.profile or "")
+    own = on_profile(software(), plan.profile) if plan.profile and not profile else ""  # its own profile was checked when it was made
+    job = PlannedJob(plan.model, cluster, plan.workload, own, profile=profile)
     return _noted(planned(job.forecast(layout), plan.name), note)
 
 

@@ -168,7 +168,7 @@ def _nouns(claim: Claim) -> tuple[Model, Cluster, Workload, Layout]:
         raise InputError(
             f"the layout has {layout.num_ranks} ranks, and {claim.cluster} {cluster.num_accelerators} accelerators", where="layout"
         )
-    return model, cluster, workload, layout
+    return model, cluster.resized(layout.num_ranks) if layout.num_ranks < cluster.num_accelerators else cluster, workload, layout
 
 
 def _job(run: Run) -> tuple[Model, Workload]:

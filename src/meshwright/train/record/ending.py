@@ -16,7 +16,7 @@ import torch.distributed as dist
 from meshwright.errors import MeshwrightError
 from meshwright.record.entries import Event
 from meshwright.record.header import RUNNING, read_header
-from meshwright.record.writer import append_event, elapsed_s, set_status
+from meshwright.record.writer import append_event, elapsed_s, is_unstarted, set_status
 from meshwright.train.launch import Failure
 
 OPENED = "run/opened"  # in the store, once this start of the run writes to its folder: before, the folder may be another run's
@@ -31,7 +31,8 @@ def opened(store: dist.Store) -> None:
 def record_failure(folder: Path, failure: Failure, store: dist.Store) -> None:
     """The parent's record of how the ranks ended, if the run's folder is theirs."""
     with suppress(RuntimeError):
-        if store.check([OPENED]):
+        was_refused = failure.reason == "input" and is_unstarted(folder)  # then its folder is removed, and the name is free again
+        if store.check([OPENED]) and not was_refused:
             detail = {"exit_code": failure.exit_code} if failure.exit_code is not None else {}
             record_end(folder, failure.reason, failure.rank, failure.said, **detail)
 
