@@ -27,10 +27,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "meshwright"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 FOREIGN = ("np", "torch")  # packages whose names a document may give
-FOREIGN_OPTIONS = {"--config", "--no-deps", "--floor", "--case"}  # of MLPerf's checker, of pip, of benchmarks/h200.py
+FOREIGN_OPTIONS = {"--config", "--no-deps", "--floor", "--case", "--max-restarts"}  # of MLPerf's checker, pip, benchmarks/h200.py, torchrun
 CHEAP = ("describe", "predict")  # verbs that are run; of the others only the arguments are parsed
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PYTHON = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)  # and the output shown below
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 NAME = re.compile(r"`([a-z_]\w*(?:\.[A-Za-z_]\w*)+)`")
 CODE = re.compile(r"`([^`\n]+)`")
@@ -278,11 +279,15 @@ def test_every_toml_block_parses(case):
     assert tomllib.loads(case[1])
 
 
-@pytest.mark.parametrize("case", blocks_of("python"), ids=lambda case: f"{relative(case[0])}: {case[1][:30]!r}")
-def test_every_python_block_runs(case, monkeypatch, tmp_path):
+@pytest.mark.parametrize("path", list(dict.fromkeys(path for path, _ in blocks_of("python"))), ids=relative)
+def test_python_blocks_of_a_page_run_from_the_top_and_print_what_it_shows(path, monkeypatch, tmp_path, capsys):
     (tmp_path / "h200.json").write_text(text_of(ROOT / "tests/fixtures/profile_of_a_card.json"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    exec(compile(case[1], relative(case[0]), "exec"), {"__name__": "__main__"})
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block, shown in PYTHON.findall(text_of(path)):
+        exec(compile(block, relative(path), "exec"), names)
+        assert not shown or capsys.readouterr().out == shown
+        capsys.readouterr()
 
 
 def test_the_glossary_has_each_word_once():
