@@ -12,7 +12,7 @@ from meshwright.ledger import Ledger, ledger_of_run, predicted_s
 from meshwright.plan.plan import Plan
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.record.run import Run, read_run
-from meshwright.record.summary import Summary, summary
+from meshwright.record.summary import Summary, summary_of
 from meshwright.report.facts import KINDS, predicted_parts_s, time_split, unpredicted_note
 from meshwright.units import KWH, energy, parameters, seconds, usd
 
@@ -74,7 +74,7 @@ def show_run(folder: Path, plan: Plan, *, as_json: bool) -> str:
 
 def facts(run: Run, plan: Plan) -> dict[str, Any]:
     """The result as plain values."""
-    told = summary(run)
+    told = summary_of(run)
     evaluations = [event for event in run.events if event.kind == "evaluation"]
     took = time_split(run, plan, told)
     last = run.records[-1]
