@@ -35,7 +35,7 @@ ARROW = (
     ("cost",),
     ("describe",),
     ("record",),
-    ("files",),
+    ("files", "frames"),
     ("units",),
     ("errors",),
 )
@@ -55,7 +55,15 @@ ROOMS = (
     ("data", "checkpoint", "benchmark", "folders"),
 )
 # Values that a notebook user calls methods on: each of these forwards to the function above it, inside the method.
-FORWARDS = {("job", "predict.forecast"), ("job", "plan"), ("predict.forecast", "say"), ("simulator", "say"), ("record", "say")}
+FORWARDS = {
+    ("job", "predict.forecast"),
+    ("job", "plan"),
+    ("predict.forecast", "say"),
+    ("plan", "say"),
+    ("simulator", "say"),
+    ("record", "say"),
+    ("record", "report"),
+}
 NARROWER = {"layout": {"errors"}, "cost": {"units", "errors"}}  # pure arithmetic knows no files, shapes or layouts
 ROOT = ("__init__", "__main__", "predict.__init__")  # the public names, and the door to the command line: they may see everything
 BASE_INSTALL = {"meshwright", "numpy", "pydantic", "typer", "rich", *sys.stdlib_module_names}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright import units
-from meshwright.units import KWH, energy, gib, parameters, seconds, si, usd
+from meshwright.units import KWH, carbon, energy, gib, parameters, seconds, si, usd, water
 
 
 def test_the_factors():
@@ -98,3 +98,16 @@ def test_energy_is_told_in_kilowatt_hours(kilowatt_hours, text):
 
 def test_rows_of_a_table_have_the_unit_of_its_total():
     assert [energy(value * KWH, 2.0 * KWH) for value in (1.99, 0.01, 0.0)] == ["1.99 kWh", "0.01 kWh", "0 kWh"]
+
+
+@pytest.mark.parametrize(
+    "mass_kg, text",
+    [(0.0, "0 kg CO2e"), (0.0249, "24.9 g CO2e"), (0.1, "0.1 kg CO2e"), (9999.0, "9,999 kg CO2e"), (12_345.0, "12.3 t CO2e")],
+)
+def test_carbon_has_a_unit_of_its_size(mass_kg, text):
+    assert carbon(mass_kg) == text
+
+
+@pytest.mark.parametrize("volume_l, text", [(0.05, "50 ml"), (12.4, "12.4 l"), (2e6, "2,000 m\u00b3")])
+def test_water_has_a_unit_of_its_size(volume_l, text):
+    assert water(volume_l) == text

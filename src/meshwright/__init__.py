@@ -8,6 +8,8 @@
     forecast = job.forecast("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1")
     forecast.step_s, forecast.interval, forecast.parts, forecast.memory, forecast.cost
     best = job.search(keep=5)
+    mw.table(best)  # as a pandas DataFrame
+    mw.read_run("runs/first")  # a run folder; a notebook shows its report
 
 Names are loaded when they are first used, so that `import meshwright` is quick. Nothing here imports torch.
 """
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from meshwright.job import Job
     from meshwright.layout import Layout
     from meshwright.plan.plan import Plan, plan_of, read_plan
-    from meshwright.predict.forecast import Forecast
+    from meshwright.predict.forecast import Forecast, table
     from meshwright.predict.outcome import Terms
     from meshwright.record.run import Run, read_run
     from meshwright.simulator.simulation import Simulation, simulate
@@ -51,6 +53,7 @@ __all__ = [
     "read_plan",
     "read_run",
     "simulate",
+    "table",
 ]
 
 _HOMES = {
@@ -73,6 +76,7 @@ _HOMES = {
     "read_plan": "plan.plan",
     "read_run": "record.run",
     "simulate": "simulator.simulation",
+    "table": "predict.forecast",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,10 @@ from meshwright.predict.software import BLACKWELL, Software, generation_of, soft
 
 if TYPE_CHECKING:
     from meshwright.plan.features import Features
+    from meshwright.plan.planned import Planned
+    from meshwright.plan.sweep import Sweep
     from meshwright.predict.forecast import Forecast
+    from meshwright.predict.outcome import Terms
 
 MOST_SEQUENCES = 10**7  # a step; more is a typing error
 
@@ -149,6 +152,23 @@ class Job:
         from meshwright.plan.search import best_forecasts
 
         return best_forecasts(self, keep=keep, layout=layout, features=features, progress=progress)
+
+    def plan(self, *, keep: int = 5, layout: str = "", gpus: int | None = None, terms: Terms | None = None, **aim: Any) -> Planned:
+        """The best `keep` layouts with the reasons for them, as `meshwright plan` prints them; `plan.planned.plan_job` has the aims.
+
+        `gpus` is the number of accelerators to plan for, where it is not that of the job.
+        """
+        from meshwright.plan.planned import plan_job
+
+        return plan_job(self, keep=keep, layout=layout, gpus=gpus, terms=terms, **aim)
+
+    def sweep(self, gpus: Sequence[int], *, mode: str = "weak", base: int | None = None, layout: str = "") -> Sweep:
+        """The best plan at each number of accelerators, as `meshwright sweep` prints it: weak or strong scaling, with intervals."""
+        from meshwright.plan.candidates import fixed_by
+        from meshwright.plan.sizes import Ask
+        from meshwright.plan.sweep import sweep
+
+        return sweep(Ask(job=self, fixed=fixed_by(layout), keep=1), gpus, mode, base)
 
     def __repr__(self) -> str:
         names = ", ".join(repr(noun.name) for noun in (self.model, self.cluster, self.workload))

@@ -79,3 +79,22 @@ def energy(joules: float, like_j: float | None = None) -> str:
     factor, unit = (1e-3, "MWh") if whole >= 1e4 else (1.0, "kWh") if whole >= 0.1 or not whole else (1e3, "Wh")
     value = joules / KWH * factor
     return f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{value:.4g} {unit}"
+
+
+def carbon(mass_kg: float) -> str:
+    """Greenhouse gas: 18.6 kg CO2e, g below a tenth of one, t from ten thousand on."""
+    return _scaled(mass_kg, "g CO2e", "kg CO2e", "t CO2e")
+
+
+def water(volume_l: float) -> str:
+    """Water: 12.4 l, ml below a tenth of one, cubic metres from ten thousand on."""
+    return _scaled(volume_l, "ml", "l", "m\u00b3")
+
+
+def _scaled(value: float, thousandth: str, unit: str, thousand: str) -> str:
+    """A quantity in its unit; from ten thousand on in the unit a thousand times larger, below a tenth in the one that much smaller."""
+    if value >= 10_000:
+        value, unit = value / 1000, thousand
+    elif 0 < value < 0.1:
+        value, unit = value * 1000, thousandth
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"

@@ -52,20 +52,47 @@ def trace(here):
 
 WHOLE = """\
 run first: trained, finished
-time of the run  13 s = 320 x 31.25 ms a sample + 3 s
-median step      500 ms, spread 0 %, p99/p50 1.000, worst 500 ms, drift +0.00 %
-speed            4,096 tokens/s over the steady steps
-noise floor      0 % within the run; single runs of one job lie up to 2 % apart
-cost             no price is listed
-energy           unknown
-carbon           unknown
-note             What was predicted is not shown: the run's plan cannot be read: cannot read the plan: No such file or directory.
+machine             a machine, 2 ranks, seed 0
+time of the run     13 s     320 samples x 31.25 ms + 3 s
+tokens per second   4,096    over the steady steps
+loss                4.5000
+cost                unknown  no price is listed
+energy at the wall  unknown  no power is stated
+energy of the site  unknown  industry, 2024, PUE 1.58
+carbon              unknown  usa, 2023, lifecycle
+water on site       unknown  no litres a kWh are published for the industry
+memory              not recorded
+events              1 start, 1 evaluation
+
+where the time went
+what         time     share  of
+samples      10 s   76.92 %  320 x 31.25 ms per sample
+evaluations   2 s   15.38 %  1 evaluation
+start         1 s    7.69 %  before the first step, after each start
+total        13 s  100.00 %
+
+step time
+median step   500 ms     95 %: +0 to +0 %
+mean step     500 ms     what the parts below add up to
+spread        0 %        robust standard deviation; stalls do not count
+p99 / p50     1.000      how far the slow steps reach
+worst         500 ms     of all steps
+drift         +0.00 %    last tenth against the first
+noise floor   0 %        least difference that jitter within the run does not explain; single runs of one job lie up to 2 % apart
+correlation   1.0 steps  19 steps are worth 19 independent ones
+steady steps  19         of 20; not those after a start, evaluation or checkpoint
 
 parts of the step
 part       measured
 compute      500 ms
 mean step    500 ms
 
+evaluations
+after step  samples    loss
+        20      320  4.5000
+
+note: What was predicted is not shown: the run's plan cannot be read: cannot read the plan: No such file or directory.
+95 % interval of the median step time by a bootstrap over blocks of neighbouring steps, so that their correlation counts.
 page: report.html
 """
 
@@ -77,7 +104,11 @@ def test_one_run_is_a_page_and_a_summary(run, here):
 
 def test_several_runs_are_compared(run, here):
     code, out, err = run(str(make_run("first")), str(make_run("second", 0.6)), "--out", "both.html")
-    assert (code, err) == (0, "") and "second" in out and out.endswith("page: both.html\n")
+    assert (code, err) == (0, "") and out.startswith("2 runs compared\n") and out.endswith("page: both.html\n")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "second unknown measured 2 16 20 600 ms 0 % 1.000 3.413 k 15 s 4.5000 unknown unknown" in lines
+    assert {"first 13 s 10 s 2 s 1 s", "second 15 s 12 s 2 s 1 s"} <= set(lines)  # total, samples, evaluations, start
+    assert {"first measured 500 ms 500 ms", "second measured 600 ms 600 ms"} <= set(lines)  # compute, mean step
     assert "2 runs compared" in (here / "both.html").read_text()
     assert not (here / "report.html").exists()
 
@@ -86,7 +117,8 @@ def test_json_and_markdown_print_and_write_no_page(answer, run, here):
     folder = str(make_run("first"))
     assert answer(folder)["runs"][0]["time"]["total_s"] == pytest.approx(13.0)
     code, out, err = run(folder, "--markdown")
-    assert (code, err) == (0, "") and out.startswith("# first\n") and "| evaluations | 2 s | 1 evaluation |" in out
+    assert (code, err) == (0, "") and out.startswith("## run first: trained, finished\n")
+    assert "| evaluations | 2 s | 15.38 % | 1 evaluation |" in out
     assert not (here / "report.html").exists()
 
 
@@ -96,13 +128,13 @@ def test_a_page_may_be_asked_for_beside_json(answer, here):
 
 
 PROFILE = """\
-profile
-process        window  compute %  exposed %  copies %  idle %  communication  hidden %
-rank 1, GPU 0   30 us      66.67      33.33      0.00    0.00          12 us     16.67
+trace.json
+process        window  compute  exposed  copies    idle  communication   hidden
+rank 1, GPU 0   30 us  66.67 %  33.33 %  0.00 %  0.00 %          12 us  16.67 %
 
 communication by stream
-process        stream  events  communication  exposed
-rank 1, GPU 0  20           1          12 us    10 us
+process        stream  events  communication  exposed  of the window
+rank 1, GPU 0  20           1          12 us    10 us        33.33 %
 
 page: report.html
 """
@@ -112,11 +144,11 @@ def test_a_trace_gives_exposed_communication_per_stream(run, answer, trace, here
     assert run(trace) == (0, PROFILE, "")
     assert "rank 1, GPU 0" in (here / "report.html").read_text()
     assert answer(trace)["processes"][0]["streams"][0]["exposed_s"] == pytest.approx(10e-6)
-    assert run(trace, "--markdown")[1].startswith("# trace.json\n")
+    assert run(trace, "--markdown")[1].startswith("## trace.json\n")
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["nothing"], "there is no such run"),
         (["runs"], "this is a folder of 1 runs, not a run"),
@@ -132,14 +164,14 @@ def test_a_trace_gives_exposed_communication_per_stream(run, answer, trace, here
         (["empty"], "the run has no step yet"),
     ],
 )
-def test_bad_input_gets_one_message(run, trace, here, arguments, said):
+def test_bad_input_gets_one_message(run, trace, here, arguments, message):
     make_run("first")
     (here / "newer").mkdir()
     header = json.loads(Path("runs/first/run.json").read_text())
     (here / "newer" / "run.json").write_text(json.dumps({**header, "format": 2}))
     RunWriter.create(here, RunHeader(name="empty", kind="trained", seed=0, num_ranks=1, machine="m")).close()
     code, out, err = run(*arguments)
-    assert (code, out) == (2, "") and err.startswith("meshwright: ") and said.lower() in err.lower() and "fix:" in err
+    assert (code, out) == (2, "") and err.startswith("meshwright: ") and message.lower() in err.lower() and "fix:" in err
     assert not Path("report.html").exists()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.train_run import default_plan
-from meshwright.cli.train_show import facts, show_run
+from meshwright.cli.train_show import show_next, show_run, show_start
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.profile import load_profile
 from meshwright.job import Job
@@ -22,6 +22,8 @@ from meshwright.record.run import read_run
 from meshwright.record.writer import RunWriter
 from meshwright.report.compare import parts_of
 from meshwright.report.facts import facts_of, predicted_parts_s
+from meshwright.report.training import training_document
+from meshwright.train.job import Job as TrainingJob
 from meshwright.units import seconds
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -48,14 +50,15 @@ def folder(plan: Plan, tmp_path: Path) -> Path:
 
 
 def test_train_report_and_ledger_count_one_time(folder: Path, plan: Plan) -> None:
-    told = facts(read_run(folder), plan)
-    assert told["run_s"] == facts_of(read_run(folder)).time.total_s == pytest.approx(8.75)
-    assert told["run_s"] == pytest.approx(ledger_of(folder).wall_s)
+    values = training_document(read_run(folder), plan).to_json()
+    assert values["schema"] == "meshwright/training/1"
+    assert values["run_s"] == facts_of(read_run(folder)).time.total_s == pytest.approx(8.75)
+    assert values["run_s"] == pytest.approx(ledger_of(folder).wall_s)
 
 
 def test_every_span_of_it_is_named(folder: Path, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
-    told = facts(read_run(folder), plan)["time_s"]
-    assert told == pytest.approx({"steps": 5.0, "evaluations": 1.0, "checkpoints": 0.25, "start": 2.0, "between steps": 0.5})
+    time_s = training_document(read_run(folder), plan).to_json()["time_s"]
+    assert time_s == pytest.approx({"steps": 5.0, "evaluations": 1.0, "checkpoints": 0.25, "start": 2.0, "between steps": 0.5})
     assert show_run(folder, plan, as_json=False) == "finished"
     lines = capsys.readouterr().out.splitlines()
     spans = "steps 5 s, evaluations 1 s, checkpoints 250 ms, start 2 s, between steps 500 ms"
@@ -88,3 +91,17 @@ def test_a_profile_predicts_them(plan: Plan) -> None:
     here = default_plan("")
     timed = replace(here, profile=load_profile(FIXTURES / "profile_of_cores.json"))
     assert predicted_parts_s(timed, "measured") == here.parts_s == predicted_parts_s(here, "simulated")
+
+
+@pytest.mark.parametrize("prints_json", [False, True])
+def test_the_start_is_printed_beside_the_result(prints_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = default_plan("")
+    job = TrainingJob(plan=plan, runs=tmp_path, name="first", corpus=Path("text"), seed=3, num_steps=40, prints_json=prints_json)
+    show_start(job, "as --layout asks")
+    show_next(job)
+    captured = capsys.readouterr()
+    shown, other = (captured.err, captured.out) if prints_json else (captured.out, captured.err)
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert other == "" and lines[0].startswith("training llama-2m, ") and lines[0].endswith(" parameters, fp32")
+    assert lines[1] == "on the corpus text, seed 3" and "at most 40 steps; " in shown and "(this-machine-2x4): as --layout asks" in shown
+    assert f"all runs, live: meshwright serve {tmp_path}" in lines

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.record.run import read_run
-from meshwright.record.summary import summary
+from meshwright.record.summary import summary_of
 from meshwright.record.writer import RunWriter
 
 from .conftest import a_step
@@ -17,7 +17,7 @@ def test_a_summary_leaves_out_first_steps_and_worked_numbers_come_out(writer: Ru
     seconds = [1.0, 0.10, 0.12, 0.9, 0.10, 0.14]
     writer.steps(a_step(number, value) for number, value in enumerate(seconds, start=1))
     writer.event("evaluation", 3)
-    found = summary(read_run(writer.folder))
+    found = summary_of(read_run(writer.folder))
     assert (found.num_steps, found.num_steady_steps) == (6, 4)
     assert found.median_step_s == pytest.approx(0.11)
     assert found.robust_std_pct == pytest.approx(100 * 1.4826 * 0.01 / 0.11, rel=1e-4)
@@ -32,4 +32,4 @@ def test_a_summary_leaves_out_first_steps_and_worked_numbers_come_out(writer: Ru
 
 def test_a_run_without_a_step_has_no_summary(writer: RunWriter) -> None:
     with pytest.raises(InputError, match="no step yet"):
-        summary(read_run(writer.folder))
+        summary_of(read_run(writer.folder))

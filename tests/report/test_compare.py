@@ -27,9 +27,9 @@ def test_a_simulation_of_another_plan_is_not_set_beside(make_run, workstation: P
 
 def test_different_models_are_compared_with_a_message(make_run, workstation: Plan, record: Plan) -> None:
     runs = facts_of_runs([make_run("small", plan=workstation), make_run("large", plan=record)])
-    told = differing(runs)
-    assert told[0].startswith("Different models: llama-3.2-1b (small); llama-3.1-405b (large). Their losses, step times")
-    assert any(said.startswith("Different sequence lengths: 4096 (small); 8192 (large).") for said in told)
+    notes = differing(runs)
+    assert notes[0].startswith("Different models: llama-3.2-1b (small); llama-3.1-405b (large). Their losses, step times")
+    assert any(note.startswith("Different sequence lengths: 4096 (small); 8192 (large).") for note in notes)
     assert not same_loss(runs) and differences(runs) == []
 
 
@@ -42,7 +42,7 @@ def test_a_difference_below_the_noise_is_called_so(make_run, workstation: Plan, 
     one, other = (make_run(str(seed), plan=workstation, times_s=steps_around(200, 0.5, 0.01, seed)) for seed in (1, 2))
     (found,) = differences(facts_of_runs([one, other]))
     assert found.low_pct is not None and found.high_pct is not None and found.low_pct < 0 < found.high_pct
-    assert "is below the noise within the runs" in found.said
+    assert "is below the noise within the runs" in found.text
 
 
 @pytest.mark.parametrize("factor, way, is_small", [(1.1, "slower", False), (0.9, "faster", False), (1.01, "slower", True)])
@@ -53,14 +53,14 @@ def test_a_clear_difference_is_told_with_its_interval(
     other = make_run("b", plan=workstation, times_s=steps_around(400, 0.5 * factor, seed=9))
     (found,) = differences(facts_of_runs([one, other]))
     assert found.change_pct == pytest.approx(100 * (factor - 1), abs=0.4)
-    assert f"% {way} (95 %:" in found.said
-    assert ("below the noise between runs: single runs of one job lie up to 2 % apart" in found.said) == is_small
+    assert f"% {way} (95 %:" in found.text
+    assert ("below the noise between runs: single runs of one job lie up to 2 % apart" in found.text) == is_small
 
 
 def test_too_few_steps_give_no_interval(make_run, workstation: Plan) -> None:
     runs = [make_run(name, plan=workstation, times_s=[step_s] * 5) for name, step_s in (("a", 0.5), ("b", 0.6))]
     (found,) = differences(facts_of_runs(runs))
-    assert found.low_pct is None and "too few steady steps" in found.said
+    assert found.low_pct is None and "too few steady steps" in found.text
 
 
 def test_other_batches_and_unknown_models_are_no_difference_in_step_time(make_run, workstation: Plan) -> None:

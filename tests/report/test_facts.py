@@ -83,7 +83,7 @@ def test_a_step_that_takes_longer_than_time_lasts_is_a_damaged_line(make_run) ->
     lines[20] = json.dumps({**json.loads(lines[20]), "step_time_s": 1e308})
     (folder / "steps.jsonl").write_text("\n".join(lines) + "\n")
     (run,) = facts(folder)
-    assert run.noise is not None and run.told.worst_step_s == 0.5
+    assert run.noise is not None and run.summary.worst_step_s == 0.5
     assert any("steps.jsonl line 21: step_time_s of step 21 is 1e+308" in note for note in run.notes)
 
 
@@ -92,7 +92,7 @@ def test_a_half_written_last_line_is_normal(make_run, workstation: Plan) -> None
     with open(folder / "steps.jsonl", "ab") as file:
         file.write(b'{"step": 41, "samp')
     (run,) = facts(folder)
-    assert run.told.num_steps == 40 and run.notes == ("The run has not ended, or its process was killed: shown up to step 40.",)
+    assert run.summary.num_steps == 40 and run.notes == ("The run has not ended, or its process was killed: shown up to step 40.",)
 
 
 def test_damaged_lines_are_named(make_run) -> None:
@@ -102,8 +102,8 @@ def test_damaged_lines_are_named(make_run) -> None:
     lines[9] = json.dumps({**json.loads(lines[9]), "loss": "NaN"})
     (folder / "steps.jsonl").write_text("\n".join(lines) + "\n")
     (run,) = facts(folder)
-    assert run.told.num_steps == 39
-    assert "steps.jsonl line 5" in run.notes[0] and "The loss is no number in 1 of the steps, first in step 10." in run.notes
+    assert run.summary.num_steps == 39
+    assert "steps.jsonl line 5" in run.notes[0] and "The loss is NaN or infinite in 1 of the steps, first in step 10." in run.notes
     assert "1 steps between the first and the last have no record." in run.notes
 
 

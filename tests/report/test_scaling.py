@@ -9,11 +9,11 @@ import pytest
 
 from meshwright.layout import Layout
 from meshwright.plan.plan import Plan
+from meshwright.report.documents import report_document
 from meshwright.report.facts import facts_of_runs
-from meshwright.report.markdown import report_markdown
 from meshwright.report.page.run_page import run_page
 from meshwright.report.scaling import left_out, scalings
-from meshwright.report.values import report_values
+from meshwright.say.markdown import markdown
 
 
 def sized(plan: Plan, num_ranks: int) -> Plan:
@@ -38,17 +38,17 @@ def test_weak_and_strong_series_are_found_among_runs(run_at) -> None:
     assert strong.points[1].efficiency == pytest.approx(2.0 / 0.56 / 4, rel=2e-3)
     last = weak.points[-1]
     assert last.low is not None and last.high is not None and last.low < last.efficiency < last.high < 1.0
-    assert last.said.startswith("2 to 8: 10.") and "% lost (95 %:" in last.said
+    assert last.text.startswith("2 to 8: 10.") and "% lost (95 %:" in last.text
 
 
 def test_a_difference_below_the_noise_says_so_plainly(run_at) -> None:
     (weak,) = scalings(facts_of_runs([run_at(2, 32, 0.5, spread=0.03), run_at(4, 64, 0.501, spread=0.03)]))
-    assert "is below the noise within the runs" in weak.points[1].said
+    assert "is below the noise within the runs" in weak.points[1].text
 
 
 def test_a_small_difference_of_single_runs_is_not_taken_for_sure(run_at) -> None:
     (weak,) = scalings(facts_of_runs([run_at(2, 32, 0.5), run_at(4, 64, 0.505)]))
-    assert "That is below the noise between runs" in weak.points[1].said
+    assert "That is below the noise between runs" in weak.points[1].text
 
 
 def test_repeats_of_a_size_widen_its_interval_by_what_they_differ(run_at) -> None:
@@ -88,9 +88,10 @@ def test_a_run_with_a_slow_rank_is_no_repeat_of_a_sound_one(simulated_at) -> Non
     (weak,) = scalings(runs)
     assert [point.labels for point in weak.points] == [("healthy2",), ("healthy4",)]
     assert weak.points[1].efficiency == pytest.approx(0.5 / 0.51, rel=2e-3)
-    said = "slow2 is left out of scaling: simulated with rank 3 2 times as slow; healthy4 without."
-    assert left_out(runs) == report_values(runs)["scaling_left_out"] == [said]
-    assert said in report_markdown(runs) and said in run_page(runs)
+    sentence = "slow2 is left out of scaling: simulated with rank 3 2 times as slow; healthy4 without."
+    document = report_document(runs)
+    assert left_out(runs) == document.to_json()["scaling_left_out"] == [sentence]
+    assert sentence in markdown(document) and sentence in run_page(runs)
 
 
 def test_runs_of_the_same_conditions_have_a_series_of_their_own(simulated_at) -> None:
@@ -107,5 +108,5 @@ def test_runs_of_the_same_conditions_have_a_series_of_their_own(simulated_at) ->
 def test_two_sizes_under_different_conditions_are_no_series_and_say_so(simulated_at) -> None:
     runs = facts_of_runs([simulated_at("slow2", 2, 1.0, SLOW), simulated_at("healthy4", 4, 0.51)])
     assert scalings(runs) == []
-    assert [said.split(" is left out of scaling: ")[0] for said in left_out(runs)] == ["slow2", "healthy4"]
+    assert [note.split(" is left out of scaling: ")[0] for note in left_out(runs)] == ["slow2", "healthy4"]
     assert left_out(runs)[0] in run_page(runs)

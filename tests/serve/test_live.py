@@ -10,7 +10,7 @@ import time
 import pytest
 
 from meshwright.record.run import read_run
-from meshwright.record.summary import summary
+from meshwright.record.summary import summary_of
 from meshwright.record.writer import RunWriter
 from meshwright.serve.live import LiveRun
 
@@ -139,7 +139,7 @@ def test_steps_that_follow_an_evaluation_are_not_steady(new_run):
     writer.step(record(6, step_time_s=9.0))
     run = looked(LiveRun(writer.folder))
     assert run.recent_step_s == 1.0
-    assert run.num_steady == summary(read_run(writer.folder)).num_steady_steps == 4
+    assert run.num_steady == summary_of(read_run(writer.folder)).num_steady_steps == 4
     assert run.recent_parts_s == pytest.approx({"compute": 0.7, "exposed_dp": 0.2, "bubble": 0.1})
 
 

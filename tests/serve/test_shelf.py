@@ -14,7 +14,7 @@ from meshwright.errors import InputError
 from meshwright.ledger import evaluation_s, predicted_s
 from meshwright.plan.plan import read_plan
 from meshwright.record.run import read_run
-from meshwright.record.summary import summary
+from meshwright.record.summary import summary_of
 from meshwright.record.writer import RunWriter
 from meshwright.serve.shelf import Shelf, plain
 
@@ -95,7 +95,7 @@ def test_step_time_and_rate_of_an_ended_run_are_those_of_its_report(shelf, new_r
     writer = new_run("drifting")
     writer.steps(record(step, 1.0 + step / 300) for step in range(1, 301))
     writer.event("evaluation", 150, 1.0, seconds=1.0)
-    running, told = rows(shelf)["drifting"], summary(read_run(writer.folder))
+    running, told = rows(shelf)["drifting"], summary_of(read_run(writer.folder))
     assert running["step_time_s"] > told.median_step_s  # by the last 200 steps while it goes on
     writer.finish("finished")
     ended = rows(shelf)["drifting"]

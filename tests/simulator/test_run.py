@@ -10,7 +10,7 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.ledger import ledger_of
 from meshwright.record.run import read_run
-from meshwright.record.summary import summary
+from meshwright.record.summary import summary_of
 from meshwright.report.facts import facts_of
 from meshwright.simulator.fabric import Fabric
 from meshwright.simulator.noise import QUIET, fitted_noise
@@ -60,7 +60,7 @@ def test_the_folder_reads_back_and_the_same_seed_gives_the_same_bytes(racks, pla
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
     read = read_run(folders[0])
     assert (read.header.kind, read.header.status, read.complete) == ("simulated", "finished", True)
-    told = summary(read)
+    told = summary_of(read)
     assert told.median_step_s == pytest.approx(run.times.median_s, rel=1e-6)
     assert told.robust_std_pct == pytest.approx(run.times.robust_std_pct, rel=1e-3)
     assert told.unaccounted_s == pytest.approx(0.0, abs=1e-6)

@@ -7,28 +7,56 @@ from typing import Annotated
 
 import typer
 
+from meshwright.cli.options import AsJson
+
 
 def report(
     paths: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Run folders, or Chrome traces (.json, .json.gz) of torch.profiler.")
     ],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The page; report.html where nothing else is asked for.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the same as Markdown.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the page here; default: report.html, or no page with --json or --markdown.")
+    ] = None,
+    as_json: AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")] = False,
 ) -> None:
-    """Make a page of runs or profiles: time, steps, parts, loss, money."""
-    from meshwright.cli.report_show import show_profile, show_runs
-    from meshwright.errors import InputError
+    """Make a page of runs or profiles: time, steps, parts, loss, money.
+
+    Examples:
+
+      meshwright report runs/first --out first.html
+
+      meshwright report runs/small runs/large --json
+    """
+    from meshwright.cli.show import show
+    from meshwright.errors import InputError, printable
     from meshwright.report.chrome_trace import is_trace
+    from meshwright.report.documents import profile_document, report_document
+    from meshwright.report.facts import facts_of_runs
+    from meshwright.report.page.run_page import write_run_page
+    from meshwright.report.page.trace_page import write_trace_page
+    from meshwright.report.profile import profile_of
+    from meshwright.say.markdown import markdown
 
     if as_json and as_markdown:
         raise InputError("JSON and Markdown at once", where="--json, --markdown", fix="ask for one of them; --out FILE adds the page")
     page = out or (None if as_json or as_markdown else Path("report.html"))
-    form = "json" if as_json else "markdown" if as_markdown else "tables"
     traces = [path for path in paths if is_trace(path)]
     if traces and len(traces) < len(paths):
         raise InputError("runs and traces do not go on one page", where=str(traces[0]), fix="make a report of each")
     if traces:
-        show_profile(traces, page, form)
+        profile = profile_of(tuple(traces))
+        document = profile_document(profile)
+        if page:
+            write_trace_page(profile, page)
     else:
-        show_runs(paths, page, form)
+        runs = facts_of_runs(paths)
+        document = report_document(runs)
+        if page:
+            write_run_page(runs, page)
+    if as_markdown:
+        print(printable(markdown(document)), end="")
+    else:
+        show(document, as_json=as_json)
+    if page and not (as_json or as_markdown):
+        print(printable(f"page: {page}"))

@@ -76,15 +76,13 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
     Columns that a narrow terminal has no room for come below, beside the first column once more; only words are folded, never numbers.
     """
     cells = [[_encodable(printable(str(cell))) for cell in row] for row in rows]
-    for number, block in enumerate(_blocks(columns, cells, console().width)):
-        _print(_table(title if number == 0 else "", [columns[i] for i in block], [[row[i] for i in block] for row in cells]))
+    _print_title(title)
+    for block in _blocks(columns, cells, console().width):
+        _print(_table([columns[i] for i in block], [[row[i] for i in block] for row in cells]))
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(
-        title=Text(printable(title)) if title else None,
-        title_justify="left",
-        title_style="bold",
         box=None,
         pad_edge=False,
         header_style="dim",
@@ -119,15 +117,8 @@ def _least_width(column: str, cells: Sequence[str]) -> int:
 
 def show_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:
     """Print names and values in two columns under a title."""
-    table = Table(
-        title=Text(printable(title)),
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-        show_header=False,
-        padding=(0, 2, 0, 0),
-    )
+    _print_title(title)
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for name, value in pairs:
@@ -138,6 +129,12 @@ def show_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:
 def show_text(text: str) -> None:
     """Print a sentence, wrapped to the width."""
     console().print(Text(printable(text)))
+
+
+def _print_title(title: str) -> None:
+    """Print a title on its own: inside a table it would be folded to the table's width."""
+    if title:
+        console().print(Text(printable(title), style="bold"))
 
 
 def _print(table: Table) -> None:

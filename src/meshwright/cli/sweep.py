@@ -47,7 +47,7 @@ def sweep(
     ask = Ask(job=job, fixed=fixed_by(layout), keep=1)
     with progress_bar() as progress:
         found = swept(ask, sizes, mode, base, progress)
-    show(sweep_document(ask, found), as_json=as_json)
+    show(sweep_document(found), as_json=as_json)
 
 
 def _sizes(text: str, sets: Iterable[str]) -> list[int]:

@@ -244,24 +244,24 @@ def _unread_price(run: Run) -> str:
 
 
 def _notes(run: Run, spans: Sequence[Span], rates: Sequence[Rate | None], price: Rate | None) -> list[str]:
-    told = []
+    notes = []
     if not spans:
-        told.append("nothing is recorded yet")
+        notes.append("nothing is recorded yet")
     if run.header.status == RUNNING:
-        told.append("the run has not ended: up to the last step or event")
+        notes.append("the run has not ended: up to the last step or event")
     if run.damage:
-        told.append(f"{len(run.damage)} damaged lines are left out, the first: {run.damage[0]}")
+        notes.append(f"{len(run.damage)} damaged lines are left out, the first: {run.damage[0]}")
     if left_out := unbelievable(run):
-        told.append(f"{left_out} events with times that no run can have are left out")
+        notes.append(f"{left_out} events with times that no run can have are left out")
     unread = _unread_price(run)
     if spans and None in rates:
         none = "no price is listed for the machine, and none was given: --price 2.5USD/h, for one accelerator and hour"
-        told += [unread, none] if unread else [none]
+        notes += [unread, none] if unread else [none]
     elif price is None and any(span.rate is None for span in spans):
-        told.append(f"{unread or 'no price was recorded with the run'}: the catalogue's of today is used")
+        notes.append(f"{unread or 'no price was recorded with the run'}: the catalogue's of today is used")
     known = {rate.usd_per_gpu_hour for rate in rates if rate}
     if len(known) > 1:
-        told.append(f"the price changed between starts: {' and '.join(f'{usd:f}' for usd in sorted(known))} USD an accelerator-hour")
+        notes.append(f"the price changed between starts: {' and '.join(f'{usd:f}' for usd in sorted(known))} USD per accelerator-hour")
     if any("unmeasured" in span.uses_s for span in spans):
-        told.append("steps without measured parts count as compute")
-    return told
+        notes.append("steps without measured parts count as compute")
+    return notes

@@ -40,7 +40,7 @@ class Energy:
 
     @property
     def water_of(self) -> str:
-        """Whose halls evaporate the water, of which year, reckoned how; where nobody knows, why."""
+        """Whose halls evaporate the water, of which year, by which method; where that is unknown, why."""
         if self.wue_l_per_kwh is None:
             whose = "the industry" if self.facility == economics.INDUSTRY else self.facility
             return f"no litres a kWh are published for {whose}"
@@ -135,7 +135,7 @@ def _slowdown(plan: Plan, notes: list[str]) -> float:
     try:
         log_factor = job_of(plan).log_factor
     except InputError:
-        notes.append(f"the software {plan.software!r} is not at hand: compute is reckoned at the power cap")
+        notes.append(f"the software {plan.software!r} is not at hand: compute is priced at the power cap")
         return 1.0
     return max(math.exp(log_factor), 1.0)
 

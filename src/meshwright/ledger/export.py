@@ -94,9 +94,9 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
 
 
 def _row(ledger: Ledger, entry: Entry) -> list[str]:
-    told = _entry_json(entry)
-    told |= {name: _round(told[name]) for name in ("start_s", "end_s", "gpu_seconds", "joules")}
-    return _cells((ledger.name, *(told[name] for name in COLUMNS[1:])))
+    values = _entry_json(entry)
+    values |= {name: _round(values[name]) for name in ("start_s", "end_s", "gpu_seconds", "joules")}
+    return _cells((ledger.name, *(values[name] for name in COLUMNS[1:])))
 
 
 def _cells(values: Iterable[object]) -> list[str]:

@@ -50,11 +50,11 @@ class Rate:
         return Rate(usd_per_gpu_hour=usd, **rest) if usd.is_finite() and usd >= 0 else None
 
     def __str__(self) -> str:
-        return f"{self.usd_per_gpu_hour.normalize():f} USD an accelerator-hour, {self.provider}, {self.kind}, {self.date}"
+        return f"{self.usd_per_gpu_hour.normalize():f} USD per accelerator-hour, {self.provider}, {self.kind}, {self.date}"
 
 
 def rate_of(cluster: Cluster) -> Rate | None:
-    """The price of the machine's accelerators as the predictor reckons with it; None where none is listed."""
+    """The price of the machine's accelerators as the predictor uses it; None where none is listed."""
     price = price_of(cluster)
     if price is None:
         return None

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from meshwright.describe.cluster import Cluster
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.job import Job
+from meshwright.plan.candidates import fixed_by
+from meshwright.plan.objective import Aim
 from meshwright.plan.plan import Plan, plan_of
 from meshwright.plan.rankmap import RankMap, rank_map
-from meshwright.plan.sizes import Ask, Progress, Searched, Survey, chosen, machines_of, machines_up_to, survey
+from meshwright.plan.sizes import (
+    Ask,
+    Progress,
+    Searched,
+    Survey,
+    check_sizes,
+    chosen,
+    machines_of,
+    machines_up_to,
+    reserve_with,
+    survey,
+)
 from meshwright.predict.forecast import Forecast
+from meshwright.predict.outcome import Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +97,21 @@ class Planned:
         largest = max((point.best for point in self.front), key=lambda one: one.job.num_accelerators, default=self.forecast)
         return tuple(dict.fromkeys((*self.forecast.notes, *largest.notes)))
 
+    def __str__(self) -> str:
+        return f"best of {self.best.found.num_layouts:,} layouts by {self.ask.aim.objective}: {self.forecast}"
+
+    def to_json(self) -> dict[str, Any]:
+        """What `meshwright plan --json` prints."""
+        from meshwright.say.plan import plan_document
+
+        return plan_document(self).to_json()
+
+    def _repr_html_(self) -> str:
+        from meshwright.say.html import fragment
+        from meshwright.say.plan import plan_document
+
+        return fragment(plan_document(self))
+
 
 def planned(
     ask: Ask,
@@ -100,6 +131,37 @@ def planned(
         front=tuple(result.front()) if pareto else (),
         before=_best_of(unchanged, gpus, max_gpus, progress) if unchanged else None,
     )
+
+
+def plan_job(
+    job: Job,
+    *,
+    keep: int = 5,
+    layout: str = "",
+    gpus: int | None = None,
+    max_gpus: int | None = None,
+    objective: str = "time",
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    terms: Terms | None = None,
+    pareto: bool = False,
+) -> Planned:
+    """The best plans of a job, as `meshwright plan` searches them; `layout` fixes some of the choices.
+
+    `objective` is what to minimise: time, cost, energy, carbon or tokens-per-dollar. `deadline_s` and `budget_usd` are limits of the whole
+    run. With `max_gpus` the number of accelerators is chosen too, and `pareto` adds time against cost for several numbers.
+    """
+    check_sizes(gpus, max_gpus, ())
+    ask = Ask(
+        job=job,
+        fixed=fixed_by(layout),
+        terms=terms or Terms(),
+        aim=Aim(objective=objective, deadline_s=deadline_s, budget_usd=budget_usd),
+        keep=keep,
+        reserve_bytes=reserve_with(0.0, job),
+        sized=job.num_accelerators != job.described.num_accelerators,
+    )
+    return planned(ask, gpus=gpus, max_gpus=max_gpus, pareto=pareto)
 
 
 def _best_of(ask: Ask, gpus: int | None, max_gpus: int | None, progress: Progress) -> Forecast | None:

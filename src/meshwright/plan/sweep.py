@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from meshwright.errors import InputError, MeshwrightError, nearest
 from meshwright.plan.sizes import Ask, Progress, chosen, machines_of, survey
@@ -40,8 +41,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Sizes from the smallest on."""
+    """The best plan at each size, from the smallest on."""
 
+    ask: Ask
     mode: str
     points: tuple[Point, ...]
     misses: tuple[tuple[int, MeshwrightError], ...] = ()  # sizes without a plan, and why
@@ -56,6 +58,22 @@ class Sweep:
     def notes(self) -> tuple[str, ...]:
         """Where numbers are not what they look like, each once."""
         return tuple(dict.fromkeys(note for point in self.points for note in point.best.notes))
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{point.num_accelerators:,} ({point.efficiency:.1%})" for point in self.points)
+        return f"{self.ask.job.name}, {self.mode} scaling: {sizes}"
+
+    def to_json(self) -> dict[str, Any]:
+        """What `meshwright sweep --json` prints."""
+        from meshwright.say.sweep import sweep_document
+
+        return sweep_document(self).to_json()
+
+    def _repr_html_(self) -> str:
+        from meshwright.say.html import fragment
+        from meshwright.say.sweep import sweep_document
+
+        return fragment(sweep_document(self))
 
 
 def _doubt(first: Point, point: Point) -> str:
@@ -97,7 +115,7 @@ def sweep(
             misses.append((size, error))
     if not found:
         raise misses[0][1]
-    return Sweep(mode=mode, points=tuple(_point(found[0], one) for one in found), misses=tuple(misses))
+    return Sweep(ask=ask, mode=mode, points=tuple(_point(found[0], one) for one in found), misses=tuple(misses))
 
 
 def _batch(batch: int, size: int, base: int, sizes: Sequence[int]) -> int:

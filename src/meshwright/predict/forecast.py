@@ -6,12 +6,13 @@ layouts in a search. Every share of a step is a share of `step_s`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.describe.cluster import beyond_note
 from meshwright.describe.workload import Workload
+from meshwright.frames import data_frame
 from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
 from meshwright.predict.exact import exact_prediction
@@ -22,6 +23,9 @@ from meshwright.predict.prediction import Prediction, predict
 from meshwright.predict.step import PARTS, StepParts
 from meshwright.predict.uncertainty import Interval
 from meshwright.units import si
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class StepInterval(NamedTuple):
@@ -106,6 +110,36 @@ class Forecast:
         from meshwright.say.html import fragment
 
         return fragment(forecast_document(self))
+
+    def to_pandas(self) -> DataFrame:
+        """The forecast as a DataFrame of one row; `table` has the columns."""
+        return table([self])
+
+
+def table(forecasts: Iterable[Forecast]) -> DataFrame:
+    """Forecasts as a pandas DataFrame, one row each: `table(job.search(keep=20))`.
+
+    The columns are the numbers and names of `to_json()`. The layout is one column of text (`layout`) and one for each of its choices (`tp`,
+    `cp`, `pp`, ...); each part of the step has a column in seconds (`compute_s`, `exposed_tp_s`, ...). Lists, such as the memory of each
+    stage, are left out. An InputError says how to get pandas where it is not installed.
+    """
+    return data_frame([_row(forecast.to_json()) for forecast in forecasts])
+
+
+def _row(values: dict[str, Any]) -> dict[str, Any]:
+    """The values that fit into one cell each."""
+    choices = dict(values["layout"])
+    columns = {
+        "layout": {"layout": choices.pop("text"), **choices},
+        "parts": {f"{part}_s": part_s for part, part_s in values["parts"].items()},
+    }
+    row: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in columns:
+            row |= columns[name]
+        elif name != "schema" and not isinstance(value, dict | list):
+            row[name] = value
+    return row
 
 
 def forecast(job: Job, layout: Layout, *, terms: Terms | None = None, ignore_memory: bool = False) -> Forecast:

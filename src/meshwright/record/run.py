@@ -7,24 +7,33 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
 from meshwright.files import MOST_LINES_BYTES, read_bytes
+from meshwright.frames import data_frame
 from meshwright.record.entries import SLOW_AFTER, STEP_FIELDS, Event, StepRecord
 from meshwright.record.header import RUNNING, RunHeader, read_header
 from meshwright.record.lines import object_in, one_line
+from meshwright.units import seconds
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 T = TypeVar("T")
 ASIDE = ".step-aside.json"  # the last step, while the times of all ranks for it are on their way
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """A run folder as it was read. `damage` names each line that could not be; a half-written last line is none."""
+    """A run folder as it was read: `run = read_run("runs/first")`; a notebook shows its report.
+
+    `records` are the steps, `columns` the same as arrays, `to_pandas()` as a DataFrame. `damage` names each line that could not be read; a
+    half-written last line is not damage.
+    """
 
     folder: Path
     header: RunHeader
@@ -52,6 +61,35 @@ class Run:
         steady = ~np.isin(step - 1, list(before))
         steady[:1] = False
         return np.asarray(steady)
+
+    def __str__(self) -> str:
+        from meshwright.record.summary import summary_of
+
+        status = f"{self.header.name}: {self.header.kind}, {self.header.status.replace('_', ' ')}"
+        count = len(self.records)
+        if not count:
+            return f"{status}, no step yet"
+        return f"{status}, {count:,} step{'' if count == 1 else 's'}, median {seconds(summary_of(self).median_step_s)}"
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, {len(self.records):,} steps, {len(self.events):,} events, status={self.header.status!r})"
+
+    def to_json(self) -> dict[str, Any]:
+        """What `meshwright report RUN --json` prints; an InputError where the run has no step yet."""
+        from meshwright.report.documents import run_document
+
+        return run_document(self).to_json()
+
+    def _repr_html_(self) -> str:
+        from meshwright.report.documents import run_document
+        from meshwright.say.document import Document
+        from meshwright.say.html import fragment
+
+        return fragment(run_document(self) if self.records else Document(kind="report", title=str(self)))
+
+    def to_pandas(self) -> DataFrame:
+        """The steps as a DataFrame with the columns of `columns`; an InputError where pandas is not installed."""
+        return data_frame(self.columns)
 
 
 def _column(name: str, entries: Iterable[Mapping[str, Any]]) -> NDArray[Any]:

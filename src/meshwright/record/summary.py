@@ -36,7 +36,7 @@ class Summary:
     tokens_per_s: float | None  # tokens of the steady steps over their time; None where the header has no sequence length
 
 
-def summary(run: Run) -> Summary:
+def summary_of(run: Run) -> Summary:
     """The run's steps in a few numbers; an error where it has none."""
     if not run.records:
         raise InputError("the run has no step yet", where=str(run.folder))

@@ -34,7 +34,7 @@ class Difference:
     change_pct: float  # of the median step time
     low_pct: float | None  # 95 %; None with too few steps
     high_pct: float | None
-    said: str
+    text: str
 
 
 def simulated_beside(facts: RunFacts, runs: Sequence[RunFacts]) -> RunFacts | None:
@@ -52,9 +52,9 @@ def _same_plan(one: RunFacts, other: RunFacts) -> bool:
 def parts_of(facts: RunFacts, simulated: RunFacts | None = None) -> list[PartTimes]:
     """The parts that anybody gives time to, in the order of a prediction, and what no part accounts for."""
     predicted = predicted_parts_s(facts.plan, facts.kind) if facts.plan else {}
-    measured = dict(facts.told.mean_parts_s) if facts.kind == "measured" else {}
+    measured = dict(facts.summary.mean_parts_s) if facts.kind == "measured" else {}
     source = facts if facts.kind == "simulated" else simulated
-    imitated = dict(source.told.mean_parts_s) if source else {}
+    imitated = dict(source.summary.mean_parts_s) if source else {}
     rows = [
         PartTimes(part=part, predicted_s=predicted.get(part), simulated_s=imitated.get(part), measured_s=measured.get(part))
         for part in PARTS
@@ -71,15 +71,15 @@ def total_s(rows: Sequence[PartTimes], key: str, facts: RunFacts) -> float:
 
 def differing(runs: Sequence[RunFacts]) -> list[str]:
     """What the runs do not share, and what cannot be compared for that: a sentence each."""
-    told = []
+    notes = []
     for what, value, lost in ASPECTS:
         groups: dict[str, list[str]] = {}
         for facts in runs:
             groups.setdefault(value(facts), []).append(facts.label)
         if len(groups) > 1:
-            said = "; ".join(f"{named or 'unknown'} ({', '.join(labels)})" for named, labels in groups.items())
-            told.append(f"Different {what}: {said}. {lost}")
-    return told
+            values = "; ".join(f"{named or 'unknown'} ({', '.join(labels)})" for named, labels in groups.items())
+            notes.append(f"Different {what}: {values}. {lost}")
+    return notes
 
 
 Aspect = tuple[str, Callable[[RunFacts], str], str]
@@ -129,18 +129,18 @@ def differences(runs: Sequence[RunFacts]) -> list[Difference]:
 
 def difference(base: RunFacts, facts: RunFacts) -> Difference:
     """How a run's median step time differs from another's."""
-    ratio = facts.told.median_step_s / base.told.median_step_s
+    ratio = facts.summary.median_step_s / base.summary.median_step_s
     change = 100 * (ratio - 1)
     low = high = None
     if base.noise is not None and facts.noise is not None:
         low, high = (100 * (float(value) - 1) for value in np.percentile(facts.noise.draws_s / base.noise.draws_s, [2.5, 97.5]))
     names = f"{facts.label} against {base.label}"
     return Difference(
-        label=facts.label, base=base.label, change_pct=change, low_pct=low, high_pct=high, said=f"{names}: {_said(change, low, high)}"
+        label=facts.label, base=base.label, change_pct=change, low_pct=low, high_pct=high, text=f"{names}: {_sentence(change, low, high)}"
     )
 
 
-def _said(change: float, low: float | None, high: float | None) -> str:
+def _sentence(change: float, low: float | None, high: float | None) -> str:
     """The difference of two step times in a sentence."""
     way = "slower" if change > 0 else "faster"
     if low is None or high is None:

@@ -21,7 +21,7 @@ from meshwright.plan.plan import Plan
 from meshwright.record.entries import ENDS, Event
 from meshwright.record.header import RUNNING
 from meshwright.record.run import Run, list_runs, read_run
-from meshwright.record.summary import Summary, summary
+from meshwright.record.summary import Summary, summary_of
 from meshwright.report.noise import Noise, noise_of
 from meshwright.units import seconds
 
@@ -108,7 +108,7 @@ class RunFacts:
     run: Run
     label: str  # its name, or its folder where two runs share a name
     plan: Plan | None
-    told: Summary
+    summary: Summary
     noise: Noise | None
     time: TimeSplit
     ledger: Ledger
@@ -163,12 +163,12 @@ class RunFacts:
             return None
         took = [one.seconds for one in self.evaluations if one.seconds is not None]
         each_s = float(np.mean(took)) if took else evaluation_s(self.plan)
-        whole_s = self.plan.workload.duration_s(self.told.mean_step_s, each_s)
+        whole_s = self.plan.workload.duration_s(self.summary.mean_step_s, each_s)
         usd, energy_j, scale = self.ledger.usd_unrounded, self.ledger.energy_j, whole_s / self.time.total_s
         return WholeJob(
             num_steps=self.workload_steps,
             num_evaluations=self.plan.workload.num_evaluations(self.workload_steps),
-            mean_step_s=self.told.mean_step_s,
+            mean_step_s=self.summary.mean_step_s,
             seconds=whole_s,
             usd=None if usd is None else float(usd) * scale,
             energy_j=None if energy_j is None else energy_j * scale,
@@ -296,16 +296,16 @@ def facts_of(run: Run, label: str = "") -> RunFacts:
         what = f"the run has no step yet{why}" if run.header.status == RUNNING else f"the run has no step and is {run.header.status}{why}"
         raise InputError(what, where=str(run.folder), fix="wait for the first step, or leave the run out")
     plan, problem = own_plan(run.folder, run.header)
-    told = summary(run)
-    if not told.median_step_s > 0:
+    summary = summary_of(run)
+    if not summary.median_step_s > 0:
         raise InputError("the run's steps take no time", where=str(run.folder / "steps.jsonl"), fix="leave the run out")
     return RunFacts(
         run=run,
         label=label or run.header.name,
         plan=plan,
-        told=told,
+        summary=summary,
         noise=noise_of(steady_s(run), zlib.crc32(f"{run.header.name} {run.header.seed}".encode())),  # runs draw independently
-        time=time_split(run, plan, told),
+        time=time_split(run, plan, summary),
         ledger=ledger_of_run(run, plan),
         notes=(
             *_notes(run),
@@ -327,36 +327,36 @@ def _read(folder: Path) -> Run:
 
 
 def _notes(run: Run) -> list[str]:
-    told = [f"Simulated with {', '.join(run.header.conditions)}."] if run.header.conditions else []
+    notes = [f"Simulated with {', '.join(run.header.conditions)}."] if run.header.conditions else []
     if run.header.status == RUNNING:
-        told.append(f"The run has not ended, or its process was killed: shown up to step {run.records[-1].step:,}{_of_expected(run)}.")
+        notes.append(f"The run has not ended, or its process was killed: shown up to step {run.records[-1].step:,}{_of_expected(run)}.")
     if run.header.status == "failed":
-        told.append(f"The run failed after step {run.records[-1].step:,}{_of_expected(run)}.")
+        notes.append(f"The run failed after step {run.records[-1].step:,}{_of_expected(run)}.")
     if run.header.status == "stopped" and run.header.kind == "trained":
-        told.append(f"The run was stopped after step {run.records[-1].step:,}{_of_expected(run)}.")
+        notes.append(f"The run was stopped after step {run.records[-1].step:,}{_of_expected(run)}.")
     if is_sampled(run):
-        told.append(
+        notes.append(
             f"Of {_last_step(run):,} simulated steps {len(run.records):,} are recorded: step times and parts are those of that sample."
         )
     if run.damage:
         shown = "; ".join(run.damage[:MAX_DAMAGE]) + (f"; and {len(run.damage) - MAX_DAMAGE} more" if len(run.damage) > MAX_DAMAGE else "")
-        told.append(f"Damaged lines are left out: {shown}.")
+        notes.append(f"Damaged lines are left out: {shown}.")
     lost = [record.step for record in run.records if record.loss is not None and not math.isfinite(record.loss)]
     if lost:
-        told.append(f"The loss is no number in {len(lost):,} of the steps, first in step {lost[0]:,}.")
+        notes.append(f"The loss is NaN or infinite in {len(lost):,} of the steps, first in step {lost[0]:,}.")
     missing = int(run.records[-1].step - run.records[0].step + 1 - len(run.records))
     if missing:
-        told.append(f"{missing:,} steps between the first and the last have no record.")
-    return told
+        notes.append(f"{missing:,} steps between the first and the last have no record.")
+    return notes
 
 
 def _of_expected(run: Run) -> str:
-    """Behind a step: of how many that the run was to take; nothing where it is past those, or nobody said."""
+    """Behind a step: of how many that the run was to take; nothing where it is past those, or it is unknown."""
     expected = run.header.num_steps
     return f" of {expected:,}" if expected and run.records[-1].step <= expected else ""
 
 
-def time_split(run: Run, plan: Plan | None, told: Summary) -> TimeSplit:
+def time_split(run: Run, plan: Plan | None, summary: Summary) -> TimeSplit:
     """Where the run's time went, by the ledger's timeline."""
     by_what: defaultdict[str, float] = defaultdict(float)
     lost_s = 0.0
@@ -369,8 +369,8 @@ def time_split(run: Run, plan: Plan | None, told: Summary) -> TimeSplit:
             by_what[span.what] += span.end_s - span.start_s
     batch = samples_per_step(run, plan)
     num_steps = _num_steps(run)
-    per_sample_s = told.median_step_s / batch if batch else math.nan
-    training_s = num_steps * told.median_step_s
+    per_sample_s = summary.median_step_s / batch if batch else math.nan
+    training_s = num_steps * summary.median_step_s
     costs = (
         Cost(key="samples", name="samples", seconds=training_s, remark=f"{num_steps * batch:,} x {_per_sample(per_sample_s)}"),
         Cost(
@@ -406,7 +406,7 @@ def _last_step(run: Run) -> int:
 
 
 def _per_sample(value_s: float) -> str:
-    return f"{seconds(value_s)} a sample"
+    return f"{seconds(value_s)} per sample"
 
 
 def _counted(run: Run, kind: str) -> str:

@@ -37,7 +37,7 @@ class Point:
     efficiency: float  # 1 for the base
     low: float | None
     high: float | None
-    said: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class _Size:
     @staticmethod
     def of(runs: Sequence[RunFacts]) -> _Size:
         """The size of runs with as many ranks and samples; what runs differ by is in the draws, where there are several."""
-        medians = np.array([facts.told.median_step_s for facts in runs])
+        medians = np.array([facts.summary.median_step_s for facts in runs])
         known = [facts.noise.draws_s for facts in runs if facts.noise is not None]
         draws = np.mean(known, axis=0) if len(known) == len(runs) else None
         if draws is not None and len(runs) > 1:
@@ -88,20 +88,20 @@ def scalings(runs: Sequence[RunFacts]) -> list[Scaling]:
 def left_out(runs: Sequence[RunFacts]) -> list[str]:
     """A sentence for each run that no series holds because of its conditions: which, and what tells it from others of its job."""
     shown = {label for scaling in scalings(runs) for point in scaling.points for label in point.labels}
-    told = []
+    notes = []
     for alike in _by_job(runs).values():
         for facts in alike:
             others = [other for other in alike if _conditions(other) != _conditions(facts) and other.num_ranks != facts.num_ranks]
             if facts.label not in shown and others:
-                told.append(f"{facts.label} is left out of scaling: {_apart(facts, others[0])}.")
-    return told
+                notes.append(f"{facts.label} is left out of scaling: {_apart(facts, others[0])}.")
+    return notes
 
 
 def _apart(facts: RunFacts, other: RunFacts) -> str:
     """What the conditions of one run have that those of another have not, and the other way round."""
     own, their = ([word for word in _conditions(one) if word not in _conditions(two)] for one, two in ((facts, other), (other, facts)))
-    said = [f"simulated with {', '.join(own)}"] if own else []
-    return "; ".join([*said, *([f"{other.label} with {', '.join(their)}"] if their else [f"{other.label} without"] if own else [])])
+    words = [f"simulated with {', '.join(own)}"] if own else []
+    return "; ".join([*words, *([f"{other.label} with {', '.join(their)}"] if their else [f"{other.label} without"] if own else [])])
 
 
 def _conditions(facts: RunFacts) -> tuple[str, ...]:
@@ -167,11 +167,11 @@ def _point(base: _Size, size: _Size) -> Point:
         efficiency=efficiency,
         low=low,
         high=high,
-        said="the base" if size is base else _said(base, size, efficiency, low, high),
+        text="the base" if size is base else _sentence(base, size, efficiency, low, high),
     )
 
 
-def _said(base: _Size, size: _Size, efficiency: float, low: float | None, high: float | None) -> str:
+def _sentence(base: _Size, size: _Size, efficiency: float, low: float | None, high: float | None) -> str:
     """The efficiency in a sentence: a loss, a gain, or noise."""
     way = f"{base.num_ranks:,} to {size.num_ranks:,}"
     if low is None or high is None:

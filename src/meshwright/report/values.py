@@ -1,4 +1,4 @@
-"""A report as plain values: what `--json` prints, and what the Markdown and the terminal are written from."""
+"""The values of a report, under the names that `meshwright report --json` prints."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ MAX_EVENTS = 1000  # of one run
 
 def report_values(runs: Sequence[RunFacts]) -> dict[str, Any]:
     """The whole report of one or several runs."""
-    told: dict[str, Any] = {"runs": [run_values(facts, simulated_beside(facts, runs)) for facts in runs]}
+    values: dict[str, Any] = {"runs": [run_values(facts, simulated_beside(facts, runs)) for facts in runs]}
     if len(runs) > 1:
-        told["cannot_compare"] = differing(runs)
-        told["differences"] = [asdict(one) for one in differences(runs)]
-        told["scaling"] = [{"kind": one.kind, "of": one.of, "points": [asdict(point) for point in one.points]} for one in scalings(runs)]
-        told["scaling_left_out"] = left_out(runs)
-    told["interval_method"] = METHOD
-    return told
+        values["cannot_compare"] = differing(runs)
+        values["differences"] = [asdict(one) for one in differences(runs)]
+        values["scaling"] = [{"kind": one.kind, "of": one.of, "points": [asdict(point) for point in one.points]} for one in scalings(runs)]
+        values["scaling_left_out"] = left_out(runs)
+    values["interval_method"] = METHOD
+    return values
 
 
 def run_values(facts: RunFacts, simulated: RunFacts | None = None) -> dict[str, Any]:
     """One run."""
-    header, plan, told = facts.run.header, facts.plan, facts.told
+    header, plan, summary = facts.run.header, facts.plan, facts.summary
     ledger = ledger_json(facts.ledger)
     ledger.pop("entries")  # thousands; `meshwright ledger` has them
     return {
@@ -50,13 +50,13 @@ def run_values(facts: RunFacts, simulated: RunFacts | None = None) -> dict[str, 
         "cluster": plan.cluster.name if plan else None,
         "layout": str(plan.layout) if plan else None,
         "samples_per_step": facts.batch,
-        "tokens_per_s": told.tokens_per_s,
+        "tokens_per_s": summary.tokens_per_s,
         "time": {**asdict(facts.time), "fixed_s": facts.time.fixed_s, "name": facts.time_name, "reached_target": facts.reached_target},
         "whole_job_extrapolated": asdict(facts.whole_job) if facts.whole_job else None,
         "step": _step(facts),
         "parts": {row.part: {key: value for key, value in asdict(row).items() if key != "part"} for row in parts_of(facts, simulated)},
-        "unaccounted_s": told.unaccounted_s,
-        "exposed_s": dict(told.mean_exposed_s),
+        "unaccounted_s": summary.unaccounted_s,
+        "exposed_s": dict(summary.mean_exposed_s),
         "simulated_beside": simulated.label if simulated else None,
         "loss": {
             "last": facts.run.records[-1].loss,
@@ -73,19 +73,19 @@ def run_values(facts: RunFacts, simulated: RunFacts | None = None) -> dict[str, 
 
 
 def _step(facts: RunFacts) -> dict[str, Any]:
-    told, noise = facts.told, facts.noise
+    summary, noise = facts.summary, facts.noise
     return {
-        "num_steps": told.num_steps,
-        "num_steady_steps": told.num_steady_steps,
+        "num_steps": summary.num_steps,
+        "num_steady_steps": summary.num_steady_steps,
         "num_expected": facts.run.header.num_steps,
-        "median_s": told.median_step_s,
-        "mean_s": told.mean_step_s,
+        "median_s": summary.median_step_s,
+        "mean_s": summary.mean_step_s,
         "low_s": noise.low_s if noise else None,
         "high_s": noise.high_s if noise else None,
-        "robust_std_pct": told.robust_std_pct,
-        "p99_over_p50": told.p99_over_p50,
-        "worst_s": told.worst_step_s,
-        "drift_pct": told.drift_pct,
+        "robust_std_pct": summary.robust_std_pct,
+        "p99_over_p50": summary.p99_over_p50,
+        "worst_s": summary.worst_step_s,
+        "drift_pct": summary.drift_pct,
         "noise_floor_pct": noise.floor_pct if noise else None,
         "correlation_steps": noise.correlation_steps if noise else None,
         "predicted_s": facts.plan.step_time_s if facts.plan else None,

@@ -10,23 +10,27 @@ from meshwright.say.document import Block, Document, Lines, Note, Pairs, Picture
 
 def fragment(document: Document) -> str:
     """The document as one `div`."""
-    inside = "".join(_block(block) for block in document.blocks)
+    inside = "".join(_block(block, document.title) for block in document.blocks)
     return f'<div class="meshwright"><h3>{escape(document.title)}</h3>{inside}</div>'
 
 
-def _block(block: Block) -> str:
+def _block(block: Block, heading: str) -> str:
+    if isinstance(block, Picture):
+        return block.markup
+    if isinstance(block, Text | Note):
+        return _paragraph(block)
+    return _caption("" if block.title == heading else block.title) + _body(block)
+
+
+def _body(block: Table | Pairs | Lines) -> str:
     if isinstance(block, Table):
         return _table(block)
     if isinstance(block, Pairs):
         rows = "".join(
             f"<tr><th>{escape(name)}</th><td>{escape(value)}</td><td>{escape(remark)}</td></tr>" for name, value, remark in block.rows
         )
-        return f"{_caption(block.title)}<table>{rows}</table>"
-    if isinstance(block, Lines):
-        return f"{_caption(block.title)}<pre>{escape(chr(10).join(block.lines))}</pre>"
-    if isinstance(block, Picture):
-        return block.markup
-    return _paragraph(block)
+        return f"<table>{rows}</table>"
+    return f"<pre>{escape(chr(10).join(block.lines))}</pre>"
 
 
 def _paragraph(block: Text | Note) -> str:
@@ -42,7 +46,7 @@ def _table(block: Table) -> str:
     right = [column.endswith(">") for column in block.columns]
     head = _cells("th", (column.removesuffix(">") for column in block.columns), right)
     rows = "".join(f"<tr>{_cells('td', row, right)}</tr>" for row in block.rows)
-    return f"{_caption(block.title)}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def _cells(tag: str, cells: Iterable[str], right: Iterable[bool]) -> str:

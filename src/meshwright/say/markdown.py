@@ -14,7 +14,7 @@ def markdown(document: Document) -> str:
     """The document, whole."""
     lines = [f"## {escaped(document.title)}", ""]
     for block in document.blocks:
-        lines += _block(block)
+        lines += _block(block, document.title)
     return "\n".join(lines) + "\n"
 
 
@@ -32,14 +32,14 @@ def table_lines(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Ite
     yield ""
 
 
-def _block(block: Block) -> Iterator[str]:
+def _block(block: Block, heading: str) -> Iterator[str]:
     if isinstance(block, Picture):
         return
     if isinstance(block, Text | Note):
         yield f"{'Note: ' if isinstance(block, Note) else ''}{escaped(block.text)}"
         yield ""
         return
-    if block.title:
+    if block.title and block.title != heading:
         yield f"**{escaped(block.title)}**"
         yield ""
     if isinstance(block, Table):

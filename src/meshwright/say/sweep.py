@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.plan.sizes import Ask
 from meshwright.plan.sweep import RUN_TO_RUN, Point, Sweep
 from meshwright.say.document import Block, Document, Note, Table, Text
 from meshwright.say.forecast import forecast_values
@@ -16,10 +15,10 @@ COLUMNS = ("accelerators>", "batch>", "step>", "80 % interval", "tokens/s each>"
 MODES = {"weak": "weak scaling: the batch grows with the machine", "strong": "strong scaling: the batch stays"}
 
 
-def sweep_document(ask: Ask, found: Sweep) -> Document:
+def sweep_document(found: Sweep) -> Document:
     """The whole sweep."""
-    title = f"{ask.job.name}, {ask.job.workload.name}; {MODES[found.mode]}"
-    return Document(kind="sweep", title=title, blocks=tuple(_blocks(found, title)), values=_values(ask, found))
+    title = f"{found.ask.job.name}, {found.ask.job.workload.name}; {MODES[found.mode]}"
+    return Document(kind="sweep", title=title, blocks=tuple(_blocks(found, title)), values=_values(found))
 
 
 def _blocks(found: Sweep, title: str) -> Iterator[Block]:
@@ -46,7 +45,8 @@ def _row(point: Point, *, is_first: bool) -> tuple[str, ...]:
     )
 
 
-def _values(ask: Ask, found: Sweep) -> dict[str, Any]:
+def _values(found: Sweep) -> dict[str, Any]:
+    job = found.ask.job
     return {
         "mode": found.mode,
         "points": [_point_values(point) for point in found.points],
@@ -54,10 +54,10 @@ def _values(ask: Ask, found: Sweep) -> dict[str, Any]:
         "run_to_run": RUN_TO_RUN,
         "sentences": found.sentences,
         "notes": found.notes,
-        "model": ask.job.model.name,
-        "cluster": ask.job.cluster.name,
-        "workload": ask.job.workload.name,
-        "software": ask.job.software.name,
+        "model": job.model.name,
+        "cluster": job.cluster.name,
+        "workload": job.workload.name,
+        "software": job.software.name,
     }
 
 

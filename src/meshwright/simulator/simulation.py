@@ -171,7 +171,7 @@ def simulate(
     cluster: str = "",
     software: str = "",
     name: str = "",
-    runs: Path | None = None,
+    runs: str | Path | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Simulation:
     """Simulate a plan, a forecast or a plan file: `steps` of it (all of the workload by default), or `days` with failures.
@@ -181,6 +181,7 @@ def simulate(
     plan_file = Path(plan) if isinstance(plan, str | Path) else None
     chosen = read_plan(plan_file) if plan_file else plan_of(plan) if isinstance(plan, Forecast) else plan
     assert isinstance(chosen, Plan)
+    runs = None if runs is None else Path(runs)
     if runs is not None and name:
         _check_folder(runs, name)
     _check_machine(chosen, cluster)

@@ -18,10 +18,10 @@ from meshwright.report.page.colours import var
 from meshwright.report.page.curves import ParetoPoint, ScalingPoint, pareto_chart, scaling_chart
 from meshwright.report.page.markup import Html, joined, table, tag
 from meshwright.report.page.rack import rack_picture
-from meshwright.report.page.shell import document, kg, litres, section, tile, write_page
+from meshwright.report.page.shell import document, section, tile, write_page
 from meshwright.report.page.timeline import timeline_picture
 from meshwright.say.forecast import mfu_text, price_text
-from meshwright.units import energy, gib, seconds, si, usd
+from meshwright.units import carbon, energy, gib, seconds, si, usd, water
 
 
 def write_plan_page(
@@ -117,8 +117,8 @@ def _tiles(forecast: Forecast) -> Iterator[Html]:
     yield _spread("Time to train", whole, whole.time_to_train_s, seconds, steps, "time_to_train")
     yield _spread("Cost", whole, forecast.cost, usd, paid, "cost")
     yield _spread("Energy at the wall", whole, whole.energy_j, energy, f"{100 * whole.busy:.0f} % busy", "energy")
-    yield _spread("Carbon", whole, whole.carbon_kg, kg, f"{whole.region.name}, {whole.region.grid_gco2e_per_kwh:.0f} g/kWh", "energy")
-    yield _spread("Water on site", whole, whole.water_l, litres, f"{whole.facility.name}, {whole.facility.year}", "water")
+    yield _spread("Carbon", whole, whole.carbon_kg, carbon, f"{whole.region.name}, {whole.region.grid_gco2e_per_kwh:.0f} g/kWh", "energy")
+    yield _spread("Water on site", whole, whole.water_l, water, f"{whole.facility.name}, {whole.facility.year}", "water")
     each = f"{forecast.tokens_per_s_per_gpu:,.0f} per accelerator; MFU {mfu_text(forecast.mfu)}, {job.workload.precision}"
     yield tile("Tokens per second", si(forecast.tokens_per_s, ""), each)
     full = f"of {gib(chip.memory_bytes)}: {100 * forecast.peak_memory_bytes / chip.memory_bytes:.0f} % of {chip.name}"

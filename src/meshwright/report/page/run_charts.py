@@ -94,14 +94,14 @@ def _evaluation_dots(plot: Plot, facts: RunFacts, colour: str) -> Iterable[Html]
     known = [e for e in facts.evaluations if e.loss is not None]
     for evaluation in known[:: math.ceil(len(known) / MAX_DOTS) or 1]:
         assert evaluation.loss is not None
-        said = f"{facts.label}: evaluation after {evaluation.samples:,} samples, loss {evaluation.loss:.4f}"
-        yield plot.dot(evaluation.samples, evaluation.loss, colour, said, 4.0)
+        title = f"{facts.label}: evaluation after {evaluation.samples:,} samples, loss {evaluation.loss:.4f}"
+        yield plot.dot(evaluation.samples, evaluation.loss, colour, title, 4.0)
 
 
 def step_chart(facts: RunFacts) -> Html:
     """Step time over steps: a line where they are few; the middle of neighbours and each slow step where they are many."""
     xs, ys = facts.run.columns["step"].astype(np.float64), facts.run.columns["step_time_s"]
-    median_s, predicted_s = facts.told.median_step_s, facts.plan.step_time_s if facts.plan else None
+    median_s, predicted_s = facts.summary.median_step_s, facts.plan.step_time_s if facts.plan else None
     low, high = float(np.percentile(ys, 0.5)), float(np.percentile(facts.steady_s, 99.5))
     if predicted_s and 0.8 * low < predicted_s < 1.25 * high:
         low, high = min(low, predicted_s), max(high, predicted_s)
@@ -118,10 +118,10 @@ def step_chart(facts: RunFacts) -> Html:
     many = len(xs) > NUM_BUCKETS
     layers = _many_steps(plot, xs, ys, top) if many else [plot.line(xs, np.minimum(ys, top), var("accent"), 1.4)]
     drawn = plot.drawn(f"Step time over the steps of {facts.label}", layers, marks)
-    said = "Line: median of neighbouring steps; pale: eight in ten of them; points: the slowest. " if many else ""
-    said += f"{len(above):,} of {len(ys):,} steps lie above the frame (\u25b4)." if len(above) else ""
+    text = "Line: median of neighbouring steps; pale: eight in ten of them; points: the slowest. " if many else ""
+    text += f"{len(above):,} of {len(ys):,} steps lie above the frame (\u25b4)." if len(above) else ""
     key = legend((colour, f"{words} (dashed)") for colour, words, _ in levels)
-    return joined(drawn, key, tag("p", said, class_="small") if said else None)
+    return joined(drawn, key, tag("p", text, class_="small") if text else None)
 
 
 def _many_steps(plot: Plot, xs: Column, ys: Column, top: float) -> list[Html]:
@@ -140,7 +140,7 @@ def _time_axis(low_s: float, high_s: float, name: str) -> Axis:
 
 def spread_chart(runs: Sequence[RunFacts], colours: Sequence[str]) -> Html:
     """For each run, the share of steady steps that are no longer than so many per cent beyond its median."""
-    curves = [100 * (np.percentile(facts.steady_s, PERCENTILES) / facts.told.median_step_s - 1) for facts in runs]
+    curves = [100 * (np.percentile(facts.steady_s, PERCENTILES) / facts.summary.median_step_s - 1) for facts in runs]
     low = min(float(curve[2]) for curve in curves)
     high = max(float(np.percentile(curve, 97.5)) for curve in curves)
     room = 0.08 * (high - low) or 0.1
@@ -166,7 +166,7 @@ def box_table(runs: Sequence[RunFacts], colours: Sequence[str]) -> Html:
         p1, p25, p50, p75, p99 = ((float(value) - start) / (full - start) for value in five)
         whisker = tag("line", x1=_pct(p1), x2=_pct(p99), y1=8, y2=8, stroke=colour, stroke_width=2)
         middle = tag("line", x1=_pct(p50), x2=_pct(p50), y1=1, y2=15, stroke=var("ink"), stroke_width=2)
-        rows.append((_named(facts.label, colour), bar([(p25, p75, colour)], whisker, middle), seconds(facts.told.median_step_s)))
+        rows.append((_named(facts.label, colour), bar([(p25, p75, colour)], whisker, middle), seconds(facts.summary.median_step_s)))
     cut = f"; the scale starts at {seconds(start)}" if start else ""
     caption = f"Line: 1st to 99th of a hundred steady steps; box: the middle half; tick: median{cut}"
     return table(("run", "step time", "median>"), rows, "Step times of the runs", caption=caption, class_="bars wide-bar")

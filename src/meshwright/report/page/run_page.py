@@ -16,7 +16,8 @@ from meshwright.report.page.run_charts import box_table, has_loss, loss_chart, r
 from meshwright.report.page.scaling_chart import scaling_part
 from meshwright.report.page.shell import document, note_list, section, write_page
 from meshwright.report.scaling import left_out, scalings
-from meshwright.units import energy, seconds, si
+from meshwright.report.tables import RUN_COLUMNS, run_rows
+from meshwright.units import seconds
 
 MANY = 4  # runs; more are folded away one by one
 
@@ -49,9 +50,9 @@ def _header(facts: RunFacts) -> Html:
     header = facts.run.header
     when = f" on {header.created[:10]}" if header.kind == "trained" else ""
     words = [f"{header.kind}{when}", facts.model, header.machine, facts.ranks_words, f"seed {header.seed}"]
-    said = ", ".join(word for word in (*words, header.status.replace("_", " ")) if word)
+    subtitle = ", ".join(word for word in (*words, header.status.replace("_", " ")) if word)
     eyebrow = tag("p", "meshwright report", class_="eyebrow")
-    return tag("header", eyebrow, tag("h1", facts.label), tag("p", said, class_="soft"), _chips(facts), note_list(facts.notes))
+    return tag("header", eyebrow, tag("h1", facts.label), tag("p", subtitle, class_="soft"), _chips(facts), note_list(facts.notes))
 
 
 def _chips(facts: RunFacts) -> Html:
@@ -61,8 +62,8 @@ def _chips(facts: RunFacts) -> Html:
     degrees = [(axis, getattr(layout, axis)) for axis in ("tp", "cp", "pp", "dp", "ep") if axis != "ep" or layout.ep > 1]
     axes = (tag("span", f"{axis} {degree}", class_="chip axis", style=f"background:{var(axis)}") for axis, degree in degrees)
     rest = (
-        f"{facts.batch:,} samples a step",
-        f"{workload.seq_len:,} tokens a sample",
+        f"{facts.batch:,} samples per step",
+        f"{workload.seq_len:,} tokens per sample",
         workload.precision,
         f"micro-batch {layout.micro_batch}",
     )
@@ -88,16 +89,16 @@ def _sections(facts: RunFacts, simulated: RunFacts | None, prefix: str) -> Itera
 
 
 def _runs_header(runs: Sequence[RunFacts]) -> Html:
-    said = ", ".join(dict.fromkeys(facts.model or "unknown model" for facts in runs))
+    models = ", ".join(dict.fromkeys(facts.model or "unknown model" for facts in runs))
     eyebrow = tag("p", "meshwright report", class_="eyebrow")
     warnings = [*differing(runs), *(f"{facts.label}: {note}" for facts in runs for note in facts.notes)]
-    return tag("header", eyebrow, tag("h1", f"{len(runs)} runs compared"), tag("p", said, class_="soft"), note_list(warnings))
+    return tag("header", eyebrow, tag("h1", f"{len(runs)} runs compared"), tag("p", models, class_="soft"), note_list(warnings))
 
 
 def _comparison(runs: Sequence[RunFacts]) -> Iterator[Html]:
     colours = [run_colour(number) for number in range(len(runs))]
-    told = [tag("li", one.said) for one in differences(runs)]
-    found = tag("ul", *told) if told else None
+    items = [tag("li", one.text) for one in differences(runs)]
+    found = tag("ul", *items) if items else None
     yield section("runs", "Side by side", _runs_table(runs), found)
     series, without = scalings(runs), left_out(runs)
     if series or without:
@@ -123,63 +124,25 @@ def _losses(runs: Sequence[RunFacts], colours: Sequence[str]) -> Html:
 
 
 def _runs_table(runs: Sequence[RunFacts]) -> Html:
-    most_j = max((facts.ledger.energy_j or 0.0 for facts in runs), default=0.0)
-    columns = (
-        "run",
-        "model",
-        "kind",
-        "ranks>",
-        "batch>",
-        "steps>",
-        "median step>",
-        "spread %>",
-        "p99/p50>",
-        "tokens/s>",
-        "time>",
-        "loss>",
-        "cost>",
-        "energy>",
-    )
-    return table(columns, [_runs_row(facts, run_colour(number), most_j) for number, facts in enumerate(runs)], "Runs", class_="bars side")
-
-
-def _runs_row(facts: RunFacts, colour: str, most_j: float) -> tuple[Html | str, ...]:
-    told, ledger = facts.told, facts.ledger
-    known = [e.loss for e in facts.evaluations if e.loss is not None]
-    loss = known[-1] if known else facts.run.records[-1].loss
-    return (
-        swatch(colour, facts.label),
-        facts.model or "unknown",
-        facts.kind,
-        f"{facts.num_ranks:,}",
-        f"{facts.batch:,}",
-        f"{told.num_steps:,}",
-        seconds(told.median_step_s),
-        f"{told.robust_std_pct:.2g}",
-        f"{told.p99_over_p50:.3f}",
-        si(told.tokens_per_s, "") if told.tokens_per_s else "\u2013",
-        seconds(facts.time.total_s),
-        f"{loss:.4f}" if loss is not None else "\u2013",
-        parts.money(ledger),
-        energy(ledger.energy_j, most_j) if ledger.energy_j is not None else "unknown",
-    )
+    rows = [(swatch(run_colour(number), row[0]), *row[1:]) for number, row in enumerate(run_rows(runs))]
+    return table(RUN_COLUMNS, rows, "Runs", class_="bars side")
 
 
 def _parts_of_all(runs: Sequence[RunFacts]) -> Html:
     """Every run's mean step as shares of itself, so that runs of any size stand beside each other."""
-    shown = [facts for facts in runs if facts.told.mean_parts_s]
+    shown = [facts for facts in runs if facts.summary.mean_parts_s]
     if not shown:
         return tag("p", "No run names parts of its steps.", class_="soft")
     rows = []
     for facts in shown:
-        total = sum(facts.told.mean_parts_s.values()) or 1.0
+        total = sum(facts.summary.mean_parts_s.values()) or 1.0
         pieces = [
             (f"{PART_NAMES[part]}: {seconds(value)}, {100 * value / total:.1f} %", part_colour(part), value / total)
-            for part, value in facts.told.mean_parts_s.items()
+            for part, value in facts.summary.mean_parts_s.items()
             if value > 0
         ]
         rows.append((facts.label, pieces, seconds(total)))
-    used = [part for part in PARTS if any(facts.told.mean_parts_s.get(part) for facts in shown)]
+    used = [part for part in PARTS if any(facts.summary.mean_parts_s.get(part) for facts in shown)]
     return joined(
         legend((part_colour(part), PART_NAMES[part]) for part in used), stacked(rows, 1.0, "Parts of the step of every run, as shares")
     )
@@ -197,5 +160,5 @@ def _footer(runs: Sequence[RunFacts]) -> Html:
     made = dict.fromkeys(
         ", ".join(f"{name} {version}" for name, version in sorted(facts.run.header.versions.items()) if version) for facts in runs
     )
-    said = f"Made by meshwright from {len(runs)} run folder{'' if len(runs) == 1 else 's'}; recorded with {'; '.join(made)}. {METHOD}."
-    return tag("footer", tag("p", said))
+    text = f"Made by meshwright from {len(runs)} run folder{'' if len(runs) == 1 else 's'}; recorded with {'; '.join(made)}. {METHOD}."
+    return tag("footer", tag("p", text))

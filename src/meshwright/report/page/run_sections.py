@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
-from meshwright.ledger import Ledger, Rate
+from meshwright.ledger import Rate
 from meshwright.predict.placement import ranks_of
 from meshwright.record.entries import PART_NAMES, Event
-from meshwright.report.compare import APART, PartTimes, parts_of, total_s
+from meshwright.report.compare import PartTimes, parts_of, total_s
 from meshwright.report.facts import RunFacts
 from meshwright.report.page.bars import bar, mark
 from meshwright.report.page.colours import part_colour, var
 from meshwright.report.page.markup import Child, Html, joined, legend, swatch, table, tag
 from meshwright.report.page.run_charts import event_lanes, loss_chart, spread_chart, stacked, step_chart
-from meshwright.report.page.shell import kg, litres, note_list, tile
-from meshwright.units import HOUR, energy, gib, seconds, si, usd
+from meshwright.report.page.shell import note_list, tile
+from meshwright.report.tables import (
+    NONE,
+    TIME_COLUMNS,
+    amount_rows,
+    grid,
+    money,
+    or_unknown,
+    part_cells,
+    price,
+    sources_of,
+    step_rows,
+    time_formula,
+    time_rows,
+)
+from meshwright.units import HOUR, carbon, energy, gib, seconds, si, usd, water
 
 COST_COLOURS = {
     "samples": "compute",
@@ -36,34 +50,27 @@ MAX_REPLICAS = 8
 
 def run_tiles(facts: RunFacts) -> Iterator[Html]:
     """The run in eight numbers; of a part of a job, with what the whole would take."""
-    told, ledger = facts.told, facts.ledger
-    yield tile(facts.time_name.capitalize(), seconds(facts.time.total_s), _time_remark(facts))
+    summary, ledger = facts.summary, facts.ledger
+    yield tile(facts.time_name.capitalize(), seconds(facts.time.total_s), time_formula(facts))
     if facts.whole_job:
         cost = f"; {usd(facts.whole_job.usd)}" if facts.whole_job.usd is not None else ""
         yield tile(
             "Whole job, extrapolated", seconds(facts.whole_job.seconds), f"{facts.whole_job.words.removeprefix('by extrapolation: ')}{cost}"
         )
-    spread = f"spread {told.robust_std_pct:.2g} %, p99/p50 {told.p99_over_p50:.3f}"
-    yield tile("Median step", seconds(told.median_step_s), spread)
-    rate = f"{told.tokens_per_s / facts.num_ranks:,.0f} a rank, steady steps" if told.tokens_per_s else "no sequence length is recorded"
-    yield tile("Tokens a second", si(told.tokens_per_s, "") if told.tokens_per_s else "unknown", rate)
+    spread = f"spread {summary.robust_std_pct:.2g} %, p99/p50 {summary.p99_over_p50:.3f}"
+    yield tile("Median step", seconds(summary.median_step_s), spread)
+    rate = summary.tokens_per_s
+    each = f"{rate / facts.num_ranks:,.0f} per rank, steady steps" if rate else "no sequence length is recorded"
+    yield tile("Tokens per second", si(rate, "") if rate else "unknown", each)
     if not facts.whole_job:  # a simulated one has none, and its place is taken
         yield _loss_tile(facts)
-    exposed_s = sum(told.mean_exposed_s.values())
-    share = f"of the steps' time; {seconds(exposed_s)} a step on average" if told.mean_exposed_s else "no part was measured"
-    yield tile("Exposed communication", f"{100 * exposed_s / told.mean_step_s:.1f} %" if told.mean_exposed_s else "unknown", share)
-    yield tile(
-        "Cost of these steps" if facts.whole_job else "Cost", money(ledger), f"{ledger.price}" if ledger.price else "no price is listed"
-    )
-    drawn = energy(ledger.energy_j) if ledger.energy_j is not None else "unknown"
-    yield tile("Energy at the wall", drawn, f"{ledger.energy_source}; {ledger.num_gpus:,} accelerators")
-    carbon = kg(ledger.carbon_kg) if ledger.carbon_kg is not None else "unknown"
-    water = f"; {litres(ledger.water_l)} of water" if ledger.water_l is not None else "; water unknown"
-    yield tile("Carbon", carbon, f"{grid(ledger)}{water}")
-
-
-def _time_remark(facts: RunFacts) -> str:
-    return f"{facts.time.samples:,} samples x {seconds(facts.time.seconds_per_sample)} + {seconds(facts.time.fixed_s)}"
+    exposed_s = sum(summary.mean_exposed_s.values())
+    share = f"of the steps' time; {seconds(exposed_s)} per step on average" if summary.mean_exposed_s else "no part was measured"
+    yield tile("Exposed communication", f"{100 * exposed_s / summary.mean_step_s:.1f} %" if summary.mean_exposed_s else "unknown", share)
+    yield tile("Cost of these steps" if facts.whole_job else "Cost", money(ledger), price(ledger))
+    yield tile("Energy at the wall", or_unknown(ledger.energy_j, energy), f"{ledger.energy_source}; {ledger.num_gpus:,} accelerators")
+    used = f"; {water(ledger.water_l)} of water" if ledger.water_l is not None else "; water unknown"
+    yield tile("Carbon", or_unknown(ledger.carbon_kg, carbon), f"{grid(ledger)}{used}")
 
 
 def _loss_tile(facts: RunFacts) -> Html:
@@ -76,36 +83,25 @@ def _loss_tile(facts: RunFacts) -> Html:
     return tile("Loss", f"{last:.4f}" if last is not None else "none", goal if last is not None else "simulated steps have no loss")
 
 
-def money(ledger: Ledger) -> str:
-    """What the run cost."""
-    return "unknown" if ledger.usd_unrounded is None else usd(float(ledger.usd_unrounded))
-
-
 def hours(gpu_seconds: float) -> str:
     """Accelerator-hours."""
     value = gpu_seconds / HOUR
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def grid(ledger: Ledger) -> str:
-    """Whose grid, of which year, reckoned how."""
-    site = ledger.energy
-    return ", ".join(str(word) for word in (site.region, site.region_year, site.method) if word)
-
-
 def time_part(facts: RunFacts) -> Html:
     """The run's time as a sum."""
     time = facts.time
-    formula = f"{time.samples:,} samples x {seconds(time.seconds_per_sample)} + {seconds(time.fixed_s)} = {seconds(time.total_s)}"
+    formula = f"{time_formula(facts)} = {seconds(time.total_s)}"
     parts = [(f"{cost.name}: {seconds(cost.seconds)}", var(COST_COLOURS[cost.key]), cost.seconds) for cost in time.costs]
     full = sum(max(cost.seconds, 0.0) for cost in time.costs) or 1.0
     drawn = stacked([("all of the run", parts, seconds(time.total_s))], full, f"Where {seconds(time.total_s)} went")
-    rows = [
-        (swatch(var(COST_COLOURS[c.key]), c.name), seconds(c.seconds), f"{100 * c.seconds / time.total_s:.2f}", c.remark)
-        for c in time.costs
+    *rows, total = time_rows(facts)
+    cells: list[tuple[Child, ...]] = [
+        (swatch(var(COST_COLOURS[cost.key]), row[0]), *row[1:]) for cost, row in zip(time.costs, rows, strict=True)
     ]
-    rows.append((tag("b", "in all"), tag("b", seconds(time.total_s)), "100.00", ""))
-    listed = table(("what", "time>", "%>", "of"), rows, "Where the time went", class_="bars compact")
+    cells.append((tag("b", total[0]), tag("b", total[1]), *total[2:]))
+    listed = table(TIME_COLUMNS, cells, "Where the time went", class_="bars compact")
     return joined(tag("p", formula, class_="lead"), drawn, listed)
 
 
@@ -119,43 +115,10 @@ def step_part(facts: RunFacts) -> Html:
     return joined(tag("div", left, right, class_="two"), tag("div", *(tag("div", one) for one in tables), class_="two"))
 
 
-def step_rows(facts: RunFacts) -> Iterator[tuple[str, str, str]]:
-    """Name, value and meaning of what is said about step times."""
-    told, noise, plan = facts.told, facts.noise, facts.plan
-    yield "median step", seconds(told.median_step_s), _interval(facts)
-    if plan:
-        off = 100 * (told.median_step_s / plan.step_time_s - 1)
-        inside = "inside" if plan.low_s <= told.median_step_s <= plan.high_s else "outside"
-        yield "predicted step", seconds(plan.step_time_s), f"the {facts.kind} median is {off:+.1f} % off, {inside} the 80 % interval"
-    yield "mean step", seconds(told.mean_step_s), "what the parts below add up to"
-    yield "spread", f"{told.robust_std_pct:.3g} %", "robust standard deviation; stalls do not count"
-    yield "p99 / p50", f"{told.p99_over_p50:.3f}", "how far the slow steps reach"
-    yield "worst", seconds(told.worst_step_s), "of all steps"
-    yield "drift", f"{told.drift_pct:+.2f} %", "last tenth against the first"
-    if noise:
-        yield "noise floor", f"{noise.floor_pct:.2g} %", f"least difference that jitter within the run does not explain; {APART}"
-        yield (
-            "correlation",
-            f"{noise.correlation_steps:.1f} steps",
-            f"{told.num_steady_steps:,} steps tell as much as {noise.effective_steps:,.0f}",
-        )
-    else:
-        yield "noise floor", "unknown", "too few steady steps"
-    yield "steady steps", f"{told.num_steady_steps:,}", f"of {told.num_steps:,}; not those after a start, evaluation or checkpoint"
-
-
-def _interval(facts: RunFacts) -> str:
-    """How well the median is known, in per cent of it: seconds would show the same digits twice."""
-    if facts.noise is None:
-        return "too few steps for an interval"
-    low, high = (100 * (value / facts.told.median_step_s - 1) for value in (facts.noise.low_s, facts.noise.high_s))
-    return f"95 %: {low:+.2g} to {high:+.2g} %"
-
-
 def parts_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
     """The parts of the step, predicted, simulated and measured, as bars on one scale and in numbers."""
     parts = parts_of(facts, simulated)
-    sources = [(name, key) for name, key in SOURCES if any(getattr(row, key) is not None for row in parts)]
+    sources = sources_of(parts)
     if not parts or not sources:
         return tag("p", "Neither the plan nor the run names parts of the step.", class_="soft")
     totals = {key: total_s(parts, key, facts) for _, key in sources}
@@ -164,8 +127,7 @@ def parts_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
     drawn = stacked(bars, full, f"Parts of the step, {', '.join(name for name, _ in sources)}")
     rows: list[tuple[Child, ...]] = []
     for row in parts:
-        cells = [seconds(value) if (value := getattr(row, key)) is not None else "\u2013" for _, key in sources]
-        rows.append((swatch(part_colour(row.part), PART_NAMES[row.part]), *cells, _against(row)))
+        rows.append((swatch(part_colour(row.part), PART_NAMES[row.part]), *part_cells(row, sources), _against(row)))
     rows.append((tag("b", "mean step"), *(tag("b", seconds(totals[key])) for _, key in sources), ""))
     columns = ("part", *(f"{name}>" for name, _ in sources), "off, % of predicted step>")
     beside = f" Simulated: {simulated.label}." if simulated else ""
@@ -173,9 +135,6 @@ def parts_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
     caption = f"Mean of the steady steps, on the busiest stage.{beside}" + (f" Off: {off}." if "predicted_s" in totals else "")
     rows = [(*row[:-1], _share(row[-1], totals.get("predicted_s"))) for row in rows]
     return joined(drawn, table(columns, rows, "Parts of the step", caption=caption, class_="bars compact"))
-
-
-SOURCES = (("predicted", "predicted_s"), ("simulated", "simulated_s"), ("measured", "measured_s"))
 
 
 def _piece(row: PartTimes, key: str) -> tuple[str, str, float]:
@@ -198,7 +157,7 @@ def exposed_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
     rows = [row for row in parts_of(facts, simulated) if row.part.startswith("exposed_")]
     if not rows:
         return tag("p", "No communication is exposed, or none was measured.", class_="soft")
-    sources = [(name, key) for name, key in SOURCES if any(getattr(row, key) is not None for row in rows)]
+    sources = sources_of(rows)
     longest = max((getattr(row, key) or 0.0) for row in rows for _, key in sources) or 1.0
     steps_s = {key: total_s(parts_of(facts, simulated), key, facts) for _, key in sources}
     cells = []
@@ -211,7 +170,7 @@ def exposed_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
             drawn = bar([(0.0, (value or 0.0) / longest, var(axis))]) if value is not None else Html("")
             label = tag("b", name, style=f"color:{var(axis)}") if number == 0 else ""
             share = f"{100 * value / steps_s[key]:.2f}" if value is not None and steps_s[key] else ""
-            cells.append((label, source, drawn, seconds(value) if value is not None else "\u2013", share))
+            cells.append((label, source, drawn, seconds(value) if value is not None else NONE, share))
     return table(
         ("axis", "", "exposed", "time>", "%>"),
         cells,
@@ -257,12 +216,12 @@ def _memory(size: float) -> str:
 def ranks_part(facts: RunFacts) -> Html:
     """Who was slow."""
     events = [event for event in facts.run.events if event.kind in ("slow_rank", "recovered_rank")]
-    said = [tag("li", f"step {event.step:,}: {event.detail.get('said', event.detail)}") for event in events[:MAX_LISTED]]
+    items = [tag("li", f"step {event.step:,}: {event.detail.get('said', event.detail)}") for event in events[:MAX_LISTED]]
     if len(events) > MAX_LISTED:
-        said.append(tag("li", f"and {len(events) - MAX_LISTED:,} more"))
-    if not said and not facts.slowest_replicas:
+        items.append(tag("li", f"and {len(events) - MAX_LISTED:,} more"))
+    if not items and not facts.slowest_replicas:
         return tag("p", "No rank was reported as slow.", class_="soft")
-    return joined(tag("ul", *said) if said else None, _replicas(facts) if facts.slowest_replicas else None)
+    return joined(tag("ul", *items) if items else None, _replicas(facts) if facts.slowest_replicas else None)
 
 
 def _replicas(facts: RunFacts) -> Html:
@@ -308,9 +267,9 @@ def events_part(facts: RunFacts) -> Html:
 
 
 def _detail(event: Event) -> str:
-    said = event.detail.get("said")
-    if isinstance(said, str):
-        return said
+    text = event.detail.get("said")  # the key that the trainer writes
+    if isinstance(text, str):
+        return text
     return ", ".join(_named(key, value) for key, value in event.detail.items())
 
 
@@ -346,26 +305,9 @@ def money_part(facts: RunFacts) -> Html:
     columns = ("spent on", "hours>", "%>", *(("cost>",) if by_state else ()))
     listed = table(columns, rows, "Accelerator-hours by state", class_="bars")
     left = tag("div", drawn, listed)
-    right = tag("div", table(("", "value>", "how"), _amounts(ledger), "Money, energy, carbon, water", class_="facts"))
+    right = tag("div", table(("", "value>", "how"), amount_rows(ledger), "Money, energy, carbon, water", class_="facts"))
     return joined(tag("div", left, right, class_="two"), note_list(_sentence(note) for note in ledger.notes))
 
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:].rstrip(".") + "."
-
-
-def _amounts(ledger: Ledger) -> Sequence[tuple[str, str, str]]:
-    site = ledger.energy
-    halls = f"{site.facility}, {site.facility_year}" + (f", PUE {site.pue:g}" if site.pue else "")
-    lost = f"; {usd(float(ledger.lost_usd))} of it for steps done again" if ledger.lost_usd else ""
-    return (
-        ("cost", money(ledger), (f"{ledger.price}" if ledger.price else "no price is listed") + lost),
-        ("energy at the wall", _or_unknown(ledger.energy_j, energy), f"{ledger.energy_source}, switches left out"),
-        ("energy of the site", _or_unknown(site.facility_j, lambda joules: energy(joules, ledger.energy_j)), halls),
-        ("carbon", _or_unknown(ledger.carbon_kg, kg), grid(ledger)),
-        ("water on site", _or_unknown(ledger.water_l, litres), site.water_of),
-    )
-
-
-def _or_unknown(value: float | None, said: Callable[[float], str]) -> str:
-    return "unknown" if value is None else said(value)

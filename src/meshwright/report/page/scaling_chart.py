@@ -10,8 +10,8 @@ from meshwright.report.page.area import Axis, Plot
 from meshwright.report.page.axes import padded
 from meshwright.report.page.colours import var
 from meshwright.report.page.markup import Html, joined, legend, table, tag
-from meshwright.report.scaling import KINDS, Point, Scaling
-from meshwright.units import seconds
+from meshwright.report.scaling import KINDS, Scaling
+from meshwright.report.tables import SCALING_COLUMNS, scaling_row
 
 
 def scaling_part(series: Sequence[Scaling]) -> Html:
@@ -21,26 +21,10 @@ def scaling_part(series: Sequence[Scaling]) -> Html:
 
 def _one(scaling: Scaling) -> Html:
     left = tag("div", legend([(var(scaling.kind), f"{scaling.kind}, {scaling.of}")]), _chart(scaling))
-    rows = [_row(point) for point in scaling.points]
-    columns = ("ranks>", "batch>", "step>", "95 %>", "efficiency %>", "95 %>")
     title = KINDS[scaling.kind]
-    listed = table(columns, rows, f"Scaling of {scaling.of}", caption=f"{title[:1].upper()}{title[1:]}")
-    said = tag("ul", *(tag("li", point.said) for point in scaling.points[1:]))
-    return joined(left, tag("div", listed, said))
-
-
-def _row(point: Point) -> tuple[str, ...]:
-    step = f"\u00b1 {seconds((point.high_s - point.low_s) / 2)}" if point.low_s is not None and point.high_s is not None else "unknown"
-    is_base = point.low == point.high == 1.0
-    bounds = f"{100 * point.low:.2f} \u2013 {100 * point.high:.2f}" if point.low is not None and point.high is not None else "unknown"
-    return (
-        f"{point.num_ranks:,}",
-        f"{point.batch:,}",
-        seconds(point.step_s),
-        step,
-        f"{100 * point.efficiency:.2f}",
-        "base" if is_base else bounds,
-    )
+    listed = table(SCALING_COLUMNS, map(scaling_row, scaling.points), f"Scaling of {scaling.of}", caption=f"{title[:1].upper()}{title[1:]}")
+    sentences = tag("ul", *(tag("li", point.text) for point in scaling.points[1:]))
+    return joined(left, tag("div", listed, sentences))
 
 
 def _chart(scaling: Scaling) -> Html:
@@ -56,8 +40,8 @@ def _chart(scaling: Scaling) -> Html:
     for point in points:
         if point.low is not None and point.high is not None:
             marks.append(plot.whisker(point.num_ranks, 100 * point.low, 100 * point.high, colour))
-        said = f"{point.num_ranks:,} accelerators: {100 * point.efficiency:.2f} % ({', '.join(point.labels)})"
-        marks.append(plot.dot(point.num_ranks, 100 * point.efficiency, colour, said, 4.0))
+        title = f"{point.num_ranks:,} accelerators: {100 * point.efficiency:.2f} % ({', '.join(point.labels)})"
+        marks.append(plot.dot(point.num_ranks, 100 * point.efficiency, colour, title, 4.0))
     return plot.drawn(f"Efficiency of {scaling.of} over accelerators, {scaling.kind} scaling", [line], marks)
 
 

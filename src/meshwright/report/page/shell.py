@@ -1,4 +1,4 @@
-"""What all pages share: the document with its style inside, sections, tiles, and how amounts are said."""
+"""What all pages share: the document with its style inside, sections and tiles."""
 
 from __future__ import annotations
 
@@ -49,22 +49,3 @@ def note_list(notes: Iterable[str]) -> Html:
     """Sentences that a reader must not miss; nothing where there are none."""
     items = [tag("li", note) for note in notes]
     return tag("ul", *items, class_="notes") if items else Html("")
-
-
-def kg(mass_kg: float) -> str:
-    """Greenhouse gas as people say it."""
-    return _scaled(mass_kg, "g CO2e", "kg CO2e", "t CO2e")
-
-
-def litres(volume_l: float) -> str:
-    """Water as people say it."""
-    return _scaled(volume_l, "ml", "l", "m\u00b3")
-
-
-def _scaled(value: float, thousandth: str, unit: str, thousand: str) -> str:
-    """A quantity in its unit; from ten thousand on in the unit a thousand times larger, below a tenth in the one that much smaller."""
-    if value >= 10_000:
-        value, unit = value / 1000, thousand
-    elif 0 < value < 0.1:
-        value, unit = value * 1000, thousandth
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"

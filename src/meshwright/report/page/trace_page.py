@@ -16,6 +16,7 @@ from meshwright.report.page.markup import Html, joined, legend, number, swatch, 
 from meshwright.report.page.run_charts import stacked
 from meshwright.report.page.shell import document, note_list, section, tile, write_page
 from meshwright.report.profile import ProcessTimes, Profile
+from meshwright.report.tables import PROCESS_COLUMNS, STREAM_COLUMNS, process_rows, stream_row
 from meshwright.units import seconds
 
 NUM_COLUMNS = 500  # of the strip over time
@@ -40,8 +41,8 @@ def trace_page(profile: Profile) -> str:
     sections = (_answer(profile), _shares(profile), _strips(profile), _streams(profile), _collectives(profile))
     eyebrow = tag("p", "meshwright report", class_="eyebrow")
     count = f"{len(profile.processes)} {'GPU' if profile.processes[0].on_gpu else 'process'}{'' if len(profile.processes) == 1 else 's'}"
-    said = tag("p", f"A profile of {count.replace('processs', 'processes')}", class_="soft")
-    header = tag("header", eyebrow, tag("h1", names), said, note_list(profile.notes))
+    subtitle = tag("p", f"A profile of {count.replace('processs', 'processes')}", class_="soft")
+    header = tag("header", eyebrow, tag("h1", names), subtitle, note_list(profile.notes))
     return document(f"{names}: profile", header, sections, _footer())
 
 
@@ -51,7 +52,7 @@ def _answer(profile: Profile) -> Html:
     worst = max(processes, key=lambda one: one.share_pct(one.exposed_s))
     idle_s = sum(p.idle_s for p in processes)
     steps = max(p.num_steps for p in processes)
-    per_step = f"; {seconds(exposed_s / len(processes) / steps)} a step of {steps}" if steps else ""
+    per_step = f"; {seconds(exposed_s / len(processes) / steps)} per step of {steps}" if steps else ""
     hidden = f"{100 * (1 - exposed_s / total_s):.1f} %" if total_s else "none there"
     tiles = (
         tile("Exposed communication", f"{100 * exposed_s / window_s:.2f} %" if window_s else "0 %", f"of the time{per_step}"),
@@ -69,20 +70,12 @@ def _shares(profile: Profile) -> Html:
         pieces = [(f"{name}: {seconds(getattr(process, key))}", var(colour), getattr(process, key)) for key, name, colour in SHARES]
         rows.append((process.label, pieces, f"{seconds(process.window_s)}, {process.share_pct(process.exposed_s):.2f} % exposed"))
     drawn = stacked(rows, longest, "What the time of every process is made of")
-    columns = ("process", "window>", "compute %>", "exposed %>", "copies %>", "idle %>", "communication>", "hidden %>")
-    return section(
-        "shares", "Where the time goes", _legend(), drawn, table(columns, [_row(p) for p in profile.processes], "Times", class_="bars")
-    )
+    listed = table(PROCESS_COLUMNS, process_rows(profile), "Times", class_="bars")
+    return section("shares", "Where the time goes", _legend(), drawn, listed)
 
 
 def _legend() -> Html:
     return legend((var(colour), name) for _, name, colour in SHARES)
-
-
-def _row(process: ProcessTimes) -> tuple[str, ...]:
-    shares = (f"{process.share_pct(getattr(process, key)):.2f}" for key, _, _ in SHARES)
-    hidden = f"{process.overlap_pct:.2f}" if process.overlap_pct is not None else "\u2013"
-    return process.label, seconds(process.window_s), *shares, seconds(process.communication_s), hidden
 
 
 def _strips(profile: Profile) -> Html:
@@ -90,8 +83,8 @@ def _strips(profile: Profile) -> Html:
     left = len(profile.processes) - len(shown)
     drawn = [tag("div", tag("h3", process.label), _strip(process)) for process in shown]
     note = tag("p", f"{left:,} more processes are in the table.", class_="small") if left > 0 else None
-    said = "The height of a colour is the share of that time in which such work runs; where communication is exposed, nothing is computed."
-    return section("strips", "Over time", tag("p", said, class_="small"), *drawn, note)
+    text = "The height of a colour is the share of that time in which such work runs; where communication is exposed, nothing is computed."
+    return section("strips", "Over time", tag("p", text, class_="small"), *drawn, note)
 
 
 def _strip(process: ProcessTimes) -> Html:
@@ -163,10 +156,10 @@ def _streams(profile: Profile) -> Html:
         for stream in process.streams:
             exposed, whole = stream.exposed_s / longest, stream.communication_s / longest
             drawn = bar([(0.0, exposed, var("dp")), (exposed, whole, var("cp"))])
-            cells = (f"{stream.num_events:,}", seconds(stream.communication_s), seconds(stream.exposed_s))
-            rows.append((process.label, stream.stream, drawn, *cells, f"{process.share_pct(stream.exposed_s):.2f}"))
+            label, name, *cells = stream_row(process, stream)
+            rows.append((label, name, drawn, *cells))
     word = "stream" if profile.processes[0].on_gpu else "thread"
-    columns = ("process", word, "exposed / hidden", "events>", "communication>", "exposed>", "% of time>")
+    columns = ("process", word, "exposed / hidden", *STREAM_COLUMNS[2:])
     keys = legend([(var("dp"), "exposed"), (var("cp"), "hidden behind compute")])
     return section("streams", f"By {word}", keys, table(columns, rows, "Exposed communication by stream", class_="bars third"))
 
@@ -190,8 +183,8 @@ def _collective_rows(profile: Profile) -> Iterator[tuple[Html | str, ...]]:
 
 
 def _footer() -> Html:
-    said = (
+    text = (
         "Times are unions of intervals, so that nested and parallel events count once. Exposed: communication less compute. "
         "Hidden over communication is the comm_comp_overlap of HolisticTraceAnalysis; idle and compute are those of its temporal breakdown."
     )
-    return joined(tag("footer", tag("p", said)))
+    return joined(tag("footer", tag("p", text)))

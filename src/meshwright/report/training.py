@@ -1,0 +1,106 @@
+"""What `meshwright train` says at the end: the time as the report counts it, steps, parts beside the predicted ones, cost, energy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from meshwright.ledger import Ledger, ledger_of_run
+from meshwright.plan.plan import Plan
+from meshwright.record.entries import PART_NAMES, PARTS
+from meshwright.record.run import Run
+from meshwright.record.summary import Summary, summary_of
+from meshwright.report.facts import KINDS, predicted_parts_s, time_split, unpredicted_note
+from meshwright.report.tables import NONE, Line, Row
+from meshwright.say.document import Block, Document, Note, Pairs, Table
+from meshwright.units import KWH, energy, seconds, usd
+
+MAX_SLOW = 2  # slow ranks that are named, the last ones
+
+
+def training_document(run: Run, plan: Plan) -> Document:
+    """The result of a trained run that has steps."""
+    values = _values(run, plan)
+    title = f"run {run.header.name}: {run.header.status.replace('_', ' ')}"
+    return Document(kind="training", title=title, blocks=tuple(_blocks(run, plan, title, values)), values=values)
+
+
+def _values(run: Run, plan: Plan) -> dict[str, Any]:
+    summary = summary_of(run)
+    evaluations = [event for event in run.events if event.kind == "evaluation"]
+    time = time_split(run, plan, summary)
+    last = run.records[-1]
+    return {
+        "name": run.header.name,
+        "status": run.header.status,
+        "folder": str(run.folder),
+        "layout": str(plan.layout),
+        "steps": last.step,
+        "expected_steps": run.header.num_steps,
+        "samples": last.samples,
+        "loss": last.loss,
+        "validation_loss": evaluations[-1].detail["loss"] if evaluations else None,
+        "target_loss": run.header.target,
+        "run_s": time.total_s,
+        "time_s": time.by_what,
+        "median_step_s": summary.median_step_s,
+        "mean_step_s": summary.mean_step_s,
+        "robust_std_pct": summary.robust_std_pct,
+        "p99_over_p50": summary.p99_over_p50,
+        "worst_step_s": summary.worst_step_s,
+        "tokens_per_s": summary.tokens_per_s,
+        "predicted_step_s": plan.step_time_s,
+        "predicted_parts_s": predicted_parts_s(plan, KINDS["trained"]),
+        "measured_parts_s": _mean_parts(summary),
+        **_money(ledger_of_run(run, plan)),
+    }
+
+
+def _mean_parts(summary: Summary) -> dict[str, float]:
+    return {part: summary.mean_parts_s.get(part, 0.0) for part in PARTS}
+
+
+def _money(ledger: Ledger) -> dict[str, Any]:
+    """Cost and energy of all that was paid for, starts and saves included, where the plan's machine has a price and a power."""
+    total = sum(ledger.gpu_seconds.values())
+    shares = ", ".join(f"{state} {value / total:.0%}" for state, value in ledger.gpu_seconds.items() if value >= 0.005 * total)
+    return {
+        "cost_usd": None if ledger.usd_unrounded is None else float(ledger.usd_unrounded),
+        "energy_kwh": None if ledger.energy_j is None else ledger.energy_j / KWH,
+        "cost_note": f"{ledger.price or 'no price is listed'}; {shares}",
+        "energy_note": f"{ledger.energy_source} at the wall" if ledger.energy_j is not None else "energy is unknown: no power is stated",
+    }
+
+
+def _blocks(run: Run, plan: Plan, title: str, values: dict[str, Any]) -> Iterator[Block]:
+    yield Pairs(title, tuple(_lines(run, values)))
+    yield Table("parts of the step", ("part", "predicted>", "measured>"), tuple(_parts(values)))
+    if note := unpredicted_note(plan, KINDS["trained"]):
+        yield Note(note)
+
+
+def _lines(run: Run, values: dict[str, Any]) -> Iterator[Line]:
+    spent = ", ".join(f"{what} {seconds(spent_s)}" for what, spent_s in values["time_s"].items())
+    yield "time", f"{seconds(values['run_s'])}: {spent}", ""
+    yield "work", f"{values['steps']:,} steps, {values['samples']:,} samples", ""
+    if values["validation_loss"] is not None:
+        goal = f" (target {values['target_loss']:.3f})" if values["target_loss"] else ""
+        yield "validation loss", f"{values['validation_loss']:.4f}{goal}", ""
+    spread = f"spread {values['robust_std_pct']:.1f} %, p99/p50 {values['p99_over_p50']:.2f}, worst {seconds(values['worst_step_s'])}"
+    yield "median step", f"{seconds(values['median_step_s'])}, {spread}; predicted {seconds(values['predicted_step_s'])}", ""
+    if values["tokens_per_s"]:
+        yield "tokens per second", f"{values['tokens_per_s']:,.0f} over the steady steps", ""
+    cost, energy_kwh = values["cost_usd"], values["energy_kwh"]
+    yield "cost", values["cost_note"] if cost is None else f"{usd(cost)}; {values['cost_note']}", ""
+    yield "energy", values["energy_note"] if energy_kwh is None else f"{energy(energy_kwh * KWH)}; {values['energy_note']}", ""
+    slow = [str(event.detail["said"]) for event in run.events if event.kind == "slow_rank"]  # the key that the trainer writes
+    yield from (("slow rank", text, "") for text in slow[-MAX_SLOW:])
+    yield "folder", values["folder"], ""
+
+
+def _parts(values: dict[str, Any]) -> Iterator[Row]:
+    for part in PARTS:
+        predicted, measured = values["predicted_parts_s"].get(part), values["measured_parts_s"][part]
+        if predicted or measured:
+            yield PART_NAMES[part], NONE if predicted is None else seconds(predicted), seconds(measured)
+    yield "mean step", seconds(values["predicted_step_s"]), seconds(sum(values["measured_parts_s"].values()))
