@@ -6,6 +6,7 @@ import typer
 
 from meshwright.cli.audit_claim import claim
 from meshwright.cli.audit_log import log
+from meshwright.cli.help import help_of
 
 audit = typer.Typer(
     name="audit",
@@ -14,5 +15,5 @@ audit = typer.Typer(
     rich_markup_mode=None,
     help="Check other people's numbers: MLPerf logs recomputed, claims held against arithmetic and measurements.",
 )
-audit.command()(log)
-audit.command()(claim)
+audit.command(help=help_of(log))(log)
+audit.command(help=help_of(claim))(claim)

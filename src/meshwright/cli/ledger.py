@@ -8,20 +8,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.cli.options import AsJson, RegionName
+
 if TYPE_CHECKING:
     from meshwright.ledger import Ledger
 
 
 def ledger(
-    run: Annotated[Path, typer.Argument(help="A run's folder, of `meshwright train` or `simulate`.")],
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every entry as CSV.", show_default=False)] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `meshwright train` or `meshwright simulate`.")],
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every entry to this file, as CSV.", show_default=False)] = None,
     price: Annotated[
-        str | None, typer.Option(help="2.5USD/h for one accelerator, in place of the recorded price.", show_default=False)
+        str | None, typer.Option(metavar="USD/H", help="2.5USD/h per accelerator, instead of the recorded price.", show_default=False)
     ] = None,
-    region: Annotated[str, typer.Option(help="Whose grid; else the cluster's.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON, entries included.")] = False,
+    region: RegionName = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Show the ledger of a run: what its accelerators did, what that cost, and what it drew."""
+    """Show the ledger of a run: what its accelerators did, what that cost, and how much energy they used.
+
+    Examples:
+
+      meshwright ledger runs/first --csv first.csv
+
+      meshwright ledger runs/first --price 2.5USD/h --json
+    """
     from meshwright.cli.show import show_json, show_pairs, show_table
     from meshwright.errors import InputError
     from meshwright.files import write_whole

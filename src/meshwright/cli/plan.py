@@ -10,6 +10,7 @@ import typer
 from meshwright.cli.options import (
     AsJson,
     ClusterName,
+    FixedLayout,
     Gpus,
     ModelName,
     PriceKind,
@@ -28,7 +29,7 @@ def plan(
     workload: WorkloadName,
     keep: Annotated[int, typer.Option(metavar="N", min=1, max=500, help="Number of plans to show.")] = 5,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the best plan to this file, as JSON.", show_default=False)] = None,
-    layout: Annotated[str, typer.Option(metavar="LAYOUT", help="tp=4,cp=2,...: fix these choices; the rest is searched.")] = "",
+    layout: FixedLayout = "",
     sets: Sets = None,
     gpus: Gpus = None,
     max_gpus: Annotated[

@@ -7,16 +7,25 @@ from typing import Annotated
 
 import typer
 
+from meshwright.cli.options import AsJson, AsMarkdown
+
 
 def report(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or Chrome traces (.json, .json.gz) of torch.profiler.")
-    ],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The page; report.html where nothing else is asked for.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the same as Markdown.")] = False,
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or Chrome traces (.json, .json.gz) of torch.profiler.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Page to write; default: report.html, unless --json or --markdown is given.")
+    ] = None,
+    as_json: AsJson = False,
+    as_markdown: AsMarkdown = False,
 ) -> None:
-    """Make a page of runs or profiles: time, steps, parts, loss, money."""
+    """Make a page about runs or profiles: time, steps, parts, loss, money.
+
+    Examples:
+
+      meshwright report runs/first --out first.html
+
+      meshwright report runs/first runs/second --markdown
+    """
     from meshwright.cli.report_show import show_profile, show_runs
     from meshwright.errors import InputError
     from meshwright.report.chrome_trace import is_trace

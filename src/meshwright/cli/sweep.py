@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.options import AsJson, ClusterName, ModelName, ProfileFile, Sets, SoftwareName, WorkloadName
+from meshwright.cli.options import AsJson, ClusterName, FixedLayout, ModelName, ProfileFile, Sets, SoftwareName, WorkloadName
 from meshwright.errors import InputError
 
 
@@ -20,7 +20,7 @@ def sweep(
     base: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Number of accelerators that has the workload's own batch.", show_default=False)
     ] = None,
-    layout: Annotated[str, typer.Option(metavar="LAYOUT", help="tp=4,cp=2,...: fix these choices; the rest is searched.")] = "",
+    layout: FixedLayout = "",
     sets: Sets = None,
     software: SoftwareName = "",
     profile: ProfileFile = "",
