@@ -79,3 +79,13 @@ def test_a_docstring_without_examples_is_its_own_help():
         """Do one thing."""
 
     assert help_of(command) == "Do one thing."
+
+
+@pytest.mark.parametrize("words", [[], ["corpus"], ["audit"]], ids=["meshwright", "corpus", "audit"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_list_of_commands_is_not_cut(words, width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main([*words, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not any(line.endswith("...") for line in lines[1:])
+    assert max(map(len, lines)) <= width

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.cli.help import help_of
+from meshwright.cli.help import add
 from meshwright.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -139,5 +139,5 @@ def _show(built: Corpus, as_json: bool) -> None:
     show_table("splits", ("split", "documents>", "tokens>"), rows)
 
 
-corpus.command(help=help_of(build))(build)
-corpus.command(help=help_of(show))(show)
+add(corpus, build)
+add(corpus, show)

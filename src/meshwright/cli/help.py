@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import typer
+
 EXAMPLES = "Examples:"
 UNWRAPPED = "\b"  # click does not re-wrap a paragraph that begins with this character
 
@@ -17,3 +19,9 @@ def help_of(command: Callable[..., Any]) -> str:
         return about
     lines = [f"  {line.strip()}" for line in examples.splitlines() if line.strip()]
     return "\n".join([about.rstrip(), "", EXAMPLES, "", UNWRAPPED, *lines])
+
+
+def add(app: typer.Typer, command: Callable[..., Any]) -> None:
+    """Add a command with all of its docstring: left to itself, typer cuts the first line in the list of commands."""
+    whole = help_of(command)
+    app.command(help=whole, short_help=whole.partition("\n")[0])(command)

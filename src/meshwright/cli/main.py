@@ -16,7 +16,7 @@ from meshwright.cli.corpus import corpus
 from meshwright.cli.describe import describe
 from meshwright.cli.fit import fit
 from meshwright.cli.generate import generate
-from meshwright.cli.help import help_of
+from meshwright.cli.help import add
 from meshwright.cli.ledger import ledger
 from meshwright.cli.measure import measure
 from meshwright.cli.memory import memory
@@ -61,9 +61,9 @@ for command in (
     noise,
     accuracy,
 ):
-    app.command(help=help_of(command))(command)
-app.add_typer(corpus)
-app.add_typer(audit)
+    add(app, command)
+app.add_typer(corpus, short_help=corpus.info.help)
+app.add_typer(audit, short_help=audit.info.help)
 
 
 def _print_version(wanted: bool) -> None:
