@@ -10,8 +10,11 @@ import typer
 from meshwright.cli import main as cli
 from meshwright.cli.help import help_of
 from meshwright.cli.main import main
+from meshwright.describe.load import load_cluster, load_model, load_workload
 
 WIDTHS = (60, 100, 160)
+NOUNS_LOAD = {"model": load_model, "cluster": load_cluster, "workload": load_workload}
+NOUNS = NOUNS_LOAD.keys()
 
 
 def commands():
@@ -48,7 +51,10 @@ def test_every_command_ends_with_two_examples_that_parse(name):
     for line in found:
         assert line.startswith(f"meshwright {name}")
         words = shlex.split(line)[1 + len(name.split()) :]
-        command.make_context(name, words).close()
+        with command.make_context(name, words) as context:
+            given = context.params
+        for noun in NOUNS & given.keys():
+            assert not given[noun] or NOUNS_LOAD[noun](given[noun]).name
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -43,7 +43,7 @@ def calibrate(
 
       meshwright calibrate result_0.txt --layout tp=8,cp=2,pp=8,vp=8,mbs=1 --cluster dgx-h100-superpod --out profile.json
 
-      meshwright calibrate steps.csv --model llama-3.1-8b --workload pretrain-4k --cluster dgx-h100-superpod --gpus 64 --layout tp=2 --json
+      meshwright calibrate steps.csv --model llama-3.1-8b --workload pretrain-1t --cluster dgx-h100-superpod --gpus 64 --layout tp=2 --json
     """
     from meshwright.cli.show import show_json
     from meshwright.evidence.calibrate import calibrate as calibrated

@@ -75,7 +75,7 @@ def plan(
 
       meshwright plan llama-3.1-405b azure-gb200-128 mlperf-llama31-405b --html plan.html
 
-      meshwright plan llama-3.1-70b dgx-h100-superpod pretrain-4k --gpus 512 --deadline 30d --objective cost --out plan.json
+      meshwright plan llama-3.1-70b dgx-h100-superpod pretrain-1t --gpus 512 --deadline 30d --objective cost --out plan.json
     """
     from meshwright.cli.progress import progress_bar
     from meshwright.cli.show import show

@@ -17,6 +17,12 @@ from meshwright.say.document import plain as plain_value
 
 PIPED_WIDTH = 160  # columns where the output is not a terminal
 GAP = 2  # spaces between columns
+# Drawn characters for an output that has only ASCII: parts of a bar, and heights of a strip.
+PLAIN = {
+    **dict.fromkeys(map(ord, "\u258f\u258e\u258d\u258c\u258b\u258a\u2589"), ""),
+    **dict(zip(map(ord, "\u2581\u2582\u2583\u2584\u2585\u2586\u2587"), ".:-=+*#", strict=True)),
+    ord("\u2588"): "#",
+}
 
 
 def console() -> Console:
@@ -44,7 +50,7 @@ def _show_block(block: Block) -> None:
         width = max((len(value) for _, value, remark in block.rows if remark), default=0)
         show_pairs(block.title, ((name, f"{value:<{width}}  {remark}".rstrip()) for name, value, remark in block.rows))
     elif isinstance(block, Lines):
-        print("\n".join([block.title, *block.lines, ""]))
+        print(encodable("\n".join([block.title, *block.lines, ""])))
     elif isinstance(block, SayText | Note):
         show_text(f"note: {block.text}" if isinstance(block, Note) else block.text)
 
@@ -110,7 +116,17 @@ def show_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:
 
 def show_text(text: str) -> None:
     """Print a sentence, wrapped to the width."""
-    console().print(Text(text))
+    console().print(Text(encodable(text)))
+
+
+def encodable(text: str) -> str:
+    """The text in characters that the output can show: drawn bars become `#`, heights of a strip become `.:-=+*#%`."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return text.translate(PLAIN).encode("ascii", "replace").decode("ascii")
+    return text
 
 
 def _print(table: Table) -> None:
@@ -119,7 +135,7 @@ def _print(table: Table) -> None:
     with out.capture() as captured:
         out.print(table)
     for line in captured.get().rstrip("\n").split("\n"):
-        print(line.rstrip())
+        print(encodable(line.rstrip()))
     print()
 
 

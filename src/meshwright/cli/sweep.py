@@ -32,7 +32,7 @@ def sweep(
 
       meshwright sweep llama-3.1-405b azure-gb200-128 mlperf-llama31-405b --gpus 2048,4096,8192
 
-      meshwright sweep llama-3.1-70b dgx-h100-superpod pretrain-4k --gpus 64,128,256 --mode strong --json
+      meshwright sweep llama-3.1-70b dgx-h100-superpod pretrain-1t --gpus 64,128,256 --mode strong --json
     """
     from meshwright.cli.progress import progress_bar
     from meshwright.cli.show import show
