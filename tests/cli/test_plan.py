@@ -35,11 +35,11 @@ def test_json_holds_the_best_first_and_its_parts_add_up(answer):
     assert len(plans) == 3 and [p["step_time_s"] for p in plans] == sorted(p["step_time_s"] for p in plans)
     for plan in plans:
         assert {"tp", "cp", "pp", "vp", "dp", "ep", "mbs", "zero", "recompute", "schedule", "cp_kind", "order"} <= set(plan["layout"])
-        assert list(plan["parts"]) == list(PARTS) and sum(plan["parts"].values()) == pytest.approx(plan["step_time_s"])
+        assert list(plan["parts_s"]) == list(PARTS) and sum(plan["parts_s"].values()) == pytest.approx(plan["step_time_s"])
         assert plan["low_s"] <= plan["step_time_s"] <= plan["high_s"]
         assert plan["tokens_per_s"] == pytest.approx(32 * 2048 / plan["step_time_s"])
         assert 0 < plan["mfu"] < 1 and 0 < plan["peak_memory_bytes"] < 80e9
-        assert min(plan["time_to_train_min"], plan["cost_usd"], plan["energy_kwh"], plan["carbon_kg"]) > 0
+        assert min(plan["time_to_train_s"], plan["cost_usd"], plan["energy_kwh"], plan["carbon_kg"]) > 0
     assert min(said["num_layouts"], said["num_pruned"]) > 0 and said["num_unfit"] >= 0 and said["search_s"] > 0
     assert {"axes", "limit", "reasons", "changes"} == set(said["explanation"]) == set(plans[2]["explanation"])
     assert said["spares"] == {"domain": "node", "per_domain": 0, "num_installed": 8, "num_domains": 2, "total": 0}
@@ -138,12 +138,12 @@ def test_limits_are_not_kept_by_a_best_case(run, answer, tmp_path):
     free = answer(*asked)
     best = free["plans"][0]
     assert free["limits"] == [] and best["low_s"] == best["step_time_s"] < best["middle_s"] < best["high_s"]
-    days = best["time_to_train_min"] / 1440
+    days = best["time_to_train_s"] / 86400
     code, _, err = run(*asked, "--deadline", f"{1.01 * days:.4f}d")
     assert code != 0 and "past the deadline, judged at" in err and "half of the comparable runs took that or more" in err
     kept = 1.01 * days * best["middle_s"] / best["step_time_s"]
     (limit,) = answer(*asked, "--deadline", f"{kept:.4f}d")["limits"]
-    assert limit["what"] == "deadline" and limit["predicted"] < limit["judged"] <= limit["allowed"] < limit["reaches"]
+    assert limit["what"] == "deadline" and limit["predicted_s"] < limit["judged_s"] <= limit["allowed_s"] < limit["high_s"]
     assert not limit["is_sure"] and "holds at" in limit["text"] and "the interval reaches" in limit["text"]
     out = run(*asked, "--deadline", f"{kept:.4f}d")[1]
     assert f"deadline       {limit['text']}\n" in out and re.search(r"time to train  .*, middle .*; .* steps", out)

@@ -156,7 +156,7 @@ def test_json_names_its_schema_and_has_jsons_own_types() -> None:
 def test_json_has_the_numbers_of_the_forecast() -> None:
     said = RECORD.to_json()
     assert (said["step_time_s"], said["low_s"], said["high_s"]) == (RECORD.step_s, *RECORD.interval)
-    assert said["parts"] == RECORD.parts and sum(said["parts"].values()) == pytest.approx(said["step_time_s"], rel=1e-12)
+    assert said["parts_s"] == RECORD.parts and sum(said["parts_s"].values()) == pytest.approx(said["step_time_s"], rel=1e-12)
     assert said["peak_memory_bytes"] == max(stage["peak_bytes"] for stage in said["memory"]) == RECORD.peak_memory_bytes
     assert (said["tokens_per_s"], said["mfu"], said["num_accelerators"]) == (RECORD.tokens_per_s, RECORD.mfu, 8192)
     assert said["notes"] == list(RECORD.notes)
@@ -170,4 +170,4 @@ def test_the_layout_in_json_is_read_back_whole() -> None:
 
 def test_a_bound_without_a_far_end_is_null() -> None:
     said = JOB.changed("workload.global_batch=16384").forecast("tp=4,cp=2,pp=8,vp=8,mbs=1").to_json()
-    assert said["is_lower_bound"] is True and said["time_to_train_high_min"] is None and said["time_to_train_min"] > 0
+    assert said["is_lower_bound"] is True and said["time_to_train_high_s"] is None and said["time_to_train_s"] > 0

@@ -7,12 +7,23 @@ from typing import Annotated
 
 import typer
 
+from meshwright.cli.options import AsJson
+
 
 def accuracy(
-    out: Annotated[Path, typer.Option(help="The page; its plot goes into a folder of the same name.")] = Path("docs/accuracy.md"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Page to write; its plot goes into a folder of the same name.")] = Path(
+        "docs/accuracy.md"
+    ),
+    as_json: AsJson = False,
 ) -> None:
-    """Write the accuracy page from the measured runs."""
+    """Write the accuracy page from the measured runs.
+
+    Examples:
+
+      meshwright accuracy
+
+      meshwright accuracy --out accuracy.md --json
+    """
     from datetime import date
 
     from meshwright.cli.fit import need_extra, need_folder, progress, show_figures

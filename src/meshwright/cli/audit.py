@@ -6,13 +6,14 @@ import typer
 
 from meshwright.cli.audit_claim import claim
 from meshwright.cli.audit_log import log
+from meshwright.cli.help import add
 
 audit = typer.Typer(
     name="audit",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    help="Check other people's numbers: MLPerf logs recomputed, claims held against arithmetic and measurements.",
+    help="Check other people's numbers: recompute MLPerf logs, judge claims by arithmetic and measurements.",
 )
-audit.command()(log)
-audit.command()(claim)
+add(audit, log)
+add(audit, claim)

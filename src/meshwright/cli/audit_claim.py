@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from meshwright.cli.options import AsJson, AsMarkdown
+
 if TYPE_CHECKING:
     from meshwright.audit.judge import Judgement
 
@@ -24,52 +26,81 @@ RENAMED = {
 
 def claim(
     context: typer.Context,
-    files: Annotated[list[Path] | None, typer.Argument(metavar="CLAIM.toml", help="One claim a file.", show_default=False)] = None,
-    text: Annotated[str | None, typer.Option(help="The claim in words.")] = None,
-    benchmark: Annotated[str | None, typer.Option(help="gpt3, llama31_405b, llama31_8b, llama2_70b_lora, ...")] = None,
-    model: Annotated[str | None, typer.Option(help="A catalogue name or a file; with --tokens.")] = None,
-    tokens: Annotated[float | None, typer.Option(help="Tokens trained on.")] = None,
-    samples: Annotated[float | None, typer.Option(help="Sequences trained on.")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
-    global_batch: Annotated[int | None, typer.Option(help="Sequences a step.")] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16, fp8, mxfp8, nvfp4, ...")] = None,
-    round_name: Annotated[str | None, typer.Option("--round", help="Of MLPerf Training: v4.1.")] = None,
-    submitter: Annotated[str | None, typer.Option(help="Who submitted it.")] = None,
-    accelerator: Annotated[str | None, typer.Option(help="h100, gb200, ...")] = None,
-    gpus: Annotated[int | None, typer.Option(help="Accelerators in use.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Of the whole run.")] = None,
-    days: Annotated[float | None, typer.Option(help="Of the whole run, where minutes are awkward.")] = None,
-    step_s: Annotated[float | None, typer.Option("--step-s", help="Seconds of a step.")] = None,
-    cost: Annotated[float | None, typer.Option(help="Dollars of the whole run.")] = None,
-    price: Annotated[float | None, typer.Option(help="Dollars of a GPU-hour.")] = None,
-    provider: Annotated[str | None, typer.Option(help="Whose price list: azure, aws, ...")] = None,
-    mfu: Annotated[float | None, typer.Option(help="Model FLOPs in per cent of the peak; with --precision.")] = None,
-    tflops_per_gpu: Annotated[float | None, typer.Option(help="TFLOP/s of one accelerator.")] = None,
-    efficiency: Annotated[float | None, typer.Option(help="Scaling efficiency in per cent; with both step times.")] = None,
-    scaling: Annotated[str | None, typer.Option(help="weak or strong.")] = None,
-    speedup: Annotated[float | None, typer.Option("--speedup", "--speed-up", help="Times faster than the baseline.")] = None,
-    over_record: Annotated[bool, typer.Option("--over-record", help="The speed-up is over the earlier record.")] = False,
-    record: Annotated[bool, typer.Option("--record", help="It is said to be the fastest.")] = False,
-    largest_of: Annotated[str | None, typer.Option(help="It is said to be the largest of: an accelerator, or all.")] = None,
-    baseline_benchmark: Annotated[str | None, typer.Option(help="Of the baseline, where another.")] = None,
-    baseline_round: Annotated[str | None, typer.Option(help="Of the baseline.")] = None,
-    baseline_submitter: Annotated[str | None, typer.Option(help="Of the baseline.")] = None,
-    baseline_accelerator: Annotated[str | None, typer.Option(help="Of the baseline.")] = None,
-    baseline_gpus: Annotated[int | None, typer.Option(help="Of the baseline.")] = None,
-    baseline_minutes: Annotated[float | None, typer.Option(help="Of the baseline.")] = None,
-    baseline_samples: Annotated[float | None, typer.Option(help="Of the baseline.")] = None,
-    baseline_step_s: Annotated[float | None, typer.Option("--baseline-step-s", help="Of the baseline.")] = None,
-    set_keys: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other key, as in a file: exposed_ms=20, baseline.hours=3.")
+    files: Annotated[list[Path] | None, typer.Argument(metavar="CLAIM.toml", help="Files, one claim each.", show_default=False)] = None,
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="The claim in words.")] = None,
+    benchmark: Annotated[
+        str | None, typer.Option(metavar="NAME", help="MLPerf benchmark: gpt3, llama31_405b, llama31_8b, llama2_70b_lora, ...")
     ] = None,
-    fail_on: Annotated[str | None, typer.Option(help="Exit with 1 where a verdict is this bad or worse: misleading, ...")] = None,
-    examples: Annotated[bool, typer.Option("--examples", help="List the claims that the repository carries, and stop.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a memo in Markdown.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Model: a catalogue name or a file. Only valid with --tokens.")
+    ] = None,
+    tokens: Annotated[float | None, typer.Option(metavar="N", help="Number of tokens that were trained on.")] = None,
+    samples: Annotated[float | None, typer.Option(metavar="N", help="Number of sequences that were trained on.")] = None,
+    seq_len: Annotated[int | None, typer.Option(metavar="N", help="Length of a sequence in tokens.")] = None,
+    global_batch: Annotated[int | None, typer.Option(metavar="N", help="Number of sequences per step.")] = None,
+    precision: Annotated[str | None, typer.Option(metavar="NAME", help="Precision recipe: bf16, fp8, mxfp8, nvfp4, ...")] = None,
+    round_name: Annotated[str | None, typer.Option("--round", metavar="ROUND", help="Round of MLPerf Training: v4.1.")] = None,
+    submitter: Annotated[str | None, typer.Option(metavar="NAME", help="Who submitted the result.")] = None,
+    accelerator: Annotated[str | None, typer.Option(metavar="NAME", help="Accelerator: h100, gb200, ...")] = None,
+    gpus: Annotated[int | None, typer.Option(metavar="N", help="Number of accelerators in use.")] = None,
+    minutes: Annotated[float | None, typer.Option(metavar="MIN", help="Time of the whole run in minutes.")] = None,
+    days: Annotated[float | None, typer.Option(metavar="DAYS", help="Time of the whole run in days, instead of --minutes.")] = None,
+    step_s: Annotated[float | None, typer.Option("--step-s", metavar="SECONDS", help="Time of a step in seconds.")] = None,
+    cost: Annotated[float | None, typer.Option(metavar="USD", help="Cost of the whole run in US dollars.")] = None,
+    price: Annotated[float | None, typer.Option(metavar="USD/H", help="Price in US dollars per accelerator-hour.")] = None,
+    provider: Annotated[str | None, typer.Option(metavar="NAME", help="Cloud provider whose price list applies: azure, aws, ...")] = None,
+    mfu: Annotated[
+        float | None, typer.Option(metavar="PERCENT", help="MFU in per cent of the dense peak. Only valid with --precision.")
+    ] = None,
+    tflops_per_gpu: Annotated[float | None, typer.Option(metavar="TFLOP/S", help="TFLOP/s of one accelerator.")] = None,
+    efficiency: Annotated[
+        float | None,
+        typer.Option(metavar="PERCENT", help="Scaling efficiency in per cent. Needs --step-s and --baseline-step-s."),
+    ] = None,
+    scaling: Annotated[str | None, typer.Option(metavar="KIND", help="Kind of scaling: weak or strong.")] = None,
+    speedup: Annotated[
+        float | None, typer.Option("--speedup", "--speed-up", metavar="X", help="Speed-up as a factor over the baseline.")
+    ] = None,
+    over_record: Annotated[bool, typer.Option("--over-record", help="The speed-up is over the earlier record.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="The claim says that the run is the fastest.")] = False,
+    largest_of: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The claim says that the run is the largest on this accelerator, or on `all`.")
+    ] = None,
+    baseline_benchmark: Annotated[str | None, typer.Option(metavar="NAME", help="Benchmark of the baseline, if another.")] = None,
+    baseline_round: Annotated[str | None, typer.Option(metavar="ROUND", help="MLPerf round of the baseline.")] = None,
+    baseline_submitter: Annotated[str | None, typer.Option(metavar="NAME", help="Submitter of the baseline.")] = None,
+    baseline_accelerator: Annotated[str | None, typer.Option(metavar="NAME", help="Accelerator of the baseline.")] = None,
+    baseline_gpus: Annotated[int | None, typer.Option(metavar="N", help="Number of accelerators of the baseline.")] = None,
+    baseline_minutes: Annotated[float | None, typer.Option(metavar="MIN", help="Time of the baseline's run in minutes.")] = None,
+    baseline_samples: Annotated[float | None, typer.Option(metavar="N", help="Number of sequences that the baseline trained on.")] = None,
+    baseline_step_s: Annotated[
+        float | None, typer.Option("--baseline-step-s", metavar="SECONDS", help="Time of the baseline's step in seconds.")
+    ] = None,
+    set_keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any other key of a claim file: exposed_ms=20, baseline.hours=3. May be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    fail_on: Annotated[
+        str | None, typer.Option(metavar="VERDICT", help="Exit with status 1 if a verdict is this or worse: misleading, ...")
+    ] = None,
+    examples: Annotated[bool, typer.Option("--examples", help="List the example claims in the repository, and exit.")] = False,
+    as_markdown: AsMarkdown = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Say of a claim whether it is consistent, unknown, unsupported, misleading, implausible or impossible, and show the arithmetic.
+    """Judge a claim: consistent, unknown, unsupported, misleading, implausible or impossible, with the arithmetic.
 
-    A flag changes that key of every file given, so that a claim can be tried with another number. All keys: docs/audit.md.
+    An option replaces that key in every file given, so that a claim can be tried with another number. docs/audit.md lists all keys.
+
+    Examples:
+
+      meshwright audit claim examples/claims/gpt3-in-10-minutes.toml --markdown
+
+      meshwright audit claim --benchmark gpt3 --accelerator h100 --gpus 1024 --minutes 9.87 --json
     """
     if examples:
         _list_examples(as_json)

@@ -1,4 +1,4 @@
-"""Reckon MLPerf logs again: time to train, score, steps, evaluations; is the log whole, and does it keep the rules."""
+"""Recompute MLPerf logs: time to train, score, steps, evaluations; whether the log is complete and keeps the rules."""
 
 from __future__ import annotations
 
@@ -8,24 +8,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.cli.options import AsJson, AsMarkdown
+
 if TYPE_CHECKING:
     from meshwright.audit.score import LoggedSubmission
 
 
 def log(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="LOG...", help="MLPerf logs, or folders of result_*.txt. A folder is a submission.")
-    ],
+    files: Annotated[list[Path], typer.Argument(metavar="LOG", help="MLPerf logs, or folders of result_*.txt. A folder is a submission.")],
     round_name: Annotated[
-        str | None, typer.Option("--round", help="v5.1, ...; by default from the log's date.", show_default=False)
+        str | None,
+        typer.Option("--round", metavar="ROUND", help="Round of MLPerf Training (v5.1); default: by the log's date.", show_default=False),
     ] = None,
-    compliance: Annotated[bool, typer.Option("--compliance/--no-compliance", help="Run MLPerf's compliance checker.")] = True,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a memo in Markdown.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    compliance: Annotated[bool, typer.Option("--compliance/--no-compliance", help="Whether to run MLPerf's compliance checker.")] = True,
+    as_markdown: AsMarkdown = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Reckon MLPerf logs (v3.0 and later) again and compare the runs of a submission.
+    """Recompute the results of MLPerf logs (v3.0 and later), and compare the runs of a submission.
 
-    Exit status 1 where a log is truncated or damaged.
+    The exit status is 1 if a log is truncated or damaged.
+
+    Examples:
+
+      meshwright audit log result_0.txt result_1.txt
+
+      meshwright audit log results/gb200/llama31_405b --round v5.1 --json
     """
     from meshwright.audit import log_memo
     from meshwright.audit.compare import comparisons

@@ -7,27 +7,44 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.cli.options import AsJson
+
 if TYPE_CHECKING:
     from meshwright.evidence.calibrate import Calibration
 
 
 def calibrate(
-    logs: Annotated[list[Path], typer.Argument(metavar="LOG", help="MLPerf logs of one job, or CSVs with step,step_time_s.")],
-    layout: Annotated[str, typer.Option(help="How the run was laid out: tp=8,cp=2,pp=8,vp=8,mbs=1,...; without dp, it fills the machine.")],
-    cluster: Annotated[str, typer.Option(help="The machine: a catalogue name or a TOML file.")],
-    model: Annotated[str, typer.Option(help="The model, where it is not the benchmark's.")] = "",
-    workload: Annotated[str, typer.Option(help="The workload, where it is not the benchmark's.")] = "",
-    gpus: Annotated[int | None, typer.Option(min=1, help="Accelerators in use, where the log does not say.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a step, where the log does not say.")] = None,
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG", help="MLPerf logs of one job, or CSV files with step,step_time_s.")],
+    layout: Annotated[
+        str, typer.Option(metavar="LAYOUT", help="Layout of the run: tp=8,cp=2,pp=8,vp=8,mbs=1,...; without dp, dp fills the cluster.")
+    ],
+    cluster: Annotated[str, typer.Option(metavar="NAME|FILE", help="Cluster: a catalogue name or a TOML file.")],
+    model: Annotated[str, typer.Option(metavar="NAME|FILE", help="Model of the run; default: the benchmark's.")] = "",
+    workload: Annotated[str, typer.Option(metavar="NAME|FILE", help="Workload of the run; default: the benchmark's.")] = "",
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of accelerators in use; default: as logged.", show_default=False)
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of sequences per step; default: as logged.", show_default=False)
+    ] = None,
     precision: Annotated[
         str, typer.Option(metavar="NAME", help="Precision recipe of the run (bf16, fp8, mxfp8, nvfp4, ...); default: the workload's.")
     ] = "",
-    release: Annotated[str, typer.Option(help="Start from this release (v5.0); else from the closest.")] = "",
-    name: Annotated[str, typer.Option(help="What to call the profile.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Write the profile here, for predict --software.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
+    release: Annotated[str, typer.Option(metavar="NAME", help="Software release to start from (v5.0); default: the closest.")] = "",
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the profile; default: from the first log.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the profile to this file, for `predict --software`.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Make a software profile from one run: how fast its software computes."""
+    """Make a software profile from one run: how fast its software computes.
+
+    Examples:
+
+      meshwright calibrate result_0.txt --layout tp=8,cp=2,pp=8,vp=8,mbs=1 --cluster dgx-h100-superpod --out profile.json
+
+      meshwright calibrate steps.csv --model llama-3.1-8b --workload pretrain-1t --cluster dgx-h100-superpod --gpus 64 --layout tp=2 --json
+    """
     from meshwright.cli.show import show_json
     from meshwright.evidence.calibrate import calibrate as calibrated
     from meshwright.evidence.calibrate import described, observe

@@ -1,4 +1,4 @@
-"""Make corpora for training out of text, and look at them."""
+"""Make corpora for training from text, and look at them."""
 
 from __future__ import annotations
 
@@ -10,29 +10,50 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.cli.help import add
+from meshwright.cli.options import AsJson
+
 if TYPE_CHECKING:
     from meshwright.cli.progress import Report
     from meshwright.train.data.corpus import Corpus
 
-corpus = typer.Typer(name="corpus", help="Make corpora for training out of text, and look at them.")
+corpus = typer.Typer(
+    name="corpus",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Make corpora for training from text, and look at them.",
+)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the same as JSON.")]
 
-
-@corpus.command()
 def build(
-    files: Annotated[list[Path], typer.Argument(metavar="FILES", help="Text, JSONL (.gz, .zst) or Parquet files, or folders of them.")],
-    tokenizer: Annotated[str, typer.Option(metavar="PATH|train:N", help="A tokenizer.json, or the size of a vocabulary to train.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The corpus's folder.")],
-    valid_fraction: Annotated[float | None, typer.Option(help="Share of documents held apart for validation.  [default: 0.01]")] = None,
-    valid_documents: Annotated[int | None, typer.Option(help="Number of documents held apart, in place of a share.")] = None,
-    seed: Annotated[int, typer.Option(help="Chooses validation documents, and text to train a vocabulary on.")] = 0,
-    text_key: Annotated[str, typer.Option(help="Key of JSONL and column of Parquet that holds the text.")] = "text",
-    end_of_document: Annotated[str | None, typer.Option(metavar="TOKEN", help="The tokenizer's token that ends a document.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads that tokenise; by default one per core.", show_default=False)] = None,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Text, JSONL (.gz, .zst) or Parquet files, or folders of them.")],
+    tokenizer: Annotated[str, typer.Option(metavar="FILE|train:N", help="A tokenizer.json, or train:N for a new vocabulary of N entries.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the corpus.")],
+    valid_fraction: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Share of documents kept for validation, 0 to 1; default: 0.01.")
+    ] = None,
+    valid_documents: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of documents kept for validation, instead of a share.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed that chooses validation documents and text for a new vocabulary.")] = 0,
+    text_key: Annotated[str, typer.Option(metavar="NAME", help="Key of JSONL or column of Parquet that has the text.")] = "text",
+    end_of_document: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Token of the tokenizer that ends a document; default: the usual ones.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of threads that tokenise; default: one per core.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tokenise text into a corpus. The same command again takes up a build that broke off."""
+    """Tokenise text into a corpus. The same command again continues an interrupted build.
+
+    Examples:
+
+      meshwright corpus build books/*.txt --tokenizer train:4096 --out corpora/books
+
+      meshwright corpus build web.jsonl.zst --tokenizer tokenizer.json --out corpora/web --valid-documents 1000 --json
+    """
     from meshwright.cli.progress import progress_bar
 
     if workers is not None:
@@ -56,13 +77,19 @@ def build(
     _show(built, as_json)
 
 
-@corpus.command()
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A corpus's folder.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a corpus.", show_default=False)],
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare its hash with the manifest.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a corpus holds."""
+    """Print what a corpus contains.
+
+    Examples:
+
+      meshwright corpus show corpora/books
+
+      meshwright corpus show corpora/books --verify --json
+    """
     from meshwright.train.data.corpus import Corpus
 
     _show(Corpus.open(folder, verify="hashes" if verify else "sizes"), as_json)
@@ -110,3 +137,7 @@ def _show(built: Corpus, as_json: bool) -> None:
     show_pairs(f"corpus {built.folder}", pairs)
     rows = ((name, f"{split.num_documents:,}", f"{split.num_tokens:,}") for name, split in manifest.splits.items())
     show_table("splits", ("split", "documents>", "tokens>"), rows)
+
+
+add(corpus, build)
+add(corpus, show)

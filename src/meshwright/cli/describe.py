@@ -6,12 +6,26 @@ from typing import Annotated
 
 import typer
 
+from meshwright.cli.options import AsJson
+
 
 def describe(
-    name: Annotated[str, typer.Argument(help="A catalogue name, or a path to a TOML file or a config.json.", show_default=False)] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE", help="A catalogue name, a TOML file or a config.json; without it, all names.", show_default=False
+        ),
+    ] = "",
+    as_json: AsJson = False,
 ) -> None:
-    """List what is known, or describe one entry with its derived numbers and sources."""
+    """List the catalogue, or describe one entry with derived numbers and sources.
+
+    Examples:
+
+      meshwright describe
+
+      meshwright describe llama-3.1-405b --json
+    """
     from meshwright.cli import describe_entry
 
     if name:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.cli.options import AsJson
+
 WRITTEN = ("constants.json", "residuals.json", "power_constants.json")  # the last only beside the package's own
 
 if TYPE_CHECKING:
@@ -18,12 +20,25 @@ if TYPE_CHECKING:
 
 
 def fit(
-    measured: Annotated[Path | None, typer.Option(help="MLPerf submissions; by default the package's.", show_default=False)] = None,
-    published: Annotated[Path | None, typer.Option(help="Published tables; by default the package's.", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for both files; by default the package's.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    measured: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CSV of MLPerf submissions; default: the package's.", show_default=False)
+    ] = None,
+    published: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CSV of published tables; default: the package's.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for constants and residuals; default: the package's.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Fit all constants on measured runs, each run and family left out in turn."""
+    """Fit all constants on measured runs, leaving out each run and each family in turn.
+
+    Examples:
+
+      meshwright fit
+
+      meshwright fit --measured runs.csv --out fitted --json
+    """
     from datetime import date
 
     from meshwright.cli.show import show_json

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from meshwright.cli.options import AsJson
+
 MOST_TOKENS = 10**6
 # A model may write what a terminal would obey. There, control characters are shown as pictures; only tab and new line are themselves.
 PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
@@ -15,15 +17,26 @@ PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | 
 
 def generate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder (runs/NAME), or a Hugging Face folder of a Llama model.")],
-    prompt: Annotated[str, typer.Option(help="The text to go on with; '' begins a new document.")],
-    tokens: Annotated[int, typer.Option(min=0, max=MOST_TOKENS, help="New tokens at most.")] = 100,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token; 1 draws as the model says.")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Draw from the K likeliest tokens only; 0: from all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens whose probabilities reach this.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The same seed draws the same text.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="Text to continue; '' begins a new document.")],
+    tokens: Annotated[int, typer.Option(metavar="N", min=0, max=MOST_TOKENS, help="Maximum number of new tokens.")] = 100,
+    temperature: Annotated[
+        float, typer.Option(metavar="X", help="0 always chooses the most probable token; 1 draws with the model's probabilities.")
+    ] = 0.8,
+    top_k: Annotated[int, typer.Option(metavar="K", help="Draw from the K most probable tokens only; 0: from all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(metavar="P", help="Draw from the fewest tokens whose probabilities add up to this, 0 to 1.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Seed; the same seed gives the same text.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a text and what the model makes of it."""
+    """Print a prompt and how a trained model continues it.
+
+    Examples:
+
+      meshwright generate runs/first --prompt "Once upon a time"
+
+      meshwright generate runs/first --prompt "" --tokens 50 --temperature 0 --json
+    """
     from meshwright.cli.train_run import torch_or_error
     from meshwright.train.folders import check_trained
     from meshwright.train.model.sampling import check_sampling

@@ -11,15 +11,15 @@ from meshwright.cli.options import AsJson, RegionName
 
 
 def ledger(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `meshwright train` or `simulate`.")],
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every entry as CSV.", show_default=False)] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `meshwright train` or `meshwright simulate`.")],
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every entry to this file, as CSV.", show_default=False)] = None,
     price: Annotated[
-        str | None, typer.Option(metavar="PRICE", help="2.5USD/h per accelerator, instead of the recorded price.", show_default=False)
+        str | None, typer.Option(metavar="USD/H", help="2.5USD/h per accelerator, instead of the recorded price.", show_default=False)
     ] = None,
     region: RegionName = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show the ledger of a run: what its accelerators did, what that cost, and how much energy it used.
+    """Show the ledger of a run: what its accelerators did, what that cost, and how much energy they used.
 
     Examples:
 

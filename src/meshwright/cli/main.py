@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -15,6 +16,7 @@ from meshwright.cli.corpus import corpus
 from meshwright.cli.describe import describe
 from meshwright.cli.fit import fit
 from meshwright.cli.generate import generate
+from meshwright.cli.help import add
 from meshwright.cli.ledger import ledger
 from meshwright.cli.measure import measure
 from meshwright.cli.memory import memory
@@ -59,9 +61,9 @@ for command in (
     noise,
     accuracy,
 ):
-    app.command()(command)
-app.add_typer(corpus)
-app.add_typer(audit)
+    add(app, command)
+app.add_typer(corpus, short_help=corpus.info.help)
+app.add_typer(audit, short_help=audit.info.help)
 
 
 def _print_version(wanted: bool) -> None:
@@ -106,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Every foreseen failure, ours or the parser's, is one message on stderr."""
     arguments = translated(sys.argv[1:] if argv is None else argv)
     try:
-        code = app(arguments or ["--help"], prog_name="meshwright", standalone_mode=False) or 0
+        width = shutil.get_terminal_size().columns  # help would otherwise be at most 80 columns wide
+        code = app(arguments or ["--help"], prog_name="meshwright", standalone_mode=False, max_content_width=width) or 0
     except MeshwrightError as error:
         print(f"meshwright: {error}", file=sys.stderr)
         return BAD_INPUT

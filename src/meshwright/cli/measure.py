@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.cli.options import AsJson
+
 if TYPE_CHECKING:
     from meshwright.describe.profile import Profile, Slice
     from meshwright.train.measure.machine import Asked
@@ -22,19 +24,44 @@ CPU_PROCESSES = 8
 
 def measure(
     models: Annotated[
-        list[str] | None, typer.Option("--model", help="Whose shapes to time; several with several --model.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="NAME|FILE",
+            help="Model whose shapes are timed; default: the usual ones. May be given several times.",
+            show_default=False,
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the profile here, not into the user's cache.", show_default=False)] = None,
-    seq: Annotated[int | None, typer.Option(min=8, help="Tokens a sequence.", show_default=False)] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences at once.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the profile to this file; default: the user's cache.", show_default=False)
+    ] = None,
+    seq: Annotated[int | None, typer.Option(metavar="N", min=8, help="Length of a sequence in tokens.", show_default=False)] = None,
+    batch: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of sequences in a micro-batch.", show_default=False)] = None,
     precisions: Annotated[
-        list[str] | None, typer.Option("--precision", help="One the trainer runs; several with several.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--precision",
+            metavar="NAME",
+            help="Precision recipe (bf16, fp8, ...); default: those that the trainer runs here. May be given several times.",
+            show_default=False,
+        ),
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, max=64, help="That share the cores, where there is no GPU.")] = CPU_PROCESSES,
-    limit: Annotated[float, typer.Option("--seconds", min=10.0, help="Most seconds on a GPU: slices beyond are left out.")] = 58.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the profile.")] = False,
+    processes: Annotated[
+        int, typer.Option(metavar="N", min=1, max=64, help="Maximum number of processes that share the cores, without a GPU.")
+    ] = CPU_PROCESSES,
+    limit: Annotated[
+        float, typer.Option("--seconds", metavar="SECONDS", min=10.0, help="Time limit on a GPU in seconds; what is left is not timed.")
+    ] = 58.0,
+    as_json: AsJson = False,
 ) -> None:
-    """Time this machine's kernels, slices of our training step and collectives; write a hardware profile."""
+    """Time this machine's kernels, slices of the training step and collectives; write a hardware profile.
+
+    Examples:
+
+      meshwright measure
+
+      meshwright measure --model llama-3.1-8b --precision bf16 --out profile.json --json
+    """
     started_s = time.perf_counter()  # before torch is imported: that counts as well
     from meshwright.cli.train_run import torch_or_error
     from meshwright.describe.profile import profile_text, usual_path

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.cli.options import AsJson, ModelName
+
 if TYPE_CHECKING:
     from meshwright.describe.hardware import Accelerator
     from meshwright.predict.serving import Request, Serving
@@ -14,17 +16,32 @@ MOST = 10**9  # tokens or sequences: more is a slip of the finger
 
 
 def memory(
-    model: Annotated[str, typer.Argument(help="A catalogue name, a TOML file or a config.json.")],
-    serve: Annotated[bool, typer.Option("--serve", help="Needed: memory to serve the model. Training memory is part of predict.")] = False,
-    context: Annotated[int, typer.Option(help="Needed: tokens of a sequence, prompt and answer.", max=MOST, show_default=False)] = 0,
-    concurrency: Annotated[int, typer.Option(help="Sequences at once.", max=MOST)] = 1,
-    precision: Annotated[str, typer.Option(help="Of the weights: bf16, fp8, mxfp8, nvfp4, mxfp4, int8 or int4.")] = "bf16",
-    kv_precision: Annotated[str, typer.Option(help="Of the KV cache: bf16 or fp8.")] = "bf16",
-    on: Annotated[str, typer.Option(help="Needed: an accelerator of the catalogue.", show_default=False)] = "",
-    tp: Annotated[int, typer.Option(help="Accelerators; else the fewest that hold it.", min=0, show_default=False)] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    model: ModelName,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Required: memory to serve the model. For training, use `meshwright predict`.")
+    ] = False,
+    context: Annotated[
+        int, typer.Option(metavar="N", help="Required: length of a sequence in tokens, prompt and answer.", max=MOST, show_default=False)
+    ] = 0,
+    concurrency: Annotated[int, typer.Option(metavar="N", help="Number of sequences served at once.", max=MOST)] = 1,
+    precision: Annotated[
+        str, typer.Option(metavar="NAME", help="Precision of the weights: bf16, fp8, mxfp8, nvfp4, mxfp4, int8 or int4.")
+    ] = "bf16",
+    kv_precision: Annotated[str, typer.Option(metavar="NAME", help="Precision of the KV cache: bf16 or fp8.")] = "bf16",
+    on: Annotated[str, typer.Option(metavar="NAME", help="Required: an accelerator of the catalogue.", show_default=False)] = "",
+    tp: Annotated[
+        int, typer.Option(metavar="N", help="Number of accelerators; default: the fewest that hold the model.", min=0, show_default=False)
+    ] = 0,
+    as_json: AsJson = False,
 ) -> None:
-    """Say how many accelerators hold a model to be served, and how many sequences fit."""
+    """Show how many accelerators can hold a model for serving, and how many sequences fit.
+
+    Examples:
+
+      meshwright memory llama-3.1-70b --serve --on h200 --context 8192 --concurrency 64
+
+      meshwright memory llama-3.1-405b --serve --on h200 --context 32768 --precision fp8 --tp 8 --json
+    """
     from meshwright.describe.load import accelerator, load_model
     from meshwright.predict.serving import Request, check_fits, fewest, serve_on
 

@@ -8,19 +8,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from meshwright.cli.options import AsJson
+
 if TYPE_CHECKING:
     from meshwright.simulator.noise import Noise
     from meshwright.simulator.noise_fit import Checked
 
 
 def noise(
-    fit: Annotated[bool, typer.Option("--fit", help="Write the constants that all logs together give.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Where to; by default the package's file.", show_default=False)] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page: simulated against logged distributions.", show_default=False)] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Simulated runs of each log.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    fit: Annotated[bool, typer.Option("--fit", help="Write the constants fitted on all logs.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File for the constants; default: the package's.", show_default=False)
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page of simulated and logged distributions.", show_default=False)
+    ] = None,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Number of simulated runs of each log.")] = 3,
+    as_json: AsJson = False,
 ) -> None:
-    """Fit the simulator's noise, and compare simulated with logged step times."""
+    """Fit the simulator's noise, and compare simulated with logged step times.
+
+    Examples:
+
+      meshwright noise --html noise.html
+
+      meshwright noise --fit --out noise.json --seeds 1 --json
+    """
     from datetime import date
 
     from meshwright.cli.fit import need_extra

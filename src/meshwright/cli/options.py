@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,3 +36,13 @@ Provider = Annotated[str, typer.Option(metavar="NAME", help="Cloud provider whos
 PriceKind = Annotated[str, typer.Option(metavar="KIND", help="Kind of price: on-demand, spot or reserved.")]
 RegionName = Annotated[str, typer.Option(metavar="NAME", help="Region whose electricity grid applies; default: the cluster's.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")]
+RunsDir = Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")]
+Budget = Annotated[
+    str | None,
+    typer.Option(metavar="USD", help="500USD: refuse to start if predicted to cost more, stop before more is spent.", show_default=False),
+]
+PriceGiven = Annotated[
+    str | None, typer.Option(metavar="USD/H", help="2.5USD/h per accelerator, instead of the listed price.", show_default=False)
+]
+FixedLayout = Annotated[str, typer.Option(metavar="LAYOUT", help="tp=4,cp=2,...: fix these choices; the rest is searched.")]

@@ -10,6 +10,7 @@ import typer
 from meshwright.cli.options import (
     AsJson,
     ClusterName,
+    FixedLayout,
     Gpus,
     ModelName,
     PriceKind,
@@ -28,7 +29,7 @@ def plan(
     workload: WorkloadName,
     keep: Annotated[int, typer.Option(metavar="N", min=1, max=500, help="Number of plans to show.")] = 5,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the best plan to this file, as JSON.", show_default=False)] = None,
-    layout: Annotated[str, typer.Option(metavar="LAYOUT", help="tp=4,cp=2,...: fix these choices; the rest is searched.")] = "",
+    layout: FixedLayout = "",
     sets: Sets = None,
     gpus: Gpus = None,
     max_gpus: Annotated[
@@ -74,7 +75,7 @@ def plan(
 
       meshwright plan llama-3.1-405b azure-gb200-128 mlperf-llama31-405b --html plan.html
 
-      meshwright plan llama-3.1-70b dgx-h100-superpod pretrain-4k --gpus 512 --deadline 30d --objective cost --out plan.json
+      meshwright plan llama-3.1-70b dgx-h100-superpod pretrain-1t --gpus 512 --deadline 30d --objective cost --out plan.json
     """
     from meshwright.cli.progress import progress_bar
     from meshwright.cli.show import show

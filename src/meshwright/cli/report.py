@@ -7,26 +7,24 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.options import AsJson
+from meshwright.cli.options import AsJson, AsMarkdown
 
 
 def report(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or Chrome traces (.json, .json.gz) of torch.profiler.")
-    ],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or Chrome traces (.json, .json.gz) of torch.profiler.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the page here; default: report.html, or no page with --json or --markdown.")
+        Path | None, typer.Option(metavar="FILE", help="Page to write; default: report.html, unless --json or --markdown is given.")
     ] = None,
     as_json: AsJson = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")] = False,
+    as_markdown: AsMarkdown = False,
 ) -> None:
-    """Make a page of runs or profiles: time, steps, parts, loss, money.
+    """Make a page about runs or profiles: time, steps, parts, loss, money.
 
     Examples:
 
       meshwright report runs/first --out first.html
 
-      meshwright report runs/small runs/large --json
+      meshwright report runs/first runs/second --markdown
     """
     from meshwright.cli.show import show
     from meshwright.errors import InputError, printable

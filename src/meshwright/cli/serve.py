@@ -22,19 +22,37 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 
 def serve(
-    runs: Annotated[Path, typer.Argument(help="Where run folders are.", metavar="[RUNS_DIR]")] = DEFAULT_RUNS,
-    host: Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any that is free.")] = 8420,
+    runs: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that holds the run folders.")] = DEFAULT_RUNS,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; any other than this machine's own needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0: any free port.")] = 8420,
     token: Annotated[
         str | None,
-        typer.Option(help=f"Whoever asks must give it; better in {TOKEN_VARIABLE}, which no process list shows.", show_default=False),
+        typer.Option(
+            metavar="TOKEN",
+            help=f"Token that clients must send; better in {TOKEN_VARIABLE}, which no process list shows.",
+            show_default=False,
+        ),
     ] = None,
     new_token: Annotated[bool, typer.Option("--new-token", help="Make a token and print it.")] = False,
-    allow_host: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Another name of this machine.", show_default=False)] = None,
-    tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Serve https with this.", show_default=False)] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.", show_default=False)] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Another name of this machine. May be given several times.", show_default=False),
+    ] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Serve https with this certificate (PEM).", show_default=False)
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Key of the certificate (PEM).", show_default=False)] = None,
 ) -> None:
-    """Show all runs as a live page: one as it trains, several compared."""
+    """Show all runs as a live page: one while it trains, or several compared.
+
+    Examples:
+
+      meshwright serve
+
+      meshwright serve experiments/runs --host 0.0.0.0 --new-token
+    """
     check_installed()
     check_runs(runs)
     encryption = encryption_of(tls_certificate, tls_key)

@@ -20,6 +20,12 @@ from meshwright.say.document import plain as plain_value
 
 PIPED_WIDTH = 160  # columns where the output is not a terminal
 GAP = 2  # spaces between columns
+# Drawn characters for an output that has only ASCII: parts of a bar, and heights of a strip.
+PLAIN = {
+    **dict.fromkeys(map(ord, "\u258f\u258e\u258d\u258c\u258b\u258a\u2589"), ""),
+    **dict(zip(map(ord, "\u2581\u2582\u2583\u2584\u2585\u2586\u2587"), ".:-=+*#", strict=True)),
+    ord("\u2588"): "#",
+}
 
 
 def console() -> Console:
@@ -53,21 +59,9 @@ def _show_block(block: Block) -> None:
         width = max((len(value) for _, value, remark in block.rows if remark), default=0)
         show_pairs(block.title, ((name, f"{value:<{width}}  {remark}".rstrip()) for name, value, remark in block.rows))
     elif isinstance(block, Lines):
-        print(printable("\n".join([block.title, *block.lines, ""])))
+        print(encodable(printable("\n".join([block.title, *block.lines, ""]))))
     elif isinstance(block, SayText | Note):
         show_text(f"note: {block.text}" if isinstance(block, Note) else block.text)
-
-
-BLOCKS = str.maketrans({block: "#" if block == "\u2588" else "" for block in "\u2588\u258f\u258e\u258d\u258c\u258b\u258a\u2589"})
-
-
-def _encodable(text: str) -> str:
-    """Text that standard output can show: bars of # where it has no block characters."""
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return text.translate(BLOCKS)
-    return text
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -75,7 +69,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
     Columns that a narrow terminal has no room for come below, beside the first column once more; only words are folded, never numbers.
     """
-    cells = [[_encodable(printable(str(cell))) for cell in row] for row in rows]
+    cells = [[encodable(printable(str(cell))) for cell in row] for row in rows]
     _print_title(title)
     for block in _blocks(columns, cells, console().width):
         _print(_table([columns[i] for i in block], [[row[i] for i in block] for row in cells]))
@@ -128,13 +122,23 @@ def show_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:
 
 def show_text(text: str) -> None:
     """Print a sentence, wrapped to the width."""
-    console().print(Text(printable(text)))
+    console().print(Text(encodable(printable(text))))
 
 
 def _print_title(title: str) -> None:
     """Print a title on its own: inside a table it would be folded to the table's width."""
     if title:
-        console().print(Text(printable(title), style="bold"))
+        console().print(Text(encodable(printable(title)), style="bold"))
+
+
+def encodable(text: str) -> str:
+    """The text in characters that the output can show: drawn bars become `#`, heights of a strip become `.:-=+*#%`."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return text.translate(PLAIN).encode("ascii", "replace").decode("ascii")
+    return text
 
 
 def _print(table: Table) -> None:
@@ -143,7 +147,7 @@ def _print(table: Table) -> None:
     with out.capture() as captured:
         out.print(table)
     for line in captured.get().rstrip("\n").split("\n"):
-        print(line.rstrip())
+        print(encodable(line.rstrip()))
     print()
 
 

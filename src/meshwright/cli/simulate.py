@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.options import AsJson
+from meshwright.cli.options import AsJson, Budget, PriceGiven, RunsDir
 
 
 def simulate(
@@ -21,7 +21,7 @@ def simulate(
         int, typer.Option(metavar="N", min=1, max=100_000, help="Number of runs, each with the next seed; the folder has the first.")
     ] = 1,
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the run folder; default: from the plan file and the seed.")] = "",
-    runs: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")] = Path("runs"),
+    runs: RunsDir = Path("runs"),
     cluster: Annotated[str, typer.Option(metavar="NAME", help="Refuse a plan that was not made for this cluster.")] = "",
     software: Annotated[str, typer.Option(metavar="FILE", help="Software profile that the plan was made with.")] = "",
     jitter: Annotated[float, typer.Option(metavar="X", min=0.0, max=1000.0, help="Multiply the jitter of real logs by this factor.")] = 1.0,
@@ -56,17 +56,8 @@ def simulate(
     finish_by: Annotated[
         str, typer.Option(metavar="TIME|DATE", help="Give the probability of being done by 90d or 2027-03-01. Only valid with --days.")
     ] = "",
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="USD",
-            help="500USD: refuse if predicted to exceed it, stop when spent.",
-            show_default=False,
-        ),
-    ] = None,
-    price: Annotated[
-        str | None, typer.Option(metavar="PRICE", help="2.5USD/h per accelerator, instead of the listed price.", show_default=False)
-    ] = None,
+    budget: Budget = None,
+    price: PriceGiven = None,
     sizes: Annotated[bool, typer.Option("--sizes", help="Also advise for 1,024 to 131,072 accelerators. Only valid with --days.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.options import AsJson, ClusterName, ModelName, ProfileFile, Sets, SoftwareName, WorkloadName
+from meshwright.cli.options import AsJson, ClusterName, FixedLayout, ModelName, ProfileFile, Sets, SoftwareName, WorkloadName
 from meshwright.errors import InputError
 
 
@@ -20,7 +20,7 @@ def sweep(
     base: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Number of accelerators that has the workload's own batch.", show_default=False)
     ] = None,
-    layout: Annotated[str, typer.Option(metavar="LAYOUT", help="tp=4,cp=2,...: fix these choices; the rest is searched.")] = "",
+    layout: FixedLayout = "",
     sets: Sets = None,
     software: SoftwareName = "",
     profile: ProfileFile = "",
@@ -32,7 +32,7 @@ def sweep(
 
       meshwright sweep llama-3.1-405b azure-gb200-128 mlperf-llama31-405b --gpus 2048,4096,8192
 
-      meshwright sweep llama-3.1-70b dgx-h100-superpod pretrain-4k --gpus 64,128,256 --mode strong --json
+      meshwright sweep llama-3.1-70b dgx-h100-superpod pretrain-1t --gpus 64,128,256 --mode strong --json
     """
     from meshwright.cli.progress import progress_bar
     from meshwright.cli.show import show

@@ -7,54 +7,80 @@ from typing import Annotated
 
 import typer
 
+from meshwright.cli.options import AsJson, Budget, PriceGiven, ProfileFile, RunsDir
+
 
 def train(
     context: typer.Context,
-    plan: Annotated[Path | None, typer.Argument(help="A plan file; without one, the embedded default is planned for this machine.")] = None,
-    layout: Annotated[str, typer.Option(help="tp=2,cp=2,...: degrees and choices in place of the plan's.")] = "",
-    steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.", show_default=False)] = None,
-    name: Annotated[str, typer.Option(help="The run's name; by default model, layout and time.", show_default=False)] = "",
-    runs: Annotated[Path, typer.Option(metavar="DIR", help="Where runs lie.")] = Path("runs"),
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run, as it was started; without --name the newest in the runs folder.")
-    ] = False,
-    resume_if_exists: Annotated[
-        bool, typer.Option("--resume-if-exists", help="Go on with the run of that --name, or start it: for jobs that are restarted.")
-    ] = False,
-    corpus: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What to train on, in place of the workload's.", show_default=False)
-    ] = None,
-    start_from: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="First weights: a Hugging Face folder.", show_default=False)
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of weights and of the order of samples.")] = 0,
-    benchmark: Annotated[str, typer.Option(help="The benchmark's name in the MLPerf log; an official one is checked.")] = "",
-    checkpoint_every: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="STEPS", help="Between checkpoints; 0: only at the end; else every few minutes.", show_default=False),
-    ] = None,
-    save: Annotated[bool, typer.Option("--save/--no-save", help="Whether to save checkpoints: by the clock and at the end.")] = True,
-    keep: Annotated[int, typer.Option(min=1, help="Checkpoints to keep.")] = 3,
-    keep_every: Annotated[int, typer.Option(min=0, metavar="STEPS", help="Keep these for good; 0: none.")] = 0,
-    stall_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds a rank may stand still; never less than five slow steps.")] = 10.0,
-    grace: Annotated[float, typer.Option(min=1.0, help="Seconds to save in after SIGTERM.")] = 30.0,
-    rendezvous_timeout: Annotated[float, typer.Option(min=1.0, help="Seconds for a launcher's ranks to find each other in.")] = 60.0,
-    allow_changed: Annotated[
-        list[str] | None, typer.Option(help="plan, corpus or code: may differ from the checkpoint's.", show_default=False)
-    ] = None,
-    profile: Annotated[str, typer.Option(metavar="FILE", help="What `measure` wrote; none: do not use this machine's own.")] = "",
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="USD", help="500USD: not started if predicted to cost more; saved and stopped before it would.", show_default=False
+    plan: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="PLAN", help="A plan file written by `meshwright plan --out`; without it, a small model is planned for this machine."
         ),
     ] = None,
-    price: Annotated[
-        str | None, typer.Option(metavar="USD/h", help="2.5USD/h for one accelerator, in place of the listed price.", show_default=False)
+    layout: Annotated[str, typer.Option(metavar="LAYOUT", help="tp=2,cp=2,...: degrees and choices instead of the plan's.")] = "",
+    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after this number of steps.", show_default=False)] = None,
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the run folder; default: model, layout and time.", show_default=False)
+    ] = "",
+    runs: RunsDir = Path("runs"),
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue a run as it was started; without --name, the newest in the runs folder."),
+    ] = False,
+    resume_if_exists: Annotated[
+        bool, typer.Option("--resume-if-exists", help="Continue the run of that --name, or start it: for jobs that are restarted.")
+    ] = False,
+    corpus: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Corpus to train on, instead of the workload's.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    start_from: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Hugging Face folder whose weights the run starts from.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**63 - 1, help="Seed of the weights and of the order of samples.")] = 0,
+    benchmark: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the benchmark in the MLPerf log; an official one is checked.")
+    ] = "",
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="STEPS", help="Steps between checkpoints; 0: only at the end; default: every few minutes.", show_default=False
+        ),
+    ] = None,
+    save: Annotated[bool, typer.Option("--save/--no-save", help="Whether to save checkpoints during the run and at its end.")] = True,
+    keep: Annotated[int, typer.Option(metavar="N", min=1, help="Number of checkpoints to keep.")] = 3,
+    keep_every: Annotated[
+        int, typer.Option(min=0, metavar="STEPS", help="Keep the checkpoints of every so many steps for ever; 0: none.")
+    ] = 0,
+    stall_timeout: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=1.0, help="Seconds that a rank may make no progress; at least five slow steps."),
+    ] = 10.0,
+    grace: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Seconds to save a checkpoint after SIGTERM.")] = 30.0,
+    rendezvous_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1.0, help="Seconds in which the ranks of a launcher must find each other.")
+    ] = 60.0,
+    allow_changed: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHAT",
+            help="plan, corpus or code: may differ from the checkpoint's. May be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    profile: ProfileFile = "",
+    budget: Budget = None,
+    price: PriceGiven = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Train a plan, to its target, and show how it went beside what was predicted."""
+    """Train a plan to its target, and show the result beside the forecast.
+
+    Examples:
+
+      meshwright train --steps 200 --name first
+
+      meshwright train plan.json --corpus corpora/books --budget 500USD --json
+    """
     from meshwright.cli.train_arguments import Wishes
     from meshwright.cli.train_run import run
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.cli.options import AsJson
+
 if TYPE_CHECKING:
     from meshwright.evidence.measured import MeasuredRun, Skipped
     from meshwright.evidence.validate import Checked
@@ -19,15 +21,35 @@ NUMBERS = ("rows>", "mean error [%]>", "bias [%]>", "worst [%]>", "inside 80 % i
 def validate(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUNS.csv]...", help="By default the runs that the package carries.", show_default=False),
+        typer.Argument(metavar="RUNS.csv", help="CSV files of measured runs; default: the package's.", show_default=False),
     ] = None,
-    benchmark: Annotated[list[str] | None, typer.Option(help="Only these benchmarks or models.", show_default=False)] = None,
-    vendor: Annotated[list[str] | None, typer.Option(help="Only accelerators of these makers.", show_default=False)] = None,
-    confidence: Annotated[list[str] | None, typer.Option(help="Only rows whose layout is known so well: high, medium.")] = None,
-    all_rows: Annotated[bool, typer.Option("--rows", help="Show every row, and not just the ten furthest off.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    benchmark: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only these benchmarks or models. May be given several times.", show_default=False),
+    ] = None,
+    vendor: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only accelerators of these vendors. May be given several times.", show_default=False),
+    ] = None,
+    confidence: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LEVEL",
+            help="Only rows whose layout is known this well: high, medium. May be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    all_rows: Annotated[bool, typer.Option("--rows", help="Show every row, not only the ten with the largest error.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Predict every run of a file and report the errors."""
+    """Predict every run of a file and report the errors.
+
+    Examples:
+
+      meshwright validate --vendor nvidia --rows
+
+      meshwright validate runs.csv --benchmark llama31_405b --json
+    """
     from meshwright.cli.show import show_json
     from meshwright.evidence import validate as validation
     from meshwright.evidence.refit import MEASURED_CSV

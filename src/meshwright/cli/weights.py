@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.cli.options import AsJson
+
 if TYPE_CHECKING:
     from meshwright.describe.model import Model
 
@@ -15,11 +17,18 @@ PRECISIONS = ("bf16", "fp32")
 
 def weights(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder (runs/NAME) of a Llama model.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The new folder: config.json, model.safetensors, tokenizer.json.")],
-    precision: Annotated[str, typer.Option(help="bf16 or fp32.")] = "bf16",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder for config.json, model.safetensors and tokenizer.json.")],
+    precision: Annotated[str, typer.Option(metavar="NAME", help="Number format of the weights: bf16 or fp32.")] = "bf16",
+    as_json: AsJson = False,
 ) -> None:
-    """Write the newest checkpoint's weights for Hugging Face's transformers, and whoever reads its form."""
+    """Write the weights of the newest checkpoint as a Hugging Face folder.
+
+    Examples:
+
+      meshwright weights runs/first --out first-hf
+
+      meshwright weights runs/first --out first-fp32 --precision fp32 --json
+    """
     from meshwright.cli.train_run import torch_or_error
     from meshwright.errors import InputError
     from meshwright.train.folders import check_new_folder, check_trained

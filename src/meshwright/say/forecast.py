@@ -14,7 +14,7 @@ from meshwright.predict.outcome import Offer, Outcome, Spread
 from meshwright.predict.placement import ranks_of, spanned
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.say.document import Block, Document, Note, Pairs, Table, Text
-from meshwright.units import KWH, MINUTE, gib, seconds, si, usd
+from meshwright.units import KWH, gib, seconds, si, usd
 
 BAR_WIDTH = 40  # characters of a part that is the whole step
 EIGHTHS = ("", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589")
@@ -213,7 +213,7 @@ def forecast_values(forecast: Forecast) -> dict[str, Any]:
         "low_s": forecast.interval.low_s,
         "middle_s": forecast.middle_s,
         "high_s": forecast.interval.high_s,
-        "parts": {part: forecast.parts[part] for part in PARTS},
+        "parts_s": {part: forecast.parts[part] for part in PARTS},
         "tokens_per_s": forecast.tokens_per_s,
         "tokens_per_s_per_gpu": forecast.tokens_per_s_per_gpu,
         "mfu": forecast.mfu,
@@ -227,7 +227,7 @@ def forecast_values(forecast: Forecast) -> dict[str, Any]:
         "measured_batches": job.workload.measured_batches,
         "batch_beyond_measured": whole.batch_beyond or None,
         "is_lower_bound": whole.batch_beyond == "above",
-        **_spread("time_to_train{}_min", whole.time_to_train_s, MINUTE),
+        **_spread("time_to_train{}_s", whole.time_to_train_s),
         **_spread("accelerator{}_hours", whole.accelerator_hours),
         **_spread("cost{}_usd", forecast.cost),
         "tokens_per_dollar": tokens / forecast.cost.value if forecast.cost else None,
@@ -240,8 +240,7 @@ def forecast_values(forecast: Forecast) -> dict[str, Any]:
         **_spread("carbon{}_kg", whole.carbon_kg),
         **_spread("water{}_l", whole.water_l),
         "hosts": whole.hosts,
-        "facility": whole.facility,
-        "region": whole.region,
+        **_place_values(whole),
         "unknown": whole.unknown,
         "evidence": {"distance": evidence.distance, "compared_with": evidence.kin, "num_runs": evidence.num_runs, "note": evidence.note},
         "notes": forecast.notes,
@@ -253,6 +252,23 @@ def _spread(key: str, spread: Spread | None, unit: float = 1.0) -> dict[str, flo
     values = (spread.value, spread.low, spread.high) if spread else (None, None, None)
     named = zip(("", "_low", "_high"), values, strict=True)
     return {key.format(suffix): None if value is None else value / unit for suffix, value in named}
+
+
+def _place_values(whole: Outcome) -> dict[str, Any]:
+    """Whose data centre and which electricity grid energy, carbon and water are calculated for."""
+    facility, region = whole.facility, whole.region
+    return {
+        "facility": facility.name,
+        "facility_year": facility.year,
+        "facility_source": facility.source.text,
+        "pue": facility.pue,
+        "wue_l_per_kwh": facility.wue_l_per_kwh,
+        "region": region.name,
+        "region_year": region.year,
+        "region_source": region.source.text,
+        "grid_gco2e_per_kwh": region.grid_gco2e_per_kwh,
+        "carbon_method": region.method,
+    }
 
 
 def _price_values(offer: Offer) -> dict[str, Any]:

@@ -230,7 +230,11 @@ def _values(found: Planned, why: Explanation | None) -> dict[str, Any]:
 
 
 def _limit_values(limit: Limit) -> dict[str, Any]:
-    return {**asdict(limit), "is_sure": limit.is_sure, "text": limit.words}
+    """A limit with its unit in the names: seconds of a deadline, dollars of a budget."""
+    unit = "s" if limit.what == "deadline" else "usd"
+    amounts = {"allowed": limit.allowed, "predicted": limit.predicted, "judged": limit.judged, "high": limit.reaches}
+    named = {f"{name}_{unit}": amount for name, amount in amounts.items()}
+    return {"what": limit.what, **named, "is_sure": limit.is_sure, "text": limit.words}
 
 
 def explanation_values(why: Explanation) -> dict[str, Any]:

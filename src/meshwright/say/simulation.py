@@ -16,9 +16,9 @@ from meshwright.say.document import Block, Document, Note, Pairs, Table, Text
 from meshwright.simulator.outlook import Outlook, Size
 from meshwright.simulator.run import OverSeeds, SimulatedRun
 from meshwright.simulator.simulation import Simulation
-from meshwright.units import DAY, HOUR, KWH, MINUTE, energy, seconds, usd
+from meshwright.units import HOUR, KWH, MINUTE, energy, seconds, usd
 
-FIGURE_UNITS = {"s": "s", "pct": "%", "min": "min"}  # by how a figure's name ends
+FIGURE_UNITS = {"s": "s", "pct": "%"}  # by how a figure's name ends
 
 
 def simulation_document(found: Simulation) -> Document:
@@ -75,9 +75,9 @@ def _run_values(run: SimulatedRun) -> dict[str, Any]:
         "num_steps": len(run.steps),
         "num_evaluations": len(run.evaluated_after),
         "evaluation_s": run.evaluation_s,
-        "simulated_min": run.simulated_s / MINUTE,
+        "simulated_s": run.simulated_s,
         "workload_steps": run.planned.plan.workload.num_steps() or None,
-        "time_to_train_min": None if run.time_to_train_s is None else run.time_to_train_s / MINUTE,
+        "time_to_train_s": run.time_to_train_s,
         "time_to_train_is_extrapolated": None if run.time_to_train_s is None else not run.is_whole,
     }
 
@@ -199,7 +199,7 @@ def _weeks_values(found: Simulation) -> dict[str, Any]:
     return {
         "plan": found.plan.name,
         "seed": found.seed,
-        "seeds": found.seeds,
+        "num_seeds": found.seeds,
         "days": found.days,
         "predicted_step_s": found.plan.step_time_s,
         "median_step_s": seen.step.median_s,
@@ -207,7 +207,7 @@ def _weeks_values(found: Simulation) -> dict[str, Any]:
         "mean_step_s": seen.step.seconds,
         "mean_step_standard_error_s": seen.step.standard_error_s,
         "mean_exposed_s": {part.removeprefix("exposed_"): seen.step.parts_s[part] for part in PARTS if part.startswith("exposed_")},
-        "time_to_train_min": None if found.time_to_train_s is None else found.time_to_train_s / MINUTE,
+        "time_to_train_s": found.time_to_train_s,
         "goodput": seen.goodput.mean,
         "interruptions": seen.interruptions.mean,
         "cost_usd": found.cost_usd,
@@ -219,7 +219,7 @@ def _weeks_values(found: Simulation) -> dict[str, Any]:
         "steps_done": seen.num_steps,
         "workload_steps": seen.step.workload_steps or None,
         "workload_done": seen.workload_done,
-        "hours": {name: value / HOUR for name, value in _where(found).items()},
+        "spent_s": {name.replace(" ", "_"): value for name, value in _where(found).items()},
         "checkpoint": {
             "interval_s": campaign.interval_s,
             "young_s": float(young_interval_s(campaign.failures.checkpoint_s, between_s)),
@@ -229,7 +229,7 @@ def _weeks_values(found: Simulation) -> dict[str, Any]:
         "num_spares": campaign.num_spares,
         "chance_by": found.finish.chance_by(found.finish_by_s) if found.finish and found.finish_by_s else None,
         "chance_under": _chance_under(found),
-        "finish_days": OverSeeds.of(found.finish.wall_s / DAY) if found.finish else None,
+        "finish_s": OverSeeds.of(found.finish.wall_s) if found.finish else None,
         "sizes": found.sizes,
         "complete": not (found.interrupted or found.is_cut),
         "over_budget": found.is_cut,

@@ -37,7 +37,7 @@ from meshwright.simulator.planned_step import check_plan
 from meshwright.simulator.run import Conditions, OverSeeds, Paid, SimulatedRun, run_plan, write_run
 from meshwright.simulator.step import Slow
 from meshwright.simulator.weeks_record import write_weeks
-from meshwright.units import DAY, GB, MINUTE
+from meshwright.units import DAY, GB
 
 Progress = Callable[[str, int, int], None]
 SlowRanks = Mapping[int, float] | Sequence[str]  # factor by rank, or `RANK=FACTOR`
@@ -297,8 +297,8 @@ def _figures(run: SimulatedRun) -> dict[str, float]:
         "median_step_s": run.times.median_s,
         "mean_step_s": float(np.mean(run.times.steady_s)),
         "robust_std_pct": run.times.robust_std_pct,
-        "simulated_min": run.simulated_s / MINUTE,
-        **({} if run.time_to_train_s is None else {"time_to_train_min": run.time_to_train_s / MINUTE}),
+        "simulated_s": run.simulated_s,
+        **({} if run.time_to_train_s is None else {"time_to_train_s": run.time_to_train_s}),
         **exposed,
     }
 
