@@ -151,8 +151,9 @@ def _parts(run: SimulatedRun) -> Iterator[tuple[str, str, str]]:
     """The parts that anybody gives time to, predicted and of steady steps, as the report has them, and what they add up to."""
     predicted_s, simulated_s = run.job.plan.parts_s, run.mean_parts_s
     for part in PARTS:
-        if predicted_s[part] or simulated_s[part]:
-            yield PART_NAMES[part], seconds(predicted_s[part]), seconds(simulated_s[part])
+        predicted, simulated = predicted_s.get(part, 0.0), simulated_s.get(part, 0.0)
+        if predicted or simulated:
+            yield PART_NAMES[part], seconds(predicted), seconds(simulated)
     yield "step", seconds(run.job.plan.step_time_s), seconds(sum(simulated_s.values()))
 
 

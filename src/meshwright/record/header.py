@@ -116,7 +116,9 @@ def _check_fields(known: Mapping[str, Any]) -> None:
     for name in ("seed", "num_ranks"):
         whole_number(known, name)
     for name in ("sequence_length", "target"):
-        number(known, name)
+        value = number(known, name)
+        if value is not None and not 0 <= value <= 2**53:
+            raise ValueError(f"{name} is {value}")
     for name in ("name", "kind", "machine", "status", "created"):
         if not isinstance(known.get(name), str):
             raise ValueError(f"{name} is {known.get(name, 'missing')!r}")
