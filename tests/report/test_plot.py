@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.plan.plan import Plan
+from meshwright.report.page.plan_page import write_plan_page
 from meshwright.report.page.plot import write_plot
 from meshwright.units import seconds
 
@@ -49,3 +50,9 @@ def test_names_are_escaped(record: Plan, tmp_path: Path) -> None:
 def test_other_formats_and_missing_folders_are_refused(record: Plan, tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         write_plot(record, tmp_path / name)
+
+
+def test_half_a_character_in_a_name_is_no_traceback(record: Plan, tmp_path: Path) -> None:
+    write_plot(replace(record, name="half \ud800"), tmp_path / "plan.svg")
+    write_plan_page(replace(record, name="half \ud800"), tmp_path / "plan.html")
+    assert "half ?" in (tmp_path / "plan.svg").read_text() and "half ?" in (tmp_path / "plan.html").read_text()

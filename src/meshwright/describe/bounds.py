@@ -33,5 +33,5 @@ def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
             yield from _numbers(key, name)
             yield from _numbers(inner, f"{name}.{key}")
     elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _numbers(inner, name)
+        for number, inner in enumerate(value):
+            yield from _numbers(inner, f"{name}[{number}]")

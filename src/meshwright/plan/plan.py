@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from meshwright.describe.bounds import MOST_REAL
+from meshwright.describe.bounds import MOST_REAL, check_numbers
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.profile import Profile
@@ -56,6 +56,8 @@ class Plan:
                 where="version",
                 fix="make the plan again with `meshwright plan`",
             )
+        if self.profile:
+            check_numbers(self.profile, "profile")
         times = {"step_time_s": self.step_time_s, "low_s": self.low_s, "high_s": self.high_s}
         amounts = {
             **times,
