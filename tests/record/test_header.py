@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.record.header import FORMAT, RunHeader, check_name
+from meshwright.record.header import FORMAT, RunHeader, check_name, read_header
 from meshwright.record.run import read_run
 from meshwright.record.writer import RunWriter
 
@@ -66,3 +66,11 @@ def test_a_header_that_could_not_be_read_back_is_not_made(changes: dict[str, obj
 def test_a_folder_without_a_header_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a run folder"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize("target", ["NaN", "Infinity", -1.0])
+def test_a_target_that_no_loss_can_reach_is_damage(writer: RunWriter, target: object) -> None:
+    header = json.loads((writer.folder / "run.json").read_text())
+    (writer.folder / "run.json").write_text(json.dumps({**header, "target": target}))
+    with pytest.raises(InputError, match="the run's header is damaged: target is"):
+        read_header(writer.folder)

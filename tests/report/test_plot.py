@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.predict.forecast import Forecast
+from meshwright.report.page.plan_page import write_plan_page
 from meshwright.report.page.plot import write_plot
 from meshwright.units import seconds
 
@@ -56,3 +57,11 @@ def test_names_are_escaped(record_forecast: Forecast, tmp_path: Path) -> None:
 def test_other_formats_and_missing_folders_are_refused(record_forecast: Forecast, tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         write_plot(record_forecast, tmp_path / name)
+
+
+def test_half_a_character_in_a_name_is_no_traceback(record_forecast: Forecast, tmp_path: Path) -> None:
+    job = replace(record_forecast.job, model=replace(record_forecast.job.model, name="half \ud800"))
+    broken = replace(record_forecast, job=job)
+    write_plot(broken, tmp_path / "plan.svg")
+    write_plan_page(broken, tmp_path / "plan.html")
+    assert "half ?" in (tmp_path / "plan.svg").read_text() and "half ?" in (tmp_path / "plan.html").read_text()

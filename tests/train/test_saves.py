@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from meshwright.train.checkpoint.saves import check_resumable
 from ranks import Pools
 from resharding import NUM_STEPS, Next, load_at, save_at
 from small_run import MODEL, Small, tensors_of
 
 from meshwright.describe.model import Model
+from meshwright.errors import InputError
+from meshwright.train.checkpoint import save
+from meshwright.train.job import Job
 
 TEN = [
     "dp=1",
@@ -81,3 +87,30 @@ def test_a_tied_table_on_both_ends_of_a_pipeline(pools: Pools, small: Small, tmp
 def test_every_pair_of_ten_layouts(pools: Pools, small: Small, tmp_path: Path, model: Model) -> None:
     assert len(list(product(TEN, TEN))) == 100
     check_pairs(pools, small, tmp_path, model, TEN)
+
+
+STATE = base64.b64encode(torch.random.get_rng_state().numpy().tobytes()).decode()
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"samples": None}, "samples is None"),
+        ({"samples": -1}, "samples is -1"),
+        ({"samples": "8"}, "samples is '8'"),
+        ({"samples": 2**64}, "samples is 18446744073709551616"),
+        ({"digests": []}, r"digests are \[\]"),
+        ({"digests": {"plan": 3}}, "digests are"),
+        ({"random_state": "AAAA"}, "random_state is 'AAAA'"),
+        ({"random_state": 7}, "random_state is 7"),
+    ],
+)
+def test_a_manifest_with_a_good_hash_and_a_wrong_value_is_one_message(small: Small, tmp_path: Path, changes: dict, said: str) -> None:
+    job = Job(plan=small.plan("dp=1"), runs=tmp_path, name="a", corpus=small.corpus)
+    marks = {"plan": "1", "corpus": "2", "code": "3"}
+    scalars = {"samples": 8, "seed": 0, "digests": marks, "random_state": STATE, **changes}
+    path = save(tmp_path, 1, [], scalars).path
+    with pytest.raises(InputError, match=f"does not say what a run needs to go on: {said}"):
+        check_resumable(job, path, marks)
+    good = save(tmp_path, 2, [], {**scalars, "samples": 8, "digests": marks, "random_state": STATE}).path
+    assert check_resumable(job, good, marks).step == 2

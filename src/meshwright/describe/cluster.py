@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from meshwright.describe.bounds import check_numbers
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.source import Sources
 from meshwright.errors import InputError
@@ -53,6 +54,9 @@ class Cluster:
     sources: Sources = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_numbers(self, f"cluster {self.name}", unstated=("storage_bytes_per_s", "power_cap_w"))
+        if self.accelerators_per_node < 1:
+            raise InputError("a node has no accelerator", where=f"cluster {self.name}: accelerators_per_node", fix="give at least 1")
         if not self.tiers:
             raise InputError(f"cluster {self.name!r} has no network tier", where=f"cluster {self.name}", fix="describe at least one")
         for inner, outer in zip(self.tiers, self.tiers[1:], strict=False):

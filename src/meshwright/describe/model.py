@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from meshwright.describe.bounds import check_numbers
 from meshwright.describe.source import Sources
 from meshwright.errors import InputError
 
@@ -80,6 +81,7 @@ class Model:
     sources: Sources = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_numbers(self, f"model {self.name}")
         for key in ("num_layers", "hidden", "ffn_hidden", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
             if getattr(self, key) < 1:
                 raise InputError(f"{key} must be at least 1, not {getattr(self, key)}", where=f"model {self.name}: {key}")

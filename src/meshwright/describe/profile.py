@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.describe.bounds import check_numbers
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.files import read_text
@@ -236,6 +237,7 @@ def _check(profile: Profile, where: str) -> None:
     for name, value in wanted.items():
         if not (math.isfinite(value) and value > 0):
             raise InputError(f"{name} is {value!r}, which is not a positive number", where=where, fix=_FIX)
+    check_numbers(profile, where)
 
 
 def cache_folder() -> Path:

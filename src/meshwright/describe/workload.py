@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from meshwright.describe.bounds import check_numbers
 from meshwright.describe.source import Sources
 from meshwright.errors import InputError
 
@@ -28,6 +29,15 @@ class Convergence:
 
     samples_by_batch: Mapping[int, float]
     samples_by_precision: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # recipes that converge differently
+
+    def __post_init__(self) -> None:
+        for table in (self.samples_by_batch, *self.samples_by_precision.values()):
+            if not table or not all(batch >= 1 and samples > 0 for batch, samples in table.items()):
+                raise InputError(
+                    "no batch, or one that is not above 0, has samples to the target",
+                    where="workload.convergence.samples_by_batch",
+                    fix="give samples by batch: { 1024 = 2e6 }",
+                )
 
     def samples(self, batch: float, precision: str = "") -> float:
         """Samples to the target at a global batch, on a straight line in log-log between measured batches.
@@ -67,6 +77,14 @@ class Evaluation:
     every_samples: float  # training samples between two evaluations, rounded up to whole steps
     start_samples: float = 0.0  # no evaluation before this many
     start_samples_per_batch: float = 0.0  # for each sequence of the global batch so many more, of which whole intervals count
+
+    def __post_init__(self) -> None:
+        if not self.every_samples > 0 or self.num_samples < 1:
+            raise InputError(
+                f"{self.num_samples} samples evaluated every {self.every_samples} samples",
+                where="workload.evaluation",
+                fix="give at least 1 sample, and more than 0 between two evaluations",
+            )
 
     def interval_steps(self, global_batch: int) -> int:
         """Steps from one evaluation to the next."""
@@ -148,6 +166,7 @@ class Workload:
     sources: Sources = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_numbers(self, f"workload {self.name}")
         if self.seq_len < 1 or self.global_batch < 1:
             raise InputError(
                 f"sequence length {self.seq_len} and global batch {self.global_batch} must be at least 1", where=f"workload {self.name}"

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from meshwright.describe.bounds import MOST_REAL, check_numbers
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.profile import Profile
@@ -57,6 +58,17 @@ class Plan:
                 where="version",
                 fix="make the plan again with `meshwright plan`",
             )
+        if self.profile:
+            check_numbers(self.profile, "profile")
+        times = {"step_time_s": self.step_time_s, "low_s": self.low_s, "high_s": self.high_s}
+        amounts = {
+            **times,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            **{f"parts_s.{part}": value for part, value in self.parts_s.items()},
+        }
+        for name, value in amounts.items():
+            if not 0 <= value <= MOST_REAL or (name in times and not value):
+                raise InputError(f"{name} cannot be {value}", where=name, fix="make the plan again with `meshwright plan`")
         if self.layout.num_ranks != self.cluster.num_accelerators:
             raise InputError(
                 f"the layout takes {self.layout.num_ranks} accelerators and the cluster has {self.cluster.num_accelerators} in use",

@@ -118,7 +118,9 @@ def _check_fields(known: Mapping[str, Any]) -> None:
     for name in ("seed", "num_ranks"):
         whole_number(known, name)
     for name in ("sequence_length", "target"):
-        number(known, name)
+        value = number(known, name)
+        if value is not None and not 0 <= value <= 2**53:
+            raise ValueError(f"{name} is {value}")
     for name in ("num_steps", "last_step"):
         if known.get(name) is not None and whole_number(known, name) < 1:
             raise ValueError(f"{name} is {known[name]}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from meshwright.train.checkpoint import (
 from meshwright.train.checkpoint.clock import SaveClock
 from meshwright.train.checkpoint.durable import JSON
 from meshwright.train.checkpoint.folder import step_folders
+from meshwright.train.checkpoint.manifest import MANIFEST
 from meshwright.train.checkpoint.notices import StoreNotices
 from meshwright.train.job import Job, differences
 from meshwright.train.replica import Replica
@@ -152,9 +153,37 @@ def check_steps(job: Job) -> None:
 def check_resumable(job: Job, path: Path, digests: dict[str, str]) -> Manifest:
     """The manifest of a checkpoint that this run may go on from."""
     manifest = read_manifest(path)
-    saved = manifest.scalars.get("digests", {})
+    _check_scalars(manifest, path)
+    saved = manifest.scalars["digests"]
     check_same(saved, digests, allowed=job.allow_changed, said=_changes(job, manifest))
     return manifest
+
+
+def _check_scalars(manifest: Manifest, path: Path) -> None:
+    """Pass where a run can go on from what a manifest says beside its tensors: a hash vouches for bytes, not for sense."""
+    scalars = manifest.scalars
+    samples, marks = scalars.get("samples"), scalars.get("digests")
+    wrong = ""
+    if type(samples) is not int or not 0 <= samples < 2**63:
+        wrong = f"samples is {samples!r:.40}"
+    elif not isinstance(marks, dict) or not all(isinstance(value, str) for value in marks.values()):
+        wrong = f"digests are {marks!r:.40}"
+    elif len(_random_state(scalars)) != torch.random.get_rng_state().numel():
+        wrong = f"random_state is {scalars.get('random_state')!r:.40}"
+    if wrong:
+        raise InputError(
+            f"the checkpoint does not say what a run needs to go on: {wrong}",
+            where=str(path / MANIFEST),
+            fix="remove this checkpoint's folder to go on from the one before",
+        )
+
+
+def _random_state(scalars: Mapping[str, Any]) -> bytes:
+    """The random state that a manifest holds; nothing where it holds none."""
+    try:
+        return base64.b64decode(scalars["random_state"], validate=True)
+    except (KeyError, TypeError, ValueError):
+        return b""
 
 
 def _changes(job: Job, manifest: Manifest) -> dict[str, str]:
@@ -174,8 +203,7 @@ def restore(replica: Replica, path: Path, names: Collection[str]) -> Manifest:
         manifest = load(path, replica.state(), names=names)
     replica.set_num_updates(manifest.step)
     replica.publish()
-    state = base64.b64decode(manifest.scalars["random_state"])
-    torch.random.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    torch.random.set_rng_state(torch.frombuffer(bytearray(_random_state(manifest.scalars)), dtype=torch.uint8))
     return manifest
 
 

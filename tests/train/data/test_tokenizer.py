@@ -145,3 +145,11 @@ def test_a_file_that_is_no_tokenizer(tmp_path, content):
 def test_no_such_file(tmp_path):
     with pytest.raises(InputError, match="cannot read the tokenizer: No such file"):
         read_tokenizer(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize("token", [7, True, ["<|endoftext|>"], {"content": 3}])
+def test_an_end_of_document_that_is_no_text(token: object, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(train_tokenizer(["some text"] * 3, 260).content)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
+    with pytest.raises(InputError, match=r"eos_token is .*, not a text"):
+        read_tokenizer(tmp_path)

@@ -129,7 +129,12 @@ def _configured_end(file: Path) -> str | None:
         token: Any = json.loads(read_bytes(config)).get("eos_token")
     except (OSError, ValueError, AttributeError):
         return None
-    return token.get("content") if isinstance(token, dict) else token
+    content = token.get("content") if isinstance(token, dict) else token
+    if content is not None and not isinstance(content, str):
+        raise InputError(
+            f"eos_token is {content!r:.40}, not a text", where=str(config), fix="give the token that ends a document, in quotes"
+        )
+    return content
 
 
 def tokenizer_of(content: bytes, *, where: str, end_of_document: str | None = None) -> Tokenizer:

@@ -1,0 +1,37 @@
+"""Numbers of a description that arithmetic can work with: no NaN, nothing below zero, nothing beyond what a float holds exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from meshwright.errors import InputError
+
+MOST = 2**53  # of counts: a float holds every whole number up to here
+MOST_REAL = 1e30
+
+
+def check_numbers(described: Any, where: str, *, unstated: Collection[str] = ()) -> None:
+    """Pass where every number of a value, and of the values in it, can be one; those in `unstated` may be infinite, or NaN: unknown."""
+    for name, value in _numbers(described):
+        key = name.rpartition(".")[2]
+        most = MOST if isinstance(value, int) else MOST_REAL
+        if not 0 <= value <= most and not (key in unstated and (value != value or value > 0)):
+            raise InputError(f"{name} cannot be {str(value)[:40]}", where=f"{where}: {name}", fix="give a number of at least 0 that can be")
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Every number in a value with its name; a mapping's keys count too."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, value
+    elif is_dataclass(value):
+        for spec in fields(value):
+            yield from _numbers(getattr(value, spec.name), f"{name}.{spec.name}" if name else spec.name)
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _numbers(key, name)
+            yield from _numbers(inner, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _numbers(inner, f"{name}[{number}]")
