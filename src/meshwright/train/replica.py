@@ -84,6 +84,8 @@ class Replica:
     def __init__(self, model: Model, workload: Workload, mesh: Mesh, training: Training) -> None:
         layout = mesh.layout
         check_trainable(model, workload, layout)
+        key_copies = mesh.same_keys.size if mesh.same_keys else 1
+        assert key_copies == model.key_copies(layout.tp), "make_mesh must be given Model.key_copies"
         self.model, self.workload, self.mesh, self.training = model, workload, mesh, training
         self.numbers = NUMBERS[workload.precision]
         self.num_micro_batches = layout.num_micro_batches(workload.global_batch)
@@ -119,7 +121,7 @@ class Replica:
         losses = self.stage.run(batch, self.data[0].loss_scale / nominal, self._add_gradient, self._before)
         for data in self.data:
             data.finish()
-        add_across_tensor_ranks(self.shards, self.mesh.tp)
+        add_across_tensor_ranks(self.shards, self.mesh)
         self._add_across_tied_ends()
         counted = [(micro_batch.labels != IGNORED_LABEL).sum() for micro_batch in batch]
         return self._summed(losses, counted, nominal)
@@ -276,7 +278,8 @@ class Replica:
         layout, mesh = self.mesh.layout, self.mesh
         sharded = layout.zero_stage > 0 and mesh.shard.size > 1
         first_replica = mesh.replicate.index == 0 and (sharded or mesh.shard.index == 0)
-        first_of_tensor = tensor_parallel.cut_dim(name) is not None or mesh.tp.index == 0
+        num_same = tensor_parallel.copies_of(name, self.model.key_copies(layout.tp))
+        first_of_tensor = mesh.tp.index % num_same == 0 if tensor_parallel.cut_dim(name) is not None else mesh.tp.index == 0
         is_copy = self.model.tied_embeddings and name == "embed.weight" and mesh.pp.index > 0
         return first_replica and first_of_tensor and not is_copy
 

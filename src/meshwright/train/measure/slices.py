@@ -89,7 +89,7 @@ class Runner:
     def __init__(self, cut: Cut, num_layers: int, device: torch.device) -> None:
         model = cut.model.cut_to(num_layers)
         self.device, self.num_layers = device, num_layers
-        self.mesh: Mesh = make_mesh(cut.layout, device)
+        self.mesh: Mesh = make_mesh(cut.layout, device, key_copies=model.key_copies(cut.tp))
         self.replica = Replica(model, cut.workload, self.mesh, TRAINING)
         self.replica.fill_weights(draw)
         self.num_parameters = model.num_parameters

@@ -39,9 +39,9 @@ def check_pieces(model: Model, seq_len: int, cp: int, tp: int, kind: str) -> Non
             where="layout.cp",
             fix=f"choose a sequence length that {2 * cp} divides",
         )
-    if cp > 1 and kind == "all-to-all" and (model.num_kv_heads // tp) % cp:
+    if cp > 1 and kind == "all-to-all" and model.num_kv_heads % (cp * tp):
         raise InputError(
-            f"an all-to-all over {cp} ranks cannot share {model.num_kv_heads // tp} key-value heads of a tensor-parallel rank",
+            f"an all-to-all gives each rank whole heads, and cp={cp} x tp={tp} does not divide {model.num_kv_heads} key-value heads",
             where="layout.cp_kind",
             fix="choose cp_kind=ring or all-gather",
         )
