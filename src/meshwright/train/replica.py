@@ -19,6 +19,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Training, Workload
 from meshwright.errors import InputError
 from meshwright.layout import Layout
+from meshwright.predict.legality import check_division
 from meshwright.predict.traffic import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.train.checkpoint import Piece
 from meshwright.train.data.samples import IGNORED_LABEL
@@ -338,13 +339,6 @@ def check_trainable(model: Model, workload: Workload, layout: Layout) -> None:
             where="workload.seq_len",
             fix=f"use at most {model.num_positions}",
         )
-    if layout.schedule == "zero-bubble" and layout.pp > 1 and layout.zero_stage == 3:
-        raise InputError(
-            "a zero-bubble schedule puts weight gradients off, and ZeRO 3 reduces them inside the backward",
-            where="layout.schedule",
-            fix="choose zero=2, or schedule=interleaved",
-        )
+    check_division(model, workload, layout)
     if NUMBERS[workload.precision].fp8:
         fp8.check_sides(model, layout, workload.seq_len)
-    context_parallel.check_pieces(model, workload.seq_len, layout.cp, layout.tp, layout.cp_kind)
-    tensor_parallel.check_cuts(model, layout.tp, workload.seq_len // layout.cp)

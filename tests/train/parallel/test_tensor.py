@@ -12,11 +12,10 @@ from on_ranks import loss_of_cut_vocabulary
 from parity import GPT, LLAMA
 from ranks import Pools
 
-from meshwright.errors import InputError
 from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.model.transformer import Transformer
 from meshwright.train.parallel.shards import cuts_of
-from meshwright.train.parallel.tensor import check_cuts, cut_dim, split
+from meshwright.train.parallel.tensor import cut_dim, split
 
 
 @pytest.mark.parametrize("tp", [2, 4])
@@ -48,22 +47,6 @@ def test_matrices_are_cut_and_what_stands_between_blocks_is_not(model) -> None:
     whole = {name for name in names if cut_dim(name) is None}
     assert all("norm" in name or name.endswith(("o.bias", "down.bias", "embed.positions")) for name in whole)
     assert all(cut_dim(name) == (1 if name.endswith(("o.weight", "down.weight")) else 0) for name in names.keys() - whole)
-
-
-def test_heads_that_do_not_divide_are_refused() -> None:
-    check_cuts(LLAMA, 8, 32)
-    with pytest.raises(InputError, match="tensor degree 3 does not divide 16 attention heads"):
-        check_cuts(LLAMA, 3, 32)
-    with pytest.raises(InputError, match="6 tokens of a sequence"):
-        check_cuts(LLAMA, 4, 6)
-
-
-def test_key_value_heads_are_shared_out_or_copied_evenly() -> None:
-    few = replace(LLAMA, num_heads=12, num_kv_heads=4, ffn_hidden=48)
-    for tp in (2, 4, 12):
-        check_cuts(few, tp, 96)
-    with pytest.raises(InputError, match="tensor degree 6 neither divides 4 key-value heads nor is a multiple of them"):
-        check_cuts(few, 6, 96)
 
 
 @pytest.mark.parametrize("tp, starts", [(2, [0, 12]), (4, [0, 6, 12, 18]), (12, [0, 0, 0, 6, 6, 6, 12, 12, 12, 18, 18, 18])])

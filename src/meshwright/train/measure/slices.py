@@ -77,7 +77,8 @@ class Cut:
     def refusal(self) -> str:
         """Why the trainer cannot run it so; nothing: it can."""
         try:
-            check_trainable(self.model, self.workload, self.layout)
+            # A slice has fewer layers than its model, and as many as its stages ask for.
+            check_trainable(replace(self.model.cut_to(self.pp), name=self.model.name), self.workload, self.layout)
         except InputError as error:
             return error.what
         return ""

@@ -15,8 +15,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.describe.model import Model
-from meshwright.errors import InputError
 from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.kernels.layer_functions import Made, value_of
 from meshwright.train.model.transformer import MLP, Attention, Embedding, Head, Transformer, tensors_in
@@ -44,27 +42,6 @@ def cut_dim(name: str) -> int | None:
 def copies_of(name: str, key_copies: int) -> int:
     """How many tensor-parallel ranks hold the same part of the tensor `name`, which is cut."""
     return key_copies if name.endswith(COPIED) else 1
-
-
-def check_cuts(model: Model, tp: int, num_local_tokens: int) -> None:
-    """Raise where a model or a sequence cannot be cut `tp` ways."""
-    counts = {
-        "attention heads": model.num_heads,
-        "columns of the MLP": model.ffn_hidden,
-        "entries of the vocabulary": model.vocab_size,
-        "tokens of a sequence on a context-parallel rank": num_local_tokens,
-    }
-    for what, count in counts.items():
-        if count % tp:
-            raise InputError(
-                f"tensor degree {tp} does not divide {count} {what}", where="layout.tp", fix=f"choose tp from the divisors of {count}"
-            )
-    if model.num_kv_heads % tp and tp % model.num_kv_heads:
-        raise InputError(
-            f"tensor degree {tp} neither divides {model.num_kv_heads} key-value heads nor is a multiple of them",
-            where="layout.tp",
-            fix=f"choose tp from the divisors or the multiples of {model.num_kv_heads}",
-        )
 
 
 def split(chunk: Transformer, axis: Axis) -> None:
