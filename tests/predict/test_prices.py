@@ -14,8 +14,10 @@ from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.model import Experts, Model
 from meshwright.describe.profile import load_profile
 from meshwright.describe.workload import Adapters, Workload
+from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
-from meshwright.predict.inputs import measured, question
+from meshwright.predict.inputs import Inputs, inputs_of
+from meshwright.predict.measured import measured
 from meshwright.predict.prices import MeasuredPricer, Pricer
 from meshwright.predict.software import Constants, software
 from meshwright.predict.stages import Split, stage_layers
@@ -67,9 +69,14 @@ PLAIN = Constants(
 )
 
 
+def numbers(model: Model, cluster: Cluster, workload: Workload, log_factor: float = 0.0) -> Inputs:
+    """A job as numbers, under a release with this factor."""
+    return replace(inputs_of(Job(model, cluster, workload)), log_factor=log_factor)
+
+
 def prices(model: Model = MODEL, workload: Workload = WORKLOAD, constants: Constants = PLAIN, **layout: object) -> Pricer:
     """Prices of one layout on the machine of round numbers."""
-    return Pricer(question(model, MACHINE, workload), Layouts.of([Layout(**layout)]), constants)  # type: ignore[arg-type]
+    return Pricer(numbers(model, MACHINE, workload), Layouts.of([Layout(**layout)]), constants)  # type: ignore[arg-type]
 
 
 def split(pp: int = 1, vp: int = 1) -> Split:
@@ -100,7 +107,7 @@ def test_without_cuda_graphs_the_host_is_in_every_layer() -> None:
 
 
 def test_a_release_slows_compute_and_not_the_wire() -> None:
-    slow = Pricer(question(MODEL, MACHINE, WORKLOAD, np.log(2.0)), Layouts.of([Layout(tp=2)]), PLAIN)
+    slow = Pricer(numbers(MODEL, MACHINE, WORKLOAD, np.log(2.0)), Layouts.of([Layout(tp=2)]), PLAIN)
     fast = prices(tp=2)
     assert slow.layer().compute_s(0)[0] == pytest.approx(2 * fast.layer().compute_s(0)[0])
     assert slow.tensor_s()[0] == fast.tensor_s()[0]
@@ -278,7 +285,7 @@ JOB = replace(load_workload("pretrain-1t"), precision="bf16", global_batch=512)
 
 
 def real_prices(layouts: list[Layout]) -> Pricer:
-    return Pricer(question(LLAMA, REAL, JOB), Layouts.of(layouts), software("v5.1").constants)
+    return Pricer(numbers(LLAMA, REAL, JOB), Layouts.of(layouts), software("v5.1").constants)
 
 
 def test_more_tensor_ranks_never_compute_a_layer_slower_and_never_send_less() -> None:
@@ -314,7 +321,7 @@ def profiled(name: str, model: str, precision: str, **layout: object) -> Measure
     """Prices by one of the profiles that tests have."""
     llama, job = load_model(model), replace(load_workload("pretrain-1t"), precision=precision, seq_len=8192, global_batch=8)
     seen = measured(llama, job, load_profile(FIXTURES / f"{name}.json"))
-    return MeasuredPricer(question(llama, REAL, job), Layouts.of([Layout(**layout)]), software("v5.1").constants, seen)  # type: ignore[arg-type]
+    return MeasuredPricer(numbers(llama, REAL, job), Layouts.of([Layout(**layout)]), software("v5.1").constants, seen)  # type: ignore[arg-type]
 
 
 def test_a_profile_gives_back_the_slices_it_was_made_of() -> None:
@@ -333,3 +340,15 @@ def test_recomputing_by_a_profile_runs_a_compiled_layer_whole_and_a_cut_one_to_i
     cut = {"tp": 2, "overlap_tp": False}
     plain, again = (profiled("profile_of_a_card", "llama-3.1-8b", "bf16-pure", recompute=kind, **cut).layer() for kind in ("none", "full"))
     assert (again.compute_s(1) - plain.compute_s(1))[0] < plain.compute_s(0)[0]
+
+
+def test_ranks_beyond_the_key_value_heads_compute_and_hold_copies() -> None:
+    few = replace(MODEL, num_kv_heads=2, ffn_hidden=64, gated=False)
+    shared, copied = prices(few, tp=2), prices(few, tp=4)
+    assert (float(shared.kv_dim[0]), float(copied.kv_dim[0])) == (32, 64)
+    product = product_s(TOKENS, 16 + 2 * 16, HIDDEN) + product_s(TOKENS, HIDDEN, 16) + 2 * product_s(TOKENS, 16, HIDDEN)
+    assert copied.layer().matmul[0][0] == pytest.approx(product, rel=1e-3)
+    split = stage_layers(LAYERS, np.array([1]))
+    own = prices(replace(few, num_kv_heads=4), tp=4)  # a head for each rank: the same on every one
+    assert copied.parameters(split)[0] == pytest.approx(own.parameters(split)[0])
+    assert copied.layer().total_s(1) == pytest.approx(own.layer().total_s(1))
