@@ -128,7 +128,7 @@ def run_steps(model: Model, workload: Workload, layout: Layout, num_steps: int) 
 
 def run_evaluations(model: Model, workload: Workload, layout: Layout, num_samples: int) -> list[tuple[float, float, int]]:
     """The loss of a step, then summed loss and tokens of an evaluation; twice, so that what the first one left behind is found."""
-    from meshwright.train.data.batches import micro_batch, sample_numbers
+    from meshwright.train.parallel.batches import micro_batch, sample_numbers
 
     found = []
     with replica_of(model, workload, layout) as (replica, mesh):
