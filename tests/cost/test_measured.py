@@ -86,3 +86,7 @@ def test_a_correction_goes_through_what_was_seen():
 def test_a_correction_that_would_be_no_price_is_in_proportion(composed, seen):
     found = Correction.through(composed, seen)
     assert found.fixed_s == 0 and found.factor == pytest.approx(float(np.exp(np.mean(np.log(np.array(seen) / composed)))))
+
+
+def test_ranks_beyond_the_key_value_heads_hold_copies() -> None:
+    assert [int(SHAPE.qkv(tp)) for tp in (1, 8, 16, 32)] == [48 * 128, 48 * 128, (32 + 32) * 128, (32 + 64) * 128]

@@ -16,6 +16,7 @@ from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import FitError, InputError
 from meshwright.layout import Layout, Layouts
 from meshwright.predict.footprint import MOMENTS, PARTS, check_fits, footprint, recipe_for, spare_bytes, stages
+from meshwright.predict.traffic import chunks_of
 from meshwright.units import GB, GIB
 
 DENSE = Model(name="small", num_layers=8, hidden=512, ffn_hidden=1536, num_heads=8, num_kv_heads=4, head_dim=64, vocab_size=32000)
@@ -226,3 +227,19 @@ def test_fp8_weights_need_one_copy_on_blackwell():
     assert recipe_for("fp8", BLACKWELL).weight_bytes == 1
     with pytest.raises(InputError, match="no precision named"):
         recipe_for("fp9")
+
+
+@pytest.mark.parametrize("tp", [1, 4, 8, 32])
+def test_ranks_beyond_the_key_value_heads_hold_copies(tp):
+    model, layout = LLAMA_405B, Layout(tp=tp, pp=9, recompute="selective")  # 8 key-value heads
+    held = sum(parameter.size for parameter in chunks_of(model, layout, 1)[0].parameters)
+    middle = stages(model, WORKLOAD, layout)[1]
+    assert middle.weights_bytes == pytest.approx(recipe_for(WORKLOAD.precision).weight_bytes * held)
+    own = stages(replace(model, num_kv_heads=max(tp, 8)), WORKLOAD, layout)[1]  # a head for each rank: the same on every one
+    assert middle == own
+
+
+def test_biases_of_copied_heads_are_copied():
+    model = replace(DENSE, qkv_biases=True)
+    own = stages(replace(model, num_kv_heads=8), WORKLOAD, Layout(tp=8, recompute="full"))
+    assert stages(model, WORKLOAD, Layout(tp=8, recompute="full")) == own

@@ -16,6 +16,8 @@ from meshwright.predict.legality import check_layout, legal_rows
 
 MODELS = {name: load_model(name) for name in ("gpt-3-175b", "llama-3.1-8b", "mixtral-8x7b", "deepseek-v3")}
 MODELS["odd"] = replace(MODELS["llama-3.1-8b"], name="odd", num_layers=30, vocab_size=30_003, num_kv_heads=2)
+MODELS["two"] = replace(MODELS["llama-3.1-8b"], name="two", num_kv_heads=2)
+MODELS["six"] = replace(MODELS["llama-3.1-8b"], name="six", num_heads=48, num_kv_heads=6)
 DEGREES = st.sampled_from([1, 2, 3, 4, 6, 8, 16])
 FEW = st.sampled_from([0, 0, 0, 1, 2, 3, 5])
 
@@ -76,7 +78,9 @@ def test_the_mask_and_the_error_agree(name: str, rows: list[Layout], batch: int,
 def test_each_rule_is_in_the_mask_and_in_the_error() -> None:
     """Every reason there is, beside a layout that has none: the law above must not hold for want of cases."""
     workload = replace(load_workload("pretrain-1t"), global_batch=96, seq_len=8200)
-    dense, experts, odd = (Job(MODELS[name], flat(16), workload) for name in ("llama-3.1-8b", "mixtral-8x7b", "odd"))
+    dense, experts, odd, two, six = (
+        Job(MODELS[name], flat(16), workload) for name in ("llama-3.1-8b", "mixtral-8x7b", "odd", "two", "six")
+    )
     cases = [
         (dense, Layout(tp=2, dp=8), ""),
         (experts, Layout(tp=2, dp=8, ep=8), ""),
@@ -87,6 +91,8 @@ def test_each_rule_is_in_the_mask_and_in_the_error() -> None:
         (dense, Layout(pp=16, vp=4), "32 layers do not divide over 16 pipeline stages of 4 chunks"),
         (dense, Layout(pp=4, dp=4, first_stage_layers=3), "with 3 layers on the first"),
         (odd, Layout(tp=2, dp=8), "does not divide 30003 vocabulary entries"),
+        (two, Layout(tp=8, dp=2), ""),
+        (six, Layout(tp=4, dp=4), "tensor degree 4 neither divides 6 key-value heads nor is a multiple of them"),
         (dense, Layout(tp=16), "does not divide into 16 pieces"),
         (dense, Layout(cp=16), "does not divide into 32 pieces"),
         (dense, Layout(dp=16, ep=2), "llama-3.1-8b has no experts"),

@@ -340,3 +340,15 @@ def test_recomputing_by_a_profile_runs_a_compiled_layer_whole_and_a_cut_one_to_i
     cut = {"tp": 2, "overlap_tp": False}
     plain, again = (profiled("profile_of_a_card", "llama-3.1-8b", "bf16-pure", recompute=kind, **cut).layer() for kind in ("none", "full"))
     assert (again.compute_s(1) - plain.compute_s(1))[0] < plain.compute_s(0)[0]
+
+
+def test_ranks_beyond_the_key_value_heads_compute_and_hold_copies() -> None:
+    few = replace(MODEL, num_kv_heads=2, ffn_hidden=64, gated=False)
+    shared, copied = prices(few, tp=2), prices(few, tp=4)
+    assert (float(shared.kv_dim[0]), float(copied.kv_dim[0])) == (32, 64)
+    product = product_s(TOKENS, 16 + 2 * 16, HIDDEN) + product_s(TOKENS, HIDDEN, 16) + 2 * product_s(TOKENS, 16, HIDDEN)
+    assert copied.layer().matmul[0][0] == pytest.approx(product, rel=1e-3)
+    split = stage_layers(LAYERS, np.array([1]))
+    own = prices(replace(few, num_kv_heads=4), tp=4)  # a head for each rank: the same on every one
+    assert copied.parameters(split)[0] == pytest.approx(own.parameters(split)[0])
+    assert copied.layer().total_s(1) == pytest.approx(own.layer().total_s(1))

@@ -332,3 +332,12 @@ def test_no_step_is_shorter_than_its_messages_between_stages(gbit_per_s, vp):
     exposed_s, whole_s = exposed_and_whole(priced, "pp")
     assert priced.step_time_s[0] >= whole_s
     assert sw.PP_EXPOSED * whole_s <= exposed_s * (1 + 1e-12) and exposed_s < whole_s
+
+
+def test_ranks_beyond_the_key_value_heads_take_as_long_as_with_a_head_each():
+    model, layout = MODELS["llama-3.1-70b"], Layout(tp=16, cp=2, dp=2)  # 8 key-value heads
+    steps = [
+        float(price(reference_inputs(shapes, H100.resized(64), PRETRAIN), Layouts.of([layout]), CONSTANTS).step_time_s[0])
+        for shapes in (model, replace(model, num_kv_heads=16))
+    ]
+    assert steps[0] == pytest.approx(steps[1], rel=1e-12)

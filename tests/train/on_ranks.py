@@ -19,6 +19,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.layout import AXES, Layout
 from meshwright.predict.traffic import GATHER, MESSAGE, REDUCE, SCATTER, SWITCH
+from meshwright.train.parallel.collectives import Axis
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 
 # The argument that holds the whole payload, and the kind of flow, by the operator's name.
@@ -40,6 +41,7 @@ class Sent:
     """What one rank sent in a step."""
 
     stage: int
+    shard: int  # this rank's place among those who share a state
     flows: dict[FlowKey, int]  # how often
     shared: dict[str, str]  # axes whose group is another axis's too, and the name that both are counted under
     num_control: int  # sums of loss and norm over all ranks
@@ -84,10 +86,15 @@ class Watch(TorchDispatchMode):
         self.events.append((group, kind))
 
 
+def axes_of(mesh: Mesh) -> list[Axis]:
+    """The axes that a step's messages travel on."""
+    return [mesh.tp, mesh.cp, mesh.pp, mesh.replicate, mesh.shard, *([mesh.same_keys] if mesh.same_keys else [])]
+
+
 def axes_by_group(mesh: Mesh) -> dict[str, list[str]]:
     """Axes of more than one rank by the name of their group. Where one axis takes all ranks, its group serves the replicas too."""
     named: dict[str, list[str]] = {}
-    for axis in (mesh.tp, mesh.cp, mesh.pp, mesh.replicate, mesh.shard):
+    for axis in axes_of(mesh):
         if axis.size > 1 and axis.name not in named.setdefault(axis.group.group_name, []):
             named[axis.group.group_name].append(axis.name)
     return named
@@ -101,12 +108,12 @@ def sent_in_a_step(model: Model, workload: Workload, layout: Layout) -> Sent:
             replica.update(replica.gradients(batch), 1e-3)
             replica.ready()
         named = axes_by_group(mesh)
-        sizes = {axis.group.group_name: axis.size for axis in (mesh.tp, mesh.cp, mesh.pp, mesh.replicate, mesh.shard)}
+        sizes = {axis.group.group_name: axis.size for axis in axes_of(mesh)}
         flows: Counter[FlowKey] = Counter()
         for (group, kind, payload), count in watch.sent.items():
             flows["+".join(named[group]), kind, sizes[group], payload] += count
         shared = {axis: "+".join(axes) for axes in named.values() for axis in axes}
-        return Sent(mesh.pp.index, dict(flows), shared, watch.num_control)
+        return Sent(mesh.pp.index, mesh.shard.index if layout.zero_stage else 0, dict(flows), shared, watch.num_control)
 
 
 def order_of_a_step(model: Model, workload: Workload, layout: Layout) -> list[str]:

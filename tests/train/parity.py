@@ -46,6 +46,8 @@ GPT = Model(
     num_positions=48,
     layer_norm=True,
 )
+# More tensor ranks than key-value heads: several ranks hold the same head.
+SHARED = {"few": replace(LLAMA, name="few-heads", num_kv_heads=2), "one": replace(GPT, name="one-head", num_kv_heads=1)}
 MODELS = {"llama": LLAMA, "tied": replace(LLAMA, name="tied-llama", tied_embeddings=True), "gpt": GPT}
 WORKLOAD = Workload(name="parity", model="", seq_len=32, global_batch=8, precision="fp32", packed=True)
 TRAINING = Training(learning_rate=1e-3, warmup_samples=16, decay_samples=200, clip_norm=1.0)
@@ -90,7 +92,7 @@ def replica_of(model: Model, workload: Workload, layout: Layout) -> Iterator[tup
     from meshwright.train.parallel.mesh import make_mesh
     from meshwright.train.replica import Replica
 
-    mesh = make_mesh(layout, torch.device("cpu"))
+    mesh = make_mesh(layout, torch.device("cpu"), key_copies=model.key_copies(layout.tp))
     replica = Replica(model, workload, mesh, TRAINING)
     replica.fill_weights(initial_weights(model, SEED))
     replica.ready()

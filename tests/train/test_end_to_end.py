@@ -11,13 +11,14 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import faults
 import numpy as np
 import pytest
-from small_run import EVALUATION, Command, Small, events_of, last_step, session, start, steps_of, tensors_of, train, until
+from small_run import EVALUATION, MODEL, Command, Small, events_of, last_step, session, start, steps_of, tensors_of, train, until
 
 from meshwright.layout import parse_layout
 from meshwright.plan.plan import read_plan
@@ -245,6 +246,26 @@ def test_a_run_goes_on_as_it_was_started(small: Small, tmp_path: Path) -> None:
     assert elsewhere.err.startswith("meshwright: going on with the newest run, ")
     assert [step["step"] for step in steps_of(run)] == list(range(1, steps + 3))
     assert len(list((run / "checkpoints").glob("step-*"))) == 2
+
+
+def test_a_plan_with_more_tensor_ranks_than_key_value_heads_trains(small: Small, tmp_path: Path) -> None:
+    losses = {}
+    for text in ("dp=1", "tp=4"):
+        plan = small.plan_file(tmp_path / f"{text}.json", text, model=replace(MODEL, num_kv_heads=2))
+        command = train(tmp_path, plan, "--steps", "3", "--name", text)
+        assert command.wait() == 0, command.err
+        losses[text] = [record.loss for record in read_run(tmp_path / "runs" / text).records]
+    assert losses["tp=4"] == pytest.approx(losses["dp=1"], rel=1e-5)
+
+
+def test_a_plan_written_by_hand_is_refused_in_the_planners_words(small: Small, tmp_path: Path) -> None:
+    plan = small.plan_file(tmp_path / "plan.json", "tp=2")
+    written = json.loads(plan.read_text())
+    written["layout"]["micro_batch"] = 3
+    plan.write_text(json.dumps(written))
+    command = train(tmp_path, plan, "--steps", "1", "--name", "a")
+    assert command.wait() == 2
+    assert "dp=1 x mbs=3 = 3 does not divide the global batch 8" in command.err
 
 
 def test_a_job_that_is_restarted_starts_or_goes_on(plan: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from itertools import permutations, product
 
 import numpy as np
 import pytest
-from parity import MODELS, WORKLOAD, Steps, differences, joined, run_steps
+from parity import MODELS, SHARED, WORKLOAD, Steps, differences, joined, run_steps
 from ranks import Pools
 
 from meshwright.describe.model import Model
@@ -54,7 +54,7 @@ class Case:
     @property
     def shapes(self) -> Model:
         """The model, with as many layers as the pipeline needs."""
-        model = MODELS[self.model]
+        model = {**MODELS, **SHARED}[self.model]
         return replace(model, num_layers=8) if self.layout.pp * self.layout.vp > 6 else model
 
     @property
@@ -142,6 +142,16 @@ COVERING = [
     case("dp=2,mbs=4,zero=3", "tied"),
     case("pp=2,dp=2,mbs=2,zero=3", "tied"),
 ]
+COPIES = [
+    case("tp=4,mbs=4,recompute=full", "few"),
+    case("tp=4,dp=2,mbs=2,zero=1,order=dp-tp-cp-pp", "few", packed=False),
+    case("tp=2,pp=2,vp=2,mbs=2,schedule=zero-bubble,recompute=selective", "one"),
+    case("tp=2,dp=2,mbs=2,zero=0,overlap_dp=no", "one", packed=False),
+    case("tp=2,dp=2,mbs=2,zero=2", "one"),
+    case("tp=2,dp=2,mbs=2,zero=3,recompute=full,order=dp-tp-cp-pp", "one"),
+    case("tp=2,cp=2,mbs=4,cp_kind=ring,zero=1", "one"),
+    case("tp=2,cp=2,mbs=4,cp_kind=all-gather,zero=3", "one"),
+]
 SIXTEEN = case("dp=2,pp=2,cp=2,tp=2,vp=2,mbs=2,zero=2", "tied")
 MATRIX = [found for found in matrix() if found not in COVERING]
 
@@ -177,6 +187,11 @@ def test_layout_equals_one_process(case: Case, pools: Pools, reference: Referenc
 
 def test_sixteen_ranks_on_four_axes_equal_one_process(pools: Pools, reference: Reference) -> None:
     assert differences(*found_and_wanted(SIXTEEN, FEWER_STEPS, pools, reference)) == []
+
+
+@pytest.mark.parametrize("case", COPIES, ids=str)
+def test_ranks_that_hold_the_same_key_value_head_equal_one_process(case: Case, pools: Pools, reference: Reference) -> None:
+    assert differences(*found_and_wanted(case, FEWER_STEPS, pools, reference)) == []
 
 
 @pytest.mark.long

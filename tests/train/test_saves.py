@@ -82,6 +82,13 @@ def test_a_tied_table_on_both_ends_of_a_pipeline(pools: Pools, small: Small, tmp
     check_pairs(pools, small, tmp_path, TIED, ["pp=2", "tp=2"])
 
 
+@pytest.mark.parametrize("num_kv_heads, layouts", [(2, ["tp=4", "tp=2", "dp=1"]), (1, ["tp=2,dp=2,zero=3", "dp=1"])])
+def test_a_key_value_head_that_several_ranks_hold_is_saved_once(
+    num_kv_heads: int, layouts: list[str], pools: Pools, small: Small, tmp_path: Path
+) -> None:
+    check_pairs(pools, small, tmp_path, replace(MODEL, name="few", num_kv_heads=num_kv_heads, biases=True), layouts)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("model", [MODEL, TIED], ids=lambda model: model.name)
 def test_every_pair_of_ten_layouts(pools: Pools, small: Small, tmp_path: Path, model: Model) -> None:

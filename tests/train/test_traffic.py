@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from on_ranks import Sent, sent_in_a_step
-from parity import LLAMA, MODELS
+from parity import LLAMA, MODELS, SHARED
 from parity import WORKLOAD as PARITY
 from ranks import Pools
 
@@ -24,6 +24,8 @@ WORKLOAD = replace(PARITY, global_batch=4)
 
 # Sizes that nothing divides evenly: buckets of gradients and rows of weights are padded to whole shards.
 ODD = replace(LLAMA, name="odd-llama", hidden=35, vocab_size=88)
+
+SHAPES = {**MODELS, **SHARED, "odd": ODD}
 
 CASES = [
     ("tp=2", "llama", "fp32"),
@@ -58,20 +60,30 @@ CASES = [
     ("dp=2,tp=2,zero=1", "odd", "fp32"),
     ("dp=4,zero=2", "odd", "fp32"),
     ("pp=2,dp=2,zero=3", "odd", "bf16"),
+    # Four tensor ranks and two key-value heads, or one: copies of a head add their gradients up.
+    ("tp=4", "few", "fp32"),
+    ("tp=4,mbs=4,recompute=full", "one", "bf16"),
+    ("tp=4,dp=2,zero=0", "few", "fp32"),
+    ("tp=4,dp=2,zero=1", "few", "bf16"),
+    ("tp=2,dp=2,zero=2", "one", "fp32"),
+    ("tp=2,dp=2,zero=3", "one", "fp32"),
+    ("tp=2,cp=2,cp_kind=ring", "one", "fp32"),
+    ("tp=2,cp=2,cp_kind=all-gather,zero=3,recompute=selective", "one", "bf16"),
+    ("tp=2,pp=2,vp=2,schedule=zero-bubble", "one", "fp32"),
 ]
 
 
 def wanted(model: Model, workload: Workload, layout: Layout, sent: Sent) -> dict[tuple[str, str, int, int], int]:
     """The flows of a rank, counted as its process groups can tell them apart."""
     found: Counter[tuple[str, str, int, int]] = Counter()
-    for flow in flows(Step(model, workload, layout, sent.stage)):
+    for flow in flows(Step(model, workload, layout, sent.stage, shard=sent.shard)):
         found[sent.shared[flow.axis], flow.kind, flow.num_ranks, flow.payload_bytes] += flow.count
     return dict(found)
 
 
 def check_bytes(text: str, model: str, precision: str, pools: Pools) -> None:
     """Every byte on the process groups is accounted for, rank by rank."""
-    layout, shapes, workload = parse_layout(text), {**MODELS, "odd": ODD}[model], replace(WORKLOAD, precision=precision)
+    layout, shapes, workload = parse_layout(text), SHAPES[model], replace(WORKLOAD, precision=precision)
     for rank, sent in enumerate(pools.of(layout.num_ranks).run(sent_in_a_step, shapes, workload, layout)):
         assert sent.flows == wanted(shapes, workload, layout, sent), f"rank {rank}"
         assert sent.num_control == 1

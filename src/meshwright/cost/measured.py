@@ -46,10 +46,9 @@ class Shape:
     vocab_size: int
     gated: bool = True
 
-    @property
-    def qkv(self) -> int:
-        """Width of queries, keys and values together."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+    def qkv(self, tp: Any) -> Column:
+        """Width of queries, keys and values of `tp` ranks together; ranks beyond the key-value heads hold copies."""
+        return np.asarray((self.num_heads + 2 * np.maximum(self.num_kv_heads, tp)) * self.head_dim)
 
     @property
     def query(self) -> int:
@@ -163,7 +162,8 @@ def layer_time(shape: Shape, sequences: Any, seq_len: Any, tp: Any, rates: Rates
     """Seconds of one dense layer for so many sequences of so many tokens on one of `tp` ranks."""
     rows, ffn = np.asarray(sequences) * seq_len, shape.ffn_hidden
     into = (1 + shape.gated) * ffn / np.asarray(tp)
-    cuts = ((shape.qkv / np.asarray(tp), shape.hidden), (shape.hidden, shape.query / np.asarray(tp)), (into, shape.hidden))
+    qkv = shape.qkv(tp)
+    cuts = ((qkv / np.asarray(tp), shape.hidden), (shape.hidden, shape.query / np.asarray(tp)), (into, shape.hidden))
     out = product_s(rows, shape.hidden, ffn / np.asarray(tp), rates)
     each = [product_s(rows, columns, inner, rates) for columns, inner in cuts] + [out]
     forward, given, weight = (np.asarray(sum(times[i] for times in each)) for i in range(3))
@@ -172,8 +172,8 @@ def layer_time(shape: Shape, sequences: Any, seq_len: Any, tp: Any, rates: Rates
     attended = [work_s(flops * factor, (heads, seq_len, shape.head_dim), *rates.attention[way]) for way, factor in ((0, 1.0), (1, 2.5))]
     per_token_s = rows / np.asarray(tp) / rates.elementwise_bytes_per_s
     moved = (
-        layer_forward_bytes(shape.hidden, shape.qkv, ffn, float(shape.gated), rates.cast_bytes, shape.query),
-        layer_backward_bytes(shape.hidden, shape.qkv, ffn, float(shape.gated), rates.cast_bytes),
+        layer_forward_bytes(shape.hidden, qkv, ffn, float(shape.gated), rates.cast_bytes, shape.query),
+        layer_backward_bytes(shape.hidden, qkv, ffn, float(shape.gated), rates.cast_bytes),
     )
     return LayerTime(
         matmul=(forward, given + weight),

@@ -107,6 +107,10 @@ class Model:
         """Width of keys (or of values) of all key-value heads together, as attention reads them."""
         return self.query_dim if self.latent else self.num_kv_heads * self.head_dim
 
+    def key_copies(self, tp: int) -> int:
+        """How many of `tp` tensor-parallel ranks hold the same key-value head: one, unless ranks outnumber heads."""
+        return 1 if self.latent else max(tp // self.num_kv_heads, 1)
+
     @property
     def attention_matrix_parameters(self) -> int:
         """Weights of one layer's attention matrices."""

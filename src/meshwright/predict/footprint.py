@@ -78,6 +78,22 @@ class _Shapes:
         return self.model.attention_matrix_parameters + self.model.small_parameters_per_layer - self.replicated_parameters
 
     @cached_property
+    def key_value_parameters(self) -> float:
+        """Of one layer, those that tensor ranks beyond the key-value heads hold copies of; 0 with latent attention, which has all heads."""
+        model = self.model
+        has_bias = model.biases or model.attention_biases or model.qkv_biases
+        return 0.0 if model.latent else 2.0 * model.kv_dim * (model.hidden + has_bias)
+
+    def copied(self, layouts: Layouts) -> Column:
+        """Copies of each key-value head on tensor ranks, beyond the first."""
+        heads = self.model.num_heads if self.model.latent else self.model.num_kv_heads
+        return np.maximum(layouts.tp / heads, 1.0) - 1.0
+
+    def copied_saved(self, layouts: Layouts) -> Column:
+        """Bytes per token that those copies' keys and values add to what attention saves."""
+        return np.asarray(self.copied(layouts) * self.recipe.tensor_bytes * 2 * self.model.kv_dim)
+
+    @cached_property
     def dense_layer_parameters(self) -> float:
         return self.attention_parameters + self.model.dense_mlp_parameters
 
@@ -288,7 +304,8 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column,
     recipe, ranks = shapes.recipe, layouts.sharing_ranks
     expert_ranks = np.maximum(layouts.dp * layouts.cp * layouts.tp // layouts.ep, 1)
     common, routed = _parameters(shapes, layouts, cut)
-    per_layer = (shapes.dense_layer_parameters + shapes.model.shared_expert_parameters) / layouts.tp
+    copied = shapes.copied(layouts) * shapes.key_value_parameters
+    per_layer = (shapes.dense_layer_parameters + shapes.model.shared_expert_parameters + copied) / layouts.tp
     shards = np.where(layouts.zero_stage >= 3, ranks, 1), np.where(layouts.zero_stage >= 3, expert_ranks, 1)
     weights = memory.gathered_bytes(common, NUM_GATHERED_LAYERS * per_layer, recipe.weight_bytes, shards[0])
     weights = weights + memory.gathered_bytes(
@@ -313,6 +330,7 @@ def _parameters(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column, C
     with_experts = cut.layers - cut.dense
     has_head = cut.is_last & ~(cut.is_first & model.tied_embeddings)
     split = cut.dense * shapes.dense_layer_parameters + with_experts * shapes.expert_layer_parameters
+    split = split + cut.layers * (shapes.copied(layouts) * shapes.key_value_parameters)
     split = split + cut.is_first * float(model.embedding_parameters) + has_head * float(model.head_parameters)
     split = split + cut.is_last * float(2 * model.hidden**2 * model.num_prediction_layers)
     whole = cut.layers * shapes.replicated_parameters + with_experts * float(model.router_parameters)
@@ -325,6 +343,7 @@ def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     exchanged = (layouts.cp_kind == CP_KINDS.index("all-to-all")) & (layouts.cp > 1)
     # By all-to-all attention keeps its output in both orders: by heads for itself, by tokens for the projection.
     attention = shapes.attention_saved + exchanged * (shapes.recipe.tensor_bytes * shapes.model.value_dim)
+    attention = attention + shapes.copied_saved(layouts)
     attention = attention - (layouts.recompute == RECOMPUTE.index("selective")) * shapes.recomputable
     inputs = cut.layers * (shapes.recipe.tensor_bytes * shapes.model.hidden)
     return np.where(layouts.recompute == RECOMPUTE.index("full"), inputs, mlp + cut.layers * attention)
@@ -333,7 +352,7 @@ def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
 def _extra_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, tokens: Column, chunk_bytes: Column) -> tuple[Column, NDArray[np.int64]]:
     """What is alive beside the saved activations at the fullest moment, and which moment that is."""
     model, recipe, trained = shapes.model, shapes.recipe, shapes.adapters is None
-    again = np.where(layouts.recompute == RECOMPUTE.index("full"), _rebuilt_bytes(shapes, cut), 0.0)
+    again = np.where(layouts.recompute == RECOMPUTE.index("full"), _rebuilt_bytes(shapes, layouts, cut), 0.0)
     backward = (tokens / layouts.tp) * (shapes.backward + again)
     loss = memory.loss_bytes(tokens, model.hidden, model.vocab_size, layouts.tp.astype(np.float64), recipe, trained)
     loss = np.where(cut.is_last, loss * (1 + model.num_prediction_layers), 0.0)
@@ -345,10 +364,10 @@ def _extra_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, tokens: Column, c
     return extra, moment
 
 
-def _rebuilt_bytes(shapes: _Shapes, cut: _Cut) -> Column:
+def _rebuilt_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     """Bytes per token of the fullest layer on a stage, beside its input, when full recompute builds it again."""
     mlp = np.maximum((cut.dense > 0) * shapes.dense_saved, (cut.layers > cut.dense) * shapes.experts_saved)
-    beside = shapes.attention_saved - shapes.recipe.tensor_bytes * shapes.model.hidden
+    beside = shapes.attention_saved + shapes.copied_saved(layouts) - shapes.recipe.tensor_bytes * shapes.model.hidden
     return np.where(cut.layers > 0, mlp + beside, 0.0)
 
 
@@ -363,6 +382,7 @@ def _standing_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     if shapes.adapters:
         return np.full(cut.layers.shape, workspace_bytes)
     split = shapes.attention_parameters + (cut.dense > 0) * model.dense_mlp_parameters
+    split = split + shapes.copied(layouts) * shapes.key_value_parameters
     with_experts = cut.layers > cut.dense
     split = split + with_experts * float(model.shared_expert_parameters)
     whole = shapes.replicated_parameters + with_experts * float(model.expert_parameters)

@@ -46,6 +46,7 @@ class Inputs:
     vocab: Value
     query_dim: Value
     kv_dim: Value
+    num_kv_heads: Value  # more tensor ranks than these hold copies
     ffn_active: Value  # MLP width a token passes, averaged over layers
     gated: Value
     num_experts: Value
@@ -55,6 +56,7 @@ class Inputs:
     matrix_columns: Columns  # (NUM_MATRICES, rows)
     matrix_inner: Columns
     matrix_cut: Columns  # BY_COLUMNS ... EXPERT
+    matrix_copied: Columns  # of the columns, those of keys and values
     matrix_count: Columns  # per layer, averaged over layers
     layer_parameters: Value  # of one layer, averaged, without routed experts
     expert_parameters: Value  # routed experts of one layer, averaged
@@ -102,6 +104,7 @@ def inputs_of(job: Job) -> Inputs:
         vocab=model.vocab_size,
         query_dim=model.query_dim,
         kv_dim=model.kv_dim,
+        num_kv_heads=model.num_heads if model.latent else model.num_kv_heads,
         ffn_active=_active_width(model),
         gated=float(model.gated),
         num_experts=model.experts.num_experts if model.experts else 1,
@@ -112,6 +115,7 @@ def inputs_of(job: Job) -> Inputs:
         matrix_inner=matrices[1][:, None],
         matrix_cut=matrices[2][:, None],
         matrix_count=matrices[3][:, None],
+        matrix_copied=(np.arange(NUM_MATRICES) == 0)[:, None] * (0.0 if model.latent else 2.0 * model.kv_dim),
         **_parameters(model, workload),
         **_chip(chip, workload),
         num_accelerators=cluster.num_accelerators,
@@ -141,7 +145,7 @@ def _matrices(model: Model) -> list[tuple[float, float, int, float]]:
     """(columns, inner, cut, count a layer) of a layer's matrices, padded to a fixed number."""
     rows: list[tuple[float, float, int, float]] = []
     if model.latent is None:
-        rows.append((model.query_dim + 2 * model.kv_dim, model.hidden, BY_COLUMNS, 1.0))
+        rows.append((model.query_dim + 2 * model.kv_dim, model.hidden, BY_COLUMNS, 1.0))  # the first: `matrix_copied` counts on it
     else:
         latent = model.latent
         if latent.query_rank:

@@ -1,4 +1,7 @@
-"""Which layouts a job allows: what must divide what. One layout gets an error that says which number would; many get a mask."""
+"""Which layouts a job allows: what must divide what. One layout gets an error that says which number would; many get a mask.
+
+The planner and the trainer ask here, so that what one proposes the other runs, and both refuse in the same words.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ def legal_rows(model: Model, cluster: Cluster, workload: Workload, layouts: Layo
     legal &= stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers).legal
     for count in (model.num_heads, model.vocab_size, model.ffn_hidden):
         legal &= count % tp == 0
+    legal &= (model.num_kv_heads % tp == 0) | (tp % model.num_kv_heads == 0)
     legal &= workload.seq_len % np.where(cp > 1, 2 * cp * tp, tp) == 0
     legal &= model.experts.num_experts % layouts.ep == 0 if model.experts else layouts.ep == 1
     zero_bubble = (layouts.schedule == SCHEDULES.index("zero-bubble")) & (layouts.pp > 1)
@@ -39,6 +43,11 @@ def check_layout(model: Model, cluster: Cluster, workload: Workload, layout: Lay
             where="layout",
             fix=_fill_advice(layout, cluster),
         )
+    check_division(model, workload, layout)
+
+
+def check_division(model: Model, workload: Workload, layout: Layout) -> None:
+    """Raise an InputError where the layout does not divide the model or the batch, or asks for what excludes each other."""
     layout.num_micro_batches(workload.global_batch)
     if layout.schedule == "1f1b" and layout.vp > 1:
         raise InputError(
@@ -54,6 +63,12 @@ def check_layout(model: Model, cluster: Cluster, workload: Workload, layout: Lay
     for what, count in (("attention heads", model.num_heads), ("vocabulary entries", model.vocab_size), ("MLP columns", model.ffn_hidden)):
         if count % layout.tp:
             _refuse("tp", layout.tp, count, what)
+    if model.num_kv_heads % layout.tp and layout.tp % model.num_kv_heads:
+        raise InputError(
+            f"tensor degree {layout.tp} neither divides {model.num_kv_heads} key-value heads nor is a multiple of them",
+            where="layout.tp",
+            fix=f"choose tp from the divisors or the multiples of {model.num_kv_heads}: heads are shared out, or copied evenly",
+        )
     pieces = 2 * layout.cp * layout.tp if layout.cp > 1 else layout.tp  # causal balance gives a rank two pieces of the sequence
     if workload.seq_len % pieces:
         raise InputError(

@@ -107,6 +107,8 @@ class Pricer:
         self.placement: Placement = place(layouts, q.tier_size)
         self.tp, self.cp, self.pp = (getattr(layouts, axis).astype(np.float64) for axis in ("tp", "cp", "pp"))
         self.vp, self.dp, self.ep = (getattr(layouts, axis).astype(np.float64) for axis in ("vp", "dp", "ep"))
+        self.key_copies = np.maximum(self.tp / q.num_kv_heads, 1.0)  # tensor ranks that hold the same key-value head
+        self.kv_dim = np.asarray(q.kv_dim) * self.key_copies  # of all ranks together
         self.tokens = layouts.micro_batch * q.seq_len / self.cp  # of a micro-batch on one rank, before tensor parallelism
         self.graphs = layouts.cuda_graphs > 0
         self.num_micro_batches = np.maximum(np.asarray(q.global_batch) // (layouts.dp * layouts.micro_batch), 1).astype(np.int64)
@@ -153,7 +155,8 @@ class Pricer:
     def _matmul_forward_s(self) -> tuple[Column, Column]:
         """Seconds of a layer's products, all and those beside tensor traffic: experts' products have their own traffic around them."""
         q = self.q
-        columns = np.where(q.matrix_cut == BY_COLUMNS, q.matrix_columns / self.tp, q.matrix_columns)
+        columns = q.matrix_columns + (self.key_copies - 1) * q.matrix_copied if (self.key_copies > 1).any() else q.matrix_columns
+        columns = np.where(q.matrix_cut == BY_COLUMNS, columns / self.tp, columns)
         inner = np.where(q.matrix_cut == BY_ROWS, q.matrix_inner / self.tp, q.matrix_inner)
         is_expert = q.matrix_cut == EXPERT
         num_local = np.maximum(np.asarray(q.num_experts) / self.ep, 1.0)
@@ -166,7 +169,7 @@ class Pricer:
     def _memory_s(self) -> tuple[Column, Column]:
         """Seconds of norms, adds, rotary, activation and casts, which sequence and tensor parallelism cut alike."""
         q = self.q
-        qkv = q.query_dim + 2 * np.asarray(q.kv_dim)
+        qkv = q.query_dim + 2 * self.kv_dim
         forward = layer_forward_bytes(q.hidden, qkv, q.ffn_active, q.gated, q.cast_bytes, q.query_dim)
         backward = layer_backward_bytes(q.hidden, qkv, q.ffn_active, q.gated, q.cast_bytes)
         ring = (self.cp - 1) * (self.l.cp_kind == CP_KINDS.index("ring"))  # each further round corrects the sums of the one before
@@ -204,7 +207,7 @@ class Pricer:
     def context_s(self, attention_s: Column) -> tuple[Column, Column]:
         """Seconds context parallelism adds: a ring hides behind attention, a gather and an all-to-all do not."""
         q, members = self.q, self.placement.members["cp"]
-        kv_bytes = self.tokens * 2 * q.kv_dim / self.tp * BF16_BYTES  # of one rank
+        kv_bytes = self.tokens * 2 * self.kv_dim / self.tp * BF16_BYTES  # of one rank
         rounds_s = neighbour_s(kv_bytes, members, self.tier_bytes_per_s, q.tier_latency_s) * (self.cp - 1)
         hiding_s = attention_s if self.hides else np.zeros_like(attention_s)
         ring = (np.maximum(rounds_s - hiding_s, 0.0), np.maximum(2 * rounds_s - sw.BACKWARD_ATTENTION * hiding_s, 0.0))
@@ -274,7 +277,8 @@ class Pricer:
         q = self.q
         layers = np.maximum(np.maximum(split.first, split.last), split.middle).astype(np.float64)
         frozen = np.asarray(q.frozen) > 0
-        per_layer = np.where(frozen, q.adapter_parameters, q.layer_parameters)
+        copied = 2.0 * np.asarray(q.hidden) * (self.kv_dim - q.kv_dim)
+        per_layer = np.where(frozen, q.adapter_parameters, q.layer_parameters + copied)
         tables = np.where(self.pp > 1, 1.0, 2.0 - np.asarray(q.tied))
         ends = np.where(frozen, 0.0, q.embedding_parameters * tables)
         experts = np.where(frozen, 0.0, q.expert_parameters)

@@ -6,7 +6,7 @@ They add up to the step. All columns broadcast: one job with many layouts, or as
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -159,7 +159,7 @@ def slowest_of(num_accelerators: Any, chip_spread: Any) -> Any:
 def _without_padding(inputs: Inputs) -> Inputs:
     """The inputs without matrices that no row has and tiers that repeat the one below: they cost time and add nothing."""
     used = np.asarray(inputs.matrix_count).any(axis=1)
-    matrices = {name: getattr(inputs, name)[used] for name in ("matrix_columns", "matrix_inner", "matrix_cut", "matrix_count")}
+    matrices = {f.name: getattr(inputs, f.name)[used] for f in fields(Inputs) if f.name.startswith("matrix_")}
     names = ("tier_size", "tier_bytes_per_s", "tier_latency_s", "tier_is_scale_up", "tier_is_hashed", "tier_is_fabric")
     columns = [getattr(inputs, name) for name in names]
     last = len(columns[0])

@@ -15,6 +15,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from meshwright.describe.model import Model
 from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
@@ -79,11 +82,17 @@ class Parameter:
     shape: tuple[int, ...]  # of the rank's part
     is_cut: bool  # over tensor ranks; else each has a gradient of its part of the sequence alone
     is_product: bool = False  # the weight of a matrix product, whose gradient a zero-bubble schedule puts off
+    num_copied: int = 0  # rows at its end that other tensor ranks hold too: a key-value head's, where ranks outnumber heads
 
     @property
     def size(self) -> int:
         """Elements of the rank's part."""
         return math.prod(self.shape)
+
+    @property
+    def row(self) -> int:
+        """Elements of one row."""
+        return math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +132,12 @@ def layers_at(model: Model, layout: Layout, stage: int) -> int:
 
 
 def _layer(model: Model, tp: int) -> tuple[Parameter, ...]:
-    hidden, query, key, inner = model.hidden, model.query_dim // tp, model.kv_dim // tp, model.ffn_hidden // tp
+    copies = model.key_copies(tp)
+    hidden, query, key, inner = model.hidden, model.query_dim // tp, model.kv_dim * copies // tp, model.ffn_hidden // tp
     out_bias = model.biases or model.attention_biases
     in_bias = out_bias or model.qkv_biases
     found = [*_norm(model, "attention_norm")]
-    found += _linear("attention.qkv", (query + 2 * key, hidden), in_bias, bias_is_cut=True)
+    found += _linear("attention.qkv", (query + 2 * key, hidden), in_bias, bias_is_cut=True, num_copied=2 * key if copies > 1 else 0)
     found += _linear("attention.o", (hidden, query), out_bias, bias_is_cut=False)
     found += _norm(model, "mlp_norm")
     name, width = ("mlp.gate_up", 2 * inner) if model.gated else ("mlp.up", inner)
@@ -140,9 +150,9 @@ def _norm(model: Model, name: str) -> list[Parameter]:
     return [Parameter(f"{name}.{kind}", (model.hidden,), False) for kind in (("weight", "bias") if model.layer_norm else ("weight",))]
 
 
-def _linear(name: str, shape: tuple[int, int], has_bias: bool, *, bias_is_cut: bool) -> list[Parameter]:
-    weight = Parameter(f"{name}.weight", shape, True, is_product=True)
-    return [weight, Parameter(f"{name}.bias", shape[:1], bias_is_cut)] if has_bias else [weight]
+def _linear(name: str, shape: tuple[int, int], has_bias: bool, *, bias_is_cut: bool, num_copied: int = 0) -> list[Parameter]:
+    weight = Parameter(f"{name}.weight", shape, True, is_product=True, num_copied=num_copied)
+    return [weight, Parameter(f"{name}.bias", shape[:1], bias_is_cut, num_copied=num_copied)] if has_bias else [weight]
 
 
 def _embedding(model: Model, tp: int) -> tuple[Parameter, ...]:
@@ -167,6 +177,7 @@ class Step:
     layout: Layout
     stage: int = 0
     bucket_parameters: int = BUCKET_PARAMETERS
+    shard: int | None = None  # this rank's place among those who share a state; None: the one that sends the most
 
     @property
     def sizes(self) -> Sizes:
@@ -227,7 +238,7 @@ def flows(step: Step) -> tuple[Flow, ...]:
     Where a state does not divide evenly over those who share it, the rank is the first of them, which holds the most.
     """
     assert is_counted_whole(step.model, step.workload), "ask is_counted_whole first"
-    return merged([*layer_flows(step), *norm_flows(step), *tied_flows(step), *data_flows(step)])
+    return merged([*layer_flows(step), *norm_flows(step), *copied_flows(step), *tied_flows(step), *data_flows(step)])
 
 
 def layer_flows(step: Step) -> tuple[Flow, ...]:
@@ -290,6 +301,41 @@ def _num_partial(step: Step, chunk: Chunk) -> int:
     return sum(-(-size // ranks) if step.layout.zero_stage else size for size in whole)
 
 
+def copied_flows(step: Step) -> Iterator[Flow]:
+    """Tensor parallelism: gradients of a key-value head that several ranks hold, of which each has its queries' part, in one message."""
+    copies = step.model.key_copies(step.layout.tp)
+    if copies == 1:
+        return
+    by_shard = np.sum([_num_copied(step, chunk) for chunk in step.chunks], axis=0)
+    elements = int(by_shard.max() if step.shard is None else by_shard[step.shard])
+    payload = elements * step.gradient_bytes
+    yield Flow(axis="tp", what="gradients of copied heads", kind=REDUCE, num_ranks=copies, payload_bytes=payload, count=int(payload > 0))
+
+
+def _num_copied(step: Step, chunk: Chunk) -> NDArray[np.int64]:
+    """Elements of copied heads in the shard of each rank that shares a state; all of them in each where nothing is sharded."""
+    ranks = num_sharing(step.layout)
+    first = np.arange(ranks)
+    found = np.zeros(ranks, dtype=np.int64)
+    if is_fully_sharded(step.layout):
+        for p in chunk.parameters:
+            rows = -(-p.shape[0] // ranks)
+            found += _overlap(first * rows, rows, p.shape[0] - p.num_copied, p.shape[0]) * p.row
+        return found
+    for bucket in _buckets(step, chunk):
+        size, end = sum(p.size for p in bucket), 0
+        share, stride = (-(-size // ranks), -(-size // ranks)) if step.layout.zero_stage else (size, 0)
+        for p in bucket:
+            end += p.size
+            found += _overlap(first * stride, share, end - p.num_copied * p.row, end)
+    return found
+
+
+def _overlap(start: NDArray[np.int64], length: int, first: int, last: int) -> NDArray[np.int64]:
+    """How many numbers from `first` up to `last` are in each run of `length` that begins at `start`."""
+    return np.asarray(np.maximum(np.minimum(start + length, last) - np.maximum(start, first), 0))
+
+
 def context_flows(step: Step) -> Iterator[Flow]:
     """Context parallelism: keys and values (or heads) reach the other ranks, layer by layer.
 
@@ -302,7 +348,7 @@ def context_flows(step: Step) -> Iterator[Flow]:
     def flow(what: str, kind: str, payload_bytes: int, count: int) -> Flow:
         return Flow(axis="cp", what=what, kind=kind, num_ranks=cp, payload_bytes=payload_bytes, count=count)
 
-    key_value = 2 * element * step.model.kv_dim // layout.tp
+    key_value = 2 * element * step.model.kv_dim * step.model.key_copies(layout.tp) // layout.tp
     again = passes * (layout.recompute != "none")
     if layout.cp_kind == "ring":
         yield flow("keys and values forward", MESSAGE, key_value, (cp - 1) * passes)

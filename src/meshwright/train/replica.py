@@ -19,6 +19,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Training, Workload
 from meshwright.errors import InputError
 from meshwright.layout import Layout
+from meshwright.predict.legality import check_division
 from meshwright.predict.traffic import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.train.checkpoint import Piece
 from meshwright.train.data.samples import IGNORED_LABEL
@@ -84,6 +85,8 @@ class Replica:
     def __init__(self, model: Model, workload: Workload, mesh: Mesh, training: Training) -> None:
         layout = mesh.layout
         check_trainable(model, workload, layout)
+        key_copies = mesh.same_keys.size if mesh.same_keys else 1
+        assert key_copies == model.key_copies(layout.tp), "make_mesh must be given Model.key_copies"
         self.model, self.workload, self.mesh, self.training = model, workload, mesh, training
         self.numbers = NUMBERS[workload.precision]
         self.num_micro_batches = layout.num_micro_batches(workload.global_batch)
@@ -119,7 +122,7 @@ class Replica:
         losses = self.stage.run(batch, self.data[0].loss_scale / nominal, self._add_gradient, self._before)
         for data in self.data:
             data.finish()
-        add_across_tensor_ranks(self.shards, self.mesh.tp)
+        add_across_tensor_ranks(self.shards, self.mesh)
         self._add_across_tied_ends()
         counted = [(micro_batch.labels != IGNORED_LABEL).sum() for micro_batch in batch]
         return self._summed(losses, counted, nominal)
@@ -276,7 +279,8 @@ class Replica:
         layout, mesh = self.mesh.layout, self.mesh
         sharded = layout.zero_stage > 0 and mesh.shard.size > 1
         first_replica = mesh.replicate.index == 0 and (sharded or mesh.shard.index == 0)
-        first_of_tensor = tensor_parallel.cut_dim(name) is not None or mesh.tp.index == 0
+        num_same = tensor_parallel.copies_of(name, self.model.key_copies(layout.tp))
+        first_of_tensor = mesh.tp.index % num_same == 0 if tensor_parallel.cut_dim(name) is not None else mesh.tp.index == 0
         is_copy = self.model.tied_embeddings and name == "embed.weight" and mesh.pp.index > 0
         return first_replica and first_of_tensor and not is_copy
 
@@ -335,13 +339,6 @@ def check_trainable(model: Model, workload: Workload, layout: Layout) -> None:
             where="workload.seq_len",
             fix=f"use at most {model.num_positions}",
         )
-    if layout.schedule == "zero-bubble" and layout.pp > 1 and layout.zero_stage == 3:
-        raise InputError(
-            "a zero-bubble schedule puts weight gradients off, and ZeRO 3 reduces them inside the backward",
-            where="layout.schedule",
-            fix="choose zero=2, or schedule=interleaved",
-        )
+    check_division(model, workload, layout)
     if NUMBERS[workload.precision].fp8:
         fp8.check_sides(model, layout, workload.seq_len)
-    context_parallel.check_pieces(model, workload.seq_len, layout.cp, layout.tp, layout.cp_kind)
-    tensor_parallel.check_cuts(model, layout.tp, workload.seq_len // layout.cp)

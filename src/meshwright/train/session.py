@@ -75,7 +75,7 @@ def run_rank(place: Place, job: Job, is_gpu: bool) -> None:
     )
     watch.start()
     try:
-        mesh = make_mesh(layout, device, marks)
+        mesh = make_mesh(layout, device, marks, key_copies=job.plan.model.key_copies(layout.tp))
         with _locked(job, place):
             _train(job, mesh, watch, stop, place, begun_s, is_open)
     finally:

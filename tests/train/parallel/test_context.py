@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parity import LLAMA
 
-from meshwright.errors import InputError
 from meshwright.train.model.transformer import visible
-from meshwright.train.parallel.context import _join, block_scores, check_pieces, positions_of
+from meshwright.train.parallel.context import _join, block_scores, positions_of
 
 law = settings(deadline=None, max_examples=60)
 
@@ -46,14 +43,3 @@ def test_attention_joined_block_by_block_equals_attention_at_once() -> None:
     for block in (slice(8, 12), slice(0, 4), slice(4, 8)):  # the first hides all keys from most queries
         out, largest, total = _join(block_scores(q, k[..., block, :], seen[..., block], 0.5), v[..., block, :], out, largest, total)
     torch.testing.assert_close(out / total[..., None], whole)
-
-
-def test_a_sequence_that_does_not_cut_is_refused() -> None:
-    with pytest.raises(InputError, match="8 pieces, which do not divide 36"):
-        check_pieces(LLAMA, 36, 4, 1, "ring")
-
-
-def test_heads_that_cannot_be_shared_out_are_refused_for_an_all_to_all_alone() -> None:
-    check_pieces(LLAMA, 64, 4, 4, "ring")
-    with pytest.raises(InputError, match="2 key-value heads"):
-        check_pieces(LLAMA, 64, 4, 4, "all-to-all")

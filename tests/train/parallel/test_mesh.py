@@ -10,7 +10,7 @@ from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.load import accelerator
 from meshwright.layout import AXES, Layout, parse_layout
 from meshwright.predict.placement import tiers_of
-from meshwright.train.parallel.mesh import _world_groups, lane_rounds, rank_grid, replica_grid
+from meshwright.train.parallel.mesh import _world_groups, lane_rounds, rank_grid, replica_grid, same_key_groups
 
 RACK, NUM_RACKS = 4, 2
 
@@ -120,3 +120,14 @@ def test_rounds_of_lanes_split_the_world_and_join_all_neighbours(num_stages: int
         assert sorted(rank for group in _world_groups(layout, pairs) for rank in group) == list(range(layout.num_ranks))
     joined = {frozenset(pair) for pairs in rounds for pair in pairs}
     assert joined == {frozenset((stage, (stage + 1) % num_stages)) for stage in range(num_stages) if num_stages > 1}
+
+
+@pytest.mark.parametrize("text", ["tp=4,dp=2", "tp=4,pp=2,order=dp-pp-cp-tp", "tp=4,cp=2,pp=2,order=pp-tp-dp-cp"])
+def test_copies_of_a_head_are_neighbours_on_the_tensor_axis(text: str) -> None:
+    layout = parse_layout(text)
+    groups = same_key_groups(layout, 2)
+    assert sorted(rank for group in groups for rank in group) == list(range(layout.num_ranks))
+    for group in groups:
+        places = [layout.coordinate(rank) for rank in group]
+        assert {place["tp"] // 2 for place in places} == {places[0]["tp"] // 2}
+        assert len({(place["cp"], place["pp"], place["dp"]) for place in places}) == 1

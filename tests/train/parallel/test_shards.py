@@ -66,3 +66,8 @@ def test_copies_and_tied_tables_count_once_towards_the_norm() -> None:
     assert float(square_sum([shard(copies=4)], tp_index=0)) == pytest.approx(3)  # three other ranks add the rest
     assert float(square_sum([shard(counted=False), shard(gradient=None)], tp_index=0)) == pytest.approx(0)
     assert float(square_sum([shard(is_partial=True)], tp_index=1)) == pytest.approx(0)  # the first tensor rank has it
+    heads = Cut(name="k", shape=(4,), start=(0,), local=(2,), copies=2)
+    queries = Cut(name="q", shape=(4,), start=(0,), local=(1,))
+    shared = shard(spans=((queries, 0, 1, 0), (heads, 0, 2, 1)))
+    assert [float(square_sum([shared], tp_index=i)) for i in range(4)] == pytest.approx([12, 4, 12, 4])  # every other rank is a copy
+    assert [part.tolist() for part in shared.copied()] == [[2.0, 2.0]]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,10 +12,10 @@ from on_ranks import loss_of_cut_vocabulary
 from parity import GPT, LLAMA
 from ranks import Pools
 
-from meshwright.errors import InputError
 from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.model.transformer import Transformer
-from meshwright.train.parallel.tensor import check_cuts, cut_dim
+from meshwright.train.parallel.shards import cuts_of
+from meshwright.train.parallel.tensor import cut_dim, split
 
 
 @pytest.mark.parametrize("tp", [2, 4])
@@ -46,9 +49,18 @@ def test_matrices_are_cut_and_what_stands_between_blocks_is_not(model) -> None:
     assert all(cut_dim(name) == (1 if name.endswith(("o.weight", "down.weight")) else 0) for name in names.keys() - whole)
 
 
-def test_heads_that_do_not_divide_are_refused() -> None:
-    check_cuts(LLAMA, 8, 32)
-    with pytest.raises(InputError, match="tensor degree 3 does not divide 16 attention heads"):
-        check_cuts(LLAMA, 3, 32)
-    with pytest.raises(InputError, match="6 tokens of a sequence"):
-        check_cuts(LLAMA, 4, 6)
+@pytest.mark.parametrize("tp, starts", [(2, [0, 12]), (4, [0, 6, 12, 18]), (12, [0, 0, 0, 6, 6, 6, 12, 12, 12, 18, 18, 18])])
+def test_ranks_beyond_the_key_value_heads_hold_copies(tp: int, starts: list[int]) -> None:
+    few = replace(LLAMA, num_heads=12, num_kv_heads=4, head_dim=6, ffn_hidden=48)
+    found = []
+    for index in range(tp):
+        axis = SimpleNamespace(size=tp, index=index)
+        with torch.device("meta"):
+            chunk = Transformer(few)
+        split(chunk, axis)
+        query, key, value = cuts_of(chunk, axis)["layers.0.attention.qkv.weight"]
+        assert (query.shape, key.shape, value.shape) == ((72, 32), (24, 32), (24, 32))
+        assert query.start == (72 // tp * index, 0) and key.start == value.start
+        assert key.local == (max(24 // tp, 6), 32)
+        found.append(key.start[0])
+    assert found == starts

@@ -114,7 +114,7 @@ class Looker:
 
     def _weight_gradient(self, name: str, model: Model, place: int) -> Callable[[Tensor], None]:
         def look(gradient: Tensor) -> None:
-            for tensor, part in views_of(name, gradient, model):
+            for tensor, part in views_of(name, gradient, model, model.key_copies(self.replica.mesh.layout.tp)):
                 self._look(part, BACKWARD, place, f"the gradient of {tensor}")
 
         return look

@@ -170,7 +170,7 @@ def check_sides(model: Model, layout: Layout, seq_len: int) -> None:
     sides = {
         "the hidden width": model.hidden,
         "the queries' width on a rank": model.query_dim // layout.tp,
-        "the keys' width on a rank": model.kv_dim // layout.tp,
+        "the keys' width on a rank": model.kv_dim * model.key_copies(layout.tp) // layout.tp,
         "the MLP's width on a rank": model.ffn_hidden // layout.tp,
         "the vocabulary on a rank": model.vocab_size // layout.tp,
         "the tokens of a micro-batch on a rank": layout.micro_batch * seq_len // layout.cp,

@@ -77,7 +77,8 @@ class Cut:
     def refusal(self) -> str:
         """Why the trainer cannot run it so; nothing: it can."""
         try:
-            check_trainable(self.model, self.workload, self.layout)
+            # A slice has fewer layers than its model, and as many as its stages ask for.
+            check_trainable(replace(self.model.cut_to(self.pp), name=self.model.name), self.workload, self.layout)
         except InputError as error:
             return error.what
         return ""
@@ -89,7 +90,7 @@ class Runner:
     def __init__(self, cut: Cut, num_layers: int, device: torch.device) -> None:
         model = cut.model.cut_to(num_layers)
         self.device, self.num_layers = device, num_layers
-        self.mesh: Mesh = make_mesh(cut.layout, device)
+        self.mesh: Mesh = make_mesh(cut.layout, device, key_copies=model.key_copies(cut.tp))
         self.replica = Replica(model, cut.workload, self.mesh, TRAINING)
         self.replica.fill_weights(draw)
         self.num_parameters = model.num_parameters

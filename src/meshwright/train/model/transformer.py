@@ -211,11 +211,14 @@ class Block(nn.Module):
         return made
 
 
-def tensors_in(name: str, model: Model) -> tuple[tuple[str, int], ...]:
-    """The tensors that the parameter `name` holds, row after row, each with its share of the rows."""
+def tensors_in(name: str, model: Model, key_copies: int = 1) -> tuple[tuple[str, int], ...]:
+    """The tensors that the parameter `name` holds, row after row, each with its share of the rows.
+
+    Where `key_copies` tensor-parallel ranks hold the same key-value head, each has so many times fewer queries beside it.
+    """
     layer, _, kind = name.rpartition(".")
     joined = {
-        "attention.qkv": (("q", model.num_heads // model.num_kv_heads), ("k", 1), ("v", 1)),
+        "attention.qkv": (("q", model.num_heads // model.num_kv_heads // key_copies), ("k", 1), ("v", 1)),
         "mlp.gate_up": (("gate", 1), ("up", 1)),
     }
     for ending, held in joined.items():
@@ -225,9 +228,9 @@ def tensors_in(name: str, model: Model) -> tuple[tuple[str, int], ...]:
     return ((name, 1),)
 
 
-def views_of(name: str, held: Tensor, model: Model) -> Iterator[tuple[str, Tensor]]:
+def views_of(name: str, held: Tensor, model: Model, key_copies: int = 1) -> Iterator[tuple[str, Tensor]]:
     """The tensors that the parameter `name`, or something shaped like it, holds: each with its name."""
-    tensors = tensors_in(name, model)
+    tensors = tensors_in(name, model, key_copies)
     unit = held.shape[0] // sum(share for _, share in tensors)
     for (tensor, _), view in zip(tensors, held.split([share * unit for _, share in tensors]), strict=True):
         yield tensor, view

@@ -248,12 +248,21 @@ def grouped_parameters(chunk: Transformer, most: int) -> Iterator[list[str]]:
             yield held
 
 
-def add_across_tensor_ranks(shards: Sequence[Shard], axis: Axis) -> None:
-    """Add up what each tensor-parallel rank found for its part of the sequence: norms and biases, in one message."""
-    partial = [shard.gradient for shard in shards if shard.is_partial and shard.gradient is not None]
-    if axis.size == 1 or not partial:
+def add_across_tensor_ranks(shards: Sequence[Shard], mesh: Mesh) -> None:
+    """Add up what each tensor-parallel rank found for its part of the sequence: norms and biases, in one message.
+
+    In another, over fewer ranks, what those that hold the same key-value head found for it.
+    """
+    _add_joined([shard.gradient for shard in shards if shard.is_partial and shard.gradient is not None], mesh.tp)
+    if mesh.same_keys is not None:
+        _add_joined([part for shard in shards for part in shard.copied()], mesh.same_keys)
+
+
+def _add_joined(gradients: Sequence[Tensor], axis: Axis) -> None:
+    """Add up gradients over an axis, in place, in one message."""
+    if axis.size == 1 or not gradients:
         return
-    joined = torch.cat([gradient.flatten() for gradient in partial])
+    joined = torch.cat([gradient.flatten() for gradient in gradients])
     axis.all_reduce(joined)
-    for gradient, summed in zip(partial, joined.split([gradient.numel() for gradient in partial]), strict=True):
+    for gradient, summed in zip(gradients, joined.split([gradient.numel() for gradient in gradients]), strict=True):
         gradient.copy_(summed.view_as(gradient))

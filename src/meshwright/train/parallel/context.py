@@ -16,8 +16,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.describe.model import Model
-from meshwright.errors import InputError
 from meshwright.train.model.transformer import Attention, Context, Transformer, attend, visible
 from meshwright.train.parallel.collectives import Axis, Exchange, Gather
 
@@ -29,22 +27,6 @@ def positions_of(seq_len: int, num_ranks: int, index: int) -> Tensor:
     """Positions that rank `index` holds: a piece from the front and its mirror image from the back."""
     pieces = torch.arange(seq_len).chunk(2 * num_ranks) if num_ranks > 1 else (torch.arange(seq_len),)
     return torch.cat((pieces[index], pieces[2 * num_ranks - 1 - index])) if num_ranks > 1 else pieces[0]
-
-
-def check_pieces(model: Model, seq_len: int, cp: int, tp: int, kind: str) -> None:
-    """Raise where a sequence, or for an all-to-all the heads, cannot be cut for `cp` ranks."""
-    if cp > 1 and seq_len % (2 * cp):
-        raise InputError(
-            f"context degree {cp} cuts a sequence into {2 * cp} pieces, which do not divide {seq_len} tokens",
-            where="layout.cp",
-            fix=f"choose a sequence length that {2 * cp} divides",
-        )
-    if cp > 1 and kind == "all-to-all" and (model.num_kv_heads // tp) % cp:
-        raise InputError(
-            f"an all-to-all over {cp} ranks cannot share {model.num_kv_heads // tp} key-value heads of a tensor-parallel rank",
-            where="layout.cp_kind",
-            fix="choose cp_kind=ring or all-gather",
-        )
 
 
 def split(chunk: Transformer, axis: Axis, kind: str, seq_len: int) -> None:

@@ -37,8 +37,9 @@ class Mesh:
     shard: Axis  # over the ranks that share one sharded state
     timer: Timer
     marks: Marks
+    same_keys: Axis | None  # over the tensor-parallel ranks that hold the same key-value head; None: each has heads of its own
     lanes: Mapping[tuple[int, int], dist.ProcessGroup]  # from stage to stage, a group for each direction; empty: the axis's own serves
-    lane_groups: Sequence[dist.ProcessGroup] = ()  # the groups of `lanes`, and those of this rank alone
+    own_groups: Sequence[dist.ProcessGroup] = ()  # of `lanes`, also those of this rank alone, and of `same_keys`
 
     @property
     def coordinate(self) -> dict[str, int]:
@@ -56,13 +57,16 @@ class Mesh:
             for group in mesh.get_all_groups():
                 if group is not None and group != dist.group.WORLD:
                     dist.destroy_process_group(group)
-        for group in self.lane_groups:
+        for group in self.own_groups:
             dist.destroy_process_group(group)
 
 
-def make_mesh(layout: Layout, device: torch.device, marks: Marks | None = None, *, with_lanes: bool | None = None) -> Mesh:
+def make_mesh(
+    layout: Layout, device: torch.device, marks: Marks | None = None, *, key_copies: int = 1, with_lanes: bool | None = None
+) -> Mesh:
     """The groups of `layout` over all ranks of the default process group; every rank must call it.
 
+    `key_copies`: how many tensor-parallel ranks in a row hold the same key-value head (`Model.key_copies`).
     `with_lanes`: whether messages between stages get a group for each direction; by default where the device is a GPU.
     """
     world = dist.get_world_size()
@@ -80,7 +84,11 @@ def make_mesh(layout: Layout, device: torch.device, marks: Marks | None = None, 
     parts = {
         part: Axis(name="dp", group=replicas.get_group(part), timer=timer, marks=marks, device=device) for part in ("replicate", "shard")
     }
-    lanes, lane_groups = _lanes(layout, axes["pp"]) if (device.type == "cuda" if with_lanes is None else with_lanes) else ({}, [])
+    lanes, own_groups = _lanes(layout, axes["pp"]) if (device.type == "cuda" if with_lanes is None else with_lanes) else ({}, [])
+    same_keys = None
+    if key_copies > 1:
+        own_groups.append(_split(same_key_groups(layout, key_copies)))
+        same_keys = Axis(name="tp", group=own_groups[-1], timer=timer, marks=marks, device=device)
     return Mesh(
         layout=layout,
         device=device,
@@ -90,7 +98,8 @@ def make_mesh(layout: Layout, device: torch.device, marks: Marks | None = None, 
         timer=timer,
         marks=marks,
         lanes=lanes,
-        lane_groups=lane_groups,
+        same_keys=same_keys,
+        own_groups=own_groups,
         **axes,
         **parts,
     )
@@ -129,6 +138,13 @@ def _world_groups(layout: Layout, pairs: Sequence[tuple[int, int]]) -> list[list
     paired = {stage for pair in pairs for stage in pair}
     alone = [(stage,) for stage in range(layout.pp) if stage not in paired]
     return [[ranks[stage] for stage in group] for ranks in pipelines for group in (*pairs, *alone)]
+
+
+def same_key_groups(layout: Layout, key_copies: int) -> list[list[int]]:
+    """Disjoint groups of all ranks: those of one tensor-parallel group that hold the same key-value head."""
+    names = list(reversed(layout.order))
+    groups: list[list[int]] = rank_grid(layout).movedim(names.index("tp"), -1).reshape(-1, key_copies).tolist()
+    return groups
 
 
 def _split(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:

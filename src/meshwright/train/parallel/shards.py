@@ -17,7 +17,7 @@ from meshwright.describe.model import Model
 from meshwright.train.checkpoint import Piece
 from meshwright.train.model.transformer import Transformer, tensors_in
 from meshwright.train.parallel.collectives import Axis
-from meshwright.train.parallel.tensor import cut_dim
+from meshwright.train.parallel.tensor import copies_of, cut_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class Cut:
     shape: tuple[int, ...]  # of the whole tensor
     start: tuple[int, ...]  # where this rank's part begins
     local: tuple[int, ...]  # shape of this rank's part
+    copies: int = 1  # tensor-parallel ranks in a row that hold the same part, and each a gradient of its own queries alone
 
     def rows(self, first: int, last: int, tensor: Tensor) -> Iterator[Piece]:
         """Pieces of the whole tensor that elements `first` to `last` of this rank's part, flat in `tensor`, are."""
@@ -49,10 +50,11 @@ def cuts_of(chunk: Transformer, axis: Axis) -> dict[str, tuple[Cut, ...]]:
 
 
 def _cuts(name: str, shape: Sequence[int], model: Model, axis: Axis) -> Iterator[Cut]:
-    held = tensors_in(name, model)
+    key_copies = model.key_copies(axis.size)
+    held = tensors_in(name, model, key_copies)
     unit = shape[0] // sum(share for _, share in held)
     for tensor, share in held:
-        yield cut_of(tensor, (share * unit, *shape[1:]), cut_dim(tensor), axis)
+        yield cut_of(tensor, (share * unit, *shape[1:]), cut_dim(tensor), axis, copies_of(tensor, key_copies))
 
 
 def spans_of(cuts: Sequence[Cut], first: int, last: int, where: int) -> Iterator[Span]:
@@ -66,13 +68,13 @@ def spans_of(cuts: Sequence[Cut], first: int, last: int, where: int) -> Iterator
         offset += size
 
 
-def cut_of(name: str, local: Sequence[int], dim: int | None, axis: Axis) -> Cut:
-    """The cut of a parameter that is split evenly along `dim` over the ranks of `axis` (None: not split)."""
+def cut_of(name: str, local: Sequence[int], dim: int | None, axis: Axis, copies: int = 1) -> Cut:
+    """The cut of a parameter that is split evenly along `dim` over the ranks of `axis` (None: not split), `copies` of them the same."""
     shape, start = list(local), [0] * len(local)
     if dim is not None:
-        shape[dim] *= axis.size
-        start[dim] = axis.index * local[dim]
-    return Cut(name=name, shape=tuple(shape), start=tuple(start), local=tuple(local))
+        shape[dim] *= axis.size // copies
+        start[dim] = axis.index // copies * local[dim]
+    return Cut(name=name, shape=tuple(shape), start=tuple(start), local=tuple(local), copies=copies)
 
 
 def rectangles(shape: Sequence[int], first: int, last: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], slice]]:
@@ -129,6 +131,20 @@ class Shard:
             for piece in cut.rows(first, last, tensor[offset : offset + last - first]):
                 yield Piece(name=f"{prefix}/{piece.name}", shape=piece.shape, start=piece.start, tensor=piece.tensor)
 
+    def copied(self) -> list[Tensor]:
+        """The parts of the gradient that other tensor-parallel ranks have a share of: those of key-value heads that several hold."""
+        if self.gradient is None:
+            return []
+        return [self.gradient[offset : offset + last - first] for cut, first, last, offset in self.spans if cut.copies > 1]
+
+    def counts(self, tp_index: int) -> list[Tensor]:
+        """The parts of the gradient that this tensor-parallel rank counts towards the norm: of copies, the first rank does."""
+        if self.gradient is None or not self.counted or (self.is_partial and tp_index > 0):
+            return []
+        if all(tp_index % cut.copies == 0 for cut, *_ in self.spans):
+            return [self.gradient]
+        return [self.gradient[at : at + last - first] for cut, first, last, at in self.spans if tp_index % cut.copies == 0]
+
     def names_of(self, flags: Tensor) -> list[str]:
         """Names of the parameters with any flag set, `flags` being laid out like the values."""
         return [cut.name for cut, first, last, offset in self.spans if bool(flags[offset : offset + last - first].any())]
@@ -139,8 +155,8 @@ def square_sum(shards: Sequence[Shard], tp_index: int) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=shards[0].values.device if shards else "cpu")
     by_copies: dict[int, list[Tensor]] = {}
     for shard in shards:
-        if shard.gradient is not None and shard.counted and not (shard.is_partial and tp_index > 0):
-            by_copies.setdefault(shard.copies, []).append(shard.gradient)
+        for part in shard.counts(tp_index):
+            by_copies.setdefault(shard.copies, []).append(part)
     for copies, gradients in by_copies.items():
         total += squares_of(gradients).sum() / copies
     return total

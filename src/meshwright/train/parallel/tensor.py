@@ -15,11 +15,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.describe.model import Model
-from meshwright.errors import InputError
 from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.kernels.layer_functions import Made, value_of
-from meshwright.train.model.transformer import MLP, Attention, Embedding, Head, Transformer
+from meshwright.train.model.transformer import MLP, Attention, Embedding, Head, Transformer, tensors_in
 from meshwright.train.parallel.collectives import Axis, Gather, ScatterSum
 
 SEQUENCE = 1  # of hidden states [B, T, H]
@@ -33,6 +31,7 @@ CUTS = {
     **{f"mlp.{name}.{kind}": 0 for name in ("gate_up", "gate", "up") for kind in ("weight", "bias")},
     "mlp.down.weight": 1,
 }
+COPIED = tuple(f"attention.{name}.{kind}" for name in ("k", "v") for kind in ("weight", "bias"))  # where ranks outnumber key-value heads
 
 
 def cut_dim(name: str) -> int | None:
@@ -40,33 +39,30 @@ def cut_dim(name: str) -> int | None:
     return next((dim for ending, dim in CUTS.items() if name.endswith(ending)), None)
 
 
-def check_cuts(model: Model, tp: int, num_local_tokens: int) -> None:
-    """Raise where a model or a sequence cannot be cut `tp` ways."""
-    counts = {
-        "attention heads": model.num_heads,
-        "key-value heads": model.num_kv_heads,
-        "columns of the MLP": model.ffn_hidden,
-        "entries of the vocabulary": model.vocab_size,
-        "tokens of a sequence on a context-parallel rank": num_local_tokens,
-    }
-    for what, count in counts.items():
-        if count % tp:
-            raise InputError(
-                f"tensor degree {tp} does not divide {count} {what}", where="layout.tp", fix=f"choose tp from the divisors of {count}"
-            )
+def copies_of(name: str, key_copies: int) -> int:
+    """How many tensor-parallel ranks hold the same part of the tensor `name`, which is cut."""
+    return key_copies if name.endswith(COPIED) else 1
 
 
 def split(chunk: Transformer, axis: Axis) -> None:
-    """Cut the parameters of `chunk` (still without storage) for this rank, and put the axis into its ports."""
+    """Cut the parameters of `chunk` (still without storage) for this rank, and put the axis into its ports.
+
+    Where there are more ranks than key-value heads, several ranks hold the same head, each for queries of its own.
+    """
     if axis.size == 1:
         return
+    key_copies = chunk.model.key_copies(axis.size)
     for name, parameter in list(chunk.named_parameters(remove_duplicate=True)):
         dim = cut_dim(name)
         if dim is not None:
             shape = list(parameter.shape)
-            shape[dim] //= axis.size
+            held = tensors_in(name, chunk.model)
+            unit = shape[dim] // sum(share for _, share in held)
+            shape[dim] = sum(share * unit * copies_of(tensor, key_copies) // axis.size for tensor, share in held)
             parameter.data = parameter.data.new_empty(shape)
     for module in chunk.modules():
+        if isinstance(module, Attention):
+            module.heads_per_key //= key_copies
         if isinstance(module, Attention | MLP):
             module.enter, module.leave = _gather(axis), _scatter(axis)
         elif isinstance(module, Embedding):
