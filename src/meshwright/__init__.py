@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from meshwright.job import Job
     from meshwright.layout import Layout
     from meshwright.plan.plan import Plan, plan_of, read_plan
+    from meshwright.plan.planned import Planned
+    from meshwright.plan.sweep import Sweep
     from meshwright.predict.forecast import Forecast, table
     from meshwright.predict.outcome import Terms
     from meshwright.record.run import Run, read_run
@@ -42,8 +44,10 @@ __all__ = [
     "MeshwrightError",
     "Model",
     "Plan",
+    "Planned",
     "Run",
     "Simulation",
+    "Sweep",
     "Terms",
     "Workload",
     "load_cluster",
@@ -65,8 +69,10 @@ _HOMES = {
     "MeshwrightError": "errors",
     "Model": "describe.model",
     "Plan": "plan.plan",
+    "Planned": "plan.planned",
     "Run": "record.run",
     "Simulation": "simulator.simulation",
+    "Sweep": "plan.sweep",
     "Terms": "predict.outcome",
     "Workload": "describe.workload",
     "load_cluster": "describe.load",
