@@ -101,7 +101,7 @@ def test_wrong_input_is_refused_before_anything_is_timed(arguments, said, measur
 def test_a_prediction_by_a_profile_says_so(capsys):
     assert main([*H200, "--profile", CARD, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["parts"]["compute"] > 0 and "NVIDIA H200" in said["evidence"]["compared_with"]
+    assert said["parts_s"]["compute"] > 0 and "NVIDIA H200" in said["evidence"]["compared_with"]
     assert main([*H200, "--profile", CARD]) == 0
     assert "compute as timed here: profile of NVIDIA H200" in " ".join(capsys.readouterr().out.split())
 

@@ -158,7 +158,7 @@ def test_a_trace_gives_exposed_communication_per_stream(run, answer, trace, here
         (["runs/first", "--out", "nowhere/page.html"], "cannot write page.html: No such file or directory"),
         (["runs/first/run.json"], "this is no Chrome trace: it has no traceEvents"),
         (["runs/first/steps.jsonl"], "this is no Chrome trace: it has no traceEvents"),
-        ([], "missing argument 'RUN...'"),
+        ([], "missing argument 'RUN'"),
         (["runs/first", "--pdf"], "no such option: --pdf"),
         (["newer"], "the run's format is 2; this meshwright reads up to 1"),
         (["empty"], "the run has no step yet"),
@@ -177,4 +177,4 @@ def test_bad_input_gets_one_message(run, trace, here, arguments, message):
 
 def test_help_is_there(capsys):
     assert main(["report", "--help"]) == 0
-    assert "Make a page of runs or profiles" in capsys.readouterr().out
+    assert "Make a page about runs or profiles" in capsys.readouterr().out

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -199,3 +201,14 @@ def test_torchrun(plan: Path, tmp_path: Path) -> None:
     assert command.wait() == 0, command.err
     assert [step["step"] for step in steps_of(tmp_path / "runs" / "a")] == [1, 2, 3]
     assert command.out.count("parts of the step") == 1
+
+
+def test_loading_the_trainer_asks_nothing_of_cuda() -> None:
+    """A parent that has asked CUDA anything cannot fork ranks that use it."""
+    code = (
+        "import torch\n"
+        "def asked(*_): raise AssertionError('CUDA was asked')\n"
+        "torch._C._cuda_getDeviceCount = torch.cuda.is_available = torch.cuda.device_count = asked\n"
+        "import meshwright.train.session, meshwright.train.launch, meshwright.cli.train_run"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

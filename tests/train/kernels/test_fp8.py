@@ -17,6 +17,9 @@ from meshwright.train.kernels.fp8 import GRADIENT, INPUT, both, check_sides, str
 from meshwright.train.kernels.fused_loss import summed_loss, summed_loss_in_fp8
 from meshwright.train.kernels.linear import Linear, PutOff
 
+if torch.cuda.is_available():
+    from meshwright.train.kernels import fp8_kernels  # noqa: F401 - makes its operators known
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 CPU = torch.device("cpu")
 
