@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Whether this torch can have them; whether there is a GPU is asked of each tensor. Asking CUDA here would spoil the ranks that are forked later.
+# Whether this torch can have them; each tensor says whether it is on a GPU. Asking CUDA here would spoil ranks that are forked later.
 HAS_KERNELS = torch.backends.cuda.is_built() and find_spec("triton") is not None
 if HAS_KERNELS:
     from meshwright.train.kernels import layer_kernels  # noqa: F401 - makes its operators known to torch
