@@ -11,6 +11,7 @@ from meshwright.cli.main import main
 from meshwright.evidence.calibrate import Calibration, calibrate, described, observe
 from meshwright.layout import Layout, parse_layout
 from meshwright.predict.software import read_profile
+from meshwright.say.vocabulary import problems
 from meshwright.units import seconds
 
 LOG = str(Path(__file__).parents[1] / "fixtures" / "timer_every_step.log")
@@ -45,8 +46,8 @@ def test_all_that_is_printed(capsys):
     lines = [
         "software profile llama31_405b-16x-h100",
         f"{'from':32}{LOG}",
-        f"{'job':32}llama-3.1-8b, 64 x 8192 tokens a step in fp8",
-        f"{'machine':32}16 h100 as in dgx-h100-superpod",
+        f"{'job':32}llama-3.1-8b, 64 x 8192 tokens per step in fp8",
+        f"{'cluster':32}16 h100 as in dgx-h100-superpod",
         f"{'layout':32}tp=2,cp=1,pp=1,vp=1,dp=8,ep=1,mbs=1,zero=1,recompute=none,order=tp-cp-pp-dp,overlap_tp=yes,cuda_graphs=no",
         f"{'measured step':32}2 s, median of 6 steady steps (timer of every step)",
         f"{'its spread':32}1.48 % from step to step",
@@ -57,13 +58,14 @@ def test_all_that_is_printed(capsys):
     ]
     if said.is_unusual:
         lines += [
-            "So large a change is more often a wrong layout, precision or batch than other software: compare them with the run.",
+            "A change this large usually means a wrong layout, precision or batch, not other software: compare them with the run.",
             "",
         ]
     lines += [
         "add --out profile.json to keep it; then use it with",
         f"  meshwright predict llama-3.1-8b dgx-h100-superpod mlperf-llama31-405b --layout {LAYOUT} "
-        "--gpus 16 --batch 64 --seq 8192 --precision fp8 --software profile.json",
+        "--gpus 16 --set workload.global_batch=64 --set workload.seq_len=8192 --set workload.precision=fp8 --software profile.json",
+        "",
     ]
     assert captured.err == ""
     assert captured.out.splitlines() == lines
@@ -76,12 +78,14 @@ def test_several_logs_show_their_spread(capsys):
     assert "1.48 % from step to step, 0.00 % from the fastest to the slowest file\n" in out
 
 
-def test_json_is_the_file_that_out_writes(capsys, tmp_path):
+def test_json_has_the_file_that_out_writes(capsys, tmp_path):
     out = tmp_path / "ours.json"
     assert main([*ARGUMENTS, "--json", "--name", "ours", "--release", "v5.0", "--out", str(out)]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed == json.loads(out.read_text())
-    assert (printed["name"], printed["release"], printed["calibrated_on"]["step_time_s"]) == ("ours", "v5.0", 2.0)
+    assert problems(printed) == []
+    assert printed["profile"] == json.loads(out.read_text())
+    assert printed["files"] == [{"what": "software profile", "path": str(out)}]
+    assert (printed["name"], printed["release"], printed["profile"]["calibrated_on"]["step_time_s"]) == ("ours", "v5.0", 2.0)
     assert read_profile(out).name == "ours"
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.describe import economics, load
+from meshwright.say.vocabulary import problems
 
 
 @pytest.fixture
@@ -44,8 +45,8 @@ parameters                           20.91 B (20,914,757,184)
 active parameters                    4.19 B (4,187,440,704)
 active, without the token embedding  3.61 B (3,608,307,264)
 weights in bf16                      41.83 GB
-FLOPs a token, sequence 2,048        22.32 GFLOP
-FLOPs a token, sequence 8,192        24.13 GFLOP
+FLOPs per token, sequence 2,048      22.32 GFLOP
+FLOPs per token, sequence 8,192      24.13 GFLOP
 
 sources
 key  source                                                                                                        date
@@ -104,7 +105,7 @@ def test_the_record_machine(run):
         "memory 1.524 PB",
         "storage into the job not stated",
         "power at most 13.65 MW",
-        "price $221,512 an hour (azure, on-demand, 2025)",
+        "price $221,512 per hour (azure, on-demand, 2025)",
         "PUE 1.17 (azure)",
         "rack nvlink-5 64 72 900 GB/s 1.5 us 1",
         "fabric spectrum-x-mrc 8,192 9,216 100 GB/s 3 us 8 of 12.5 GB/s",
@@ -116,7 +117,7 @@ def test_an_accelerator_shows_prices_with_dates(run):
     _, out, _ = run("B300")
     lines = words(out)
     assert "peak fp4, dense 12.6 PFLOP/s" in lines
-    assert "exponentials 2 x the generation's first chip" in lines
+    assert "exponentials 2 x the first accelerator of its generation" in lines
     assert "aws on-demand $17.80 p6-b300.48xlarge B300 2026-08-22 skypilot-org/skypilot-catalog v7/aws/vms.csv us-east-1" in lines
 
 
@@ -151,6 +152,14 @@ def test_the_list_as_json(run):
     assert listed["models"] == list(load.names("models"))
     assert listed["providers"] == list(economics.providers())
     assert "gaudi" in listed["left_out"]
+    assert problems(listed) == []
+
+
+@pytest.mark.parametrize("name, kind", [("norway", "region"), ("google", "facility"), ("coreweave", "provider")])
+def test_places_and_providers_as_json(run, name, kind):
+    entry = json.loads(run(name, "--json")[1])
+    assert entry["schema"] == f"meshwright/{kind}/1"
+    assert problems(entry) == []
 
 
 @pytest.mark.parametrize("kind", load.LOADERS)
@@ -159,7 +168,8 @@ def test_every_entry_as_text_and_as_json(run, kind):
         code, out, err = run(name, "--json")
         assert (code, err) == (0, "")
         entry = json.loads(out)
-        assert (entry["kind"], entry["name"]) == (kind.removesuffix("s"), name)
+        assert (entry["schema"], entry["name"]) == (f"meshwright/{kind.removesuffix('s')}/1", name)
+        assert problems(entry) == []
         assert entry["sources"]
         assert run(name)[0] == 0
 
@@ -171,9 +181,9 @@ def test_derived_numbers_in_json(run):
     cluster = json.loads(run("azure-gb200-128", "--json")[1])
     assert cluster["peak_flops_per_s"]["fp4"] == 8192 * 10e15
     assert cluster["storage_bytes_per_s"] is None  # nobody stated it
-    assert cluster["tiers"][1]["num_planes"] == 8
+    assert cluster["network"][1]["num_planes"] == 8
     accelerator = json.loads(run("h100", "--json")[1])
-    assert accelerator["prices"][0]["source"]["date"]
+    assert accelerator["prices"][0]["date"]
 
 
 def test_files_of_ones_own(run, tmp_path):

@@ -101,7 +101,7 @@ def test_an_interrupt(capsys, monkeypatch):
 
 
 def test_an_interrupt_inside_a_command(capsys, monkeypatch):
-    monkeypatch.setattr("meshwright.cli.describe_entry.show_catalogue", failing(KeyboardInterrupt()))
+    monkeypatch.setattr("meshwright.say.description.catalogue_document", failing(KeyboardInterrupt()))
     assert main(["describe"]) == 130
     assert capsys.readouterr().err == "meshwright: interrupted\n"
 

@@ -11,6 +11,7 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.describe.profile import Profile, load_profile
+from meshwright.say.vocabulary import problems
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CARD, CORES = str(FIXTURES / "profile_of_a_card.json"), str(FIXTURES / "profile_of_cores.json")
@@ -76,7 +77,10 @@ def test_models_and_shapes_are_taken_as_given(measured, capsys, tmp_path):
     assert main(["measure", *arguments]) == 0
     asked, num_processes, _ = measured[0]
     assert [(one.micro_batch, one.seq_len, one.precisions) for one in asked] == [(2, 64, ("bf16",))] and num_processes == 4
-    assert json.loads(capsys.readouterr().out) == json.loads(out.read_text())
+    printed = json.loads(capsys.readouterr().out)
+    assert problems(printed) == []
+    assert printed["profile"] == json.loads(out.read_text())
+    assert printed["files"] == [{"what": "hardware profile", "path": str(out)}]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from meshwright.cli.main import main
+from meshwright.say.vocabulary import problems
 
 ASKED = ("llama-3.1-70b", "--serve", "--context", "131072", "--concurrency", "8", "--precision", "fp8", "--on", "h200")
 
@@ -14,9 +15,9 @@ accelerators         4
 sequences asked for  8 of 131,072 tokens
 sequences that fit   11
 weights in all       67.7 GiB
-KV cache in all      320.0 GiB in bf16, 327,680 bytes a token
+KV cache in all      320.0 GiB in bf16, 327,680 bytes per token
 
-On each accelerator
+on each accelerator
 part                   bytes        GiB
 weights       18,166,071,296   16.9 GiB
 KV cache      85,899,345,920   80.0 GiB
@@ -25,7 +26,7 @@ reserve        4,000,000,000    3.7 GiB
 free          32,312,799,744   30.1 GiB
 all          141,000,000,000  131.3 GiB
 
-note: layers' matrices in the precision asked for; embedding, output projection, norms and router in bf16
+note: the matrices of layers are in the precision asked for; embedding, output projection, norms and router are in bf16
 note: prompts are read in pieces of 8192 tokens; the reserve is for CUDA, NCCL, graphs and fragments (assumed)
 """
 
@@ -48,23 +49,24 @@ def test_the_same_as_json(run):
     code, out, err = run(*ASKED, "--kv-precision", "fp8", "--tp", "8", "--json")
     found = json.loads(out)
     assert (code, err, found["num_accelerators"], found["kv_bytes_per_token"]) == (0, "", 8, 163_840)
-    parts = sum(found[f"{part}_bytes"] for part in ("weight", "kv", "activation", "reserve", "spare"))
+    parts = sum(found[f"{part}_bytes"] for part in ("weights", "kv", "activations", "reserve", "spare"))
     assert parts == found["memory_bytes"] == 141e9
+    assert problems(found) == []
 
 
 def test_what_a_mixture_of_experts_with_latent_attention_is_told(run):
     code, out, _ = run("deepseek-v3", "--serve", "--context", "32768", "--precision", "nvfp4", "--on", "h200")
     assert code == 0
-    for words in ("latent cache stands whole", "without the multi-token-prediction layers", "no fp4 tensor cores"):
+    for words in ("the whole latent cache", "without the multi-token-prediction layers", "no fp4 tensor cores"):
         assert words in out
 
 
 @pytest.mark.parametrize(
     "arguments, what, fix",
     [
-        (("llama-3.1-70b",), "training memory belongs to a layout", "meshwright predict MODEL CLUSTER WORKLOAD"),
-        (("llama-3.1-70b", "--serve", "--context", "8192"), "no accelerator named", "--on h200"),
-        (("llama-3.1-70b", "--serve", "--on", "h200"), "no length of context", "--context 8192"),
+        (("llama-3.1-70b",), "memory for training depends on a layout", "meshwright predict MODEL CLUSTER WORKLOAD"),
+        (("llama-3.1-70b", "--serve", "--context", "8192"), "no accelerator is named", "--on h200"),
+        (("llama-3.1-70b", "--serve", "--on", "h200"), "no context length", "--context 8192"),
         (("llama-3.1-70b", "--serve", "--context", "-5", "--on", "h200"), "context must be at least 1", ""),
         (("llama-3.1-70b", "--serve", "--context", "8192", "--on", "h2000"), "no accelerator", "h200"),
         (("llama-3.1-70b", "--serve", "--context", "8192", "--on", "h200", "--tp", "3"), "tensor degree 3", "choose tp from 1, 2, 4"),

@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.evidence.refit import MEASURED_CSV, PUBLISHED_CSV
+from meshwright.say.vocabulary import problems
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -27,14 +28,16 @@ def write(path: Path, rows: list[dict[str, str]]) -> Path:
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
     assert main(["validate", *arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    data = json.loads(capsys.readouterr().out)
+    assert problems(data) == []
+    return data
 
 
 def test_the_carried_runs(capsys):
     data = answer(capsys)
     assert len(data["rows"]) + len(data["skipped"]) == len(rows_of(MEASURED_CSV))
     assert set(data) >= {"mape_pct", "bias_pct", "worst_pct", "coverage_pct", "by_benchmark", "by_accelerator", "by_family"}
-    assert all(set(row) == {"name", "row", "reason"} and row["reason"] for row in data["skipped"])
+    assert all(set(row) == {"name", "row", "why"} and row["why"] for row in data["skipped"])
 
 
 def test_both_formats_at_once(capsys):
@@ -65,7 +68,7 @@ def test_the_whole_output_of_one_row(capsys, tmp_path):
     out = capsys.readouterr().out
     low_to_high = f"{row['low_s']:.4g} - {row['high_s']:.4g}"
     cells = ["v6.0 Azure 2048xAzure_GB200", "llama31_405b", "8192 gb200", "nvfp4", "1.27", f"{row['predicted_s']:.4g}", low_to_high]
-    assert out.splitlines()[0] == "the 1 rows furthest off"
+    assert out.splitlines()[0] == "the row with the largest error"
     assert out.splitlines()[2].split("  ")[0] == cells[0]
     assert all(cell in out.splitlines()[2] for cell in cells)
     assert "by benchmark\n" in out and "by accelerator\n" in out

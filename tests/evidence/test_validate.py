@@ -10,8 +10,9 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.evidence.refit import MEASURED_CSV, PUBLISHED_CSV, UNFITTED_CSV, log_errors
 from meshwright.evidence.runs import read_runs
-from meshwright.evidence.validate import as_json, family_name, grouped, summary, summary_of, validate
+from meshwright.evidence.validate import family_name, grouped, summary, summary_of, validate
 from meshwright.predict.software import fitted_values
+from meshwright.say.validation import validation_document
 
 RUNS = read_runs(MEASURED_CSV).rows
 CHECKED = validate(RUNS)
@@ -78,12 +79,12 @@ def test_software_of_another_kind_is_far() -> None:
 
 
 def test_json_has_what_programs_read() -> None:
-    data = as_json(CHECKED)
-    keys = {"round", "submitter", "system", "benchmark", "measured_s", "predicted_s", "low_s", "high_s", "error_pct", "distance"}
-    assert len(data["rows"]) == data["num_rows"] == len(RUNS)
+    data = validation_document(CHECKED, []).values
+    keys = {"round", "submitter", "system", "benchmark", "measured_s", "predicted_s", "low_s", "high_s", "error_pct", "evidence"}
+    assert len(data["rows"]) == data["num_runs"] == len(RUNS)
     assert all(keys <= set(row) for row in data["rows"])
     assert all(row["low_s"] <= row["predicted_s"] <= row["high_s"] for row in data["rows"])
-    assert sum(one.num_runs for one in data["by_family"].values()) == len(RUNS)
+    assert sum(one["num_runs"] for one in data["by_family"].values()) == len(RUNS)
 
 
 def test_groups_are_in_order_and_whole() -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from meshwright.cli.options import AsJson
-
-if TYPE_CHECKING:
-    from meshwright.evidence.calibrate import Calibration
 
 
 def calibrate(
@@ -45,10 +42,11 @@ def calibrate(
 
       meshwright calibrate steps.csv --model llama-3.1-8b --workload pretrain-1t --cluster dgx-h100-superpod --gpus 64 --layout tp=2 --json
     """
-    from meshwright.cli.show import show_json
+    from meshwright.cli.show import show
     from meshwright.evidence.calibrate import calibrate as calibrated
     from meshwright.evidence.calibrate import described, observe
     from meshwright.layout import read_choices
+    from meshwright.say.calibration import calibration_document
 
     read_choices(layout)  # reports a typing error before any log is read
     observed = observe(logs)
@@ -58,45 +56,5 @@ def calibrate(
     result = calibrated(observed, run, release, name)
     if out:
         result.write(out)
-    if as_json:
-        show_json(result.as_json())
-    else:
-        _show(result, f"{model or run.job.model.name} {cluster} {workload or run.job.workload.name} --layout {layout}", out)
-
-
-def _show(result: Calibration, question: str, out: Path | None) -> None:
-    from meshwright.cli.show import show_pairs, show_text
-
-    show_pairs(f"software profile {result.profile.name}", _pairs(result))
-    if result.is_unusual:
-        show_text("So large a change is more often a wrong layout, precision or batch than other software: compare them with the run.\n")
-    workload, file = result.run.job.workload, out or "profile.json"
-    options = f"--gpus {result.run.job.cluster.num_accelerators} --batch {workload.global_batch} --seq {workload.seq_len}"
-    show_text(f"written to {out}; use it with" if out else f"add --out {file} to keep it; then use it with")
-    print(f"  meshwright predict {question} {options} --precision {workload.precision} --software {file}")
-
-
-def _pairs(result: Calibration) -> list[tuple[str, str]]:
-    from meshwright.units import seconds
-
-    observed, job, workload = result.observed, result.run.job, result.run.job.workload
-    measured_s, steps = observed.step_time_s, observed.steps
-    spread = f"{steps.robust_std_pct:.2f} % from step to step"
-    if len(observed.files) > 1:
-        spread += f", {observed.run_spread_pct:.2f} % from the fastest to the slowest file"
-
-    def against(predicted_s: float) -> str:
-        error_pct = round(100 * (predicted_s / measured_s - 1), 2) + 0.0  # no minus before zero
-        return f"{seconds(predicted_s)} ({error_pct:+.2f} %)"
-
-    return [
-        ("from", f"{len(observed.files)} files" if len(observed.files) > 1 else observed.files[0]),
-        ("job", f"{job.model.name}, {workload.global_batch} x {workload.seq_len} tokens a step in {workload.precision}"),
-        ("machine", f"{job.cluster.num_accelerators} {job.cluster.accelerator.name} as in {job.cluster.name}"),
-        ("layout", str(result.run.layout)),
-        ("measured step", f"{seconds(measured_s)}, median of {len(steps.steady_s)} steady steps ({steps.method})"),
-        ("its spread", spread),
-        (f"predicted before, release {result.release.release}", against(result.release_step_s)),
-        ("predicted after", against(result.profile_step_s)),
-        ("this software", result.verdict),
-    ]
+    question = f"{model or run.job.model.name} {cluster} {workload or run.job.workload.name} --layout {layout}"
+    show(calibration_document(result, question, out), as_json=as_json)

@@ -26,9 +26,8 @@ def describe(
 
       meshwright describe llama-3.1-405b --json
     """
-    from meshwright.cli import describe_entry
+    from meshwright.cli.show import show
+    from meshwright.describe.find import find
+    from meshwright.say.description import catalogue_document, entry_document
 
-    if name:
-        describe_entry.show_entry(name, as_json=as_json)
-    else:
-        describe_entry.show_catalogue(as_json=as_json)
+    show(entry_document(*find(name)) if name else catalogue_document(), as_json=as_json)

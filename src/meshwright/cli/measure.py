@@ -1,4 +1,4 @@
-"""Time this machine and write what it does as a hardware profile."""
+"""Time this machine and write the times as a hardware profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import typer
 from meshwright.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from meshwright.describe.profile import Profile, Slice
     from meshwright.train.measure.machine import Asked
 
 GPU_MODELS = ("llama-3.1-8b", "llama-3.2-3b", "llama-3.2-1b")
@@ -63,8 +62,10 @@ def measure(
       meshwright measure --model llama-3.1-8b --precision bf16 --out profile.json --json
     """
     started_s = time.perf_counter()  # before torch is imported: that counts as well
+    from meshwright.cli.show import show
     from meshwright.cli.train_run import torch_or_error
     from meshwright.describe.profile import profile_text, usual_path
+    from meshwright.say.measurement import measurement_document
     from meshwright.train.measure.waiting import sees_gpu, waiting
 
     path = out or usual_path()
@@ -80,14 +81,11 @@ def measure(
         profile = measured(asked, device_here(), processes, _say_since(started_s), limit_s=limit, started_s=started_s, ready=ready)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, profile_text(profile))
-    if as_json:
-        print(profile_text(profile), end="")
-    else:
-        _show(profile, path, is_usual=out is None)
+    show(measurement_document(profile, path, is_usual=out is None), as_json=as_json)
 
 
 def _say_since(started_s: float) -> Callable[[str], None]:
-    """Tell what goes on, and when, from the start on."""
+    """Print what is being done, with the seconds since the start."""
     return lambda what: print(f"meshwright: {time.perf_counter() - started_s:4.0f} s  {what}", file=sys.stderr, flush=True)
 
 
@@ -118,43 +116,3 @@ def _asked(models: Sequence[str], seq: int | None, batch: int | None, precisions
     for one in asked:
         check_room(one, device, processes)
     return asked
-
-
-def _show(profile: Profile, path: Path, *, is_usual: bool) -> None:
-    from meshwright.cli.show import show_pairs, show_table, show_text
-    from meshwright.units import seconds, si
-
-    rates = {"copy": profile.copy_bytes_per_s, "norm": profile.norm_bytes_per_s, "optimizer": profile.optimizer_bytes_per_s}
-    pairs = [("measured in", seconds(profile.measured_s)), ("a kernel of no work", seconds(profile.launch_s))]
-    if profile.device_type == "cuda":
-        by = dict.fromkeys(each.kernel or "torch's own kernels" for each in profile.attentions)
-        pairs.append(("attention by", ", ".join(by)))
-    show_pairs(profile.words, [*pairs, *((name, si(rate, "B/s")) for name, rate in rates.items())])
-    show_table("products", ("format", "rows>", "slowest>", "fastest>"), _product_rows(profile))
-    columns = ("model", "precision", "batch>", "ranks>", "layer>", "ends>", "update>", "kept a layer>")
-    show_table("slices of the training step", columns, [_slice_row(s) for s in (*profile.slices, *profile.shared_slices)])
-    if profile.collectives:
-        rows = [(c.kind, c.num_ranks, si(c.payload_bytes, "B"), seconds(c.seconds)) for c in profile.collectives]
-        show_table("collectives", ("kind", "processes>", "payload>", "seconds>"), rows)
-    for what in profile.left_out:
-        show_text(f"left out: {what}")
-    use = "predict, plan and train use it on this machine by default" if is_usual else f"use it with --profile {path}"
-    show_text(f"written to {path}; {use}")
-
-
-def _slice_row(cut: Slice) -> tuple[object, ...]:
-    from meshwright.units import seconds, si
-
-    ranks = f"tp={cut.tp}" if cut.tp > 1 else f"pp={cut.pp}" if cut.pp > 1 else "1"
-    kept = si(cut.layer_saved_bytes, "B") if cut.layer_saved_bytes else "not counted"
-    times = map(seconds, (cut.layer_s, cut.ends_s, cut.updates_s[1]))
-    return (cut.model, cut.precision, f"{cut.micro_batch} x {cut.seq_len:,}", ranks, *times, kept)
-
-
-def _product_rows(profile: Profile) -> list[tuple[object, ...]]:
-    from meshwright.units import si
-
-    found: dict[tuple[str, int], list[float]] = {}
-    for p in profile.products:
-        found.setdefault((p.number_format, p.rows), []).append(2.0 * p.rows * p.columns * p.inner / p.seconds)
-    return [(name, f"{rows:,}", si(min(rates), "FLOP/s"), si(max(rates), "FLOP/s")) for (name, rows), rates in sorted(found.items())]

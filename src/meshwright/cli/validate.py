@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +11,7 @@ import typer
 from meshwright.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from meshwright.evidence.measured import MeasuredRun, Skipped
-    from meshwright.evidence.validate import Checked
-
-NUM_WORST = 10
-NUMBERS = ("rows>", "mean error [%]>", "bias [%]>", "worst [%]>", "inside 80 % interval [%]>")
+    from meshwright.evidence.measured import MeasuredRun
 
 
 def validate(
@@ -50,25 +46,21 @@ def validate(
 
       meshwright validate runs.csv --benchmark llama31_405b --json
     """
-    from meshwright.cli.show import show_json
-    from meshwright.evidence import validate as validation
+    from meshwright.cli.show import show
     from meshwright.evidence.refit import MEASURED_CSV
     from meshwright.evidence.runs import read_runs
+    from meshwright.evidence.validate import validate as validated
+    from meshwright.say.validation import validation_document
 
     read = [read_runs(path) for path in files or [MEASURED_CSV]]
     runs = [run for one in read for run in one.rows]
     skipped = [row for one in read for row in one.skipped]
     kept = _only(_only(_only(runs, "benchmark", benchmark), "vendor", vendor), "confidence", confidence)
-    checked = validation.validate(kept)
-    if as_json:
-        left = [{"name": row.name, "row": row.source_row, "reason": row.reason} for row in skipped]
-        show_json({**validation.as_json(checked), "skipped": left})
-    else:
-        _show(checked, skipped, all_rows)
+    show(validation_document(validated(kept), skipped, all_rows=all_rows), as_json=as_json)
 
 
 def _only(runs: Sequence[MeasuredRun], attribute: str, wanted: Sequence[str] | None) -> list[MeasuredRun]:
-    """The runs whose attribute is one of those wanted; commas part several. A name that no run has is an error."""
+    """The runs whose attribute is one of those wanted; commas separate several. A name that no run has is an error."""
     from meshwright.errors import InputError, nearest
 
     names = [name.strip() for text in wanted or () for name in text.split(",") if name.strip()]
@@ -78,47 +70,3 @@ def _only(runs: Sequence[MeasuredRun], attribute: str, wanted: Sequence[str] | N
             raise InputError(f"no run has {attribute} {name!r}", where=f"--{attribute}", fix=nearest(name, known))
     lowered = {name.lower() for name in names}
     return [run for run in runs if not names or getattr(run, attribute).lower() in lowered]
-
-
-def _show(checked: Sequence[Checked], skipped: Sequence[Skipped], all_rows: bool) -> None:
-    from meshwright.cli.show import show_table
-    from meshwright.evidence.validate import grouped
-
-    rows = list(checked) if all_rows else sorted(checked, key=lambda row: -abs(row.error_pct))[:NUM_WORST]
-    if rows:
-        times = ("measured [s]>", "predicted [s]>", "80 % interval [s]>", "error [%]>")
-        columns = ("run", "benchmark", "accelerators", "precision", *times, "evidence")
-        show_table("every row" if all_rows else f"the {len(rows)} rows furthest off", columns, (_cells(row) for row in rows))
-        _show_groups("benchmark", grouped(checked, lambda row: row.run.benchmark))
-        _show_groups("accelerator", grouped(checked, lambda row: row.run.accelerator))
-    show_table("all", ("", *NUMBERS), [("predicted", *_numbers(checked))])
-    _show_skipped(skipped)
-
-
-def _show_groups(what: str, groups: Mapping[str, Sequence[Checked]]) -> None:
-    from meshwright.cli.show import show_table
-
-    show_table(f"by {what}", (what, *NUMBERS), ((name, *_numbers(group)) for name, group in groups.items()))
-
-
-def _cells(row: Checked) -> tuple[object, ...]:
-    run = row.run
-    name = f"{run.round} {run.submitter} {run.system}" if run.confidence != "published" else f"{run.round}, line {run.source_row}"
-    times = (f"{run.measured_s:.4g}", f"{row.predicted_s:.4g}", f"{row.low_s:.4g} - {row.high_s:.4g}", f"{row.error_pct:+.1f}")
-    return name, run.benchmark, f"{run.num_accelerators} {run.accelerator}", run.workload.precision, *times, row.interval.distance
-
-
-def _numbers(checked: Sequence[Checked]) -> tuple[object, ...]:
-    from meshwright.evidence.validate import summary
-
-    one = summary(checked)
-    return one.num_runs, f"{one.mape_pct:.2f}", f"{one.bias_pct:+.2f}", f"{one.worst_pct:+.1f}", f"{one.coverage_pct:.0f}"
-
-
-def _show_skipped(skipped: Sequence[Skipped]) -> None:
-    from meshwright.cli.show import show_table
-    from meshwright.evidence.measured import Runs
-
-    counts = Runs(rows=(), skipped=tuple(skipped)).num_skipped_by_reason()
-    if counts:
-        show_table("rows that cannot be expressed", ("rows>", "reason"), ((count, reason) for reason, count in counts.items()))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,49 +111,3 @@ def grouped(checked: Iterable[Checked], key: Callable[[Checked], str]) -> dict[s
 def family_name(row: Checked) -> str:
     """Accelerator, precision and release in one line."""
     return " ".join(row.run.family)
-
-
-def as_json(checked: Sequence[Checked]) -> dict[str, Any]:
-    """Rows and summaries as `meshwright validate --json` prints them."""
-    whole = summary(checked)
-    return {
-        "rows": [_row_json(row) for row in checked],
-        "num_rows": whole.num_runs,
-        "mape_pct": whole.mape_pct,
-        "bias_pct": whole.bias_pct,
-        "worst_pct": whole.worst_pct,
-        "coverage_pct": whole.coverage_pct,
-        "by_benchmark": _summaries(grouped(checked, lambda row: row.run.benchmark)),
-        "by_accelerator": _summaries(grouped(checked, lambda row: row.run.accelerator)),
-        "by_family": _summaries(grouped(checked, family_name)),
-    }
-
-
-def _summaries(groups: Mapping[str, Sequence[Checked]]) -> dict[str, Summary]:
-    return {name: summary(rows) for name, rows in groups.items()}
-
-
-def _row_json(row: Checked) -> dict[str, Any]:
-    run = row.run
-    return {
-        "round": run.round,
-        "submitter": run.submitter,
-        "system": run.system,
-        "benchmark": run.benchmark,
-        "accelerator": run.accelerator,
-        "num_accelerators": run.num_accelerators,
-        "precision": run.workload.precision,
-        "confidence": run.confidence,
-        "kind": run.kind,
-        "layout": str(run.layout),
-        "measured_s": run.measured_s,
-        "predicted_s": row.predicted_s,
-        "low_s": row.low_s,
-        "high_s": row.high_s,
-        "error_pct": row.error_pct,
-        "distance": row.interval.distance,
-        "compared_with": row.interval.kin,
-        "outside": row.interval.note,
-        "software": row.software.note or row.software.release,
-        "assumptions": run.assumptions,
-    }
