@@ -224,10 +224,9 @@ def _check(profile: Profile, where: str) -> None:
         raise InputError(f"device_type is {profile.device_type!r}", where=where, fix="cuda or cpu")
     wanted: dict[str, float] = {f.name: getattr(profile, f.name) for f in fields(Profile) if f.name.endswith("_per_s")}
     wanted["launch_s"], wanted["num_processes"] = profile.launch_s, profile.num_processes
-    for name in ("products", "collectives"):
-        wanted.update({f"{name}[{i}].seconds": entry.seconds for i, entry in enumerate(getattr(profile, name))})
-    for i, each in enumerate(profile.attentions):
-        wanted.update({f"attentions[{i}].forward_s": each.forward_s, f"attentions[{i}].backward_s": each.backward_s})
+    for name in ("products", "attentions", "collectives"):
+        for i, entry in enumerate(getattr(profile, name)):
+            wanted.update({f"{name}[{i}].{key}": value for key, value in asdict(entry).items() if isinstance(value, int | float)})
     for name in ("slices", "shared_slices"):
         for i, cut in enumerate(getattr(profile, name)):
             for key in POSITIVE:
