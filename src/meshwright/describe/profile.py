@@ -6,7 +6,6 @@ Seconds are those of one process while all processes that share the machine are 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.describe.bounds import check_numbers
+from meshwright.describe.bounds import MOST_REAL, check_numbers
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.files import read_text
@@ -237,7 +236,7 @@ def _check(profile: Profile, where: str) -> None:
                 fix = "both 1 in slices; one of them more in shared_slices"
                 raise InputError(f"{name}[{i}] has tp={cut.tp} and pp={cut.pp}", where=where, fix=fix)
     for name, value in wanted.items():
-        if not (math.isfinite(value) and value > 0):
+        if not 0 < value <= MOST_REAL:
             raise InputError(f"{name} is {value!r}, which is not a positive number", where=where, fix=_FIX)
     check_numbers(profile, where)
 
