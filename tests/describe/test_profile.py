@@ -106,3 +106,15 @@ def test_a_file_that_is_not_there_is_said(tmp_path):
 def test_the_usual_place_is_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert usual_path() == tmp_path / "meshwright" / "profile.json"
+
+
+@pytest.mark.parametrize("name, key", [("products", "inner"), ("attentions", "seq_len"), ("collectives", "payload_bytes")])
+def test_a_shape_without_a_side_is_refused(name, key, tmp_path):
+    data = json.loads(CARD.read_text())
+    if not data[name]:
+        data[name] = [{"kind": "all-gather", "num_ranks": 2, "payload_bytes": 8, "seconds": 1e-3}]
+    data[name][0][key] = 0
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(InputError, match=rf"{name}\[0\]\.{key} is 0"):
+        load_profile(path)

@@ -57,6 +57,7 @@ def run(wishes: Wishes) -> int:
     check_job(job, reads_corpus=True)
     check_folder(job.runs, job.name, resume=job.resume)
     check_place(job.plan, job.plan.layout.num_ranks, is_gpu)
+    show_start(job, layout_reason(wishes, job.plan))
     # Torch is loaded from here on: seconds, in which a mistake on the command line would wait to be told.
     from meshwright.train.launch import run_ranks
     from meshwright.train.record.ending import record_failure
@@ -64,7 +65,6 @@ def run(wishes: Wishes) -> int:
     from meshwright.train.session import run_rank
 
     check_steps(job)
-    show_start(job, layout_reason(wishes, job.plan))
     code = run_ranks(
         job.plan.layout.num_ranks,
         lambda place: run_rank(place, job, is_gpu),

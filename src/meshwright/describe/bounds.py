@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.errors import InputError
 
 MOST = 2**53  # of counts: a float holds every whole number up to here
-MOST_REAL = 1e30
+MOST_REAL, LEAST_REAL = 1e30, 1e-30  # sizes whose products and quotients a float still holds
 
 
 def check_numbers(described: Any, where: str, *, unstated: Collection[str] = ()) -> None:
@@ -17,8 +17,11 @@ def check_numbers(described: Any, where: str, *, unstated: Collection[str] = ())
     for name, value in _numbers(described):
         key = name.rpartition(".")[2]
         most = MOST if isinstance(value, int) else MOST_REAL
-        if not 0 <= value <= most and not (key in unstated and (value != value or value > 0)):
-            raise InputError(f"{name} cannot be {str(value)[:40]}", where=f"{where}: {name}", fix="give a number of at least 0 that can be")
+        can_be = value == 0 or LEAST_REAL <= value <= most
+        if not can_be and not (key in unstated and (value != value or value > most)):
+            raise InputError(
+                f"{name} cannot be {str(value)[:40]}", where=f"{where}: {name}", fix=f"give 0, or a number from {LEAST_REAL:g} to {most:g}"
+            )
 
 
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:

@@ -81,7 +81,6 @@ class Model:
     sources: Sources = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_numbers(self, f"model {self.name}")
         for key in ("num_layers", "hidden", "ffn_hidden", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
             if getattr(self, key) < 1:
                 raise InputError(f"{key} must be at least 1, not {getattr(self, key)}", where=f"model {self.name}: {key}")
@@ -91,6 +90,7 @@ class Model:
                 where=f"model {self.name}: num_kv_heads",
                 fix="choose a divisor of num_heads",
             )
+        check_numbers(self, f"model {self.name}")
 
     @property
     def query_dim(self) -> int:

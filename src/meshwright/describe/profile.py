@@ -6,7 +6,6 @@ Seconds are those of one process while all processes that share the machine are 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.describe.bounds import check_numbers
+from meshwright.describe.bounds import MOST_REAL, check_numbers
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.files import read_text
@@ -221,10 +220,9 @@ def _check(profile: Profile, where: str) -> None:
         raise InputError(f"device_type is {profile.device_type!r}", where=where, fix="cuda or cpu")
     wanted: dict[str, float] = {f.name: getattr(profile, f.name) for f in fields(Profile) if f.name.endswith("_per_s")}
     wanted["launch_s"], wanted["num_processes"] = profile.launch_s, profile.num_processes
-    for name in ("products", "collectives"):
-        wanted.update({f"{name}[{i}].seconds": entry.seconds for i, entry in enumerate(getattr(profile, name))})
-    for i, each in enumerate(profile.attentions):
-        wanted.update({f"attentions[{i}].forward_s": each.forward_s, f"attentions[{i}].backward_s": each.backward_s})
+    for name in ("products", "attentions", "collectives"):
+        for i, entry in enumerate(getattr(profile, name)):
+            wanted.update({f"{name}[{i}].{key}": value for key, value in asdict(entry).items() if isinstance(value, int | float)})
     for name in ("slices", "shared_slices"):
         for i, cut in enumerate(getattr(profile, name)):
             for key in POSITIVE:
@@ -235,7 +233,7 @@ def _check(profile: Profile, where: str) -> None:
                 fix = "both 1 in slices; one of them more in shared_slices"
                 raise InputError(f"{name}[{i}] has tp={cut.tp} and pp={cut.pp}", where=where, fix=fix)
     for name, value in wanted.items():
-        if not (math.isfinite(value) and value > 0):
+        if not 0 < value <= MOST_REAL:
             raise InputError(f"{name} is {value!r}, which is not a positive number", where=where, fix=_FIX)
     check_numbers(profile, where)
 

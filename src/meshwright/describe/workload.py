@@ -166,7 +166,6 @@ class Workload:
     sources: Sources = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_numbers(self, f"workload {self.name}")
         if self.seq_len < 1 or self.global_batch < 1:
             raise InputError(
                 f"sequence length {self.seq_len} and global batch {self.global_batch} must be at least 1", where=f"workload {self.name}"
@@ -177,6 +176,7 @@ class Workload:
                 where=f"workload {self.name}: attention_precision",
                 fix="choose bf16 or fp8",
             )
+        check_numbers(self, f"workload {self.name}")
 
     @property
     def tokens_per_step(self) -> int:
