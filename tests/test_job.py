@@ -311,3 +311,25 @@ def test_a_plan_gives_back_the_job_and_the_forecast_it_was_made_of() -> None:
     assert job_of(plan) == forecast.job
     assert forecast_of(plan) == forecast
     assert plan_of(forecast_of(plan)) == plan
+
+
+@pytest.mark.parametrize("gpus", [0, -1, 1.5, True, 10**30, "512"])
+def test_a_number_of_accelerators_is_a_whole_number_that_a_cluster_can_have(gpus: object) -> None:
+    with pytest.raises(InputError, match="gpus is"):
+        Job(*GPT_3, gpus=gpus)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [None, 7, b"llama", ["llama-3.1-8b"]])
+def test_other_types_are_refused_like_any_wrong_input(wrong: object) -> None:
+    for place in range(4):
+        nouns: list[object] = [*GPT_3, "v5.1"]
+        nouns[place] = wrong
+        with pytest.raises(InputError, match="not a name, a path or a"):
+            Job(*nouns)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="a layout is a text or a Layout"):
+        Job(*GPT_3, gpus=512).forecast(wrong)  # type: ignore[arg-type]
+
+
+def test_a_search_keeps_at_least_one_layout() -> None:
+    with pytest.raises(InputError, match="keeps at least one layout"):
+        Job("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", gpus=8).search(keep=0)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from meshwright.predict.outcome import Terms
 
 MOST_SEQUENCES = 10**7  # a step; more is a typing error
+MOST_ACCELERATORS = 10**8
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -62,6 +63,7 @@ class Job:
         hardware profile of `meshwright measure`; `none` prices without one. On `this-machine` its own profile is used where there is one.
         `gpus` is the number of accelerators in use, where it is not all of the cluster.
         """
+        _check_types(model, cluster, workload, software, gpus)
         machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
         used = machine if gpus is None else machine.resized(gpus)
         trained = model if isinstance(model, Model) else load_model(model)
@@ -138,6 +140,8 @@ class Job:
         """What one layout of this job will do: step time, memory, cost and the whole run; `predict.forecast.forecast` has the options."""
         from meshwright.predict.forecast import forecast
 
+        if not isinstance(layout, Layout | str):
+            raise InputError(f"a layout is a text or a Layout, not {layout!r}", where="forecast", fix="write tp=4,pp=8,..., for example")
         return forecast(self, self.layout(layout) if isinstance(layout, str) else layout, **options)
 
     def search(
@@ -180,6 +184,22 @@ def _software(given: Software | str | Path, model: Model, cluster: Cluster, work
     if isinstance(given, Software):
         return with_profile(given, model, cluster, workload, profile) if profile else given
     return with_profile(software(str(given)), model, cluster, workload, profile)
+
+
+def _check_types(model: object, cluster: object, workload: object, software: object, gpus: object) -> None:
+    """Raise an InputError where an argument is neither a value of its kind, nor a name or path."""
+    given = {"model": (model, Model), "cluster": (cluster, Cluster), "workload": (workload, Workload), "software": (software, Software)}
+    for name, (value, kind) in given.items():
+        if not isinstance(value, kind | str | Path):
+            raise InputError(
+                f"{name} is {value!r}, not a name, a path or a {kind.__name__}",
+                where=f"Job: {name}",
+                fix="`meshwright describe` lists the names",
+            )
+    if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool) or not 1 <= gpus <= MOST_ACCELERATORS):
+        raise InputError(
+            f"gpus is {gpus!r}, not a whole number from 1 to {MOST_ACCELERATORS:,}", where="Job: gpus", fix="give a number such as 512"
+        )
 
 
 def _check_batch(workload: Workload) -> None:

@@ -135,6 +135,8 @@ def best_forecasts(
     progress: Progress = lambda done, total: None,
 ) -> list[Forecast]:
     """The best layouts of a job by step time, each with its forecast; `layout` fixes some of the choices."""
+    if keep < 1:
+        raise InputError(f"keep is {keep}, and a search keeps at least one layout", where="search: keep", fix="give 1 or more")
     found = search(
         job, features=features, fixed=fixed_by(layout), keep=keep, reserve_bytes=reserve_for(job.cluster.accelerator), progress=progress
     )

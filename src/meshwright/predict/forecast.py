@@ -95,6 +95,9 @@ class Forecast:
         """Share of the step that a part takes, from 0 to 1."""
         return self.parts[part] / self.step_s
 
+    def __repr__(self) -> str:
+        return f"Forecast({self})"
+
     def __str__(self) -> str:
         low_s, high_s = self.interval
         return f"{self.job.name}, {self.layout.degrees}: {self.step_s:.4g} s per step, 80 % interval {low_s:.4g} to {high_s:.4g} s"

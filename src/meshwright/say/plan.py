@@ -72,7 +72,7 @@ def _answer(found: Planned) -> Iterator[Line]:
 def _searched(found: Planned) -> tuple[str, str]:
     """What was open to the search and what was fixed: the same layout text in `predict` fixes every switch."""
     fixed = str(found.ask.fixed)
-    count = f"{found.best.found.num_layouts:,} layouts"
+    count = f"{found.best.found.num_layouts:,} layout{'' if found.best.found.num_layouts == 1 else 's'}"
     if not fixed:
         return count, "every choice open; to price one layout as it is, use `meshwright predict`"
     return count, f"with {fixed} fixed and every other choice open; `meshwright predict` instead takes the usual switches"
