@@ -55,19 +55,21 @@ class Job:
         *,
         profile: Profile | str | Path = "",
         gpus: int | None = None,
+        changes: Sequence[str] = (),
         described: Cluster | None = None,
     ) -> None:
         """A job from names, files or values.
 
         `software` is a release (`v5.1`, `nemo-26.04`) or the file of a software profile; by default the newest release. `profile` is a
         hardware profile of `meshwright measure`; `none` prices without one. On `this-machine` its own profile is used where there is one.
-        `gpus` is the number of accelerators in use, where it is not all of the cluster.
+        `gpus` is the number of accelerators in use, where it is not all of the cluster. `changes` are values to set, as for `changed`.
         """
         _check_types(model, cluster, workload, software, gpus)
         machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
         used = machine if gpus is None else machine.resized(gpus)
         trained = model if isinstance(model, Model) else load_model(model)
         task = workload if isinstance(workload, Workload) else load_workload(workload)
+        used, task = changed(used, task, changes)
         _check_batch(task)
         used.accelerator.peak_flops_per_s(task.precision)  # refuses a precision that the accelerator lacks
         object.__setattr__(self, "model", trained)

@@ -383,3 +383,8 @@ def test_more_than_described_and_tensor_groups_over_the_fabric_are_remarked_on(a
 def test_a_fix_names_only_numbers_that_work(run, gpus, layout, message):
     code, _, err = run("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", "--gpus", gpus, "--layout", layout)
     assert code == 2 and re.search(message, err.rstrip("\n"), re.DOTALL), err
+
+
+def test_a_precision_that_the_chip_lacks_can_be_replaced(answer):
+    nouns = ("llama-3.1-405b", "dgx-h100-superpod", "mlperf-llama31-405b", "--gpus", "1024", "--layout", "tp=8,pp=32,mbs=1")
+    assert answer(*nouns, "--set", "workload.precision=fp8")["precision"] == "fp8"

@@ -94,6 +94,9 @@ def translated(arguments: Sequence[str]) -> list[str]:
     rest = iter(arguments)
     for argument in rest:
         option, equals, value = argument.partition("=")
+        if option == "--exact":
+            print("meshwright: --exact is not needed: every step time is that of the exact schedule", file=sys.stderr)
+            continue
         key = MOVED_OPTIONS.get(option)
         if key is None:
             found.append(argument)
@@ -132,7 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser_message(error: Exception) -> str:
     """The parser's complaint in our form: what is wrong, and where to look."""
     format_message = getattr(error, "format_message", error.__str__)
-    what = format_message().strip().split(". Did you mean")[0].rstrip(".")
+    is_bare = type(error).__name__ == "NoArgsIsHelpError"  # its message is the whole help
+    what = "missing command" if is_bare else format_message().strip().split(". Did you mean")[0].rstrip(".")
     lines = [what[:1].lower() + what[1:]]
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "meshwright"

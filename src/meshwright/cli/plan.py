@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -79,6 +80,7 @@ def plan(
     """
     from meshwright.cli.progress import progress_bar
     from meshwright.cli.show import show
+    from meshwright.errors import MeshwrightError
     from meshwright.job import Job
     from meshwright.plan.candidates import fixed_by
     from meshwright.plan.objective import Aim, read_duration
@@ -92,8 +94,7 @@ def plan(
     files = Files(out=out, rank_map=rank_map, html=html, trace=trace, plot=plot, exports=kinds, export_dir=export_dir)
     files.check()
     check_sizes(gpus, max_gpus, sets or ())
-    described = Job(model, cluster, workload, software, profile=profile)
-    job = described.changed(*(sets or ()))
+    job = Job(model, cluster, workload, software, profile=profile, changes=sets or ())
     ask = Ask(
         job=job,
         fixed=fixed_by(layout),
@@ -101,10 +102,12 @@ def plan(
         aim=Aim(objective=objective, deadline_s=read_duration(deadline) if deadline else None, budget_usd=budget),
         keep=keep,
         reserve_bytes=reserve_with(headroom, job),
-        sized=job.num_accelerators != described.num_accelerators,
+        sized=any(text.partition("=")[0].strip() == "gpus" for text in sets or ()),
     )
     ask, left_out = runnable(ask, kinds)
-    unchanged = ask.without_changes(described) if sets else None
+    unchanged = None
+    with suppress(MeshwrightError):  # the change may be what makes the job possible
+        unchanged = ask.without_changes(Job(model, cluster, workload, software, profile=profile)) if sets else None
     with progress_bar() as progress:
         found = planned(ask, gpus=gpus, max_gpus=max_gpus, pareto=pareto, unchanged=unchanged, progress=progress)
         written = files.write(found, progress, left_out)

@@ -47,9 +47,11 @@ def predict(
     """
     from meshwright.cli.show import show
     from meshwright.job import Job
+    from meshwright.plan.sizes import check_sizes
     from meshwright.predict.outcome import Terms
     from meshwright.say.forecast import forecast_document
 
-    job = Job(model, cluster, workload, software, profile=profile, gpus=gpus).changed(*(sets or ()))
+    check_sizes(gpus, None, sets or ())
+    job = Job(model, cluster, workload, software, profile=profile, gpus=gpus, changes=sets or ())
     terms = Terms(provider=provider, price_kind=price_kind, region=region, cooling=cooling)
     show(forecast_document(job.forecast(layout, terms=terms, ignore_memory=ignore_memory)), as_json=as_json)

@@ -43,7 +43,7 @@ def sweep(
     from meshwright.say.sweep import sweep_document
 
     sizes = _sizes(gpus, sets or ())
-    job = Job(model, cluster, workload, software, profile=profile).changed(*(sets or ()))
+    job = Job(model, cluster, workload, software, profile=profile, changes=sets or ())
     ask = Ask(job=job, fixed=fixed_by(layout), keep=1)
     with progress_bar() as progress:
         found = swept(ask, sizes, mode, base, progress)
