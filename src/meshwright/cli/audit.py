@@ -10,7 +10,6 @@ from meshwright.cli.help import add
 
 audit = typer.Typer(
     name="audit",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     help="Check other people's numbers: recompute MLPerf logs, judge claims by arithmetic and measurements.",
