@@ -7,16 +7,25 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.say.document import Block, Document, Lines, Note, Pairs
+from meshwright.say.document import Block, Document, Finding, Lines, Note, Pairs
 from meshwright.say.document import Table as SayTable
 from meshwright.say.document import Text as SayText
 from meshwright.say.document import plain as plain_value
 
 PIPED_WIDTH = 160  # columns where the output is not a terminal
 GAP = 2  # spaces between columns
+VERDICT_COLOURS = {
+    "consistent": "green",
+    "unknown": "cyan",
+    "unsupported": "yellow",
+    "misleading": "dark_orange",
+    "implausible": "red",
+    "impossible": "bold red",
+}
 # Drawn characters for an output that has only ASCII: parts of a bar, and heights of a strip.
 PLAIN = {
     **dict.fromkeys(map(ord, "\u258f\u258e\u258d\u258c\u258b\u258a\u2589"), ""),
@@ -37,10 +46,11 @@ def show(document: Document, *, as_json: bool) -> None:
         return
     after_text = False
     for block in document.blocks:
-        if after_text and not isinstance(block, SayText | Note):
+        is_text = isinstance(block, SayText | Note) or (isinstance(block, Finding) and not block.about)
+        if after_text and not is_text:
             print()
         _show_block(block)
-        after_text = isinstance(block, SayText | Note)
+        after_text = is_text
 
 
 def _show_block(block: Block) -> None:
@@ -49,6 +59,8 @@ def _show_block(block: Block) -> None:
     elif isinstance(block, Pairs):
         width = max((len(value) for _, value, remark in block.rows if remark), default=0)
         show_pairs(block.title, ((name, f"{value:<{width}}  {remark}".rstrip()) for name, value, remark in block.rows))
+    elif isinstance(block, Finding):
+        show_finding(block)
     elif isinstance(block, Lines):
         print(encodable("\n".join([block.title, *block.lines, ""])))
     elif isinstance(block, SayText | Note):
@@ -112,6 +124,27 @@ def show_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:
     for name, value in pairs:
         table.add_row(Text(name), Text(str(value)))
     _print(table)
+
+
+def show_finding(block: Finding) -> None:
+    """Print a judged statement, its verdict in colour on a terminal; the arithmetic is indented below."""
+    verdict = (block.verdict, VERDICT_COLOURS.get(block.verdict, "bold"))
+    if not block.about:
+        _print_indented(Text.assemble(verdict, f": {block.why}"))
+        return
+    _print_indented(Text.assemble(verdict, "  ", (block.about, "bold"), f": {block.why}"), indent=2)
+    for line in block.arithmetic:
+        _print_indented(Text(line, style="dim"), indent=6)
+    print()
+
+
+def _print_indented(text: Text, indent: int = 0) -> None:
+    """Print wrapped text, all of its lines indented, without the spaces that would fill them."""
+    out = console()
+    with out.capture() as captured:
+        out.print(Padding(text, (0, 0, 0, indent)))
+    for line in captured.get().rstrip("\n").split("\n"):
+        print(encodable(line.rstrip()))
 
 
 def show_text(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from meshwright.say.document import Block, Document, Lines, Note, Pairs, Picture, Table, Text
+from meshwright.say.document import Block, Document, Finding, Lines, Note, Pairs, Picture, Table, Text
 
 
 def fragment(document: Document) -> str:
@@ -26,6 +26,10 @@ def _block(block: Block) -> str:
         return f"{_caption(block.title)}<pre>{escape(chr(10).join(block.lines))}</pre>"
     if isinstance(block, Picture):
         return block.markup
+    if isinstance(block, Finding):
+        about = f" {escape(block.about)}" if block.about else ""
+        lines = "".join(f"<li>{escape(line)}</li>" for line in block.arithmetic)
+        return f"<p><b>{escape(block.verdict)}</b>{about}: {escape(block.why)}</p>" + (f"<ul>{lines}</ul>" if lines else "")
     return _paragraph(block)
 
 
