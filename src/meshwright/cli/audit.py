@@ -1,4 +1,4 @@
-"""Check other people's numbers: MLPerf logs recomputed, claims held against arithmetic and against what was measured."""
+"""Check other people's numbers: recompute MLPerf logs, judge claims by arithmetic and measurements."""
 
 from __future__ import annotations
 

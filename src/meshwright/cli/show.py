@@ -70,7 +70,7 @@ def _show_block(block: Block) -> None:
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows under a title; a column whose name ends in `>` is flush right.
 
-    Columns that a narrow terminal has no room for come below, beside the first column once more; only words are folded, never numbers.
+    Columns that do not fit a narrow terminal come below, with the first column repeated; only words are folded, never numbers.
     """
     cells = [[str(cell) for cell in row] for row in rows]
     for number, block in enumerate(_blocks(columns, cells, console().width)):
@@ -96,7 +96,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def _blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
-    """Indices of the columns that stand side by side, block after block: each block has the first column, and fits if it can."""
+    """Indices of the columns that are printed side by side, block after block: each block has the first column, and fits if possible."""
     least = [_least_width(column, [row[i] for row in rows]) for i, column in enumerate(columns)]
     blocks = [[0]]
     for i in range(1, len(columns)):
