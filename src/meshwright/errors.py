@@ -42,12 +42,17 @@ class FitError(MeshwrightError):
     """A layout does not fit the machine: in memory, or in the number of accelerators."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that offers the known names closest to `name`, or all of them when none is close."""
+def close_names(name: str, known: Iterable[str]) -> list[str]:
+    """At most three known names that are close to `name`, the closest first."""
     names = sorted(known)
     likeness = {other: difflib.SequenceMatcher(None, name.lower(), other.lower()).ratio() for other in names}
     best = max(likeness.values(), default=0.0)
-    close = sorted((other for other in names if likeness[other] >= max(0.5, best - 0.1)), key=lambda other: -likeness[other])[:3]
-    if close:
+    return sorted((other for other in names if likeness[other] >= max(0.5, best - 0.1)), key=lambda other: -likeness[other])[:3]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that offers the known names closest to `name`, or all of them when none is close."""
+    names = sorted(known)
+    if close := close_names(name, names):
         return f"did you mean {' or '.join(close)}?"
     return f"use one of {', '.join(names)}" if names else "nothing is known here"

@@ -39,8 +39,8 @@ def test_what_others_wrote_cannot_break_the_memo() -> None:
 
 
 def test_a_claim_as_json_has_the_three_keys_of_every_statement() -> None:
-    found = memo.as_json(judge(read_claim(CLAIMS / "gpt3-cost.toml")))
-    assert found["verdict"] == found["expected"] == "impossible"
+    found = memo.judgement_values(judge(read_claim(CLAIMS / "gpt3-cost.toml")))
+    assert found["verdict"] == found["expected_verdict"] == "impossible"
     for one in found["statements"]:
         assert {"verdict", "why", "arithmetic"} <= set(one) and isinstance(one["arithmetic"], list)
     assert any("$297 a GPU-hour" in line for line in found["statements"][0]["arithmetic"])
@@ -69,7 +69,7 @@ def test_logs_as_markdown_and_findings(tmp_path: Path) -> None:
 def test_logs_as_json_say_where_they_stop_being_whole(tmp_path: Path) -> None:
     submission(tmp_path)
     write(tmp_path / "result_1.txt", [*lines()[:4], ":::MLLOG {broken", *lines()[4:]])
-    found = log_memo.as_json(read_submissions([tmp_path], with_compliance=False)[0])
-    states = [(log["state"], log["valid"], log["line"]) for log in found["logs"]]
+    found = log_memo.submission_values(read_submissions([tmp_path], with_compliance=False)[0])
+    states = [(log["state"], log["is_whole"], log["line"]) for log in found["logged_runs"]]
     assert states == [("whole", True, None), ("damaged", False, 5), ("whole", True, None)]
-    assert found["logs"][0]["steps"]["median_s"] == 2.0 and found["logs"][0]["time_to_train_s"] == 22.0
+    assert found["logged_runs"][0]["step_times"]["median_step_s"] == 2.0 and found["logged_runs"][0]["time_to_train_s"] == 22.0

@@ -8,6 +8,7 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.evidence import accuracy
+from meshwright.say.vocabulary import problems
 
 
 @pytest.fixture(autouse=True)
@@ -40,5 +41,6 @@ def test_the_page(capsys, tmp_path):
 def test_json(capsys, tmp_path):
     assert main(["accuracy", "--out", str(tmp_path / "page.md"), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["written"] == [str(tmp_path / "page.md"), str(tmp_path / "page" / "predicted-against-measured.svg")]
+    assert problems(data) == []
+    assert [one["path"] for one in data["files"]] == [str(tmp_path / "page.md"), str(tmp_path / "page" / "predicted-against-measured.svg")]
     assert {figure["name"] for figure in data["figures"]} >= {"Fitted constants"}

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cli.audit_show import BLOCKS, strip
+from meshwright.audit.log_memo import BLOCKS, strip
 from meshwright.cli.main import main
+from meshwright.say.vocabulary import problems
 
 CLAIMS = Path(__file__).parents[2] / "examples" / "claims"
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -18,6 +19,19 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 @pytest.fixture
 def verb():
     return "audit"
+
+
+@pytest.fixture
+def judged(answer):
+    """The only claim of an answer."""
+
+    def judged_claim(*arguments):
+        found = answer(*arguments)
+        assert problems(found) == []
+        [one] = found["claims"]
+        return one
+
+    return judged_claim
 
 
 def test_a_claim_as_a_memo(run):
@@ -39,22 +53,23 @@ def test_a_claim_as_a_memo(run):
     )
 
 
-def test_a_claim_as_json(answer):
-    found = answer("claim", str(CLAIMS / "weak-scaling-efficiency.toml"))
+def test_a_claim_as_json(judged):
+    found = judged("claim", str(CLAIMS / "weak-scaling-efficiency.toml"))
     assert found["verdict"] == "misleading"
     assert {"verdict", "why", "arithmetic"} <= set(found["statements"][0])
 
 
 def test_several_claims_are_a_list(answer):
     found = answer("claim", *(str(path) for path in sorted(CLAIMS.glob("*.toml"))))
-    assert [one["verdict"] for one in found] == [one["expected"] for one in found]
+    assert problems(found) == []
+    assert [one["verdict"] for one in found["claims"]] == [one["expected_verdict"] for one in found["claims"]]
 
 
-def test_flags_make_a_claim(answer):
+def test_flags_make_a_claim(judged):
     facts = ("--benchmark", "gpt3", "--accelerator", "h100", "--gpus", "1024", "--minutes")
-    assert answer("claim", *facts, "9.87", "--round", "v4.0")["verdict"] == "impossible"
-    assert answer("claim", *facts, "25")["verdict"] == "consistent"
-    assert answer("claim", *facts, "25", "--round", "v4.0")["verdict"] == "unknown"
+    assert judged("claim", *facts, "9.87", "--round", "v4.0")["verdict"] == "impossible"
+    assert judged("claim", *facts, "25")["verdict"] == "consistent"
+    assert judged("claim", *facts, "25", "--round", "v4.0")["verdict"] == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -80,15 +95,15 @@ def test_flags_make_a_claim(answer):
         ("--speedup 2 --minutes 10 --set baseline.minutes=10 --set baseline.minutes=20 --baseline-gpus 8", "consistent"),
     ],
 )
-def test_a_verdict_by_flags(answer, flags, verdict):
-    assert answer("claim", *flags.split())["verdict"] == verdict
+def test_a_verdict_by_flags(judged, flags, verdict):
+    assert judged("claim", *flags.split())["verdict"] == verdict
 
 
-def test_a_flag_changes_a_file(answer):
-    assert answer("claim", str(CLAIMS / "gpt3-cost.toml"), "--cost", "1000")["verdict"] == "consistent"
-    assert answer("claim", str(CLAIMS / "weak-scaling-efficiency.toml"), "--efficiency", "100.2")["verdict"] == "unsupported"
+def test_a_flag_changes_a_file(judged):
+    assert judged("claim", str(CLAIMS / "gpt3-cost.toml"), "--cost", "1000")["verdict"] == "consistent"
+    assert judged("claim", str(CLAIMS / "weak-scaling-efficiency.toml"), "--efficiency", "100.2")["verdict"] == "unsupported"
     path = str(CLAIMS / "h200-28-percent-faster.toml")
-    assert answer("claim", path, "--baseline-samples", "7440")["verdict"] == "consistent"
+    assert judged("claim", path, "--baseline-samples", "7440")["verdict"] == "consistent"
 
 
 def test_a_claim_as_markdown(run):
@@ -101,18 +116,20 @@ def test_the_exit_status_follows_fail_on(run, word, code):
     assert run("claim", str(CLAIMS / "llama3-faulty-gpu.toml"), "--fail-on", word)[0] == code
 
 
-def test_a_record_in_another_precision_is_told(answer):
+def test_a_record_in_another_precision_is_told(judged):
     claimed = ("claim", "--benchmark", "llama31_405b", "--accelerator", "gb200", "--gpus", "8192", "--round", "v6.0", "--step-s", "4")
     for precision, is_told in (("bf16", True), ("nvfp4", False)):
-        found = answer(*claimed, "--precision", precision)
+        found = judged(*claimed, "--precision", precision)
         told = [any("not like with like: on record is fp4 (nvfp4)" in line for line in one["arithmetic"]) for one in found["statements"]]
         assert any(told) == is_told, precision
 
 
 def test_the_shipped_claims_are_listed(run):
-    listed = json.loads(run("claim", "--examples", "--json")[1])
-    assert [Path(one["file"]) for one in listed] == sorted(CLAIMS.glob("*.toml")) and all(
-        one["expected"] and one["claim"] for one in listed
+    found = json.loads(run("claim", "--examples", "--json")[1])
+    assert problems(found) == []
+    listed = found["examples"]
+    assert [Path(one["path"]) for one in listed] == sorted(CLAIMS.glob("*.toml")) and all(
+        one["expected_verdict"] and one["claim"] for one in listed
     )
     code, out, _ = run("claim", "--examples")
     assert out.startswith(f"claims in {CLAIMS}\n")
@@ -137,7 +154,7 @@ def test_the_shipped_claims_are_listed(run):
         (["--gpu", "8"], "no such option: --gpu"),
         (["--scaling", "up", "--efficiency", "90"], "scaling is 'up'"),
         (["--minutes", "3", "--days", "3"], "minutes and days are both given"),
-        (["--set", "gpus"], "'gpus' is no KEY=VALUE"),
+        (["--set", "gpus"], "'gpus' is not KEY=VALUE"),
         (["--set", "gpus=many"], "gpus is 'many'"),
         (["--set", "gpu=8"], "unknown key 'gpu'"),
         (["--set", "speed.up=8"], "unknown key 'speed'"),
@@ -176,7 +193,6 @@ timer_every_step.log  █▁▁▁▆▁▇▁                1.98 to 2.6 s
 
 rule: 3 runs; the fastest and the slowest are dropped, the other 1 averaged. 1 log is here: no score
 before the clock, and not scored: up to 0.5 min of initialisation, 0.5 of them warm-up
-
 """
 
 
@@ -188,10 +204,12 @@ def test_logs_as_json(answer, tmp_path):
     for number in range(3):
         text = (FIXTURES / "timer_every_step.log").read_text()
         (tmp_path / f"result_{number}.txt").write_text(text.replace("submission_platform", f"submission_platform_{number}", 1))
-    [one] = answer("log", str(tmp_path), "--no-compliance", "--round", "5.1")["submissions"]
-    assert (one["benchmark"], one["round"], one["round_inferred"]) == ("llama31_405b", "v5.1", False)
-    assert one["score_min"] == pytest.approx(23.88 / 60)
-    assert [log["valid"] for log in one["logs"]] == [True] * 3
+    found = answer("log", str(tmp_path), "--no-compliance", "--round", "5.1")
+    assert problems(found) == []
+    [one] = found["submissions"]
+    assert (one["benchmark"], one["round"], one["is_round_inferred"]) == ("llama31_405b", "v5.1", False)
+    assert one["score_s"] == pytest.approx(23.88)
+    assert [log["is_whole"] for log in one["logged_runs"]] == [True] * 3
 
 
 def test_two_submissions_are_compared(run, answer, tmp_path):
@@ -199,8 +217,10 @@ def test_two_submissions_are_compared(run, answer, tmp_path):
         (tmp_path / folder).mkdir()
         shutil.copy(FIXTURES / "timer_every_step.log", tmp_path / folder / "result_0.txt")
     arguments = ("log", str(tmp_path / "a"), str(tmp_path / "b"), "--no-compliance")
-    [one] = answer(*arguments)["comparisons"]
-    assert (one["time"], one["throughput"], one["convergence"], one["loop"]) == (1, 1, 1, 1)
+    found = answer(*arguments)
+    assert problems(found) == []
+    [one] = found["comparisons"]
+    assert (one["time_ratio"], one["throughput_ratio"], one["convergence_ratio"], one["loop_ratio"]) == (1, 1, 1, 1)
     assert "1.000 times as fast" in " ".join(run(*arguments)[1].split()) and "1.000 throughput" in run(*arguments, "--markdown")[1]
 
 
@@ -212,7 +232,7 @@ def test_a_truncated_and_a_damaged_log_are_told_apart_and_exit_with_1(run, tmp_p
     code, out, err = run("log", str(tmp_path), "--no-compliance")
     assert (code, err) == (1, "")
     assert "result_0.txt  truncated, line 30" in out and "result_1.txt  damaged, line 21" in out and "result_2.txt  whole" in out
-    found = json.loads(run("log", str(tmp_path), "--no-compliance", "--json")[1])["submissions"][0]["logs"]
+    found = json.loads(run("log", str(tmp_path), "--no-compliance", "--json")[1])["submissions"][0]["logged_runs"]
     assert [(log["state"], log["line"]) for log in found] == [("truncated", 30), ("damaged", 21), ("whole", None)]
 
 
@@ -243,8 +263,8 @@ def test_an_empty_folder_is_refused(run, tmp_path):
 def test_a_strip_is_flat_where_steps_are_and_high_where_they_stall():
     import numpy as np
 
-    assert strip(np.full(600, 2.0), blocks=BLOCKS) == BLOCKS[0] * 60
-    drawn = strip(np.array([1.0] * 30 + [3.0] * 30), width=4, blocks=BLOCKS)
+    assert strip(np.full(600, 2.0)) == BLOCKS[0] * 60
+    drawn = strip(np.array([1.0] * 30 + [3.0] * 30), width=4)
     assert drawn == BLOCKS[0] * 2 + BLOCKS[-1] * 2
 
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from meshwright.cli.corpus import _with_rate
+from meshwright.say.vocabulary import problems
 
 
 @pytest.fixture
@@ -57,11 +58,13 @@ def test_the_whole_output(run):
 
 def test_json(answer, tmp_path):
     built = answer(*BUILD, "--valid-documents", "3", "--seed", "5")
-    assert built["splits"]["valid"]["num_documents"] == built["build"]["num_valid_documents"] == 3
-    assert built["build"]["sources"][0]["name"] == "texts/00.txt"
+    assert built["splits"]["valid"]["num_documents"] == built["manifest"]["build"]["num_valid_documents"] == 3
+    assert built["manifest"]["build"]["sources"][0]["name"] == "texts/00.txt"
     assert answer("show", "out") == built
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_bytes())
-    assert built == {"folder": "out", "digest": built["digest"], **manifest}
+    assert (built["folder"], built["manifest"]) == ("out", manifest)
+    assert (built["num_tokens"], built["splits"]) == (manifest["num_tokens"], manifest["splits"])
+    assert problems(built) == []
 
 
 def test_jsonl_with_a_key_of_its_own(answer, tmp_path):

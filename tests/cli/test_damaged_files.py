@@ -152,7 +152,7 @@ def desk(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the whole files to damage, with no rank that would train and no other process."""
     shutil.copytree(whole, tmp_path / "desk")
     monkeypatch.chdir(tmp_path / "desk")
-    monkeypatch.setattr("meshwright.train.launch.run_ranks", lambda num_ranks, body: 1)
+    monkeypatch.setattr("meshwright.train.launch.run_ranks", lambda num_ranks, body, *_: 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in NO_RANKS:
         monkeypatch.delenv(name, raising=False)

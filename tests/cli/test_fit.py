@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from meshwright.cli.main import main
 from meshwright.evidence import refit
 from meshwright.predict.software import FITTED
+from meshwright.say.vocabulary import problems
 
 
 @pytest.fixture
@@ -30,6 +32,8 @@ def test_constants_count_and_figures(capsys, quick, tmp_path):
 def test_json(capsys, quick, tmp_path):
     assert main(["fit", "--out", str(tmp_path), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
+    assert problems(data) == []
+    assert [Path(one["path"]).name for one in data["files"]] == ["constants.json", "residuals.json"]
     assert data["num_constants"] == len(FITTED) <= 24
     assert set(data["constants"]["round_s"]) == {"value", "unit", "meaning", "bounds", "expected"}
     assert {figure["name"] for figure in data["figures"]} >= {"GPT-3 and 405B, mean error"}
@@ -44,7 +48,9 @@ def test_without_scipy(capsys, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("name, what", [("file", "that is no folder"), ("new", "no such folder"), ("a/b", "no such folder")])
+@pytest.mark.parametrize(
+    "name, what", [("file", "this is not a folder"), ("new", "the folder does not exist"), ("a/b", "the folder does not exist")]
+)
 def test_a_folder_that_cannot_be(capsys, tmp_path, name, what):
     (tmp_path / "file").write_text("")
     assert main(["fit", "--out", str(tmp_path / name)]) == 2

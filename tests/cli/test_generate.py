@@ -10,6 +10,7 @@ import typer
 from meshwright.cli.generate import PICTURES, generate
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
+from meshwright.say.vocabulary import problems
 
 torch = pytest.importorskip("torch")
 
@@ -56,9 +57,10 @@ def test_json_holds_the_same_text_and_its_tokens(run, folder):
     out, err = run(folder, "--prompt", "Who rides", "--tokens", 20, "--seed", 3, "--json")
     answer = json.loads(out)
     assert err == ""
-    assert answer["prompt"] + answer["text"] + "\n" == text
-    assert (len(answer["tokens"]), answer["ended"], answer["seed"], answer["model"]) == (20, False, 3, "small")
-    assert (answer["temperature"], answer["source"]) == (0.8, str(folder))
+    assert problems(answer) == []
+    assert answer["prompt"] + answer["continuation"] + "\n" == text
+    assert (len(answer["new_tokens"]), answer["is_ended"], answer["seed"], answer["model"]) == (20, False, 3, "small")
+    assert (answer["temperature"], answer["weights_from"]) == (0.8, str(folder))
 
 
 def test_the_seed_decides(run, folder):
@@ -75,7 +77,7 @@ def test_only_tokens_with_a_meaning_are_drawn(run, folder):
     out, _ = run(folder, "--prompt", "", "--tokens", 60, "--temperature", 20, "--json")
     answer = json.loads(out)
     assert answer["prompt_tokens"] == [0]
-    assert max(answer["tokens"]) < 300
+    assert max(answer["new_tokens"]) < 300
 
 
 @pytest.mark.parametrize(

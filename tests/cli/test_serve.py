@@ -49,14 +49,14 @@ def test_on_this_machine_no_token_is_needed(run, served):
     assert lines[0] == "runs   runs"
     assert lines[1].startswith("page   http://127.0.0.1:")
     assert lines[1].endswith("/  (this machine only)")
-    assert lines[2] == "Ctrl-C ends it."
+    assert lines[2] == "Ctrl-C stops it."
 
 
 def test_a_runs_folder_that_is_not_there_yet_is_waited_for(run, served, tmp_path):
     (tmp_path / "runs").rmdir()
     code, out, _ = run("--port", "0")
     assert code == 0
-    assert "not there yet" in out
+    assert "does not exist yet" in out
 
 
 def test_another_address_needs_a_token_and_says_so(run, served):
@@ -64,7 +64,7 @@ def test_another_address_needs_a_token_and_says_so(run, served):
         code, out, err = run("--host", host, "--port", "0")
         assert (code, out, served) == (2, "", [])
         assert err == (
-            f"meshwright: others can reach {host}, so the page needs a token there\n"
+            f"meshwright: other machines can reach {host}, so the page needs a token\n"
             "  where: --host\n"
             "  fix:   add --new-token, which makes one, or set MESHWRIGHT_TOKEN\n"
         )
@@ -106,7 +106,7 @@ def test_a_token_counts_on_this_machine_too(run, served):
         (["--token", ""], "the token has 0 letters"),
         (["--token", "short"], "the token has 5 letters"),
         (["--token", "has some spaces in it all along"], "the token holds a space"),
-        (["--token", TOKEN, "--new-token"], "a given token and a new one"),
+        (["--token", TOKEN, "--new-token"], "both --token and --new-token are given"),
         (["--tls-key", "key.pem"], "both a certificate and its key"),
         (["--tls-key", "key.pem", "--tls-certificate", "cert.pem"], "cannot use the certificate"),
         (["file.txt"], "there is no such folder"),

@@ -13,6 +13,7 @@ from meshwright.cli.main import main
 from meshwright.plan.plan import read_plan
 from meshwright.record.entries import PART_NAMES
 from meshwright.record.run import read_run
+from meshwright.say.vocabulary import problems
 from meshwright.units import seconds
 
 JOB = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
@@ -270,9 +271,11 @@ def test_noise_is_fitted_and_compared_with_logs(capsys, tmp_path, monkeypatch):
     told = json.loads(capsys.readouterr().out)
     assert told["num_logs"] == 2 and len(told["constants"]) == 8
     assert set(json.loads(out.read_text())["constants"]) == set(told["constants"])
-    for row in told["logs"]:
+    assert problems(told) == []
+    assert told["files"] == [{"what": "constants", "path": str(out)}, {"what": "page", "path": str(page)}]
+    for row in told["compared_logs"]:
         assert abs(row["median_error_pct"]) < 5
-        assert row["simulated_first_step_s"] > row["simulated_median_s"]
+        assert row["simulated_first_step_s"] > row["simulated_median_step_s"]
     assert page.read_text().count("<figure>") == 2
 
 

@@ -9,6 +9,7 @@ import typer
 from meshwright.cli.weights import weights
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
+from meshwright.say.vocabulary import problems
 
 torch = pytest.importorskip("torch")
 
@@ -48,7 +49,8 @@ def test_json_says_what_was_written(folder, tmp_path, capsys):
     run(folder, "--out", tmp_path / "again", "--json")
     answer = json.loads(capsys.readouterr().out)
     assert (answer["model"], answer["precision"], answer["num_parameters"]) == ("small", "bf16", MODEL.num_parameters)
-    assert {one["file"]: one["bytes"] for one in answer["written"]} == {
+    assert problems(answer) == []
+    assert {one["path"]: one["size_bytes"] for one in answer["files"]} == {
         str(path): path.stat().st_size for path in (tmp_path / "again").iterdir()
     }
 

@@ -86,3 +86,8 @@ def test_a_document_without_a_known_schema_is_a_problem(schema):
 
 def test_another_version_is_a_problem():
     assert "version 2, not 1" in problems({"schema": "meshwright/forecast/2"})
+
+
+@pytest.mark.parametrize("kind", KNOWN.kinds)
+def test_the_page_names_every_kind(kind):
+    assert f"`{kind}`" in (PUBLISHED.parent / "json.md").read_text(encoding="utf-8")

@@ -71,8 +71,8 @@ def test_without_an_evaluation_none_is_made(small: Small) -> None:
 @given(
     quarter_batch=st.integers(1, 40),
     every=st.one_of(st.integers(1, 500), st.floats(1, 500)),
-    start=st.floats(0, 2000),
-    per_batch=st.floats(0, 60),
+    start=st.floats(0, 2000).map(lambda x: round(x, 3)),
+    per_batch=st.floats(0, 60).map(lambda x: round(x, 3)),
     num_steps=st.integers(1, 40),
 )
 def test_trainer_simulator_and_predictor_evaluate_after_the_same_steps(

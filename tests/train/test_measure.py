@@ -106,7 +106,7 @@ def test_layers_are_cut_only_where_the_trainer_can_cut_them():
     cut = slices.Cut(model=TINY, precision="fp32", micro_batch=2, seq_len=16)
     assert not replace(cut, tp=2).refusal and not replace(cut, pp=2, seq_len=15).refusal
     assert "tokens" in replace(cut, tp=2, seq_len=15).refusal
-    assert "key-value heads" in replace(cut, tp=2, model=replace(TINY, num_kv_heads=1)).refusal
+    assert "key-value heads" in replace(cut, tp=2, model=replace(TINY, num_heads=6, num_kv_heads=3)).refusal
     narrow = replace(TINY, ffn_hidden=48)
     assert "keys' width on a rank is 8" in replace(cut, tp=2, precision="fp8-current", model=narrow).refusal
 
@@ -252,7 +252,7 @@ def test_slices_that_two_ranks_cannot_make_are_left_out_and_named(monkeypatch):
     monkeypatch.setitem(machine.KERNEL_S, "cpu", 0.001)
     monkeypatch.setattr(machine, "CPU_ROUNDS", 1)
     monkeypatch.setattr(machine, "CPU_SHARED_ROUNDS", 1)
-    asked = machine.asked_of(replace(TINY, num_kv_heads=1, tied_embeddings=True), CPU, seq_len=16, micro_batch=1)
+    asked = machine.asked_of(replace(TINY, num_heads=6, num_kv_heads=3, tied_embeddings=True), CPU, seq_len=16, micro_batch=1)
     profile = machine.measure([asked], CPU, 2, lambda what: None)
     assert [(cut.tp, cut.pp, cut.tied) for cut in profile.shared_slices] == [(1, 2, False)]
     assert len(profile.left_out) == 1 and "tp=2" in profile.left_out[0] and "key-value heads" in profile.left_out[0]

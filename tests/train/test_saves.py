@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from meshwright.train.checkpoint.saves import check_resumable
 from ranks import Pools
 from resharding import NUM_STEPS, Next, load_at, save_at
 from small_run import MODEL, Small, tensors_of
@@ -19,6 +18,7 @@ from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.train.checkpoint import save
 from meshwright.train.job import Job
+from meshwright.train.saves import check_resumable
 
 TEN = [
     "dp=1",

@@ -16,7 +16,7 @@ from meshwright.audit.verdict import severity
 from meshwright.describe.form import Checked, checked, located
 from meshwright.describe.load import accelerator, load_cluster, load_model, read_toml
 from meshwright.describe.recipe import recipe
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, close_names, nearest
 from meshwright.evidence.mlperf import BENCHMARKS
 from meshwright.units import DAY, HOUR, MINUTE
 
@@ -215,7 +215,7 @@ def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) ->
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         near = nearest(unknown[0], known)
-        advice = near if near.startswith("use one of") else f"{near}\n         known keys: {', '.join(known)}"
+        advice = f"{near}\n         known keys: {', '.join(known)}" if close_names(unknown[0], known) else near
         raise InputError(f"unknown key {unknown[0]!r}{more}", where=where, fix=advice)
 
 

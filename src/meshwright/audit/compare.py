@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
@@ -56,7 +57,7 @@ def _middle_run(one: LoggedSubmission) -> tuple[float, float, float] | None:
     return mean(middle([run.time_to_train_s or 0.0 for run in whole])), mean(middle([run.samples or 0.0 for run in whole])), median(loops)
 
 
-def comparisons(found: list[LoggedSubmission]) -> list[tuple[LoggedSubmission, Comparison]]:
+def comparisons(found: Sequence[LoggedSubmission]) -> list[tuple[LoggedSubmission, Comparison]]:
     """Every later submission against the first, where they compare."""
     pairs = [(one, compare(one, found[0])) for one in found[1:]]
     return [(one, comparison) for one, comparison in pairs if comparison is not None]

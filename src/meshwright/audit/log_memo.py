@@ -1,4 +1,4 @@
-"""Logs of a submission as tables of text, as a memo in Markdown, and as plain values for JSON."""
+"""What the logs of submissions say: as a document for the terminal and for JSON, and as a memo in Markdown."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.audit.compare import Comparison, comparisons
 from meshwright.audit.compliance import FAILED, NOT_RUN, PASSED, Compliance
 from meshwright.audit.figures import figure, percent
 from meshwright.audit.printable import escaped, printable
@@ -15,6 +19,7 @@ from meshwright.audit.runs import LoggedRun
 from meshwright.audit.score import LoggedSubmission
 from meshwright.audit.submissions import Submission, noise, submissions
 from meshwright.record.mllog import StepTimes
+from meshwright.say.document import Block, Document, Table, Text
 from meshwright.units import MINUTE
 
 TIMES = ("log", "state", "time to train [min]>", "before the clock [min]>", "samples>", "steps>", "evaluations>", "evaluating [%]>")
@@ -32,6 +37,9 @@ STEP_COLUMNS = (
     "read from",
 )
 NONE = "-"
+BLOCKS = "▁▂▃▄▅▆▇█"  # heights of a strip
+STRIP_WIDTH = 60
+FLAT = 1e-3  # stretches that differ by less are drawn alike: a strip does not show noise
 UNKNOWN_WORDS = {
     "time_to_train_s": "time to train",
     "initialisation_s": "time before the clock",
@@ -49,9 +57,9 @@ def title(one: LoggedSubmission) -> str:
     """What the logs are of."""
     log = next((run.log for run in one.runs if run.log), None)
     who = [str(event.value) for key in ("submission_org", "submission_platform") if log and (event := log.first(key))]
-    round_said = f"{one.round} (by its date)" if one.is_round_inferred and one.round else one.round or "round not known"
+    round_words = f"{one.round} (by its date)" if one.is_round_inferred and one.round else one.round or "round not known"
     unnamed = "benchmark not legible" if log and log.damaged else "no benchmark named"
-    return printable(", ".join([one.benchmark or unnamed, round_said, *who]))
+    return printable(", ".join([one.benchmark or unnamed, round_words, *who]))
 
 
 def run_rows(one: LoggedSubmission) -> list[tuple[str, ...]]:
@@ -73,7 +81,7 @@ def _run_row(run: LoggedRun, compliance: Compliance | None) -> tuple[str, ...]:
         _number(100 * run.evaluation_s / ttt_s if ttt_s and run.evaluation_s is not None else None, ".1f"),
         _number(run.quality, ".4g"),
         _number(run.target, ".4g"),
-        _said(compliance),
+        _compliance_words(compliance),
     )
 
 
@@ -102,8 +110,8 @@ def _findings(one: LoggedSubmission) -> Iterator[str]:
     yield from _complaints(one)
     row = one.on_record
     if row is not None:
-        said = _platform(one, row)
-        yield f"on record as {row.name}: {figure(row.minutes)} min, {row.step_s:g} s a step, runs {percent(noise([row]))} apart{said}"
+        platform = _platform(one, row)
+        yield f"on record as {row.name}: {figure(row.minutes)} min, {row.step_s:g} s per step, runs {percent(noise([row]))} apart{platform}"
 
 
 def _platform(one: LoggedSubmission, row: Submission) -> str:
@@ -127,8 +135,8 @@ def _problems(one: LoggedSubmission) -> Iterator[str]:
             yield f"{Path(run.path).name} ends at {ends}, and the target is {_number(run.target, '.4g')}"
         if (run.is_whole or (run.log and run.log.damaged)) and run.no_steps:
             yield f"{Path(run.path).name} gives no step times: {run.no_steps}"
-        told = [flaw for flaw in run.flaws if flaw.line != run.line]
-        yield from (f"{Path(run.path).name}, line {flaw.line:,}: {flaw.what}" for flaw in told[:MOST_COMPLAINTS])
+        others = [flaw for flaw in run.flaws if flaw.line != run.line]
+        yield from (f"{Path(run.path).name}, line {flaw.line:,}: {flaw.what}" for flaw in others[:MOST_COMPLAINTS])
 
 
 def _score(one: LoggedSubmission) -> Iterator[str]:
@@ -176,7 +184,7 @@ def _complaints(one: LoggedSubmission) -> Iterator[str]:
         yield f"compliance checker of mlperf-logging, {'; '.join(rules)}"
 
 
-def _said(compliance: Compliance | None) -> str:
+def _compliance_words(compliance: Compliance | None) -> str:
     if compliance is None or compliance.state == NOT_RUN:
         return NOT_RUN
     return compliance.state if compliance.state == PASSED else f"{len(compliance.complaints)} complaint(s)"
@@ -201,72 +209,129 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
     yield from (f"| {' | '.join(escaped(cell) for cell in row)} |" for row in rows)
 
 
-def as_json(one: LoggedSubmission) -> dict[str, Any]:
-    """All of it; seconds are seconds, shares are in per cent where the name says so."""
+def logs_document(found: Sequence[LoggedSubmission]) -> Document:
+    """Submissions as tables with a strip of their step times, what is to be said of them, and how they compare with the first."""
+    compared = comparisons(found)
+    blocks = [block for one in found for block in _blocks(one)]
+    blocks += [Text(line) for line in comparison_lines(found)]
+    values = {
+        "submissions": [submission_values(one) for one in found],
+        "comparisons": [_comparison_values(one.folder, found[0].folder, comparison) for one, comparison in compared],
+    }
+    return Document(kind="logs", title="MLPerf logs", blocks=tuple(blocks), values=values)
+
+
+def comparison_lines(found: Sequence[LoggedSubmission]) -> list[str]:
+    """How each submission compares with the first, a line each."""
+    return [f"{one.folder} against {found[0].folder}: {comparison.sentence}" for one, comparison in comparisons(found)]
+
+
+def _blocks(one: LoggedSubmission) -> Iterator[Block]:
+    yield Table(title(one), RUN_COLUMNS, tuple(run_rows(one)))
+    if steps := step_rows(one):
+        yield Table("step times", STEP_COLUMNS, tuple(steps))
+        drawn = [(Path(run.path).name, strip(run.steps.seconds), _scale(run.steps)) for run in one.runs if run.steps is not None]
+        yield Table("step times from the first to the last", ("log", "median of each stretch", "from lowest to highest"), tuple(drawn))
+    yield from map(Text, findings(one))
+
+
+def strip(seconds: NDArray[np.float64], width: int = STRIP_WIDTH) -> str:
+    """A line of blocks, each as high as the median of its stretch of steps, from the lowest to the highest stretch."""
+    medians = np.array([np.median(part) for part in np.array_split(seconds, min(width, len(seconds)))])
+    low, high = float(medians.min()), float(medians.max())
+    if high - low <= FLAT * high:
+        return BLOCKS[0] * len(medians)
+    levels = np.rint((medians - low) / (high - low) * (len(BLOCKS) - 1)).astype(int)
+    return "".join(BLOCKS[level] for level in levels)
+
+
+def _scale(steps: StepTimes) -> str:
+    medians = [float(np.median(part)) for part in np.array_split(steps.seconds, min(STRIP_WIDTH, len(steps.seconds)))]
+    return f"{min(medians):.4g} to {max(medians):.4g} s"
+
+
+def _comparison_values(folder: str, base: str, one: Comparison) -> dict[str, Any]:
+    return {
+        "folder": folder,
+        "base_folder": base,
+        "time_ratio": one.time,
+        "throughput_ratio": one.throughput,
+        "convergence_ratio": one.convergence,
+        "loop_ratio": one.loop,
+        "noise_share": one.noise,
+        "has_factor": one.has_factor,
+        "text": one.sentence,
+    }
+
+
+def submission_values(one: LoggedSubmission) -> dict[str, Any]:
+    """A submission: its score, and each of its logs."""
     return {
         "folder": one.folder,
         "benchmark": one.benchmark or None,
         "round": one.round or None,
-        "round_inferred": one.is_round_inferred,
-        "score_min": one.score.minutes,
+        "is_round_inferred": one.is_round_inferred,
+        "score_s": None if one.score.minutes is None else one.score.minutes * MINUTE,
         "rule": one.score.rule,
         "dropped": list(one.score.dropped),
         "scaling_factor": one.score.scaling,
         "run_spread_pct": None if one.run_spread is None else 100 * one.run_spread,
         "differing_settings": one.differing_settings,
-        "on_record": _row_json(one.on_record),
+        "on_record": _row_values(one.on_record),
         "findings": list(findings(one)),
-        "logs": [_log_json(run, compliance) for run, compliance in zip(one.runs, one.compliance, strict=True)],
+        "logged_runs": [_log_values(run, compliance) for run, compliance in zip(one.runs, one.compliance, strict=True)],
     }
 
 
-def _row_json(row: Submission | None) -> dict[str, Any] | None:
-    return {"name": row.name, "minutes": row.minutes, "step_s": row.step_s, "source": row.source} if row else None
+def _row_values(row: Submission | None) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    return {"name": row.name, "time_to_train_s": row.minutes * MINUTE, "measured_s": row.step_s, "source": row.source}
 
 
-def _log_json(run: LoggedRun, compliance: Compliance | None) -> dict[str, Any]:
+def _log_values(run: LoggedRun, compliance: Compliance | None) -> dict[str, Any]:
+    damaged = run.log.damaged if run.log else ()
     return {
-        "file": run.path,
+        "path": run.path,
         "state": run.state,
-        "valid": run.is_whole,
+        "is_whole": run.is_whole,
         "line": run.line or None,
         "problem": run.problem or None,
-        "flaws": [{"line": flaw.line, "what": flaw.what, "damage": flaw.is_damage} for flaw in run.flaws],
+        "flaws": [{"line": flaw.line, "what": flaw.what, "is_damage": flaw.is_damage} for flaw in run.flaws],
+        "damaged_lines": [{"line": one.line, "why": one.why, "key": one.key or None} for one in damaged],
+        "unknown_values": [name for name in UNKNOWN_WORDS if name in run.unknown],
         "time_to_train_s": run.time_to_train_s,
         "initialisation_s": run.initialisation_s,
         "warm_up_s": run.warm_up_s,
-        "samples": run.samples,
+        "num_trained_samples": run.samples,
         "num_steps": run.num_steps,
-        "damaged_lines": [{"line": one.line, "why": one.why, "key": one.key or None} for one in run.log.damaged] if run.log else [],
-        "unknown": [name for name in UNKNOWN_WORDS if name in run.unknown],
         "num_evaluations": run.num_evaluations,
         "evaluation_s": run.evaluation_s,
         "stepping_s": run.stepping_s,
         "rest_s": run.rest_s,
         "quality": run.quality,
-        "target": run.target,
-        "target_reached": run.reached,
-        "steps": _steps_json(run.steps) if run.steps else None,
-        "compliance": compliance
-        and {
-            "state": compliance.state,
-            "rules": compliance.rules or None,
-            "complaints": list(compliance.complaints),
-            "why": compliance.why or None,
-        },
+        "target_quality": run.target,
+        "is_target_reached": run.reached,
+        "step_times": _step_values(run.steps) if run.steps else None,
+        "compliance": compliance and _compliance_values(compliance),
     }
 
 
-def _steps_json(steps: StepTimes) -> dict[str, Any]:
+def _compliance_values(compliance: Compliance) -> dict[str, Any]:
+    complaints = list(compliance.complaints)
+    return {"state": compliance.state, "rules": compliance.rules or None, "complaints": complaints, "why": compliance.why or None}
+
+
+def _step_values(steps: StepTimes) -> dict[str, Any]:
     at, worst_s = steps.worst
     return {
         "method": steps.method,
-        "count": len(steps.seconds),
-        "median_s": steps.median_s,
+        "num_steps": len(steps.seconds),
+        "median_step_s": steps.median_s,
         "robust_std_pct": steps.robust_std_pct,
         "std_pct": steps.std_pct,
         "p99_over_p50": steps.p99_over_p50,
-        "worst_s": worst_s,
+        "worst_step_s": worst_s,
         "worst_step": at,
         "first_median_s": steps.first_median_s,
         "drift_pct": steps.drift_pct,

@@ -1,26 +1,61 @@
-"""A judgement as a memo in Markdown, and as plain values for JSON."""
+"""What judgements say: as a document for the terminal and for JSON, and as a memo in Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from meshwright.audit.claim import Claim
 from meshwright.audit.judge import Judgement
-from meshwright.audit.printable import escaped
+from meshwright.audit.printable import escaped, printable
 from meshwright.audit.verdict import MEANING, Statement
+from meshwright.say.document import Block, Document, Finding, Table, Text
 
 
-def as_json(judgement: Judgement) -> dict[str, Any]:
+def claims_document(judgements: Sequence[Judgement]) -> Document:
+    """Judged claims: each with its verdict, and every statement with its reason and its arithmetic."""
+    blocks = tuple(block for judgement in judgements for block in _blocks(judgement))
+    return Document(kind="claims", title="claims", blocks=blocks, values={"claims": [judgement_values(one) for one in judgements]})
+
+
+def _blocks(judgement: Judgement) -> Iterator[Block]:
+    claim = judgement.claim
+    yield Text(printable(claim.text) or "the claim")
+    yield Finding(judgement.verdict, "", printable(judgement.why))
+    for name, value in (("source", claim.source), ("file", claim.where), ("expected", _expected(judgement))):
+        if value:
+            yield Text(f"{name}: {printable(value)}")
+    for one in judgement.statements:
+        yield Finding(one.verdict, one.about, printable(one.why), tuple(map(printable, one.arithmetic)))
+
+
+def _expected(judgement: Judgement) -> str:
+    expected = judgement.claim.expected
+    return f"{expected} ({'as found' if expected == judgement.verdict else 'not as found'})" if expected else ""
+
+
+def judgement_values(judgement: Judgement) -> dict[str, Any]:
     """The verdict and the statements; arithmetic is a list of lines."""
     claim = judgement.claim
     return {
         "verdict": judgement.verdict,
         "why": judgement.why,
         "claim": claim.text,
-        "file": claim.where,
-        "expected": claim.expected or None,
+        "where": claim.where,
+        "expected_verdict": claim.expected or None,
         "statements": [_statement(statement) for statement in judgement.statements],
     }
+
+
+def examples_document(folder: Path, claims: Sequence[tuple[Path, Claim]]) -> Document:
+    """Claims that can be tried, with the verdict that each should get."""
+    rows = tuple((path.name, one.expected, one.text) for path, one in claims)
+    values = [{"path": str(path), "expected_verdict": one.expected or None, "claim": one.text} for path, one in claims]
+    title = f"claims in {folder}"
+    return Document(
+        kind="claim-examples", title=title, blocks=(Table(title, ("file", "expected", "claim"), rows),), values={"examples": values}
+    )
 
 
 def _statement(statement: Statement) -> dict[str, Any]:

@@ -11,7 +11,17 @@ from typing import Any
 from meshwright.audit.flaws import Flaw, flaws
 from meshwright.audit.rules import benchmarks
 from meshwright.errors import InputError
-from meshwright.record.mllog import MARKER, DamagedLine, DamagedLog, Log, LoggedEvaluation, StepTimes, salvage_log, step_times
+from meshwright.record.mllog import (
+    MARKER,
+    DamagedLine,
+    DamagedLog,
+    Log,
+    LoggedEvaluation,
+    StepTimes,
+    UnreadableLog,
+    salvage_log,
+    step_times,
+)
 
 WHOLE, ABORTED, TRUNCATED, DAMAGED = "whole", "aborted", "truncated", "damaged"
 PACKED = {b"\x1f\x8b": "gzip", b"PK": "zip", b"(\xb5/\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zX": "xz"}
@@ -113,9 +123,9 @@ def read_run(path: str | Path) -> LoggedRun:
         log = salvage_log(path)
     except DamagedLog as error:
         return LoggedRun(path=str(path), state=DAMAGED, line=error.line, problem=error.what)
+    except UnreadableLog:
+        raise
     except InputError as error:
-        if error.what.startswith("cannot read"):
-            raise
         return LoggedRun(path=str(path), state=DAMAGED, line=1, problem=error.what + _kind(Path(path)))
     parts = _parts(log)
     unknown = _unknown(log)

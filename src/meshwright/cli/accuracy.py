@@ -26,17 +26,14 @@ def accuracy(
     """
     from datetime import date
 
-    from meshwright.cli.fit import need_extra, need_folder, progress, show_figures
-    from meshwright.cli.show import show_json, show_text
+    from meshwright.cli.fit import need_extra, need_folder, progress
+    from meshwright.cli.show import show
     from meshwright.evidence.accuracy import headline
     from meshwright.evidence.accuracy_page import write_page
+    from meshwright.say.fitting import accuracy_document
 
     need_extra()
     need_folder(out.parent)
     with progress() as step:
         written = write_page(out, date.today().isoformat(), step)
-    if as_json:
-        show_json({"figures": headline(), "written": [str(path) for path in written]})
-    else:
-        show_figures(headline())
-        show_text(f"written: {', '.join(str(path) for path in written)}")
+    show(accuracy_document(headline(), written), as_json=as_json)

@@ -1,4 +1,4 @@
-"""Check other people's numbers: MLPerf logs recomputed, claims held against arithmetic and against what was measured."""
+"""Check other people's numbers: recompute MLPerf logs, judge claims by arithmetic and measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from meshwright.cli.help import add
 
 audit = typer.Typer(
     name="audit",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     help="Check other people's numbers: recompute MLPerf logs, judge claims by arithmetic and measurements.",

@@ -1,4 +1,4 @@
-"""Hold a claim against arithmetic and against what was measured."""
+"""Judge a claim by arithmetic and by what was measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.cli.options import AsJson, AsMarkdown
 if TYPE_CHECKING:
     from meshwright.audit.judge import Judgement
 
-BASELINE = "baseline_"  # flags that begin so are keys of the baseline
+BASELINE = "baseline_"  # options that begin with this are keys of the baseline
 NOT_KEYS = ("files", "set_keys", "fail_on", "examples", "as_markdown", "as_json")
 RENAMED = {
     "round_name": "round",
@@ -103,29 +103,34 @@ def claim(
       meshwright audit claim --benchmark gpt3 --accelerator h100 --gpus 1024 --minutes 9.87 --json
     """
     if examples:
-        _list_examples(as_json)
+        _show_examples(as_json=as_json)
         return
+    from meshwright.audit import memo
     from meshwright.audit.claim import changed
     from meshwright.audit.verdict import severity
+    from meshwright.cli.show import show
 
     least = severity(fail_on) if fail_on else None
     changes = changed(_changes(context.params), _set(set_keys or []))
     judgements = [_judged(path, changes) for path in files] if files else [_judged_flags(changes)]
-    _show(judgements, as_markdown, as_json)
+    if as_markdown and not as_json:
+        print("\n".join(memo.as_markdown(judgement) for judgement in judgements), end="")
+    else:
+        show(memo.claims_document(judgements), as_json=as_json)
     if least is not None and any(severity(judgement.verdict) >= least for judgement in judgements):
         raise typer.Exit(1)
 
 
 def _changes(given: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a claim file that the flags stand for; a baseline's keys in a table of their own."""
-    said = {name: value for name, value in given.items() if name not in NOT_KEYS and value is not None and value is not False}
-    keys = {RENAMED.get(name, name): value for name, value in said.items()}
+    """The keys of a claim file that the options set; a baseline's keys in a table of their own."""
+    chosen = {name: value for name, value in given.items() if name not in NOT_KEYS and value is not None and value is not False}
+    keys = {RENAMED.get(name, name): value for name, value in chosen.items()}
     baseline = {name.removeprefix(BASELINE): keys.pop(name) for name in list(keys) if name.startswith(BASELINE)}
     return {**keys, "baseline": baseline} if baseline else keys
 
 
 def _set(items: list[str]) -> dict[str, Any]:
-    """Keys and values as a TOML file would hold them, a line each; a value that is no TOML is text."""
+    """Keys and values as a TOML file would have them, a line each; a value that is not TOML is text."""
     import tomllib
 
     from meshwright.audit.claim import changed
@@ -135,7 +140,7 @@ def _set(items: list[str]) -> dict[str, Any]:
     for item in items:
         key, equals, value = item.partition("=")
         if not (key.strip() and equals and value.strip()):
-            raise InputError(f"{item!r} is no KEY=VALUE", where="--set", fix="write --set exposed_ms=20")
+            raise InputError(f"{item!r} is not KEY=VALUE", where="--set", fix="write --set exposed_ms=20")
         try:
             read = tomllib.loads(item)
         except (tomllib.TOMLDecodeError, ValueError):
@@ -163,37 +168,19 @@ def _judged_flags(changes: dict[str, Any]) -> Judgement:
         raise InputError(
             "no claim is given",
             where="meshwright audit claim",
-            fix="give a TOML file, or flags such as --benchmark gpt3 --accelerator h100 --gpus 1024 --minutes 9.87",
+            fix="give a TOML file, or options such as --benchmark gpt3 --accelerator h100 --gpus 1024 --minutes 9.87",
         )
-    return judge(claim_of(changes, "the flags"))
+    return judge(claim_of(changes, "the options"))
 
 
-def _show(judgements: list[Judgement], as_markdown: bool, as_json: bool) -> None:
-    from meshwright.audit import memo
-    from meshwright.cli.audit_show import show_judgement
-    from meshwright.cli.show import show_json
-
-    if as_json:
-        found = [memo.as_json(judgement) for judgement in judgements]
-        show_json(found[0] if len(found) == 1 else found)
-    elif as_markdown:
-        print("\n".join(memo.as_markdown(judgement) for judgement in judgements), end="")
-    else:
-        for judgement in judgements:
-            show_judgement(judgement)
-
-
-def _list_examples(as_json: bool) -> None:
+def _show_examples(*, as_json: bool) -> None:
     from meshwright.audit.claim import read_claim
-    from meshwright.cli.show import show_json, show_table
+    from meshwright.audit.memo import examples_document
+    from meshwright.cli.show import show
     from meshwright.errors import InputError
 
     folder = Path(__file__).parents[3] / "examples" / "claims"
     found = sorted(folder.glob("*.toml"))
     if not found:
-        raise InputError("no examples are here", where=str(folder), fix="they are in the repository, not in the installed package")
-    claims = [(path, read_claim(path)) for path in found]
-    if as_json:
-        show_json([{"file": str(path), "expected": one.expected, "claim": one.text} for path, one in claims])
-    else:
-        show_table(f"claims in {folder}", ("file", "expected", "claim"), [(path.name, one.expected, one.text) for path, one in claims])
+        raise InputError("there are no examples here", where=str(folder), fix="they are in the repository, not in the installed package")
+    show(examples_document(folder, [(path, read_claim(path)) for path in found]), as_json=as_json)

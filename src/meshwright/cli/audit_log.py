@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,26 +34,17 @@ def log(
       meshwright audit log results/gb200/llama31_405b --round v5.1 --json
     """
     from meshwright.audit import log_memo
-    from meshwright.audit.compare import comparisons
     from meshwright.audit.printable import escaped
     from meshwright.audit.rules import round_named
     from meshwright.audit.score import read_submissions
-    from meshwright.cli.audit_show import show_logs
-    from meshwright.cli.show import show_json, show_text
+    from meshwright.cli.show import show
 
     found = read_submissions(files, round_named(round_name) if round_name else "", with_compliance=compliance)
-    against_first = [(one.folder, comparison) for one, comparison in comparisons(found)]
-    lines = [f"{folder} against {found[0].folder}: {comparison.sentence}" for folder, comparison in against_first]
-    if as_json:
-        compared = [{"folder": folder, "base": found[0].folder, **asdict(one), "why": one.sentence} for folder, one in against_first]
-        show_json({"submissions": [log_memo.as_json(one) for one in found], "comparisons": compared})
-    elif as_markdown:
-        print("\n".join([*(log_memo.as_markdown(one) for one in found), *(f"- {escaped(line)}\n" for line in lines)]), end="")
+    if as_markdown and not as_json:
+        lines = [f"- {escaped(line)}\n" for line in log_memo.comparison_lines(found)]
+        print("\n".join([*map(log_memo.as_markdown, found), *lines]), end="")
     else:
-        for one in found:
-            show_logs(one)
-        for line in lines:
-            show_text(line)
+        show(log_memo.logs_document(found), as_json=as_json)
     if not _are_whole(found):
         raise typer.Exit(1)
 

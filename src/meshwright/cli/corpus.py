@@ -15,11 +15,11 @@ from meshwright.cli.options import AsJson
 
 if TYPE_CHECKING:
     from meshwright.cli.progress import Report
+    from meshwright.say.document import Document
     from meshwright.train.data.corpus import Corpus
 
 corpus = typer.Typer(
     name="corpus",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     help="Make corpora for training from text, and look at them.",
@@ -55,15 +55,20 @@ def build(
       meshwright corpus build web.jsonl.zst --tokenizer tokenizer.json --out corpora/web --valid-documents 1000 --json
     """
     from meshwright.cli.progress import progress_bar
+    from meshwright.cli.show import show as print_document
 
     if workers is not None:
-        os.environ["RAYON_NUM_THREADS"] = str(workers)  # the only way to tell the tokenizers library, and only before its first use
+        os.environ["RAYON_NUM_THREADS"] = str(workers)  # the only setting that the tokenizers library reads, before its first use
     from meshwright.errors import InputError
     from meshwright.train.data.corpus_build import VALID_FRACTION, BuildOptions, build_corpus
     from meshwright.train.data.sources import find_sources
 
     if valid_fraction is not None and valid_documents is not None:
-        raise InputError("both a share and a number of validation documents", where="--valid-fraction, --valid-documents", fix="give one")
+        raise InputError(
+            "both a share and a number of validation documents are given",
+            where="--valid-fraction, --valid-documents",
+            fix="give one of them",
+        )
     options = BuildOptions(
         tokenizer=tokenizer,
         seed=seed,
@@ -74,7 +79,7 @@ def build(
     )
     with progress_bar() as report:
         built = build_corpus(find_sources(files), out, options, _with_rate(report))
-    _show(built, as_json)
+    print_document(corpus_document(built), as_json=as_json)
 
 
 def show(
@@ -90,9 +95,10 @@ def show(
 
       meshwright corpus show corpora/books --verify --json
     """
+    from meshwright.cli.show import show as print_document
     from meshwright.train.data.corpus import Corpus
 
-    _show(Corpus.open(folder, verify="hashes" if verify else "sizes"), as_json)
+    print_document(corpus_document(Corpus.open(folder, verify="hashes" if verify else "sizes")), as_json=as_json)
 
 
 def _with_rate(report: Report, clock_s: Callable[[], float] = time.monotonic) -> Report:
@@ -116,27 +122,38 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
-def _show(built: Corpus, as_json: bool) -> None:
+def corpus_document(built: Corpus) -> Document:
+    """What a corpus contains."""
     from dataclasses import asdict
 
-    from meshwright.cli.show import show_json, show_pairs, show_table
+    from meshwright.say.document import Document, Pairs, Table
 
-    manifest = built.manifest
-    if as_json:
-        show_json({"folder": str(built.folder), "digest": built.digest, **asdict(manifest)})
-        return
-    plan = manifest.build
-    pairs = [
-        ("vocabulary", f"{manifest.vocab_size:,} entries ({plan.tokenizer if ':' in plan.tokenizer else 'given'})"),
-        ("document end", f"{plan.end_of_document} ({manifest.end_of_document})"),
-        ("tokens", f"{manifest.num_tokens:,} of {int(manifest.token_dtype[2:])} bytes"),
-        ("sources", f"{len(plan.sources):,} files, {plan.num_source_bytes / 1e6:,.1f} MB"),
-        ("seed", plan.seed),
-        ("digest", built.digest),
-    ]
-    show_pairs(f"corpus {built.folder}", pairs)
-    rows = ((name, f"{split.num_documents:,}", f"{split.num_tokens:,}") for name, split in manifest.splits.items())
-    show_table("splits", ("split", "documents>", "tokens>"), rows)
+    manifest, plan = built.manifest, built.manifest.build
+    pairs = (
+        ("vocabulary", f"{manifest.vocab_size:,} entries ({plan.tokenizer if ':' in plan.tokenizer else 'given'})", ""),
+        ("document end", f"{plan.end_of_document} ({manifest.end_of_document})", ""),
+        ("tokens", f"{manifest.num_tokens:,} of {int(manifest.token_dtype[2:])} bytes", ""),
+        ("sources", f"{len(plan.sources):,} files, {plan.num_source_bytes / 1e6:,.1f} MB", ""),
+        ("seed", str(plan.seed), ""),
+        ("digest", built.digest, ""),
+    )
+    rows = tuple((name, f"{split.num_documents:,}", f"{split.num_tokens:,}") for name, split in manifest.splits.items())
+    title = f"corpus {built.folder}"
+    return Document(
+        kind="corpus",
+        title=title,
+        blocks=(Pairs(title, pairs), Table("splits", ("split", "documents>", "tokens>"), rows)),
+        values={
+            "folder": str(built.folder),
+            "digest": built.digest,
+            "seed": plan.seed,
+            "vocab_size": manifest.vocab_size,
+            "num_tokens": manifest.num_tokens,
+            "num_documents": manifest.num_documents,
+            "splits": manifest.splits,
+            "manifest": asdict(manifest),
+        },
+    )
 
 
 add(corpus, build)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from meshwright.cli.options import AsJson
 
-WRITTEN = ("constants.json", "residuals.json", "power_constants.json")  # the last only beside the package's own
-
-if TYPE_CHECKING:
-    from meshwright.evidence.accuracy import Figure
-    from meshwright.evidence.refit import Refit
+POWER = "power_constants.json"  # only beside the package's own
+WRITTEN = ("constants.json", "residuals.json", POWER)
 
 
 def fit(
@@ -41,10 +38,11 @@ def fit(
     """
     from datetime import date
 
-    from meshwright.cli.show import show_json
+    from meshwright.cli.show import show
     from meshwright.evidence.accuracy import evidence_with, time_figures
     from meshwright.evidence.refit import HERE, MEASURED_CSV, PUBLISHED_CSV, refit
     from meshwright.predict.software import values_of
+    from meshwright.say.fitting import fit_document
 
     need_extra()
     files, folder = (measured or MEASURED_CSV, published or PUBLISHED_CSV), out or HERE
@@ -56,15 +54,12 @@ def fit(
             step("power of nodes")
             _refit_power()
     figures = time_figures(evidence_with(values_of(found.constants), *files), found.residuals)
-    if as_json:
-        written = [str(folder / name) for name in WRITTEN if folder == HERE or name != "power_constants.json"]
-        show_json({**found.constants, "num_constants": len(found.constants["constants"]), "figures": figures, "written": written})
-    else:
-        _show(found, figures, folder)
+    written = [folder / name for name in WRITTEN if folder == HERE or name != POWER]
+    show(fit_document(found.constants, figures, written), as_json=as_json)
 
 
 def _refit_power() -> None:
-    """Fit node power again: what it takes for busy is predicted with the constants just written."""
+    """Fit node power again: how busy its accelerators are is predicted with the constants just written."""
     from meshwright.evidence.power import write_power_constants
     from meshwright.predict.software import fitted_values
     from meshwright.predict.uncertainty import residuals
@@ -99,38 +94,13 @@ def need_extra() -> None:
 
 
 def need_folder(folder: Path) -> None:
-    """Refuse a folder that is not there or cannot be written: minutes later would be too late."""
+    """Refuse a folder that does not exist or cannot be written, before minutes of work."""
     import os
 
     from meshwright.errors import InputError
 
     if not folder.is_dir():
-        what = "that is no folder" if folder.exists() else "no such folder"
+        what = "this is not a folder" if folder.exists() else "the folder does not exist"
         raise InputError(what, where=f"--out {folder}", fix="make the folder first, or name another")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError("the folder cannot be written to", where=f"--out {folder}", fix="name a folder that can be written")
-
-
-def _show(found: Refit, figures: Sequence[Figure], folder: Path) -> None:
-    from meshwright.cli.show import show_table, show_text
-
-    cells = [
-        (name, f"{one['value']:.4g}", one["unit"], _pair(one["expected"], " +- "), _pair(one["bounds"], " - "), one["meaning"])
-        for name, one in found.constants["constants"].items()
-    ]
-    show_table(f"{len(cells)} fitted constants", ("constant", "value>", "unit", "expected", "bounds", "meaning"), cells)
-    show_text(f"fitted on {found.constants['fitted_on']}\n")
-    show_figures(figures)
-    show_text(f"written: {folder / 'constants.json'}, {folder / 'residuals.json'}")
-
-
-def _pair(values: Sequence[float], between: str) -> str:
-    return between.join(f"{value:g}" for value in values)
-
-
-def show_figures(figures: Sequence[Figure]) -> None:
-    """Print what was asked and what is reached."""
-    from meshwright.cli.show import show_table
-
-    cells = [(figure.name, figure.asked, figure.said, "" if figure.is_met else "missed") for figure in figures]
-    show_table("asked and reached", ("", "asked", "reached>", ""), cells)

@@ -1,17 +1,20 @@
-"""Let a trained model go on with a text: what it has learned, to be read."""
+"""Let a trained model continue a text, so that one can read what it has learned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from meshwright.cli.options import AsJson
 
+if TYPE_CHECKING:
+    from meshwright.say.document import Document
+
 MOST_TOKENS = 10**6
-# A model may write what a terminal would obey. There, control characters are shown as pictures; only tab and new line are themselves.
+# A model may write what a terminal would execute. There, control characters are shown as pictures; only tab and new line are themselves.
 PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
@@ -37,6 +40,7 @@ def generate(
 
       meshwright generate runs/first --prompt "" --tokens 50 --temperature 0 --json
     """
+    from meshwright.cli.show import show
     from meshwright.cli.train_run import torch_or_error
     from meshwright.train.folders import check_trained
     from meshwright.train.model.sampling import check_sampling
@@ -44,7 +48,7 @@ def generate(
     check_sampling(temperature, top_k, top_p)
     check_trained(run)
     torch_or_error()
-    import torch  # which takes seconds: mistakes are told before
+    import torch  # takes seconds, so mistakes are reported before it
 
     from meshwright.train.interop.trained import load_trained
     from meshwright.train.model import generate as by_model
@@ -66,8 +70,8 @@ def generate(
     if not as_json:
         _stream(trained, prompt, given, drawn)
         return
-    new = list(drawn)
-    _show_as_json(trained, prompt, given, new, {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed})
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    show(_document(trained, prompt, given, list(drawn), settings), as_json=True)
 
 
 def _stream(trained: Any, prompt: str, given: Sequence[int], drawn: Iterable[int]) -> None:
@@ -84,23 +88,22 @@ def _stream(trained: Any, prompt: str, given: Sequence[int], drawn: Iterable[int
     print()
 
 
-def _show_as_json(trained: Any, prompt: str, given: Sequence[int], new: Sequence[int], settings: dict[str, float]) -> None:
-    from meshwright.cli.show import show_json
+def _document(trained: Any, prompt: str, given: Sequence[int], new: Sequence[int], settings: dict[str, float]) -> Document:
+    from meshwright.say.document import Document
 
     text_of = _decoder(trained, given)
-    show_json(
-        {
-            "source": trained.source,
-            "notes": trained.notes,
-            "model": trained.transformer.model.name,
-            **settings,
-            "prompt": prompt,
-            "text": "".join(text_of(token) for token in new),
-            "prompt_tokens": given,
-            "tokens": new,
-            "ended": bool(new) and new[-1] == trained.tokenizer.end_of_document,
-        }
-    )
+    values = {
+        "weights_from": trained.source,
+        "model": trained.transformer.model.name,
+        **settings,
+        "prompt": prompt,
+        "continuation": "".join(text_of(token) for token in new),
+        "prompt_tokens": given,
+        "new_tokens": new,
+        "is_ended": bool(new) and new[-1] == trained.tokenizer.end_of_document,
+        "notes": trained.notes,
+    }
+    return Document(kind="generation", title=f"text by {trained.source}", values=values)
 
 
 def _decoder(trained: Any, given: Sequence[int]) -> Callable[[int], str]:

@@ -81,13 +81,13 @@ def meshwright(
     """Plan, predict, simulate, run and prove the training of large language models."""
 
 
-# Options that `--set` covers now, by the key that it takes; their old names still work and say so.
+# Options that `--set` replaces, with its key for each; the old names still work and print the new one.
 MOVED_OPTIONS = {"--batch": "workload.global_batch", "--seq": "workload.seq_len", "--precision": "workload.precision"}
 MOVED_IN = ("plan", "predict", "sweep")
 
 
 def translated(arguments: Sequence[str]) -> list[str]:
-    """The arguments with old option names replaced; each replacement is told on stderr."""
+    """The arguments with old option names replaced; each replacement is printed on stderr."""
     if not arguments or arguments[0] not in MOVED_IN:
         return list(arguments)
     found: list[str] = []
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
-    except BrokenPipeError:  # the reader of our output went away: nothing is left to say
+    except BrokenPipeError:  # the reader of our output has closed it
         return 1
     except OSError as error:  # a full disk, a folder that went away
         where = printable(str(error.filename or "the output"))

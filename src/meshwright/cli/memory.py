@@ -1,4 +1,4 @@
-"""Memory to serve a model: how many accelerators hold its weights and KV cache, and how many sequences fit on them."""
+"""Memory to serve a model: how many accelerators its weights and KV cache need, and how many sequences fit on them."""
 
 from __future__ import annotations
 

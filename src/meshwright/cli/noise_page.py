@@ -31,9 +31,9 @@ def write_page(path: Path, checked: Sequence[Checked]) -> None:
 def page(checked: Sequence[Checked]) -> str:
     """The page: a drawing for each log, and a table with the same numbers."""
     title = "Simulated against logged step times"
-    said = "Upwards: the share of steady steps that are no longer. Across: per cent beyond the log's median. One curve is "
-    seeds = ", a seed each, with constants fitted without that log."
-    lead = tag("p", said, _word("logged", LOGGED), "; the others are ", _word("simulated", SIMULATED), seeds, class_="lead")
+    axes = "Vertical: the share of steady steps that are not longer. Horizontal: per cent above the log's median. One curve is "
+    seeds = ", one per seed, with constants fitted without that log."
+    lead = tag("p", axes, _word("logged", LOGGED), "; the others are ", _word("simulated", SIMULATED), seeds, class_="lead")
     header = tag("header", tag("p", "meshwright noise", class_="eyebrow"), tag("h1", title), lead, tag("p", _verdict(checked)))
     figures = tag("div", (_figure(one) for one in checked), class_="grid")
     sections = (section("logs", "Log by log", figures), section("numbers", "In numbers", _table(checked)))

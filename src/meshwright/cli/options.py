@@ -37,7 +37,7 @@ PriceKind = Annotated[str, typer.Option(metavar="KIND", help="Kind of price: on-
 RegionName = Annotated[str, typer.Option(metavar="NAME", help="Region whose electricity grid applies; default: the cluster's.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")]
-RunsDir = Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")]
+RunsDir = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run folders.")]
 Budget = Annotated[
     str | None,
     typer.Option(metavar="USD", help="500USD: refuse to start if predicted to cost more, stop before more is spent.", show_default=False),

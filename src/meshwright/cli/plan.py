@@ -54,7 +54,7 @@ def plan(
     pareto: Annotated[bool, typer.Option("--pareto", help="Show time against cost for several numbers of accelerators.")] = False,
     explain: Annotated[bool, typer.Option("--explain/--no-explain", help="Say why, and what one change would gain.")] = True,
     rank_map: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write where every rank stands, as .csv or .json.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Write the place of every rank, as .csv or .json.", show_default=False)
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with pictures.", show_default=False)] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the step as a trace for Perfetto.", show_default=False)] = None,

@@ -1,4 +1,4 @@
-"""A progress bar on stderr, shown only on a terminal and only for what takes longer than a second."""
+"""A progress bar on stderr, shown only on a terminal and only for work of more than a second."""
 
 from __future__ import annotations
 

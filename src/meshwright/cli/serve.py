@@ -22,7 +22,7 @@ EVERYWHERE = ("0.0.0.0", "::")
 
 
 def serve(
-    runs: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that holds the run folders.")] = DEFAULT_RUNS,
+    runs: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the run folders.")] = DEFAULT_RUNS,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address to listen on; any other than this machine's own needs a token.")
     ] = "127.0.0.1",
@@ -67,24 +67,26 @@ def serve(
 
 
 def check_installed() -> None:
-    """Raise where the packages of the page are not there."""
+    """Raise if packages that the page needs are not installed."""
     missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
     if missing:
         raise InputError(f"the live page needs {' and '.join(missing)}", where="this installation", fix="pip install 'meshwright[serve]'")
 
 
 def check_runs(runs: Path) -> None:
-    """Raise where that can be no runs folder. The usual one may still be missing: the first run makes it."""
+    """Raise if this cannot be a folder of runs. The default one may be missing: the first run makes it."""
     if (runs / "run.json").exists():
-        raise InputError("this is the folder of one run", where=str(runs), fix=f"give the folder around it: meshwright serve {runs.parent}")
+        raise InputError(
+            "this is the folder of one run", where=str(runs), fix=f"give the folder that contains it: meshwright serve {runs.parent}"
+        )
     if not runs.is_dir() and (runs != DEFAULT_RUNS or runs.exists()):
         raise InputError("there is no such folder", where=str(runs), fix="give the folder that train or simulate wrote runs into")
     if runs.is_dir() and not os.access(runs, os.R_OK | os.X_OK):
-        raise InputError("the folder may not be read", where=str(runs), fix="run as someone who may")
+        raise InputError("there is no permission to read this folder", where=str(runs), fix="run as a user who may read it")
 
 
 def encryption_of(certificate: Path | None, key: Path | None) -> Encryption | None:
-    """What https needs, checked by loading it; None where neither is given."""
+    """Certificate and key for https, checked by loading them; None if neither is given."""
     import ssl
 
     if certificate is None and key is None:
@@ -103,7 +105,7 @@ def encryption_of(certificate: Path | None, key: Path | None) -> Encryption | No
 
 
 def chosen_token(given: str | None, new: bool, host: str) -> str | None:
-    """The token by flag, by the environment, or a new one. None only where nobody but this machine can reach the page."""
+    """The token from the option or the environment, or a new one. None only if no other machine can reach the page."""
     import secrets
 
     from meshwright.serve.guard import LOCAL_NAMES, check_token
@@ -111,13 +113,13 @@ def chosen_token(given: str | None, new: bool, host: str) -> str | None:
     found = given if given is not None else os.environ.get(TOKEN_VARIABLE)
     if new:
         if given is not None:
-            raise InputError("a given token and a new one", where="--token, --new-token", fix="choose one of them")
+            raise InputError("both --token and --new-token are given", where="--token, --new-token", fix="choose one of them")
         return secrets.token_urlsafe(32)
     if found is not None:
         return check_token(found)
     if host not in LOCAL_NAMES:
         raise InputError(
-            f"others can reach {host}, so the page needs a token there",
+            f"other machines can reach {host}, so the page needs a token",
             where="--host",
             fix=f"add --new-token, which makes one, or set {TOKEN_VARIABLE}",
         )
@@ -125,7 +127,7 @@ def chosen_token(given: str | None, new: bool, host: str) -> str | None:
 
 
 def door_of(token: str | None, host: str, port: int, allowed: list[str], encryption: Encryption | None) -> Door:
-    """What it takes to be let in at that address."""
+    """Who may see the page at that address."""
     import socket
 
     from meshwright.serve.guard import LOCAL_NAMES, Door, host_name
@@ -134,9 +136,9 @@ def door_of(token: str | None, host: str, port: int, allowed: list[str], encrypt
     own = {socket.gethostname().lower(), socket.getfqdn().lower()} if host not in LOCAL_NAMES else set()
     names = LOCAL_NAMES | {host_name(host) if ":" not in host else host.lower(), *own, *map(host_name, allowed)}
 
-    def tell_next(ticket: str) -> None:
+    def print_next(ticket: str) -> None:
         print(
-            f"meshwright: someone came in; the next link: {address(host, port, encryption is not None)}enter/{ticket}",
+            f"meshwright: a browser was let in; the link for the next one: {address(host, port, encryption is not None)}enter/{ticket}",
             file=sys.stderr,
             flush=True,
         )
@@ -147,7 +149,7 @@ def door_of(token: str | None, host: str, port: int, allowed: list[str], encrypt
         takes_any_address=is_everywhere,
         cookie=f"meshwright-{port}",
         is_encrypted=encryption is not None,
-        on_entry=tell_next,
+        on_entry=print_next,
     )
 
 
@@ -160,15 +162,15 @@ def address(host: str, port: int, is_encrypted: bool) -> str:
 
 
 def announce(runs: Path, host: str, port: int, door: Door, printed_token: str | None) -> None:
-    """Say where the page is, and who can see it."""
+    """Print where the page is, and who can see it."""
     page = address(host, port, door.is_encrypted)
-    print(f"runs   {runs}{'' if runs.is_dir() else '  (not there yet: the first run makes it)'}")
+    print(f"runs   {runs}{'' if runs.is_dir() else '  (does not exist yet: the first run makes it)'}")
     if door.token is None:
         print(f"page   {page}  (this machine only)")
     else:
-        print(f"page   {page}enter/{door.ticket}  (this link is good for one browser)")
+        print(f"page   {page}enter/{door.ticket}  (this link works for one browser)")
         if printed_token:
             print(f"token  {printed_token}  (for programs: Authorization: Bearer TOKEN)")
         if not door.is_encrypted and host != "127.0.0.1":
-            print("note   what goes over the network is not encrypted: add --tls-certificate and --tls-key, or use an ssh tunnel")
-    print("Ctrl-C ends it.", flush=True)
+            print("note   the connection is not encrypted: add --tls-certificate and --tls-key, or use an ssh tunnel")
+    print("Ctrl-C stops it.", flush=True)

@@ -9,17 +9,26 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from meshwright.errors import UNSEEN, printable
-from meshwright.say.document import Block, Document, Lines, Note, Pairs
+from meshwright.say.document import Block, Document, Finding, Lines, Note, Pairs
 from meshwright.say.document import Table as SayTable
 from meshwright.say.document import Text as SayText
 from meshwright.say.document import plain as plain_value
 
 PIPED_WIDTH = 160  # columns where the output is not a terminal
 GAP = 2  # spaces between columns
+VERDICT_COLOURS = {
+    "consistent": "green",
+    "unknown": "cyan",
+    "unsupported": "yellow",
+    "misleading": "dark_orange",
+    "implausible": "red",
+    "impossible": "bold red",
+}
 # Drawn characters for an output that has only ASCII: parts of a bar, and heights of a strip.
 PLAIN = {
     **dict.fromkeys(map(ord, "\u258f\u258e\u258d\u258c\u258b\u258a\u2589"), ""),
@@ -46,10 +55,11 @@ def show(document: Document, *, as_json: bool) -> None:
         return
     after_text = False
     for block in document.blocks:
-        if after_text and not isinstance(block, SayText | Note):
+        is_text = isinstance(block, SayText | Note) or (isinstance(block, Finding) and not block.about)
+        if after_text and not is_text:
             print()
         _show_block(block)
-        after_text = isinstance(block, SayText | Note)
+        after_text = is_text
 
 
 def _show_block(block: Block) -> None:
@@ -58,6 +68,8 @@ def _show_block(block: Block) -> None:
     elif isinstance(block, Pairs):
         width = max((len(value) for _, value, remark in block.rows if remark), default=0)
         show_pairs(block.title, ((name, f"{value:<{width}}  {remark}".rstrip()) for name, value, remark in block.rows))
+    elif isinstance(block, Finding):
+        show_finding(block)
     elif isinstance(block, Lines):
         print(encodable(printable("\n".join([block.title, *block.lines, ""]))))
     elif isinstance(block, SayText | Note):
@@ -67,7 +79,7 @@ def _show_block(block: Block) -> None:
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows under a title; a column whose name ends in `>` is flush right.
 
-    Columns that a narrow terminal has no room for come below, beside the first column once more; only words are folded, never numbers.
+    Columns that do not fit a narrow terminal come below, with the first column repeated; only words are folded, never numbers.
     """
     cells = [[encodable(printable(str(cell))) for cell in row] for row in rows]
     _print_title(title)
@@ -91,7 +103,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def _blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
-    """Indices of the columns that stand side by side, block after block: each block has the first column, and fits if it can."""
+    """Indices of the columns that are printed side by side, block after block: each block has the first column, and fits if possible."""
     least = [_least_width(column, [row[i] for row in rows]) for i, column in enumerate(columns)]
     blocks = [[0]]
     for i in range(1, len(columns)):
@@ -118,6 +130,27 @@ def show_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:
     for name, value in pairs:
         table.add_row(Text(printable(name)), Text(printable(str(value))))
     _print(table)
+
+
+def show_finding(block: Finding) -> None:
+    """Print a judged statement, its verdict in colour on a terminal; the arithmetic is indented below."""
+    verdict = (block.verdict, VERDICT_COLOURS.get(block.verdict, "bold"))
+    if not block.about:
+        _print_indented(Text.assemble(verdict, printable(f": {block.why}")))
+        return
+    _print_indented(Text.assemble(verdict, "  ", (printable(block.about), "bold"), printable(f": {block.why}")), indent=2)
+    for line in block.arithmetic:
+        _print_indented(Text(printable(line), style="dim"), indent=6)
+    print()
+
+
+def _print_indented(text: Text, indent: int = 0) -> None:
+    """Print wrapped text, all of its lines indented, without the spaces that would fill them."""
+    out = console()
+    with out.capture() as captured:
+        out.print(Padding(text, (0, 0, 0, indent)))
+    for line in captured.get().rstrip("\n").split("\n"):
+        print(encodable(line.rstrip()))
 
 
 def show_text(text: str) -> None:

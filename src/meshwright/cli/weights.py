@@ -11,6 +11,7 @@ from meshwright.cli.options import AsJson
 
 if TYPE_CHECKING:
     from meshwright.describe.model import Model
+    from meshwright.say.document import Document
 
 PRECISIONS = ("bf16", "fp32")
 
@@ -29,6 +30,7 @@ def weights(
 
       meshwright weights runs/first --out first-fp32 --precision fp32 --json
     """
+    from meshwright.cli.show import show
     from meshwright.cli.train_run import torch_or_error
     from meshwright.errors import InputError
     from meshwright.train.folders import check_new_folder, check_trained
@@ -38,7 +40,7 @@ def weights(
     check_trained(run)
     check_new_folder(out)
     torch_or_error()
-    import torch  # which takes seconds: mistakes are told before
+    import torch  # takes seconds, so mistakes are reported before it
 
     from meshwright.train.interop.huggingface_save import save_huggingface
     from meshwright.train.interop.trained import load_trained
@@ -48,14 +50,13 @@ def weights(
     tensors = dict(trained.transformer.named_tensors())
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     save_huggingface(out, model, tensors, context=trained.context or 2048, tokenizer=trained.tokenizer, dtype=dtype)
-    if as_json:
-        _show_as_json(out, trained.source, model, precision)
-    else:
-        print(f"wrote {model.num_parameters:,} parameters of {trained.source} in {precision}: {out}")
+    show(_document(out, trained.source, model, precision), as_json=as_json)
 
 
-def _show_as_json(out: Path, source: str, model: Model, precision: str) -> None:
-    from meshwright.cli.show import show_json
+def _document(out: Path, source: str, model: Model, precision: str) -> Document:
+    from meshwright.say.document import Document, Text
 
-    files = [{"file": str(path), "bytes": path.stat().st_size} for path in sorted(out.iterdir())]
-    show_json({"source": source, "model": model.name, "num_parameters": model.num_parameters, "precision": precision, "written": files})
+    text = f"wrote {model.num_parameters:,} parameters of {source} in {precision}: {out}"
+    files = [{"what": "weights folder", "path": str(path), "size_bytes": path.stat().st_size} for path in sorted(out.iterdir())]
+    values = {"weights_from": source, "model": model.name, "num_parameters": model.num_parameters, "precision": precision, "files": files}
+    return Document(kind="weights", title=f"weights of {source}", blocks=(Text(text),), values=values)

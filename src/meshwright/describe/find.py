@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshwright.describe import economics, load
 from meshwright.describe.config_json import CONFIG
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, close_names, nearest
 
 
 def finders() -> Mapping[str, tuple[Callable[[], Iterable[str]], Callable[[str], object]]]:
@@ -46,8 +46,8 @@ def find(name: str) -> tuple[object, str]:
             return get(wanted), load.note(kind, wanted)
     if wanted in load.left_out():
         raise InputError(f"{name!r} is left out of the catalogue: {load.left_out()[wanted]}", fix="describe it in a TOML file of your own")
-    offer = nearest(wanted, known)
-    fix = f"{offer} meshwright describe lists all" if offer.endswith("?") else "meshwright describe lists all names"
+    is_close = bool(close_names(wanted, known))
+    fix = f"{nearest(wanted, known)} meshwright describe lists all" if is_close else "meshwright describe lists all names"
     raise InputError(f"nothing named {name!r} is in the catalogue", fix=fix)
 
 

@@ -6,7 +6,6 @@ Every objective is a number of a whole run that is better when it is lower.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright.describe.cluster import Cluster
@@ -75,8 +74,8 @@ class Aim:
         if name == "time":
             return whole.time_to_train_s.value if whole.time_to_train_s else plan.step_s
         if name in ("cost", "tokens-per-dollar"):  # the run's tokens are given, so the most tokens per dollar is the least cost
-            return _known(plan.cost, "cost", whole.unknown).value
-        return _known(whole.energy_j if name == "energy" else whole.carbon_kg, "energy", whole.unknown).value
+            return _known(plan, plan.cost, "cost").value
+        return _known(plan, whole.energy_j if name == "energy" else whole.carbon_kg, "energy").value
 
     def limits(self, plan: Forecast) -> list[Limit]:
         """What was asked beside what a plan takes.
@@ -84,12 +83,12 @@ class Aim:
         Where runs fell on both sides of their predictions, the prediction is judged; where nearly all took longer, it is a best case,
         and what half of them took is judged in its place.
         """
-        unknown, middle = plan.outcome.unknown, plan.evidence.middle
+        middle = plan.evidence.middle
         found = []
         if self.deadline_s is not None:
-            found.append(_limit("deadline", self.deadline_s, _known(plan.time_to_train, "time_to_train", unknown), middle))
+            found.append(_limit("deadline", self.deadline_s, _known(plan, plan.time_to_train, "time_to_train"), middle))
         if self.budget_usd is not None:
-            cost = _known(plan.cost, "cost", unknown)
+            cost = _known(plan, plan.cost, "cost")
             found.append(_limit("budget", self.budget_usd, cost, middle))
         return found
 
@@ -129,12 +128,14 @@ def _limit(what: str, allowed: float, needed: Spread, middle: float) -> Limit:
     return Limit(what=what, allowed=allowed, predicted=needed.value, judged=needed.value * middle, reaches=needed.high)
 
 
-def _known(spread: Spread | None, key: str, unknown: Mapping[str, str]) -> Spread:
-    if spread is None:
-        reason = unknown.get(key, "it is not known")
-        fix = "set workload.num_tokens" if "states neither" in reason else "choose another objective, or name --provider and --price-kind"
-        raise InputError(f"cannot calculate the {key.replace('_', ' ')}: {reason}", where="--objective", fix=fix)
-    return spread
+def _known(plan: Forecast, spread: Spread | None, key: str) -> Spread:
+    """The quantity; an error with the reason where it is unknown."""
+    if spread is not None:
+        return spread
+    has_length = plan.time_to_train is not None
+    fix = "choose another objective, or name --provider and --price-kind" if has_length else "set workload.num_tokens"
+    reason = plan.outcome.unknown.get(key, "it is not known")
+    raise InputError(f"cannot calculate the {key.replace('_', ' ')}: {reason}", where="--objective", fix=fix)
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ def _row(values: dict[str, Any]) -> dict[str, Any]:
     choices = dict(values["layout"])
     columns = {
         "layout": {"layout": choices.pop("text"), **choices},
-        "parts": {f"{part}_s": part_s for part, part_s in values["parts"].items()},
+        "parts_s": {f"{part}_s": part_s for part, part_s in values["parts_s"].items()},
     }
     row: dict[str, Any] = {}
     for name, value in values.items():

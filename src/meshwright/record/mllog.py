@@ -38,6 +38,10 @@ _DECODE = json.JSONDecoder().raw_decode
 _KEY = re.compile(r'"key"\s*:\s*"(\w+)"')
 
 
+class UnreadableLog(InputError):
+    """A file that cannot be opened or read."""
+
+
 class DamagedLog(InputError):
     """A line of the log cannot be read, though others follow it."""
 
@@ -310,7 +314,7 @@ def salvage_log(path: str | Path) -> Log:
     try:
         text = read_text(path, errors="replace")
     except OSError as error:
-        raise InputError(f"cannot read the log: {error.strerror or error}", where=str(path)) from None
+        raise UnreadableLog(f"cannot read the log: {error.strerror or error}", where=str(path)) from None
     return salvage(text, str(path))
 
 

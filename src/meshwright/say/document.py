@@ -60,7 +60,17 @@ class Picture:
     markup: str
 
 
-Block = Table | Pairs | Text | Note | Lines | Picture
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A judged statement: its verdict, what it is about, the reason and the arithmetic. Without `about` it judges the whole."""
+
+    verdict: str
+    about: str
+    why: str
+    arithmetic: tuple[str, ...] = ()
+
+
+Block = Table | Pairs | Text | Note | Lines | Picture | Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

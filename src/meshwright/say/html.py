@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from meshwright.say.document import Block, Document, Lines, Note, Pairs, Picture, Table, Text
+from meshwright.say.document import Block, Document, Finding, Lines, Note, Pairs, Picture, Table, Text
 
 
 def fragment(document: Document) -> str:
@@ -19,6 +19,10 @@ def _block(block: Block, heading: str) -> str:
         return block.markup
     if isinstance(block, Text | Note):
         return _paragraph(block)
+    if isinstance(block, Finding):
+        about = f" {escape(block.about)}" if block.about else ""
+        lines = "".join(f"<li>{escape(line)}</li>" for line in block.arithmetic)
+        return f"<p><b>{escape(block.verdict)}</b>{about}: {escape(block.why)}</p>" + (f"<ul>{lines}</ul>" if lines else "")
     return _caption("" if block.title == heading else block.title) + _body(block)
 
 

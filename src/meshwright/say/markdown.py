@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from meshwright.say.document import Block, Document, Lines, Note, Pairs, Picture, Table, Text
+from meshwright.say.document import Block, Document, Finding, Lines, Note, Pairs, Picture, Table, Text
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
@@ -38,6 +38,14 @@ def _block(block: Block, heading: str) -> Iterator[str]:
     if isinstance(block, Text | Note):
         yield f"{'Note: ' if isinstance(block, Note) else ''}{escaped(block.text)}"
         yield ""
+        return
+    if isinstance(block, Finding):
+        about = f" {escaped(block.about)}" if block.about else ""
+        yield f"**{escaped(block.verdict.capitalize())}**{about}: {escaped(block.why)}"
+        yield ""
+        if block.arithmetic:
+            yield from (f"- {escaped(line)}" for line in block.arithmetic)
+            yield ""
         return
     if block.title and block.title != heading:
         yield f"**{escaped(block.title)}**"
