@@ -154,16 +154,20 @@ def test_a_mutilated_log_is_never_taken_for_another_run(tmp_path: Path, data: st
 # Logs that are not read as whole runs that reached their target: lines out of the order of time, and no word on the target. Known gaps.
 NOT_YET_WHOLE = {"v3.1_google_v5e_pax_gpt3", "v4.0_juniper_h100_n4_lora", "v4.1_google_v6e_512_gpt3"}
 
+MUCH_BETWEEN = {"v3.1_intel_gaudi2_n48_gpt3"}  # a fifth of their time is neither in steps nor in evaluations as they are counted
+
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real logs are not here")
 def test_real_logs_are_whole_and_cut_ones_are_not(tmp_path: Path) -> None:
     for path in sorted(SHARED.glob("*/result_0.txt")):
         run = read_run(path)
         if path.parent.name in NOT_YET_WHOLE:
+            assert (run.state, run.reached) != (WHOLE, True), f"{path.parent.name} is read now: take it off the list"
             continue
         assert (run.state, run.reached) == (WHOLE, True), path
         assert run.steps is not None and run.stepping_s is not None and run.time_to_train_s is not None
-        assert run.stepping_s + run.evaluation_s == pytest.approx(run.time_to_train_s, rel=0.25)
+        around = 0.25 if path.parent.name in MUCH_BETWEEN else 0.13
+        assert run.stepping_s + run.evaluation_s == pytest.approx(run.time_to_train_s, rel=around)
         text = path.read_text(encoding="utf-8", errors="replace")
         (tmp_path / "cut.txt").write_text(text[: int(0.9 * text.index('"run_stop"'))])
         cut = read_run(tmp_path / "cut.txt")
