@@ -49,9 +49,7 @@ def write(runs: Path) -> Path:
     with RunWriter.create(runs, header) as writer:
         writer.event("start", 0, 0.0, price=read_rate("2.5USD/h").to_json())
         parts = dict.fromkeys(PARTS, 0.1)
-        writer.steps(
-            StepRecord(step=i, samples=i, loss=1.0, grad_norm=1.0, step_time_s=1.0, parts_s=parts) for i in range(1, NUM_STEPS + 1)
-        )
+        writer.steps(StepRecord(step=i, samples=i, loss=1.0, grad_norm=1.0, step_s=1.0, parts_s=parts) for i in range(1, NUM_STEPS + 1))
         for number, step in enumerate(range(EVALUATE_EVERY, NUM_STEPS + 1, EVALUATE_EVERY), 1):
             writer.event("evaluation", step, step + 2.0 * number, seconds=2.0, loss=1.0)
         return writer.folder

@@ -81,9 +81,7 @@ def mean_us(body: Callable[[int], object], num_calls: int = NUM_STEPS) -> float:
 
 def a_step(number: int) -> StepRecord:
     parts_s = dict.fromkeys(PARTS, 0.01)
-    return StepRecord(
-        step=number, samples=32 * number, loss=3.0, grad_norm=1.0, step_time_s=0.1, parts_s=parts_s, extra={"tokens_per_s": 4e4}
-    )
+    return StepRecord(step=number, samples=32 * number, loss=3.0, grad_norm=1.0, step_s=0.1, parts_s=parts_s, extra={"tokens_per_s": 4e4})
 
 
 def rows(folder: Path) -> list[tuple[str, float, str]]:
@@ -113,7 +111,7 @@ def shares_pct(folder: Path, layout: str) -> tuple[float, float]:
     given = ["--layout", layout] if layout else []
     subprocess.run([sys.executable, "-m", "meshwright", *arguments, *given], check=True, capture_output=True)
     records = read_run(folder / name).records
-    recording_s, training_s = np.array([(step.extra["recording_s"], step.step_time_s) for step in records[2:]]).T
+    recording_s, training_s = np.array([(step.extra["recording_s"], step.step_s) for step in records[2:]]).T
     return 100 * recording_s.sum() / training_s.sum(), 100 * float(np.median(recording_s) / np.median(training_s))
 
 

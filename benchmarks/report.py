@@ -70,7 +70,7 @@ def write_run(runs: Path) -> Path:
     with RunWriter.create(runs, header) as writer:
         times = (0.5 * (1 + 0.01 * rng.standard_normal(NUM_STEPS))).tolist()
         writer.steps(
-            StepRecord(step=n, samples=16 * n, loss=8 / n**0.2, grad_norm=1.0, step_time_s=step_s, parts_s={"compute": step_s})
+            StepRecord(step=n, samples=16 * n, loss=8 / n**0.2, grad_norm=1.0, step_s=step_s, parts_s={"compute": step_s})
             for n, step_s in enumerate(times, start=1)
         )
         writer.finish("finished")

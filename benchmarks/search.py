@@ -94,7 +94,7 @@ def measured(case: Case) -> str:
     )
     return (
         f"{case.model:<15} {case.num_gpus:>7,} {cpu_s:5.2f} s cpu {wall_s:5.2f} s wall {counts} {peak_mb:3.0f} MB  "
-        f"best {found.step_time_s[0]:.3f} s"
+        f"best {found.step_s[0]:.3f} s"
     )
 
 

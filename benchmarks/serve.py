@@ -140,7 +140,7 @@ def long_run(runs: Path) -> None:
     parts_s = {part: 0.1 for part in PARTS}
     header = RunHeader(name=NAME, kind="trained", seed=0, num_ranks=8, machine="none")
     with RunWriter.create(runs, header) as writer:
-        writer.steps(StepRecord(step=i, samples=i, loss=1 / i, grad_norm=1.0, step_time_s=1.0, parts_s=parts_s) for i in range(1, 100_001))
+        writer.steps(StepRecord(step=i, samples=i, loss=1 / i, grad_norm=1.0, step_s=1.0, parts_s=parts_s) for i in range(1, 100_001))
         with serving(runs) as (_, port):
             connection = http.client.HTTPConnection("127.0.0.1", port)
             start_s, shares = time.monotonic(), []
@@ -149,7 +149,7 @@ def long_run(runs: Path) -> None:
                 shares.append(told["share_read"])
             opened_s = time.monotonic() - start_s
             size = len(json.dumps(told))
-            writer.step(StepRecord(step=100_001, samples=100_001, loss=1.0, grad_norm=1.0, step_time_s=1.0, parts_s=parts_s))
+            writer.step(StepRecord(step=100_001, samples=100_001, loss=1.0, grad_norm=1.0, step_s=1.0, parts_s=parts_s))
             time.sleep(0.3)
             steps = told["steps"]
             start_s = time.monotonic()
@@ -222,7 +222,7 @@ def step_times_s(runs: Path) -> list[float]:
     """Times of all steps so far."""
     path = runs / NAME / "steps.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [json.loads(line)["step_time_s"] for line in lines]
+    return [json.loads(line)["step_s"] for line in lines]
 
 
 def num_steps(runs: Path) -> int:

@@ -55,7 +55,7 @@ def run(folder: Path) -> Path:
     header = RunHeader(name="first", kind="trained", seed=0, num_ranks=2, machine="a machine", sequence_length=128)
     with RunWriter.create(folder / "runs", header) as writer:
         writer.steps(
-            StepRecord(step=n, samples=16 * n, loss=5.0 / n, grad_norm=1.0, step_time_s=0.5 + 0.01 * (n % 3), parts_s={"compute": 0.4})
+            StepRecord(step=n, samples=16 * n, loss=5.0 / n, grad_norm=1.0, step_s=0.5 + 0.01 * (n % 3), parts_s={"compute": 0.4})
             for n in range(1, 21)
         )
         writer.event("start", 0, 1.0)
@@ -194,18 +194,18 @@ def test_steps_become_a_data_frame(run: Path) -> None:
     read = mw.read_run(run)
     frame = read.to_pandas()
     assert list(frame.columns) == list(read.columns) and len(frame) == 20
-    assert frame["step_time_s"].median() == 0.51 and frame["step"].tolist() == list(range(1, 21))
+    assert frame["step_s"].median() == 0.51 and frame["step"].tolist() == list(range(1, 21))
 
 
 def test_forecasts_become_a_data_frame(printed: Printed) -> None:
     pytest.importorskip("pandas")
     best = mw.Job(*JOB, gpus=16).search(keep=3)
     frame = mw.table(best)
-    assert len(frame) == 3 and frame["step_time_s"].tolist() == [forecast.step_s for forecast in best]
+    assert len(frame) == 3 and frame["step_s"].tolist() == [forecast.step_s for forecast in best]
     assert frame["layout"].tolist() == [str(forecast.layout) for forecast in best] and frame["tp"].tolist() == [f.layout.tp for f in best]
     assert frame["compute_s"].tolist() == [forecast.parts["compute"] for forecast in best]
     parts = [name for name in frame.columns if name in {f"{part}_s" for part in best[0].parts}]
-    assert frame[parts].sum(axis=1).tolist() == pytest.approx(frame["step_time_s"].tolist())
+    assert frame[parts].sum(axis=1).tolist() == pytest.approx(frame["step_s"].tolist())
     assert not {"schema", "memory", "prices", "notes"} & set(frame.columns) and frame["cost_usd"].notna().all()
     assert best[0].to_pandas().iloc[0].to_dict() == frame.iloc[0].to_dict()
 

@@ -75,11 +75,11 @@ def assert_one_step_time(forecast: Forecast) -> None:
     plan = plan_of(forecast)
     assert {
         "search": found.step_s,
-        "plan": plan.step_time_s,
+        "plan": plan.step_s,
         "plan priced again": forecast_of(plan).step_s,
-        "trace": trace(forecast)["otherData"]["step_time_s"],
+        "trace": trace(forecast)["otherData"]["step_s"],
         "explanation": step_s_of(job, layout),
-        "JSON": forecast.to_json()["step_time_s"],
+        "JSON": forecast.to_json()["step_s"],
     } == dict.fromkeys(("search", "plan", "plan priced again", "trace", "explanation", "JSON"), step_s)
     assert sum(forecast.parts.values()) == pytest.approx(step_s, rel=1e-12)
     assert sum(plan.parts_s.values()) == pytest.approx(step_s, rel=1e-12)
@@ -113,11 +113,11 @@ def test_the_best_layouts_of_a_search_have_the_step_times_of_their_forecasts(nam
 def test_where_the_closed_form_is_too_short_all_have_the_step_of_the_exact_schedule() -> None:
     forecast = JOBS["Llama"].forecast("tp=4,cp=2,pp=8,vp=8,schedule=zero-bubble")
     closed = predict(forecast.job, Layouts.of([forecast.layout]))
-    assert forecast.step_s > 1.005 * float(closed.step_time_s[0])  # otherwise this test shows nothing
+    assert forecast.step_s > 1.005 * float(closed.step_s[0])  # otherwise this test shows nothing
     assert_one_step_time(forecast)
     assert set(forecast.parts) == set(PARTS) and min(forecast.parts.values()) >= 0
     assert sum(map(forecast.share, PARTS)) == pytest.approx(1.0, rel=1e-12)
-    assert forecast.parts["bubble"] - float(closed.parts["bubble"][0]) == pytest.approx(forecast.step_s - float(closed.step_time_s[0]))
+    assert forecast.parts["bubble"] - float(closed.parts["bubble"][0]) == pytest.approx(forecast.step_s - float(closed.step_s[0]))
 
 
 def test_python_and_the_command_line_give_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,7 +126,7 @@ def test_python_and_the_command_line_give_the_same_numbers(capsys: pytest.Captur
     forecast = Job(*GPT_3, gpus=512).forecast(layout)
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads(json.dumps(forecast.to_json()))
-    assert (printed["step_time_s"], printed["low_s"], printed["high_s"]) == (forecast.step_s, *forecast.interval)
+    assert (printed["step_s"], printed["low_s"], printed["high_s"]) == (forecast.step_s, *forecast.interval)
 
 
 def test_a_plan_made_by_the_command_line_is_the_best_of_the_search(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +135,7 @@ def test_a_plan_made_by_the_command_line_is_the_best_of_the_search(capsys: pytes
     assert main(["plan", "llama-3.2-1b", "dgx-h100-superpod", "pretrain-1t", "--gpus", "16", *sets, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)["plans"]
     best = SMALL.search(keep=len(printed))
-    assert [(plan["layout"]["text"], plan["step_time_s"]) for plan in printed] == [(str(one.layout), one.step_s) for one in best]
+    assert [(plan["layout"]["text"], plan["step_s"]) for plan in printed] == [(str(one.layout), one.step_s) for one in best]
 
 
 # -- what is refused ------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_a_degree_that_does_not_divide_the_cluster_is_refused() -> None:
 )
 def test_an_illegal_row_among_legal_ones_is_refused(illegal: Layout, what: str) -> None:
     legal = Layout(tp=8, pp=8, dp=8)
-    assert len(predict(GPT_3_JOB, Layouts.of([legal, legal])).step_time_s) == 2
+    assert len(predict(GPT_3_JOB, Layouts.of([legal, legal])).step_s) == 2
     with pytest.raises(InputError, match=re.escape(what)):
         predict(GPT_3_JOB, Layouts.of([legal, illegal, legal]))
     with pytest.raises(InputError, match=re.escape(what)):

@@ -61,9 +61,9 @@ def racks() -> Plan:
     return plan_of(Job(model, cluster, workload).forecast(layout))
 
 
-def step(number: int, step_time_s: float = 10.0, **extra: float) -> StepRecord:
-    parts = {part: value * step_time_s / 10 for part, value in PARTS_S.items()}
-    return StepRecord(step=number, samples=number, loss=1.0, grad_norm=1.0, step_time_s=step_time_s, parts_s=parts, extra=extra)
+def step(number: int, step_s: float = 10.0, **extra: float) -> StepRecord:
+    parts = {part: value * step_s / 10 for part, value in PARTS_S.items()}
+    return StepRecord(step=number, samples=number, loss=1.0, grad_norm=1.0, step_s=step_s, parts_s=parts, extra=extra)
 
 
 def new(tmp_path: Path, num_ranks: int = 4, plan: Plan | None = None, name: str = "a", kind: str = "trained") -> RunWriter:
@@ -201,8 +201,8 @@ def test_an_empty_run_costs_nothing_and_a_folder_that_is_none_is_an_error(tmp_pa
 def test_steps_without_parts_are_compute_and_parts_beyond_a_step_are_shortened(tmp_path: Path) -> None:
     with new(tmp_path, num_ranks=1) as writer:
         start(writer, 0.0)
-        writer.step(StepRecord(step=1, samples=1, loss=None, grad_norm=None, step_time_s=3.0))
-        writer.step(StepRecord(step=2, samples=2, loss=None, grad_norm=None, step_time_s=4.0, parts_s={"compute": 6.0, "bubble": 2.0}))
+        writer.step(StepRecord(step=1, samples=1, loss=None, grad_norm=None, step_s=3.0))
+        writer.step(StepRecord(step=2, samples=2, loss=None, grad_norm=None, step_s=4.0, parts_s={"compute": 6.0, "bubble": 2.0}))
     told = ledger_of(tmp_path / "a")
     assert (told.gpu_seconds["compute"], told.gpu_seconds["bubble"], told.gpu_seconds["idle"]) == pytest.approx((6.0, 1.0, 0.0))
     assert "steps without measured parts count as compute" in told.notes
@@ -210,7 +210,7 @@ def test_steps_without_parts_are_compute_and_parts_beyond_a_step_are_shortened(t
 
 def test_damage_and_a_missing_plan_are_told(lived: Path) -> None:
     (lived / "steps.jsonl").write_bytes(b"not json\n" + (lived / "steps.jsonl").read_bytes())
-    (lived / "abandoned.jsonl").write_text('{"damaged": "x"}\n[1]\n{"step_time_s": "soon"}\n')
+    (lived / "abandoned.jsonl").write_text('{"damaged": "x"}\n[1]\n{"step_s": "soon"}\n')
     told = ledger_of(lived)
     assert told.usd == Decimal("160.00") and told.energy_j is None and told.energy_source == "unknown"
     assert told.notes[0].startswith("the run's plan cannot be read") and "1 damaged lines are left out" in told.notes[1]
@@ -287,8 +287,7 @@ def runs(draw: st.DrawFn) -> Run:
     lengths = draw(st.lists(st.floats(1e-3, 1e4), max_size=20))
     part = st.dictionaries(st.sampled_from(PARTS), st.floats(0, 1e4), max_size=4)
     records = [
-        StepRecord(step=i + 1, samples=i, loss=None, grad_norm=None, step_time_s=length, parts_s=draw(part))
-        for i, length in enumerate(lengths)
+        StepRecord(step=i + 1, samples=i, loss=None, grad_norm=None, step_s=length, parts_s=draw(part)) for i, length in enumerate(lengths)
     ]
     kinds = st.sampled_from(
         ("evaluation", "checkpoint", "stall", "fault", "restart", "resumed", "nan", "stopped", "what-else", "slow_rank")
@@ -312,7 +311,7 @@ def test_every_second_is_in_one_state_and_none_is_paid_twice(run: Run) -> None:
     assert told.usd_by_state is not None and sum(told.usd_by_state.values()) == told.usd
     if run.records and not any(event.kind == "resumed" for event in run.events):
         last_s = max((event.time_s for event in run.events), default=0.0)
-        assert told.wall_s >= max(last_s, sum(record.step_time_s for record in run.records)) * (1 - 1e-12)
+        assert told.wall_s >= max(last_s, sum(record.step_s for record in run.records)) * (1 - 1e-12)
 
 
 def test_a_quiet_run_draws_what_was_predicted(tmp_path: Path) -> None:
@@ -544,7 +543,7 @@ def test_the_largest_numbers_a_folder_can_hold_are_added_up(tmp_path: Path) -> N
         start(writer, 0.0)
         writer.step(step(1, 1e11))
     with open(tmp_path / "a" / "steps.jsonl", "a") as file:
-        file.write(json.dumps({**step(2).to_json(), "step_time_s": 1e12}) + "\n")
+        file.write(json.dumps({**step(2).to_json(), "step_s": 1e12}) + "\n")
     told = ledger_of(tmp_path / "a")
     assert told.usd and sum((entry.usd or 0 for entry in told.entries), Decimal(0)) == told.usd > 10**29
     assert any("1 damaged lines are left out" in note for note in told.notes)

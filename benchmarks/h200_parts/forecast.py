@@ -41,4 +41,4 @@ class Machine:
             plan = plan_of(Job(model_of(case), self.cluster, workload_of(case), self.stack).forecast(layout_of(case)), case.name)
         except InputError as error:
             return {"refused": error.what}
-        return {"step_s": plan.step_time_s, "peak_bytes": plan.peak_memory_bytes, "parts_s": dict(plan.parts_s), "software": plan.software}
+        return {"step_s": plan.step_s, "peak_bytes": plan.peak_memory_bytes, "parts_s": dict(plan.parts_s), "software": plan.software}

@@ -30,7 +30,7 @@ from meshwright.job import Job
 from meshwright.plan.plan import Plan, plan_bytes, plan_of
 from meshwright.record.run import read_run
 from meshwright.train import loop
-from meshwright.train.job import Job as TrainingJob
+from meshwright.train.job import TrainingJob
 from meshwright.train.launch import Place
 from meshwright.train.replica import Replica
 from meshwright.train.session import run_rank
@@ -189,7 +189,7 @@ def figures(marks: Marks, records: list[Any], warmup: int, num_steps: int) -> di
         "early_peak_bytes": marks.peaks_bytes[early - 1],
         "late_peak_bytes": marks.peaks_bytes[late - 1],
         "recording_s": statistics.median(recording_s),
-        "recording_share": sum(recording_s) / sum(record.step_time_s for record in told),
+        "recording_share": sum(recording_s) / sum(record.step_s for record in told),
         "energy_j": statistics.median(metered) if metered else None,
         "first_loss": records[0].loss,
         "last_loss": told[-1].loss,

@@ -63,7 +63,7 @@ def test_a_simulation_that_cannot_end_inside_is_not_started(run: Run, racks: str
 
 def test_a_simulation_that_runs_over_ends_with_the_last_step_inside(run: Run, racks: str) -> None:
     plan = read_plan(Path(racks))
-    step_s = plan.step_time_s
+    step_s = plan.step_s
     budget = 256 * (20.4 * step_s + evaluation_s(plan))  # at a dollar a second, and without noise: 20 steps, their evaluation and a bit
     given = ("--steps", "20", "--price", "3600USD/h", "--budget", f"{budget:.2f}", "--slow-rank", "100=1.3", "--name", "cut", "--json")
     code, out, err = run("simulate", racks, *given)
@@ -144,7 +144,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of two ranks that is predicted to do a step in a millisecond."""
     folder = tmp_path_factory.mktemp("small")
     plan = Small(corpus=make_corpus(folder)).plan("dp=2", evaluation=EVALUATION)
-    hasty = replace(plan, step_time_s=1e-3, low_s=1e-3, high_s=1e-3)
+    hasty = replace(plan, step_s=1e-3, low_s=1e-3, high_s=1e-3)
     (folder / "plan.json").write_bytes(plan_bytes(hasty))
     return folder / "plan.json"
 

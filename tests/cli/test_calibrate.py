@@ -85,7 +85,7 @@ def test_json_has_the_file_that_out_writes(capsys, tmp_path):
     assert problems(printed) == []
     assert printed["profile"] == json.loads(out.read_text())
     assert printed["files"] == [{"what": "software profile", "path": str(out)}]
-    assert (printed["name"], printed["release"], printed["profile"]["calibrated_on"]["step_time_s"]) == ("ours", "v5.0", 2.0)
+    assert (printed["name"], printed["release"], printed["profile"]["calibrated_on"]["step_s"]) == ("ours", "v5.0", 2.0)
     assert read_profile(out).name == "ours"
 
 
@@ -106,7 +106,7 @@ def test_replicas_fill_the_machine_where_dp_is_left_out(capsys):
 
 def test_a_csv_of_step_times(capsys, tmp_path):
     table = tmp_path / "steps.csv"
-    table.write_text("step,step_time_s\n1,9.0\n2,2.0\n3,2.2\n4,2.1\n")
+    table.write_text("step,step_s\n1,9.0\n2,2.0\n3,2.2\n4,2.1\n")
     options = ["--workload", "mlperf-llama31-8b", "--batch", "64", "--gpus", "16", "--precision", "fp8", "--layout", "tp=2,dp=8"]
     assert main(["calibrate", str(table), "--cluster", "dgx-h100-superpod", *options]) == 0
     out = capsys.readouterr().out

@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with RunWriter.create("runs", header) as writer:
         writer.event("start", 0, 100.0, price=RATE.to_json())
         parts = {"compute": 300.0, "exposed_dp": 100.0}
-        writer.step(StepRecord(step=1, samples=1, loss=1.0, grad_norm=1.0, step_time_s=400.0, parts_s=parts))
+        writer.step(StepRecord(step=1, samples=1, loss=1.0, grad_norm=1.0, step_s=400.0, parts_s=parts))
         writer.finish("finished")
     return Path("runs/a")
 

@@ -21,7 +21,7 @@ JOBS = [
     pytest.param(SMALL, "tp=2,pp=4,vp=4", id="small"),
     pytest.param(RECORD, "tp=4,cp=2,pp=8,vp=8,schedule=zero-bubble", id="record"),
 ]
-COMPARED = ("step_time_s", "low_s", "high_s", "parts_s", "memory", "peak_memory_bytes", "cost_usd", "time_to_train_s", "notes")
+COMPARED = ("step_s", "low_s", "high_s", "parts_s", "memory", "peak_memory_bytes", "cost_usd", "time_to_train_s", "notes")
 
 
 @cache
@@ -67,7 +67,7 @@ def test_planning_one_layout_is_predicting_it(job: tuple[str, ...], layout: str)
 @pytest.mark.parametrize(("job", "layout"), JOBS)
 def test_the_best_plan_is_what_predict_says_of_its_layout(job: tuple[str, ...], layout: str) -> None:
     plan = best_plan(*job)
-    assert plan["step_time_s"] < predicted(job, layout)["step_time_s"]  # another layout: the two commands are compared elsewhere too
+    assert plan["step_s"] < predicted(job, layout)["step_s"]  # another layout: the two commands are compared elsewhere too
     one = predicted(job, plan["layout"]["text"])
     assert {key: plan[key] for key in COMPARED} == {key: one[key] for key in COMPARED}
     assert plan == one
@@ -88,7 +88,7 @@ def test_conditions_reach_both_commands() -> None:
     plan = best_plan(*job)
     assert plan == predicted(job, plan["layout"]["text"])
     assert (plan["price"]["provider"], plan["region"], plan["software"]) == ("nebius", "norway", "v5.1")
-    assert plan["global_batch"] == 256 and plan["step_time_s"] != best_plan(*SMALL)["step_time_s"]
+    assert plan["global_batch"] == 256 and plan["step_s"] != best_plan(*SMALL)["step_s"]
 
 
 # -- notes ----------------------------------------------------------------------------------------------

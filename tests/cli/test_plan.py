@@ -32,12 +32,12 @@ def verb():
 def test_json_holds_the_best_first_and_its_parts_add_up(answer):
     said = answer(*SMALL, "--keep", "3")
     plans = said["plans"]
-    assert len(plans) == 3 and [p["step_time_s"] for p in plans] == sorted(p["step_time_s"] for p in plans)
+    assert len(plans) == 3 and [p["step_s"] for p in plans] == sorted(p["step_s"] for p in plans)
     for plan in plans:
         assert {"tp", "cp", "pp", "vp", "dp", "ep", "mbs", "zero", "recompute", "schedule", "cp_kind", "order"} <= set(plan["layout"])
-        assert list(plan["parts_s"]) == list(PARTS) and sum(plan["parts_s"].values()) == pytest.approx(plan["step_time_s"])
-        assert plan["low_s"] <= plan["step_time_s"] <= plan["high_s"]
-        assert plan["tokens_per_s"] == pytest.approx(32 * 2048 / plan["step_time_s"])
+        assert list(plan["parts_s"]) == list(PARTS) and sum(plan["parts_s"].values()) == pytest.approx(plan["step_s"])
+        assert plan["low_s"] <= plan["step_s"] <= plan["high_s"]
+        assert plan["tokens_per_s"] == pytest.approx(32 * 2048 / plan["step_s"])
         assert 0 < plan["mfu"] < 1 and 0 < plan["peak_memory_bytes"] < 80e9
         assert min(plan["time_to_train_s"], plan["cost_usd"], plan["energy_kwh"], plan["carbon_kg"]) > 0
     assert min(said["num_layouts"], said["num_pruned"]) > 0 and said["num_unfit"] >= 0 and said["search_s"] > 0
@@ -51,7 +51,7 @@ def test_a_layout_in_json_is_one_that_predict_takes(answer, capsys):
     assert (layout.tp, layout.dp, layout.micro_batch) == (plan["layout"]["tp"], plan["layout"]["dp"], plan["layout"]["mbs"])
     assert main(["predict", *SMALL, "--layout", plan["layout"]["text"], "--json"]) == 0
     predicted = json.loads(capsys.readouterr().out)
-    assert predicted["step_time_s"] == plan["step_time_s"]
+    assert predicted["step_s"] == plan["step_s"]
 
 
 def test_the_record_machine_is_planned_as_it_was_run(answer):
@@ -68,7 +68,7 @@ def test_what_if_on_one_line_shows_the_change(answer):
     )
     assert said["num_accelerators"] == 7168 and said["plans"][0]["layout"]["dp"] == 112
     slower = answer(*RECORD, "--layout", STACK, "--keep", "1", "--set", "fabric.planes=4")
-    assert slower["plans"][0]["step_time_s"] > slower["without_set"]["step_time_s"]
+    assert slower["plans"][0]["step_s"] > slower["without_set"]["step_s"]
 
 
 def test_a_whole_domain_is_used_where_that_is_faster(answer):
@@ -137,11 +137,11 @@ def test_limits_are_not_kept_by_a_best_case(run, answer, tmp_path):
     asked = ("llama-3.1-8b", str(tmp_path / "amd.toml"), "pretrain-1t", "--gpus", "64", "--keep", "1", "--no-explain")
     free = answer(*asked)
     best = free["plans"][0]
-    assert free["limits"] == [] and best["low_s"] == best["step_time_s"] < best["middle_s"] < best["high_s"]
+    assert free["limits"] == [] and best["low_s"] == best["step_s"] < best["middle_s"] < best["high_s"]
     days = best["time_to_train_s"] / 86400
     code, _, err = run(*asked, "--deadline", f"{1.01 * days:.4f}d")
     assert code != 0 and "past the deadline, judged at" in err and "half of the comparable runs took that or more" in err
-    kept = 1.01 * days * best["middle_s"] / best["step_time_s"]
+    kept = 1.01 * days * best["middle_s"] / best["step_s"]
     (limit,) = answer(*asked, "--deadline", f"{kept:.4f}d")["limits"]
     assert limit["what"] == "deadline" and limit["predicted_s"] < limit["judged_s"] <= limit["allowed_s"] < limit["high_s"]
     assert not limit["is_sure"] and "holds at" in limit["text"] and "the interval reaches" in limit["text"]
@@ -159,7 +159,7 @@ def test_every_file_is_written_whole(run, tmp_path):
     assert code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names.values(), "args.sh", "hosts"])
     plan = read_plan(tmp_path / "plan.json")
-    assert plan.layout.num_ranks == 16 and plan.step_time_s > 0
+    assert plan.layout.num_ranks == 16 and plan.step_s > 0
     with (tmp_path / "ranks.csv").open() as file:
         assert len(list(csv.reader(file))) == 17
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

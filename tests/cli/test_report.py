@@ -30,7 +30,7 @@ def make_run(name: str, step_s: float = 0.5, num_steps: int = 20) -> Path:
     )
     with RunWriter.create("runs", header) as writer:
         writer.steps(
-            StepRecord(step=n, samples=16 * n, loss=5.0, grad_norm=1.0, step_time_s=step_s, parts_s={"compute": step_s})
+            StepRecord(step=n, samples=16 * n, loss=5.0, grad_norm=1.0, step_s=step_s, parts_s={"compute": step_s})
             for n in range(1, num_steps + 1)
         )
         writer.event("start", 0, 1.0)

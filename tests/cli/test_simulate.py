@@ -75,7 +75,7 @@ def test_a_batch_whose_samples_nobody_measured_is_told(answer, run, plan):
 
 def test_without_noise_it_is_the_plan(answer, plan):
     told = answer(plan, "--steps", "4", "--no-noise")
-    assert told["median_step_s"] == pytest.approx(json.loads(Path(plan).read_text())["step_time_s"], rel=1e-12)
+    assert told["median_step_s"] == pytest.approx(json.loads(Path(plan).read_text())["step_s"], rel=1e-12)
     assert told["robust_std_pct"] == pytest.approx(0.0, abs=1e-9)
 
 
@@ -98,7 +98,7 @@ def test_a_plan_made_with_a_profile_is_simulated_by_it(answer, tmp_path, monkeyp
     capsys.readouterr()
     for software in ((), ("--software", "v4.0")):  # of a release there is nothing left that this step would show
         told = answer("plan.json", "--steps", "3", "--no-noise", *software)
-        assert told["median_step_s"] == pytest.approx(json.loads(Path("plan.json").read_text())["step_time_s"], rel=1e-12)
+        assert told["median_step_s"] == pytest.approx(json.loads(Path("plan.json").read_text())["step_s"], rel=1e-12)
 
 
 def test_the_same_seed_prints_and_writes_the_same(run, plan, tmp_path):
@@ -236,7 +236,7 @@ def test_rates_that_cannot_be_are_refused(run, plan, tmp_path):
 
 def test_a_plan_for_another_machine_is_refused(run, plan, tmp_path):
     entry = json.loads(Path(plan).read_text())
-    entry["step_time_s"] *= 1.01
+    entry["step_s"] *= 1.01
     (tmp_path / "other.json").write_text(json.dumps(entry))
     code, _, err = run(str(tmp_path / "other.json"), "--steps", "2")
     assert code == 2 and "made for another machine or version" in err

@@ -16,7 +16,7 @@ def test_json_holds_a_point_per_size(capsys):
     said = json.loads(capsys.readouterr().out)
     assert [(point["num_accelerators"], point["global_batch"]) for point in said["points"]] == [(8, 32), (16, 32)]
     first, second = said["points"]
-    assert second["efficiency"] == pytest.approx(first["step_time_s"] / second["step_time_s"] / 2)
+    assert second["efficiency"] == pytest.approx(first["step_s"] / second["step_s"] / 2)
     assert second["efficiency_low"] < second["efficiency"] < second["efficiency_high"] and first["low_s"] < first["high_s"]
 
 
@@ -29,11 +29,11 @@ def test_the_claim_of_the_record_machine_is_put_in_its_place(capsys):
 
 def test_the_layout_printed_is_the_layout_priced(capsys):
     assert main(["sweep", *SMALL, "--gpus", "16", "--json"]) == 0
-    step_s = json.loads(capsys.readouterr().out)["points"][0]["step_time_s"]
+    step_s = json.loads(capsys.readouterr().out)["points"][0]["step_s"]
     assert main(["sweep", *SMALL, "--gpus", "16"]) == 0
     told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("     16  tp=")).split()[1]
     assert main(["predict", *SMALL, "--gpus", "16", "--json", "--layout", told]) == 0
-    assert json.loads(capsys.readouterr().out)["step_time_s"] == step_s
+    assert json.loads(capsys.readouterr().out)["step_s"] == step_s
 
 
 def test_batches_that_nobody_trained_with_cost_at_least_so_much(capsys):

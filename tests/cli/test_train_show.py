@@ -23,7 +23,7 @@ from meshwright.record.writer import RunWriter
 from meshwright.report.compare import parts_of
 from meshwright.report.facts import facts_of, predicted_parts_s
 from meshwright.report.training import training_document
-from meshwright.train.job import Job as TrainingJob
+from meshwright.train.job import TrainingJob
 from meshwright.units import seconds
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -42,7 +42,7 @@ def folder(plan: Plan, tmp_path: Path) -> Path:
     parts_s = {"compute": 0.3, "exposed_dp": 0.1, "data": 0.1}
     with RunWriter.create(tmp_path, header, plan_bytes(plan)) as writer:
         writer.event("start", 0, 2.0)
-        writer.steps(StepRecord(step=n, samples=16 * n, loss=5.0, grad_norm=1.0, step_time_s=0.5, parts_s=parts_s) for n in range(1, 11))
+        writer.steps(StepRecord(step=n, samples=16 * n, loss=5.0, grad_norm=1.0, step_s=0.5, parts_s=parts_s) for n in range(1, 11))
         writer.event("evaluation", 10, 8.25, loss=4.5, seconds=1.0)
         writer.event("checkpoint", 10, 8.75, saved_step=10, stall_s=0.25)
         writer.finish("finished")
@@ -73,7 +73,7 @@ def test_exposed_times_on_shared_cores_are_not_predicted_without_a_profile(tmp_p
     parts_s = {"compute": 0.3, "exposed_tp": 0.14, "bubble": 0.06}
     with RunWriter.create(tmp_path, header, plan_bytes(plan)) as writer:
         writer.event("start", 0, 2.0)
-        writer.steps(StepRecord(step=n, samples=16 * n, loss=5.0, grad_norm=1.0, step_time_s=0.5, parts_s=parts_s) for n in range(1, 11))
+        writer.steps(StepRecord(step=n, samples=16 * n, loss=5.0, grad_norm=1.0, step_s=0.5, parts_s=parts_s) for n in range(1, 11))
         writer.finish("finished")
     assert plan.profile is None and plan.parts_s["exposed_tp"] > 0
     show_run(writer.folder, plan, as_json=False)
@@ -83,7 +83,7 @@ def test_exposed_times_on_shared_cores_are_not_predicted_without_a_profile(tmp_p
     tp = next(row for row in parts_of(found) if row.part == "exposed_tp")
     assert (tp.predicted_s, tp.measured_s) == (None, pytest.approx(0.14))
     assert any("Exposed times are not predicted" in note for note in found.notes)
-    assert f"mean step {seconds(plan.step_time_s)}" in " ".join(out.split())  # the step is, though its parts are not
+    assert f"mean step {seconds(plan.step_s)}" in " ".join(out.split())  # the step is, though its parts are not
 
 
 def test_a_profile_predicts_them(plan: Plan) -> None:

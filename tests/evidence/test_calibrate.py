@@ -160,7 +160,7 @@ def test_a_profile_says_which_run_made_it() -> None:
     said = calibration.as_json()["calibrated_on"]
     assert (said["files"], said["model"], said["accelerator"]) == (["by_hand.csv"], "llama-3.1-405b", "h100")
     assert (said["num_accelerators"], said["global_batch"], said["num_micro_batches"]) == (512, 1152, 288)
-    assert (said["step_time_s"], said["precision"]) == (run.measured_s, "fp8")
+    assert (said["step_s"], said["precision"]) == (run.measured_s, "fp8")
     assert Layout(**{**said["layout"], "order": tuple(said["layout"]["order"].split("-"))}) == run.layout
     assert calibration.profile.note == (
         "calibrated on by_hand.csv: llama-3.1-405b on 512 h100 (tp=8,cp=2,pp=8,vp=8,dp=4,mbs=1), 55.131 s a step"
@@ -175,7 +175,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_a_log_says_the_job() -> None:
     seen = observe([FIXTURES / "timer_every_step.log"])
     assert (seen.benchmark, seen.global_batch, seen.num_micro_batches, seen.seq_len) == ("llama31_405b", 64, 8, 8192)
-    assert (seen.num_nodes, seen.step_time_s, seen.run_spread_pct) == (2, 2.0, 0.0)
+    assert (seen.num_nodes, seen.step_s, seen.run_spread_pct) == (2, 2.0, 0.0)
     job = described(seen, SMALL, "dgx-h100-superpod", precision="fp8").job
     assert (job.model.name, job.workload.name, job.cluster.num_accelerators) == ("llama-3.1-405b", "mlperf-llama31-405b", 16)
     assert (job.workload.global_batch, job.workload.precision) == (64, "fp8")
@@ -188,14 +188,14 @@ def test_several_logs_are_one_series_and_their_difference_is_the_spread(tmp_path
     seen = observe([FIXTURES / "timer_every_step.log", slower])
     assert seen.medians_s == (2.0, 2.06)  # of 2.1, 2.02, 1.98, 2.1, 2.5, 1.98
     assert seen.run_spread_pct == pytest.approx(3.0)
-    assert seen.step_time_s == pytest.approx(2.01)  # of both: 1.98 x 4, 2.0 x 2, 2.02 x 2, 2.1 x 2, 2.5 x 2
+    assert seen.step_s == pytest.approx(2.01)  # of both: 1.98 x 4, 2.0 x 2, 2.02 x 2, 2.1 x 2, 2.5 x 2
 
 
 def test_a_csv_needs_to_be_told_the_job(tmp_path: Path) -> None:
     table = tmp_path / "steps.csv"
-    table.write_text("step,step_time_s\n1,9.0\n2,2.0\n3,2.2\n4,2.1\n")
+    table.write_text("step,step_s\n1,9.0\n2,2.0\n3,2.2\n4,2.1\n")
     seen = observe([table])
-    assert (seen.step_time_s, seen.benchmark, seen.global_batch) == (2.1, "", 0)
+    assert (seen.step_s, seen.benchmark, seen.global_batch) == (2.1, "", 0)
     said = {"workload": "mlperf-llama31-8b", "num_accelerators": 16, "global_batch": 64, "precision": "fp8"}
     job = described(seen, SMALL, "dgx-h100-superpod", **said).job  # type: ignore[arg-type]
     assert (job.model.name, job.workload.global_batch, job.num_accelerators) == ("llama-3.1-8b", 64, 16)
@@ -248,7 +248,7 @@ def test_logs_of_different_runs(tmp_path: Path, old: str, new: str, what: str) -
 
 
 def test_a_log_beside_a_csv(tmp_path: Path) -> None:
-    (tmp_path / "steps.csv").write_text("step,step_time_s\n1,2.0\n")
+    (tmp_path / "steps.csv").write_text("step,step_s\n1,2.0\n")
     with pytest.raises(InputError, match="beside a log"):
         observe([FIXTURES / "timer_every_step.log", tmp_path / "steps.csv"])
 

@@ -88,10 +88,10 @@ def test_every_change_counts_from_the_step_of_the_forecast(names: tuple[str, str
     assert changes
     for change in changes:
         batches = 2 if change.what.startswith("twice the micro-batches") else 1
-        assert change.gain_pct == pytest.approx(100 * (1 - change.step_time_s / (batches * forecast.step_s)), rel=1e-9)
+        assert change.gain_pct == pytest.approx(100 * (1 - change.step_s / (batches * forecast.step_s)), rel=1e-9)
         if change.what in CHANGED:
             layout = CHANGED[change.what](forecast.layout)
-            assert change.step_time_s == forecast.job.forecast(layout, ignore_memory=True).step_s
+            assert change.step_s == forecast.job.forecast(layout, ignore_memory=True).step_s
     assert {change.what for change in changes} & set(CHANGED)
     assert [change.gain_pct for change in changes] == sorted((change.gain_pct for change in changes), reverse=True)
 
@@ -100,5 +100,5 @@ def test_twice_the_batch_is_judged_by_the_time_of_a_token() -> None:
     forecast = RECORD.forecast(UNEVEN)
     twice = RECORD.changed(f"workload.global_batch={2 * RECORD.workload.global_batch}").forecast(forecast.layout)
     (change,) = [change for change in explain(forecast).changes if change.what.startswith("twice the micro-batches")]
-    assert change.step_time_s == twice.step_s
+    assert change.step_s == twice.step_s
     assert change.gain_pct == pytest.approx(100 * (1 - forecast.tokens_per_s / twice.tokens_per_s))

@@ -1,4 +1,4 @@
-"""A plan's software: what its name stands for when the plan is read again."""
+"""A plan's file and its software: what they stand for when the plan is read again."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ from meshwright.errors import InputError
 from meshwright.files import write_whole
 from meshwright.job import Job
 from meshwright.layout import Layout
-from meshwright.plan.plan import Plan, plan_of, stack_of
+from meshwright.plan.plan import Plan, plan_bytes, plan_of, read_plan, stack_of
 from meshwright.predict.software import as_json, software
 
 
@@ -25,6 +25,14 @@ def plan() -> Plan:
 def profile(folder: Path, name: str) -> str:
     write_whole(folder / "ours.json", json.dumps(as_json(replace(software(), name=name))))
     return str(folder / "ours.json")
+
+
+def test_a_plan_of_version_0_1_is_read_under_todays_names(plan, tmp_path):
+    values = json.loads(plan_bytes(plan))
+    values["step_time_s"] = values.pop("step_s")
+    write_whole(tmp_path / "old.json", json.dumps(values))
+    plan.write(tmp_path / "new.json")
+    assert read_plan(tmp_path / "old.json") == read_plan(tmp_path / "new.json")
 
 
 def test_a_release_is_found_by_its_name(plan):

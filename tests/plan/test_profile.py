@@ -176,7 +176,7 @@ def test_a_plan_carries_its_profile(tmp_path: Path) -> None:
     again = read_plan(tmp_path / "plan.json")
     assert again == plan and again.profile == CORES
     drawn = trace(forecast_of(again))
-    assert stack_of(again) == stacked("cores") and forecast_of(again).step_s == plan.step_time_s
+    assert stack_of(again) == stacked("cores") and forecast_of(again).step_s == plan.step_s
     assert drawn == trace(forecast)
     assert any("AMD EPYC" in note for note in drawn["otherData"]["notes"]) and "AMD EPYC" in origin(again)[0]
 

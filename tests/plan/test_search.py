@@ -67,13 +67,13 @@ def with_memory(job, memory_bytes):
 
 def assert_sound(job, found):
     """Every layout is legal, fits, and predicts to the number it was found with; the best comes first."""
-    assert list(found.step_time_s) == sorted(found.step_time_s)
+    assert list(found.step_s) == sorted(found.step_s)
     assert len(set(found.layouts)) == len(found.layouts)
-    for layout, step_s in zip(found.layouts, found.step_time_s, strict=True):
+    for layout, step_s in zip(found.layouts, found.step_s, strict=True):
         job.check(layout)
         prediction = predict(job, Layouts.of([layout]))
         check_fits(prediction.memory, job.cluster.accelerator)
-        assert exact_prediction(prediction).step_time_s[0] == pytest.approx(step_s, rel=1e-12)
+        assert exact_prediction(prediction).step_s[0] == pytest.approx(step_s, rel=1e-12)
         assert job.forecast(layout).step_s == pytest.approx(step_s, rel=1e-12)
 
 
@@ -83,7 +83,7 @@ def assert_sound(job, found):
 @pytest.mark.parametrize("name", JOBS)
 def test_the_pruned_search_finds_what_the_search_of_everything_finds(name):
     pruned, everything = search(JOBS[name], keep=20), search(JOBS[name], keep=20, prune=False)
-    assert pruned.step_time_s == pytest.approx(everything.step_time_s, rel=1e-12)
+    assert pruned.step_s == pytest.approx(everything.step_s, rel=1e-12)
     assert pruned.layouts[0] == everything.layouts[0]
     assert pruned.num_layouts < everything.num_layouts and everything.num_pruned == 0
     assert_sound(JOBS[name], pruned)
@@ -106,7 +106,7 @@ def test_the_rules_hold_for_every_layout(name):
     bounds = dict(zip(space.rows, bound_s, strict=True))
     for batch, _ in space.batches((1,), ("none",)):
         choices = {
-            (z, r): price(asked, _with(batch, zero_stage=z, recompute=r), STACK.constants).step_time_s for z in range(4) for r in range(3)
+            (z, r): price(asked, _with(batch, zero_stage=z, recompute=r), STACK.constants).step_s for z in range(4) for r in range(3)
         }
         comparable = (batch.pp > 1) & (job.workload.global_batch // (batch.dp * batch.micro_batch) > 1)
         for zero in range(4):
@@ -128,7 +128,7 @@ def test_the_exact_schedule_is_never_shorter_than_the_closed_form():
         some = piped.take(rng.choice(len(piped), 150, replace=False))
         prediction = predict(job, some)
         for row in range(len(some)):
-            assert schedule_excess_s(prediction.detail, some.row(row), row) >= (1 / CLOSED_EXCESS - 1) * prediction.step_time_s[row]
+            assert schedule_excess_s(prediction.detail, some.row(row), row) >= (1 / CLOSED_EXCESS - 1) * prediction.step_s[row]
 
 
 def test_a_long_step_is_timed_by_a_straight_line():
@@ -137,7 +137,7 @@ def test_a_long_step_is_timed_by_a_straight_line():
         layout = Layout(tp=2, pp=4, vp=2 if schedule == "interleaved" else 1, dp=2, schedule=schedule)
         prediction = predict(job, Layouts.of([layout]))
         whole_s = schedule_excess_s(prediction.detail, layout)
-        assert quick_excess_s(prediction.detail, layout) == pytest.approx(whole_s, abs=1e-3 * prediction.step_time_s[0])
+        assert quick_excess_s(prediction.detail, layout) == pytest.approx(whole_s, abs=1e-3 * prediction.step_s[0])
 
 
 # -- where memory is short ------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_the_record_machine_is_searched_with_everything_open():
     found = search(RECORD, keep=3)
     assert_sound(RECORD, found)
     best_of_stack = search(RECORD, features=MEGATRON, keep=1)
-    assert found.step_time_s[0] <= best_of_stack.step_time_s[0]
+    assert found.step_s[0] <= best_of_stack.step_s[0]
 
 
 # -- laws, over drawn jobs ------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def jobs(draw):
 
 def best_s(job):
     try:
-        return search(job, keep=1).step_time_s[0]
+        return search(job, keep=1).step_s[0]
     except (FitError, InputError):
         return np.inf
 
@@ -257,7 +257,7 @@ def test_doing_work_again_does_not_pay_by_hiding_messages():
     cluster = Cluster(name="c", accelerator=chip, tiers=tiers, accelerators_per_node=2)
     workload = Workload(name="w", model="", seq_len=512, global_batch=6, precision="bf16", num_tokens=1e9)
     found, all_of_them = (search(Job(model, cluster, workload), keep=4, prune=prune) for prune in (True, False))
-    assert found.step_time_s == pytest.approx(all_of_them.step_time_s, rel=1e-12)
+    assert found.step_s == pytest.approx(all_of_them.step_s, rel=1e-12)
     assert {layout.recompute for layout in all_of_them.layouts} == {"none"}
 
 
@@ -274,7 +274,7 @@ def test_every_plan_of_a_drawn_job_is_sound_and_the_best_of_all(drawn):
             search(drawn, keep=4, prune=False)
         return
     assert_sound(drawn, found)
-    assert found.step_time_s == pytest.approx(search(drawn, keep=4, prune=False).step_time_s, rel=1e-12)
+    assert found.step_s == pytest.approx(search(drawn, keep=4, prune=False).step_s, rel=1e-12)
 
 
 @LAWS

@@ -24,7 +24,7 @@ def test_a_search_with_a_profile_gives_the_best_of_all_by_that_profile() -> None
     found = search(Job(model, cluster, workload, stack), keep=8, reserve_bytes=reserve_for(cluster.accelerator))
     every = search(Job(model, cluster, workload, stack), keep=8, prune=False, reserve_bytes=reserve_for(cluster.accelerator))
     assert found.layouts[0] == every.layouts[0]
-    again = predict(Job(model, cluster, workload, stack), Layouts.of(list(found.layouts))).step_time_s
+    again = predict(Job(model, cluster, workload, stack), Layouts.of(list(found.layouts))).step_s
     assert bool(np.all(np.diff(again) >= -1e-9 * again[:-1]))
     plain = search(Job(model, cluster, workload), keep=8, reserve_bytes=reserve_for(cluster.accelerator))
-    assert not np.allclose(plain.step_time_s[:1], found.step_time_s[:1])
+    assert not np.allclose(plain.step_s[:1], found.step_s[:1])

@@ -167,7 +167,7 @@ def test_the_file_is_json_that_names_its_origin(tmp_path: Path) -> None:
     forecast = priced("record")
     write_trace(forecast, tmp_path / "step.json")
     data = json.loads((tmp_path / "step.json").read_text(encoding="utf-8"))
-    assert data["otherData"]["step_time_s"] == forecast.step_s
+    assert data["otherData"]["step_s"] == forecast.step_s
     assert "not measured" in data["otherData"]["origin"]
     names = {event["args"]["name"] for event in data["traceEvents"] if event["name"] == "process_name"}
     assert names == {f"stage {stage} of 8" for stage in range(8)}

@@ -30,7 +30,7 @@ def test_a_fuller_last_stage_is_slower_in_proportion(vp: int) -> None:
 def test_an_uneven_zero_bubble_split_is_planned_as_it_is_trained(ends: str) -> None:
     job = Job("llama-2m", "this-machine-2x4", "python-stdlib", profile="none", gpus=4)
     found = search(job, fixed=fixed_by(f"pp=2,dp=2,schedule=zero-bubble,{ends}"), keep=1, reserve_bytes=0.0)
-    assert found.layouts[0].first_stage_layers == 1 and found.step_time_s[0] > 0
+    assert found.layouts[0].first_stage_layers == 1 and found.step_s[0] > 0
 
 
 def test_states_shared_in_groups_are_planned_as_they_are_trained() -> None:

@@ -30,7 +30,7 @@ def test_the_numbers_of_a_forecast_follow_from_its_step(text: str) -> None:
     assert forecast.tokens_per_s == pytest.approx(tokens / step_s)
     assert forecast.tokens_per_s_per_gpu == pytest.approx(tokens / step_s / 8192)
     closed = predict(JOB, Layouts.of([forecast.layout]))
-    assert forecast.mfu * step_s == pytest.approx(float(closed.mfu[0] * closed.step_time_s[0]))
+    assert forecast.mfu * step_s == pytest.approx(float(closed.mfu[0] * closed.step_s[0]))
     assert forecast.hfu >= forecast.mfu
     whole = forecast.outcome
     assert forecast.time_to_train is not None and forecast.cost is not None and whole.offer is not None
@@ -43,8 +43,8 @@ def test_the_numbers_of_a_forecast_follow_from_its_step(text: str) -> None:
 def test_the_step_is_that_of_the_exact_schedule(text: str) -> None:
     forecast = JOB.forecast(text, ignore_memory=True)
     closed = predict(JOB, Layouts.of([forecast.layout]))
-    assert forecast.step_s == float(exact_prediction(closed).step_time_s[0])
-    assert (forecast.step_s / float(closed.step_time_s[0]) > 1.005) == (text == UNEVEN)
+    assert forecast.step_s == float(exact_prediction(closed).step_s[0])
+    assert (forecast.step_s / float(closed.step_s[0]) > 1.005) == (text == UNEVEN)
     assert {part: seconds for part, seconds in forecast.parts.items() if part != "bubble"} == pytest.approx(
         {part: float(column[0]) for part, column in closed.parts.items() if part != "bubble"}
     )

@@ -124,7 +124,7 @@ def test_stacked_jobs_are_priced_as_one_by_one():
         alone = price(asked, Layouts.of([layout]), constants)
         for part in PARTS:
             assert together.seconds[part][i] == pytest.approx(alone.seconds[part][0], rel=1e-12, abs=1e-15)
-        assert together.step_time_s[i] == pytest.approx(alone.step_time_s[0], rel=1e-12)
+        assert together.step_s[i] == pytest.approx(alone.step_s[0], rel=1e-12)
         assert together.num_micro_batches[i] == alone.num_micro_batches[0]
 
 

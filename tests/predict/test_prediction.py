@@ -50,7 +50,7 @@ def difference_pct(case: tuple[Model, Cluster, Workload, Layout]) -> float:
     """How much shorter (negative) or longer the closed form is than the schedule timed operation by operation."""
     *job, layout = case
     prediction = predict(Job(*job), Layouts.of([layout]))
-    return 100 * (float(prediction.step_time_s[0]) / float(exact_prediction(prediction).step_time_s[0]) - 1)
+    return 100 * (float(prediction.step_s[0]) / float(exact_prediction(prediction).step_s[0]) - 1)
 
 
 def test_the_closed_form_is_within_half_a_per_cent_of_the_1f1b_and_interleaved_schedules():
@@ -92,8 +92,8 @@ def test_the_timeline_holds_every_operation_once():
 
 def test_the_step_of_the_record_machine():
     prediction = predict(Job(LLAMA_405B, GB200, replace(MLPERF_405B, global_batch=1024), software("v6.0")), Layouts.of([RECORD]))
-    assert float(prediction.step_time_s[0]) == pytest.approx(1.2704, rel=0.02)
-    assert prediction.low_s[0] < prediction.step_time_s[0] < prediction.high_s[0]
+    assert float(prediction.step_s[0]) == pytest.approx(1.2704, rel=0.02)
+    assert prediction.low_s[0] < prediction.step_s[0] < prediction.high_s[0]
 
 
 # -- what follows from a step -------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def a_prediction(text: str = "tp=8,pp=4,dp=2", **changes: object):
 
 def test_throughput_and_utilisation_follow_from_the_step():
     workload, prediction = a_prediction(global_batch=256)
-    step_s = float(prediction.step_time_s[0])
+    step_s = float(prediction.step_s[0])
     tokens_per_s = 256 * 2048 / step_s
     peak = 64 * 1979e12
     assert float(prediction.tokens_per_s[0]) == pytest.approx(tokens_per_s)
@@ -127,7 +127,7 @@ def test_recomputed_flops_count_in_hfu_alone():
 
 def test_time_to_train_is_steps_and_evaluations():
     workload, prediction = a_prediction()
-    whole_s = prediction.num_steps * prediction.step_time_s + prediction.num_evaluations * prediction.evaluation_s
+    whole_s = prediction.num_steps * prediction.step_s + prediction.num_evaluations * prediction.evaluation_s
     assert prediction.num_steps == workload.num_steps() > 0 and prediction.num_evaluations > 0
     np.testing.assert_allclose(prediction.time_to_train_s, whole_s)
 
@@ -135,7 +135,7 @@ def test_time_to_train_is_steps_and_evaluations():
 def test_an_evaluation_is_forward_passes_only():
     workload, prediction = a_prediction(global_batch=256)
     passes_s = float(prediction.evaluation_s[0]) - prediction.job.software.evaluation_s
-    training_s = float(prediction.step_time_s[0]) * workload.evaluation.num_samples / 256  # of as many samples
+    training_s = float(prediction.step_s[0]) * workload.evaluation.num_samples / 256  # of as many samples
     assert 0.2 * training_s < passes_s < 0.5 * training_s
 
 
@@ -160,7 +160,7 @@ def test_many_layouts_are_predicted_as_one_by_one():
     together = predict(Job(model, cluster, workload), Layouts.of(rows))
     for i, row in enumerate(rows):
         alone = predict(Job(model, cluster, workload), Layouts.of([row]))
-        for key in ("step_time_s", "low_s", "high_s", "tokens_per_s", "mfu", "hfu", "time_to_train_s", "evaluation_s"):
+        for key in ("step_s", "low_s", "high_s", "tokens_per_s", "mfu", "hfu", "time_to_train_s", "evaluation_s"):
             assert getattr(together, key)[i] == pytest.approx(getattr(alone, key)[0], rel=1e-12)
 
 

@@ -43,7 +43,7 @@ def test_a_step_at_the_slices_batch_is_its_layers_its_ends_and_the_update(card):
     said = step(card)
     assert said["parts_s"]["compute"] == pytest.approx(32 * 0.02 + 0.04)
     assert said["parts_s"]["optimizer"] == pytest.approx(1e-3 + 8.03e9 * 1e-11, rel=1e-3)
-    assert said["step_time_s"] == pytest.approx(sum(said["parts_s"].values())) and set(said["parts_s"]) == set(PARTS)
+    assert said["step_s"] == pytest.approx(sum(said["parts_s"].values())) and set(said["parts_s"]) == set(PARTS)
 
 
 def test_twice_the_sequences_compute_twice_as_long_where_rates_are_one(card):
@@ -56,14 +56,14 @@ def test_shorter_sequences_save_attention_alone(card):
     long, short = step(card), step(card, batch=2, seq_len=4096)
     seen = measured(MODEL, replace(load_workload("pretrain-1t"), precision="bf16-pure"), card)
     saved_s = 32 * seen.layer.factor * 3.5 * (2 * 32 * 8192**2 * 128 / 500e12) / 2
-    assert long["step_time_s"] - short["step_time_s"] == pytest.approx(saved_s)
+    assert long["step_s"] - short["step_s"] == pytest.approx(saved_s)
 
 
 def test_recompute_adds_the_forward_without_its_last_product(card):
     plain, again = step(card), step(card, recompute="full")
-    added_s = again["step_time_s"] - plain["step_time_s"]
+    added_s = again["step_s"] - plain["step_s"]
     assert 32 * 0.02 / 5 < added_s < 32 * 0.02 / 3
-    some = step(card, recompute="selective")["step_time_s"] - plain["step_time_s"]
+    some = step(card, recompute="selective")["step_s"] - plain["step_s"]
     assert 0 < some < added_s
 
 
@@ -89,7 +89,7 @@ def test_recompute_keeps_inputs_and_one_layer_and_peaks_when_gradients_are_there
 def test_a_model_without_slices_takes_the_others_correction_and_says_so(card):
     other = load_model("llama-2-7b")
     said = on_one_device(other, card, precision="bf16", seq_len=8192, batch=1)
-    assert not said["from_slices"] and 0 < said["step_time_s"] < 2
+    assert not said["from_slices"] and 0 < said["step_s"] < 2
     stack = on_profile(software(), card)
     cluster = load_cluster("hgx-h200-ndr").resized(8)
     wide = predict(Job(other, cluster, load_workload("pretrain-1t"), stack), Layouts.of([Layout(dp=8)])).interval
@@ -102,7 +102,7 @@ def test_on_many_cards_compute_is_the_profiles_and_traffic_as_before(card):
     said = predict(Job(MODEL, cluster, workload, on_profile(software(), card)), layouts)
     plain = predict(Job(MODEL, cluster, workload), layouts)
     assert (said.parts["exposed_tp"] == plain.parts["exposed_tp"]).all()
-    assert np.isfinite(said.step_time_s).all() and (said.step_time_s > 0).all()
+    assert np.isfinite(said.step_s).all() and (said.step_s > 0).all()
     assert (said.memory.peak_bytes == plain.memory.peak_bytes).all()
 
 
@@ -157,7 +157,7 @@ def test_a_layer_cut_over_ranks_takes_what_its_slice_took(cores):
     num_micro_batches = int(said.detail.num_micro_batches[0])
     assert said.parts["exposed_tp"][0] == pytest.approx(num_micro_batches * (2 * (4 * 8 + 4) + 2) * 2e-3)
     alone = Layout(dp=8, micro_batch=2)
-    assert on_cores(seen, alone).step_time_s[0] == on_cores(cores, alone).step_time_s[0]
+    assert on_cores(seen, alone).step_s[0] == on_cores(cores, alone).step_s[0]
 
 
 @pytest.mark.parametrize("changes", [{"steps_s": steps_of(0.01, 0.01)}, {"steps_s": steps_of(1.0, 1.0), "recompute": "full"}])
@@ -176,9 +176,9 @@ def test_a_pipeline_costs_what_stages_took_together(cores):
         assert after[part][0] == pytest.approx(1.1 * before[part][0]), part
     assert after["exposed_dp"][0] == before["exposed_dp"][0]
     alone = Layout(dp=8, micro_batch=2)
-    assert on_cores(dearer, alone).step_time_s[0] == on_cores(cores, alone).step_time_s[0]
+    assert on_cores(dearer, alone).step_s[0] == on_cores(cores, alone).step_s[0]
     roomy = {"num_cores": 16}  # a core for each: the slice's step then has its bubble in it, which is priced by itself
-    assert on_cores(replace(dearer, **roomy), layout).step_time_s[0] == on_cores(replace(cores, **roomy), layout).step_time_s[0]
+    assert on_cores(replace(dearer, **roomy), layout).step_s[0] == on_cores(replace(cores, **roomy), layout).step_s[0]
 
 
 def test_what_one_models_slices_do_not_tell_anothers_do(cores):

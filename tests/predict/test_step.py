@@ -42,7 +42,7 @@ def priced(layout: Layout, model: str = "llama-3.1-70b", cluster: str = "h100", 
 
 
 def step_s(layout: Layout, **given: object) -> float:
-    return float(priced(layout, **given).step_time_s[0])  # type: ignore[arg-type]
+    return float(priced(layout, **given).step_s[0])  # type: ignore[arg-type]
 
 
 # -- by hand ------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ law = settings(deadline=None, max_examples=60)
 def test_parts_add_up_to_the_step_and_none_is_negative(job):
     parts = priced(**job)
     assert set(parts.seconds) == set(PARTS)
-    total_s = float(parts.step_time_s[0])
+    total_s = float(parts.step_s[0])
     assert total_s == pytest.approx(sum(float(parts.seconds[part][0]) for part in PARTS))
     assert all(float(parts.seconds[part][0]) >= -1e-9 * total_s for part in PARTS)
 
@@ -230,7 +230,7 @@ def test_a_pipeline_has_a_bubble_that_micro_batches_thin_out():
     shares = []
     for batch in (16, 64, 256):
         parts = priced(layout, batch=batch)
-        shares.append(float(parts.seconds["bubble"][0] / parts.step_time_s[0]))
+        shares.append(float(parts.seconds["bubble"][0] / parts.step_s[0]))
     assert shares == sorted(shares, reverse=True) and shares[-1] > 0
 
 
@@ -245,9 +245,9 @@ def test_storage_that_cannot_keep_up_shows_as_data():
     free = priced(layout, batch=64)
     assert free.seconds["data"][0] == 0.0
     bytes_read = 64 * PRETRAIN.seq_len * 4
-    starved = priced(layout, batch=64, storage_bytes_per_s=bytes_read / (2 * float(free.step_time_s[0])))
-    assert float(starved.step_time_s[0]) == pytest.approx(2 * float(free.step_time_s[0]))
-    assert float(starved.seconds["data"][0]) == pytest.approx(float(free.step_time_s[0]))
+    starved = priced(layout, batch=64, storage_bytes_per_s=bytes_read / (2 * float(free.step_s[0])))
+    assert float(starved.step_s[0]) == pytest.approx(2 * float(free.step_s[0]))
+    assert float(starved.seconds["data"][0]) == pytest.approx(float(free.step_s[0]))
 
 
 def test_the_slowest_of_more_chips_sets_the_pace():
@@ -303,8 +303,8 @@ def test_no_layer_is_shorter_than_its_tensor_traffic(gb_per_s, tp, model):
     for way in (0, 1):
         assert layer.exposed_tp[way] + layer.matmul[way] >= whole_s * (1 - 1e-12)
         assert (1 - sw.TP_HIDDEN) * whole_s * (1 - 1e-12) <= layer.exposed_tp[way] <= whole_s
-    assert hidden.step_time_s <= plain.step_time_s
-    assert hidden.step_time_s >= hidden.carried().seconds["tp"]
+    assert hidden.step_s <= plain.step_s
+    assert hidden.step_s >= hidden.carried().seconds["tp"]
 
 
 def test_no_tensor_traffic_hides_across_a_network():
@@ -312,7 +312,7 @@ def test_no_tensor_traffic_hides_across_a_network():
     layout = Layout(tp=2, dp=8, order=("cp", "pp", "dp", "tp"), overlap_tp=True)
     exposed_s, whole_s = exposed_and_whole(on(H100.resized(16), layout), "tp")
     assert exposed_s == whole_s > 0
-    assert on(H100.resized(16), layout).step_time_s == on(H100.resized(16), replace(layout, overlap_tp=False)).step_time_s
+    assert on(H100.resized(16), layout).step_s == on(H100.resized(16), replace(layout, overlap_tp=False)).step_s
     exposed_s, whole_s = exposed_and_whole(on(H100.resized(16), replace(layout, order=("tp", "cp", "pp", "dp"))), "tp")
     assert exposed_s == pytest.approx((1 - sw.TP_HIDDEN) * whole_s)
 
@@ -330,14 +330,14 @@ def test_no_step_is_shorter_than_its_messages_between_stages(gbit_per_s, vp):
     machine = replace(H100, tiers=(lan,), accelerators_per_node=1)
     priced = on(machine, Layout(pp=8, vp=vp, micro_batch=1), batch=64)
     exposed_s, whole_s = exposed_and_whole(priced, "pp")
-    assert priced.step_time_s[0] >= whole_s
+    assert priced.step_s[0] >= whole_s
     assert sw.PP_EXPOSED * whole_s <= exposed_s * (1 + 1e-12) and exposed_s < whole_s
 
 
 def test_ranks_beyond_the_key_value_heads_take_as_long_as_with_a_head_each():
     model, layout = MODELS["llama-3.1-70b"], Layout(tp=16, cp=2, dp=2)  # 8 key-value heads
     steps = [
-        float(price(reference_inputs(shapes, H100.resized(64), PRETRAIN), Layouts.of([layout]), CONSTANTS).step_time_s[0])
+        float(price(reference_inputs(shapes, H100.resized(64), PRETRAIN), Layouts.of([layout]), CONSTANTS).step_s[0])
         for shapes in (model, replace(model, num_kv_heads=16))
     ]
     assert steps[0] == pytest.approx(steps[1], rel=1e-12)

@@ -23,7 +23,7 @@ def a_step(number: int, seconds: float = 0.1, **changes: object) -> StepRecord:
         samples=32 * number,
         loss=5.0 / number,
         grad_norm=1.5,
-        step_time_s=seconds,
+        step_s=seconds,
         parts_s=parts_s,
         extra={"tokens_per_s": 4e4},
     )

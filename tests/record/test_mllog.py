@@ -231,10 +231,12 @@ def test_a_mutilated_log_gives_numbers_or_an_input_error(data: st.DataObject, na
 
 def test_step_times_are_read_from_a_csv(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
-    path.write_text("step,step_time_s\n1,3.0\n2,2.0\n3,2.2\n")
+    path.write_text("step,step_s\n1,3.0\n2,2.0\n3,2.2\n")
     steps = read_step_times(path)
     assert (steps.median_s, steps.is_first.tolist()) == (2.1, [True, False, False])
-    path.write_text("step,step_time_s,first_after_eval\n1,3.0,1\n2,2.0,0\n3,2.5,1\n")
+    path.write_text("step,step_s,first_after_eval\n1,3.0,1\n2,2.0,0\n3,2.5,1\n")
+    assert read_step_times(path).median_s == 2.0
+    path.write_text("step,step_time_s\n1,3.0\n2,2.0\n")  # the column's name in version 0.1
     assert read_step_times(path).median_s == 2.0
 
 
@@ -242,12 +244,12 @@ def test_step_times_are_read_from_a_csv(tmp_path: Path) -> None:
     "text, complaint",
     [
         ("", "no column 'step'"),
-        ("step,seconds\n1,2\n", "no column 'step_time_s'(.|\n)*line 1"),
-        ("step,step_time_s\n", "no step"),
-        ("step,step_time_s\n1,2.0\n2,fast\n", "'fast', not a positive number of seconds(.|\n)*line 3"),
-        ("step,step_time_s\n1,-2\n", "'-2', not a positive"),
-        ("step,step_time_s\n1,nan\n", "'nan', not a positive"),
-        ("step,step_time_s\n1\n", "None, not a positive"),
+        ("step,seconds\n1,2\n", "no column 'step_s'(.|\n)*line 1"),
+        ("step,step_s\n", "no step"),
+        ("step,step_s\n1,2.0\n2,fast\n", "'fast', not a positive number of seconds(.|\n)*line 3"),
+        ("step,step_s\n1,-2\n", "'-2', not a positive"),
+        ("step,step_s\n1,nan\n", "'nan', not a positive"),
+        ("step,step_s\n1\n", "None, not a positive"),
     ],
 )
 def test_a_bad_csv_names_line_and_value(tmp_path: Path, text: str, complaint: str) -> None:

@@ -48,7 +48,7 @@ def test_columns_hold_nan_where_a_step_says_nothing(writer: RunWriter) -> None:
     assert columns["samples"].dtype == np.int64
 
 
-@pytest.mark.parametrize("field", ["step_time_s", "compute_s"])
+@pytest.mark.parametrize("field", ["step_s", "compute_s"])
 @pytest.mark.parametrize("seconds", [1e308, 1.1e11, "NaN", "Infinity", -1.0])
 def test_a_step_that_takes_what_no_step_can_is_a_damaged_line(writer: RunWriter, field: str, seconds: object) -> None:
     writer.steps([a_step(1), a_step(2), a_step(3)])
@@ -87,12 +87,12 @@ def test_a_half_written_last_line_is_normal(writer: RunWriter) -> None:
         (b"\xff\xfe\x00", "steps.jsonl line 2: "),
         (b"[1, 2]", "steps.jsonl line 2: it holds no JSON object"),
         (b"[" * 100_000, "steps.jsonl line 2: nested too deep"),
-        (b'{"step": 2, "samples": 64}', "steps.jsonl line 2: step_time_s is missing"),
-        (b'{"step": true, "samples": 64, "step_time_s": 1}', "steps.jsonl line 2: step is True"),
-        (b'{"step": 2, "samples": 64, "step_time_s": -1}', "steps.jsonl line 2: step_time_s of step 2 is -1.0"),
-        (b'{"step": 2, "samples": 64, "step_time_s": 1' + b"0" * 400 + b"}", "steps.jsonl line 2: step_time_s is too large"),
-        (b'{"step": 2, "samples": 64, "step_time_s": 1, "loss": "<b>"}', "steps.jsonl line 2: loss is '<b>'"),
-        (b'{"step": 1, "samples": 64, "step_time_s": 1}', "steps.jsonl line 2: step 1 follows step 1"),
+        (b'{"step": 2, "samples": 64}', "steps.jsonl line 2: step_s is missing"),
+        (b'{"step": true, "samples": 64, "step_s": 1}', "steps.jsonl line 2: step is True"),
+        (b'{"step": 2, "samples": 64, "step_s": -1}', "steps.jsonl line 2: step_s of step 2 is -1.0"),
+        (b'{"step": 2, "samples": 64, "step_s": 1' + b"0" * 400 + b"}", "steps.jsonl line 2: step_s is too large"),
+        (b'{"step": 2, "samples": 64, "step_s": 1, "loss": "<b>"}', "steps.jsonl line 2: loss is '<b>'"),
+        (b'{"step": 1, "samples": 64, "step_s": 1}', "steps.jsonl line 2: step 1 follows step 1"),
     ],
 )
 def test_a_damaged_middle_line_is_named(writer: RunWriter, line: bytes, complaint: str) -> None:

@@ -124,7 +124,7 @@ class RunMaker:
                     samples=number * batch,
                     loss=8.0 / number**0.2 if lossy else None,
                     grad_norm=1.0 if lossy else None,
-                    step_time_s=step_s,
+                    step_s=step_s,
                     parts_s={part: share * step_s for part, share in SHARES.items()},
                     extra=dict(extra),
                 )

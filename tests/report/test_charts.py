@@ -115,7 +115,7 @@ def test_the_waterfall_adds_up_to_the_step(forecast: Forecast) -> None:
 
 def test_what_the_exact_schedule_adds_to_the_closed_form_is_bubble(record_forecast: Forecast) -> None:
     closed = predict(record_forecast.job, Layouts.of([record_forecast.layout]))
-    added_s = record_forecast.step_s - float(closed.step_time_s[0])
+    added_s = record_forecast.step_s - float(closed.step_s[0])
     shown = {part.name: part.seconds for part in parts_of(record_forecast)}
     assert added_s != 0 and shown["bubble"] == pytest.approx(float(closed.parts["bubble"][0]) + added_s)
     assert {name for name in shown if name != "bubble"} == {
@@ -137,7 +137,7 @@ def test_axes_say_what_is_exposed(record_forecast: Forecast) -> None:
 
 def test_changes_are_cut_with_an_arrow_and_those_without_effect_named() -> None:
     changes = [
-        Change(what=what, step_time_s=1.0, gain_pct=gain, fits=fits)
+        Change(what=what, step_s=1.0, gain_pct=gain, fits=fits)
         for what, gain, fits in (("a", 5.0, True), ("b", 2.0, False), ("c", 0.0, True), ("d", -70.0, True))
     ]
     drawn = changes_table(changes)
@@ -145,7 +145,7 @@ def test_changes_are_cut_with_an_arrow_and_those_without_effect_named() -> None:
 
 
 def test_a_single_point_can_be_drawn() -> None:
-    point = ScalingPoint(num_accelerators=8, step_time_s=1.0, low_s=0.9, high_s=1.2, efficiency=1.0)
+    point = ScalingPoint(num_accelerators=8, step_s=1.0, low_s=0.9, high_s=1.2, efficiency=1.0)
     assert scaling_chart([point]).count("<circle") == 1
     assert pareto_chart([ParetoPoint(num_accelerators=8, time_to_train_s=100.0, cost_usd=10.0)]).count("<circle") == 1
 
@@ -153,7 +153,7 @@ def test_a_single_point_can_be_drawn() -> None:
 def test_points_stay_inside_the_frame() -> None:
     points = [
         ScalingPoint(
-            num_accelerators=64 * 2**k, step_time_s=8.0 / 1.5**k, low_s=7.0 / 1.5**k, high_s=9.0 / 1.5**k, efficiency=0.75**k, kind="strong"
+            num_accelerators=64 * 2**k, step_s=8.0 / 1.5**k, low_s=7.0 / 1.5**k, high_s=9.0 / 1.5**k, efficiency=0.75**k, kind="strong"
         )
         for k in range(6)
     ]

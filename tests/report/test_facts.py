@@ -80,11 +80,11 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(make_run, tmp_path: Pa
 def test_a_step_that_takes_longer_than_time_lasts_is_a_damaged_line(make_run) -> None:
     folder = make_run()
     lines = (folder / "steps.jsonl").read_text().splitlines()
-    lines[20] = json.dumps({**json.loads(lines[20]), "step_time_s": 1e308})
+    lines[20] = json.dumps({**json.loads(lines[20]), "step_s": 1e308})
     (folder / "steps.jsonl").write_text("\n".join(lines) + "\n")
     (run,) = facts(folder)
     assert run.noise is not None and run.summary.worst_step_s == 0.5
-    assert any("steps.jsonl line 21: step_time_s of step 21 is 1e+308" in note for note in run.notes)
+    assert any("steps.jsonl line 21: step_s of step 21 is 1e+308" in note for note in run.notes)
 
 
 def test_a_half_written_last_line_is_normal(make_run, workstation: Plan) -> None:

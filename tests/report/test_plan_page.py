@@ -29,7 +29,7 @@ LARGEST_BYTES = 1_500_000
 FETCHING = ("src", "href", "srcset", "data", "action", "poster", "xlink:href")
 EVIL = '<script>alert("1")</script>&\'"'
 SCALING = [
-    ScalingPoint(num_accelerators=n, step_time_s=s, low_s=0.97 * s, high_s=1.04 * s, efficiency=e, kind=kind, note="tp=4")
+    ScalingPoint(num_accelerators=n, step_s=s, low_s=0.97 * s, high_s=1.04 * s, efficiency=e, kind=kind, note="tp=4")
     for n, s, e, kind in ((4096, 1.23, 1.0, "weak"), (8192, 1.25, 0.98, "weak"), (4096, 2.2, 1.0, "strong"), (8192, 1.25, 0.88, "strong"))
 ]
 PARETO = [ParetoPoint(num_accelerators=n, time_to_train_s=s, cost_usd=c) for n, s, c in ((8192, 416.0, 25_600.0), (4096, 790.0, 22_000.0))]
@@ -126,14 +126,14 @@ def test_what_users_wrote_is_escaped(record_forecast: Forecast) -> None:
 
 
 def test_a_plan_of_other_constants_is_priced_again(record: Plan) -> None:
-    stale = plan_page(forecast_of(replace(record, step_time_s=2.0, parts_s={"compute": 2.0})))
-    assert stale == plan_page(forecast_of(record)) and seconds(record.step_time_s) in words(stale)
+    stale = plan_page(forecast_of(replace(record, step_s=2.0, parts_s={"compute": 2.0})))
+    assert stale == plan_page(forecast_of(record)) and seconds(record.step_s) in words(stale)
 
 
 def test_a_plan_under_a_profile_needs_the_profile(record: Plan) -> None:
     stack = replace(software(), name="ours", log_factor=0.1)
     plan = plan_of(Job(record.model, record.cluster, record.workload, stack).forecast(record.layout))
-    assert seconds(plan.step_time_s) in words(plan_page(forecast_of(plan, stack)))
+    assert seconds(plan.step_s) in words(plan_page(forecast_of(plan, stack)))
     with pytest.raises(InputError, match="the plan stands on the software profile 'ours'"):
         forecast_of(plan)
 

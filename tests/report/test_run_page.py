@@ -84,7 +84,7 @@ def test_a_runs_page_says_what_the_run_says(trained: Path) -> None:
         facts.summary.median_step_s,
         facts.summary.worst_step_s,
         facts.time.total_s,
-        facts.plan.step_time_s,
+        facts.plan.step_s,
         facts.time.seconds_per_sample,
     )
     for expected in (*map(seconds, times), f"{facts.summary.p99_over_p50:.3f}", f"{facts.noise.floor_pct:.2g} %", "5.2500", "18.6 GiB"):

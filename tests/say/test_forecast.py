@@ -103,7 +103,7 @@ def test_the_terminal_and_the_json_have_the_same_step(capsys: pytest.CaptureFixt
     show(forecast_document(RECORD), as_json=False)
     printed = capsys.readouterr().out
     show(forecast_document(RECORD), as_json=True)
-    assert seconds(json.loads(capsys.readouterr().out)["step_time_s"]) in printed
+    assert seconds(json.loads(capsys.readouterr().out)["step_s"]) in printed
     assert f"({JOB.num_accelerators:,} gb200), mlperf-llama31-405b" in printed
 
 
@@ -155,8 +155,8 @@ def test_json_names_its_schema_and_has_jsons_own_types() -> None:
 
 def test_json_has_the_numbers_of_the_forecast() -> None:
     said = RECORD.to_json()
-    assert (said["step_time_s"], said["low_s"], said["high_s"]) == (RECORD.step_s, *RECORD.interval)
-    assert said["parts_s"] == RECORD.parts and sum(said["parts_s"].values()) == pytest.approx(said["step_time_s"], rel=1e-12)
+    assert (said["step_s"], said["low_s"], said["high_s"]) == (RECORD.step_s, *RECORD.interval)
+    assert said["parts_s"] == RECORD.parts and sum(said["parts_s"].values()) == pytest.approx(said["step_s"], rel=1e-12)
     assert said["peak_memory_bytes"] == max(stage["peak_bytes"] for stage in said["memory"]) == RECORD.peak_memory_bytes
     assert (said["tokens_per_s"], said["mfu"], said["num_accelerators"]) == (RECORD.tokens_per_s, RECORD.mfu, 8192)
     assert said["notes"] == list(RECORD.notes)

@@ -66,8 +66,8 @@ def test_every_plan_is_a_forecast_with_its_explanation(found: Planned, document:
 
 def test_the_best_comes_first_and_is_the_plan(found: Planned, document: Document) -> None:
     said = document.to_json()
-    steps = [plan["step_time_s"] for plan in said["plans"]]
-    assert steps == sorted(steps) and steps[0] == found.forecast.step_s == found.plan.step_time_s
+    steps = [plan["step_s"] for plan in said["plans"]]
+    assert steps == sorted(steps) and steps[0] == found.forecast.step_s == found.plan.step_s
     assert said["explanation"] == said["plans"][0]["explanation"]
     assert said["fixed"] == {"pp": 2} and {plan["layout"]["pp"] for plan in said["plans"]} == {2}
     assert said["limits"][0]["what"] == "deadline" and said["notes"] == list(found.notes)
@@ -106,8 +106,8 @@ def test_changes_count_from_the_step_of_the_best(found: Planned, document: Docum
     by_name = {change.what: change for change in explain(found.forecast).changes}
     for what, per_token, step, _ in changes.rows:
         times = 2 if what.startswith("twice the micro-batches") else 1
-        assert step == seconds(by_name[what].step_time_s)
-        assert per_token == f"{100 * (by_name[what].step_time_s / times / found.forecast.step_s - 1):+.1f} %"
+        assert step == seconds(by_name[what].step_s)
+        assert per_token == f"{100 * (by_name[what].step_s / times / found.forecast.step_s - 1):+.1f} %"
 
 
 def test_what_set_changed_is_compared_with_the_plan_without_it() -> None:
@@ -115,7 +115,7 @@ def test_what_set_changed_is_compared_with_the_plan_without_it() -> None:
     compared = planned(Ask(job=slow, keep=1), unchanged=Ask(job=JOB, keep=1))
     assert compared.before is not None
     said = plan_document(compared, explained=False)
-    assert said.to_json()["without_set"]["step_time_s"] == compared.before.step_s < compared.forecast.step_s
+    assert said.to_json()["without_set"]["step_s"] == compared.before.step_s < compared.forecast.step_s
     (answer,) = [block for block in said.blocks if isinstance(block, Pairs)]
     (line,) = [row for row in answer.rows if row[0] == "without --set"]
     assert line[1] == seconds(compared.before.step_s)

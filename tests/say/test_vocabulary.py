@@ -57,9 +57,9 @@ def test_the_schema_names_every_kind_and_resolves_every_reference():
     assert references == set(schema["$defs"])
     forecast = schema["$defs"]["forecast-document"]
     assert forecast["properties"]["schema"]["const"] == "meshwright/forecast/1"
-    assert forecast["properties"]["step_time_s"] == {"description": "Predicted time of one step.", "unit": "s", "type": "number"}
+    assert forecast["properties"]["step_s"] == {"description": "Predicted time of one step.", "unit": "s", "type": "number"}
     assert forecast["properties"]["cost_usd"]["type"] == ["number", "null"]
-    assert "step_time_s" in forecast["required"]
+    assert "step_s" in forecast["required"]
 
 
 def test_a_key_that_nobody_knows_is_a_problem():
@@ -67,12 +67,12 @@ def test_a_key_that_nobody_knows_is_a_problem():
 
 
 def test_a_missing_key_is_a_problem():
-    assert "forecast lacks step_time_s" in problems(FORECAST_WITHOUT_VALUES)
+    assert "forecast lacks step_s" in problems(FORECAST_WITHOUT_VALUES)
 
 
 @pytest.mark.parametrize(
     "key, value",
-    [("step_time_s", "1 s"), ("step_time_s", True), ("notes", [1]), ("parts_s", {"compute": "x"}), ("layout", "tp=4"), ("model", 7)],
+    [("step_s", "1 s"), ("step_s", True), ("notes", [1]), ("parts_s", {"compute": "x"}), ("layout", "tp=4"), ("model", 7)],
 )
 def test_a_wrong_type_is_a_problem(key, value):
     found = [one for one in problems(FORECAST_WITHOUT_VALUES | {key: value}) if one.startswith(f"forecast.{key}")]

@@ -26,12 +26,10 @@ LAYOUT = "tp=4,cp=2,pp=8,vp=8,dp=4,mbs=1,order=tp-cp-pp-dp"
 PARTS_S = {"compute": 0.7, "exposed_dp": 0.2, "bubble": 0.1}
 
 
-def record(step: int, step_time_s: float = 1.0, loss: float | None = None) -> StepRecord:
+def record(step: int, step_s: float = 1.0, loss: float | None = None) -> StepRecord:
     """A step whose loss falls, and whose parts add up."""
-    parts_s = {part: share * step_time_s for part, share in PARTS_S.items()}
-    return StepRecord(
-        step=step, samples=8 * step, loss=10 / step if loss is None else loss, grad_norm=1.0, step_time_s=step_time_s, parts_s=parts_s
-    )
+    parts_s = {part: share * step_s for part, share in PARTS_S.items()}
+    return StepRecord(step=step, samples=8 * step, loss=10 / step if loss is None else loss, grad_norm=1.0, step_s=step_s, parts_s=parts_s)
 
 
 @pytest.fixture

@@ -133,10 +133,10 @@ def test_a_killed_run_is_quiet_after_a_while(new_run):
 
 def test_steps_that_follow_an_evaluation_are_not_steady(new_run):
     writer = new_run("first")
-    writer.step(record(1, step_time_s=50.0))
+    writer.step(record(1, step_s=50.0))
     writer.steps(record(step) for step in range(2, 6))
     writer.event("evaluation", 5, loss=1.0, seconds=3.0)
-    writer.step(record(6, step_time_s=9.0))
+    writer.step(record(6, step_s=9.0))
     run = looked(LiveRun(writer.folder))
     assert run.recent_step_s == 1.0
     assert run.num_steady == summary_of(read_run(writer.folder)).num_steady_steps == 4

@@ -52,7 +52,7 @@ def test_every_run_has_a_row(shelf, new_run, plan_bytes):
         "good": "running", "empty": "running", "ended": "finished", "newer": "damaged",
     }  # fmt: skip
     good = found["good"]
-    assert (good["model"], good["step"], good["loss"], good["step_time_s"]) == ("llama-3.1-405b", 20, 0.5, 1.0)
+    assert (good["model"], good["step"], good["loss"], good["step_s"]) == ("llama-3.1-405b", 20, 0.5, 1.0)
     assert good["num_steps"] > 20
     plan = read_plan(shelf.runs / "good" / "plan.json")
     evaluations_s = plan.workload.num_evaluations(good["num_steps"], after=20) * evaluation_s(plan)
@@ -96,10 +96,10 @@ def test_step_time_and_rate_of_an_ended_run_are_those_of_its_report(shelf, new_r
     writer.steps(record(step, 1.0 + step / 300) for step in range(1, 301))
     writer.event("evaluation", 150, 1.0, seconds=1.0)
     running, told = rows(shelf)["drifting"], summary_of(read_run(writer.folder))
-    assert running["step_time_s"] > told.median_step_s  # by the last 200 steps while it goes on
+    assert running["step_s"] > told.median_step_s  # by the last 200 steps while it goes on
     writer.finish("finished")
     ended = rows(shelf)["drifting"]
-    assert ended["step_time_s"] == pytest.approx(told.median_step_s)
+    assert ended["step_s"] == pytest.approx(told.median_step_s)
     assert ended["tokens_per_s"] == pytest.approx(told.tokens_per_s)
 
 
@@ -153,7 +153,7 @@ def test_a_run_that_ended_before_its_first_step_is_sound(shelf, new_run):
 def test_times_that_cannot_be_cost_nothing(shelf, new_run, plan_bytes):
     writer = new_run("long", 4, plan=plan_bytes)
     with open(writer.folder / "steps.jsonl", "a") as file:
-        file.write(json.dumps({**record(5).to_json(), "step_time_s": 1e308}) + "\n")
+        file.write(json.dumps({**record(5).to_json(), "step_s": 1e308}) + "\n")
     writer.event("evaluation", 4, 9.0, seconds=1e308)
     row = rows(shelf)["long"]
     assert (row["step"], row["busy_s"], row["num_damaged"]) == (4, 4.0, 1)

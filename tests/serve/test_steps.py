@@ -20,7 +20,7 @@ def line(number: int, **changes: object) -> bytes:
 def filled(num_steps: int) -> Steps:
     steps = Steps()
     for step in range(1, num_steps + 1):
-        steps.add(line(step, step_time_s=5.0 if step == 77 else 1.0, loss=float(step)))
+        steps.add(line(step, step_s=5.0 if step == 77 else 1.0, loss=float(step)))
     return steps
 
 
@@ -39,7 +39,7 @@ def test_a_bucket_tells_mean_longest_and_shortest():
     shown = filled(100).thinned(points=25)
     assert shown["bucket"] == 4
     assert shown["columns"]["step"][19] == 80
-    assert shown["columns"]["step_time_s"][19] == 2.0  # of 5, 1, 1 and 1
+    assert shown["columns"]["step_s"][19] == 2.0  # of 5, 1, 1 and 1
     assert (shown["columns"]["longest_s"][19], shown["columns"]["shortest_s"][19]) == (5.0, 1.0)
     assert shown["columns"]["loss"][0] == 2.5
 
@@ -83,8 +83,8 @@ def test_a_loss_that_is_no_number_is_none_and_spoils_no_mean():
 
 def test_a_column_nobody_fills_is_left_out():
     steps = Steps()
-    steps.add(json.dumps({"step": 1, "samples": 8, "loss": None, "grad_norm": None, "step_time_s": 1.0}).encode())
-    assert set(steps.thinned()["columns"]) == {"step", "samples", "step_time_s", "passed_s", "shortest_s", "longest_s"}
+    steps.add(json.dumps({"step": 1, "samples": 8, "loss": None, "grad_norm": None, "step_s": 1.0}).encode())
+    assert set(steps.thinned()["columns"]) == {"step", "samples", "step_s", "passed_s", "shortest_s", "longest_s"}
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_a_column_nobody_fills_is_left_out():
         (line(1, step=True), "step is True"),
         (line(1, step=-1), "below 0"),
         (line(1, step=1e400), "step is"),
-        (line(1, step_time_s=-1.0), "not a number of seconds"),
-        (line(1, step_time_s="NaN"), "not a number of seconds"),
+        (line(1, step_s=-1.0), "not a number of seconds"),
+        (line(1, step_s="NaN"), "not a number of seconds"),
         (line(1, compute_s=-0.5), "not a number of seconds"),
         (line(1, extra="<script>"), "extra is"),
-        (b'{"step": 1, "samples": 1, "step_time_s": 1' + b"0" * 400 + b"}", "too large"),
+        (b'{"step": 1, "samples": 1, "step_s": 1' + b"0" * 400 + b"}", "too large"),
     ],
 )
 def test_a_damaged_line_says_why(bad, why):

@@ -29,12 +29,12 @@ def test_the_three_logs_of_the_record_belong_to_one_row():
 def test_a_measured_run_is_a_plan_of_its_predicted_step():
     log = step_logs()[0]
     plan = plan_of(log.run)
-    assert planned_step(plan).step_s == pytest.approx(plan.step_time_s, rel=1e-12)
+    assert planned_step(plan).step_s == pytest.approx(plan.step_s, rel=1e-12)
 
 
 def test_an_empty_folder_and_a_stranger_are_refused(tmp_path):
     with pytest.raises(InputError, match="no step-time logs"):
         step_logs(tmp_path)
-    (tmp_path / "v9.9_nobody.csv").write_text("step,step_time_s\n1,1.0\n")
+    (tmp_path / "v9.9_nobody.csv").write_text("step,step_s\n1,1.0\n")
     with pytest.raises(InputError, match="0 measured runs"):
         step_logs(Path(tmp_path / "."))

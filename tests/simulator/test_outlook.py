@@ -24,7 +24,7 @@ def test_the_mean_of_a_sample_stands_for_many_steps(racks):
     told = mean_step(racks, conditions, seed=1)
     many = run_plan(racks, conditions, 1500, seed=2).steps.step_s[1:]
     assert told.seconds == pytest.approx(np.mean(many), rel=0.002)
-    assert mean_step(racks, Conditions(noise=QUIET), 0).seconds == pytest.approx(racks.step_time_s, rel=1e-12)
+    assert mean_step(racks, Conditions(noise=QUIET), 0).seconds == pytest.approx(racks.step_s, rel=1e-12)
 
 
 def test_a_date_and_an_amount_have_chances(racks):
@@ -36,7 +36,7 @@ def test_a_date_and_an_amount_have_chances(racks):
     assert ended.chance_by(middle_s) == pytest.approx(0.5, abs=0.01)
     assert ended.chance_under(middle_usd) == pytest.approx(0.5, abs=0.01)
     assert (ended.chance_by(0.1 * middle_s), ended.chance_by(10 * middle_s)) == (0.0, 1.0)
-    ideal_s = long.workload.num_steps() * long.step_time_s
+    ideal_s = long.workload.num_steps() * long.step_s
     assert 0.8 * ideal_s < middle_s < 1.5 * ideal_s
 
 

@@ -49,7 +49,7 @@ def test_without_noise_a_step_is_the_predicted_one(name: str, text: str) -> None
     check_plan(plan)
     job = planned_step(plan)
     steps = simulate(job, 3, seed=7)
-    assert steps.step_s == pytest.approx([plan.step_time_s] * 3, rel=1e-12)
+    assert steps.step_s == pytest.approx([plan.step_s] * 3, rel=1e-12)
     for part in PARTS:
         assert steps.parts_s[part] == pytest.approx([plan.parts_s[part]] * 3, rel=1e-9, abs=1e-12)
     # The walked pipeline is the predicted one: no part of it is left to the difference between the two.

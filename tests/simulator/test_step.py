@@ -35,7 +35,7 @@ same_plan = settings(max_examples=12, deadline=None, suppress_health_check=[Heal
 def test_without_noise_a_step_is_the_predicted_one(small, layout, gpus):
     plan = small(layout, gpus)
     steps = simulate(planned_step(plan), 3, seed=7)
-    assert steps.step_s == pytest.approx([plan.step_time_s] * 3, rel=1e-12)
+    assert steps.step_s == pytest.approx([plan.step_s] * 3, rel=1e-12)
     for part in PARTS:
         assert steps.parts_s[part] == pytest.approx([plan.parts_s[part]] * 3, rel=1e-9, abs=1e-12)
 
@@ -57,11 +57,11 @@ def test_without_noise_any_layout_takes_its_predicted_step(small, tp, pp_vp, dp,
         plan = small(layout, tp * pp * dp, batch=dp * rounds)
     except MeshwrightError:  # does not fit, or does not divide
         assume(False)
-    assert simulate(planned_step(plan), 2, seed).step_s == pytest.approx([plan.step_time_s] * 2, rel=1e-12)
+    assert simulate(planned_step(plan), 2, seed).step_s == pytest.approx([plan.step_s] * 2, rel=1e-12)
 
 
 def test_without_noise_the_record_step_is_the_predicted_one(record):
-    assert simulate(planned_step(record), 2, seed=0).step_s == pytest.approx([record.step_time_s] * 2, rel=1e-12)
+    assert simulate(planned_step(record), 2, seed=0).step_s == pytest.approx([record.step_s] * 2, rel=1e-12)
 
 
 def test_what_buckets_leave_exposed_is_what_the_prediction_says_on_the_record_machine(record):
@@ -123,7 +123,7 @@ def test_gradients_wait_for_the_slowest_replica(racks_job):
 
 def test_storage_that_feeds_too_slowly_sets_the_pace(small):
     plan = small("tp=2,pp=2,vp=2,dp=4", 16)
-    needs_s = 2 * plan.step_time_s
+    needs_s = 2 * plan.step_s
     starved = replace(plan.cluster, storage_bytes_per_s=plan.workload.tokens_per_step * 4 / needs_s)
     steps = simulate(planned_step(plan, starved), 2, 0)
     assert steps.step_s == pytest.approx([needs_s] * 2)

@@ -14,7 +14,7 @@ from parity import SEED
 from meshwright.plan.plan import Plan
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Samples
-from meshwright.train.job import Job
+from meshwright.train.job import TrainingJob
 from meshwright.train.loop import Progress
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.batches import micro_batch, sample_numbers
@@ -48,7 +48,7 @@ def save_at(plan: Plan, corpus: Path, folder: Path) -> Next:
     for _ in range(NUM_STEPS):
         replica.update(replica.gradients(_batch(plan, mesh, samples, progress.samples)), 1e-3)
         progress.step, progress.samples = progress.step + 1, progress.samples + plan.workload.global_batch
-    job = Job(plan=plan, runs=folder.parent, name=folder.name, corpus=corpus, seed=SEED)
+    job = TrainingJob(plan=plan, runs=folder.parent, name=folder.name, corpus=corpus, seed=SEED)
     saves = Saves(job, replica, {"corpus": "x"})
     report = saves.save_now(progress, 60.0)
     assert report is not None

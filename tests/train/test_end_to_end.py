@@ -76,7 +76,7 @@ def test_what_a_run_leaves(unbroken: Path) -> None:
     run = read_run(unbroken)
     assert run.header.status == "finished"
     assert [record.step for record in run.records] == list(range(1, NUM_STEPS + 1))
-    assert all(abs(sum(record.parts_s.values()) / record.step_time_s - 1) < 1e-6 for record in run.records)
+    assert all(abs(sum(record.parts_s.values()) / record.step_s - 1) < 1e-6 for record in run.records)
     assert run.records[-1].loss < run.records[0].loss
     assert [event.step for event in run.events if event.kind == "evaluation"] == [2, 4, 6, 8]
     assert {event.detail["num_tokens"] for event in run.events if event.kind == "evaluation"} == {6 * 32}  # two replicas took eight
@@ -148,7 +148,7 @@ def test_a_kill_loses_no_step_that_was_done(slow_run: Callable[..., Command], tm
     command.wait()
     resume(tmp_path, "--steps", "4")
     assert [step["step"] for step in steps_of(run)] == [1, 2, 3, 4]
-    assert all(step["loss"] > 0 and step["step_time_s"] > 0 for step in steps_of(run))
+    assert all(step["loss"] > 0 and step["step_s"] > 0 for step in steps_of(run))
 
 
 def test_a_killed_parent_takes_its_ranks_along(slow_run: Callable[..., Command], tmp_path: Path) -> None:

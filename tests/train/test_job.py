@@ -10,13 +10,13 @@ import pytest
 from small_run import EVALUATION, Small
 
 from meshwright.errors import InputError
-from meshwright.train.job import Job, code_digest, digests, log_settings
+from meshwright.train.job import TrainingJob, code_digest, digests, log_settings
 
 
-def job(small: Small, layout: str = "dp=2", **changes: Any) -> Job:
+def job(small: Small, layout: str = "dp=2", **changes: Any) -> TrainingJob:
     training = changes.pop("training", None)
     workload = changes.pop("workload", {})
-    return Job(plan=small.plan(layout, training=training, **workload), runs=Path("runs"), name="a", corpus=small.corpus, **changes)
+    return TrainingJob(plan=small.plan(layout, training=training, **workload), runs=Path("runs"), name="a", corpus=small.corpus, **changes)
 
 
 def test_a_run_ends_at_its_last_sample_or_step(small: Small) -> None:

@@ -184,7 +184,7 @@ def test_a_folder_that_is_another_runs_is_left_alone(tmp_path: Path) -> None:
     record_failure(tmp_path / "a", failure, store)
     assert read_run(tmp_path / "a").header.status == "running" and not read_run(tmp_path / "a").events
     opened(store)
-    writer.step(StepRecord(step=1, samples=8, loss=1.0, grad_norm=1.0, step_time_s=0.1))
+    writer.step(StepRecord(step=1, samples=8, loss=1.0, grad_norm=1.0, step_s=0.1))
     writer.close()
     record_failure(tmp_path / "a", failure, store)
     run = read_run(tmp_path / "a")

@@ -18,11 +18,11 @@ from meshwright.predict.prediction import num_evaluations_of
 from meshwright.simulator.noise import QUIET
 from meshwright.simulator.run import Conditions, run_plan
 from meshwright.train import loop
-from meshwright.train.job import Job
+from meshwright.train.job import TrainingJob
 
 
-def job(small: Small, num_steps: int, **workload: Any) -> Job:
-    return Job(plan=small.plan("dp=2", **workload), runs=Path("runs"), name="a", corpus=small.corpus, num_steps=num_steps)
+def job(small: Small, num_steps: int, **workload: Any) -> TrainingJob:
+    return TrainingJob(plan=small.plan("dp=2", **workload), runs=Path("runs"), name="a", corpus=small.corpus, num_steps=num_steps)
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def without_ranks(evaluated: list[int]) -> Iterator[None]:
         yield
 
 
-def trained_steps(task: Job, after_step: int = 0) -> list[int]:
+def trained_steps(task: TrainingJob, after_step: int = 0) -> list[int]:
     """The steps that the training loop evaluates after, going on after one."""
     evaluated: list[int] = []
     parts: Any = MagicMock(job=task)

@@ -17,7 +17,7 @@ from small_run import MODEL, Small, tensors_of
 from meshwright.describe.model import Model
 from meshwright.errors import InputError
 from meshwright.train.checkpoint import save
-from meshwright.train.job import Job
+from meshwright.train.job import TrainingJob
 from meshwright.train.saves import check_resumable
 
 TEN = [
@@ -113,7 +113,7 @@ STATE = base64.b64encode(torch.random.get_rng_state().numpy().tobytes()).decode(
     ],
 )
 def test_a_manifest_with_a_good_hash_and_a_wrong_value_is_one_message(small: Small, tmp_path: Path, changes: dict, said: str) -> None:
-    job = Job(plan=small.plan("dp=1"), runs=tmp_path, name="a", corpus=small.corpus)
+    job = TrainingJob(plan=small.plan("dp=1"), runs=tmp_path, name="a", corpus=small.corpus)
     marks = {"plan": "1", "corpus": "2", "code": "3"}
     scalars = {"samples": 8, "seed": 0, "digests": marks, "random_state": STATE, **changes}
     path = save(tmp_path, 1, [], scalars).path

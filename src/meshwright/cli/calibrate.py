@@ -11,7 +11,7 @@ from meshwright.cli.options import AsJson
 
 
 def calibrate(
-    logs: Annotated[list[Path], typer.Argument(metavar="LOG", help="MLPerf logs of one job, or CSV files with step,step_time_s.")],
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG", help="MLPerf logs of one job, or CSV files with step,step_s.")],
     layout: Annotated[
         str, typer.Option(metavar="LAYOUT", help="Layout of the run: tp=8,cp=2,pp=8,vp=8,mbs=1,...; without dp, dp fills the cluster.")
     ],

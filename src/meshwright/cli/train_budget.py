@@ -14,12 +14,12 @@ from meshwright.record.money import money_problem
 from meshwright.record.run import Run, read_run
 
 if TYPE_CHECKING:
-    from meshwright.train.job import Job
+    from meshwright.train.job import TrainingJob
 
 NO_BUDGET = "none"
 
 
-def with_budget(job: Job, budget: str | None, price: str | None) -> Job:
+def with_budget(job: TrainingJob, budget: str | None, price: str | None) -> TrainingJob:
     """The job with its price and, where one is set, its budget; an error where the run cannot end inside it by prediction.
 
     A run that goes on keeps the budget it was given, and a price that the user gave, until it is given others.
@@ -91,7 +91,7 @@ def _saved_step(past: Run | None) -> int:
     return max((step for step in saved if isinstance(step, int)), default=0)
 
 
-def more_money(job: Job) -> list[str]:
+def more_money(job: TrainingJob) -> list[str]:
     """What to add to the command that goes on with a run which its budget stopped."""
     run = read_run(job.folder)
     if job.budget is None or not any(event.kind == "stopped" and event.detail.get("reason") == "budget" for event in run.events[-1:]):

@@ -19,7 +19,7 @@ from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster, load_model, load_workload
 from meshwright.describe.this_machine import gpu_names
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.job import Job as PlannedJob
+from meshwright.job import Job
 from meshwright.layout import Layout, parse_layout, read_choices
 from meshwright.ledger import checked_plan
 from meshwright.plan.plan import Plan, plan_bytes, read_plan
@@ -29,7 +29,7 @@ from meshwright.record.header import check_name, read_header
 from meshwright.record.writer import discard_unstarted, is_unstarted
 
 if TYPE_CHECKING:
-    from meshwright.train.job import Job
+    from meshwright.train.job import TrainingJob
 
 DEFAULT_MODEL, DEFAULT_WORKLOAD = "llama-2m", "python-stdlib"
 DEFAULT_LAYOUT = Layout(tp=2, pp=2, dp=2, micro_batch=4)  # on two emulated racks of four: a replica is a rack
@@ -150,7 +150,7 @@ def run_launched(wishes: Wishes) -> int:
     return 0
 
 
-def show_end(job: Job, wishes: Wishes) -> None:
+def show_end(job: TrainingJob, wishes: Wishes) -> None:
     """Print how the run went, and how a run that was stopped goes on."""
     status = show_run(job.folder, job.plan, as_json=wishes.as_json)
     show_next(job)
@@ -168,17 +168,17 @@ def torch_or_error() -> None:
         raise InputError(f"training needs {', '.join(missing)}", where="this Python", fix="pip install 'meshwright[train]'")
 
 
-def job_of(wishes: Wishes) -> Job:
+def job_of(wishes: Wishes) -> TrainingJob:
     """The job that the command line describes."""
     from meshwright.train.benchmark.settings import OWN
-    from meshwright.train.job import Job
+    from meshwright.train.job import TrainingJob
 
     if wishes.name:
         check_name(wishes.name)
     plan = plan_of(wishes)
     corpus = corpus_of(wishes, plan)
     name = wishes.name or f"{plan.model.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    job = Job(
+    job = TrainingJob(
         plan=plan,
         runs=wishes.runs,
         name=name,
@@ -228,7 +228,7 @@ def with_layout(plan: Plan, text: str, profile: str = "") -> Plan:
         layout = replace(layout, vp=1)
     cluster, note = _sized(plan.cluster, layout.num_ranks)
     own = on_profile(software(), plan.profile) if plan.profile and not profile else ""  # its own profile was checked when it was made
-    job = PlannedJob(plan.model, cluster, plan.workload, own, profile=profile)
+    job = Job(plan.model, cluster, plan.workload, own, profile=profile)
     return _noted(planned(job.forecast(layout), plan.name), note)
 
 
@@ -268,7 +268,7 @@ def default_plan(layout_text: str, profile: str = "") -> Plan:
         cluster, base = load_cluster(EMULATED), DEFAULT_LAYOUT
     layout = _fixed(layout_text, base) if layout_text else base
     cluster, note = _sized(cluster, layout.num_ranks)
-    return _noted(planned(PlannedJob(model, cluster, workload, profile=profile).forecast(layout)), note)
+    return _noted(planned(Job(model, cluster, workload, profile=profile).forecast(layout)), note)
 
 
 def _fixed(text: str, base: Layout) -> Layout:

@@ -17,10 +17,10 @@ from meshwright.say.document import Document, Lines, Pairs
 from meshwright.units import parameters, seconds
 
 if TYPE_CHECKING:
-    from meshwright.train.job import Job
+    from meshwright.train.job import TrainingJob
 
 
-def start_document(job: Job, layout_reason: str) -> Document:
+def start_document(job: TrainingJob, layout_reason: str) -> Document:
     """What is about to be trained, on what, with which layout and why, until when, and where it is recorded."""
     plan, training = job.plan, job.training
     predicted = predicted_s(plan, job.last_step).value
@@ -30,13 +30,13 @@ def start_document(job: Job, layout_reason: str) -> Document:
         ("training", f"{plan.model.name}, {parameters(plan.model.num_parameters)} parameters, {plan.workload.precision}", ""),
         ("on", f"the corpus {job.corpus}, seed {job.seed}", ""),
         ("layout", f"{plan.layout.degrees} on {plan.layout.num_ranks} ranks ({plan.cluster.name}): {layout_reason}", ""),
-        ("until", f"{goal}; {seconds(plan.step_time_s)} per step and at most {seconds(predicted)} in all by prediction", ""),
+        ("until", f"{goal}; {seconds(plan.step_s)} per step and at most {seconds(predicted)} in all by prediction", ""),
         ("record", f"{job.folder}, saved {_saving(job)}", ""),
     )
     return Document(kind="training-start", title=f"training {plan.model.name}", blocks=(Pairs("", rows),))
 
 
-def _saving(job: Job) -> str:
+def _saving(job: TrainingJob) -> str:
     """When checkpoints are written."""
     if job.saves_by_clock:
         return "every few minutes and at the end"
@@ -44,7 +44,7 @@ def _saving(job: Job) -> str:
     return " and ".join([*words, *(["at the end"] if job.saves_at_end else [])]) or "never"
 
 
-def next_document(job: Job) -> Document:
+def next_document(job: TrainingJob) -> Document:
     """How to look at the run: commands to copy."""
     page = shlex.join(["meshwright", "report", str(job.folder), "--out", str(job.folder / "report.html")])
     live = shlex.join(["meshwright", "serve", str(job.runs)])
@@ -52,17 +52,17 @@ def next_document(job: Job) -> Document:
     return Document(kind="training-next", title="to look at it", blocks=(lines,))
 
 
-def show_start(job: Job, layout_reason: str) -> None:
+def show_start(job: TrainingJob, layout_reason: str) -> None:
     """Print what is about to be trained. It is flushed, because the ranks are forked from this process."""
     _show_beside(job, start_document(job, layout_reason))
 
 
-def show_next(job: Job) -> None:
+def show_next(job: TrainingJob) -> None:
     """Print how to look at the run."""
     _show_beside(job, next_document(job))
 
 
-def _show_beside(job: Job, document: Document) -> None:
+def _show_beside(job: TrainingJob, document: Document) -> None:
     """Print on standard output, unless that is kept for the JSON of the result."""
     out = sys.stderr if job.prints_json else sys.stdout
     with redirect_stdout(out):

@@ -49,7 +49,7 @@ class Observed:
     num_nodes: int = 0
 
     @property
-    def step_time_s(self) -> float:
+    def step_s(self) -> float:
         """Median seconds of a steady step, over all files."""
         return self.steps.median_s
 
@@ -69,7 +69,7 @@ class LoggedRun:
     def step_s(self, stack: Software) -> float:
         """Predicted seconds of a step under a software, by the exact schedule."""
         detail = parts(replace(self.job, software=stack), Layouts.of([self.layout]))
-        return float(detail.step_time_s[0]) + step_excess_s(detail, self.layout)
+        return float(detail.step_s[0]) + step_excess_s(detail, self.layout)
 
     def log_factor(self, stack: Software) -> float:
         """ln of the job's compute time over the reference, under a software."""
@@ -128,13 +128,13 @@ class Calibration:
             "global_batch": job.workload.global_batch,
             "num_micro_batches": layout.num_micro_batches(job.workload.global_batch),
             "layout": {**asdict(layout), "order": "-".join(layout.order)},
-            "step_time_s": observed.step_time_s,
+            "step_s": observed.step_s,
             "num_steps": len(observed.steps.steady_s),
             "step_spread_pct": observed.steps.robust_std_pct,
             "run_spread_pct": observed.run_spread_pct,
             "read_from": observed.steps.method,
-            "release_step_time_s": self.release_step_s,
-            "profile_step_time_s": self.profile_step_s,
+            "release_step_s": self.release_step_s,
+            "profile_step_s": self.profile_step_s,
             "change_pct": self.change_pct,
         }
 
@@ -291,18 +291,18 @@ def _closest_release(observed: Observed, run: LoggedRun) -> Software:
     like = [row for row in residuals()["runs"] if (row["kind"] == "adapters") == adapted and list(row["family"][:2]) == chip]
     measured = {row["family"][2] for row in like} & {*RELEASES}
     stacks = [fitted_values().software(name) for name in RELEASES if name in measured or not measured]
-    return min(stacks, key=lambda stack: abs(math.log(run.step_s(stack) / observed.step_time_s)))
+    return min(stacks, key=lambda stack: abs(math.log(run.step_s(stack) / observed.step_s)))
 
 
 def _log_factor(observed: Observed, run: LoggedRun, start: Software) -> float:
     """ln of the factor on compute at which the predicted step is the observed one."""
     low, high = FASTEST, SLOWEST
     reach_s = [run.step_s(run.with_log_factor(start, factor)) for factor in (low, high)]
-    if not reach_s[0] < observed.step_time_s < reach_s[1]:
+    if not reach_s[0] < observed.step_s < reach_s[1]:
         raise _out_of_reach(observed, run, reach_s)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if run.step_s(run.with_log_factor(start, middle)) < observed.step_time_s:
+        if run.step_s(run.with_log_factor(start, middle)) < observed.step_s:
             low = middle
         else:
             high = middle
@@ -310,10 +310,10 @@ def _log_factor(observed: Observed, run: LoggedRun, start: Software) -> float:
 
 
 def _out_of_reach(observed: Observed, run: LoggedRun, reach_s: Sequence[float]) -> InputError:
-    fast = observed.step_time_s <= reach_s[0]
+    fast = observed.step_s <= reach_s[0]
     side, factor, bound_s = ("short", FASTEST, reach_s[0]) if fast else ("long", SLOWEST, reach_s[1])
     return InputError(
-        f"a step of {observed.step_time_s:.4g} s is too {side} for this description: with compute {math.exp(factor):g} x as long as "
+        f"a step of {observed.step_s:.4g} s is too {side} for this description: with compute {math.exp(factor):g} x as long as "
         f"the reference release's it would take {bound_s:.4g} s",
         where=f"{observed.files[0]} as {run.job.model.name} on {run.job.cluster.num_accelerators} {run.job.cluster.accelerator.name}, "
         f"{run.layout.degrees}",
@@ -329,5 +329,5 @@ def _note(observed: Observed, run: LoggedRun) -> str:
     count = f"{len(observed.files)} files" if len(observed.files) > 1 else Path(observed.files[0]).name
     return (
         f"calibrated on {count}: {run.job.model.name} on {run.job.cluster.num_accelerators} {run.job.cluster.accelerator.name} "
-        f"({run.layout.degrees}), {observed.step_time_s:.5g} s a step"
+        f"({run.layout.degrees}), {observed.step_s:.5g} s a step"
     )

@@ -96,13 +96,13 @@ def _choice(run: MeasuredRun, stack: Software) -> Choice:
     chosen, other = (exact_prediction(predict(job, Layouts.of([layout]))) for layout in (run.layout, best))
     gaps = {part: float(chosen.parts[part][0] - other.parts[part][0]) for part in PARTS}
     part = max(gaps, key=lambda name: gaps[name])
-    chosen_s = float(chosen.step_time_s[0])
+    chosen_s = float(chosen.step_s[0])
     return Choice(
         run=run,
         chosen_s=chosen_s,
-        best_s=min(found.step_time_s[0], chosen_s),
-        best_unhidden_s=unhidden.step_time_s[0],
-        best=best if found.step_time_s[0] <= chosen_s else run.layout,
+        best_s=min(found.step_s[0], chosen_s),
+        best_unhidden_s=unhidden.step_s[0],
+        best=best if found.step_s[0] <= chosen_s else run.layout,
         num_layouts=found.num_layouts,
         difference=f"{PART_NAMES[part]} {gaps[part] / chosen_s:+.1%} of the step" if gaps[part] > 0 else "none",
     )

@@ -66,7 +66,7 @@ class Rows:
         """ln(predicted / measured) of every row with these constants."""
         constants = Constants(**{f.name: values[f.name] for f in fields(Constants)})
         factors = np.array([values.get(f"release {name}", 0.0) for name in RELEASES])[self.release]
-        predicted_s = price(replace(self.inputs, log_factor=factors), self.layouts, constants).step_time_s
+        predicted_s = price(replace(self.inputs, log_factor=factors), self.layouts, constants).step_s
         return np.asarray(np.log(predicted_s / self.measured_s))
 
 

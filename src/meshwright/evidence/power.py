@@ -128,7 +128,7 @@ def predicted(run: PowerRun) -> Predicted:
     step_s, evaluation_s = (float(column[0]) for column in busy_seconds(prediction))
     num_steps = run.num_samples / like.workload.global_batch
     return Predicted(
-        run_s=num_steps * float(prediction.step_time_s[0]) + run.num_evaluations * float(prediction.evaluation_s[0]),
+        run_s=num_steps * float(prediction.step_s[0]) + run.num_evaluations * float(prediction.evaluation_s[0]),
         busy_s=float(busy_fraction(num_steps, step_s, run.num_evaluations * evaluation_s, 1.0)),
     )
 

@@ -104,7 +104,7 @@ def refit(measured: Path, published: Path, date: str, progress: Callable[[str], 
 
 def log_errors(runs: Sequence[MeasuredRun], values: FittedValues) -> Log:
     """ln(predicted / measured) of every run with its own release's stack."""
-    return np.array([np.log(_parts(run, stack_of(run, values)).step_time_s[0] / run.measured_s) for run in runs])
+    return np.array([np.log(_parts(run, stack_of(run, values)).step_s[0] / run.measured_s) for run in runs])
 
 
 def stack_of(run: MeasuredRun, values: FittedValues) -> Software:
@@ -157,7 +157,7 @@ def _factors(runs: Sequence[MeasuredRun], values: FittedValues, key: Callable[[M
 def _error_with(run: MeasuredRun, values: FittedValues, factor: float) -> float:
     """ln(predicted / measured) of a run under a factor of its own."""
     stack = replace(values.software("v5.1"), log_factor=factor, finetuning=dict.fromkeys(("hopper", "blackwell"), factor))
-    return float(np.log(_parts(run, stack).step_time_s[0] / run.measured_s))
+    return float(np.log(_parts(run, stack).step_s[0] / run.measured_s))
 
 
 def _evaluation_s(runs: Sequence[MeasuredRun], values: FittedValues) -> float:

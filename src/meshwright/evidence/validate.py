@@ -78,7 +78,7 @@ def _predicted_s(runs: Sequence[MeasuredRun], jobs: Sequence[Job], values: Fitte
     layouts = [run.layout for run in runs]
     detail = price(stacked([inputs_of(job) for job in jobs]), Layouts.of(layouts), values.constants)
     excess_s = [step_excess_s(detail, layout, row) for row, layout in enumerate(layouts)]
-    return [float(closed_s) + more_s for closed_s, more_s in zip(detail.step_time_s, excess_s, strict=True)]
+    return [float(closed_s) + more_s for closed_s, more_s in zip(detail.step_s, excess_s, strict=True)]
 
 
 def summary(checked: Sequence[Checked]) -> Summary:

@@ -77,14 +77,14 @@ class Budget:
 def predicted_s(plan: Plan, num_steps: int, after: int = 0) -> Spread:
     """Seconds that a run of so many steps takes by the plan's prediction, evaluations included; of one that goes on, from a step on."""
     evaluations_s = plan.workload.num_evaluations(num_steps, after) * evaluation_s(plan)
-    value = max(num_steps - after, 0) * plan.step_time_s + evaluations_s
-    return Spread(value, value * plan.low_s / plan.step_time_s, value * plan.high_s / plan.step_time_s)
+    value = max(num_steps - after, 0) * plan.step_s + evaluations_s
+    return Spread(value, value * plan.low_s / plan.step_s, value * plan.high_s / plan.step_s)
 
 
 def evaluation_s(plan: Plan) -> float:
     """Seconds of one evaluation by the plan's prediction: what its time to train has beside the steps."""
     whole, count = plan.workload.num_steps(), plan.workload.num_evaluations(plan.workload.num_steps())
-    beside_s = plan.time_to_train_s - whole * plan.step_time_s
+    beside_s = plan.time_to_train_s - whole * plan.step_s
     return max(beside_s / count, 0.0) if count and math.isfinite(beside_s) else 0.0
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from meshwright.errors import InputError
 from meshwright.files import MOST_LINES_BYTES, read_bytes
 from meshwright.ledger.rate import Rate
-from meshwright.record.entries import ENDS, LONGEST_S, PARTS, Event, StepRecord
+from meshwright.record.entries import ENDS, LONGEST_S, OLD_STEP_FIELD, PARTS, Event, StepRecord
 from meshwright.record.lines import object_in
 from meshwright.record.run import Run
 
@@ -144,7 +144,7 @@ def abandoned(folder: Path) -> Iterator[StepRecord]:
     for line in lines:
         try:
             entry = object_in(line)
-            if "step_time_s" in entry:
+            if "step_s" in entry or OLD_STEP_FIELD in entry:
                 yield StepRecord.from_json(entry)
         except (ValueError, InputError):
             continue
@@ -212,7 +212,7 @@ class _Walk:
         for record in steps:
             for use, seconds in step_uses_s(record, self.stalls.get(record.step, 0.0)).items():
                 uses_s[use] = uses_s.get(use, 0.0) + seconds
-        self._add("steps", sum(record.step_time_s for record in steps), uses_s, steps)
+        self._add("steps", sum(record.step_s for record in steps), uses_s, steps)
 
     def _mark(self, mark: _Mark) -> None:
         took_s = mark.seconds
@@ -262,15 +262,15 @@ def step_uses_s(record: StepRecord, stall_s: float = 0.0) -> dict[str, float]:
     """
     parts_s = {part: record.parts_s[part] for part in PARTS if record.parts_s.get(part, 0.0) > 0}
     if not parts_s:
-        return {"unmeasured": record.step_time_s}
+        return {"unmeasured": record.step_s}
     stalled_s = min(stall_s, parts_s.get("overhead", 0.0))
     if stalled_s > 0:
         parts_s["overhead"] -= stalled_s
         parts_s["stalled"] = stalled_s
     total_s = sum(parts_s.values())
-    if total_s > record.step_time_s:
-        return {part: seconds * record.step_time_s / total_s for part, seconds in parts_s.items()}
-    return {**parts_s, "unaccounted": record.step_time_s - total_s}
+    if total_s > record.step_s:
+        return {part: seconds * record.step_s / total_s for part, seconds in parts_s.items()}
+    return {**parts_s, "unaccounted": record.step_s - total_s}
 
 
 def _tells_of_weeks(run: Run) -> bool:
@@ -317,7 +317,7 @@ def _between(event: Event, passed_s: float) -> Iterator[tuple[str, float, bool]]
 def _work_shares(records: Sequence[StepRecord]) -> dict[str, float]:
     """Shares of work by part, of the sampled steps without the first, which is no usual one."""
     sample = records[1:] or records
-    total_s = sum(record.step_time_s for record in sample)
+    total_s = sum(record.step_s for record in sample)
     if not total_s:
         return {"unmeasured": 1.0}
     uses_s: dict[str, float] = {}

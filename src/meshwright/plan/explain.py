@@ -72,7 +72,7 @@ class Change:
     """One change to the plan, and the step it would give."""
 
     what: str
-    step_time_s: float
+    step_s: float
     gain_pct: float  # of time per token; negative: slower
     fits: bool
 
@@ -281,9 +281,9 @@ def _change(what: str, job: Job, layout: Layout, base: Forecast) -> Change:
     step_s = step_s_of(job, layout)
     gain = (1 - step_s / job.workload.tokens_per_step * base.job.workload.tokens_per_step / base.step_s) * 100
     fits = bool(spare_bytes(bytes_of(job, columns), chip, reserve_for(chip))[0] >= 0)
-    return Change(what=what, step_time_s=step_s, gain_pct=gain, fits=fits)
+    return Change(what=what, step_s=step_s, gain_pct=gain, fits=fits)
 
 
 def step_s_of(job: Job, layout: Layout) -> float:
     """Seconds of a step by the exact schedule, as a forecast has it."""
-    return float(exact_prediction(predict(job, Layouts.of([layout]))).step_time_s[0])
+    return float(exact_prediction(predict(job, Layouts.of([layout]))).step_s[0])

@@ -50,11 +50,11 @@ class Measure:
     def times(self, workload: Workload, layouts: Layouts, priced: StepParts) -> Times:
         """The seconds that count, of every layout."""
         evaluation_s = evaluation_time_s(workload, layouts, priced) if self.num_evaluations else np.zeros(len(layouts))
-        return Times(priced.step_time_s, self._busy_s(priced), evaluation_s)
+        return Times(priced.step_s, self._busy_s(priced), evaluation_s)
 
     def least_times(self, priced: StepParts) -> Times:
         """What no layout stays under that differs from the priced one in its network alone: replicas exchange nothing."""
-        step_s = priced.step_time_s - priced.seconds["exposed_dp"]
+        step_s = priced.step_s - priced.seconds["exposed_dp"]
         return Times(step_s, np.minimum(self._busy_s(priced), step_s), np.zeros_like(step_s))
 
     def value(self, times: Times) -> Column:

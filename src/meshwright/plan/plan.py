@@ -40,7 +40,7 @@ class Plan:
     workload: Workload
     layout: Layout
     software: str  # release or profile that the prediction stands on
-    step_time_s: float
+    step_s: float
     low_s: float
     high_s: float
     parts_s: Mapping[str, float]  # by step.PARTS; they add up to the step, what the exact schedule adds is in the bubble
@@ -60,7 +60,7 @@ class Plan:
             )
         if self.profile:
             check_numbers(self.profile, "profile")
-        times = {"step_time_s": self.step_time_s, "low_s": self.low_s, "high_s": self.high_s}
+        times = {"step_s": self.step_s, "low_s": self.low_s, "high_s": self.high_s}
         amounts = {
             **times,
             "peak_memory_bytes": self.peak_memory_bytes,
@@ -92,7 +92,7 @@ def plan_of(forecast: Forecast, name: str = "") -> Plan:
         workload=job.workload,
         layout=forecast.layout,
         software=job.software.name,
-        step_time_s=forecast.step_s,
+        step_s=forecast.step_s,
         low_s=forecast.interval.low_s,
         high_s=forecast.interval.high_s,
         parts_s=dict(forecast.parts),
@@ -141,7 +141,7 @@ def read_plan(path: Path) -> Plan:
     from pydantic import ValidationError
 
     try:
-        return _adapter().validate_json(read_bytes(path))  # type: ignore[no-any-return]
+        return _adapter().validate_json(_by_todays_names(read_bytes(path)))  # type: ignore[no-any-return]
     except OSError as error:
         raise InputError(
             f"cannot read the plan: {error.strerror}", where=str(path), fix="make one with `meshwright plan ... --out FILE`"
@@ -152,6 +152,17 @@ def read_plan(path: Path) -> Plan:
         raise InputError(f"this is no plan: {key}: {first['msg']}", where=str(path), fix="make it again with `meshwright plan`") from None
     except InputError as error:
         raise InputError(error.what, where=f"{error.where} in {path}", fix=error.fix) from None
+
+
+def _by_todays_names(content: bytes) -> bytes:
+    """The content of a plan's file; where version 0.1 wrote it, `step_s` is called `step_time_s` there."""
+    try:
+        values = json.loads(content)
+    except ValueError:
+        return content  # whoever validates it says what is wrong
+    if not isinstance(values, dict) or "step_time_s" not in values or "step_s" in values:
+        return content
+    return json.dumps({"step_s" if key == "step_time_s" else key: value for key, value in values.items()}).encode()
 
 
 def plan_schema() -> dict[str, Any]:

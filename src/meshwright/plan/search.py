@@ -59,7 +59,7 @@ class Found:
     """
 
     layouts: tuple[Layout, ...]
-    step_time_s: tuple[float, ...]  # from the exact schedule
+    step_s: tuple[float, ...]  # from the exact schedule
     num_layouts: int  # legal, fitting, fully priced
     num_pruned: int  # legal, dropped unpriced: a lesser choice fits, or the degrees' bound is too slow already
     num_unfit: int  # legal, but too large for the memory
@@ -118,7 +118,7 @@ def search(
     ranked, seconds = _exact(predict(job, best.layouts), measure, keep)
     return Found(
         layouts=ranked,
-        step_time_s=seconds,
+        step_s=seconds,
         num_layouts=tally.num_layouts,
         num_pruned=tally.num_pruned,
         num_unfit=tally.num_unfit,

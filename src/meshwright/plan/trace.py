@@ -77,7 +77,7 @@ def trace(forecast: Forecast) -> dict[str, Any]:
             "layout": str(forecast.layout),
             "software": forecast.job.software.name,
             "notes": list(forecast.notes),
-            "step_time_s": forecast.step_s,
+            "step_s": forecast.step_s,
             "origin": "predicted by meshwright, not measured",
         },
     }

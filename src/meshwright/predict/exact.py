@@ -25,13 +25,13 @@ MOST_OPERATIONS = 2_000_000  # of a schedule that is timed whole: a second or tw
 
 def exact_prediction(closed: Prediction) -> Prediction:
     """A prediction of one layout with the step of its exact schedule; what that adds to the closed form is bubble."""
-    layout, closed_s = closed.layouts.row(0), float(closed.step_time_s[0])
+    layout, closed_s = closed.layouts.row(0), float(closed.step_s[0])
     exact_s = closed_s + step_excess_s(closed.detail, layout)
     bubble = closed.parts["bubble"] + exact_s - closed_s
     parts = {**closed.parts, "bubble": np.maximum(bubble, 0.0), "compute": closed.parts["compute"] + np.minimum(bubble, 0.0)}
     return replace(
         closed,
-        step_time_s=np.array([exact_s]),
+        step_s=np.array([exact_s]),
         low_s=exact_s * closed.low_s / closed_s,
         high_s=exact_s * closed.high_s / closed_s,
         parts=parts,

@@ -158,7 +158,7 @@ def forecast(job: Job, layout: Layout, *, terms: Terms | None = None, ignore_mem
     return Forecast(
         job=job,
         layout=layout,
-        step_s=float(prediction.step_time_s[0]),
+        step_s=float(prediction.step_s[0]),
         interval=StepInterval(float(prediction.low_s[0]), float(prediction.high_s[0])),
         parts={part: float(prediction.parts[part][0]) for part in PARTS},
         evidence=prediction.interval,

@@ -36,7 +36,7 @@ class Prediction:
 
     job: Job
     layouts: Layouts
-    step_time_s: Column
+    step_s: Column
     low_s: Column  # 80 % interval
     high_s: Column
     parts: dict[str, Column]  # seconds, by step.PARTS; they add up to the step
@@ -66,7 +66,7 @@ def predict(job: Job, layouts: Layouts) -> Prediction:
     if not legal.all():
         job.check(layouts.row(int(np.argmin(legal))))
     priced = parts(job, layouts)
-    step_s, bounds = priced.step_time_s, interval_of(job)
+    step_s, bounds = priced.step_s, interval_of(job)
     num_steps = workload.num_steps()
     num_evaluations = num_evaluations_of(workload, num_steps)
     evaluation_s = evaluation_time_s(workload, layouts, priced) + job.software.evaluation_s * (num_evaluations > 0)
@@ -76,7 +76,7 @@ def predict(job: Job, layouts: Layouts) -> Prediction:
     return Prediction(
         job=job,
         layouts=layouts,
-        step_time_s=step_s,
+        step_s=step_s,
         low_s=step_s * bounds.low,
         high_s=step_s * bounds.high,
         parts=priced.seconds,
@@ -156,14 +156,14 @@ def on_one_device(
     cluster = Cluster(name=profile.device, accelerator=chip, tiers=(tier,), accelerators_per_node=1)
     job = Job(model, cluster, workload, on_profile(software(), profile))
     priced, memory = parts(job, layouts), bytes_of(job, layouts)
-    step_s = float(priced.step_time_s[0])
+    step_s = float(priced.step_s[0])
     return {
         "model": model.name,
         "precision": precision,
         "seq_len": seq_len,
         "batch": batch,
         "recompute": recompute,
-        "step_time_s": step_s,
+        "step_s": step_s,
         "tokens_per_s": batch * seq_len / step_s,
         "parts_s": {part: float(priced.seconds[part][0]) for part in PARTS},
         "peak_memory_bytes": float(memory.peak_bytes[0]),

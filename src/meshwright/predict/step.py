@@ -56,7 +56,7 @@ class StepParts:
     pricer: Pricer
 
     @property
-    def step_time_s(self) -> Column:
+    def step_s(self) -> Column:
         """Seconds of the whole step."""
         return np.asarray(np.sum([self.seconds[part] for part in PARTS], axis=0))
 

@@ -14,7 +14,8 @@ PART_NAMES = {part: part.replace("_", " ") for part in PARTS}  # for people: eve
 SLOW_AFTER = ("evaluation", "checkpoint", "resumed", "restart")  # events after which the next step is no steady one
 ENDS = ("finished", "stopped")  # events that tell how simulated weeks ended, with what came after their last interruption
 LONGEST_S = 1e11  # three thousand years: no step takes longer, no event comes later, and a date can still be told
-STEP_FIELDS = ("step", "samples", "loss", "grad_norm", "step_time_s")
+STEP_FIELDS = ("step", "samples", "loss", "grad_norm", "step_s")
+OLD_STEP_FIELD = "step_time_s"  # what `step_s` was called in the records of version 0.1
 
 _PART_OF_FIELD = {f"{part}_s": part for part in PARTS}
 _EVENT_FIELDS = ("time_s", "kind", "step")
@@ -28,7 +29,7 @@ class StepRecord:
     samples: int  # sequences trained on so far, this step's included
     loss: float | None
     grad_norm: float | None
-    step_time_s: float
+    step_s: float
     parts_s: Mapping[str, float] = field(default_factory=dict)
     extra: Mapping[str, float] = field(default_factory=dict)  # tokens_per_s, memory_bytes, energy_j, ...
 
@@ -39,7 +40,7 @@ class StepRecord:
             raise InputError(f"no part of a step is called {sorted(unknown)[0]!r}", fix=f"use {', '.join(PARTS)}, or an extra field")
         if taken := [name for name in self.extra if name in STEP_FIELDS or name in _PART_OF_FIELD]:
             raise InputError(f"the extra field {taken[0]!r} has the name of a field of every step", fix="call it something else")
-        for name, seconds in (("step_time_s", self.step_time_s), *self.parts_s.items()):
+        for name, seconds in (("step_s", self.step_s), *self.parts_s.items()):
             if not 0 <= seconds <= LONGEST_S:
                 raise InputError(f"{name} of step {self.step} is {seconds}, not a number of seconds that it can take")
 
@@ -51,6 +52,8 @@ class StepRecord:
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> StepRecord:
         """The record that a line holds; ValueError says what it lacks."""
+        if OLD_STEP_FIELD in entry and "step_s" not in entry:
+            entry = {"step_s" if name == OLD_STEP_FIELD else name: value for name, value in entry.items()}
         rest = {name: number(entry, name) for name in entry if name not in STEP_FIELDS}
         parts_s = {_PART_OF_FIELD[name]: value for name, value in rest.items() if name in _PART_OF_FIELD and value is not None}
         extra = {name: value for name, value in rest.items() if name not in _PART_OF_FIELD and value is not None}
@@ -59,7 +62,7 @@ class StepRecord:
             samples=whole_number(entry, "samples"),
             loss=number(entry, "loss"),
             grad_norm=number(entry, "grad_norm"),
-            step_time_s=required_number(entry, "step_time_s"),
+            step_s=required_number(entry, "step_s"),
             parts_s=parts_s,
             extra=extra,
         )

@@ -461,36 +461,38 @@ def _blocks(events: Iterable[LogEvent], counts_per_step: int) -> Iterator[tuple[
 
 
 def read_step_times(path: str | Path) -> StepTimes:
-    """Step times from a CSV with the columns `step,step_time_s`, and `first_after_eval` (0 or 1) where it is known.
+    """Step times from a CSV with the columns `step,step_s`, and `first_after_eval` (0 or 1) where it is known.
 
-    Without that column the first row alone counts as a first step.
+    Without that column the first row alone counts as a first step. `step_time_s`, the older name of `step_s`, is read too.
     """
     try:
         text = read_text(path, encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise InputError(f"cannot read the step times: {error.strerror or error}", where=str(path)) from None
     rows = csv.DictReader(text.splitlines())
-    for column in ("step", "step_time_s"):
-        if column not in (rows.fieldnames or ()):
-            raise InputError(f"no column {column!r}", where=f"{path}: line 1", fix="name the columns step,step_time_s")
+    columns = rows.fieldnames or ()
+    times = "step_time_s" if "step_time_s" in columns else "step_s"
+    for column in ("step", times):
+        if column not in columns:
+            raise InputError(f"no column {column!r}", where=f"{path}: line 1", fix="name the columns step,step_s")
     try:
-        read = [(_step_time_s(row, f"{path}: line {rows.line_num}"), row.get("first_after_eval")) for row in rows]
+        read = [(_positive_s(row, times, f"{path}: line {rows.line_num}"), row.get("first_after_eval")) for row in rows]
     except csv.Error as error:
         raise InputError(f"not a CSV: {error}", where=f"{path}: line {rows.line_num}") from None
     if not read:
-        raise InputError("the file has no step", where=str(path), fix="give at least one row of step,step_time_s")
+        raise InputError("the file has no step", where=str(path), fix="give at least one row of step,step_s")
     is_first = [mark == "1" if mark is not None else i == 0 for i, (_, mark) in enumerate(read)]
     return _steps([(seconds, first) for (seconds, _), first in zip(read, is_first, strict=True)], "step-time CSV")
 
 
-def _step_time_s(row: Mapping[str, Any], where: str) -> float:
-    text = row["step_time_s"]
+def _positive_s(row: Mapping[str, Any], column: str, where: str) -> float:
+    text = row[column]
     try:
         value = float(text)
     except (TypeError, ValueError):
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise InputError(f"step_time_s is {text!r}, not a positive number of seconds", where=where)
+        raise InputError(f"{column} is {text!r}, not a positive number of seconds", where=where)
     return value
 
 

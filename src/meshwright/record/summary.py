@@ -41,7 +41,7 @@ def summary_of(run: Run) -> Summary:
     if not run.records:
         raise InputError("the run has no step yet", where=str(run.folder))
     columns = run.columns
-    all_s = columns["step_time_s"]
+    all_s = columns["step_s"]
     steady = run.is_steady if run.is_steady.any() else np.ones(len(all_s), dtype=bool)
     step_s = all_s[steady]
     median_s = float(np.median(step_s))
@@ -77,5 +77,5 @@ def _tokens_per_s(run: Run, steady: NDArray[np.bool_]) -> float | None:
         return None
     columns, counted = run.columns, steady[1:]
     samples = float(np.sum((np.diff(columns["samples"]) / np.diff(columns["step"]))[counted]))
-    seconds = float(np.sum(columns["step_time_s"][1:][counted]))
+    seconds = float(np.sum(columns["step_s"][1:][counted]))
     return samples * run.header.sequence_length / seconds if seconds else None

@@ -65,7 +65,7 @@ def parts_of(facts: RunFacts, simulated: RunFacts | None = None) -> list[PartTim
 def total_s(rows: Sequence[PartTimes], key: str, facts: RunFacts) -> float:
     """What the parts add up to; where some are not predicted, the step that is."""
     if key == "predicted_s" and facts.plan and is_unpredicted(facts.plan, facts.kind):
-        return facts.plan.step_time_s
+        return facts.plan.step_s
     return sum(getattr(row, key) or 0.0 for row in rows)
 
 

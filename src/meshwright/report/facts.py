@@ -241,7 +241,7 @@ def _number(event: Event, name: str) -> float | None:
 def steady_s(run: Run) -> NDArray[np.float64]:
     """Step times of the steady steps; of all where none is."""
     mask = run.is_steady
-    times: NDArray[np.float64] = run.columns["step_time_s"]
+    times: NDArray[np.float64] = run.columns["step_s"]
     return times[mask] if mask.any() else times
 
 

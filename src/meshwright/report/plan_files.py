@@ -180,7 +180,7 @@ def _scaling(found: Sweep) -> Iterator[ScalingPoint]:
     for point in found.points:
         yield ScalingPoint(
             num_accelerators=point.num_accelerators,
-            step_time_s=point.best.step_s,
+            step_s=point.best.step_s,
             low_s=point.best.interval.low_s,
             high_s=point.best.interval.high_s,
             efficiency=point.efficiency,

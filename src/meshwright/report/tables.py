@@ -119,9 +119,9 @@ def step_rows(facts: RunFacts) -> Iterator[Line]:
     summary, noise, plan = facts.summary, facts.noise, facts.plan
     yield "median step", seconds(summary.median_step_s), _interval(facts)
     if plan:
-        off = 100 * (summary.median_step_s / plan.step_time_s - 1)
+        off = 100 * (summary.median_step_s / plan.step_s - 1)
         inside = "inside" if plan.low_s <= summary.median_step_s <= plan.high_s else "outside"
-        yield "predicted step", seconds(plan.step_time_s), f"the {facts.kind} median is {off:+.1f} % off, {inside} the 80 % interval"
+        yield "predicted step", seconds(plan.step_s), f"the {facts.kind} median is {off:+.1f} % off, {inside} the 80 % interval"
     yield "mean step", seconds(summary.mean_step_s), "what the parts below add up to"
     yield "spread", f"{summary.robust_std_pct:.3g} %", "robust standard deviation; stalls do not count"
     yield "p99 / p50", f"{summary.p99_over_p50:.3f}", "how far the slow steps reach"

@@ -49,7 +49,7 @@ def _values(run: Run, plan: Plan) -> dict[str, Any]:
         "p99_over_p50": summary.p99_over_p50,
         "worst_step_s": summary.worst_step_s,
         "tokens_per_s": summary.tokens_per_s,
-        "predicted_step_s": plan.step_time_s,
+        "predicted_step_s": plan.step_s,
         "predicted_parts_s": predicted_parts_s(plan, KINDS["trained"]),
         "measured_parts_s": _mean_parts(summary),
         **_money(ledger_of_run(run, plan)),

@@ -88,7 +88,7 @@ def _step(facts: RunFacts) -> dict[str, Any]:
         "drift_pct": summary.drift_pct,
         "noise_floor_pct": noise.floor_pct if noise else None,
         "correlation_steps": noise.correlation_steps if noise else None,
-        "predicted_s": facts.plan.step_time_s if facts.plan else None,
+        "predicted_s": facts.plan.step_s if facts.plan else None,
         "predicted_low_s": facts.plan.low_s if facts.plan else None,
         "predicted_high_s": facts.plan.high_s if facts.plan else None,
     }

@@ -34,7 +34,7 @@ def _blocks(result: Calibration, title: str, question: str, out: Path | None) ->
 
 def _pairs(result: Calibration) -> list[tuple[str, str]]:
     observed, job, workload = result.observed, result.run.job, result.run.job.workload
-    measured_s, steps = observed.step_time_s, observed.steps
+    measured_s, steps = observed.step_s, observed.steps
     spread = f"{steps.robust_std_pct:.2f} % from step to step"
     if len(observed.files) > 1:
         spread += f", {observed.run_spread_pct:.2f} % from the fastest to the slowest file"
@@ -73,7 +73,7 @@ def _values(result: Calibration, out: Path | None) -> dict[str, Any]:
         "global_batch": job.workload.global_batch,
         "layout": layout_values(layout),
         "num_micro_batches": layout.num_micro_batches(job.workload.global_batch),
-        "measured_s": observed.step_time_s,
+        "measured_s": observed.step_s,
         "num_steps": len(observed.steps.steady_s),
         "robust_std_pct": observed.steps.robust_std_pct,
         "run_spread_pct": observed.run_spread_pct,

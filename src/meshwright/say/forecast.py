@@ -209,7 +209,7 @@ def forecast_values(forecast: Forecast) -> dict[str, Any]:
         "layout": layout_values(forecast.layout),
         "num_micro_batches": forecast.num_micro_batches,
         "placement": forecast.placement,
-        "step_time_s": forecast.step_s,
+        "step_s": forecast.step_s,
         "low_s": forecast.interval.low_s,
         "middle_s": forecast.middle_s,
         "high_s": forecast.interval.high_s,

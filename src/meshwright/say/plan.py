@@ -188,7 +188,7 @@ def _axis_row(axis: AxisTraffic) -> tuple[str, ...]:
 
 
 def _change_row(change: Change) -> tuple[str, ...]:
-    return change.what, f"{-change.gain_pct:+.1f} %", seconds(change.step_time_s), "" if change.fits else "does not fit"
+    return change.what, f"{-change.gain_pct:+.1f} %", seconds(change.step_s), "" if change.fits else "does not fit"
 
 
 def _statistics(found: Planned) -> str:

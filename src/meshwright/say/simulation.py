@@ -87,7 +87,7 @@ def _steps_values(found: Simulation) -> dict[str, Any]:
     return {
         "plan": found.plan.name,
         "seed": found.run.seed,
-        "predicted_step_s": found.plan.step_time_s,
+        "predicted_step_s": found.plan.step_s,
         **_run_values(found.run),
         "exposed_dp_interval_s": found.exposed,
         "goodput": None,
@@ -107,7 +107,7 @@ def _steps(found: Simulation) -> Iterator[Block]:
     assert run is not None
     times = run.times
     pairs = [
-        ("predicted step", seconds(plan.step_time_s)),
+        ("predicted step", seconds(plan.step_s)),
         ("median step", f"{seconds(times.median_s)}, robust standard deviation {times.robust_std_pct:.3f} %"),
         ("slowest step", f"{seconds(float(np.max(times.seconds)))}; 99 of 100 below {seconds(float(np.percentile(times.seconds, 99)))}"),
         ("first step", f"{seconds(float(times.seconds[0]))}; after an evaluation {_after(run)}"),
@@ -173,7 +173,7 @@ def _parts(run: SimulatedRun) -> Iterator[tuple[str, str, str]]:
     for part in PARTS:
         if predicted_s[part] or simulated_s[part]:
             yield PART_NAMES[part], seconds(predicted_s[part]), seconds(simulated_s[part])
-    yield "mean step", seconds(run.planned.plan.step_time_s), seconds(sum(simulated_s.values()))
+    yield "mean step", seconds(run.planned.plan.step_s), seconds(sum(simulated_s.values()))
 
 
 def _seed_row(name: str, value: OverSeeds) -> tuple[str, ...]:
@@ -201,7 +201,7 @@ def _weeks_values(found: Simulation) -> dict[str, Any]:
         "seed": found.seed,
         "num_seeds": found.seeds,
         "days": found.days,
-        "predicted_step_s": found.plan.step_time_s,
+        "predicted_step_s": found.plan.step_s,
         "median_step_s": seen.step.median_s,
         "robust_std_pct": seen.step.robust_std_pct,
         "mean_step_s": seen.step.seconds,

@@ -177,7 +177,7 @@ class LiveRun:
     @property
     def patience_s(self) -> float:
         """How long a sound run may write nothing: it starts, evaluates and saves, too."""
-        longest_s = float(np.max(self.steps.column("step_time_s", -RECENT), initial=0.0))
+        longest_s = float(np.max(self.steps.column("step_s", -RECENT), initial=0.0))
         between_s = max((between_steps_s(event) for event in self.events[-RECENT:]), default=0.0)
         return max(QUIET_S, 10 * longest_s, 3 * between_s) if len(self.steps) else STARTING_S
 
@@ -190,14 +190,14 @@ class LiveRun:
     def recent_step_s(self) -> float:
         """Median seconds of the steady ones among the steps that count; nan before the first."""
         steady = self._steady()
-        return float(np.median(self.steps.column("step_time_s", self.first_counted)[steady])) if steady.any() else math.nan
+        return float(np.median(self.steps.column("step_s", self.first_counted)[steady])) if steady.any() else math.nan
 
     @property
     def recent_tokens_per_s(self) -> float:
         """Tokens of the steady ones among the steps that count over their time; nan where no step or no sequence length is known."""
         length = self.header.sequence_length if self.header else None
         steady = self._steady()[1:]
-        step, samples, step_s = (self.steps.column(name, self.first_counted) for name in ("step", "samples", "step_time_s"))
+        step, samples, step_s = (self.steps.column(name, self.first_counted) for name in ("step", "samples", "step_s"))
         took_s = float(np.sum(step_s[1:][steady]))
         return float(np.sum((np.diff(samples) / np.diff(step))[steady])) * length / took_s if length and took_s > 0 else math.nan
 

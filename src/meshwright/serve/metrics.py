@@ -19,7 +19,7 @@ GAUGES = (
     (
         "meshwright_run_step_time_seconds",
         "Median of the steady steps: of the last 200 steps, or of all once the run has ended.",
-        "step_time_s",
+        "step_s",
     ),
     ("meshwright_run_tokens_per_second", "Tokens of the same steps over their time.", "tokens_per_s"),
     ("meshwright_run_busy_seconds", "Time of steps, evaluations and stalls so far.", "busy_s"),

@@ -152,7 +152,7 @@ def _facts(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
         "loss": run.steps.last("loss"),
         "evaluation": run.last_evaluation,
         "target": number_in(header.target),
-        "step_time_s": run.recent_step_s,
+        "step_s": run.recent_step_s,
         "tokens_per_s": run.recent_tokens_per_s,
         "busy_s": run.busy_s,
         "quiet_s": run.quiet_s,
@@ -173,7 +173,7 @@ def _story(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
     if header is None:
         return {}
     parts_s = predicted_parts_s(plan, KINDS[header.kind]) if plan else {}
-    predicted = {"step_time_s": plan.step_time_s, "low_s": plan.low_s, "high_s": plan.high_s, "parts_s": parts_s} if plan else None
+    predicted = {"step_s": plan.step_s, "low_s": plan.low_s, "high_s": plan.high_s, "parts_s": parts_s} if plan else None
     facts = {
         "machine": header.machine,
         "seed": header.seed,

@@ -18,7 +18,7 @@ from meshwright.record.lines import object_in
 PART_FIELDS = tuple(f"{part}_s" for part in PARTS)
 EXTRA = ("tokens_per_s", "learning_rate", "slowest_replica")
 FIELDS = (*STEP_FIELDS, *PART_FIELDS, *EXTRA)
-DRAWN = ("samples", "loss", "grad_norm", "step_time_s", *PART_FIELDS)  # means over a bucket
+DRAWN = ("samples", "loss", "grad_norm", "step_s", *PART_FIELDS)  # means over a bucket
 NUM_POINTS = 2000  # at most so many buckets, and more than half as many: about the pixels of a wide screen
 
 _NUMBERS = {int, float, type(None)}
@@ -46,7 +46,7 @@ class Steps:
         for name, column in self.columns.items():
             value = entry.get(name)
             column.append(math.nan if value is None else value)
-        self.passed_s.append(entry["step_time_s"] + (self.passed_s[-1] if self.passed_s else 0.0))
+        self.passed_s.append(entry["step_s"] + (self.passed_s[-1] if self.passed_s else 0.0))
 
     @property
     def total_s(self) -> float:
@@ -86,7 +86,7 @@ class Steps:
             values = self.column(name, low, high)
             if not np.isnan(values).all():
                 shown[name] = sendable(mean_of_known(values, edges - low))
-        times_s = self.column("step_time_s", low, high)
+        times_s = self.column("step_s", low, high)
         if len(edges):
             shown["passed_s"] = sendable(self.passed_s[end] for end in ends.tolist())
             shown["shortest_s"] = sendable(np.minimum.reduceat(times_s, edges - low))
@@ -98,9 +98,9 @@ def _is_plain(entry: Mapping[str, Any]) -> bool:
     """Whether a line is beyond doubt: all numbers, and seconds that are some. Most are, and need no slower look by `StepRecord`."""
     if not {type(value) for value in entry.values()} <= _NUMBERS:
         return False
-    seconds = [entry.get(name, 0.0) for name in ("step_time_s", *PART_FIELDS)]
+    seconds = [entry.get(name, 0.0) for name in ("step_s", *PART_FIELDS)]
     counts = (entry.get("step"), entry.get("samples"))
-    if "step_time_s" not in entry or None in seconds or not all(type(value) is int and 0 <= value < 2**53 for value in counts):
+    if "step_s" not in entry or None in seconds or not all(type(value) is int and 0 <= value < 2**53 for value in counts):
         return False
     try:
         return min(seconds) >= 0 and max(seconds) <= LONGEST_S and all(map(math.isfinite, filter(None, entry.values())))

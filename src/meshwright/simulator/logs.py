@@ -59,7 +59,7 @@ def step_logs(folder: Path = FOLDER, measured: Path = MEASURED_CSV) -> tuple[Ste
     rows = read_runs(measured).rows
     logs = [StepLog(path.stem, _row(path.stem, rows), read_step_times(path)) for path in sorted(folder.glob("*.csv"))]
     if not logs:
-        raise InputError("no step-time logs", where=str(folder), fix="give a folder of CSV files with step,step_time_s")
+        raise InputError("no step-time logs", where=str(folder), fix="give a folder of CSV files with step,step_s")
     return tuple(log for log in logs if log.run.is_clean)
 
 

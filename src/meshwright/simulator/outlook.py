@@ -166,7 +166,7 @@ def finish(plan: Plan, seen: Outlook, run_spread: float, seed: int, num_seeds: i
 
 def _uncertain(plan: Plan, deviates: Floats) -> Floats:
     """Factors on the predicted step whose middle 80 % are the plan's interval, each side with a spread of its own."""
-    up, down = math.log(plan.high_s / plan.step_time_s), math.log(plan.step_time_s / plan.low_s)
+    up, down = math.log(plan.high_s / plan.step_s), math.log(plan.step_s / plan.low_s)
     return np.exp(deviates / NORMAL_90 * np.where(deviates > 0, up, down))
 
 

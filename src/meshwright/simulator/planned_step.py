@@ -131,9 +131,9 @@ def planned_step(plan: Plan, cluster: Cluster | None = None, software: Software 
 def check_plan(plan: Plan, software: Software | str = "") -> None:
     """Raise an InputError where the plan's own step is not what its machine, model and software give."""
     predicted = forecast_of(plan, software)
-    if not abs(plan.step_time_s / predicted.step_s - 1) <= SAME:
+    if not abs(plan.step_s / predicted.step_s - 1) <= SAME:
         raise InputError(
-            f"the plan says {plan.step_time_s:.4g} s a step; {plan.cluster.name} with software {predicted.job.software.name} "
+            f"the plan says {plan.step_s:.4g} s a step; {plan.cluster.name} with software {predicted.job.software.name} "
             f"takes {predicted.step_s:.4g} s",
             where="plan",
             fix="it was made for another machine or version: make it again with `meshwright plan`",

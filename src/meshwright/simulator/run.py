@@ -299,7 +299,7 @@ def records(run: SimulatedRun) -> Iterator[StepRecord]:
             samples=(i + 1) * batch,
             loss=None,
             grad_norm=None,
-            step_time_s=round(seconds, 9),
+            step_s=round(seconds, 9),
             parts_s={part: column[i] for part, column in columns.items()},
             extra={"tokens_per_s": round(tokens / seconds, 3), "slowest_replica": float(run.steps.slowest_replica[i])},
         )

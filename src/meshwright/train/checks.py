@@ -10,10 +10,10 @@ from meshwright.predict.legality import check_division
 from meshwright.train.benchmark.settings import check_settings
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Samples, validation_samples
-from meshwright.train.job import Job, log_settings
+from meshwright.train.job import TrainingJob, log_settings
 
 
-def check_job(job: Job, *, reads_corpus: bool = False) -> Corpus:
+def check_job(job: TrainingJob, *, reads_corpus: bool = False) -> Corpus:
     """Check all that can be known before ranks start; the corpus, opened. `reads_corpus`: compare its hashes, where that takes seconds."""
     workload = job.plan.workload
     check_division(job.plan.model, workload, job.plan.layout)  # a plan file may have been written by hand

@@ -18,7 +18,7 @@ from meshwright.train.benchmark.settings import OWN, LogSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TrainingJob:
     """One run of a plan."""
 
     plan: Plan
@@ -85,7 +85,7 @@ class Job:
         return min(to_target, self.last_step) if to_target else self.last_step
 
 
-def digests(job: Job, corpus_digest: str) -> dict[str, str]:
+def digests(job: TrainingJob, corpus_digest: str) -> dict[str, str]:
     """What a checkpoint must share with the run that goes on from it. The layout may change; what is trained may not."""
     model, workload = (_without_sources(asdict(part)) for part in (job.plan.model, job.plan.workload))
     facts = {"model": model, "workload": workload, "seed": job.seed}
@@ -130,7 +130,7 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def log_settings(job: Job, num_train_samples: int, machine: str) -> LogSettings:
+def log_settings(job: TrainingJob, num_train_samples: int, machine: str) -> LogSettings:
     """What the MLPerf log says before the run starts."""
     workload, layout, training = job.plan.workload, job.plan.layout, job.training
     batch = workload.global_batch

@@ -21,7 +21,7 @@ from meshwright.train.health.nonfinite import find_culprit
 from meshwright.train.health.signals import StopSignal
 from meshwright.train.health.spikes import Spikes, largest_parameter
 from meshwright.train.health.watch import Watch
-from meshwright.train.job import Job
+from meshwright.train.job import TrainingJob
 from meshwright.train.model.compiled import compiles
 from meshwright.train.parallel.batches import micro_batch, sample_numbers, without_loss
 from meshwright.train.parallel.pipeline import MicroBatch
@@ -49,7 +49,7 @@ class Progress:
 class Parts:
     """What the loop works with, on this rank."""
 
-    job: Job
+    job: TrainingJob
     replica: Replica
     corpus: Corpus
     train: Samples
@@ -130,7 +130,7 @@ def _validation_batch(parts: Parts, num_samples: int) -> list[MicroBatch]:
     return made
 
 
-def _numbers(job: Job, replica: Replica, first: int) -> Iterator[list[int]]:
+def _numbers(job: TrainingJob, replica: Replica, first: int) -> Iterator[list[int]]:
     """Sample numbers of this rank's part of every batch from `first` on, without end."""
     batch_size = job.plan.workload.global_batch
     while True:
@@ -150,18 +150,18 @@ def _device_batch(parts: Parts, batch: Batch) -> list[MicroBatch]:
     ]
 
 
-def _record(parts: Parts, progress: Progress, result: StepResult, step_time_s: float, data_s: float, rate: float) -> None:
+def _record(parts: Parts, progress: Progress, result: StepResult, step_s: float, data_s: float, rate: float) -> None:
     """Let this rank's times ride in the next step's sum, and write down the step before, whose times have arrived."""
     started_s, ended_s = time.perf_counter(), time.monotonic()
     mesh = parts.replica.mesh
     spans = mesh.timer.later()  # the device is at the update still, and is to find the next step's work behind it
-    exchange = measured.Exchange(lambda: measured.parts_of({**spans(), "data": [data_s]}, mesh.layout, step_time_s), mesh)
+    exchange = measured.Exchange(lambda: measured.parts_of({**spans(), "data": [data_s]}, mesh.layout, step_s), mesh)
     parts.replica.rider = exchange
-    parts.watch.step(progress.step, step_time_s)
+    parts.watch.step(progress.step, step_s)
     parts.logbook.flush()
-    parts.logbook.step(Step(progress.step, progress.samples, result, step_time_s, rate, exchange, ended_s))
+    parts.logbook.step(Step(progress.step, progress.samples, result, step_s, rate, exchange, ended_s))
     saved = parts.saves.finished()
-    parts.limit.saw(step_time_s, saved)
+    parts.limit.saw(step_s, saved)
     parts.logbook.saves(progress, saved)
     parts.logbook.recording_s = time.perf_counter() - started_s
 

@@ -31,7 +31,7 @@ from meshwright.train.checkpoint.durable import JSON
 from meshwright.train.checkpoint.folder import step_folders
 from meshwright.train.checkpoint.manifest import MANIFEST
 from meshwright.train.checkpoint.notices import StoreNotices
-from meshwright.train.job import Job, differences
+from meshwright.train.job import TrainingJob, differences
 from meshwright.train.replica import Replica
 
 
@@ -47,7 +47,7 @@ class Saves:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         replica: Replica,
         digests: dict[str, str],
         resumed_step: int | None = None,
@@ -114,17 +114,17 @@ class Saves:
         }
 
 
-def folder_of(job: Job) -> Path:
+def folder_of(job: TrainingJob) -> Path:
     """Where a run's checkpoints lie."""
     return job.folder / "checkpoints"
 
 
-def has_checkpoint(job: Job) -> bool:
+def has_checkpoint(job: TrainingJob) -> bool:
     """Whether the run has ever finished a save; one that is damaged counts, since it must not be passed over in silence."""
     return bool(step_folders(folder_of(job)))
 
 
-def find(job: Job) -> Found:
+def find(job: TrainingJob) -> Found:
     """The newest checkpoint that is whole and readable; an error where there is none."""
     found = newest_loadable(folder_of(job))
     if found.path is None:
@@ -134,7 +134,7 @@ def find(job: Job) -> Found:
     return found
 
 
-def check_steps(job: Job) -> None:
+def check_steps(job: TrainingJob) -> None:
     """Pass where a run that goes on has not passed the step it is to end at."""
     if not job.resume or job.num_steps is None:
         return
@@ -150,7 +150,7 @@ def check_steps(job: Job) -> None:
         )
 
 
-def check_resumable(job: Job, path: Path, digests: dict[str, str]) -> Manifest:
+def check_resumable(job: TrainingJob, path: Path, digests: dict[str, str]) -> Manifest:
     """The manifest of a checkpoint that this run may go on from."""
     manifest = read_manifest(path)
     _check_scalars(manifest, path)
@@ -186,7 +186,7 @@ def _random_state(scalars: Mapping[str, Any]) -> bytes:
         return b""
 
 
-def _changes(job: Job, manifest: Manifest) -> dict[str, str]:
+def _changes(job: TrainingJob, manifest: Manifest) -> dict[str, str]:
     """What of the plan has changed since the checkpoint, in words, as far as the run's own files tell."""
     found = []
     seed = manifest.scalars.get("seed")

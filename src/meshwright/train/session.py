@@ -30,7 +30,7 @@ from meshwright.train.health.signals import StopSignal
 from meshwright.train.health.watch import Diagnosis, Watch, places
 from meshwright.train.interop.huggingface import load_huggingface
 from meshwright.train.interop.huggingface_save import tokenizer_config
-from meshwright.train.job import Job, digests, log_settings
+from meshwright.train.job import TrainingJob, digests, log_settings
 from meshwright.train.launch import Place, ToldElsewhere, agreed, explain_failure
 from meshwright.train.loop import NotFinite, Parts, Progress, train
 from meshwright.train.model.initial import initial_weights
@@ -48,7 +48,7 @@ BY_SIGNAL = "asked to stop by a signal"
 COLLECTIVE_S = 1800.0  # the last resort: the watchdog names who is waited for long before
 
 
-def run_rank(place: Place, job: Job, is_gpu: bool) -> None:
+def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
     """Train on this rank until the run is over."""
     stop, begun_s = StopSignal(), time.monotonic()
     device = torch.device("cuda", place.local_rank) if is_gpu else torch.device("cpu")
@@ -95,7 +95,7 @@ def _claim(device: torch.device, place: Place) -> None:
         torch.set_num_threads(max(cores // place.num_local_ranks, 1))
 
 
-def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, begun_s: float, is_open: threading.Event) -> None:
+def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, begun_s: float, is_open: threading.Event) -> None:
     """The run from its folder to its end; `is_open` is set once the folder is this run's, and no longer another's of its name."""
     corpus = check_job(job)
     machine = machine_words(mesh.device.type, mesh.layout.num_ranks, _device_name(mesh.device))
@@ -122,7 +122,7 @@ def _train(job: Job, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, b
         saves = Saves(job, replica, marks_of_run, resumed_step, store=place.store, is_hurried=lambda: stop.is_asked)
         if writer and not job.resume:
             begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins with its folder
-        limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_time_s)
+        limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_s)
         parts = Parts(
             job=job, replica=replica, corpus=corpus, train=samples, saves=saves, logbook=logbook, watch=watch, stop=stop, limit=limit
         )
@@ -151,7 +151,7 @@ def _steps(parts: Parts, progress: Progress, place: Place) -> None:
 
 
 @contextmanager
-def _recorded(job: Job, place: Place, is_open: threading.Event) -> Iterator[None]:
+def _recorded(job: TrainingJob, place: Place, is_open: threading.Event) -> Iterator[None]:
     """Record what fails inside, where no parent will and the folder is ours: an event that names this rank, and the run's status."""
     try:
         yield
@@ -187,7 +187,7 @@ def _save_last(parts: Parts, progress: Progress, place: Place, left_s: float) ->
         )
 
 
-def _begin(job: Job, replica: Replica, now: dict[str, str], place: Place) -> Progress:
+def _begin(job: TrainingJob, replica: Replica, now: dict[str, str], place: Place) -> Progress:
     """First weights, or those of the newest whole checkpoint."""
     if not job.resume:
         replica.fill_weights(_first_weights(job))
@@ -200,7 +200,7 @@ def _begin(job: Job, replica: Replica, now: dict[str, str], place: Place) -> Pro
     return Progress(step=manifest.step, samples=int(manifest.scalars["samples"]))
 
 
-def _found(job: Job, now: dict[str, str]) -> str:
+def _found(job: TrainingJob, now: dict[str, str]) -> str:
     """The checkpoint to go on from, checked against this run; "" where there is none and the run may start over."""
     if job.may_start_over and not has_checkpoint(job):
         print("the run has no checkpoint yet: it starts over", file=told_to(job), flush=True)
@@ -213,7 +213,7 @@ def _found(job: Job, now: dict[str, str]) -> str:
     return str(found.path)
 
 
-def _first_weights(job: Job) -> Callable[..., None]:
+def _first_weights(job: TrainingJob) -> Callable[..., None]:
     if job.start_from is None:
         return initial_weights(job.plan.model, job.seed)
     _, source = load_huggingface(job.start_from)
@@ -221,7 +221,7 @@ def _first_weights(job: Job) -> Callable[..., None]:
 
 
 @contextmanager
-def _locked(job: Job, place: Place) -> Iterator[None]:
+def _locked(job: TrainingJob, place: Place) -> Iterator[None]:
     """Keep others from writing the run's folder; where somebody does already, no rank goes on."""
     taken: list[RunLock] = []
 
@@ -250,7 +250,7 @@ def _opened(place: Place, what: str, open_run: Callable[[], RunWriter]) -> RunWr
     return writers[0] if writers else None
 
 
-def _open_run(job: Job, machine: str) -> RunWriter:
+def _open_run(job: TrainingJob, machine: str) -> RunWriter:
     training = job.training
     header = RunHeader(
         name=job.name,
@@ -268,7 +268,7 @@ def _open_run(job: Job, machine: str) -> RunWriter:
     return RunWriter.create(job.runs, header, job.plan_text)
 
 
-def _leave_tokenizer(corpus: Corpus, job: Job) -> None:
+def _leave_tokenizer(corpus: Corpus, job: TrainingJob) -> None:
     """Put the tokenizer beside the run, so that it explains itself; with the token that ends a document, which the corpus chose."""
     config = tokenizer_config(corpus.tokenizer, job.plan.workload.seq_len)
     write_whole(job.folder / "tokenizer.json", corpus.tokenizer.content.decode())
@@ -279,7 +279,7 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
-def _reporter(job: Job, is_open: threading.Event) -> Callable[[Diagnosis], None]:
+def _reporter(job: TrainingJob, is_open: threading.Event) -> Callable[[Diagnosis], None]:
     """What the watchdog does with its diagnosis: the run's events, and standard error."""
 
     def report(found: Diagnosis) -> None:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from meshwright.cli.train import train
 from meshwright.layout import Layout
 from meshwright.train.health.watch import EXIT_HUNG, STALL_S, Diagnosis, Patience, Peers, RankState, Watch, diagnose, places
-from meshwright.train.job import Job
+from meshwright.train.job import TrainingJob
 from meshwright.train.parallel.marks import Marks
 
 LAYOUT = Layout(tp=2, pp=2, dp=2)
@@ -147,7 +147,7 @@ def test_five_slow_steps_are_waited_for_where_steps_are_long() -> None:
 def test_a_run_by_default_has_this_patience() -> None:
     defaults = {name: parameter.default for name, parameter in signature(train).parameters.items()}
     assert defaults["stall_timeout"] == STALL_S
-    assert next(field.default for field in fields(Job) if field.name == "stall_timeout_s") == STALL_S
+    assert next(field.default for field in fields(TrainingJob) if field.name == "stall_timeout_s") == STALL_S
 
 
 def test_starting_and_saving_may_take_longer() -> None:

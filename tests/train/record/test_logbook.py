@@ -12,7 +12,7 @@ from small_run import Small
 
 from meshwright.layout import Layout
 from meshwright.record.entries import PARTS
-from meshwright.train.job import Job
+from meshwright.train.job import TrainingJob
 from meshwright.train.loop import Progress
 from meshwright.train.record import logbook
 from meshwright.train.record.logbook import LiveLine, of_step, told_to
@@ -26,8 +26,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def job(small: Small, tmp_path: Path) -> Job:
-    return Job(plan=small.plan("dp=2", training={"target_loss": 5.0}), runs=tmp_path, name="a", corpus=small.corpus, num_steps=100)
+def job(small: Small, tmp_path: Path) -> TrainingJob:
+    return TrainingJob(plan=small.plan("dp=2", training={"target_loss": 5.0}), runs=tmp_path, name="a", corpus=small.corpus, num_steps=100)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def show(line: LiveLine, clock: list[float], num_steps: int, step_s: float) -> N
 
 
 @pytest.mark.parametrize("attention", ["", "flash-attn-4 4.5"])
-def test_a_run_that_begins_names_what_it_attends_by_if_not_torch(job: Job, monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+def test_a_run_that_begins_names_what_it_attends_by_if_not_torch(job: TrainingJob, monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
     told: list[tuple[str, dict[str, object]]] = []
     book = object.__new__(logbook.Logbook)
     book.job, book.writer = job, None
@@ -56,7 +56,7 @@ def test_a_run_that_begins_names_what_it_attends_by_if_not_torch(job: Job, monke
     assert ("attention" in detail) == bool(attention)
 
 
-def test_a_terminal_has_one_line(job: Job, clock: list[float]) -> None:
+def test_a_terminal_has_one_line(job: TrainingJob, clock: list[float]) -> None:
     out = Terminal()
     line = LiveLine(job, out)
     show(line, clock, 3, 1.0)
@@ -70,13 +70,13 @@ def test_a_terminal_has_one_line(job: Job, clock: list[float]) -> None:
     ]
 
 
-def test_a_terminal_is_not_renewed_faster_than_one_can_read(job: Job, clock: list[float]) -> None:
+def test_a_terminal_is_not_renewed_faster_than_one_can_read(job: TrainingJob, clock: list[float]) -> None:
     out = Terminal()
     show(LiveLine(job, out), clock, 100, 0.01)
     assert 4 <= out.getvalue().count("\r") <= 6
 
 
-def test_a_file_has_plain_lines(job: Job, clock: list[float]) -> None:
+def test_a_file_has_plain_lines(job: TrainingJob, clock: list[float]) -> None:
     out = io.StringIO()
     line = LiveLine(job, out)
     show(line, clock, 25, 1.0)
@@ -88,7 +88,7 @@ def test_a_file_has_plain_lines(job: Job, clock: list[float]) -> None:
     assert lines[-1] == "step 25: validation loss 5.5000, target 5.0000"
 
 
-def test_a_lasting_line_stands_above_the_live_one(job: Job, clock: list[float]) -> None:
+def test_a_lasting_line_stands_above_the_live_one(job: TrainingJob, clock: list[float]) -> None:
     out = Terminal()
     line = LiveLine(job, out)
     show(line, clock, 1, 1.0)
@@ -96,7 +96,7 @@ def test_a_lasting_line_stands_above_the_live_one(job: Job, clock: list[float]) 
     assert out.getvalue().endswith(" \rrank 1 is slow\n")
 
 
-def test_a_reader_that_went_away_does_not_end_the_run(job: Job, clock: list[float]) -> None:
+def test_a_reader_that_went_away_does_not_end_the_run(job: TrainingJob, clock: list[float]) -> None:
     attempts = []
 
     class Closed(io.StringIO):
@@ -109,7 +109,7 @@ def test_a_reader_that_went_away_does_not_end_the_run(job: Job, clock: list[floa
     assert len(attempts) >= 2  # it went on after the first refusal
 
 
-def test_where_it_is_told(job: Job) -> None:
+def test_where_it_is_told(job: TrainingJob) -> None:
     from dataclasses import replace
 
     assert told_to(job) is sys.stdout

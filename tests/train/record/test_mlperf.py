@@ -69,7 +69,7 @@ def write(path: Path, benchmark: str, settings: LogSettings, losses: tuple[float
         log.block_start(samples, step)
         for _ in range(num_steps):
             step, samples = step + 1, samples + settings.global_batch
-            log.step(step, samples, 2.0 * loss, step_time_s=0.25 + step / 1000, lr=1e-3)
+            log.step(step, samples, 2.0 * loss, step_s=0.25 + step / 1000, lr=1e-3)
         log.block_stop(samples, step)
         log.evaluation_start(samples, step)
         log.evaluation(samples, step, loss)
@@ -196,7 +196,7 @@ def test_the_log_of_a_run_that_was_stopped_again_and_again_is_whole(tmp_path: Pa
         log.init_stop()
         log.run_start()
         log.block_start(16 * life, life)
-        log.step(life + 1, 16 * (life + 1), 4.0, step_time_s=0.25, lr=1e-3)
+        log.step(life + 1, 16 * (life + 1), 4.0, step_s=0.25, lr=1e-3)
         assert log.run_stop(16 * (life + 1), life + 1) == "aborted"
         log.close()
         run = read_run(path)

@@ -21,7 +21,7 @@ def origin(plan: Plan) -> list[str]:
         f"layout: {layout.degrees}, order {'-'.join(layout.order)}, schedule {layout.schedule}" + attention,
         f"machine: {machine.num_accelerators} x {machine.accelerator.name} of {machine.name}",
         f"job: {plan.model.name}, {job.global_batch} sequences of {job.seq_len} tokens a step, {job.precision}",
-        f"predicted: {seconds(plan.step_time_s)} a step ({seconds(plan.low_s)} to {seconds(plan.high_s)})",
+        f"predicted: {seconds(plan.step_s)} a step ({seconds(plan.low_s)} to {seconds(plan.high_s)})",
     ]
 
 

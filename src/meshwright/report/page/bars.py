@@ -141,7 +141,7 @@ def _change_row(change: Change, bottom: float, top: float) -> tuple[Html | str, 
     arrow = tag("text", "\u25c2", x=1, y=12, fill=var("paper"), font_size=11) if change.gain_pct < bottom else Html("")
     drawn = bar([(low, high, colour)], mark(at(0.0), var("ink")), arrow)
     what = change.what if change.fits else joined(change.what, " ", tag("b", "(does not fit)", style=f"color:{var('warn')}"))
-    return what, drawn, f"{change.gain_pct:+.1f}", seconds(change.step_time_s)
+    return what, drawn, f"{change.gain_pct:+.1f}", seconds(change.step_s)
 
 
 # -- memory ---------------------------------------------------------------------------------------------

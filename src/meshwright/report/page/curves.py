@@ -23,7 +23,7 @@ class ScalingPoint:
     """A step at one number of accelerators."""
 
     num_accelerators: int
-    step_time_s: float
+    step_s: float
     low_s: float  # 80 % interval
     high_s: float
     efficiency: float  # throughput per accelerator, of that at the smallest number of its kind
@@ -76,7 +76,7 @@ def scaling_chart(points: Sequence[ScalingPoint]) -> Html:
 def _ideal(points: Sequence[ScalingPoint], kind: str) -> list[float]:
     """Step times if nothing were lost from the smallest machine on."""
     first = points[0]
-    return [first.step_time_s * (first.num_accelerators / p.num_accelerators if kind == "strong" else 1.0) for p in points]
+    return [first.step_s * (first.num_accelerators / p.num_accelerators if kind == "strong" else 1.0) for p in points]
 
 
 def _curve(frame: Frame, points: Sequence[ScalingPoint], kind: str) -> Html:
@@ -84,13 +84,13 @@ def _curve(frame: Frame, points: Sequence[ScalingPoint], kind: str) -> Html:
     drawn = []
     at = [frame.x(float(p.num_accelerators)) for p in points]
     drawn.append(_line(list(zip(at, [frame.y(value) for value in ideal], strict=True)), colour, "4 3", 1.0))
-    drawn.append(_line([(x, frame.y(p.step_time_s)) for x, p in zip(at, points, strict=True)], colour, None, 2.0))
+    drawn.append(_line([(x, frame.y(p.step_s)) for x, p in zip(at, points, strict=True)], colour, None, 2.0))
     for x, p in zip(at, points, strict=True):
         low, high = frame.y(p.low_s), frame.y(p.high_s)
         drawn += [tag("line", x1=x, x2=x, y1=low, y2=high, stroke=colour, stroke_width=1.3)]
         drawn += [tag("line", x1=x - 4.0, x2=x + 4.0, y1=y, y2=y, stroke=colour, stroke_width=1.3) for y in (low, high)]
-        title = f"{p.num_accelerators:,} accelerators: {seconds(p.step_time_s)}, efficiency {100 * p.efficiency:.1f} %. {p.note}".strip()
-        drawn.append(tag("circle", tag("title", title), cx=x, cy=frame.y(p.step_time_s), r=4.0, fill=colour))
+        title = f"{p.num_accelerators:,} accelerators: {seconds(p.step_s)}, efficiency {100 * p.efficiency:.1f} %. {p.note}".strip()
+        drawn.append(tag("circle", tag("title", title), cx=x, cy=frame.y(p.step_s), r=4.0, fill=colour))
     return joined(*drawn)
 
 
@@ -100,7 +100,7 @@ def _scaling_table(points: Sequence[ScalingPoint]) -> Html:
         (
             p.kind,
             f"{p.num_accelerators:,}",
-            seconds(p.step_time_s),
+            seconds(p.step_s),
             f"{seconds(p.low_s)} \u2013 {seconds(p.high_s)}",
             f"{100 * p.efficiency:.1f}",
         )

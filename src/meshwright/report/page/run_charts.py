@@ -100,8 +100,8 @@ def _evaluation_dots(plot: Plot, facts: RunFacts, colour: str) -> Iterable[Html]
 
 def step_chart(facts: RunFacts) -> Html:
     """Step time over steps: a line where they are few; the middle of neighbours and each slow step where they are many."""
-    xs, ys = facts.run.columns["step"].astype(np.float64), facts.run.columns["step_time_s"]
-    median_s, predicted_s = facts.summary.median_step_s, facts.plan.step_time_s if facts.plan else None
+    xs, ys = facts.run.columns["step"].astype(np.float64), facts.run.columns["step_s"]
+    median_s, predicted_s = facts.summary.median_step_s, facts.plan.step_s if facts.plan else None
     low, high = float(np.percentile(ys, 0.5)), float(np.percentile(facts.steady_s, 99.5))
     if predicted_s and 0.8 * low < predicted_s < 1.25 * high:
         low, high = min(low, predicted_s), max(high, predicted_s)

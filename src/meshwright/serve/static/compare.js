@@ -95,7 +95,7 @@ export function showCompare(content, wanted) {
     }
     const [first, second] = charts.length === 2 ? charts : [null, charts[0]];
     first?.set(joined(learning, over, "loss"));
-    second?.set(joined(good, over, "step_time_s"));
+    second?.set(joined(good, over, "step_s"));
     legend.replaceChildren(legendOf(told.filter((run) => !run.problem).map((run) => [run.colour, run.name])));
     body.replaceChildren(...told.map((run) => row(run, good)));
     notices.replaceChildren(...warnings(told, good, dropped));
@@ -173,15 +173,15 @@ function row(run, good) {
   const name = el("span", { class: "key" }, swatch, el("a", { href: runAddress(run.name) }, run.name));
   if (run.problem)
     return el("tr", {}, el("td", {}, name), el("td", {}, status("damaged")), el("td", { colspan: 8, class: "live-why" }, run.problem.what));
-  const alike = good.filter((one) => one.step_time_s && work(one) === work(run));
-  const fastest = Math.min(...alike.map((one) => one.step_time_s));
-  const behind = run.step_time_s && alike.length > 1 ? run.step_time_s / fastest - 1 : null;
+  const alike = good.filter((one) => one.step_s && work(one) === work(run));
+  const fastest = Math.min(...alike.map((one) => one.step_s));
+  const behind = run.step_s && alike.length > 1 ? run.step_s / fastest - 1 : null;
   const cells = [
     number(run.num_ranks),
     number(run.step),
     loss(run.loss),
     loss(run.evaluation),
-    seconds(run.step_time_s),
+    seconds(run.step_s),
     behind === null ? "\u2013" : behind < 0.0005 ? "fastest" : `+${percent(behind, behind < 0.1 ? 1 : 0)}`,
     usd(run.usd),
   ];

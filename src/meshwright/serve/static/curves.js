@@ -74,7 +74,7 @@ export function makeStepTimes(onZoom) {
     const [, longest, shortest, mean] = u.data;
     const values = finite(mean ?? []);
     if (!values.length) return [0, 1];
-    const predicted = shown.predicted?.step_time_s;
+    const predicted = shown.predicted?.step_s;
     const usual = quantile(finite(longest), 0.97);
     const near = predicted && predicted < 3 * usual && predicted > usual / 3 ? [predicted] : [];
     const low = Math.min(quantile(finite(shortest), 0.005), ...near);
@@ -131,14 +131,14 @@ export function makeStepTimes(onZoom) {
         ],
         bands: [{ series: [1, 2], fill: faded("accent", 0.16) }],
         below: [predictedBand],
-        above: [(u) => flags(u, shown.events), beyond, (u) => level(u, shown.predicted?.step_time_s, "ink")],
+        above: [(u) => flags(u, shown.events), beyond, (u) => level(u, shown.predicted?.step_s, "ink")],
       });
       chart.plot.root.classList.add("of-steps");
       element.append(legend);
     }
     chart.plot.root.classList.toggle("single", bucket <= 1);
     const none = (columns.step ?? []).map(() => null);
-    chart.set([columns.step ?? [], columns.longest_s ?? none, columns.shortest_s ?? none, columns.step_time_s ?? none]);
+    chart.set([columns.step ?? [], columns.longest_s ?? none, columns.shortest_s ?? none, columns.step_s ?? none]);
     drawStrip(strip, columns, chart.plot, bucket);
     const kinds = new Set(events.map((event) => MARKS[event.kind]).filter(Boolean));
     const wanted = [
@@ -167,9 +167,9 @@ function drawStrip(canvas, columns, plot, bucket) {
   canvas.width = width * scale;
   canvas.height = height * scale;
   const ctx = canvas.getContext("2d");
-  const times = (bucket > 1 ? columns.step_time_s : columns.longest_s) ?? [];
+  const times = (bucket > 1 ? columns.step_s : columns.longest_s) ?? [];
   if (!times.length || !width) return;
-  const usual = quantile(columns.step_time_s, 0.5);
+  const usual = quantile(columns.step_s, 0.5);
   const left = plot.bbox.left;
   const wide = plot.bbox.width;
   const [first, last] = [columns.step[0], columns.step.at(-1)];

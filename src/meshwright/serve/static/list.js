@@ -195,7 +195,7 @@ function makeRow(run, choose) {
     }
     say(steps, now.share_read < 1 ? `reading ${percent(now.share_read)}` : progressWords(now));
     say(cells.loss, now.problem ? "" : loss(now.loss));
-    say(cells.step, now.problem ? "" : seconds(now.step_time_s));
+    say(cells.step, now.problem ? "" : seconds(now.step_s));
     say(cells.cost, now.problem ? "" : usd(now.usd));
     say(cells.when, now.written ? ago(now.written) : "");
     cells.when.title = now.written ? clock(now.written) : "";

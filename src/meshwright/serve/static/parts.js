@@ -41,7 +41,7 @@ export function makeParts() {
     const word = now.kind === "simulated" ? "Simulated" : "Measured";
     const known = partNames.filter((part) => (measured[part] ?? 0) > 0 || (predicted[part] ?? 0) > 0);
     const total = (of) => (Object.keys(of).length ? known.reduce((sum, part) => sum + (of[part] ?? 0), 0) : null);
-    const predictedStep = now.unpredicted ? now.predicted?.step_time_s : total(predicted);
+    const predictedStep = now.unpredicted ? now.predicted?.step_s : total(predicted);
     element.classList.toggle("without", !Object.keys(measured).length);
     say(table.querySelector(".now"), word);
     drawBars(

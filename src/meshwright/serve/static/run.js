@@ -297,14 +297,14 @@ function makeTiles() {
             .filter(Boolean)
             .join(" \u00b7 ") || "no evaluation yet",
     );
-    say(pace.value, seconds(told.step_time_s));
-    const off = told.predicted && told.step_time_s ? told.step_time_s / told.predicted.step_time_s - 1 : null;
+    say(pace.value, seconds(told.step_s));
+    const off = told.predicted && told.step_s ? told.step_s / told.predicted.step_s - 1 : null;
     say(
       pace.remark,
       [
         off === null
           ? ""
-          : `predicted ${seconds(told.predicted.step_time_s)} (${off >= 0 ? "+" : "\u2212"}${Math.abs(100 * off).toFixed(0)} %)`,
+          : `predicted ${seconds(told.predicted.step_s)} (${off >= 0 ? "+" : "\u2212"}${Math.abs(100 * off).toFixed(0)} %)`,
         told.tokens_per_s ? si(told.tokens_per_s, " tokens/s") : "",
         told.num_recent < told.step && !told.num_recorded ? `last ${number(told.num_recent)} steps` : "",
       ]

@@ -276,10 +276,10 @@ class Watch:
         with suppress(RuntimeError):
             self._publish(finished=True)
 
-    def step(self, number: int, step_time_s: float) -> None:
+    def step(self, number: int, step_s: float) -> None:
         """Note a finished step; its time makes the limit."""
         self.marks.step = number
-        self.patience.step(step_time_s)
+        self.patience.step(step_s)
         self.marks.do("the time between steps")
 
     @contextmanager

@@ -24,7 +24,7 @@ from meshwright.record.writer import RunWriter
 from meshwright.train.checkpoint import SaveReport
 from meshwright.train.health.spikes import Spike
 from meshwright.train.health.stragglers import Stragglers
-from meshwright.train.job import Job
+from meshwright.train.job import TrainingJob
 from meshwright.train.record import measured
 from meshwright.train.record.meter import Meter
 from meshwright.train.record.mlperf import MlperfLog
@@ -65,7 +65,7 @@ class Step:
     step: int
     samples: int
     result: StepResult
-    step_time_s: float
+    step_s: float
     rate: float  # of learning
     exchange: measured.Exchange
     ended_s: float = math.nan  # by the monotonic clock
@@ -74,7 +74,9 @@ class Step:
 class Logbook:
     """The record of a run on rank 0; on other ranks every call does nothing but wait for what it must."""
 
-    def __init__(self, job: Job, writer: RunWriter | None, log: MlperfLog, out: TextIO | None = None, meter: Meter | None = None) -> None:
+    def __init__(
+        self, job: TrainingJob, writer: RunWriter | None, log: MlperfLog, out: TextIO | None = None, meter: Meter | None = None
+    ) -> None:
         self.job, self.writer, self.log, self.meter = job, writer, log, meter
         self.live = LiveLine(job, out or told_to(job)) if writer else None
         self.recording_s = 0.0  # that the last step's record took
@@ -101,24 +103,24 @@ class Logbook:
         everyones = done.exchange.table()
         if self.writer is None or self.stragglers is None or self.live is None or self.rank_times is None:
             return
-        parts_s = of_step(everyones, self.job.plan.layout, done.step_time_s)
+        parts_s = of_step(everyones, self.job.plan.layout, done.step_s)
         self.writer.step(self._record(done, parts_s))
-        self.log.step(done.step, done.samples, done.result.loss, done.step_time_s, done.rate)
+        self.log.step(done.step, done.samples, done.result.loss, done.step_s, done.rate)
         self.rank_times.update(done.step, measured.busy_s(everyones))
         for found in self.stragglers.update(done.step, measured.busy_s(everyones)):
             self.event("recovered_rank" if found.recovered else "slow_rank", done, rank=found.rank, said=str(found))
             self.live.say(str(found))
-        self.live.step(done, done.result.loss, done.step_time_s, parts_s)
+        self.live.step(done, done.result.loss, done.step_s, parts_s)
 
     def _record(self, done: Step, parts_s: dict[str, float]) -> StepRecord:
-        tokens_per_s = self.job.plan.workload.tokens_per_step / done.step_time_s
-        drawn_j = self.meter.between(done.ended_s - done.step_time_s, done.ended_s) if self.meter else None
+        tokens_per_s = self.job.plan.workload.tokens_per_step / done.step_s
+        drawn_j = self.meter.between(done.ended_s - done.step_s, done.ended_s) if self.meter else None
         return StepRecord(
             step=done.step,
             samples=done.samples,
             loss=done.result.loss,
             grad_norm=done.result.grad_norm,
-            step_time_s=done.step_time_s,
+            step_s=done.step_s,
             parts_s=parts_s,
             extra={
                 "tokens_per_s": tokens_per_s,
@@ -214,14 +216,14 @@ class Logbook:
             self.writer.finish(status)
 
 
-def of_step(everyones: NDArray[np.float64], layout: Layout, step_time_s: float) -> dict[str, float]:
+def of_step(everyones: NDArray[np.float64], layout: Layout, step_s: float) -> dict[str, float]:
     """The step's parts: those of the busiest stage, scaled to rank 0's clock so that they add up to the step."""
     parts_s = measured.of_busiest_stage(everyones, layout)
     total_s = sum(parts_s.values())
-    return {part: value * step_time_s / total_s for part, value in parts_s.items()} if total_s > 0 else parts_s
+    return {part: value * step_s / total_s for part, value in parts_s.items()} if total_s > 0 else parts_s
 
 
-def told_to(job: Job) -> TextIO:
+def told_to(job: TrainingJob) -> TextIO:
     """Where people read how it goes: standard output, unless that is kept for the result alone."""
     return sys.stderr if job.prints_json else sys.stdout
 
@@ -229,7 +231,7 @@ def told_to(job: Job) -> TextIO:
 class LiveLine:
     """Step, loss, speed, exposed communication and time to the target, on one line that renews itself."""
 
-    def __init__(self, job: Job, out: TextIO) -> None:
+    def __init__(self, job: TrainingJob, out: TextIO) -> None:
         self.job, self.screen = job, Screen(out)
         self.is_terminal = out.isatty()
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)  # step time, exposed time
@@ -237,10 +239,10 @@ class LiveLine:
         self._width = 0
         self._last_evaluation = ""
 
-    def step(self, progress: Counts, loss: float, step_time_s: float, parts_s: dict[str, float]) -> None:
+    def step(self, progress: Counts, loss: float, step_s: float, parts_s: dict[str, float]) -> None:
         """Show the step, if it is time to."""
         exposed_s = sum(value for part, value in parts_s.items() if part.startswith("exposed"))
-        self._recent.append((step_time_s, exposed_s))
+        self._recent.append((step_s, exposed_s))
         now_s = time.monotonic()
         if now_s - self._shown_s >= (LINE_S if self.is_terminal else PLAIN_S) or progress.step == 1:
             self._shown_s = now_s
@@ -276,14 +278,14 @@ class LiveLine:
         ]
         return "  ".join([*words, self._last_evaluation] if self._last_evaluation else words)
 
-    def _left(self, step: int, step_time_s: float) -> str:
+    def _left(self, step: int, step_s: float) -> str:
         """Time to the target, by the steps that the workload says it takes; to the end, where that or the last step may come first."""
         last, expected = self.job.last_step, self.job.expected_steps
         if not self.job.training.target_loss:
-            return f"{seconds((last - step) * step_time_s)} to the end"
+            return f"{seconds((last - step) * step_s)} to the end"
         if step < expected < last:
-            return f"about {seconds((expected - step) * step_time_s)} to the target"
-        return f"at most {seconds((last - step) * step_time_s)} to the end"
+            return f"about {seconds((expected - step) * step_s)} to the target"
+        return f"at most {seconds((last - step) * step_s)} to the end"
 
     def _ends_after(self, step: int) -> int:
         """Steps the run is expected to take; of one past those, at most."""

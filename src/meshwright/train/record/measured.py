@@ -18,7 +18,7 @@ from meshwright.train.parallel.mesh import Mesh
 MEASURED = tuple(part for part in PARTS if part not in ("compute", "overhead"))  # timed; compute is what is left
 
 
-def parts_of(spans: Mapping[str, Sequence[float]], layout: Layout, step_time_s: float) -> dict[str, float]:
+def parts_of(spans: Mapping[str, Sequence[float]], layout: Layout, step_s: float) -> dict[str, float]:
     """Seconds of each part on one rank, which add up to the step; `spans` is what its timer saw.
 
     Waiting for a neighbour's message is bubble, less what a message takes when its sender was ready: the shortest wait, for each.
@@ -30,7 +30,7 @@ def parts_of(spans: Mapping[str, Sequence[float]], layout: Layout, step_time_s: 
     parts["exposed_pp"] += messages_s
     parts["bubble"] += sum(waits) - messages_s
     parts["bubble" if layout.pp > 1 else "exposed_dp"] += sum(spans.get("wait_end", ()))
-    left = step_time_s - sum(parts.values())
+    left = step_s - sum(parts.values())
     return {"compute": max(left, 0.0), **parts, "overhead": 0.0}
 
 

@@ -87,9 +87,9 @@ class MlperfLog:
         self._block = None
         self._mark("end", "block_stop", samples_count=samples, step=step)
 
-    def step(self, step: int, samples: int, loss: float | None, step_time_s: float, lr: float) -> None:
+    def step(self, step: int, samples: int, loss: float | None, step_s: float, lr: float) -> None:
         """One step is done; `samples` counts from the run's start."""
-        stats = {"train_step_time": step_time_s, "reduced_train_loss": loss, "learning_rate": lr}
+        stats = {"train_step_time": step_s, "reduced_train_loss": loss, "learning_rate": lr}
         self._point("tracked_stats", stats, step=step, samples_count=samples)
 
     def evaluation_start(self, samples: int, step: int) -> None:
