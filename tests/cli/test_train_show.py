@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from meshwright.cli.train_run import default_plan
+from meshwright.cli.train_run import default_plan, wants_profile, with_measured_plan
 from meshwright.cli.train_show import show_next, show_run, show_start
 from meshwright.describe.load import load_cluster, load_model, load_workload
-from meshwright.describe.profile import load_profile
+from meshwright.describe.profile import load_profile, usual_path
+from meshwright.errors import InputError
 from meshwright.job import Job
 from meshwright.layout import Layout
 from meshwright.ledger import ledger_of
@@ -68,7 +71,7 @@ def test_every_span_of_it_is_named(folder: Path, plan: Plan, capsys: pytest.Capt
 
 
 def test_exposed_times_on_shared_cores_are_not_predicted_without_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = default_plan("")
+    plan = default_plan("", "none")
     header = RunHeader(name="here", kind="trained", seed=0, num_ranks=8, machine="a machine", sequence_length=128)
     parts_s = {"compute": 0.3, "exposed_tp": 0.14, "bubble": 0.06}
     with RunWriter.create(tmp_path, header, plan_bytes(plan)) as writer:
@@ -88,14 +91,14 @@ def test_exposed_times_on_shared_cores_are_not_predicted_without_a_profile(tmp_p
 
 def test_a_profile_predicts_them(plan: Plan) -> None:
     assert predicted_parts_s(plan, "measured") == plan.parts_s  # of another machine
-    here = default_plan("")
+    here = default_plan("", "none")
     timed = replace(here, profile=load_profile(FIXTURES / "profile_of_cores.json"))
     assert predicted_parts_s(timed, "measured") == here.parts_s == predicted_parts_s(here, "simulated")
 
 
 @pytest.mark.parametrize("prints_json", [False, True])
 def test_the_start_is_printed_beside_the_result(prints_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = default_plan("")
+    plan = default_plan("", "none")
     job = TrainingJob(plan=plan, runs=tmp_path, name="first", corpus=Path("text"), seed=3, num_steps=40, prints_json=prints_json)
     show_start(job, "as --layout asks")
     show_next(job)
@@ -105,3 +108,45 @@ def test_the_start_is_printed_beside_the_result(prints_json: bool, tmp_path: Pat
     assert other == "" and lines[0].startswith("training llama-2m, ") and lines[0].endswith(" parameters, fp32")
     assert lines[1] == "on the corpus text, seed 3" and "at most 40 steps; " in shown and "(this-machine-2x4): as --layout asks" in shown
     assert f"all runs, live: meshwright serve {tmp_path}" in lines
+
+
+def test_the_default_on_shared_cores_is_measured_once_and_planned_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, cores = default_plan(""), (FIXTURES / "profile_of_cores.json").read_text()
+    wishes = SimpleNamespace(plan=None, layout="", profile="", resume=False)
+    job = TrainingJob(plan=plan, runs=tmp_path, name="first", corpus=Path("text"))
+
+    def profile_cores(report: Callable[[str], None]) -> None:
+        report("timing")
+        usual_path().parent.mkdir(parents=True, exist_ok=True)
+        usual_path().write_text(cores)
+
+    monkeypatch.setattr("meshwright.cli.measure.profile_cores", profile_cores)
+    monkeypatch.setattr("meshwright.predict.profile_choice.processor_name", lambda: "AMD EPYC")
+    assert wants_profile(wishes, plan) and plan.profile is None  # type: ignore[arg-type]
+    planned = with_measured_plan(job, wishes)  # type: ignore[arg-type]
+    assert planned.plan.profile == load_profile(FIXTURES / "profile_of_cores.json") and planned.plan_text == plan_bytes(planned.plan)
+    assert planned.plan.parts_s["exposed_tp"] > 3 * plan.parts_s["exposed_tp"]
+    assert str(usual_path()) in capsys.readouterr().err
+    assert not wants_profile(wishes, default_plan(""))  # type: ignore[arg-type]
+
+
+def test_a_machine_that_cannot_be_measured_trains_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def profile_cores(report: Callable[[str], None]) -> None:
+        raise InputError("too little memory", where="this machine")
+
+    monkeypatch.setattr("meshwright.cli.measure.profile_cores", profile_cores)
+    job = TrainingJob(plan=default_plan(""), runs=tmp_path, name="first", corpus=Path("text"))
+    assert with_measured_plan(job, SimpleNamespace(layout="")) is job  # type: ignore[arg-type]
+    assert "could not be measured" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "changes", [{"plan": Path("plan.json")}, {"resume": True}, {"profile": "none"}], ids=["a plan", "a resumed run", "--profile none"]
+)
+def test_who_names_a_plan_or_a_profile_is_not_made_to_wait(changes: dict[str, object]) -> None:
+    wishes = SimpleNamespace(**{"plan": None, "resume": False, "profile": "", **changes})
+    assert not wants_profile(wishes, default_plan("", "none"))  # type: ignore[arg-type]

@@ -231,12 +231,21 @@ def test_a_model_too_large_for_memory_is_refused_before_anything_is_timed():
         machine.check_room(machine.asked_of(_of_size(8e9), CPU, seq_len=8), CPU, 64)
 
 
+SHORT = machine.Effort(kernel_s=0.001, rounds=1)
+
+
+def test_a_quick_measurement_leaves_the_small_batch_out(monkeypatch):
+    monkeypatch.setitem(kernels.MOVED_BYTES, "cpu", 2**16)
+    asked = machine.asked_of(TINY, CPU, seq_len=16, micro_batch=4, packed=True)
+    profile = machine.measure([asked], CPU, 2, lambda what: None, effort=replace(SHORT, small_batch=False))
+    assert [cut.micro_batch for cut in profile.slices] == [4]
+    assert [(cut.tp, cut.pp) for cut in profile.shared_slices] == [(2, 1), (1, 2)]
+
+
 def test_two_processes_share_the_cores_and_exchange(monkeypatch, tmp_path):
     monkeypatch.setitem(kernels.MOVED_BYTES, "cpu", 2**16)
-    monkeypatch.setitem(machine.KERNEL_S, "cpu", 0.001)
-    monkeypatch.setattr(machine, "CPU_ROUNDS", 1)
     asked = machine.asked_of(TINY, CPU, seq_len=16, micro_batch=4, packed=True)
-    profile = machine.measure([asked], CPU, 2, lambda what: None)
+    profile = machine.measure([asked], CPU, 2, lambda what: None, effort=SHORT)
     assert profile.num_processes == 2 and profile.shares_cores and profile.measured_s > 0
     assert [cut.micro_batch for cut in profile.slices] == [1, 4]
     assert [(cut.tp, cut.pp, cut.micro_batch) for cut in profile.shared_slices] == [(2, 1, 4), (1, 2, 4)]
@@ -249,11 +258,8 @@ def test_two_processes_share_the_cores_and_exchange(monkeypatch, tmp_path):
 
 def test_slices_that_two_ranks_cannot_make_are_left_out_and_named(monkeypatch):
     monkeypatch.setitem(kernels.MOVED_BYTES, "cpu", 2**16)
-    monkeypatch.setitem(machine.KERNEL_S, "cpu", 0.001)
-    monkeypatch.setattr(machine, "CPU_ROUNDS", 1)
-    monkeypatch.setattr(machine, "CPU_SHARED_ROUNDS", 1)
     asked = machine.asked_of(replace(TINY, num_heads=6, num_kv_heads=3, tied_embeddings=True), CPU, seq_len=16, micro_batch=1)
-    profile = machine.measure([asked], CPU, 2, lambda what: None)
+    profile = machine.measure([asked], CPU, 2, lambda what: None, effort=SHORT)
     assert [(cut.tp, cut.pp, cut.tied) for cut in profile.shared_slices] == [(1, 2, False)]
     assert len(profile.left_out) == 1 and "tp=2" in profile.left_out[0] and "key-value heads" in profile.left_out[0]
 
@@ -261,5 +267,5 @@ def test_slices_that_two_ranks_cannot_make_are_left_out_and_named(monkeypatch):
 def test_an_odd_process_is_no_pair(monkeypatch):
     place = SimpleNamespace(rank=0, num_ranks=3)
     found = machine.Found()
-    machine._shared_slices(place, [], CPU, found, lambda what: None)
+    machine._shared_slices(place, [], CPU, found, lambda what: None, SHORT)
     assert found.left_out == ["slices of 2 ranks: 3 processes do not make groups of 2"] and not found.shared_slices

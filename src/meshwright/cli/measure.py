@@ -13,6 +13,7 @@ import typer
 from meshwright.cli.options import AsJson
 
 if TYPE_CHECKING:
+    from meshwright.describe.profile import Profile
     from meshwright.train.measure.machine import Asked
 
 GPU_MODELS = ("llama-3.1-8b", "llama-3.2-3b", "llama-3.2-1b")
@@ -51,6 +52,9 @@ def measure(
     limit: Annotated[
         float, typer.Option("--seconds", metavar="SECONDS", min=10.0, help="Time limit on a GPU in seconds; what is left is not timed.")
     ] = 58.0,
+    is_quick: Annotated[
+        bool, typer.Option("--quick", help="Time each thing for less long, without a GPU: about 20 s instead of a minute, and less exact.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Time this machine's kernels, slices of the training step and collectives; write a hardware profile.
@@ -75,13 +79,33 @@ def measure(
         torch_or_error()
         asked = _asked(models or (), seq, batch, precisions or (), processes)
         from meshwright.files import write_whole
-        from meshwright.train.measure.machine import device_here
+        from meshwright.train.measure.machine import QUICK, THOROUGH, device_here
         from meshwright.train.measure.machine import measure as measured
 
-        profile = measured(asked, device_here(), processes, _say_since(started_s), limit_s=limit, started_s=started_s, ready=ready)
+        effort, report = QUICK if is_quick else THOROUGH, _say_since(started_s)
+        profile = measured(asked, device_here(), processes, report, limit_s=limit, started_s=started_s, ready=ready, effort=effort)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, profile_text(profile))
     show(measurement_document(profile, path, is_usual=out is None), as_json=as_json)
+
+
+def profile_cores(report: Callable[[str], None]) -> Profile:
+    """A quick profile of this machine's cores for the embedded default, written where commands on this machine look for it."""
+    import torch
+
+    from meshwright.describe.load import load_model
+    from meshwright.describe.profile import profile_text, usual_path
+    from meshwright.files import write_whole
+    from meshwright.train.measure.machine import QUICK, asked_of, check_room
+    from meshwright.train.measure.machine import measure as measured
+
+    device = torch.device("cpu")
+    asked = asked_of(load_model(CPU_MODEL), device, seq_len=CPU_TOKENS, micro_batch=CPU_SEQUENCES, packed=True)
+    check_room(asked, device, CPU_PROCESSES)
+    profile = measured([asked], device, CPU_PROCESSES, report, effort=QUICK)
+    usual_path().parent.mkdir(parents=True, exist_ok=True)
+    write_whole(usual_path(), profile_text(profile))
+    return profile
 
 
 def _say_since(started_s: float) -> Callable[[str], None]:

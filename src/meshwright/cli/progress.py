@@ -1,8 +1,9 @@
-"""A progress bar on stderr, shown only on a terminal and only for work of more than a second."""
+"""Progress on stderr, shown only on a terminal: a bar for work of more than a second, or one line that says what is being done."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,3 +36,21 @@ def progress_bar() -> Iterator[Report]:
         yield report
     finally:
         bar.stop()
+
+
+@contextmanager
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """A function to report to what is being done, with the seconds since the start; processes that were forked may call it too."""
+    if not sys.stderr.isatty():
+        yield lambda what: None
+        return
+    started_s, width = time.monotonic(), shutil.get_terminal_size().columns - 1
+
+    def report(what: str) -> None:
+        line = f"{time.monotonic() - started_s:4.0f} s  {what}"
+        print(f"\r{line[:width]:<{width}}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield report
+    finally:
+        print(f"\r{'':<{width}}\r", end="", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.cli.progress import progress_bar
+from meshwright.cli.progress import progress_bar, progress_line
 from meshwright.cli.train_arguments import Wishes, kept_arguments, newest_run, with_kept
 from meshwright.cli.train_budget import more_money, with_budget
 from meshwright.cli.train_show import show_next, show_run, show_start
@@ -57,6 +57,8 @@ def run(wishes: Wishes) -> int:
     check_job(job, reads_corpus=True)
     check_folder(job.runs, job.name, resume=job.resume)
     check_place(job.plan, job.plan.layout.num_ranks, is_gpu)
+    if wants_profile(wishes, job.plan):
+        job = with_measured_plan(job, wishes)
     show_start(job, layout_reason(wishes, job.plan))
     # Torch is loaded from here on: seconds, in which a mistake on the command line would wait to be told.
     from meshwright.train.launch import run_ranks
@@ -269,6 +271,32 @@ def default_plan(layout_text: str, profile: str = "") -> Plan:
     layout = _fixed(layout_text, base) if layout_text else base
     cluster, note = _sized(cluster, layout.num_ranks)
     return _noted(planned(Job(model, cluster, workload, profile=profile).forecast(layout)), note)
+
+
+def wants_profile(wishes: Wishes, plan: Plan) -> bool:
+    """Whether the embedded default is about to run on shared cores that nobody measured yet."""
+    is_default = wishes.plan is None and not wishes.resume and not wishes.profile
+    return is_default and not on_gpus(plan) and plan.profile is None and plan.layout.num_ranks > 1
+
+
+def with_measured_plan(job: TrainingJob, wishes: Wishes) -> TrainingJob:
+    """The job planned by a profile of this machine, which is measured and kept. Only that tells how long processes on shared cores wait."""
+    from meshwright.cli.measure import profile_cores
+    from meshwright.describe.profile import usual_path
+
+    print(
+        f"meshwright: measuring this machine first (about 20 s, once): the profile is kept in {usual_path()}; --profile none skips this",
+        file=sys.stderr,
+        flush=True,
+    )
+    try:
+        with progress_line() as report:
+            profile_cores(report)
+    except (MeshwrightError, OSError) as error:
+        print(f"meshwright: this machine could not be measured, so the prediction does without it: {error}", file=sys.stderr)
+        return job
+    plan = default_plan(wishes.layout)
+    return replace(job, plan=plan, plan_text=plan_bytes(plan))
 
 
 def _fixed(text: str, base: Layout) -> Layout:

@@ -274,7 +274,7 @@ def unpredicted_note(plan: Plan | None, kind: str) -> str:
         return ""
     return (
         f"Exposed times are not predicted: {plan.layout.num_ranks} processes take turns on this machine's cores, and how long they wait "
-        "for each other was not measured. Run `meshwright measure`, which takes about a minute, and train again: the plan then goes by it."
+        "for each other was not measured. Run `meshwright measure`, which takes about a minute, and train again: the plan then uses it."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import sys
@@ -93,6 +94,12 @@ def serve(runs: Path, listener: socket.socket, door: Door, encryption: Encryptio
         ssl_certfile=encryption.certificate if encryption else None,
         ssl_keyfile=encryption.key if encryption else None,
     )
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     with closing(listener), suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
     print("meshwright: the page is closed", file=sys.stderr)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether to print what the server logs: connections that are still open when the page closes are dropped without a word."""
+    return "timeout graceful shutdown exceeded" not in record.getMessage()

@@ -21,22 +21,21 @@ from meshwright.train.parallel.timing import HostTimer
 GROUP_SIZES = (2, 4, 8)
 PAYLOADS = (4_096, 65_536, 524_288, 4_194_304)  # bytes
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "message")
-CALLS = 12
 SEQUENCES, WIDTH = 4, 64  # of the hidden states that are exchanged
 SIDE = 320  # of the product between two exchanges: about as long as what stands between two of a small layer
 
 
-def collectives_s(num_ranks: int, report: Callable[[str], None]) -> list[CollectiveTime]:
+def collectives_s(num_ranks: int, calls: int, report: Callable[[str], None]) -> list[CollectiveTime]:
     """Times of all kinds over the default group's processes; every rank must call it, and all get the same."""
     found = []
     for size in (size for size in GROUP_SIZES if num_ranks % size == 0 and size <= num_ranks):
         report(f"timing collectives of {size} processes")
         group, partner = _group_of(size, num_ranks)
-        idle_s = _mean_over_ranks(_seconds(lambda: None, CALLS), num_ranks)
+        idle_s = _mean_over_ranks(_seconds(lambda: None, calls), num_ranks)
         for kind in KINDS if size == 2 else KINDS[:-1]:
             for payload in PAYLOADS:
                 work = exchange(kind, payload, group, size, partner)
-                each_s = _mean_over_ranks(_seconds(work, CALLS), num_ranks) - idle_s
+                each_s = _mean_over_ranks(_seconds(work, calls), num_ranks) - idle_s
                 found.append(CollectiveTime(kind=kind, num_ranks=size, payload_bytes=payload, seconds=max(each_s, 1e-6)))
     return found
 

@@ -38,17 +38,29 @@ MOST_SEQUENCES = 8
 KEPT_BYTES = 16  # a parameter, with fp32 states and gradients: where that does not fit, states are bf16
 ROOM = 0.7  # of a GPU's memory that states may take
 Entry = TypeVar("Entry", ProductTime, AttentionTime, Slice)
-KERNEL_S = {"cuda": 0.2, "cpu": 0.6}  # for one set of products, or one shape of attention
-BYTES_S = 0.08  # for one kernel that moves bytes
 SLICE_BYTES = 20  # a parameter on a processor: value, gradient, two moments, and one to spare
 PROCESS_BYTES = 5e8  # of an interpreter with torch
 CPU_LAYERS = (2, 4)
-CPU_ROUNDS = 5
 CPU_SHARING = 2  # ranks that make a slice together
-CPU_SHARED_ROUNDS = 5
 LIMIT_S = 58.0  # for everything on a GPU
 SLICE_S = 6.0  # that timing one slice there takes: compiling must leave time for half of them
 STALLED_S = 120.0  # a rank that waits so long for the others has lost them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long to time each thing. More time averages over more of what else happens on the machine."""
+
+    kernel_s: float  # for one set of products, or one shape of attention
+    bytes_s: float = 0.08  # for one kernel that moves bytes
+    rounds: int = 5  # of steps of a slice on processors
+    calls: int = 12  # of a collective between processes
+    small_batch: bool = True  # whether slices on processors are timed at a quarter of the batch too
+
+
+ON_GPU = Effort(kernel_s=0.2)
+THOROUGH = Effort(kernel_s=0.6)
+QUICK = Effort(kernel_s=0.1, bytes_s=0.02, rounds=2, calls=4, small_batch=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,16 +156,17 @@ def measure(
     limit_s: float = LIMIT_S,
     started_s: float | None = None,
     ready: list[Waiting] | None = None,
+    effort: Effort = THOROUGH,
 ) -> Profile:
     """The machine's profile; on a GPU, slices that are not done `limit_s` after `started_s` are left out, and the profile says so.
 
-    Slices are timed by processes that are `ready` already, and by new ones beyond those.
+    Slices are timed by processes that are `ready` already, and by new ones beyond those. `effort` is for processors.
     """
     started_s = time.perf_counter() if started_s is None else started_s
     is_gpu = device.type == "cuda"
     while ready and not is_gpu:  # what loads now would be timed with the cores
         ready.pop().end()
-    found = _on_gpu(asked, device, report, started_s + limit_s, ready) if is_gpu else _on_cores(asked, num_processes, report)
+    found = _on_gpu(asked, device, report, started_s + limit_s, ready) if is_gpu else _on_cores(asked, num_processes, report, effort)
     rates = found.rates
     return Profile(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -188,7 +201,7 @@ def _on_gpu(asked: Sequence[Asked], device: torch.device, report: Report, until_
         for one in asked:
             for dtype in {NUMBERS[precision].compute for precision in one.precisions}:
                 kernels.prepare_attention(one.model, one.seq_len, dtype, device, packed=one.packed)
-        found = _kernels(asked, device, report)
+        found = _kernels(asked, device, report, ON_GPU)
         release(device)
         _slices(started, found, report, until_s)
     return found
@@ -205,13 +218,13 @@ def _cuts(asked: Sequence[Asked]) -> list[Cut]:
     ]
 
 
-def _kernels(asked: Sequence[Asked], device: torch.device, report: Report) -> Found:
+def _kernels(asked: Sequence[Asked], device: torch.device, report: Report, effort: Effort) -> Found:
     """Times of single kernels at all shapes that are asked for."""
-    found, budget_s = Found(), KERNEL_S[device.type]
+    found, budget_s = Found(), effort.kernel_s
     report("timing launches, copies, norms, activations, loss and optimizer")
     found.launch_s = kernels.launch_s(device)
     first = asked[0]
-    found.rates = kernels.bytes_per_s(device, "bf16" if device.type == "cuda" else "fp32", first.model.hidden, BYTES_S)
+    found.rates = kernels.bytes_per_s(device, "bf16" if device.type == "cuda" else "fp32", first.model.hidden, effort.bytes_s)
     for one in asked:
         formats = sorted({number_format(precision) for precision in one.precisions})
         for name in formats:
@@ -264,11 +277,11 @@ def _slices(started: Sequence[Worker], found: Found, report: Report, until_s: fl
             worker.end()
 
 
-def _on_cores(asked: Sequence[Asked], num_processes: int, report: Report) -> Found:
+def _on_cores(asked: Sequence[Asked], num_processes: int, report: Report, effort: Effort) -> Found:
     """The same in processes that all work at once, and collectives between them; means over the processes."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo looks the host's name up otherwise, which many laptops cannot
     with tempfile.TemporaryDirectory(prefix="meshwright-measure-") as folder:
-        code = run_ranks(num_processes, lambda place: _rank(place, asked, Path(folder), report))
+        code = run_ranks(num_processes, lambda place: _rank(place, asked, Path(folder), report, effort))
         files = [Path(folder) / f"{rank}.json" for rank in range(num_processes)]
         if code not in (0, EXIT_INTERRUPTED):
             raise MeshwrightError(f"measuring failed with status {code}", where="the processes that measure")
@@ -277,7 +290,7 @@ def _on_cores(asked: Sequence[Asked], num_processes: int, report: Report) -> Fou
         return _mean([_read(path) for path in files])
 
 
-def _rank(place: Place, asked: Sequence[Asked], folder: Path, report: Report) -> None:
+def _rank(place: Place, asked: Sequence[Asked], folder: Path, report: Report, effort: Effort) -> None:
     """One process's part; asked to stop, it just ends."""
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     torch.set_num_threads(max(num_cores() // place.num_ranks, 1))
@@ -285,26 +298,26 @@ def _rank(place: Place, asked: Sequence[Asked], folder: Path, report: Report) ->
     device = torch.device("cpu")
     tell = report if place.rank == 0 else (lambda what: None)
     _meet(place, "kernels")
-    found = _kernels(asked, device, tell)
+    found = _kernels(asked, device, tell, effort)
     undo = alone(device)
     for one in asked:
         for precision in one.precisions:
-            for micro_batch in _cpu_batches(one):
+            for micro_batch in _cpu_batches(one) if effort.small_batch else (one.micro_batch,):
                 cut = Cut(model=one.model, precision=precision, micro_batch=micro_batch, seq_len=one.seq_len, packed=one.packed)
                 tell(f"timing slices of {cut.words}")
                 _meet(place, cut.words)
-                found.slices.append(slice_of(cut, device, layers=CPU_LAYERS, rounds=CPU_ROUNDS))
+                found.slices.append(slice_of(cut, device, layers=CPU_LAYERS, rounds=effort.rounds))
     undo()
-    _shared_slices(place, asked, device, found, tell)
+    _shared_slices(place, asked, device, found, tell, effort)
     if place.num_ranks > 1:
         timeout = datetime.timedelta(seconds=STALLED_S)
         dist.init_process_group("gloo", store=place.store, rank=place.rank, world_size=place.num_ranks, timeout=timeout)
-        found.collectives = collectives_s(place.num_ranks, tell)
+        found.collectives = collectives_s(place.num_ranks, effort.calls, tell)
         dist.destroy_process_group()
     (folder / f"{place.rank}.json").write_text(json.dumps(asdict(found)))
 
 
-def _shared_slices(place: Place, asked: Sequence[Asked], device: torch.device, found: Found, tell: Report) -> None:
+def _shared_slices(place: Place, asked: Sequence[Asked], device: torch.device, found: Found, tell: Report, effort: Effort) -> None:
     """Slices that neighbours make together, all groups of them at once: what exchanges in a layer, and between stages, cost in training.
 
     Those of stages do without tied embeddings: the sum of their gradients is a step's, not a micro-batch's.
@@ -329,7 +342,7 @@ def _shared_slices(place: Place, asked: Sequence[Asked], device: torch.device, f
                 continue
             tell(f"timing slices of {cut.words}")
             _meet(place, cut.words)
-            found.shared_slices.append(slice_of(cut, device, layers=CPU_LAYERS, rounds=CPU_SHARED_ROUNDS))
+            found.shared_slices.append(slice_of(cut, device, layers=CPU_LAYERS, rounds=effort.rounds))
     dist.destroy_process_group()
 
 
