@@ -415,7 +415,7 @@ def test_the_table_adds_up_and_no_name_is_a_formula(tmp_path: Path) -> None:
     assert sum(float(row["gpu_seconds"]) for row in rows) == pytest.approx(float(total["gpu_seconds"]), abs=1e-4)
     assert {row["state"] for row in rows} <= set(STATES)
     plain = json.loads(json.dumps(ledger_json(told), allow_nan=False))
-    assert sum(Decimal(entry["usd"]) for entry in plain["entries"]) == Decimal(plain["usd"]) == told.usd
+    assert sum(Decimal(str(entry["rounded_usd"])) for entry in plain["entries"]) == Decimal(str(plain["rounded_usd"])) == told.usd
 
 
 @pytest.mark.parametrize(

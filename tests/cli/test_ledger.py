@@ -14,6 +14,7 @@ from meshwright.ledger import Rate
 from meshwright.record.entries import StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.writer import RunWriter
+from meshwright.say.vocabulary import problems
 
 RATE = Rate(usd_per_gpu_hour=Decimal("7.2"), provider="someone", kind="spot", date="2026-11-15", source="a page")
 Run = Callable[..., tuple[int, str, str]]
@@ -70,14 +71,15 @@ def test_csv_and_json_tell_the_same(run: Run, answer: Callable[..., dict[str, ob
     told = answer(str(folder), "--csv", "a.csv")
     with open("a.csv", newline="", encoding="utf-8") as file:
         *rows, total = csv.DictReader(file)
-    assert told["usd"] == total["usd"] == "2.00" and sum(Decimal(row["usd"]) for row in rows) == Decimal("2.00")
+    assert told["rounded_usd"] == float(total["usd"]) == told["cost_usd"] == 2.0 and sum(Decimal(row["usd"]) for row in rows) == Decimal("2.00")
     assert [row["state"] for row in rows] == [entry["state"] for entry in told["entries"]] == ["idle", "compute", "exposed"]
-    assert {"gpu_seconds", "energy_source", "price", "notes", "carbon_kg", "water_l"} <= told.keys()
+    assert told["accelerator_hours"] == pytest.approx(1000 / 3600) == sum(told["accelerator_hours_by_state"].values())
+    assert told["price"]["usd_per_accelerator_hour"] == 7.2 and problems(told) == []
     assert "written: a.csv" in run(str(folder), "--csv", "a.csv")[1]
 
 
 def test_another_price(answer: Callable[..., dict[str, object]], folder: Path) -> None:
-    assert answer(str(folder), "--price", "3.6USD/h")["usd"] == "1.00"
+    assert answer(str(folder), "--price", "3.6USD/h")["rounded_usd"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -111,4 +113,4 @@ def test_a_damaged_or_newer_header(run: Run, folder: Path, content: str, what: s
 def test_a_plan_that_is_none_is_a_note(answer: Callable[..., dict[str, object]], folder: Path) -> None:
     (folder / "plan.json").write_text(json.dumps({"version": 1}))
     told = answer(str(folder))
-    assert told["usd"] == "2.00" and "this is no plan" in told["notes"][0]
+    assert told["rounded_usd"] == 2.0 and "this is no plan" in told["notes"][0]

@@ -115,7 +115,7 @@ def test_several_runs_are_compared(run, here):
 
 def test_json_and_markdown_print_and_write_no_page(answer, run, here):
     folder = str(make_run("first"))
-    assert answer(folder)["runs"][0]["time"]["total_s"] == pytest.approx(13.0)
+    assert answer(folder)["runs"][0]["run_s"] == pytest.approx(13.0)
     code, out, err = run(folder, "--markdown")
     assert (code, err) == (0, "") and out.startswith("## run first: trained, finished\n")
     assert "| evaluations | 2 s | 15.38 % | 1 evaluation |" in out

@@ -26,6 +26,7 @@ from meshwright.record.writer import RunWriter
 from meshwright.report.compare import parts_of
 from meshwright.report.facts import facts_of, predicted_parts_s
 from meshwright.report.training import training_document
+from meshwright.say.vocabulary import problems
 from meshwright.train.job import TrainingJob
 from meshwright.units import seconds
 
@@ -54,14 +55,14 @@ def folder(plan: Plan, tmp_path: Path) -> Path:
 
 def test_train_report_and_ledger_count_one_time(folder: Path, plan: Plan) -> None:
     values = training_document(read_run(folder), plan).to_json()
-    assert values["schema"] == "meshwright/training/1"
+    assert values["schema"] == "meshwright/training/1" and problems(values) == []
     assert values["run_s"] == facts_of(read_run(folder)).time.total_s == pytest.approx(8.75)
     assert values["run_s"] == pytest.approx(ledger_of(folder).wall_s)
 
 
 def test_every_span_of_it_is_named(folder: Path, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
-    time_s = training_document(read_run(folder), plan).to_json()["time_s"]
-    assert time_s == pytest.approx({"steps": 5.0, "evaluations": 1.0, "checkpoints": 0.25, "start": 2.0, "between steps": 0.5})
+    spent_s = training_document(read_run(folder), plan).to_json()["spent_s"]
+    assert spent_s == pytest.approx({"steps": 5.0, "evaluations": 1.0, "checkpoints": 0.25, "start": 2.0, "between steps": 0.5})
     assert show_run(folder, plan, as_json=False) == "finished"
     lines = capsys.readouterr().out.splitlines()
     spans = "steps 5 s, evaluations 1 s, checkpoints 250 ms, start 2 s, between steps 500 ms"

@@ -67,11 +67,13 @@ def test_the_values_of_a_run_are_those_of_its_tables(trained: Path) -> None:
     assert (values["schema"], list(values)) == ("meshwright/report/1", ["schema", "runs", "interval_method"])
     run = values["runs"][0]
     by_name = {row[0]: row[1] for row in (*tables(document)["step time"].rows, *tables(document)["run trained: trained, finished"].rows)}
-    assert by_name["median step"] == seconds(run["step"]["median_s"]) and by_name["worst"] == seconds(run["step"]["worst_s"])
-    assert by_name["time of the run"] == seconds(run["time"]["total_s"]) and by_name["loss"] == "5.2500"
+    assert by_name["median step"] == seconds(run["median_step_s"]) and by_name["worst"] == seconds(run["worst_step_s"])
+    assert by_name[run["time_name"]] == seconds(run["run_s"]) and by_name["loss"] == f"{run['validation_loss']:.4f}" == "5.2500"
     assert by_name["tokens per second"] == f"{run['tokens_per_s']:,.0f}"
-    costs = [(cost["name"], seconds(cost["seconds"])) for cost in run["time"]["costs"]]
-    assert [row[:2] for row in tables(document)["where the time went"].rows[:-1]] == costs
+    spent = {row[0]: row[1] for row in tables(document)["where the time went"].rows}
+    assert spent["samples"] == seconds(run["num_trained_samples"] * run["sample_s"]) and spent["total"] == seconds(run["run_s"])
+    assert {name: seconds(value) for name, value in run["spent_s"].items() if name != "steps"}.items() <= spent.items()
+    assert sum(run["spent_s"].values()) == pytest.approx(run["run_s"])
     json.dumps(values, allow_nan=False)
 
 
@@ -94,7 +96,7 @@ def test_of_many_evaluations_the_last_are_shown_and_json_has_all(make_run) -> No
     events = [("evaluation", step, 0.5 * step, {"loss": 3.0, "seconds": 0.01}) for step in range(1, 41)]
     document = report_document(facts_of_runs([make_run(events=events)]))
     assert len(tables(document)["evaluations"].rows) == MAX_EVALUATIONS < 40
-    assert len(document.to_json()["runs"][0]["loss"]["evaluations"]) == 40
+    assert len(document.to_json()["runs"][0]["evaluations"]) == 40
     assert "These are the last 20 of 40 evaluations; --json prints all of them." in markdown(document)
 
 

@@ -156,11 +156,11 @@ def test_json_holds_the_same(trained: Path, simulated: Path) -> None:
     runs = facts_of_runs([trained, simulated])
     values = report_document(runs).to_json()
     first = values["runs"][0]
-    assert first["step"]["median_s"] == runs[0].summary.median_step_s and first["simulated_beside"] == "simulated"
-    assert sum(cost["seconds"] for cost in first["time"]["costs"]) == pytest.approx(first["time"]["total_s"])
-    assert set(first["parts"]["compute"]) == {"predicted_s", "simulated_s", "measured_s"}
+    assert first["median_step_s"] == runs[0].summary.median_step_s and first["simulated_beside"] == "simulated"
+    assert sum(first["spent_s"].values()) == pytest.approx(first["run_s"])
+    assert all("compute" in first[key] for key in ("predicted_parts_s", "simulated_parts_s", "mean_parts_s"))
     assert first["ledger"]["energy_source"] == "modelled" and first["event_counts"]["evaluation"] == 1
-    assert values["differences"][0]["base"] == "trained"
+    assert values["differences"][0]["base_label"] == "trained"
 
 
 def test_markdown_is_tables_with_names_escaped(make_run, trained: Path, workstation: Plan) -> None:

@@ -23,6 +23,7 @@ from small_run import EVALUATION, MODEL, Command, Small, events_of, last_step, s
 from meshwright.layout import parse_layout
 from meshwright.plan.plan import read_plan
 from meshwright.record.run import read_run
+from meshwright.say.vocabulary import problems
 from meshwright.train.record.mlperf import check_log
 
 NUM_STEPS = 8
@@ -462,8 +463,8 @@ def test_json_alone_on_standard_output(plan: Path, tmp_path: Path) -> None:
     command = train(tmp_path, plan, "--steps", "2", "--name", "a", "--json")
     assert command.wait() == 0
     told = json.loads(command.out)
-    assert (told["steps"], told["status"]) == (2, "finished")
-    assert parse_layout(told["layout"]) == read_plan(plan).layout and told["layout"].startswith("tp=1,cp=1,pp=1,vp=1,dp=2,")
+    assert (told["num_steps"], told["status"]) == (2, "finished") and problems(told) == []
+    assert parse_layout(told["layout"]["text"]) == read_plan(plan).layout and told["layout"]["dp"] == 2
     assert command.err.startswith("training  small, ")
     assert "step 1/2  loss " in command.err
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any
 
 from meshwright.ledger.book import Entry, Ledger
+from meshwright.ledger.rate import Rate
+from meshwright.units import HOUR, KWH
 
 COLUMNS = (
     "run", "start_s", "end_s", "what", "first_step", "last_step", "state", "done_again", "gpu_seconds", "usd_per_gpu_hour", "usd", "joules",
@@ -44,25 +47,31 @@ def ledger_csv(ledger: Ledger) -> str:
 
 
 def ledger_json(ledger: Ledger) -> dict[str, Any]:
-    """The ledger as plain values; money as text, so that no cent is lost."""
+    """The ledger as `meshwright ledger --json` prints it: its values and every entry."""
+    return {**ledger_values(ledger), "entries": [_entry_values(entry) for entry in ledger.entries]}
+
+
+def ledger_values(ledger: Ledger) -> dict[str, Any]:
+    """The ledger without its entries, under the names of the JSON vocabulary."""
     energy = ledger.energy
     return {
         "name": ledger.name,
         "kind": ledger.kind,
         "status": ledger.status,
-        "num_gpus": ledger.num_gpus,
-        "wall_s": ledger.wall_s,
-        "gpu_seconds": dict(ledger.gpu_seconds),
-        "usd": _text(ledger.usd),
-        "usd_unrounded": _text(ledger.usd_unrounded),
-        "usd_by_state": {state: str(usd) for state, usd in ledger.usd_by_state.items()} if ledger.usd_by_state else None,
-        "price": ledger.price.to_json() if ledger.price else None,
-        "lost_gpu_seconds": ledger.lost_gpu_seconds,
-        "lost_usd": _text(ledger.lost_usd),
-        "energy_j": ledger.energy_j,
+        "num_accelerators": ledger.num_gpus,
+        "run_s": ledger.wall_s,
+        "accelerator_hours": sum(ledger.gpu_seconds.values()) / HOUR,
+        "accelerator_hours_by_state": {state: seconds / HOUR for state, seconds in ledger.gpu_seconds.items()},
+        "cost_usd": _number(ledger.usd_unrounded),
+        "rounded_usd": _number(ledger.usd),
+        "rounded_usd_by_state": {state: float(usd) for state, usd in ledger.usd_by_state.items()} if ledger.usd_by_state else None,
+        "price": _price_values(ledger.price) if ledger.price else None,
+        "lost_accelerator_hours": ledger.lost_gpu_seconds / HOUR,
+        "lost_usd": _number(ledger.lost_usd),
+        "energy_kwh": _kwh(ledger.energy_j),
         "energy_source": ledger.energy_source,
-        "metered_j": energy.metered_j,
-        "facility_energy_j": energy.facility_j,
+        "metered_kwh": _kwh(energy.metered_j),
+        "facility_kwh": _kwh(energy.facility_j),
         "carbon_kg": ledger.carbon_kg,
         "water_l": ledger.water_l,
         "region": energy.region,
@@ -72,12 +81,22 @@ def ledger_json(ledger: Ledger) -> dict[str, Any]:
         "facility_year": energy.facility_year,
         "pue": energy.pue,
         "wue_l_per_kwh": energy.wue_l_per_kwh,
-        "entries": [_entry_json(entry) for entry in ledger.entries],
         "notes": list(ledger.notes),
     }
 
 
-def _entry_json(entry: Entry) -> dict[str, Any]:
+def _price_values(rate: Rate) -> dict[str, Any]:
+    return {
+        "provider": rate.provider,
+        "kind": rate.kind,
+        "usd_per_accelerator_hour": float(rate.usd_per_gpu_hour),
+        "date": rate.date,
+        "source": rate.source,
+    }
+
+
+def _entry_values(entry: Entry) -> dict[str, Any]:
+    price = {} if entry.usd_per_gpu_hour is None else {"usd_per_accelerator_hour": float(entry.usd_per_gpu_hour)}
     return {
         "start_s": entry.start_s,
         "end_s": entry.end_s,
@@ -85,18 +104,31 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
         "first_step": entry.first_step,
         "last_step": entry.last_step,
         "state": entry.state,
-        "done_again": entry.is_lost,
-        "gpu_seconds": entry.gpu_seconds,
-        "usd_per_gpu_hour": _text(entry.usd_per_gpu_hour),
-        "usd": _text(entry.usd),
-        "joules": entry.joules,
+        "is_done_again": entry.is_lost,
+        "accelerator_hours": entry.gpu_seconds / HOUR,
+        **price,
+        "rounded_usd": _number(entry.usd),
+        "energy_kwh": _kwh(entry.joules),
     }
 
 
 def _row(ledger: Ledger, entry: Entry) -> list[str]:
-    values = _entry_json(entry)
-    values |= {name: _round(values[name]) for name in ("start_s", "end_s", "gpu_seconds", "joules")}
-    return _cells((ledger.name, *(values[name] for name in COLUMNS[1:])))
+    return _cells(
+        (
+            ledger.name,
+            _round(entry.start_s),
+            _round(entry.end_s),
+            entry.what,
+            entry.first_step,
+            entry.last_step,
+            entry.state,
+            entry.is_lost,
+            _round(entry.gpu_seconds),
+            _text(entry.usd_per_gpu_hour),
+            _text(entry.usd),
+            _round(entry.joules),
+        )
+    )
 
 
 def _cells(values: Iterable[object]) -> list[str]:
@@ -112,3 +144,11 @@ def _round(value: float | None) -> float | None:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+def _number(value: Decimal | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _kwh(joules: float | None) -> float | None:
+    return None if joules is None else joules / KWH

@@ -13,6 +13,7 @@ from meshwright.record.summary import Summary, summary_of
 from meshwright.report.facts import KINDS, predicted_parts_s, time_split, unpredicted_note
 from meshwright.report.tables import NONE, Line, Row
 from meshwright.say.document import Block, Document, Note, Pairs, Table
+from meshwright.say.forecast import layout_values
 from meshwright.units import KWH, energy, seconds, usd
 
 MAX_SLOW = 2  # slow ranks that are named, the last ones
@@ -22,7 +23,7 @@ def training_document(run: Run, plan: Plan) -> Document:
     """The result of a trained run that has steps."""
     values = _values(run, plan)
     title = f"run {run.header.name}: {run.header.status.replace('_', ' ')}"
-    return Document(kind="training", title=title, blocks=tuple(_blocks(run, plan, title, values)), values=values)
+    return Document(kind="training", title=title, blocks=tuple(_blocks(run, title, values)), values=values)
 
 
 def _values(run: Run, plan: Plan) -> dict[str, Any]:
@@ -34,15 +35,20 @@ def _values(run: Run, plan: Plan) -> dict[str, Any]:
         "name": run.header.name,
         "status": run.header.status,
         "folder": str(run.folder),
-        "layout": str(plan.layout),
-        "steps": last.step,
+        "model": plan.model.name,
+        "cluster": plan.cluster.name,
+        "workload": plan.workload.name,
+        "num_accelerators": run.header.num_ranks,
+        "seed": run.header.seed,
+        "layout": layout_values(plan.layout),
+        "num_steps": last.step,
         "expected_steps": run.header.num_steps,
-        "samples": last.samples,
+        "num_trained_samples": last.samples,
         "loss": last.loss,
         "validation_loss": evaluations[-1].detail["loss"] if evaluations else None,
-        "target_loss": run.header.target,
+        "target_loss": run.header.target or 0.0,
         "run_s": time.total_s,
-        "time_s": time.by_what,
+        "spent_s": time.by_what,
         "median_step_s": summary.median_step_s,
         "mean_step_s": summary.mean_step_s,
         "robust_std_pct": summary.robust_std_pct,
@@ -51,8 +57,9 @@ def _values(run: Run, plan: Plan) -> dict[str, Any]:
         "tokens_per_s": summary.tokens_per_s,
         "predicted_step_s": plan.step_s,
         "predicted_parts_s": predicted_parts_s(plan, KINDS["trained"]),
-        "measured_parts_s": _mean_parts(summary),
+        "mean_parts_s": _mean_parts(summary),
         **_money(ledger_of_run(run, plan)),
+        "notes": list(filter(None, [unpredicted_note(plan, KINDS["trained"])])),
     }
 
 
@@ -72,17 +79,16 @@ def _money(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def _blocks(run: Run, plan: Plan, title: str, values: dict[str, Any]) -> Iterator[Block]:
+def _blocks(run: Run, title: str, values: dict[str, Any]) -> Iterator[Block]:
     yield Pairs(title, tuple(_lines(run, values)))
     yield Table("parts of the step", ("part", "predicted>", "measured>"), tuple(_parts(values)))
-    if note := unpredicted_note(plan, KINDS["trained"]):
-        yield Note(note)
+    yield from map(Note, values["notes"])
 
 
 def _lines(run: Run, values: dict[str, Any]) -> Iterator[Line]:
-    spent = ", ".join(f"{what} {seconds(spent_s)}" for what, spent_s in values["time_s"].items())
+    spent = ", ".join(f"{what} {seconds(spent_s)}" for what, spent_s in values["spent_s"].items())
     yield "time", f"{seconds(values['run_s'])}: {spent}", ""
-    yield "work", f"{values['steps']:,} steps, {values['samples']:,} samples", ""
+    yield "work", f"{values['num_steps']:,} steps, {values['num_trained_samples']:,} samples", ""
     if values["validation_loss"] is not None:
         goal = f" (target {values['target_loss']:.3f})" if values["target_loss"] else ""
         yield "validation loss", f"{values['validation_loss']:.4f}{goal}", ""
@@ -100,7 +106,7 @@ def _lines(run: Run, values: dict[str, Any]) -> Iterator[Line]:
 
 def _parts(values: dict[str, Any]) -> Iterator[Row]:
     for part in PARTS:
-        predicted, measured = values["predicted_parts_s"].get(part), values["measured_parts_s"][part]
+        predicted, measured = values["predicted_parts_s"].get(part), values["mean_parts_s"][part]
         if predicted or measured:
             yield PART_NAMES[part], NONE if predicted is None else seconds(predicted), seconds(measured)
-    yield "mean step", seconds(values["predicted_step_s"]), seconds(sum(values["measured_parts_s"].values()))
+    yield "mean step", seconds(values["predicted_step_s"]), seconds(sum(values["mean_parts_s"].values()))

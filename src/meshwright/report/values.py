@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from meshwright.ledger import ledger_json
-from meshwright.report.compare import differences, differing, parts_of, simulated_beside
-from meshwright.report.facts import RunFacts
+from meshwright.ledger import ledger_values
+from meshwright.plan.plan import Plan
+from meshwright.record.entries import Event
+from meshwright.report.compare import Difference, differences, differing, simulated_beside
+from meshwright.report.facts import Evaluation, RunFacts, WholeJob, predicted_parts_s
 from meshwright.report.noise import METHOD
 from meshwright.report.profile import ProcessTimes, Profile
-from meshwright.report.scaling import left_out, scalings
+from meshwright.report.scaling import Point, Scaling, left_out, scalings
+from meshwright.say.forecast import layout_values
+from meshwright.units import KWH
 
 MAX_EVENTS = 1000  # of one run
 
@@ -21,18 +25,17 @@ def report_values(runs: Sequence[RunFacts]) -> dict[str, Any]:
     values: dict[str, Any] = {"runs": [run_values(facts, simulated_beside(facts, runs)) for facts in runs]}
     if len(runs) > 1:
         values["cannot_compare"] = differing(runs)
-        values["differences"] = [asdict(one) for one in differences(runs)]
-        values["scaling"] = [{"kind": one.kind, "of": one.of, "points": [asdict(point) for point in one.points]} for one in scalings(runs)]
+        values["differences"] = [_difference(one) for one in differences(runs)]
+        values["scaling"] = [_scaling(one) for one in scalings(runs)]
         values["scaling_left_out"] = left_out(runs)
     values["interval_method"] = METHOD
     return values
 
 
 def run_values(facts: RunFacts, simulated: RunFacts | None = None) -> dict[str, Any]:
-    """One run."""
-    header, plan, summary = facts.run.header, facts.plan, facts.summary
-    ledger = ledger_json(facts.ledger)
-    ledger.pop("entries")  # thousands; `meshwright ledger` has them
+    """One run. What only its plan can say is absent where the run has no plan."""
+    header, summary = facts.run.header, facts.summary
+    losses = [one.loss for one in facts.evaluations if one.loss is not None]
     return {
         "name": header.name,
         "label": facts.label,
@@ -41,63 +44,135 @@ def run_values(facts: RunFacts, simulated: RunFacts | None = None) -> dict[str, 
         "status": header.status,
         "created": header.created,
         "machine": header.machine,
-        "num_ranks": header.num_ranks,
+        "num_accelerators": header.num_ranks,
         "seed": header.seed,
         "conditions": list(header.conditions),
         "versions": dict(header.versions),
-        "model": plan.model.name if plan else None,
-        "workload": plan.workload.name if plan else None,
-        "cluster": plan.cluster.name if plan else None,
-        "layout": str(plan.layout) if plan else None,
-        "samples_per_step": facts.batch,
+        **(_plan(facts.plan, facts.kind) if facts.plan else {}),
+        "global_batch": facts.batch,
         "tokens_per_s": summary.tokens_per_s,
-        "time": {**asdict(facts.time), "fixed_s": facts.time.fixed_s, "name": facts.time_name, "reached_target": facts.reached_target},
-        "whole_job_extrapolated": asdict(facts.whole_job) if facts.whole_job else None,
-        "step": _step(facts),
-        "parts": {row.part: {key: value for key, value in asdict(row).items() if key != "part"} for row in parts_of(facts, simulated)},
+        **_time(facts),
+        **_steps(facts),
+        "mean_parts_s": dict(summary.mean_parts_s),
+        **({"simulated_parts_s": dict(simulated.summary.mean_parts_s)} if simulated else {}),
         "unaccounted_s": summary.unaccounted_s,
-        "exposed_s": dict(summary.mean_exposed_s),
+        "mean_exposed_s": dict(summary.mean_exposed_s),
         "simulated_beside": simulated.label if simulated else None,
-        "loss": {
-            "last": facts.run.records[-1].loss,
-            "target": header.target,
-            "evaluations": [asdict(one) for one in facts.evaluations],
-        },
-        "memory": {"predicted_bytes": plan.peak_memory_bytes if plan else None, "measured_bytes": facts.measured_memory_bytes},
-        "slowest_replicas": [asdict(one) for one in facts.slowest_replicas[:10]],
+        "loss": facts.run.records[-1].loss,
+        "validation_loss": losses[-1] if losses else None,
+        "target_loss": header.target or 0.0,
+        "evaluations": [_evaluation(one) for one in facts.evaluations],
+        "measured_peak_memory_bytes": facts.measured_memory_bytes,
+        "slowest_replicas": [{"replica": one.number, "num_slowest_steps": one.num_steps} for one in facts.slowest_replicas[:10]],
         "event_counts": dict(facts.event_counts),
-        "events": [event.to_json() for event in facts.run.events[:MAX_EVENTS]],
-        "ledger": ledger,
+        "events": [_event(event) for event in facts.run.events[:MAX_EVENTS]],
+        "ledger": ledger_values(facts.ledger),
         "notes": list(facts.notes),
     }
 
 
-def _step(facts: RunFacts) -> dict[str, Any]:
+def _plan(plan: Plan, kind: str) -> dict[str, Any]:
+    """What the run's plan says and predicts."""
+    return {
+        "model": plan.model.name,
+        "workload": plan.workload.name,
+        "cluster": plan.cluster.name,
+        "layout": layout_values(plan.layout),
+        "predicted_step_s": plan.step_s,
+        "predicted_step_low_s": plan.low_s,
+        "predicted_step_high_s": plan.high_s,
+        "predicted_parts_s": predicted_parts_s(plan, kind),
+        "predicted_peak_memory_bytes": plan.peak_memory_bytes,
+    }
+
+
+def _time(facts: RunFacts) -> dict[str, Any]:
+    time, whole = facts.time, facts.whole_job
+    return {
+        "time_name": facts.time_name,
+        "run_s": time.total_s,
+        "num_trained_samples": time.samples,
+        "sample_s": time.seconds_per_sample,
+        "fixed_s": time.fixed_s,
+        "spent_s": time.by_what,
+        "is_target_reached": facts.reached_target,
+        "whole_job_extrapolated": _whole_job(whole) if whole else None,
+    }
+
+
+def _whole_job(whole: WholeJob) -> dict[str, Any]:
+    return {
+        "num_steps": whole.num_steps,
+        "num_evaluations": whole.num_evaluations,
+        "mean_step_s": whole.mean_step_s,
+        "time_to_train_s": whole.seconds,
+        "cost_usd": whole.usd,
+        "energy_kwh": None if whole.energy_j is None else whole.energy_j / KWH,
+    }
+
+
+def _steps(facts: RunFacts) -> dict[str, Any]:
     summary, noise = facts.summary, facts.noise
     return {
-        "num_steps": summary.num_steps,
+        "num_steps": facts.num_steps,
+        "num_recorded_steps": summary.num_steps,
         "num_steady_steps": summary.num_steady_steps,
-        "num_expected": facts.run.header.num_steps,
-        "median_s": summary.median_step_s,
-        "mean_s": summary.mean_step_s,
-        "low_s": noise.low_s if noise else None,
-        "high_s": noise.high_s if noise else None,
+        "expected_steps": facts.run.header.num_steps,
+        "median_step_s": summary.median_step_s,
+        "median_step_low95_s": noise.low_s if noise else None,
+        "median_step_high95_s": noise.high_s if noise else None,
+        "mean_step_s": summary.mean_step_s,
         "robust_std_pct": summary.robust_std_pct,
         "p99_over_p50": summary.p99_over_p50,
-        "worst_s": summary.worst_step_s,
+        "worst_step_s": summary.worst_step_s,
         "drift_pct": summary.drift_pct,
         "noise_floor_pct": noise.floor_pct if noise else None,
         "correlation_steps": noise.correlation_steps if noise else None,
-        "predicted_s": facts.plan.step_s if facts.plan else None,
-        "predicted_low_s": facts.plan.low_s if facts.plan else None,
-        "predicted_high_s": facts.plan.high_s if facts.plan else None,
+    }
+
+
+def _evaluation(one: Evaluation) -> dict[str, Any]:
+    return {"step": one.step, "num_trained_samples": one.samples, "validation_loss": one.loss, "evaluation_s": one.seconds}
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return {"at_s": event.time_s, "kind": event.kind, "step": event.step, "details": dict(event.detail)}
+
+
+def _difference(one: Difference) -> dict[str, Any]:
+    return {
+        "label": one.label,
+        "base_label": one.base,
+        "step_change_pct": one.change_pct,
+        "step_change_low95_pct": one.low_pct,
+        "step_change_high95_pct": one.high_pct,
+        "text": one.text,
+    }
+
+
+def _scaling(one: Scaling) -> dict[str, Any]:
+    return {"mode": one.kind, "what": one.of, "scaling_points": [_point(point) for point in one.points]}
+
+
+def _point(point: Point) -> dict[str, Any]:
+    return {
+        "labels": list(point.labels),
+        "num_accelerators": point.num_ranks,
+        "global_batch": point.batch,
+        "median_step_s": point.step_s,
+        "median_step_low95_s": point.low_s,
+        "median_step_high95_s": point.high_s,
+        "efficiency": point.efficiency,
+        "efficiency_low95": point.low,
+        "efficiency_high95": point.high,
+        "text": point.text,
     }
 
 
 def profile_values(profile: Profile) -> dict[str, Any]:
     """A profile's processes."""
     return {
-        "files": [str(path) for path in profile.files],
+        "traces": [str(path) for path in profile.files],
         "processes": [_process(process) for process in profile.processes],
         "notes": list(profile.notes),
     }
@@ -108,7 +183,7 @@ def _process(process: ProcessTimes) -> dict[str, Any]:
     return {
         "label": process.label,
         "rank": process.rank,
-        "on_gpu": process.on_gpu,
+        "is_on_gpu": process.on_gpu,
         "num_events": process.num_events,
         "num_steps": process.num_steps,
         **{name: getattr(process, name) for name in times},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -188,8 +188,12 @@ def _memory(forecast: Forecast) -> Iterator[tuple[str, ...]]:
 
 def layout_values(layout: Layout) -> dict[str, Any]:
     """A layout under the names that `--layout` takes, and the whole of it as one text that `--layout` reads."""
-    values = {SHORT_NAMES.get(key, key): value for key, value in asdict(layout).items()} | {"order": "-".join(layout.order)}
-    return {**values, "text": str(layout)}
+    return {**choice_values(asdict(layout)), "text": str(layout)}
+
+
+def choice_values(choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Choices by the fields of a layout, under the names that `--layout` reads."""
+    return {SHORT_NAMES.get(key, key): "-".join(value) if key == "order" else value for key, value in choices.items()}
 
 
 def forecast_values(forecast: Forecast) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from meshwright.plan.sizes import Searched
 from meshwright.predict.forecast import Forecast
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.say.document import Block, Document, Lines, Note, Pairs, Table, Text
-from meshwright.say.forecast import Line, forecast_values, kwh, outcome_lines, speed_lines
+from meshwright.say.forecast import Line, choice_values, forecast_values, kwh, outcome_lines, speed_lines
 from meshwright.units import gib, seconds, si, usd
 
 NUM_RANKS_SHOWN = 6
@@ -208,7 +208,7 @@ def _values(found: Planned, why: Explanation | None) -> dict[str, Any]:
     plans = [{**forecast_values(one), **({"explanation": explanation_values(explain(one))} if why else {})} for one in found.forecasts]
     return {
         "plans": plans,
-        "fixed": dict(found.ask.fixed.values),
+        "fixed": choice_values(found.ask.fixed.values),
         "num_layouts": best.num_layouts,
         "num_pruned": best.num_pruned,
         "num_unfit": best.num_unfit,
