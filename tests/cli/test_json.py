@@ -1,77 +1,240 @@
-"""What every command prints with `--json`: one document whose every key is in the published vocabulary, with its type."""
+"""What every command prints with `--json`: one document that the published JSON Schema and the vocabulary know, key by key.
+
+The cases are found by walking the command line: a command with `--json` and without a case here is a failure.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
+from jsonschema import Draft202012Validator
 
-from meshwright.cli.main import main
-from meshwright.say.vocabulary import problems
+import meshwright
+from meshwright.cli.main import app, main
+from meshwright.evidence import accuracy_page, refit
+from meshwright.say.vocabulary import problems, vocabulary
+from meshwright.simulator import logs
 
-JOB = ("llama-3.1-8b", "dgx-h100-superpod", "mlperf-llama31-8b")
-FIXED = ("--gpus", "64", "--layout", "tp=2,cp=1,pp=1,vp=1,mbs=1,zero=1,recompute=none")
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+
+from small_run import Small, make_corpus, start
+
+ROOT = Path(__file__).parents[2]
+FIXTURES, CLAIMS = ROOT / "tests" / "fixtures", ROOT / "examples" / "claims"
+SCHEMA = json.loads((ROOT / "docs" / "output.schema.json").read_text(encoding="utf-8"))
+PUBLISHED = Draft202012Validator(SCHEMA)
+JOB = "llama-3.1-8b dgx-h100-superpod mlperf-llama31-8b"
+FIXED = "--gpus 64 --layout tp=2,cp=1,pp=1,vp=1,mbs=1,zero=1,recompute=none"
+LOG, LOGGED = FIXTURES / "timer_every_step.log", "tp=2,dp=8,cuda_graphs=no"
+Printed = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line and the kind of document that it prints. `{dir}` is a folder of files to read."""
+
+    kind: str
+    line: str
+
+    @property
+    def arguments(self) -> list[str]:
+        """The words of the line."""
+        return self.line.split()
+
+
+CASES = (
+    Case("catalogue", "describe"),
+    Case("accelerator", "describe h100"),
+    Case("link", "describe nvlink-4"),
+    Case("model", "describe mixtral-8x7b"),
+    Case("cluster", "describe dgx-h100-superpod"),
+    Case("workload", "describe mlperf-llama31-8b"),
+    Case("region", "describe norway"),
+    Case("facility", "describe google"),
+    Case("provider", "describe nebius"),
+    Case("forecast", f"predict {JOB} {FIXED}"),
+    Case("forecast", "predict llama-3.1-8b this-machine pretrain-1t --layout dp=1,mbs=1 --ignore-memory"),  # where little is known
+    Case("plan", f"plan {JOB} {FIXED} --keep 2 --pareto --set fabric.planes=1 --deadline 9d --budget 9000 --out {{dir}}/other.json"),
+    Case("plan", f"plan {JOB} {FIXED},order=tp-cp-pp-dp,cuda_graphs=no --keep 1 --no-explain"),
+    Case("sweep", f"sweep {JOB} --gpus 8,12,64 --layout {FIXED.split()[-1]}"),
+    Case("simulation-of-steps", "simulate {dir}/plan.json --steps 5 --seeds 2 --slow-rank 1=1.5"),
+    Case("simulation-of-steps", "simulate {dir}/plan.json --steps 3 --no-noise"),
+    Case("simulation-of-days", "simulate {dir}/plan.json --days 2 --seeds 2 --sizes --finish-by 9d --budget 100000USD --price 2USD/h"),
+    Case("simulation-of-days", "simulate {dir}/plan.json --days 1 --failures none"),
+    Case("report", "report {dir}/runs/trained"),
+    Case("report", "report {dir}/runs/simulated"),
+    Case("report", "report {dir}/runs/simulated {dir}/runs/again {dir}/runs/larger {dir}/runs/trained"),
+    Case("report", "report {dir}/runs/weeks"),
+    Case("report", "report {dir}/runs/alone"),  # without a plan
+    Case("profile", "report {dir}/trace.json"),
+    Case("ledger", "ledger {dir}/runs/trained"),
+    Case("ledger", "ledger {dir}/runs/simulated --price 2.5USD/h --region norway"),
+    Case("ledger", "ledger {dir}/runs/weeks"),
+    Case("ledger", "ledger {dir}/runs/alone"),
+    Case("generation", "generate {dir}/runs/trained --prompt a --tokens 3"),
+    Case("weights", "weights {dir}/runs/trained --out {dir}/weights"),
+    Case("measurement", "measure"),
+    Case("serving-memory", "memory llama-3.1-8b --serve --on h100 --context 8192 --concurrency 4"),
+    Case("calibration", f"calibrate {LOG} --model llama-3.1-8b --cluster dgx-h100-superpod --precision fp8 --layout {LOGGED}"),
+    Case("validation", "validate {dir}/runs.csv --rows"),
+    Case("fit", "fit --out {dir}"),
+    Case("noise", "noise --seeds 1"),
+    Case("accuracy", "accuracy --out {dir}/accuracy.md"),
+    Case("corpus", "corpus build {dir}/made/texts --tokenizer train:280 --out {dir}/corpus"),
+    Case("corpus", "corpus show {dir}/made/corpus"),
+    Case("logs", f"audit log {FIXTURES / 'llama31_8b_h200.log'} {LOG}"),
+    Case("claims", f"audit claim {CLAIMS / 'weak-scaling-efficiency.toml'} {CLAIMS / 'gpt3-cost.toml'}"),
+    Case("claim-examples", "audit claim --examples"),
+)
+TRAINED = Case("training", "train {dir}/small.json --name trained --steps 3 --budget 5USD --price 1USD/h")
+
+
+def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command of the command line, with the words that call it."""
+    command = command or typer.main.get_command(app)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+    if not hasattr(command, "commands"):
+        yield path, command
+
+
+def has_json(command: Any) -> bool:
+    return any("--json" in parameter.opts for parameter in command.params)
+
+
+# -- what the commands read -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    path = tmp_path_factory.mktemp("plans") / "plan.json"
-    assert main(["plan", *JOB, *FIXED, "--keep", "1", "--no-explain", "--out", str(path)]) == 0
-    return str(path)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Plans, runs, a corpus and a table; the JSON that training the run printed is in trained.json."""
+    found = tmp_path_factory.mktemp("json")
+    Small(corpus=make_corpus(found / "made")).plan_file(found / "small.json", "dp=1")
+    trained = start(found, [*filled(TRAINED, found), "--json"])
+    assert trained.wait() == 0, trained.err
+    (found / "trained.json").write_text(trained.out)
+    made = f"--runs {found}/runs --steps 12"
+    for line in (
+        f"plan {JOB} {FIXED} --keep 1 --no-explain --out {found}/plan.json",
+        f"plan {JOB} {FIXED.replace('64', '128')} --set workload.global_batch=64 --keep 1 --no-explain --out {found}/larger.json",
+        f"simulate {found}/plan.json --name simulated {made}",
+        f"simulate {found}/plan.json --name again --seed 2 {made}",
+        f"simulate {found}/larger.json --name larger {made}",
+        f"simulate {found}/plan.json --name weeks --runs {found}/runs --days 9",
+        f"simulate {found}/plan.json --name alone {made}",
+    ):
+        assert main(line.split()) == 0
+    (found / "runs" / "alone" / "plan.json").unlink()
+    rows = (Path(meshwright.__file__).parent / "evidence" / "published_runs.csv").read_text().splitlines(keepends=True)
+    (found / "runs.csv").write_text("".join(rows[:4]))
+    kernels = (("gemm", 7, 0, 10), ("ncclDevKernel_AllReduce(x)", 20, 8, 12), ("gemm", 7, 20, 10))
+    events = [
+        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": at, "dur": length} for name, stream, at, length in kernels
+    ]
+    (found / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    return found
+
+
+def filled(case: Case, folder: Path) -> list[str]:
+    return [word.format(dir=folder) for word in case.arguments]
 
 
 @pytest.fixture
-def printed(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that need minutes have a result at once: the carried constants, two logs, a stored profile."""
+    import meshwright.train.measure.machine as machine
+    from meshwright.describe.profile import load_profile
 
-    def printed_by(*arguments, code=0):
+    files = [json.loads((refit.HERE / name).read_text()) for name in ("constants.json", "residuals.json")]
+    all_logs = logs.step_logs
+    monkeypatch.setattr(refit, "refit", lambda *_: refit.Refit(*files))
+    monkeypatch.setattr(logs, "step_logs", lambda: all_logs()[:2])
+    monkeypatch.setattr(accuracy_page, "write_page", lambda out, *_: [out])
+    monkeypatch.setattr(machine, "measure", lambda *_, **__: load_profile(FIXTURES / "profile_of_cores.json"))
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Printed:
+    """What a command prints as JSON, from an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def printed_by(*arguments: str) -> dict[str, Any]:
         capsys.readouterr()
-        assert main([*arguments, "--json"]) == code
-        return json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+        assert main([*arguments, "--json"]) == 0
+        return read(capsys.readouterr().out)
 
     return printed_by
 
 
-def check(document, kind):
-    """The document is of this kind, and the vocabulary knows all of it."""
-    assert document["schema"] == f"meshwright/{kind}/1"
+def read(text: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+    return values
+
+
+# -- what they print ------------------------------------------------------------------------------------
+
+
+def check(document: dict[str, Any], kind: str) -> None:
+    """The document is of this kind; the vocabulary knows each of its keys, and the published schema accepts it."""
+    assert next(iter(document)) == "schema" and document["schema"] == f"meshwright/{kind}/1"
     assert problems(document) == []
+    definition = PUBLISHED.evolve(schema={"$ref": f"#/$defs/{kind}-document", "$defs": SCHEMA["$defs"]})
+    assert [f"{error.json_path}: {error.message}" for error in definition.iter_errors(document)] == []
+    assert PUBLISHED.is_valid(document)
 
 
-def test_predict(printed):
-    check(printed("predict", *JOB, *FIXED), "forecast")
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.line.replace("{dir}/", "").replace(f"{ROOT}/", "")[:60])
+def test_a_command_prints_what_is_published(case: Case, folder: Path, printed: Printed) -> None:
+    check(printed(*filled(case, folder)), case.kind)
 
 
-def test_predict_where_little_is_known(printed):
-    check(printed("predict", "llama-3.1-8b", "this-machine", "pretrain-1t", "--layout", "dp=1,mbs=1", "--ignore-memory"), "forecast")
+def test_train_prints_what_is_published(folder: Path) -> None:
+    check(read((folder / "trained.json").read_text()), "training")
 
 
-def test_plan(printed):
-    limits = ("--deadline", "9d", "--budget", "9000")
-    check(printed("plan", *JOB, *FIXED, "--keep", "2", "--pareto", "--set", "fabric.planes=1", *limits, "--out", "plan.json"), "plan")
+def test_train_report_and_ledger_have_the_same_values(folder: Path, printed: Printed) -> None:
+    trained = read((folder / "trained.json").read_text())
+    [run] = printed("report", str(folder / "runs" / "trained"))["runs"]
+    ledger = printed("ledger", str(folder / "runs" / "trained"))
+    shared = trained.keys() & run.keys() - {"folder"}
+    assert len(shared) > 25 and {key for key in shared if trained[key] != run[key]} == set()
+    assert {key: ledger[key] for key in run["ledger"]} == run["ledger"]
+    assert (trained["cost_usd"], trained["energy_kwh"]) == (ledger["cost_usd"], ledger["energy_kwh"])
 
 
-def test_plan_without_explanation(printed):
-    check(printed("plan", *JOB, *FIXED, "--keep", "1", "--no-explain"), "plan")
+def test_fixed_choices_have_the_names_of_a_layout(printed: Printed) -> None:
+    found = printed(*f"plan {JOB} --gpus 64 --layout tp=2,pp=1,mbs=1,zero=2,order=tp-cp-pp-dp --keep 1 --no-explain".split())
+    assert found["fixed"] == {"tp": 2, "pp": 1, "mbs": 1, "zero": 2, "order": "tp-cp-pp-dp"}
+    assert found["fixed"].items() <= found["plans"][0]["layout"].items()
 
 
-def test_sweep(printed):
-    check(printed("sweep", *JOB, "--gpus", "8,12,64", "--layout", FIXED[-1]), "sweep")
+# -- the whole command line -----------------------------------------------------------------------------
 
 
-def test_simulate_steps(printed, plan):
-    check(printed("simulate", plan, "--steps", "5", "--seeds", "2", "--slow-rank", "1=1.5"), "simulation-of-steps")
+def test_the_published_schema_is_one() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
 
 
-def test_simulate_one_seed(printed, plan):
-    check(printed("simulate", plan, "--steps", "3", "--no-noise"), "simulation-of-steps")
+def test_every_command_with_json_has_a_case() -> None:
+    walked = {path for path, command in commands() if has_json(command)}
+    tried = {path for path in walked for case in (*CASES, TRAINED) if tuple(case.arguments[: len(path)]) == path}
+    assert walked - tried == set(), "add a case for each of these commands"
+    assert {path for path, command in commands() if not has_json(command)} == {("serve",)}
 
 
-def test_simulate_days(printed, plan):
-    paid = ("--budget", "100000USD", "--price", "2USD/h")
-    check(printed("simulate", plan, "--days", "2", "--seeds", "2", "--sizes", "--finish-by", "9d", *paid), "simulation-of-days")
+def test_every_kind_is_printed_by_a_command() -> None:
+    assert {case.kind for case in (*CASES, TRAINED)} == set(vocabulary().kinds)
 
 
-def test_simulate_days_without_failures(printed, plan):
-    check(printed("simulate", plan, "--days", "1", "--failures", "none"), "simulation-of-days")
+def test_a_wrong_document_is_refused(printed: Printed) -> None:
+    right = printed(*f"predict {JOB} {FIXED}".split())
+    for wrong in ({"step_s": "1 s"}, {"layout": "tp=2"}, {"schema": "meshwright/plan/1"}, {"notes": None}):
+        assert not PUBLISHED.is_valid(right | wrong)

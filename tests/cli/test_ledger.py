@@ -71,7 +71,8 @@ def test_csv_and_json_tell_the_same(run: Run, answer: Callable[..., dict[str, ob
     told = answer(str(folder), "--csv", "a.csv")
     with open("a.csv", newline="", encoding="utf-8") as file:
         *rows, total = csv.DictReader(file)
-    assert told["rounded_usd"] == float(total["usd"]) == told["cost_usd"] == 2.0 and sum(Decimal(row["usd"]) for row in rows) == Decimal("2.00")
+    assert told["rounded_usd"] == float(total["usd"]) == told["cost_usd"] == 2.0
+    assert sum(Decimal(row["usd"]) for row in rows) == Decimal("2.00")
     assert [row["state"] for row in rows] == [entry["state"] for entry in told["entries"]] == ["idle", "compute", "exposed"]
     assert told["accelerator_hours"] == pytest.approx(1000 / 3600) == sum(told["accelerator_hours_by_state"].values())
     assert told["price"]["usd_per_accelerator_hour"] == 7.2 and problems(told) == []

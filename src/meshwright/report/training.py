@@ -9,7 +9,7 @@ from meshwright.ledger import Ledger, ledger_of_run
 from meshwright.plan.plan import Plan
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.record.run import Run
-from meshwright.record.summary import Summary, summary_of
+from meshwright.record.summary import summary_of
 from meshwright.report.facts import KINDS, predicted_parts_s, time_split, unpredicted_note
 from meshwright.report.tables import NONE, Line, Row
 from meshwright.say.document import Block, Document, Note, Pairs, Table
@@ -57,14 +57,10 @@ def _values(run: Run, plan: Plan) -> dict[str, Any]:
         "tokens_per_s": summary.tokens_per_s,
         "predicted_step_s": plan.step_s,
         "predicted_parts_s": predicted_parts_s(plan, KINDS["trained"]),
-        "mean_parts_s": _mean_parts(summary),
+        "mean_parts_s": dict(summary.mean_parts_s),
         **_money(ledger_of_run(run, plan)),
         "notes": list(filter(None, [unpredicted_note(plan, KINDS["trained"])])),
     }
-
-
-def _mean_parts(summary: Summary) -> dict[str, float]:
-    return {part: summary.mean_parts_s.get(part, 0.0) for part in PARTS}
 
 
 def _money(ledger: Ledger) -> dict[str, Any]:
@@ -106,7 +102,7 @@ def _lines(run: Run, values: dict[str, Any]) -> Iterator[Line]:
 
 def _parts(values: dict[str, Any]) -> Iterator[Row]:
     for part in PARTS:
-        predicted, measured = values["predicted_parts_s"].get(part), values["mean_parts_s"][part]
+        predicted, measured = values["predicted_parts_s"].get(part), values["mean_parts_s"].get(part, 0.0)
         if predicted or measured:
             yield PART_NAMES[part], NONE if predicted is None else seconds(predicted), seconds(measured)
     yield "mean step", seconds(values["predicted_step_s"]), seconds(sum(values["mean_parts_s"].values()))
