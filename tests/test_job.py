@@ -35,9 +35,6 @@ JOBS = {  # few micro-batches: a schedule of many takes long to draw
 SMALL = Job("llama-3.2-1b", "dgx-h100-superpod", "pretrain-1t", gpus=16).changed("workload.global_batch=32", "workload.seq_len=2048")
 
 
-# -- one step time --------------------------------------------------------------------------------------
-
-
 @st.composite
 def forecasts(draw: st.DrawFn) -> Forecast:
     """A layout of one of the jobs that divides it and fits; a schedule is chosen only where there is a pipeline."""
@@ -136,9 +133,6 @@ def test_a_plan_made_by_the_command_line_is_the_best_of_the_search(capsys: pytes
     printed = json.loads(capsys.readouterr().out)["plans"]
     best = SMALL.search(keep=len(printed))
     assert [(plan["layout"]["text"], plan["step_s"]) for plan in printed] == [(str(one.layout), one.step_s) for one in best]
-
-
-# -- what is refused ------------------------------------------------------------------------------------
 
 
 def test_a_degree_that_does_not_divide_the_cluster_is_refused() -> None:
@@ -248,9 +242,6 @@ def test_any_text_as_a_name_makes_a_job_or_is_refused(text: str, place: int) -> 
 @given(st.integers(-(10**6), 10**6))
 def test_any_number_of_accelerators_makes_a_job_or_is_refused(gpus: int) -> None:
     answers_or_refuses(lambda: Job(*GPT_3, gpus=gpus).forecast("tp=8"))
-
-
-# -- made and changed -----------------------------------------------------------------------------------
 
 
 def test_a_job_from_names_is_the_job_from_values() -> None:

@@ -173,9 +173,6 @@ def test_an_unknown_key_lists_the_nearest_and_all(run, tmp_path):
     assert "unknown key 'gpu'" in err and "did you mean gpus?" in err and "known keys: benchmark, model" in err
 
 
-# -- logs -----------------------------------------------------------------------------------------------
-
-
 WIDE = """\
 llama31_405b, round not known, Example Labs, 2xEXAMPLE-8
 log                   state  time to train [min]  before the clock [min]  samples  steps  evaluations  evaluating [%]  quality  target  \

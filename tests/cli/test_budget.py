@@ -49,9 +49,6 @@ def racks(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str
     return str(written)
 
 
-# -- simulate ---------------------------------------------------------------------------------------------
-
-
 def test_a_simulation_that_cannot_end_inside_is_not_started(run: Run, racks: str) -> None:
     cost = float(read_plan(Path(racks)).time_to_train_s) / 3600 * 256 * 10
     code, out, err = run("simulate", racks, "--price", "10USD/h", "--budget", "1kUSD")
@@ -134,9 +131,6 @@ def test_a_machine_without_a_price_wants_one(run: Run, racks: str, tmp_path: Pat
 def test_what_is_no_amount_starts_nothing(run: Run, racks: str, flags: tuple[str, str]) -> None:
     code, out, err = run("simulate", racks, "--steps", "2", *flags)
     assert (code, out) == (2, "") and f"where: {flags[0]}" in err and not Path("runs").exists()
-
-
-# -- train ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -52,9 +52,6 @@ def best_plan(*arguments: str) -> dict[str, Any]:
     return best
 
 
-# -- numbers --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("job", "layout"), JOBS)
 def test_planning_one_layout_is_predicting_it(job: tuple[str, ...], layout: str) -> None:
     one = predicted(job, layout)
@@ -91,9 +88,6 @@ def test_conditions_reach_both_commands() -> None:
     assert plan["global_batch"] == 256 and plan["step_s"] != best_plan(*SMALL)["step_s"]
 
 
-# -- notes ----------------------------------------------------------------------------------------------
-
-
 def test_a_workload_of_another_model_has_the_same_warnings_in_both() -> None:
     job = ("llama-3.1-70b", *RECORD[1:], "--gpus", "512")
     of_plan = answer("plan", *job)
@@ -104,9 +98,6 @@ def test_a_workload_of_another_model_has_the_same_warnings_in_both() -> None:
     assert of_plan["notes"] == of_plan["plans"][0]["notes"] == of_prediction["notes"]
     for text in (printed("plan", *job), printed("predict", *job, "--layout", "tp=4,pp=4,vp=4")):
         assert all(f"note: {note}" in " ".join(text.split()) for note in (size, samples))
-
-
-# -- words ----------------------------------------------------------------------------------------------
 
 
 def test_plan_says_what_is_fixed_and_that_the_rest_is_searched() -> None:

@@ -26,9 +26,6 @@ def verb():
     return "plan"
 
 
-# -- for programs ---------------------------------------------------------------------------------------
-
-
 def test_json_holds_the_best_first_and_its_parts_add_up(answer):
     said = answer(*SMALL, "--keep", "3")
     plans = said["plans"]
@@ -85,9 +82,6 @@ def test_the_size_is_chosen_and_the_front_shown(answer):
     assert [p["cost_usd"] for p in front] == sorted((p["cost_usd"] for p in front), reverse=True)
     assert cheap["plans"][0]["cost_usd"] == pytest.approx(min(p["cost_usd"] for p in front))
     assert cheap["num_accelerators"] < front[0]["num_accelerators"] <= 16
-
-
-# -- for people -----------------------------------------------------------------------------------------
 
 
 def test_the_answer_comes_first_and_everything_has_its_unit(run):
@@ -147,9 +141,6 @@ def test_limits_are_not_kept_by_a_best_case(run, answer, tmp_path):
     assert not limit["is_sure"] and "holds at" in limit["text"] and "the interval reaches" in limit["text"]
     out = run(*asked, "--deadline", f"{kept:.4f}d")[1]
     assert f"deadline       {limit['text']}\n" in out and re.search(r"time to train  .*, middle .*; .* steps", out)
-
-
-# -- files ----------------------------------------------------------------------------------------------
 
 
 def test_every_file_is_written_whole(run, tmp_path):
@@ -222,9 +213,6 @@ def test_nothing_is_written_where_a_stack_cannot_run_the_plan(run, tmp_path):
     files = ("--out", str(tmp_path / "plan.json"), "--export", f"megatron={tmp_path / 'args.sh'}")
     code, _, err = run(*SMALL, "--layout", "schedule=zero-bubble,pp=2", *files)
     assert code == 2 and "no zero-bubble schedule" in err and list(tmp_path.iterdir()) == []
-
-
-# -- bad input ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

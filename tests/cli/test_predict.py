@@ -28,9 +28,6 @@ def verb():
     return "predict"
 
 
-# -- the record machine ---------------------------------------------------------------------------------
-
-
 def test_the_record_machine_is_met(answer):
     said = answer(*NOUNS, "--layout", LAYOUT)
     assert said["step_s"] == pytest.approx(1.2704, rel=0.02)
@@ -216,8 +213,6 @@ def test_a_wrong_precision_names_every_one_and_help_says_how_to_choose(arguments
     assert option in capsys.readouterr().out
 
 
-# -- for people -----------------------------------------------------------------------------------------
-
 TEXT = """\
 llama-3.1-405b on azure-gb200-128 (8,192 gb200), mlperf-llama31-405b
 layout tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1 8 micro-batches, order tp-cp-pp-dp
@@ -297,9 +292,6 @@ def test_help_names_every_option(run):
         "--json",
     ):
         assert option in out
-
-
-# -- bad input ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

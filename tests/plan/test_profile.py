@@ -91,9 +91,6 @@ def forecast(request: pytest.FixtureRequest) -> Forecast:
     return priced(*request.param)
 
 
-# -- the explanation --------------------------------------------------------------------------------------
-
-
 def test_traffic_takes_what_the_profile_timed() -> None:
     # 4 micro-batches x (4 layers x 8 + 6 at the ends) collectives of 2 ms; 4 buckets of gradients and 4 of weights, 8 ranks, 2 ms each
     tensor = explained(priced("cores", "tp=2,dp=4"))["tp"]
@@ -126,9 +123,6 @@ def test_where_nothing_hides_all_of_it_is_exposed(name: str, text: str) -> None:
 def test_a_change_fits_where_the_machine_keeps_back_what_plans_leave_it() -> None:
     changes = explain(priced("cores", "tp=2,pp=2,dp=2")).changes
     assert changes and all(change.fits for change in changes)  # 0.1 GiB of a few
-
-
-# -- the trace --------------------------------------------------------------------------------------------
 
 
 def test_the_trace_carries_what_the_explanation_says(forecast: Forecast) -> None:
@@ -164,9 +158,6 @@ def test_operations_of_a_profile_s_plan_are_as_long_as_their_traffic_says() -> N
 
 def _length_s(each: Slice) -> float:
     return each.end_s - each.start_s
-
-
-# -- the plan's file --------------------------------------------------------------------------------------
 
 
 def test_a_plan_carries_its_profile(tmp_path: Path) -> None:

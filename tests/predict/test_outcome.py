@@ -218,9 +218,6 @@ def test_a_processor_has_no_listed_price_and_no_metered_cooling() -> None:
     assert price_of(silent, unknown=unknown) is None and "goes by its power" in unknown["cost"]
 
 
-# -- numbers that are not what they look like -----------------------------------------------------------
-
-
 def test_inside_the_measured_batches_nothing_is_remarked_on() -> None:
     forecast = PREDICTION.job.forecast(LAYOUT)
     assert (forecast.outcome.batch_beyond, forecast.outcome.bound, forecast.notes) == ("", "", ())

@@ -112,9 +112,6 @@ def test_what_a_profile_cannot_price_is_refused(name, fault, card):
         on_one_device(load_model(name), card, precision="fp8-current", seq_len=8192, batch=1)
 
 
-# -- processes that share cores ---------------------------------------------------------------------------
-
-
 def on_cores(profile: Profile, layout: Layout):
     model, workload = load_model("llama-2m"), load_workload("python-stdlib")
     return predict(Job(model, load_cluster("this-machine-2x4"), workload, on_profile(software(), profile)), Layouts.of([layout]))

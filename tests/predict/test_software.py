@@ -26,8 +26,6 @@ from meshwright.predict.software import (
     software,
 )
 
-# -- the fitted constants -----------------------------------------------------------------------------
-
 
 def test_no_more_constants_than_were_promised():
     assert len(FITTED) <= 24
@@ -42,9 +40,6 @@ def test_every_constant_lies_within_its_bounds():
         if name != REFERENCE_RELEASE:
             assert FITTED[f"release {name}"].low <= values.releases[name] <= FITTED[f"release {name}"].high
     assert values.releases[REFERENCE_RELEASE] == 0.0
-
-
-# -- releases -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RELEASES)
@@ -130,9 +125,6 @@ def test_adapters_have_factors_of_their_own():
     assert stack.log_factor_of(False, "hopper") == 0.1
     assert stack.log_factor_of(True, "hopper") == 0.3
     assert stack.log_factor_of(True, "blackwell") == 0.0
-
-
-# -- profiles -----------------------------------------------------------------------------------------
 
 
 def test_a_profile_read_again_is_the_same(tmp_path):

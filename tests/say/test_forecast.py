@@ -36,9 +36,6 @@ def table(document: Document, title: str) -> Table:
     return block
 
 
-# -- for people -----------------------------------------------------------------------------------------
-
-
 def test_the_answer_is_the_forecasts() -> None:
     answer = pairs(forecast_document(RECORD), "answer")
     low_s, high_s = RECORD.interval
@@ -107,9 +104,6 @@ def test_the_terminal_and_the_json_have_the_same_step(capsys: pytest.CaptureFixt
     assert f"({JOB.num_accelerators:,} gb200), mlperf-llama31-405b" in printed
 
 
-# -- any name -------------------------------------------------------------------------------------------
-
-
 def named(name: str) -> Forecast:
     """A forecast whose model, cluster, workload and software have one name."""
     job = Job(
@@ -135,9 +129,6 @@ def test_markdown_escapes_every_name() -> None:
 def test_the_terminal_shows_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     show(forecast_document(named("[bold]x[/bold]")), as_json=False)
     assert "[bold]x[/bold] on [bold]x[/bold] (64 h100), [bold]x[/bold]" in capsys.readouterr().out
-
-
-# -- for programs ---------------------------------------------------------------------------------------
 
 
 def assert_plain(value: object) -> None:

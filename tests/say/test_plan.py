@@ -44,9 +44,6 @@ def assert_plain(value: object) -> None:
         assert_plain(inner)
 
 
-# -- for programs ---------------------------------------------------------------------------------------
-
-
 def test_json_names_its_schema_and_has_jsons_own_types(document: Document) -> None:
     said = document.to_json()
     assert said["schema"] == f"meshwright/plan/{VERSION}"
@@ -76,9 +73,6 @@ def test_the_best_comes_first_and_is_the_plan(found: Planned, document: Document
 def test_without_an_explanation_there_is_none(found: Planned) -> None:
     said = plan_document(found, explained=False).to_json()
     assert said["explanation"] is None and not any("explanation" in plan for plan in said["plans"])
-
-
-# -- for people -----------------------------------------------------------------------------------------
 
 
 def test_the_terminal_shows_the_plans_their_layouts_and_the_notes(

@@ -259,9 +259,6 @@ def _check_job(run: LoggedRun, observed: Observed) -> None:
         )
 
 
-# -- the factor ---------------------------------------------------------------------------------------
-
-
 def calibrate(observed: Observed, run: LoggedRun, release: str = "", name: str = "") -> Calibration:
     """The profile with which the job's predicted step is the observed one, starting from a release or else from the closest."""
     if name and is_release(name):

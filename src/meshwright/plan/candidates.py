@@ -86,9 +86,6 @@ def fixed_by(text: str) -> Fixed:
     return Fixed(values)
 
 
-# -- degrees --------------------------------------------------------------------------------------------
-
-
 def degrees(model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed) -> list[Row]:
     """Every (tp, cp, pp, vp, dp, ep, micro-batch) that divides the machine, the model and the batch."""
     total = cluster.num_accelerators
@@ -167,9 +164,6 @@ def rank_orders(rows: Sequence[Row], cluster: Cluster, features: Features) -> di
                 seen[i].add(signature)
                 kept[key].append(index)
     return kept
-
-
-# -- choices --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,9 +105,6 @@ def explain(forecast: Forecast) -> Explanation:
     )
 
 
-# -- what the axes carry --------------------------------------------------------------------------------
-
-
 def traffic(forecast: Forecast) -> tuple[AxisTraffic, ...]:
     """Bytes, messages and seconds of every axis of more than one rank."""
     layout, cluster, crossed, carried = forecast.layout, forecast.job.cluster, forecast.placement, forecast.detail.carried()
@@ -165,9 +162,6 @@ def _expert(priced: StepParts, layout: Layout) -> tuple[float, float]:
     each = float(priced.pricer.tokens[0]) / layout.tp * float(q.experts_per_token) * float(q.hidden) * BF16_BYTES * float(q.expert_layers)
     passes = float(priced.num_micro_batches[0] * priced.busiest_layers[0])  # of layers of the busiest stage, in a step
     return 4 * each * (layout.ep - 1) / layout.ep * passes, 4 * passes
-
-
-# -- why ------------------------------------------------------------------------------------------------
 
 
 def _limit(forecast: Forecast) -> str:
@@ -234,9 +228,6 @@ def _crossing(cluster: Cluster, layout: Layout) -> str:
     """What crosses the outermost tier where replicas do not, as a sentence's subject and verb."""
     is_alone = cluster.tiers[-1].name not in tiers_of(layout, cluster).get("ep", ())
     return "data parallelism alone crosses" if is_alone else "data and expert parallelism alone cross"
-
-
-# -- what if --------------------------------------------------------------------------------------------
 
 
 def _changes(forecast: Forecast) -> tuple[Change, ...]:

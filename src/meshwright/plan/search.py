@@ -153,9 +153,6 @@ def least_of(job: Job, features: Features | None, fixed: Fixed, measure: Measure
     return float(bounds[0])
 
 
-# -- bounds ---------------------------------------------------------------------------------------------
-
-
 def _bounded_space(job: Job, features: Features, fixed: Fixed, measure: Measure = STEP) -> tuple[Space, Column]:
     """All that may be searched, the degrees with the lowest bound first, and those bounds."""
     rows = degrees(job.model, job.cluster, job.workload, features, fixed)
@@ -195,9 +192,6 @@ def _bounds(job: Job, space: Space, measure: Measure) -> Column:
     steps = [price(kind_network, space.bare(kind), silent) for kind in sorted(kinds)]
     # Replicas exchange nothing: experts that are shared out over tensor ranks would, and differently in every ZeRO stage.
     return np.asarray(np.min([measure.value(measure.least_times(step)) for step in steps], axis=0))
-
-
-# -- what fits ------------------------------------------------------------------------------------------
 
 
 class _Memory:
@@ -274,9 +268,6 @@ def _with(rows: Layouts, **values: int) -> Layouts:
     return Layouts(**{**columns, **{key: np.full(len(rows), value, dtype=np.int64) for key, value in values.items()}})
 
 
-# -- what is fast ---------------------------------------------------------------------------------------
-
-
 class _Best:
     """The best layouts so far, in closed form."""
 
@@ -339,9 +330,6 @@ def _least(prediction: Prediction, layouts: Mapping[int, Layout], times: Times, 
             break
         bisect.insort(timed, (float(measure.value(times.later(row, quick_excess_s(prediction.detail, layout, row)))), row))
     return [row for _, row in timed[:keep]]
-
-
-# -- nothing --------------------------------------------------------------------------------------------
 
 
 def _no_degrees(model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed) -> InputError:

@@ -112,9 +112,6 @@ def _searched(ask: Ask, measure: Measure, progress: Progress) -> Searched:
     return Searched(cluster=ask.job.cluster, plans=tuple(plans), found=found)
 
 
-# -- sizes ----------------------------------------------------------------------------------------------
-
-
 def ladder(limit: int) -> list[int]:
     """1, 3, 5 and 7 times every power of two, up to a limit."""
     return sorted(odd << power for odd in ODD for power in range(max(limit, 1).bit_length()) if odd << power <= limit)
@@ -156,9 +153,6 @@ def machines_of(cluster: Cluster, size: int) -> list[Cluster]:
     for machine in machines:
         found.setdefault(machine.tiers[0].num_accelerators, machine)
     return [found[used] for used in sorted(found, reverse=True)]
-
-
-# -- choosing -------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

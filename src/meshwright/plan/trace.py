@@ -83,9 +83,6 @@ def trace(forecast: Forecast) -> dict[str, Any]:
     }
 
 
-# -- when things happen ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Replicas:
     """Seconds of traffic between replicas in a step, on one accelerator, hidden or not."""
@@ -216,9 +213,6 @@ def _layers(forecast: Forecast, priced: StepParts) -> Floats:
     return cells
 
 
-# -- one stage ------------------------------------------------------------------------------------------
-
-
 def _operations(step: LaidOut, stage: int) -> Iterator[Slice]:
     """The operations of a stage, and under each what tp, cp and ep carry in it."""
     order, start_s, end_s = step.schedule.schedule, step.start_s, step.end_s
@@ -267,9 +261,6 @@ def _ends(step: LaidOut, stage: int) -> Iterator[Slice]:
     yield Slice(stage, COMPUTE, PART_NAMES["optimizer"], step.reduced_s, step.optimized_s)
     if step.optimized_s < step.forecast.step_s:  # a profile's slices have it in the ends of the model
         yield Slice(stage, COMPUTE, f"{PART_NAMES['overhead']}: norm, clipping, logging", step.optimized_s, step.forecast.step_s)
-
-
-# -- between replicas -----------------------------------------------------------------------------------
 
 
 def _between_replicas(step: LaidOut, stage: int) -> Iterator[Slice]:
@@ -359,9 +350,6 @@ def _with_every_operation(step: LaidOut, stage: int) -> Iterator[Slice]:
 
 def _said(seconds: float) -> dict[str, Any]:
     return {"axis": "dp", "traffic_us": _us(seconds)}
-
-
-# -- the trace event format -----------------------------------------------------------------------------
 
 
 def _us(seconds: float) -> float:

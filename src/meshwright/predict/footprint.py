@@ -50,9 +50,6 @@ def recipe_for(precision: str, accelerator: Accelerator | None = None) -> Recipe
     return recipe_named(precision).on(accelerator.dense_flops_per_s if accelerator else {})
 
 
-# -- the model, as bytes and parameters ---------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Shapes:
     """Numbers of one model under one recipe that no layout changes; bytes are per token."""
@@ -168,9 +165,6 @@ class _Shapes:
             return dense
         routed = memory.experts_backward_bytes(model.hidden, experts.num_active, experts.hidden, self.num_inner, self.recipe)
         return max(dense, routed)
-
-
-# -- the stages ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,9 +383,6 @@ def _standing_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     return workspace_bytes + shapes.recipe.tensor_bytes * (split / layouts.tp + whole)
 
 
-# -- a machine that was measured ----------------------------------------------------------------------
-
-
 def with_slice(priced: Footprint, model: Model, workload: Workload, layouts: Layouts, cut: Slice) -> Footprint:
     """The footprint with rows of one rank and one micro-batch replaced by what a slice of the trainer's step kept.
 
@@ -438,9 +429,6 @@ def with_slice(priced: Footprint, model: Model, workload: Workload, layouts: Lay
     replaced = {name: np.where(alone, value, getattr(priced, name)) for name, value in parts.items()}
     moment = np.array([1, 0, 0, 2])[worst]
     return replace(priced, **replaced, moment=np.where(alone, moment, priced.moment))
-
-
-# -- does it fit --------------------------------------------------------------------------------------
 
 
 def spare_bytes(priced: Footprint, accelerator: Accelerator, reserve_bytes: float = RESERVE_BYTES) -> Column:

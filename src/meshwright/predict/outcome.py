@@ -153,9 +153,6 @@ def outcome(prediction: Prediction, row: int = 0, terms: Terms | None = None) ->
     )
 
 
-# -- what a reader should know ----------------------------------------------------------------------------
-
-
 def samples_note(workload: Workload) -> str:
     """That nobody knows the samples to the target at this batch, and what was taken; empty where they are known."""
     if not workload.batch_beyond or not workload.measured_batches:
@@ -180,9 +177,6 @@ def _time_to_train_s(prediction: Prediction, workload: Workload, row: int, unkno
         return None
     bounds, time_s = prediction.interval, float(prediction.time_to_train_s[row])
     return Spread(time_s, time_s * bounds.low, math.inf if workload.batch_beyond == "above" else time_s * bounds.high)
-
-
-# -- money ----------------------------------------------------------------------------------------------
 
 
 def price_of(cluster: Cluster, provider: str = "", kind: str = "", unknown: dict[str, str] | None = None) -> Price | None:
@@ -239,9 +233,6 @@ def _listed(cluster: Cluster) -> tuple[Price, ...]:
 
 def _offer(price: Price, time_s: Spread, cluster: Cluster) -> Offer:
     return Offer(price, time_s.times(float(cost_usd(cluster.num_accelerators, 1.0, price.usd_per_accelerator_hour))))
-
-
-# -- energy ---------------------------------------------------------------------------------------------
 
 
 @cache

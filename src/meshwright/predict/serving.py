@@ -89,9 +89,6 @@ class Serving:
         return self.memory_bytes - self.used_bytes
 
 
-# -- bytes ----------------------------------------------------------------------------------------------
-
-
 def weight_bytes(model: Model, precision: str, tp: int = 1) -> float:
     """Bytes of weights on one of `tp` ranks: the layers' matrices in `precision`, all else in bf16 (or fp32)."""
     wide = FP32_BYTES if precision == "fp32" else BF16_BYTES
@@ -154,9 +151,6 @@ def activation_bytes(model: Model, context: int, tp: int) -> float:
 def logit_bytes_per_sequence(model: Model, tp: int) -> float:
     """Bytes of the logits of one sequence's next token on one rank, in fp32."""
     return FP32_BYTES * model.vocab_size / tp
-
-
-# -- how many accelerators ------------------------------------------------------------------------------
 
 
 def legal_degrees(model: Model) -> list[int]:

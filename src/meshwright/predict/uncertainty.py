@@ -114,9 +114,6 @@ def software_kind(release: str) -> str:
     return "round" if release.startswith("v") else "other"
 
 
-# -- pools ----------------------------------------------------------------------------------------------
-
-
 def _measured(asked: Likeness, fitted: Sequence[Entry]) -> Interval:
     alike = _alike(asked)
     pools = {
@@ -196,9 +193,6 @@ def _named(asked: Likeness) -> str:
     jobs = {"large": "large dense models", "small": "small dense models", "experts": "mixtures of experts", "adapters": "adapters"}
     origin = {"round": "MLPerf rounds", "container": "published container tables"}
     return f"{jobs[asked.kind]} in {origin.get(asked.software, 'other tables')}"
-
-
-# -- outside the evidence -------------------------------------------------------------------------------
 
 
 def _beyond(asked: Likeness, fitted: Sequence[Entry], num_parameters: float, cluster: Cluster) -> str:

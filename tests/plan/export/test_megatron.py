@@ -157,9 +157,6 @@ def test_the_vocabulary_is_never_padded(planned):
     assert 151_936 % (32 * 4) == 0
 
 
-# -- rank order -----------------------------------------------------------------------------------------
-
-
 def test_the_pipeline_outermost_is_megatrons_own_order(planned):
     plan = planned("tp=2,pp=4,dp=8,order=tp-cp-dp-pp")
     assert "--use-tp-pp-dp-mapping" not in pairs(plan)
@@ -175,9 +172,6 @@ def test_experts_of_another_data_parallel_degree_keep_the_pipeline_outermost(pla
     plan = planned(f"tp=4,pp=2,dp=8,ep={ep}", model="mixtral-8x7b")
     assert ("--use-tp-pp-dp-mapping" in pairs(plan)) == mapped
     assert any("rankfile-pp-last" in limit for limit in megatron.limits(plan)) != mapped
-
-
-# -- refused --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["pp=4,dp=16,schedule=zero-bubble", "pp=2,vp=2,dp=32,overlap_pp=no"])

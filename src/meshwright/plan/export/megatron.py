@@ -94,9 +94,6 @@ def limits(plan: Plan) -> list[str]:
     return found
 
 
-# -- the model ------------------------------------------------------------------------------------------
-
-
 def _shapes(model: Model) -> Group:
     shapes: list[tuple[str, ...]] = [
         ("--num-layers", str(model.num_layers)),
@@ -170,9 +167,6 @@ def _latent(model: Model) -> Group:
         ("--v-head-dim", str(latent.value_dim)),
     ]
     return Group("Latent attention: the low ranks and the parts of a head.", tuple(made))
-
-
-# -- the layout -----------------------------------------------------------------------------------------
 
 
 def _axes(plan: Plan) -> Group:

@@ -109,9 +109,6 @@ def limits(plan: Plan) -> list[str]:
     return found
 
 
-# -- the model ------------------------------------------------------------------------------------------
-
-
 def _flavor(model: Model) -> tuple[str, str]:
     """torchtitan's model and flavor of these shapes; a flavor to be added where only the architecture is known."""
     shape = (model.num_layers, model.hidden, model.num_heads, model.num_kv_heads, model.ffn_hidden, model.vocab_size)
@@ -145,9 +142,6 @@ def _model(plan: Plan) -> Section:
         converters = [*converters, converters[0].replace("linear", "grouped_mm")]
     made: dict[str, Value] = {"name": name, "flavor": flavor}
     return made | ({"converters": converters} if converters else {})
-
-
-# -- batch and degrees ----------------------------------------------------------------------------------
 
 
 def _batch_reason(plan: Plan) -> str:

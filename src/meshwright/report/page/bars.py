@@ -40,9 +40,6 @@ def mark(at: float, colour: str, height: int = BAR_HEIGHT, dash: str | None = No
     return tag("line", x1=x, x2=x, y1=0, y2=height, stroke=colour, stroke_width=1.5, stroke_dasharray=dash)
 
 
-# -- the step -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of the step as a chart shows it."""
@@ -142,9 +139,6 @@ def _change_row(change: Change, bottom: float, top: float) -> tuple[Html | str, 
     drawn = bar([(low, high, colour)], mark(at(0.0), var("ink")), arrow)
     what = change.what if change.fits else joined(change.what, " ", tag("b", "(does not fit)", style=f"color:{var('warn')}"))
     return what, drawn, f"{change.gain_pct:+.1f}", seconds(change.step_s)
-
-
-# -- memory ---------------------------------------------------------------------------------------------
 
 
 def memory_table(forecast: Forecast) -> Html:

@@ -58,9 +58,6 @@ def plan_page(
     return document(f"{forecast.job.name}: plan", _header(forecast), sections, _footer(forecast))
 
 
-# -- the answer -----------------------------------------------------------------------------------------
-
-
 def _header(forecast: Forecast) -> Html:
     job = forecast.job
     model, workload, cluster = job.model, job.workload, job.cluster
@@ -133,9 +130,6 @@ def _spread(label: str, whole: Outcome, spread: Spread | None, shown: Callable[[
     return tile(label, f"{whole.bound}{shown(spread.value)}", f"{between}; {remark}" if remark else between)
 
 
-# -- the mapping and the step ---------------------------------------------------------------------------
-
-
 def _mapping(forecast: Forecast, why: Explanation) -> Html:
     reasons = tag("ul", (tag("li", reason) for reason in why.reasons))
     carried = axes_table(why.axes) if why.axes else tag("p", "One accelerator: nothing is carried.")
@@ -166,9 +160,6 @@ def _step(forecast: Forecast, why: Explanation) -> Html:
 
 def _timeline(forecast: Forecast) -> Html:
     return section("timeline", "One step on the pipeline" if forecast.layout.pp > 1 else "One step", timeline_picture(LaidOut.of(forecast)))
-
-
-# -- other sizes, other layouts -------------------------------------------------------------------------
 
 
 def _outlook(forecast: Forecast, scaling: Sequence[ScalingPoint], pareto: Sequence[ParetoPoint]) -> Html:
@@ -208,9 +199,6 @@ def _other(one: Forecast, best_s: float) -> tuple[str, ...]:
         gib(one.peak_memory_bytes).removesuffix(" GiB"),
         f"{PART_NAMES[part]}, {100 * one.share(part):.1f} %",
     )
-
-
-# -- assumptions ----------------------------------------------------------------------------------------
 
 
 def _assumptions(forecast: Forecast) -> Html:
