@@ -65,19 +65,19 @@ def test_a_simulation_that_runs_over_ends_with_the_last_step_inside(run: Run, ra
     given = ("--steps", "20", "--price", "3600USD/h", "--budget", f"{budget:.2f}", "--slow-rank", "100=1.3", "--name", "cut", "--json")
     code, out, err = run("simulate", racks, *given)
     assert (code, err) == (0, "")
-    told, folder = json.loads(out), read_run("runs/cut")
-    assert told["over_budget"] and not told["complete"] and 10 < told["num_steps"] <= 20 and told["num_evaluations"] == 0
+    document, folder = json.loads(out), read_run("runs/cut")
+    assert document["over_budget"] and not document["complete"] and 10 < document["num_steps"] <= 20 and document["num_evaluations"] == 0
     assert folder.header.status == "stopped"
     assert [event.kind for event in folder.events][-2:] == ["budget", "stopped"] and folder.events[-1].detail["reason"] == "budget"
     took = ledger_of("runs/cut")
     assert float(took.usd) <= budget < float(took.usd) + 256 * (1.5 * step_s + evaluation_s(plan))
-    assert float(took.usd) == pytest.approx(told["cost_usd"], abs=0.01)
+    assert float(took.usd) == pytest.approx(document["cost_usd"], abs=0.01)
 
 
 def test_a_simulation_inside_its_budget_goes_to_its_end(run: Run, racks: str) -> None:
     code, out, _ = run("simulate", racks, "--steps", "5", "--budget", "1000000", "--name", "whole", "--json")
-    told = json.loads(out)
-    assert code == 0 and told["complete"] and not told["over_budget"] and told["num_steps"] == 5
+    document = json.loads(out)
+    assert code == 0 and document["complete"] and not document["over_budget"] and document["num_steps"] == 5
     start = read_run("runs/whole").events[0]
     assert start.detail["budget_usd"] == "1000000" and start.detail["price"]["provider"] == "azure"
 
@@ -157,11 +157,11 @@ def test_a_run_over_its_budget_is_saved_and_stopped_and_goes_on_with_more(small:
     (stopped,) = events_of(run, "stopped")
     assert (
         stopped["reason"] == "budget"
-        and stopped["said"] == over["said"]
-        and "another step would pass the budget of 10.00 USD" in over["said"]
+        and stopped["message"] == over["message"]
+        and "another step would pass the budget of 10.00 USD" in over["message"]
     )
     assert [event["saved_step"] for event in events_of(run, "checkpoint")] == [done]
-    assert "--resume --steps 400 --budget" in command.err and over["said"] in command.out
+    assert "--resume --steps 400 --budget" in command.err and over["message"] in command.out
     took = ledger_of(run)
     assert float(over["spent_usd"]) == pytest.approx(2 * over["time_s"], rel=0.01)  # two ranks at a dollar a second
     assert float(took.usd) == pytest.approx(2 * stopped["time_s"], abs=0.02)

@@ -118,7 +118,7 @@ def test_a_damaged_corpus(run, tmp_path):
 def test_the_rate_counts_from_where_this_build_began():
     seen = []
     times = iter([100.0, 102.0, 104.0, 104.0, 105.0])
-    report = _with_rate(lambda *said: seen.append(said), clock_s=lambda: next(times))
+    report = _with_rate(lambda *arguments: seen.append(arguments), clock_s=lambda: next(times))
     report("hashing sources", 0, 10_000_000)
     report("hashing sources", 4_000_000, 10_000_000)
     report("hashing sources", 10_000_000, 10_000_000)

@@ -67,12 +67,12 @@ note: the run's plan cannot be read: cannot read the plan: No such file or direc
 
 
 def test_csv_and_json_tell_the_same(run: Run, answer: Callable[..., dict[str, object]], folder: Path) -> None:
-    told = answer(str(folder), "--csv", "a.csv")
+    document = answer(str(folder), "--csv", "a.csv")
     with open("a.csv", newline="", encoding="utf-8") as file:
         *rows, total = csv.DictReader(file)
-    assert told["usd"] == total["usd"] == "2.00" and sum(Decimal(row["usd"]) for row in rows) == Decimal("2.00")
-    assert [row["state"] for row in rows] == [entry["state"] for entry in told["entries"]] == ["idle", "compute", "exposed"]
-    assert {"gpu_seconds", "energy_source", "price", "notes", "carbon_kg", "water_l"} <= told.keys()
+    assert document["usd"] == total["usd"] == "2.00" and sum(Decimal(row["usd"]) for row in rows) == Decimal("2.00")
+    assert [row["state"] for row in rows] == [entry["state"] for entry in document["entries"]] == ["idle", "compute", "exposed"]
+    assert {"gpu_seconds", "energy_source", "price", "notes", "carbon_kg", "water_l"} <= document.keys()
     assert "written: a.csv" in run(str(folder), "--csv", "a.csv")[1]
 
 
@@ -110,5 +110,5 @@ def test_a_damaged_or_newer_header(run: Run, folder: Path, content: str, what: s
 
 def test_a_plan_that_is_none_is_a_note(answer: Callable[..., dict[str, object]], folder: Path) -> None:
     (folder / "plan.json").write_text(json.dumps({"version": 1}))
-    told = answer(str(folder))
-    assert told["usd"] == "2.00" and "this is no plan" in told["notes"][0]
+    document = answer(str(folder))
+    assert document["usd"] == "2.00" and "this is no plan" in document["notes"][0]

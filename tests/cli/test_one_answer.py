@@ -112,7 +112,7 @@ def test_plan_says_what_is_fixed_and_that_the_rest_is_searched() -> None:
 LIMIT = re.compile(r"([A-Z][a-z]+(?: [a-z]+)?) takes ([\d.]+)% of the step; next is ([a-z ]+) with ([\d.]+)%")
 
 
-def shares_said(text: str) -> dict[str, str]:
+def shares_in(text: str) -> dict[str, str]:
     """The percentages of the sentence that names the two largest parts."""
     found = LIMIT.search(" ".join(text.split()))
     assert found, text
@@ -123,11 +123,11 @@ def shares_said(text: str) -> dict[str, str]:
 def test_the_sentence_has_the_percentages_of_the_tables(job: tuple[str, ...], layout: str, tmp_path: Path) -> None:
     text = predicted(job, layout)["layout"]["text"]
     page = tmp_path / "page.html"
-    told = shares_said(printed("plan", *job, "--layout", text, "--html", str(page)))
+    shares = shares_in(printed("plan", *job, "--layout", text, "--html", str(page)))
     markup = page.read_text(encoding="utf-8")
     table = markup.partition('aria-label="Parts of the step"><table')[2].partition("</table>")[0]
     row = re.compile(r'</i>([^<]+)</span></td>.*?<td class="num"><span>[^<]+</span></td><td class="num"><span>([\d.]+)</span>')
     of_page = dict(row.findall(table))
     of_prediction = dict(re.findall(r"(?m)^([a-z][a-z ]+?)  +[\d.]+ \S+ +([\d.]+) %", printed("predict", *job, "--layout", text)))
-    assert len(told) == 2 and shares_said(re.sub(r"<[^>]+>", " ", markup)) == told
-    assert told.items() <= of_page.items() and told.items() <= of_prediction.items()
+    assert len(shares) == 2 and shares_in(re.sub(r"<[^>]+>", " ", markup)) == shares
+    assert shares.items() <= of_page.items() and shares.items() <= of_prediction.items()

@@ -96,7 +96,7 @@ def test_a_token_counts_on_this_machine_too(run, served):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["nowhere"], "there is no such folder"),
         (["--port", "70000"], "less than or equal to 65535"),
@@ -115,14 +115,14 @@ def test_a_token_counts_on_this_machine_too(run, served):
         (["--read-write"], "no such option"),
     ],
 )
-def test_wrong_input_is_one_message(run, served, tmp_path, arguments, said):
+def test_wrong_input_is_one_message(run, served, tmp_path, arguments, message):
     (tmp_path / "file.txt").write_text("no folder")
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "run.json").write_text("{}")
     code, out, err = run(*arguments)
     assert (code, out, served) == (2, "", [])
     assert err.startswith("meshwright: ")
-    assert said in err.lower()
+    assert message in err.lower()
     assert "Traceback" not in err
 
 

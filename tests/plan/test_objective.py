@@ -1,4 +1,4 @@
-"""Deadlines and budgets: judged by the prediction, or where that is a best case by the middle of comparable runs; said in words."""
+"""Deadlines and budgets: judged by the prediction, or where that is a best case by the middle of comparable runs; text in words."""
 
 from dataclasses import replace
 

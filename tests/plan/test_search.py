@@ -38,8 +38,8 @@ MEGATRON = Features(
 
 
 def job(model, cluster, num_gpus, batch, seq_len, precision="bf16", workload="pretrain-1t"):
-    task = replace(load_workload(workload), global_batch=batch, seq_len=seq_len, precision=precision)
-    return Job(model, cluster, task, gpus=num_gpus)
+    wanted = replace(load_workload(workload), global_batch=batch, seq_len=seq_len, precision=precision)
+    return Job(model, cluster, wanted, gpus=num_gpus)
 
 
 JOBS = {

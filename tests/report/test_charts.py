@@ -183,7 +183,7 @@ def test_every_fitted_constant_is_listed_with_what_was_expected(record_forecast:
     assert next(entry for entry in listed if entry.what == "one round of a ring").origin == "2 us \u00b1 1 us"
 
 
-def test_the_evidence_of_the_interval_is_said(record_forecast: Forecast, workstation_forecast: Forecast) -> None:
+def test_the_evidence_of_the_interval_is_reported(record_forecast: Forecast, workstation_forecast: Forecast) -> None:
     assert "inside the evidence" in evidence(record_forecast)
     assert "far from the evidence" in evidence(workstation_forecast)
     assert np.isfinite(workstation_forecast.mfu)

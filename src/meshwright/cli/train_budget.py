@@ -1,4 +1,4 @@
-"""What a training run may cost: the price it is reckoned with, what was spent before, and whether it can end inside its budget."""
+"""What a training run may cost: the price that is used, what was spent before, and whether it can end inside its budget."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ INTERRUPTED = 130
 def run(wishes: Wishes) -> int:
     """Train, show the result, and return the exit status."""
     torch_or_error()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what goes wrong is said by us, once
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # errors are printed once, by meshwright
     from meshwright.train.checks import check_job
     from meshwright.train.folders import check_folder
 
@@ -58,7 +58,7 @@ def run(wishes: Wishes) -> int:
     check_folder(job.runs, job.name, resume=job.resume)
     check_place(job.plan, job.plan.layout.num_ranks, is_gpu)
     show_start(job, layout_reason(wishes, job.plan))
-    # Torch is loaded from here on: seconds, in which a mistake on the command line would wait to be told.
+    # Torch is loaded from here on, which takes seconds: mistakes on the command line are reported before.
     from meshwright.train.launch import run_ranks
     from meshwright.train.record.ending import record_failure
     from meshwright.train.saves import check_steps
@@ -110,7 +110,7 @@ def is_launched(environment: Mapping[str, str]) -> bool:
 def run_launched(wishes: Wishes) -> int:
     """Train as the one rank that a launcher has made of this process. What every rank finds wrong alike, rank 0 says alone."""
     from meshwright.train.checks import check_job
-    from meshwright.train.launch import ToldElsewhere, explain_failure
+    from meshwright.train.launch import ReportedElsewhere, explain_failure
     from meshwright.train.meeting import meet
     from meshwright.train.saves import check_steps
     from meshwright.train.session import run_rank
@@ -136,7 +136,7 @@ def run_launched(wishes: Wishes) -> int:
         if is_first:
             show_start(job, layout_reason(wishes, job.plan))
         run_rank(place, job, is_gpu)
-    except ToldElsewhere:
+    except ReportedElsewhere:
         return 2
     except MeshwrightError:
         if is_first and not job.resume:
@@ -209,7 +209,7 @@ def plan_of(wishes: Wishes) -> Plan:
     path = wishes.plan
     if path is None and wishes.resume:
         path = wishes.runs / wishes.name / "plan.json"
-        if path.is_file():  # what is missing is told where it is needed
+        if path.is_file():  # a missing one is reported where it is needed
             fix = f"put the run's own plan back, or say which one it is to go on by: meshwright train PLAN --resume --name {wishes.name}"
             checked_plan(path.parent, fix)
     if path is None:

@@ -54,7 +54,7 @@ class Figure:
         return f"at most {self.at_most:g}{self._unit}" if np.isfinite(self.at_most) else "reported"
 
     @property
-    def said(self) -> str:
+    def reached_words(self) -> str:
         """What was reached, with its unit."""
         return f"{self.reached:.0f}" if not self.unit else f"{self.reached:.2f}{self._unit}"
 

@@ -100,7 +100,7 @@ def _machine() -> str:
 
 def headline_section(figures: Sequence[Figure]) -> str:
     """What was asked and what is reached."""
-    cells = [(figure.name, figure.asked, figure.said, _verdict(figure)) for figure in figures]
+    cells = [(figure.name, figure.asked, figure.reached_words, _verdict(figure)) for figure in figures]
     return "## Asked and reached\n\n" + _table(("", "asked", "reached", ""), cells, right=(2,))
 
 
@@ -117,8 +117,10 @@ def _constants_section() -> str:
         for name, one in FITTED.items()
     ]
     columns = ("constant", "value", "unit", "expected", "bounds", "meaning")
-    said = f"{len(FITTED)} constants, one joint fit: {values.fitted_on}. `meshwright fit` makes them; no row or system has one of its own."
-    return f"## Fitted constants\n\n{said}\n\n" + _table(columns, cells, right=(1,))
+    summary = (
+        f"{len(FITTED)} constants, one joint fit: {values.fitted_on}. `meshwright fit` makes them; no row or system has one of its own."
+    )
+    return f"## Fitted constants\n\n{summary}\n\n" + _table(columns, cells, right=(1,))
 
 
 def _fitted_value(name: str) -> float:
@@ -143,9 +145,9 @@ def reason(row: Checked) -> str:
     """Why a row is off, where it is known."""
     run, sign = row.run, 1 if row.error_pct > 0 else -1
     values = (run.round, run.accelerator, run.benchmark, run.workload.precision, sign)
-    for wanted, said in REASONS.items():
+    for wanted, reason in REASONS.items():
         if all(want in ("", value) for want, value in zip(wanted, values, strict=True)):
-            return said
+            return reason
     return ""
 
 
@@ -317,14 +319,14 @@ degrees given). The gap is how much slower the layout its engineers chose is pre
 |  | asked | reached |  | with no tensor traffic hidden in the planner's layout |
 | --- | --- | ---: | --- | ---: |
 | median gap | at most 3 % | {median(gaps):.1f} % | {"yes" if median(gaps) <= 3 else "no"} | {median(unhidden):.1f} % |
-| rows within 5 % | all, or said why | {near} of {len(choices)} | see below | {near_unhidden} of {len(choices)} |
+| rows within 5 % | all, or explained | {near} of {len(choices)} | see below | {near_unhidden} of {len(choices)} |
 
 What lies behind the gaps above 5 %, all of them GPT-3 rows of v3.0 to v4.1:
 
 - **Tensor traffic that hides in any shape.** The planner takes nine tenths of it as hidden whatever the tensor degree and micro-batch. In
   these stacks the overlap is tuned by hand, a file for each: the code of v3.0 and v3.1 shows a single one, for the degrees that were run;
   v4.0 picks its file by tensor degree and micro-batch, and takes defaults where there is none. To say which files there were would give
-  the degrees away, so the planner is not told. The last column but one is the other end: what is left where the planner's layout hides
+  the degrees away, so the planner does not know it. The last column but one is the other end: what is left where the planner's layout hides
   nothing. The truth lies between. It is also why tp=8 comes first so often: splitting a product to overlap its traffic makes it less
   efficient, and that is not modelled.
 - **Chunks that cost the host.** Without CUDA graphs every pipeline operation is charged {host_ms:.1f} ms, so the planner wants few chunks
@@ -395,7 +397,7 @@ def _short_section(rows: Evidence, choices: Sequence[Choice]) -> str:
   the family furthest off is {loosest}, {summary(families[loosest]).mape_pct:.0f} % on average.
 - A release that nobody measured: of the {accuracy.left_out_summary(entries).mape_pct:.1f} % that families left out are off by,
   {_shared_pct(entries):.1f} points are common to all rows of a family. Rounds differ by up to {spread_pct:.0f} % in their software alone,
-  which no data sheet tells.
+  which no data sheet gives.
 - Constants that the rows pulled more than {STRAINED:g} spreads from what was expected of them: {_strained()}. They stand for something that
   is not priced as well as for what they are called, so they mean less than the others where they are used far from the rows."""
 

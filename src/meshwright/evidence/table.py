@@ -1,4 +1,4 @@
-"""A CSV file as rows of checked cells; whatever is wrong is said with the file, the line and the column."""
+"""A CSV file as rows of checked cells; an error names the file, the line and the column."""
 
 from __future__ import annotations
 

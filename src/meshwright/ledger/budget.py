@@ -91,10 +91,10 @@ def evaluation_s(plan: Plan) -> float:
 def recorded_budget(run: Run) -> Decimal | None:
     """The budget that the run's last start was given; None where it had none, an error where it cannot be read."""
     starts = [event for event in run.events if event.kind in ("start", "resumed")]
-    told = starts[-1].detail.get("budget_usd") if starts else None
-    if told is None:
+    recorded = starts[-1].detail.get("budget_usd") if starts else None
+    if recorded is None:
         return None
-    return read_usd(str(told), f"budget_usd in {run.folder / 'events.jsonl'}", "give a budget anew, or --budget none")
+    return read_usd(str(recorded), f"budget_usd in {run.folder / 'events.jsonl'}", "give a budget anew, or --budget none")
 
 
 def no_price(cluster: Cluster) -> InputError:
@@ -112,5 +112,5 @@ def read_budget(text: str, where: str = "--budget") -> Decimal:
 
 
 def amount(usd: Decimal) -> str:
-    """An amount as people read it: to the cent, and smaller ones with the digits that tell."""
+    """An amount as people read it: to the cent, and smaller ones with the digits that matter."""
     return f"{usd:,.2f} USD" if abs(usd) >= 1 or not usd else f"{float(usd):.3g} USD"

@@ -93,12 +93,12 @@ def _source(spans: Sequence[Span], metered: Sequence[Span], wall_j: float | None
 
 
 def _assumed(plan: Plan, region: str, halls: str) -> list[str]:
-    told = []
+    assumptions = []
     if not (region or plan.cluster.region):
-        told.append(f"{plan.cluster.name} names no region: the grid of {DEFAULT_REGION} is assumed")
+        assumptions.append(f"{plan.cluster.name} names no region: the grid of {DEFAULT_REGION} is assumed")
     if halls == economics.INDUSTRY:
-        told.append("cooling and distribution as in the industry's mean hall")
-    return told
+        assumptions.append("cooling and distribution as in the industry's mean hall")
+    return assumptions
 
 
 class _Power:

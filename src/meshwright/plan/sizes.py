@@ -132,7 +132,7 @@ def machines_up_to(cluster: Cluster, most: int) -> list[Cluster]:
     for used in used_per_domain(cluster):
         machine = using(cluster, 0, used)
         for size in (used * count for count in ladder(most // used)):
-            if machine.takes(size):
+            if machine.can_have(size):
                 found[(size, used)] = machine.resized(size)
     smallest = min(used_per_domain(cluster))
     for size in ladder(min(most, smallest - 1)):
@@ -148,7 +148,7 @@ def machines_of(cluster: Cluster, size: int) -> list[Cluster]:
     if len(cluster.tiers) > 1:
         others = [using(cluster, 0, used) for used in used_per_domain(cluster) if size % used == 0]
         others += [using(cluster, 0, size)] if size <= cluster.tiers[0].num_installed else []
-        machines += [machine.resized(size) for machine in others if machine.takes(size)]
+        machines += [machine.resized(size) for machine in others if machine.can_have(size)]
     found: dict[int, Cluster] = {}
     for machine in machines:
         found.setdefault(machine.tiers[0].num_accelerators, machine)
@@ -230,7 +230,7 @@ def _floor(ask: Ask, machine: Cluster) -> Callable[[float], Floor]:
 
 
 def _usd_per_hour(result: Survey) -> float:
-    """What an accelerator costs, as far as a searched machine has told; 0 where none has."""
+    """What an accelerator costs, as far as a searched machine shows; 0 where none does."""
     offer = result.searched[0].best.outcome.offer if result.searched else None
     return offer.price.usd_per_accelerator_hour if offer else 0.0
 

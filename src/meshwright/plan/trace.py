@@ -284,7 +284,7 @@ def _gathers(step: LaidOut, stage: int) -> Iterator[Slice]:
     factor = min(1.0, float(((needed_s - step.data_s) / before_s).min()))  # hiding assumed in closed form may be more than there is
     stops_s = step.data_s + factor * before_s
     for name, stop_s, seconds in zip(names, stops_s.tolist(), each_s.tolist(), strict=True):
-        yield Slice(stage, REPLICAS, f"all-gather weights {name}", stop_s - factor * seconds, stop_s, _said(seconds))
+        yield Slice(stage, REPLICAS, f"all-gather weights {name}", stop_s - factor * seconds, stop_s, _traffic_args(seconds))
 
 
 def _reductions(step: LaidOut, stage: int) -> Iterator[Slice]:
@@ -299,7 +299,7 @@ def _reductions(step: LaidOut, stage: int) -> Iterator[Slice]:
     for name, bucket_ready_s, seconds in zip(names, ready_s.tolist(), each_s.tolist(), strict=True):
         start_s = max(free_s, bucket_ready_s)
         free_s = start_s + factor * seconds
-        yield Slice(stage, REPLICAS, f"{what} {name}", start_s, free_s, _said(seconds))
+        yield Slice(stage, REPLICAS, f"{what} {name}", start_s, free_s, _traffic_args(seconds))
 
 
 def _by_chunk(step: LaidOut, stage: int, kind: int, *, last: bool) -> list[int]:
@@ -344,11 +344,11 @@ def _with_every_operation(step: LaidOut, stage: int) -> Iterator[Slice]:
         for name, seconds in (("all-gather weights", gather_s), ("reduce-scatter gradients", reduce_s if backward else 0.0)):
             if seconds > 0:
                 stop_s = min(start_s + seconds, end_s)
-                yield Slice(stage, REPLICAS, f"{name} {of}", start_s, stop_s, _said(seconds))
+                yield Slice(stage, REPLICAS, f"{name} {of}", start_s, stop_s, _traffic_args(seconds))
                 start_s = stop_s
 
 
-def _said(seconds: float) -> dict[str, Any]:
+def _traffic_args(seconds: float) -> dict[str, Any]:
     return {"axis": "dp", "traffic_us": _us(seconds)}
 
 

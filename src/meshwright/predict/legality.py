@@ -92,7 +92,7 @@ def _refuse(axis: str, degree: int, count: int, what: str) -> None:
 
 def _fill_advice(layout: Layout, cluster: Cluster) -> str:
     inner = layout.tp * layout.cp * layout.pp
-    resize = [f"--gpus {layout.num_ranks}"] if cluster.takes(layout.num_ranks) else []
+    resize = [f"--gpus {layout.num_ranks}"] if cluster.can_have(layout.num_ranks) else []
     if cluster.num_accelerators % inner == 0:
         return "use " + ", or ".join([f"dp={cluster.num_accelerators // inner}", *resize])
     return "use " + ", or ".join([*resize, f"degrees whose product is {cluster.num_accelerators}"])

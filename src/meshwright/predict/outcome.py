@@ -2,7 +2,7 @@
 
 What scales with time has the prediction's interval. What nobody states (a price, a power cap, a facility's water) is None, and
 `Outcome.unknown` says why. `Outcome.notes` say where a number is not what it looks like. The ledger takes prices and watts from here, so
-that a run costs what its plan said.
+that a run costs what its plan predicted.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run takes; None where it cannot be reckoned, with the reason in `unknown`."""
+    """What a run takes; None where it cannot be computed, with the reason in `unknown`."""
 
     num_steps: int
     num_evaluations: int
     evaluation_s: float  # one evaluation
     time_to_train_s: Spread | None
     accelerator_hours: Spread | None
-    offer: Offer | None  # the price reckoned with
+    offer: Offer | None  # at the price that is used
     alternatives: tuple[Offer, ...]  # all that are listed for the accelerator, cheapest first
     busy: float  # share of the run in which the accelerators work
     node_w: float | None  # mean watts of a node at the wall
@@ -180,7 +180,7 @@ def _time_to_train_s(prediction: Prediction, workload: Workload, row: int, unkno
 
 
 def price_of(cluster: Cluster, provider: str = "", kind: str = "", unknown: dict[str, str] | None = None) -> Price | None:
-    """The price to reckon with. One that was asked for and is not listed is an error; none at all is not, and `unknown` says why."""
+    """The price to use. One that was asked for and is not listed is an error; none at all is not, and `unknown` says why."""
     if _is_processor(cluster):
         return _core_price(cluster, provider or kind, {} if unknown is None else unknown)
     chip = cluster.accelerator.name
@@ -204,7 +204,7 @@ def _is_processor(cluster: Cluster) -> bool:
 
 
 def _core_price(cluster: Cluster, asked: str, unknown: dict[str, str]) -> Price | None:
-    """What a processor's share of cores costs, told by its watts; nobody's price list has it."""
+    """What a processor's share of cores costs, from its watts; no price list has it."""
     chip = cluster.accelerator
     if asked:
         raise InputError(

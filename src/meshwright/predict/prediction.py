@@ -1,6 +1,6 @@
 """Job x Layouts (columns) -> Prediction: step time and its parts, memory, throughput, time to train, in closed form.
 
-The closed form ranks layouts. What a person is told about one of them is a `Forecast`, whose step is timed by the exact schedule.
+The closed form ranks layouts. What users see of one of them is a `Forecast`, whose step is timed by the exact schedule.
 """
 
 from __future__ import annotations

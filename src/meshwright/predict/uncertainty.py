@@ -32,7 +32,7 @@ LARGE = 50e9  # parameters: above, a step is long compared with everything that 
 ONE_SIDED = 0.999  # a low end this close to the prediction: no more than a tenth of the runs took less
 FEWEST = 9  # runs that make a pool: of fewer, a tenth on either side is less than one run
 FAR_FACTOR = 2.0  # more accelerators than so many times those measured, or a model as much larger or smaller, counts as not measured
-UNKNOWN_GROWTH = 0.1  # of errors, in ln, with each doubling beyond that, where no run tells
+UNKNOWN_GROWTH = 0.1  # of errors, in ln, with each doubling beyond that, where no run shows it
 
 Entry = Mapping[str, Any]  # one run of residuals.json
 
@@ -228,8 +228,8 @@ def _widened(found: Interval, model: Model, cluster: Cluster, runs: Sequence[Ent
     more = math.exp(growth(runs) * (in_size + in_count))
     outside = [f"models of {_span(sizes)} parameters"] if in_size else []
     outside += [f"at most {max(counts):,} accelerators"] if in_count else []
-    told = f"predictions rest on {' and '.join(outside)}, so the interval reaches {100 * (more - 1):.0f} % further at either end"
-    note = f"{found.note}; {told}" if found.note else told
+    reason = f"predictions rest on {' and '.join(outside)}, so the interval reaches {100 * (more - 1):.0f} % further at either end"
+    note = f"{found.note}; {reason}" if found.note else reason
     return replace(found, low=found.low / more, high=found.high * more, distance="far", note=note)
 
 

@@ -56,7 +56,7 @@ class DamagedLine:
 
     line: int  # in its file, from 1
     why: str
-    key: str  # as far as it is legible; "" where it is not: the line may have said anything
+    key: str  # as far as it is legible; "" where it is not: the line may have been any
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One run as its log tells it. What a line should say and does not is an error when it is asked for, not before."""
+    """One run as its log gives it. A value that the log lacks is an error only when something asks for it."""
 
     path: str
     events: tuple[LogEvent, ...]

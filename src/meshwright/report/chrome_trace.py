@@ -33,7 +33,7 @@ GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 CPU_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
 GPU_COMMUNICATION = ("nccl", "rccl", "msccl", "nvshmem")  # how names of such kernels begin
 CPU_COMMUNICATION = ("gloo:", "mpi:", "ucc:", "xccl:", "c10d::", "_c10d_functional::", "record_param_comms")
-LARGEST_US = 2.0**52  # beyond, a float tells no half microseconds; the clock reads 2**50.6 of them since 1970
+LARGEST_US = 2.0**52  # beyond, a float cannot hold half microseconds; since 1970 2**50.6 microseconds have passed
 CPU_WRAPPERS = ("autograd::", "torch::autograd::")  # they last as long as what runs inside them, waits included
 
 

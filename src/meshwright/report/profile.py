@@ -99,7 +99,7 @@ def profile_of(paths: tuple[Path, ...]) -> Profile:
         notes += [f"{path.name}: {note}" for note in trace.notes]
     labels = Counter(process.label for _, process in found)
     if twice := [label for label, count in labels.items() if count > 1]:
-        notes.append(f"Several files are of {', '.join(twice)}: they are told apart by their names.")
+        notes.append(f"Several files are of {', '.join(twice)}: they are distinguished by their file names.")
     processes = [replace(one, label=f"{one.label}, {path}") if labels[one.label] > 1 else one for path, one in found]
     processes.sort(key=lambda one: (one.rank is None, one.rank or 0))
     if not all(one.on_gpu for one in processes):

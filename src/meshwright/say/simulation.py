@@ -130,7 +130,7 @@ def _steps(found: Simulation) -> Iterator[Block]:
 
 
 def _of_steps(run: SimulatedRun) -> str:
-    """What a part of a workload is said of, behind a name; nothing for a whole one."""
+    """What to add after a name where only a part of a workload is meant; nothing for a whole one."""
     return "" if run.is_whole else f" of {len(run.steps):,} step{'' if len(run.steps) == 1 else 's'}"
 
 

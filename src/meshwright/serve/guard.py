@@ -1,4 +1,4 @@
-"""Who may ask, and what: one door before every route, known and unknown, that says no unless it is told otherwise.
+"""Which requests are allowed: one check before every route, known and unknown, that refuses what is not explicitly allowed.
 
 In this order: the token (where there is one), the name in the Host header, the origin, the method. What passes can only read. Every answer
 carries headers that keep the page to itself.
@@ -63,7 +63,7 @@ class Door:
     cookie: str = "meshwright"
     is_encrypted: bool = False
     ticket: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)  # of the link that is good for one entry
-    on_entry: Callable[[str], None] = print  # told the next link's ticket
+    on_entry: Callable[[str], None] = print  # called with the next link's ticket
     _sessions: dict[str, float] = field(default_factory=dict, repr=False)  # digest -> when it ends
 
     def __post_init__(self) -> None:

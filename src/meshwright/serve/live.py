@@ -29,13 +29,13 @@ PLAN_BYTES = 64 << 20
 RANKS_BYTES = 16 << 20
 MAX_EVENTS = 20_000  # kept; a run that has more is shown with its newest
 MAX_DAMAGE = 100  # places named; the others are counted
-RECENT = 200  # steps by which pace and parts of a run that goes on are told
+RECENT = 200  # steps that step time and parts of a running run are computed from
 QUIET_S = 60.0  # and ten steps: a run that wrote nothing for longer may be dead
 STARTING_S = 600.0  # the same before the first step: weights are made or read, kernels compiled
 
 
 class LiveRun:
-    """A run's folder, followed. `refresh` looks; all else tells what the last look saw."""
+    """A run folder that is followed. `refresh` reads what is new; everything else gives the state of the last read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class LiveRun:
         self.life += 1
 
     def refresh(self, patience_s: float = 0.0) -> None:
-        """Look at the folder, unless someone did a moment ago; read on for so long where much is new. What cannot be read is told."""
+        """Read what is new in the folder, for at most so long, unless that was done a moment ago. Problems are kept, not raised."""
         if time.monotonic() - self.looked_s < LOOK_S:
             return
         try:
@@ -183,7 +183,7 @@ class LiveRun:
 
     @property
     def first_counted(self) -> int:
-        """Row of the first step that pace and parts are told by: of the last ones while a run goes on, of all once it has ended."""
+        """Row of the first step that step time and parts are computed from: the last ones while a run is running, all once it has ended."""
         return 0 if self.has_ended else max(len(self.steps) - RECENT, 0)
 
     @property
@@ -210,7 +210,7 @@ class LiveRun:
 
     @property
     def num_steady(self) -> int:
-        """How many steps pace and parts are told by: the steady ones, as a report counts them."""
+        """How many steps step time and parts are computed from: the steady ones, as in a report."""
         return int(self._steady().sum())
 
     def _steady(self) -> np.ndarray[Any, np.dtype[np.bool_]]:

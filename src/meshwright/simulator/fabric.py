@@ -48,13 +48,13 @@ class Fabric:
     def words(self) -> tuple[str, ...]:
         """What differs, in words."""
         hit = f"{self.nics_hit} NICs" if self.nics_hit else "every NIC"
-        told = {
+        conditions = {
             f"{self.planes_lost} plane{'s' * (self.planes_lost > 1)} of {hit} lost": self.planes_lost,
             f"{100 * self.links_lost:g} % of the links between switches lost": self.links_lost,
             f"a neighbour wants {100 * self.neighbour:g} % of the links between switches": self.neighbour,
             f"routing {self.routing}": self.routing,
         }
-        return tuple(words for words, value in told.items() if value)
+        return tuple(words for words, value in conditions.items() if value)
 
     def check(self, cluster: Cluster) -> None:
         """Raise an InputError where the machine cannot lose what is to be lost."""

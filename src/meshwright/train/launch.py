@@ -47,7 +47,7 @@ class Place:
     has_parent: bool = False  # whether a process of ours started the ranks: it records how they ended
 
 
-class ToldElsewhere(MeshwrightError):
+class ReportedElsewhere(MeshwrightError):
     """A failure that another rank reports."""
 
 
@@ -55,10 +55,10 @@ def agreed(place: Place, what: str, decide: Callable[[], str]) -> str:
     """What rank 0 decides, on every rank; where it fails there, the others end without a word of their own."""
     if place.rank:
         place.store.wait([f"agreed/{what}"], timedelta(seconds=AGREEMENT_S))
-        verdict, _, said = place.store.get(f"agreed/{what}").decode().partition(" ")
+        verdict, _, message = place.store.get(f"agreed/{what}").decode().partition(" ")
         if verdict != "yes":
-            raise ToldElsewhere(said)
-        return said
+            raise ReportedElsewhere(message)
+        return message
     try:
         decided = decide()
     except BaseException as error:
@@ -74,7 +74,7 @@ class Failure:
 
     reason: str  # exception, input, exit, signal, hang, connection or interrupt
     rank: int | None  # that ended first; None: all of them, or nobody knows
-    said: str  # in one line
+    message: str  # in one line
     exit_code: int | None = None  # below 0: the signal that ended the rank
 
 
@@ -85,8 +85,8 @@ class _Child:
     rank: int
     process: ForkProcess
     end: Connection
-    verdict: str = ""  # done, cause, effect; nothing: it ended without a word
-    said: str = ""
+    verdict: str = ""  # done, cause, effect; nothing: it ended without a message
+    message: str = ""
     was_ended: bool = False  # by us
 
     def end_now(self) -> None:
@@ -97,10 +97,10 @@ class _Child:
         self.process.join()
 
     def hear(self) -> None:
-        """Read what the process said of its end."""
+        """Read the message that the process sent at its end."""
         with suppress(EOFError, OSError):
             if not self.verdict and self.end.poll():
-                self.verdict, self.said = self.end.recv()
+                self.verdict, self.message = self.end.recv()
 
     @property
     def is_silent(self) -> bool:
@@ -212,10 +212,10 @@ def _collect(children: list[_Child], until_s: float) -> None:
 
 
 def _verdict(children: list[_Child], asked: Sequence[int]) -> tuple[int, Failure | None]:
-    """The exit status, and why the ranks failed, which is said once; `asked` are the signals that asked them to stop."""
+    """The exit status, and why the ranks failed, which is printed once; `asked` are the signals that asked them to stop."""
     num_interrupts = asked.count(signal.SIGINT)
     if num_interrupts > 1 and any(child.was_ended for child in children):
-        return EXIT_INTERRUPTED, Failure(reason="interrupt", rank=None, said="a second Ctrl-C ended the ranks at once, without a save")
+        return EXIT_INTERRUPTED, Failure(reason="interrupt", rank=None, message="a second Ctrl-C ended the ranks at once, without a save")
     if all((child.verdict == "done" or asked) and not child.process.exitcode for child in children):
         return EXIT_INTERRUPTED if num_interrupts else 0, None
     failure, texts = _failure(children)
@@ -227,30 +227,32 @@ def _verdict(children: list[_Child], asked: Sequence[int]) -> tuple[int, Failure
 
 
 def _failure(children: list[_Child]) -> tuple[Failure, list[str]]:
-    """Why the ranks failed, and what is printed of it: who said why before who ended without a word, before who noticed."""
+    """Why the ranks failed, and what is printed: ranks with a reason first, then silent ones, then those that only noticed."""
     causes = [child for child in children if child.verdict == "cause"]
     if causes:
         first = causes[0]
         is_input = first.process.exitcode == EXIT_INPUT
         failure = Failure(
-            reason="input" if is_input else "exception", rank=first.rank, said=_summary(first.said), exit_code=first.process.exitcode
+            reason="input" if is_input else "exception", rank=first.rank, message=_summary(first.message), exit_code=first.process.exitcode
         )
-        return failure, [child.said for child in causes]
+        return failure, [child.message for child in causes]
     silent = sorted((child for child in children if child.is_silent), key=lambda child: not child.signal)
-    if any(child.process.exitcode == EXIT_HUNG for child in children):  # the watchdog has said why
-        return Failure(reason="hang", rank=None, said="the ranks stood still; the event `stall` says who waited for whom"), []
+    if any(child.process.exitcode == EXIT_HUNG for child in children):  # the watchdog has printed why
+        return Failure(reason="hang", rank=None, message="the ranks stood still; the event `stall` says who waited for whom"), []
     if silent:
         dead = silent[0]
         reason = "signal" if dead.signal else "exit"
-        return Failure(reason=reason, rank=dead.rank, said=dead.death, exit_code=dead.process.exitcode), [f"meshwright: {dead.death}"]
+        return Failure(reason=reason, rank=dead.rank, message=dead.death, exit_code=dead.process.exitcode), [f"meshwright: {dead.death}"]
     effects = [child for child in children if child.verdict == "effect"] or children[:1]
-    failure = Failure(reason="connection", rank=effects[0].rank, said=_summary(effects[0].said), exit_code=effects[0].process.exitcode)
-    return failure, [child.said for child in effects if child.said]
+    failure = Failure(
+        reason="connection", rank=effects[0].rank, message=_summary(effects[0].message), exit_code=effects[0].process.exitcode
+    )
+    return failure, [child.message for child in effects if child.message]
 
 
-def _summary(said: str) -> str:
-    """The first line of what a rank said, without our name before it."""
-    return said.partition("\n")[0].removeprefix("meshwright: ") or "nobody said why"
+def _summary(message: str) -> str:
+    """The first line of a rank's message, without the prefix `meshwright: `."""
+    return message.partition("\n")[0].removeprefix("meshwright: ") or "no reason given"
 
 
 def _rank_main(
@@ -266,7 +268,7 @@ def _rank_main(
         store = dist.TCPStore(LOCALHOST, port, num_ranks, False, timedelta(seconds=MEETING_S))
         body(Place(rank=rank, num_ranks=num_ranks, local_rank=rank, num_local_ranks=num_ranks, store=store, has_parent=True))
     except MeshwrightError as error:
-        end.send(("effect" if isinstance(error, ToldElsewhere) else "cause", f"meshwright: {error}"))
+        end.send(("effect" if isinstance(error, ReportedElsewhere) else "cause", f"meshwright: {error}"))
         _leave(EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED)
     except BaseException as error:
         is_cause, text = explain_failure(error, rank)
@@ -278,12 +280,12 @@ def _rank_main(
 
 def explain_failure(error: BaseException, rank: int) -> tuple[bool, str]:
     """Whether an unforeseen error is likely the cause, and what to say of it; a lost connection is only what others see of a failure."""
-    said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    summary = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
         return False, f"meshwright: rank {rank} lost the connection to another rank"
     import traceback
 
-    return True, f"meshwright: rank {rank} failed: {said}\n{''.join(traceback.format_exception(error)).rstrip()}"
+    return True, f"meshwright: rank {rank} failed: {summary}\n{''.join(traceback.format_exception(error)).rstrip()}"
 
 
 def _leave(code: int) -> None:

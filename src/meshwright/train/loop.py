@@ -174,7 +174,7 @@ def _refusal(parts: Parts, progress: Progress, batch: Sequence[MicroBatch], resu
     last = progress.samples + parts.job.plan.workload.global_batch - 1
     which = "loss" if not math.isfinite(result.loss) else "gradient norm"
     what = f"the {which} of step {progress.step + 1} (samples {progress.samples} to {last}) is no number: {culprit}"
-    parts.logbook.event("nan", progress, said=culprit, first_sample=progress.samples, last_sample=last)
+    parts.logbook.event("nan", progress, message=culprit, first_sample=progress.samples, last_sample=last)
     return NotFinite(
         what,
         where=str(parts.job.folder),

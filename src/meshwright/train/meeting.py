@@ -162,11 +162,11 @@ def _silence() -> Iterator[None]:
         os.close(kept)
 
 
-def _not_met(said: str, address: Address) -> InputError:
-    """The error of a rendezvous that did not come about: why, as far as torch tells."""
-    if "EADDRINUSE" in said or "already in use" in said:
+def _not_met(reason: str, address: Address) -> InputError:
+    """The error of a rendezvous that failed, with the reason as far as torch gives one."""
+    if "EADDRINUSE" in reason or "already in use" in reason:
         return InputError(
             f"port {address.port} is taken", where=f"{address.host}:{address.port}", fix="choose another port (--master-port)"
         )
-    joined = re.search(r"(\d+)/(\d+) clients joined", said)
-    return address.error(f"{joined[1]} of {joined[2]} ranks came" if joined else said.splitlines()[0] if said else "no reason given")
+    joined = re.search(r"(\d+)/(\d+) clients joined", reason)
+    return address.error(f"{joined[1]} of {joined[2]} ranks came" if joined else reason.splitlines()[0] if reason else "no reason given")

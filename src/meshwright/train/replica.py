@@ -110,8 +110,8 @@ class Replica:
         for shard in self.tied:
             shard.counted = mesh.pp.index == 0
         self.optimizer = AdamW(self.shards, training)
-        self.rider: Rider | None = None  # what every rank wants to tell the others with the next sum
-        self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop: the step's sum tells all of them
+        self.rider: Rider | None = None  # values that every rank sends the others with the next sum
+        self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop; all ranks learn it with the step's sum
         self.wants_save: Callable[[], bool] = bool  # whether this rank's clock says that a checkpoint is due: likewise
 
     def gradients(self, batch: Sequence[MicroBatch]) -> StepResult:
@@ -252,11 +252,11 @@ class Replica:
         riding = rider.values if rider else ()
         is_gpu = self.mesh.device.type == "cuda"
         num_ranks = dist.get_world_size()
-        told = torch.zeros(5 + (2 + len(riding)) * num_ranks, dtype=torch.float64, pin_memory=is_gpu)
-        told[3], told[4] = float(self.wants_stop()), float(self.wants_save())
+        sent = torch.zeros(5 + (2 + len(riding)) * num_ranks, dtype=torch.float64, pin_memory=is_gpu)
+        sent[3], sent[4] = float(self.wants_stop()), float(self.wants_save())
         if rider:
-            told[5 + 2 * num_ranks :].view(-1, len(riding))[self.mesh.rank] = torch.tensor(riding, dtype=torch.float64)
-        totals = told.to(self.mesh.device, non_blocking=True)  # a GPU is still at the backward, and all that follows is to wait there
+            sent[5 + 2 * num_ranks :].view(-1, len(riding))[self.mesh.rank] = torch.tensor(riding, dtype=torch.float64)
+        totals = sent.to(self.mesh.device, non_blocking=True)  # a GPU is still at the backward, and all that follows is to wait there
         own = totals[5 : 5 + 2 * num_ranks].view(-1, 2)
         if losses:  # the last stage alone; its tensor-parallel ranks all know the same
             totals[0] = torch.stack([loss.double() for loss in losses]).sum() / self.mesh.tp.size

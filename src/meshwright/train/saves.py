@@ -155,7 +155,7 @@ def check_resumable(job: TrainingJob, path: Path, digests: dict[str, str]) -> Ma
     manifest = read_manifest(path)
     _check_scalars(manifest, path)
     saved = manifest.scalars["digests"]
-    check_same(saved, digests, allowed=job.allow_changed, said=_changes(job, manifest))
+    check_same(saved, digests, allowed=job.allow_changed, changes=_changes(job, manifest))
     return manifest
 
 
@@ -187,7 +187,7 @@ def _random_state(scalars: Mapping[str, Any]) -> bytes:
 
 
 def _changes(job: TrainingJob, manifest: Manifest) -> dict[str, str]:
-    """What of the plan has changed since the checkpoint, in words, as far as the run's own files tell."""
+    """What of the plan has changed since the checkpoint, in words, as far as the run's own files show."""
     found = []
     seed = manifest.scalars.get("seed")
     if seed != job.seed:

@@ -69,5 +69,5 @@ def test_a_profile_must_be_named_and_be_one(tmp_path: Path) -> None:
         verdicts(check, tmp_path, exposed_ms=100, profile="nowhere.json")
 
 
-def test_nothing_is_said_of_no_exposed_time() -> None:
+def test_nothing_is_stated_about_no_exposed_time() -> None:
     assert verdicts(check, step_s=1.0, **PROFILE) == {}

@@ -187,7 +187,7 @@ def test_adapters_belong_to_megatron_bridge(planned):
     assert error.value.fix == "export to megatron-bridge"
 
 
-def test_biases_on_all_projections_are_said_to_be_missing(planned):
+def test_biases_on_all_projections_are_reported_to_be_missing(planned):
     model = replace(load_model("llama-3.1-8b"), attention_biases=True)
     plan = planned("tp=2,dp=32", model=model)
     assert "--add-qkv-bias" in pairs(plan)

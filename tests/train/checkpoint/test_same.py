@@ -1,4 +1,4 @@
-"""A run that goes on from other things than it began with is told which."""
+"""A run that continues with changed inputs gets an error that names them."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_a_report_of_another_save_is_refused(tmp_path: Path, states) -> None:
 
 
 @pytest.mark.parametrize(
-    "second, said",
+    "second, message",
     [
         (Piece(name="w", shape=(4,), start=(1,), tensor=torch.ones(3)), "two pieces of 'w' overlap"),
         (Piece(name="w", shape=(4,), start=(3,), tensor=torch.ones(1)), "1 of 4 elements of 'w' are in no piece"),
@@ -85,8 +85,8 @@ def test_a_report_of_another_save_is_refused(tmp_path: Path, states) -> None:
         (Piece(name="w", shape=(4,), start=(2,), tensor=torch.ones(2).double()), "F64"),
     ],
 )
-def test_pieces_that_do_not_make_a_tensor_are_no_checkpoint(second: Piece, said: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=said):
+def test_pieces_that_do_not_make_a_tensor_are_no_checkpoint(second: Piece, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
         save(tmp_path, 1, [Piece(name="w", shape=(4,), start=(0,), tensor=torch.ones(2)), second], {})
     assert newest(tmp_path).path is None
 
@@ -109,7 +109,7 @@ def test_the_same_step_again_gets_a_name_of_its_own_and_counts(tmp_path: Path, s
     assert again.notes == ("pruned step-00000003",)
 
 
-def test_leftovers_are_removed_and_told_of(tmp_path: Path, states) -> None:
+def test_leftovers_are_removed_and_reported(tmp_path: Path, states) -> None:
     for name in (".step-00000002.partial-cafe-1", ".trash-step-00000001-99"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "shard-00000-of-00001.safetensors").write_bytes(b"half")

@@ -1,4 +1,4 @@
-"""Trained models from run folders and Hugging Face folders: the weights that were saved, and what is said where they cannot be had."""
+"""Trained models from run folders and Hugging Face folders: the weights that were saved, and the error where they cannot be loaded."""
 
 import json
 from dataclasses import replace

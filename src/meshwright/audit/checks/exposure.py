@@ -108,7 +108,7 @@ def _opened(name: str, path: Path) -> Statement:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What crosses the outermost tier in a step: least and plain seconds, and how they were reckoned."""
+    """What crosses the outermost tier in a step: least and plain seconds, and how they were computed."""
 
     least_s: float  # what shares a domain further in is added up there first
     plain_s: float
@@ -150,7 +150,7 @@ def _hidden(wire: Wire, step_s: float, exposed_s: float, about: str, *more: str)
     added = "" if takes_s == wire.plain_s else ", where a domain adds up first,"
     why = f"{figure(takes_s)} s of traffic{added} can hide behind {figure(step_s)} s"
     if least_s:
-        why = f"{figure(least_s)} s of the traffic cannot hide, and no less is said to be exposed"
+        why = f"{figure(least_s)} s of the traffic cannot hide, and the claim says that no less is exposed"
     return Statement(about=about, verdict=CONSISTENT, why=why, arithmetic=lines)
 
 

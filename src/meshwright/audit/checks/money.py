@@ -51,7 +51,7 @@ def _judged(claim: Claim, price: float, lines: list[str]) -> Statement:
         why = f"no price of {claim.run.accelerator}{of} is in our table"
         return Statement(about="price", verdict=UNKNOWN, why=why, arithmetic=tuple(lines))
     low, high = listed[0], listed[-1]
-    lines = [*lines, f"list prices of {claim.run.accelerator}: {_said(low)} to {_said(high)}"]
+    lines = [*lines, f"list prices of {claim.run.accelerator}: {_price_words(low)} to {_price_words(high)}"]
     if price > high.usd_per_accelerator_hour:
         times, side = price / high.usd_per_accelerator_hour, "the highest list price"
     elif price < low.usd_per_accelerator_hour:
@@ -66,7 +66,7 @@ def _judged(claim: Claim, price: float, lines: list[str]) -> Statement:
     return Statement(about="price", verdict=verdict, why=why, arithmetic=tuple(lines))
 
 
-def _said(price: Price) -> str:
+def _price_words(price: Price) -> str:
     return f"{usd(price.usd_per_accelerator_hour)} ({price.provider} {price.kind}, {price.date})"
 
 

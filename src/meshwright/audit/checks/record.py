@@ -85,8 +85,8 @@ def _line(row: Submission) -> str:
 
 def _remark(run: Run, row: Submission) -> list[str]:
     """That the claim and the record are in different precisions, where they are."""
-    said = unlike(run.precision, row.precision)
-    return [said] if said else []
+    difference = unlike(run.precision, row.precision)
+    return [difference] if difference else []
 
 
 def _nearest(run: Run) -> Iterator[str]:
@@ -155,7 +155,7 @@ def _failed(run: Run, logged: LoggedRun, of: str) -> Statement | None:
     if logged.state == WHOLE and logged.reached is not False:
         return None
     why = f"the log that it names is not of a run that reached the target: {_fault(logged)}"
-    line = f"{run.log}: quality {_said(logged.quality)}, target {_said(logged.target)}"
+    line = f"{run.log}: quality {_quality_words(logged.quality)}, target {_quality_words(logged.target)}"
     return Statement(about=f"time to train{of}", verdict=MISLEADING, why=why, arithmetic=(line,))
 
 
@@ -163,10 +163,10 @@ def _fault(logged: LoggedRun) -> str:
     """Why a log does not show what a claim says."""
     if logged.state != WHOLE:
         return f"it is {logged.state} at line {logged.line:,}: {logged.problem}"
-    return f"it ends at {_said(logged.quality)}, and the target is {_said(logged.target)}"
+    return f"it ends at {_quality_words(logged.quality)}, and the target is {_quality_words(logged.target)}"
 
 
-def _said(value: float | None) -> str:
+def _quality_words(value: float | None) -> str:
     return "not logged" if value is None else f"{value:.4g}"
 
 

@@ -21,7 +21,7 @@ def configuration(plan: Plan) -> str:
     check(plan)
     job, layout = plan.workload, plan.layout
     made: dict[str, Any] = {
-        "meshwright": {"written_by": "meshwright", "origin": origin(plan), "not_said_here": limits(plan)},
+        "meshwright": {"written_by": "meshwright", "origin": origin(plan), "not_in_this_file": limits(plan)},
         "train_batch_size": job.global_batch,
         "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": layout.num_micro_batches(job.global_batch),

@@ -29,7 +29,7 @@ def heading(plan: Plan, what: str, limits: Sequence[str]) -> list[str]:
     """Comment lines: what the file is, where it comes from, what it leaves to the reader."""
     lines = [comment(f"{what}, written by meshwright"), *(comment(line) for line in origin(plan))]
     if limits:
-        lines += [comment("Not said here, and to be set by hand:"), *(comment(limit, bullet=True) for limit in limits)]
+        lines += [comment("Not in this file; set by hand:"), *(comment(limit, bullet=True) for limit in limits)]
     return "\n".join(lines).split("\n")
 
 

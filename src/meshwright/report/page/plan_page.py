@@ -62,12 +62,12 @@ def _header(forecast: Forecast) -> Html:
     job = forecast.job
     model, workload, cluster = job.model, job.workload, job.cluster
     size = si(float(model.num_parameters), "", 3).replace(" G", " B")
-    said = (
+    summary = (
         f"{size} parameters on {cluster.num_accelerators:,} {cluster.accelerator.name}, {workload.name}: {workload.global_batch:,} "
         f"sequences of {workload.seq_len:,} tokens a step, {workload.precision}, software {job.software.name}"
     )
     return tag(
-        "header", tag("p", "meshwright plan", class_="eyebrow"), tag("h1", job.name), tag("p", said, class_="soft"), _chips(forecast)
+        "header", tag("p", "meshwright plan", class_="eyebrow"), tag("h1", job.name), tag("p", summary, class_="soft"), _chips(forecast)
     )
 
 

@@ -216,7 +216,7 @@ def _memory(size: float) -> str:
 def ranks_part(facts: RunFacts) -> Html:
     """Who was slow."""
     events = [event for event in facts.run.events if event.kind in ("slow_rank", "recovered_rank")]
-    items = [tag("li", f"step {event.step:,}: {event.detail.get('said', event.detail)}") for event in events[:MAX_LISTED]]
+    items = [tag("li", f"step {event.step:,}: {event.detail.get('message', event.detail)}") for event in events[:MAX_LISTED]]
     if len(events) > MAX_LISTED:
         items.append(tag("li", f"and {len(events) - MAX_LISTED:,} more"))
     if not items and not facts.slowest_replicas:
@@ -267,14 +267,14 @@ def events_part(facts: RunFacts) -> Html:
 
 
 def _detail(event: Event) -> str:
-    text = event.detail.get("said")  # the key that the trainer writes
+    text = event.detail.get("message")  # the key that the trainer writes
     if isinstance(text, str):
         return text
     return ", ".join(_named(key, value) for key, value in event.detail.items())
 
 
 def _named(key: str, value: object) -> str:
-    """A detail of an event with its unit, as its name tells it."""
+    """A detail of an event with its unit, as its name says."""
     if key == "price" and (rate := Rate.from_json(value)):
         return f"price {rate}"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -37,7 +37,7 @@ export function follow(look, rest) {
       banner.textContent =
         error instanceof Gone
           ? error.message
-          : "meshwright serve does not answer. What you see is what it last said; the page tries again by itself.";
+          : "meshwright serve does not answer. The page shows its last answer, and tries again by itself.";
       banner.hidden = false;
     } finally {
       busy = false;

@@ -1,4 +1,4 @@
-"""When a run saves that nobody told how often to: by the clock, soon at first, then at the interval that loses the least."""
+"""When a run without `--save-every` saves: soon after its start, then at the interval that loses the least time."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class AsyncSaver:
             if report.step == step:
                 own = report
             else:
-                self._reports.put(report)  # of an earlier save, which `finished` is yet to tell of
+                self._reports.put(report)  # of an earlier save, which `finished` has not returned yet
         stall_s = time.perf_counter() - start_s
         late = CheckpointError(f"the save of step {step} did not end within {timeout_s:g} s", where=str(self._attempt.folder))
         return replace(own, stall_s=stall_s) if own else _failed(step, stall_s, late)

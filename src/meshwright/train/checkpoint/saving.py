@@ -2,7 +2,7 @@
 
 Ranks meet through files in a folder that belongs to this save alone, so that a background thread never touches a process group that the
 training uses, and a dead rank costs a timeout that names it, not a hang. Whether a save failed or counts is also posted as a notice: a rank
-whose disk fails can still tell the others, and they need not wait for a file that nobody could write.
+whose disk fails can still notify the others, and they need not wait for a file that nobody could write.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def write(attempt: Attempt, content: Content, keep: Keep | None) -> Saved:
     """Do this rank's part of a save; an error leaves the older checkpoints as they were, and reaches every other rank."""
     notes = _tidied(attempt) if attempt.rank == 0 else []
     start_s = time.perf_counter()
-    with _failures_are_told(attempt, [attempt.rank]):
+    with _failures_are_reported(attempt, [attempt.rank]):
         # Taken before this rank reports: from then on rank 0 may rename the folder at any moment.
         inode = _begin(attempt)
         num_bytes = _write_shard(attempt, content)
@@ -182,7 +182,7 @@ def write(attempt: Attempt, content: Content, keep: Keep | None) -> Saved:
 
 
 @contextmanager
-def _failures_are_told(attempt: Attempt, ranks: Iterable[int]) -> Iterator[None]:
+def _failures_are_reported(attempt: Attempt, ranks: Iterable[int]) -> Iterator[None]:
     """Let no error out of the block, foreseen or not, before the other ranks can know of it; the shards of `ranks` are removed."""
     try:
         yield
@@ -242,8 +242,8 @@ def _write_shard(attempt: Attempt, content: Content) -> int:
 
 
 def _commit(attempt: Attempt, scalars: Mapping[str, JSON]) -> Path:
-    """Wait for all shards, and make the checkpoint count; on failure tell the other ranks and remove the shards."""
-    with _failures_are_told(attempt, range(attempt.num_ranks)):
+    """Wait for all shards, and make the checkpoint count; on failure notify the other ranks and remove the shards."""
+    with _failures_are_reported(attempt, range(attempt.num_ranks)):
         manifest = combine(attempt.step, attempt.name, scalars, _gathered(attempt))
         with explained(f"cannot finish the checkpoint of step {attempt.step}", attempt.partial):
             path = _finish(attempt, manifest)
@@ -327,9 +327,9 @@ def _ranks(ranks: list[int]) -> str:
 def _read_report(attempt: Attempt, rank: int) -> ShardReport:
     path = attempt.report(rank)
     report = validated(REPORT, read_json(path), path)
-    said = (report.attempt, report.step, report.rank, report.num_ranks, report.file.name)
-    if said != (attempt.name, attempt.step, rank, attempt.num_ranks, attempt.shard(rank).name):
-        raise CheckpointError(f"{path.name} speaks of another save: {said}", where=str(path))
+    found = (report.attempt, report.step, report.rank, report.num_ranks, report.file.name)
+    if found != (attempt.name, attempt.step, rank, attempt.num_ranks, attempt.shard(rank).name):
+        raise CheckpointError(f"{path.name} belongs to another save: {found}", where=str(path))
     return report
 
 
@@ -392,7 +392,7 @@ def _reason(path: Path) -> str:
 
 
 def _give_up(attempt: Attempt, ranks: Iterable[int], why: str) -> None:
-    """Remove the shards of `ranks` to free their space, and tell the other ranks why; both as far as the disk lets us.
+    """Remove the shards of `ranks` to free their space, and send the other ranks the reason; both as far as the disk lets us.
 
     A rank that has reported its shard never removes it: rank 0 may be about to make it count.
     """

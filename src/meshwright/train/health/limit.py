@@ -1,4 +1,4 @@
-"""A budget while a run trains: whether another step would pass it. Rank 0 alone looks at the clock; the step's sum tells the others."""
+"""A budget while a run trains: whether another step would pass it. Rank 0 looks at the clock; the others get it with the step's sum."""
 
 from __future__ import annotations
 

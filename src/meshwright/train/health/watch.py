@@ -40,7 +40,7 @@ AXIS_NAMES = {"tp": "tensor-parallel", "cp": "context-parallel", "pp": "pipeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """What one rank last said of itself, and whether it still speaks."""
+    """The last state that one rank reported, and whether it still reports."""
 
     rank: int
     beat: int
@@ -84,7 +84,7 @@ class Diagnosis:
 
 
 def diagnose(states: Sequence[RankState], missing: Sequence[int] = (), place: Callable[[int], str] | None = None) -> Diagnosis | None:
-    """Who holds everybody up; None while whoever is waited for is within its time. `missing` ranks never said anything."""
+    """Who holds everybody up; None while whoever is waited for is within its time. `missing` ranks never reported anything."""
     name = _namer(place)
     waiting = [state for state in states if state.waits is not None and not state.at_fault]
     at_fault = [state for state in states if state.at_fault]
@@ -122,12 +122,12 @@ def _waiters(rank: int, waiting: Sequence[RankState]) -> str:
     for state in waiting:
         if state.waits and rank in state.waits[2]:
             groups[_collective(state.waits)].append(state.rank)
-    said = [f"{_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for it in {what}" for what, ranks in groups.items()]
+    clauses = [f"{_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for it in {what}" for what, ranks in groups.items()]
     direct = {one for ranks in groups.values() for one in ranks}
     behind = [state.rank for state in waiting if state.rank not in direct]
-    if behind and said:
-        said.append(f"{_ranks(behind)} behind {'those' if len(direct) > 1 else 'that'}")
-    return ", ".join(said) or "nobody waits for it directly"
+    if behind and clauses:
+        clauses.append(f"{_ranks(behind)} behind {'those' if len(direct) > 1 else 'that'}")
+    return ", ".join(clauses) or "nobody waits for it directly"
 
 
 def _deadlock(waiting: Sequence[RankState], name: Callable[[int], str]) -> str:
@@ -140,8 +140,8 @@ def _deadlock(waiting: Sequence[RankState], name: Callable[[int], str]) -> str:
     if all(set(ranks) >= set(members) for (_, members), ranks in groups.items()):
         what = "; ".join(f"{_ranks(ranks)} in {collective}" for (collective, _), ranks in groups.items())
         return f"all ranks have waited for {idle_s:.1f} s, each group in one and the same collective, so the network lost a message: {what}"
-    said = "; ".join(f"{_ranks(ranks)} in {what} with {_ranks(members)}" for (what, members), ranks in groups.items())
-    return f"every rank has waited for {idle_s:.1f} s for another one: {said}"
+    clauses = "; ".join(f"{_ranks(ranks)} in {what} with {_ranks(members)}" for (what, members), ranks in groups.items())
+    return f"every rank has waited for {idle_s:.1f} s for another one: {clauses}"
 
 
 def _collective(waits: tuple[str, str, tuple[int, ...]]) -> str:
@@ -340,7 +340,7 @@ class Watch:
                 self._end(self._alone(str(error)), first=True)
 
     def _alone(self, error: str) -> Diagnosis:
-        """What can be said when the store does not answer any more: whoever hosts it has gone."""
+        """The diagnosis when the store no longer answers: the process that hosts it has gone."""
         state = self._state()
         name = _namer(self.place)(self.rank)
         doing = f"waits in {_collective(state.waits)} with {_ranks(state.waits[2])}" if state.waits else f"is in {state.doing}"

@@ -225,7 +225,7 @@ def _weight_map(path: Path) -> Mapping[str, str]:
         raise InputError("the index has no weight_map", where=str(path), fix="fetch the file again")
     for theirs, name in stated.items():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            what = f"{theirs} is said to stand in {name!r}, which names no safetensors file of this folder"
+            what = f"{theirs} should be in {name!r}, which is not a safetensors file of this folder"
             raise InputError(what, where=str(path), fix="fetch the file again")
     return stated
 

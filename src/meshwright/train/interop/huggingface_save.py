@@ -90,7 +90,7 @@ def config_of(model: Model, *, context: int, dtype: torch.dtype, tokenizer: Toke
 
 
 def tokenizer_config(tokenizer: Tokenizer, context: int) -> dict[str, object]:
-    """What tells transformers to take tokenizer.json as it stands, and which token ends a document."""
+    """The settings that make transformers use tokenizer.json as it is, and name the token that ends a document."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": tokenizer.end_of_document_token,

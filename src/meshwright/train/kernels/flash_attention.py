@@ -49,8 +49,8 @@ def installed() -> str:
         return ""
 
 
-def takes(query: Tensor, key: Tensor) -> bool:
-    """Whether causal attention of these heads is done here: such ones were tried, and all was right."""
+def supports(query: Tensor, key: Tensor) -> bool:
+    """Whether this kernel computes causal attention of these heads: a trial of the same shapes gave the right result."""
     heads = (query.device.type, query.shape[2] // key.shape[2], query.shape[3], min(query.shape[1], TRIAL_TOKENS))
     return query.dtype == DTYPE and query.shape[1] == key.shape[1] and _able.get(heads) == ""
 

@@ -78,7 +78,7 @@ def seconds_of(work: Work, device: torch.device, budget_s: float) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait until the device has finished its queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

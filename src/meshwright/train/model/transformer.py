@@ -44,7 +44,7 @@ class Context:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
     """Causal attention within documents; [B, T, N, D], keys and values with as many heads or a divisor of them."""
-    if context.documents is None and flash_attention.takes(query, key):
+    if context.documents is None and flash_attention.supports(query, key):
         return flash_attention.attended(query, key, value)
     mask = None
     if context.documents is not None:

@@ -18,7 +18,7 @@ Pair = tuple[str, torch.cuda.Event, torch.cuda.Event]  # of a part: where it beg
 
 
 class HostTimer:
-    """Parts of a step on a device that works as it is told: the host's clock is the device's."""
+    """Parts of a step on a device that runs synchronously: the host's clock is the device's."""
 
     def __init__(self) -> None:
         self._spans: Spans = defaultdict(list)

@@ -34,19 +34,19 @@ def record_failure(folder: Path, failure: Failure, store: dist.Store) -> None:
         was_refused = failure.reason == "input" and is_unstarted(folder)  # then its folder is removed, and the name is free again
         if store.check([OPENED]) and not was_refused:
             detail = {"exit_code": failure.exit_code} if failure.exit_code is not None else {}
-            record_end(folder, failure.reason, failure.rank, failure.said, **detail)
+            record_end(folder, failure.reason, failure.rank, failure.message, **detail)
 
 
-def record_end(folder: Path, reason: str, rank: int | None, said: str, **detail: Any) -> None:
+def record_end(folder: Path, reason: str, rank: int | None, message: str, **detail: Any) -> None:
     """Append an event `failed`, unless a hang has its own already, and let the run's status be that if nobody has set one.
 
-    What cannot be written is left: this runs while something else has failed, which is what must be told.
+    Errors of writing are ignored: this runs after another failure, and that failure is the one to report.
     """
     with suppress(MeshwrightError, OSError):
         if reason != "hang":
             who = {} if rank is None else {"rank": rank}
-            told = {"reason": reason, **who, **detail, "said": said}
-            append_event(folder, Event(time_s=elapsed_s(folder), kind="failed", step=last_step(folder), detail=told))
+            content = {"reason": reason, **who, **detail, "message": message}
+            append_event(folder, Event(time_s=elapsed_s(folder), kind="failed", step=last_step(folder), detail=content))
         if read_header(folder).status == RUNNING:
             set_status(folder, "failed")
 

@@ -41,7 +41,7 @@ class Meter:
                 return None
             drawn = self._at(end_s) - self._at(start_s)
             before = max(bisect_right(self._times, start_s) - 1, 0)
-            if before < len(self._times) - 2:  # two are kept: they tell the power that goes on
+            if before < len(self._times) - 2:  # two are kept: they give the power at present
                 del self._times[:before], self._joules[:before]
         return max(drawn, 0.0)
 
