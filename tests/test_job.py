@@ -146,7 +146,7 @@ def test_a_degree_that_does_not_divide_the_cluster_is_refused() -> None:
         (Layout(tp=3, dp=170), "= 510 accelerators, but dgx-h100-superpod has 512 in use"),
         (Layout(pp=64, dp=8), "96 layers do not divide over 64 pipeline stages"),
         (Layout(dp=512, micro_batch=3), "does not divide the global batch 2048"),
-        (Layout(tp=8, pp=8, dp=8, vp=2, schedule="1f1b"), "1F1B runs one chunk a stage"),
+        (Layout(tp=8, pp=8, dp=8, vp=2, schedule="1f1b"), "1F1B runs one chunk per stage"),
         (Layout(dp=512, ep=8), "gpt-3-175b has no experts"),
     ],
 )

@@ -239,7 +239,7 @@ def test_without_a_recorded_price_the_catalogue_is_used_and_a_given_one_goes_bef
     ledger, given_ = ledger_of(tmp_path / "a"), ledger_of(tmp_path / "a", price=read_rate("2.5USD/h"))
     listed = rate_of(racks().cluster)
     assert listed is not None and ledger.price == listed and ledger.usd == to_cent(256 * listed.usd_per_gpu_hour)
-    assert "no price was recorded with the run: the catalogue's of today is used" in ledger.notes
+    assert "no price was recorded with the run: today's price of the catalogue is used" in ledger.notes
     assert given_.usd == Decimal("640.00")
 
 
@@ -250,7 +250,7 @@ def test_a_recorded_price_that_cannot_be_read_is_reported_as_that(tmp_path: Path
         writer.step(step(1, HOUR))
     ledger = ledger_of(tmp_path / "a")
     assert ledger.price == rate_of(racks().cluster)
-    assert "the price recorded with the run, 'abc', cannot be read: the catalogue's of today is used" in ledger.notes
+    assert "the price recorded with the run, 'abc', cannot be read: today's price of the catalogue is used" in ledger.notes
     assert not any("no price was recorded" in note for note in ledger.notes)
 
 
@@ -333,10 +333,9 @@ def test_a_quiet_run_draws_what_was_predicted(tmp_path: Path) -> None:
 
 def test_water_that_nobody_publishes_is_reported() -> None:
     known = energy_of((), None)
-    assert (known.wue_l_per_kwh, known.water_of) == (None, "no litres a kWh are published for the industry")
+    assert (known.wue_l_per_kwh, known.water_of) == (None, "no litres per kWh are published for the industry")
     assert (
-        replace(known, facility="azure", facility_year=2025, wue_l_per_kwh=0.27).water_of
-        == "azure, 2025, 0.27 l for a kWh of the computers"
+        replace(known, facility="azure", facility_year=2025, wue_l_per_kwh=0.27).water_of == "azure, 2025, 0.27 l per kWh of the computers"
     )
 
 
@@ -370,7 +369,7 @@ def test_what_a_meter_counted_goes_before_the_model(tmp_path: Path) -> None:
     assert metered.energy.metered_j == pytest.approx(cap_w * 20 * 256) == pytest.approx(2 * half.energy.metered_j)
     assert metered.energy_j and half.energy_j and metered.energy_j > metered.energy.metered_j  # hosts come on top
     assert metered.energy_j - half.energy_j == pytest.approx(0.5 * cap_w * 20 * 256, rel=0.2)  # but for losses of the supply
-    assert any("a meter counted the accelerators in 50%" in note for note in partly.notes)
+    assert any("a meter measured the accelerators in 50%" in note for note in partly.notes)
     assert sum(entry.joules or 0 for entry in metered.entries) == pytest.approx(metered.energy_j)
 
 

@@ -444,7 +444,10 @@ def test_less_work_is_no_speed_up() -> None:
         "the two runs are of different models"
     )
     step = {"speedup": 2, "speedup_of": "step", "step_s": 1.0, "global_batch": 16, "baseline": {"step_s": 2.0, "global_batch": 32}}
-    assert statement(step, "work of a step") == ("misleading", "a step has 16 sequences and had 32: in sequences a second it is 1.00 times")
+    assert statement(step, "work of a step") == (
+        "misleading",
+        "a step has 16 sequences and had 32: in sequences per second it is 1.00 times",
+    )
     assert statement({**step, "baseline": {"step_s": 2.0, "global_batch": 8}}, "work of a step")[0] == "consistent"
 
 

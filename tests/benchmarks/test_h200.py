@@ -29,7 +29,7 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def timed(who: str, tokens_per_s: float, **more: Any) -> dict[str, Any]:
-    """One measurement of 1,000 tokens a step."""
+    """One measurement of 1,000 tokens per step."""
     figures = {"mean_s": 1000 / tokens_per_s, "tokens_per_s": tokens_per_s, "cv": 0.001, "peak_bytes": 2**30, "joules_per_token": 0.05}
     return {"case": "a", "words": "case a", "who": who, "num_parameters": 7, **figures, **more}
 

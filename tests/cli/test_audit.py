@@ -39,12 +39,12 @@ def test_a_claim_as_a_memo(run):
     assert (code, err) == (0, "")
     assert out == (
         "GPT-3 175B in 9.87 minutes on 1,024 H100 at a cost of $50,000\n"
-        "impossible: $297 a GPU-hour is 24.15 times the highest list price\n"
+        "impossible: $297 per GPU-hour is 24.15 times the highest list price\n"
         "source: a vendor's page\n"
         f"file: {CLAIMS / 'gpt3-cost.toml'}\n"
         "expected: impossible (as found)\n"
         "\n"
-        "  impossible  price: $297 a GPU-hour is 24.15 times the highest list price\n"
+        "  impossible  price: $297 per GPU-hour is 24.15 times the highest list price\n"
         "      time: 1,024 GPUs x 592.2 s / 3,600 = 168.4 GPU-hours\n"
         "      price: $50,000 / 168.4 GPU-hours = $297 a GPU-hour\n"
         "      list prices of h100: $2.15 (nebius spot, 2026-07-22) to $12.29 (azure on-demand, 2026-11-09)\n"

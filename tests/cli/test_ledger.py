@@ -111,4 +111,4 @@ def test_a_damaged_or_newer_header(run: Run, folder: Path, content: str, what: s
 def test_a_plan_that_is_none_is_a_note(answer: Callable[..., dict[str, object]], folder: Path) -> None:
     (folder / "plan.json").write_text(json.dumps({"version": 1}))
     document = answer(str(folder))
-    assert document["usd"] == "2.00" and "this is no plan" in document["notes"][0]
+    assert document["usd"] == "2.00" and "this is not a plan" in document["notes"][0]

@@ -94,7 +94,7 @@ def test_a_workload_of_another_model_has_the_same_warnings_in_both() -> None:
     of_prediction = predicted(job, "tp=4,pp=4,vp=4")
     size, samples = of_prediction["notes"]
     assert "70.6 B parameters; models measured with gb200 nvfp4 v6.0 have 406 B" in size
-    assert samples == f"{RECORD[2]} is defined for llama-3.1-405b: its samples to the target are taken for llama-3.1-70b too"
+    assert samples == f"{RECORD[2]} is defined for llama-3.1-405b: its samples to the target are used for llama-3.1-70b too"
     assert of_plan["notes"] == of_plan["plans"][0]["notes"] == of_prediction["notes"]
     for text in (printed("plan", *job), printed("predict", *job, "--layout", "tp=4,pp=4,vp=4")):
         assert all(f"note: {note}" in " ".join(text.split()) for note in (size, samples))

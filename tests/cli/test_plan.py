@@ -204,7 +204,7 @@ def test_all_exports_go_into_one_folder_and_what_a_stack_cannot_run_is_named(run
     code, out, _ = run(*SMALL, "--export-dir", str(folder), "--layout", "tp=2,pp=2,schedule=interleaved,vp=2")
     written = sorted(path.name for path in folder.iterdir())
     assert code == 0 and {"megatron-args.sh", "hostfile", "rankfile", "environment.sh"} <= set(written)
-    assert "not written, deepspeed: DeepSpeed has no 2 model chunks a stage" in out and "deepspeed.json" not in written
+    assert "not written, deepspeed: DeepSpeed has no 2 model chunks per stage" in out and "deepspeed.json" not in written
     document = answer(*SMALL, "--export-dir", str(folder), "--layout", "tp=2,pp=2,schedule=interleaved,vp=2", "--keep", "1")
     assert sorted(entry["path"].rsplit("/", 1)[1] for entry in document["files"]) == written and "deepspeed" in document["not_exported"]
 

@@ -94,7 +94,7 @@ def test_options_change_the_job(answer):
     assert document["software"] == "v5.1"
     document = answer(*NOUNS, "--layout", LAYOUT, "--provider", "coreweave", "--price-kind", "reserved", "--region", "norway")
     assert (document["price"]["usd_per_accelerator_hour"], document["region"]) == (4.2, "norway")
-    assert document["water_l"] is None and document["unknown"] == {"water": "coreweave publishes no litres a kWh"}
+    assert document["water_l"] is None and document["unknown"] == {"water": "coreweave publishes no litres per kWh"}
 
 
 @pytest.mark.parametrize("joined", [False, True], ids=["--batch 2048", "--batch=2048"])
@@ -126,7 +126,7 @@ def test_an_expert_degree_counts_the_replicas_that_fill_the_machine(answer):
 
 def test_a_model_the_workload_was_not_made_for_is_remarked_on(answer):
     document = answer("llama-3.1-70b", *NOUNS[1:], "--layout", "tp=4,pp=4,vp=4,mbs=1", "--gpus", "512")
-    assert document["notes"][-1] == f"{NOUNS[2]} is defined for llama-3.1-405b: its samples to the target are taken for llama-3.1-70b too"
+    assert document["notes"][-1] == f"{NOUNS[2]} is defined for llama-3.1-405b: its samples to the target are used for llama-3.1-70b too"
 
 
 def test_a_batch_that_nobody_trained_with_gives_a_lower_bound(run, answer):
@@ -226,7 +226,7 @@ MFU # % HFU # %; causal attention counted once
 time to train # min # min to # min; 324 steps, 4 evaluations of # s
 cost $# $# to $#; azure on-demand, $27.04 per accelerator-hour (2025)
 or $# coreweave reserved, $# coreweave on-demand
-energy # kWh # kWh to # kWh; at the wall; hosts: 1,867 W a node, stated for azure-gb200-128
+energy # kWh # kWh to # kWh; at the wall; hosts: 1,867 W per node, stated for azure-gb200-128
 facility # kWh # kWh to # kWh; with PUE 1.17 (azure, 2025)
 carbon # kg # kg to # kg; 369.473 g CO2e/kWh, grid of usa (2023, lifecycle)
 water # l # l to # l; on site, 0.27 l/kWh (azure, 2025)
@@ -342,7 +342,7 @@ def test_a_layout_that_does_not_fit_says_by_how_much_and_where(run, answer):
     found = re.match(r"meshwright: the layout needs ([\d,]+) bytes \([\d.]+ GiB\) more memory than gb200 has, on stage 0: ", err)
     assert found
     document = answer(*arguments, "--ignore-memory")  # it can be priced all the same
-    room_bytes = load_cluster("azure-gb200-128").accelerator.memory_bytes - 4e9  # what is kept back
+    room_bytes = load_cluster("azure-gb200-128").accelerator.memory_bytes - 4e9  # what is reserved
     assert document["memory"][0]["peak_bytes"] - room_bytes == pytest.approx(float(found[1].replace(",", "")), abs=1)
 
 

@@ -154,7 +154,7 @@ def test_weeks_tell_of_interruptions_and_what_they_cost(answer, run, plan):
 def test_days_go_on_behind_the_workloads_end_and_say_so(answer, run, plan):
     document = answer(plan, "--days", "5", "--name", "over")
     assert document["workload_done"] == 1 and document["steps_done"]["mean"] > document["workload_steps"] > 0
-    assert "times over: the days go on after its end" in run(plan, "--days", "5", "--name", "beyond")[1]
+    assert "times over: the simulated days continue after its end" in run(plan, "--days", "5", "--name", "beyond")[1]
     brief = answer(plan, "--days", "0.001", "--name", "brief")
     assert brief["workload_done"] == 0 and brief["steps_done"]["mean"] < brief["workload_steps"]
     out = run(plan, "--days", "54", "--budget", "30kUSD", "--name", "paid")[1]
@@ -213,7 +213,7 @@ def test_tables_name_the_parts(run, plan):
         (("--spares", "3"), "only valid with --days"),
         (("--days", "3", "--steps", "5"), "--steps is not valid with --days"),
         (("--days", "3", "--checkpoint-every", "soon"), "where: --checkpoint-every"),
-        (("--nics-hit", "4"), "4 NICs are hit and lose no plane"),
+        (("--nics-hit", "4"), "4 NICs are affected and lose no plane"),
         (("--slow-rank", "5=1e300"), "times as slow"),
         (("--days", "3", "--finish-by", "soon"), "cannot read a duration"),
         (("--name", "../out"), "could lead out of the runs folder"),

@@ -83,8 +83,8 @@ def refused(run: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
         (("plan.json", "--name", " "), "the run name ' ' is empty"),
         (("plan.json", "--name", "x" * 300), f"the run name '{'x' * 300}' is 300 bytes long"),
         (("plan.json", "--name", "a\x1bb"), "the run name 'a\\x1bb' holds a control character"),
-        (("--resume",), "there is no run to go on with"),
-        (("--resume-if-exists",), "which run is to be started or gone on with?"),
+        (("--resume",), "there is no run to continue"),
+        (("--resume-if-exists",), "which run should be started or continued?"),
         (("--resume", "--name", "a"), "no run named 'a'"),
         (("--resume", "--name", "../x"), "the run name '../x' could lead out of the runs folder"),
         (("plan.json", "--benchmark", "llama31_8c", "--name", "a"), "no benchmark named 'llama31_8c'"),
@@ -178,7 +178,7 @@ def test_a_folder_that_is_taken(refused: Callable[..., str], here: Path) -> None
     (here / "runs" / "a").mkdir(parents=True)
     (here / "runs" / "a" / "something").touch()
     assert refused("plan.json", "--name", "a") == (
-        "the run's folder exists and is not empty\n  where: runs/a\n  fix:   use another name, or go on with --resume\n"
+        "the run's folder exists and is not empty\n  where: runs/a\n  fix:   use another name, or continue it with --resume\n"
     )
 
 

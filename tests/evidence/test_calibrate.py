@@ -163,7 +163,7 @@ def test_a_profile_says_which_run_made_it() -> None:
     assert (facts["step_s"], facts["precision"]) == (run.measured_s, "fp8")
     assert Layout(**{**facts["layout"], "order": tuple(facts["layout"]["order"].split("-"))}) == run.layout
     assert calibration.profile.note == (
-        "calibrated on by_hand.csv: llama-3.1-405b on 512 h100 (tp=8,cp=2,pp=8,vp=8,dp=4,mbs=1), 55.131 s a step"
+        "calibrated on by_hand.csv: llama-3.1-405b on 512 h100 (tp=8,cp=2,pp=8,vp=8,dp=4,mbs=1), 55.131 s per step"
     )
 
 

@@ -104,7 +104,7 @@ def test_tiers_follow_from_the_accelerator_and_the_counts(
 def test_an_assumed_network_is_reported_only_where_it_is_crossed() -> None:
     assert machine("m", "H100", 8, 8).assumptions == ()
     (assumption,) = machine("m", "H100", 16, 8).assumptions
-    assert assumption == "network: ndr at 400 Gb/s an accelerator, as in the vendor's reference system"
+    assert assumption == "network: ndr at 400 Gb/s per accelerator, as in the vendor's reference system"
 
 
 def test_what_the_catalogue_does_not_know_is_refused() -> None:

@@ -181,5 +181,5 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_a_step_too_long_to_be_drawn_is_refused() -> None:
     forecast = priced("one replica")
     endless = forecast.job.changed("workload.global_batch=1000000").forecast(forecast.layout)
-    with pytest.raises(InputError, match=r"operations .* is too long to be drawn"):
+    with pytest.raises(InputError, match=r"operations .* is too long to draw"):
         trace(endless)

@@ -131,7 +131,7 @@ def test_nodes_that_state_nothing_are_like_the_metered_ones() -> None:
 
 def test_what_a_cluster_states_of_its_nodes_includes_fans_unless_cooling_is_asked_for() -> None:
     stated = replace(load_cluster("dgx-h100-superpod"), node_overhead_w=4600.0)
-    assert node_w(stated, 0.5, CONSTANTS) == (pytest.approx(3640 + 4600), "4,600 W a node, stated for dgx-h100-superpod")
+    assert node_w(stated, 0.5, CONSTANTS) == (pytest.approx(3640 + 4600), "4,600 W per node, stated for dgx-h100-superpod")
     assert node_w(stated, 0.5, CONSTANTS, "air")[0] == pytest.approx(5240 * 1.1 * 1.05)
     with pytest.raises(InputError, match="no cooling by 'ice'"):
         node_w(stated, 0.5, CONSTANTS, "ice")
@@ -165,7 +165,7 @@ def test_an_accelerator_without_prices_or_stated_power_says_so() -> None:
 def test_halls_that_publish_no_water_leave_it_unknown() -> None:
     spent = outcome(on(replace(RECORD, provider="coreweave")))
     assert spent.energy_j is not None and spent.water_l is None
-    assert spent.unknown == {"water": "coreweave publishes no litres a kWh"}
+    assert spent.unknown == {"water": "coreweave publishes no litres per kWh"}
 
 
 def test_a_workload_without_an_end_has_no_time_to_train() -> None:
@@ -204,7 +204,7 @@ def test_what_a_cluster_of_processors_states_of_its_nodes_is_added() -> None:
     cluster = replace(load_cluster("this-machine-2x4"), node_overhead_w=30.0)
     watts, hosts = node_w(cluster, 0.5, power_constants())
     assert watts == pytest.approx(num_cores() * CORE_W / 2 + 30)
-    assert hosts == "the processor itself, and 30 W a node, stated for this-machine-2x4"
+    assert hosts == "the processor itself, and 30 W per node, stated for this-machine-2x4"
 
 
 def test_a_processor_has_no_listed_price_and_no_metered_cooling() -> None:
@@ -225,7 +225,7 @@ def test_inside_the_measured_batches_nothing_is_remarked_on() -> None:
 
 @pytest.mark.parametrize(
     ("batch", "beyond", "bound", "note"),
-    [(16384, "above", "at least ", "are lower bounds"), (128, "below", "about ", "those of the smallest batch are taken")],
+    [(16384, "above", "at least ", "are lower bounds"), (128, "below", "about ", "those of the smallest batch are used")],
 )
 def test_beyond_the_measured_batches_samples_to_the_target_are_unknown(batch: int, beyond: str, bound: str, note: str) -> None:
     workload = replace(WORKLOAD, global_batch=batch)

@@ -153,14 +153,14 @@ def test_a_file_that_is_no_profile(tmp_path, change):
     path.write_text(json.dumps({**as_json(software("v5.0")), **change}))
     with pytest.raises(InputError) as caught:
         read_profile(path)
-    assert (caught.value.what, caught.value.where) == ("this is no software profile", str(path))
+    assert (caught.value.what, caught.value.where) == ("this is not a software profile", str(path))
 
 
 @given(st.one_of(st.binary(), st.text().map(str.encode), st.just(b"[" * 100_000)))
 def test_no_file_raises_anything_but_our_own_error(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("profiles", numbered=True) / "any.json"
     path.write_bytes(content)
-    with pytest.raises(InputError, match="this is no software profile"):
+    with pytest.raises(InputError, match="this is not a software profile"):
         read_profile(path)
 
 

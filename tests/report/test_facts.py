@@ -107,7 +107,9 @@ def test_damaged_lines_are_named(make_run) -> None:
     assert "1 steps between the first and the last have no record." in run.notes
 
 
-@pytest.mark.parametrize("content, message", [(None, "No such file"), ("{}", "this is no plan"), ('{"version": 99}', "this is no plan")])
+@pytest.mark.parametrize(
+    "content, message", [(None, "No such file"), ("{}", "this is not a plan"), ('{"version": 99}', "this is not a plan")]
+)
 def test_a_run_with_an_unreadable_plan_is_shown_with_a_note(make_run, workstation: Plan, content: str | None, message: str) -> None:
     folder = make_run(plan=workstation)
     (folder / "plan.json").unlink()

@@ -52,7 +52,7 @@ def test_the_page_says_what_the_forecast_says(record_forecast: Forecast) -> None
     spent = (seconds(s) for s in (*numbers, *record_forecast.parts.values()) if s > 0)
     for text in (*spent, usd(outcome.offer.cost_usd.value), gib(record_forecast.peak_memory_bytes)):
         assert text in page
-    for text in ("tp 4", "cp 2", "pp 8", "dp 128", "A replica is a rack", "8 spares a rack", "127 racks look the same"):
+    for text in ("tp 4", "cp 2", "pp 8", "dp 128", "A replica is a rack", "8 spares per rack", "127 racks look the same"):
         assert text in page
 
 
@@ -86,9 +86,9 @@ def test_data_parallelism_is_not_alone_on_the_fabric_beside_experts(experts: Pla
         experts.layout, tp=1, cp=4, pp=16, dp=8, ep=32, vp=1, first_stage_layers=2, last_stage_layers=3, order=("tp", "cp", "pp", "dp")
     )
     with_experts, without = (" ".join(explain(job.forecast(replace(layout, ep=ep), ignore_memory=True)).reasons) for ep in (32, 1))
-    assert "data and expert parallelism alone cross the fabric" in with_experts
-    assert "data parallelism alone crosses" not in with_experts
-    assert "data parallelism alone crosses the fabric" in without
+    assert "only data and expert parallelism cross the fabric" in with_experts
+    assert "only data parallelism crosses" not in with_experts
+    assert "only data parallelism crosses the fabric" in without
 
 
 def test_every_picture_says_in_words_what_it_shows(forecast: Forecast) -> None:
@@ -134,7 +134,7 @@ def test_a_plan_under_a_profile_needs_the_profile(record: Plan) -> None:
     stack = replace(software(), name="ours", log_factor=0.1)
     plan = plan_of(Job(record.model, record.cluster, record.workload, stack).forecast(record.layout))
     assert seconds(plan.step_s) in words(plan_page(forecast_of(plan, stack)))
-    with pytest.raises(InputError, match="the plan stands on the software profile 'ours'"):
+    with pytest.raises(InputError, match="the plan was made with the software profile 'ours'"):
         forecast_of(plan)
 
 

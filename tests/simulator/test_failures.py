@@ -58,8 +58,8 @@ def test_rates_below_zero_and_above_one_an_hour_are_refused(rate):
 @pytest.mark.parametrize(
     "text, what",
     [
-        (OWN.replace("1e-5", "-1e-5"), "strikes an accelerator -1e-05 times an hour"),
-        (OWN.replace("1e-5", "2.0"), "strikes an accelerator 2 times an hour"),
+        (OWN.replace("1e-5", "-1e-5"), "strikes an accelerator -1e-05 times per hour"),
+        (OWN.replace("1e-5", "2.0"), "strikes an accelerator 2 times per hour"),
         (OWN.replace("restart_s = 120", ""), "restart_s is missing"),
         (OWN.replace("restart_s = 120", "restart_s = -1"), "restart_s is -1"),
         (OWN.replace("{ per_accelerator_hour = 1e-5 }", "3"), "causes.gpu is 3: input should be a valid dictionary"),

@@ -95,7 +95,7 @@ def test_a_killed_rank_then_resume(slow_run: Callable[..., Command], unbroken: P
     os.kill(ranks[1], signal.SIGKILL)
     assert command.wait() == 1
     assert time.monotonic() - killed_s < 60
-    assert command.err == "meshwright: rank 1 was ended by SIGKILL: often the system, out of memory\n"
+    assert command.err == "meshwright: rank 1 was killed by SIGKILL: often because the machine is out of memory\n"
     assert end_of(run) == ("failed", {"reason": "signal", "rank": 1, "exit_code": -9, "message": command.err[12:-1]})
     again = resume(tmp_path)
     assert "\ngoing on from " in again.out
@@ -119,7 +119,7 @@ def test_the_death_of_the_rank_that_records_is_recorded(slow_run: Callable[..., 
     command.step(run, 2)
     os.kill(ranks[0], signal.SIGKILL)
     assert command.wait() == 1
-    message = "rank 0 was ended by SIGKILL: often the system, out of memory"
+    message = "rank 0 was killed by SIGKILL: often because the machine is out of memory"
     assert end_of(run) == ("failed", {"reason": "signal", "rank": 0, "exit_code": -9, "message": message})
 
 
@@ -127,7 +127,7 @@ def test_the_death_of_the_rank_that_records_is_recorded(slow_run: Callable[..., 
 def test_a_rank_that_exits_in_mid_run_is_named(plan: Path, tmp_path: Path, code: int) -> None:
     command = train(tmp_path, plan, "--steps", "5", "--name", "a", before=faults.exits, with_=(1, 2, code))
     assert command.wait() == 1
-    message = f"rank 1 ended with exit code {code} before the run was over, without saying why"
+    message = f"rank 1 ended with exit code {code} before the end of the run, without a message"
     assert command.err == f"meshwright: {message}\n"
     assert end_of(tmp_path / "runs" / "a") == ("failed", {"reason": "exit", "rank": 1, "exit_code": code, "message": message})
 
@@ -167,7 +167,7 @@ def test_sigterm_saves_and_another_layout_goes_on(slow_run: Callable[..., Comman
     assert command.wait() == 0, command.err
     assert time.monotonic() - asked_s < 30
     steps = len(steps_of(run))
-    assert command.err == "meshwright: stopped and saved; go on with: meshwright train --runs runs --name a --resume\n"
+    assert command.err == "meshwright: stopped and saved; continue with: meshwright train --runs runs --name a --resume\n"
     assert read_run(run).header.status == "stopped"
     assert name_of(run, steps).is_dir()
     resume(tmp_path, "--layout", "tp=2,dp=1")
@@ -243,7 +243,7 @@ def test_a_run_goes_on_as_it_was_started(small: Small, tmp_path: Path) -> None:
     assert read_run(run).header.arguments["steps"] == 30
     elsewhere = train(tmp_path / "elsewhere", "--runs", tmp_path / "runs", "--resume", "--steps", str(steps + 2))
     assert elsewhere.wait() == 0, elsewhere.err
-    assert elsewhere.err.startswith("meshwright: going on with the newest run, ")
+    assert elsewhere.err.startswith("meshwright: continuing the newest run, ")
     assert [step["step"] for step in steps_of(run)] == list(range(1, steps + 3))
     assert len(list((run / "checkpoints").glob("step-*"))) == 2
 
@@ -312,7 +312,7 @@ def test_two_control_cs_end_it_at_once(slow_run: Callable[..., Command], tmp_pat
     time.sleep(0.2)
     os.killpg(command.pid, signal.SIGINT)
     assert command.wait(20.0) == 130
-    message = "a second Ctrl-C ended the ranks at once, without a save"
+    message = "a second Ctrl-C ended the ranks at once, without a checkpoint"
     assert end_of(tmp_path / "runs" / "a") == ("failed", {"reason": "interrupt", "message": message})
 
 
@@ -393,7 +393,7 @@ def test_a_number_that_is_none_stops_before_the_update(plan: Path, tmp_path: Pat
     assert command.wait() == 1
     run = tmp_path / "runs" / "a"
     message = "first on rank 1 (tp 0, cp 0, pp 0, dp 1) in layer 0 in the forward of micro-batch 0 (samples 26, 27)"
-    assert command.err.startswith(f"meshwright: the loss of step 4 (samples 24 to 31) is no number: {message}\n")
+    assert command.err.startswith(f"meshwright: the loss of step 4 (samples 24 to 31) is NaN or infinite: {message}\n")
     assert events_of(run, "nan")[0]["message"] == message
     assert [step["step"] for step in steps_of(run)] == [1, 2, 3]
     assert sorted(path.name[-1] for path in (run / "checkpoints").iterdir() if path.is_dir())[-1] == "3"
@@ -507,7 +507,7 @@ def test_nothing_to_go_on_from(plan: Path, tmp_path: Path) -> None:
     command = train(tmp_path, "--name", "a", "--resume")
     assert command.wait() == 2
     assert command.err == (
-        "meshwright: no checkpoint to go on from: there is none\n"
+        "meshwright: no checkpoint to continue from: there is none\n"
         "  where: runs/a/checkpoints\n"
         "  fix:   start it over: --name a --resume-if-exists\n"
     )

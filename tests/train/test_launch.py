@@ -59,7 +59,7 @@ def test_the_others_are_ended_with_one_that_fails(tmp_path: Path) -> None:
 def test_who_was_killed_is_reported_and_not_who_noticed(tmp_path: Path) -> None:
     command = ranks(tmp_path, "lose")
     assert command.wait(60.0) == 1
-    assert command.err == "meshwright: rank 1 was ended by SIGKILL: often the system, out of memory\n"
+    assert command.err == "meshwright: rank 1 was killed by SIGKILL: often because the machine is out of memory\n"
 
 
 def test_a_second_control_c_ends_ranks_that_do_not_listen(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_manifest_with_a_good_hash_and_a_wrong_value_is_one_message(small: Sma
     marks = {"plan": "1", "corpus": "2", "code": "3"}
     scalars = {"samples": 8, "seed": 0, "digests": marks, "random_state": STATE, **changes}
     path = save(tmp_path, 1, [], scalars).path
-    with pytest.raises(InputError, match=f"does not say what a run needs to go on: {message}"):
+    with pytest.raises(InputError, match=f"lacks what a run needs to continue: {message}"):
         check_resumable(job, path, marks)
     good = save(tmp_path, 2, [], {**scalars, "samples": 8, "digests": marks, "random_state": STATE}).path
     assert check_resumable(job, good, marks).step == 2

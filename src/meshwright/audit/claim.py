@@ -310,7 +310,7 @@ def _samples(form: RunTable) -> float:
         raise InputError(
             f"samples is {form.samples:,.0f}, but steps x global_batch = {form.steps:,} x {form.global_batch:,} = {counted:,.0f}",
             where="samples",
-            fix="leave one of them out, or mend it",
+            fix="leave one of them out, or correct it",
         )
     return form.samples or counted
 

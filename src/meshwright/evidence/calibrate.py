@@ -151,7 +151,7 @@ def observe(files: Sequence[str | Path]) -> Observed:
         return _observed_in_logs([read_log(path) for path in paths])
     if len(tables) < len(paths):
         other = next(path for path in paths if path not in tables)
-        raise InputError(f"a CSV ({tables[0]}) beside a log ({other})", where="LOG...", fix="give logs, or step-time CSVs, not both")
+        raise InputError(f"a CSV ({tables[0]}) together with a log ({other})", where="LOG...", fix="give logs, or step-time CSVs, not both")
     return _observed(paths, [read_step_times(path) for path in paths])
 
 
@@ -180,7 +180,7 @@ def _agreed(logs: Sequence[Log], what: str, of: Callable[[Log], Any]) -> Any:
             raise InputError(
                 f"the logs are of different runs: {what} {first} and {of(log)}",
                 where=f"{logs[0].path} and {log.path}",
-                fix="give logs of one job only, and calibrate the others apart",
+                fix="give logs of one job only, and calibrate the others separately",
             )
     return first
 
@@ -330,5 +330,5 @@ def _note(observed: Observed, run: LoggedRun) -> str:
     count = f"{len(observed.files)} files" if len(observed.files) > 1 else Path(observed.files[0]).name
     return (
         f"calibrated on {count}: {run.job.model.name} on {run.job.cluster.num_accelerators} {run.job.cluster.accelerator.name} "
-        f"({run.layout.degrees}), {observed.step_s:.5g} s a step"
+        f"({run.layout.degrees}), {observed.step_s:.5g} s per step"
     )

@@ -101,7 +101,7 @@ def machine(name: str, device: str, num_accelerators: int, per_node: int, host_n
     )
     cluster = Cluster(name=name, accelerator=chip, tiers=(*inner, outer), accelerators_per_node=per_node)
     alone = inner[-1].num_accelerators == num_accelerators
-    assumption = f"network: {fabric.link.name} at {fabric.bytes_per_s / GBIT:g} Gb/s an accelerator, as in the vendor's reference system"
+    assumption = f"network: {fabric.link.name} at {fabric.bytes_per_s / GBIT:g} Gb/s per accelerator, as in the vendor's reference system"
     return Machine(cluster, (assumption,) if fabric.assumed and not alone else ())
 
 

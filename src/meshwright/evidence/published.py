@@ -138,7 +138,7 @@ def _step_s(row: Row, num_accelerators: int, seq_len: int, global_batch: int) ->
     if not global_batch:
         raise InputError("the global batch is not stated: gbs empty")
     if not stated_s and not tokens_per_s:
-        raise InputError("neither a step time nor tokens a second are stated")
+        raise InputError("neither a step time nor tokens per second are stated")
     return stated_s or global_batch * seq_len / (num_accelerators * tokens_per_s)
 
 

@@ -51,7 +51,7 @@ class Entry:
     state: str  # one of STATES
     gpu_seconds: float
     usd: Decimal | None  # whole cents; None without a price
-    joules: float | None  # at the wall; None where nobody states the power
+    joules: float | None  # at the wall; None where the power is not known
     usd_per_gpu_hour: Decimal | None
     first_step: int | None = None
     last_step: int | None = None
@@ -255,10 +255,10 @@ def _notes(run: Run, spans: Sequence[Span], rates: Sequence[Rate | None], price:
         notes.append(f"{left_out} events with times that no run can have are left out")
     unread = _unread_price(run)
     if spans and None in rates:
-        none = "no price is listed for the machine, and none was given: --price 2.5USD/h, for one accelerator and hour"
+        none = "no price is listed for the machine, and none was given: --price 2.5USD/h per accelerator"
         notes += [unread, none] if unread else [none]
     elif price is None and any(span.rate is None for span in spans):
-        notes.append(f"{unread or 'no price was recorded with the run'}: the catalogue's of today is used")
+        notes.append(f"{unread or 'no price was recorded with the run'}: today's price of the catalogue is used")
     known = {rate.usd_per_gpu_hour for rate in rates if rate}
     if len(known) > 1:
         notes.append(f"the price changed between starts: {' and '.join(f'{usd:f}' for usd in sorted(known))} USD per accelerator-hour")

@@ -50,7 +50,7 @@ class Budget:
             return
         spent = f", {amount(self.spent_usd)} of it spent already" if self.spent_usd else ""
         raise InputError(
-            f"not started: by prediction the run would cost {amount(would)}{self._interval(takes_s)}{spent}; "
+            f"not started: the run is predicted to cost {amount(would)}{self._interval(takes_s)}{spent}; "
             f"that is {amount(would - self.usd)} over the budget of {amount(self.usd)}",
             where=f"--budget; {self.num_gpus:,} accelerators at {self.rate}",
             fix=f"give --budget {self.enough_usd(takes_s.value)}USD or more, ask for fewer steps, or choose a cheaper plan",
@@ -94,15 +94,15 @@ def recorded_budget(run: Run) -> Decimal | None:
     recorded = starts[-1].detail.get("budget_usd") if starts else None
     if recorded is None:
         return None
-    return read_usd(str(recorded), f"budget_usd in {run.folder / 'events.jsonl'}", "give a budget anew, or --budget none")
+    return read_usd(str(recorded), f"budget_usd in {run.folder / 'events.jsonl'}", "give a new budget, or --budget none")
 
 
 def no_price(cluster: Cluster) -> InputError:
     """The error where money is asked about and nobody says what the machine costs."""
     return InputError(
-        f"no price is listed for {cluster.accelerator.name}, so a budget cannot be kept",
+        f"no price is listed for {cluster.accelerator.name}, so a budget cannot be checked",
         where="--budget",
-        fix="say what an accelerator-hour costs: --price 2.5USD/h",
+        fix="give the price of an accelerator-hour: --price 2.5USD/h",
     )
 
 

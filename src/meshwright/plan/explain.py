@@ -227,7 +227,7 @@ def _mapping(forecast: Forecast) -> Iterator[str]:
 def _crossing(cluster: Cluster, layout: Layout) -> str:
     """What crosses the outermost tier where replicas do not, as a sentence's subject and verb."""
     is_alone = cluster.tiers[-1].name not in tiers_of(layout, cluster).get("ep", ())
-    return "data parallelism alone crosses" if is_alone else "data and expert parallelism alone cross"
+    return "only data parallelism crosses" if is_alone else "only data and expert parallelism cross"
 
 
 def _changes(forecast: Forecast) -> tuple[Change, ...]:

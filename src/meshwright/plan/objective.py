@@ -46,8 +46,8 @@ class Limit:
         if self.over > 0:
             return f"{shown(self.over)} {'past the deadline' if self.what == 'deadline' else 'over the budget'}"
         if math.isinf(self.reaches):
-            return f"{shown(self.allowed)} holds at {shown(self.judged)}, which is a lower bound: nobody knows the samples to the target"
-        far = "also at the far end of the interval," if self.is_sure else "the interval reaches"
+            return f"{shown(self.allowed)} holds at {shown(self.judged)}, which is a lower bound: the samples to the target are not known"
+        far = "even at the far end of the interval," if self.is_sure else "the interval reaches"
         return f"{shown(self.allowed)} holds at {shown(self.judged)}; {far} {shown(self.reaches)}"
 
 

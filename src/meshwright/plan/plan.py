@@ -120,7 +120,7 @@ def stack_of(plan: Plan, name: str = "") -> Software:
     if not is_release(plan.software) and (not name or software(name).name != plan.software):
         given = f"--software {name} is another" if name else "a plan file holds only its name"
         raise InputError(
-            f"the plan stands on the software profile {plan.software!r}, and {given}",
+            f"the plan was made with the software profile {plan.software!r}, and {given}",
             where=f"software of the plan {plan.name!r}",
             fix="give --software FILE, the file that `meshwright calibrate ... --out FILE` wrote; or make the plan again without a profile",
         )
@@ -149,7 +149,9 @@ def read_plan(path: Path) -> Plan:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise InputError(f"this is no plan: {key}: {first['msg']}", where=str(path), fix="make it again with `meshwright plan`") from None
+        raise InputError(
+            f"this is not a plan: {key}: {first['msg']}", where=str(path), fix="make it again with `meshwright plan`"
+        ) from None
     except InputError as error:
         raise InputError(error.what, where=f"{error.where} in {path}", fix=error.fix) from None
 

@@ -363,11 +363,11 @@ def _nothing_fits(cluster: Cluster, tally: _Tally, fixed: Fixed, reserve_bytes: 
     chip = cluster.accelerator
     if not tally.num_unfit:
         return InputError(
-            f"no layout has all that is fixed: the choices exclude each other{_with_fixed(fixed, fixed.values)}",
+            f"no layout has all fixed choices: they exclude each other{_with_fixed(fixed, fixed.values)}",
             where="--layout",
             fix="free one of them (1F1B has vp=1, zero bubble needs pp > 1, all-to-all needs cp x tp to divide the key-value heads)",
         )
-    room = f"{gib(chip.memory_bytes - reserve_bytes)} of {chip.name}'s {gib(chip.memory_bytes)} ({gib(reserve_bytes)} are kept back)"
+    room = f"{gib(chip.memory_bytes - reserve_bytes)} of {chip.name}'s {gib(chip.memory_bytes)} ({gib(reserve_bytes)} are reserved)"
     near = (
         f"; the nearest miss, {tally.nearest}, lacks {gib(tally.nearest_bytes)} ({tally.nearest_bytes:,.0f} bytes)" if tally.nearest else ""
     )

@@ -257,8 +257,7 @@ def chosen(ask: Ask, result: Survey) -> Searched:
     nearest = min(result.searched, key=lambda point: ask.aim.missed_by(point.best))
     wanted = ask.aim.missed(nearest.best)
     raise FitError(
-        f"no plan keeps what was asked: the nearest, {nearest.cluster.num_accelerators:,} accelerators with "
-        f"{nearest.best.layout}, comes out {wanted}",
+        f"no plan meets the limits: the nearest, {nearest.cluster.num_accelerators:,} accelerators with {nearest.best.layout}, is {wanted}",
         where="--deadline, --budget",
         fix="allow more time, money or accelerators (--max-gpus), or another price (--price-kind)",
     )

@@ -179,7 +179,7 @@ def _check_length(forecast: Forecast) -> None:
     num_operations = 2 * layout.pp * layout.vp * m
     if num_operations > MOST_OPERATIONS:
         raise InputError(
-            f"a step of {num_operations:,} operations ({m:,} micro-batches) is too long to be drawn",
+            f"a step of {num_operations:,} operations ({m:,} micro-batches) is too long to draw",
             where="workload.global_batch",
             fix="plan a smaller batch, or larger micro-batches",
         )

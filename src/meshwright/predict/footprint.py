@@ -446,7 +446,7 @@ def check_fits(priced: Footprint, accelerator: Accelerator, row: int = 0, reserv
         f"the layout needs {-spare:,.0f} bytes ({gib(-spare)}) more memory than {accelerator.name} has, "
         f"on stage {int(priced.stage[worst, row])}: {gib(float(priced.peak_bytes[row]))} at its peak "
         f"({MOMENTS[int(priced.moment[worst, row])]})",
-        where=f"memory of {accelerator.name}: {gib(accelerator.memory_bytes)}, of which {gib(reserve_bytes)} is kept back",
+        where=f"memory of {accelerator.name}: {gib(accelerator.memory_bytes)}, of which {gib(reserve_bytes)} is reserved",
         fix=_advice(priced, worst, row),
     )
 

@@ -166,7 +166,7 @@ def samples_note(workload: Workload) -> str:
             "Steps, time to train, cost, energy, carbon and water are lower bounds"
         )
     return (
-        f"{known}: at {workload.global_batch:,} they are unknown, and those of the smallest batch are taken. "
+        f"{known}: at {workload.global_batch:,} they are unknown, and those of the smallest batch are used. "
         "Steps, time to train, cost, energy, carbon and water are rough"
     )
 
@@ -208,12 +208,12 @@ def _core_price(cluster: Cluster, asked: str, unknown: dict[str, str]) -> Price 
     chip = cluster.accelerator
     if asked:
         raise InputError(
-            f"no {asked} price is listed for a processor: {CORE_USD_PER_HOUR} USD a core-hour is assumed",
+            f"no {asked} price is listed for a processor: {CORE_USD_PER_HOUR} USD per core-hour is assumed",
             where=cluster.name,
             fix="leave --provider and --price-kind out",
         )
     if not math.isfinite(chip.power_cap_w):
-        unknown.setdefault("cost", f"a processor's price goes by its power, and that of {chip.name} is {NOT_STATED}")
+        unknown.setdefault("cost", f"a processor's price is derived from its power, and the power of {chip.name} is {NOT_STATED}")
         return None
     return Price(
         provider="clouds",
@@ -221,7 +221,7 @@ def _core_price(cluster: Cluster, asked: str, unknown: dict[str, str]) -> Price 
         kind=ASSUMED,
         usd_per_accelerator_hour=chip.power_cap_w / CORE_W * CORE_USD_PER_HOUR,
         instance="a share of cores",
-        source=Source(f"assumed {CORE_USD_PER_HOUR} USD a core-hour, as clouds ask", "2025"),
+        source=Source(f"assumed {CORE_USD_PER_HOUR} USD per core-hour, as in clouds", "2025"),
     )
 
 
@@ -279,7 +279,7 @@ def node_w(cluster: Cluster, busy: float, constants: PowerConstants, cooling: st
     if cluster.node_overhead_w > 0 and not cooling:
         return float(
             node_power_w(accelerators_w, cluster.node_overhead_w)
-        ), f"{cluster.node_overhead_w:,.0f} W a node, stated for {cluster.name}"
+        ), f"{cluster.node_overhead_w:,.0f} W per node, stated for {cluster.name}"
     if cooling and cooling not in COOLING:
         raise InputError(f"no cooling by {cooling!r}", where="cooling", fix=f"choose from {', '.join(COOLING)}")
     cooling = cooling or ("liquid" if cluster.accelerator.name in LIQUID_RACKS else "air")
@@ -291,7 +291,9 @@ def node_w(cluster: Cluster, busy: float, constants: PowerConstants, cooling: st
 def _processor_w(cluster: Cluster, cooling: str) -> tuple[float, str]:
     if cooling:
         raise InputError(f"no node of processors cooled by {cooling} was metered", where="cooling", fix="leave --cooling out")
-    beside = f"and {cluster.node_overhead_w:,.0f} W a node, stated for {cluster.name}" if cluster.node_overhead_w > 0 else "nothing beside"
+    beside = (
+        f"and {cluster.node_overhead_w:,.0f} W per node, stated for {cluster.name}" if cluster.node_overhead_w > 0 else "nothing beside"
+    )
     watts_w = cluster.accelerators_per_node * cluster.accelerator.power_cap_w + cluster.node_overhead_w
     return watts_w, f"the processor itself, {beside}"
 
@@ -310,6 +312,8 @@ def _water_l(energy_j: Spread | None, halls: Facility, provider: str, unknown: d
         unknown["water"] = unknown["energy"]
         return None
     if math.isnan(halls.wue_l_per_kwh):
-        unknown["water"] = f"{provider} publishes no litres a kWh" if provider else "no provider is named whose litres a kWh could be taken"
+        unknown["water"] = (
+            f"{provider} publishes no litres per kWh" if provider else "no provider is named whose litres per kWh could be used"
+        )
         return None
     return energy_j.times(float(water_l(1.0, halls.wue_l_per_kwh)))

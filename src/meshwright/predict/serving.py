@@ -200,7 +200,7 @@ def check_fits(held: Serving, request: Request, accelerator: Accelerator) -> Non
     raise FitError(
         f"{request.model.name} with {request.concurrency} sequences of {request.context} tokens needs {gib(-held.spare_bytes)} "
         f"({-held.spare_bytes:,.0f} bytes) more on each of {held.tp} {accelerator.name}; {could}",
-        where=f"memory of {accelerator.name}: {gib(accelerator.memory_bytes)}, of which {gib(held.reserve_bytes)} is kept back",
+        where=f"memory of {accelerator.name}: {gib(accelerator.memory_bytes)}, of which {gib(held.reserve_bytes)} is reserved",
         fix="use a lower precision or KV precision, a shorter context, more accelerators, or several copies with fewer sequences each",
     )
 

@@ -206,7 +206,7 @@ def _beyond(asked: Likeness, fitted: Sequence[Entry], num_parameters: float, clu
         return f"{num_accelerators:,} accelerators; the most measured with {' '.join(asked.family)} are {most:,}"
     slowest, fabric = min(run["fabric_bytes_per_s"] for run in own), cluster.tiers[-1]
     if cluster.tiers[0].num_accelerators < num_accelerators and fabric.bytes_per_s * FAR_FACTOR < slowest:
-        return f"a network of {si(fabric.bytes_per_s, 'B/s')} an accelerator; the slowest measured is {si(slowest, 'B/s')}"
+        return f"a network of {si(fabric.bytes_per_s, 'B/s')} per accelerator; the slowest measured is {si(slowest, 'B/s')}"
     sizes = [run["num_parameters"] for run in own]
     if not min(sizes) / FAR_FACTOR <= num_parameters <= max(sizes) * FAR_FACTOR:
         return f"{parameters(num_parameters, '.3g')} parameters; models measured with {' '.join(asked.family)} have {_span(sizes)}"

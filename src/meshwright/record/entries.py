@@ -43,7 +43,7 @@ class StepRecord:
             raise InputError(f"the extra field {taken[0]!r} has the name of a field of every step", fix="call it something else")
         for name, seconds in (("step_s", self.step_s), *self.parts_s.items()):
             if not 0 <= seconds <= LONGEST_S:
-                raise InputError(f"{name} of step {self.step} is {seconds}, not a number of seconds that it can take")
+                raise InputError(f"{name} of step {self.step} is {seconds}, which is not a possible duration")
 
     def to_json(self) -> dict[str, Any]:
         """The record as one flat JSON object: `compute_s`, `exposed_tp_s`, ... beside the rest."""
@@ -90,10 +90,10 @@ class Event:
     def from_json(entry: Mapping[str, Any]) -> Event:
         """The event that a line holds; ValueError says what it lacks."""
         if not isinstance(entry.get("kind"), str):
-            raise ValueError("kind is no text")
+            raise ValueError("kind is not text")
         time_s = required_number(entry, "time_s")
         if not abs(time_s) <= LONGEST_S:
-            raise ValueError(f"time_s is {time_s}, when nothing can have happened")
+            raise ValueError(f"time_s is {time_s}, which is not a possible time")
         detail = {name: value for name, value in entry.items() if name not in _EVENT_FIELDS}
         if OLD_MESSAGE_FIELD in detail and "message" not in detail:
             detail = {"message" if name == OLD_MESSAGE_FIELD else name: value for name, value in detail.items()}

@@ -67,7 +67,7 @@ class RunWriter:
         try:
             return cls._resumed(Path(folder), after_step, plan)
         except OSError as error:
-            raise refusal("cannot go on with the run's records", error.filename or folder, error) from None
+            raise refusal("cannot continue the run's records", error.filename or folder, error) from None
 
     @classmethod
     def _resumed(cls, folder: Path, after_step: int, plan: bytes | None) -> Self:

@@ -265,7 +265,7 @@ class _Reader:
         rows = {(process, stream): rows for (gpu, process, stream), rows in self.rows.items() if gpu == on_gpu}
         if not rows and self.num_damaged:
             what = f"none of the trace's {self.num_damaged:,} kernels and operators has a start and a length in microseconds"
-            raise InputError(what, where=str(self.path), fix="export the profile anew with export_chrome_trace")
+            raise InputError(what, where=str(self.path), fix="export the profile again with export_chrome_trace")
         if not rows:
             fix = "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] and export_chrome_trace"
             raise InputError(f"no kernel and no operator among the trace's {self.num_events:,} events", where=str(self.path), fix=fix)
@@ -288,7 +288,7 @@ class _Reader:
 
     def _no_trace(self, why: str) -> InputError:
         return InputError(
-            f"this is no Chrome trace: {why}",
+            f"this is not a Chrome trace: {why}",
             where=str(self.path),
             fix="give a run's folder, or a file that torch.profiler's export_chrome_trace wrote",
         )

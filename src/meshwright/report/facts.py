@@ -375,7 +375,7 @@ def time_split(run: Run, plan: Plan | None, summary: Summary) -> TimeSplit:
         Cost(key="samples", name="samples", seconds=training_s, remark=f"{num_steps * batch:,} x {_per_sample(per_sample_s)}"),
         Cost(
             key="steps",
-            name="steps beside the median",
+            name="steps that differ from the median",
             seconds=by_what["steps"] - training_s,
             remark="jitter, stalls, first steps after a pause",
         ),

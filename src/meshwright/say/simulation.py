@@ -33,7 +33,7 @@ def _blocks(found: Simulation) -> Iterator[Block]:
     yield from _weeks(found) if found.outlook else _steps(found)
     if found.is_cut and found.budget:
         was_done = found.outlook is not None and found.outlook.workload_done == 1
-        before = " The workload was done before that: the days go on after its end." if was_done else ""
+        before = " The workload was done before that: the simulated days continue after its end." if was_done else ""
         yield Text(f"The budget of {amount(found.budget.usd)} ended the simulation: the numbers are of what it paid for.{before}")
     yield from map(Note, _notes(found))
     if found.folder:
@@ -293,7 +293,9 @@ def _workload(seen: Outlook) -> str:
         return "has no end"
     times = float(np.mean(seen.weeks.work_s)) / seen.step.workload_s
     whole = f"{seen.step.workload_steps:,} steps"
-    return f"{whole}, {times:.1%} done" if times < 1 else f"{whole}, done {times:,.1f} times over: the days go on after its end"
+    return (
+        f"{whole}, {times:.1%} done" if times < 1 else f"{whole}, done {times:,.1f} times over: the simulated days continue after its end"
+    )
 
 
 def _over_seeds(value: OverSeeds, many: bool, form: str) -> str:

@@ -82,4 +82,4 @@ def _check_size(path: Path) -> None:
     except FileNotFoundError:
         return
     if state.st_size > MOST_BYTES:
-        raise MeshwrightError(f"{path.name} is too long to be added up while someone waits", where=str(path))
+        raise MeshwrightError(f"{path.name} is too long to add up for a live page", where=str(path))

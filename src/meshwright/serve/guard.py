@@ -182,7 +182,7 @@ class Guard:
         return Refusal(
             401,
             "This page needs a token: send it as `Authorization: Bearer TOKEN`, or open the link that `meshwright serve` printed.\n"
-            "A link is good for one browser; the next one stands where the page was started.",
+            "A link is good for one browser; the next one is printed where the page was started.",
             ((b"www-authenticate", b'Bearer realm="meshwright"'),),
         )
 

@@ -70,7 +70,7 @@ class LiveRun:
         except MeshwrightError as error:
             self.header, self.problem = None, error
         except OSError as error:
-            why = "a link stands in a file's place" if error.errno == errno.ELOOP else error.strerror or error
+            why = "a link is in the place of a file" if error.errno == errno.ELOOP else error.strerror or error
             self.header, self.problem = None, MeshwrightError(f"cannot be read: {why}", where=str(error.filename or self.folder))
         self.looked_s = time.monotonic()
 
@@ -91,7 +91,7 @@ class LiveRun:
         except FileNotFoundError:
             return self._stamps.pop(name, None) is not None
         if state.st_size > most_bytes:
-            raise MeshwrightError(f"{name} holds {state.st_size:,} bytes: that is none of ours", where=str(self.folder / name))
+            raise MeshwrightError(f"{name} holds {state.st_size:,} bytes: meshwright did not write that", where=str(self.folder / name))
         stamp = (state.st_ino, state.st_mtime_ns, state.st_size)
         changed = self._stamps.get(name) != stamp
         self._stamps[name] = stamp

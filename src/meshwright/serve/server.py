@@ -59,7 +59,7 @@ def _binding_error(error: OSError, host: str, port: int) -> InputError:
         fix = f"give --port {free}" if free else "give another --port"
         return InputError(f"port {port} of {host} is in use", where="--port", fix=fix)
     if error.errno == errno.EACCES:
-        return InputError(f"port {port} is not for everyone", where="--port", fix="give one from 1024 on")
+        return InputError(f"port {port} needs special rights", where="--port", fix="choose a port from 1024 up")
     return InputError(f"cannot listen on {host}: {error.strerror}", where="--host", fix="use 127.0.0.1, or an address of this machine")
 
 

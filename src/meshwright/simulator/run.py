@@ -172,7 +172,7 @@ def run_plan(
     count = num_steps or plan.workload.num_steps()
     if count < 1:
         raise InputError(
-            f"{plan.workload.name} states neither tokens nor a target, so how many steps to simulate is open",
+            f"{plan.workload.name} states neither tokens nor a target, so the number of steps to simulate is not known",
             where="--steps",
             fix="give --steps 324, for example",
         )
@@ -271,7 +271,7 @@ class Paid:
         """The event of a budget that ends the run."""
         assert self.budget is not None
         usd, spent = self.budget.usd, self.budget.cost_usd(time_s)
-        message = f"the budget of {amount(usd)} ends the run: {amount(spent)} are spent by step {step}"
+        message = f"the budget of {amount(usd)} ends the run: {amount(spent)} are spent at step {step}"
         writer.event("budget", step, time_s, message=message, budget_usd=str(usd), spent_usd=f"{spent:.6f}")
 
 

@@ -117,9 +117,9 @@ class _Child:
     def death(self) -> str:
         """How a silent process ended."""
         if not self.signal:
-            return f"rank {self.rank} ended with exit code {self.process.exitcode} before the run was over, without saying why"
-        often = ": often the system, out of memory" if self.signal == signal.SIGKILL else ""
-        return f"rank {self.rank} was ended by {signal.Signals(self.signal).name}{often}"
+            return f"rank {self.rank} ended with exit code {self.process.exitcode} before the end of the run, without a message"
+        often = ": often because the machine is out of memory" if self.signal == signal.SIGKILL else ""
+        return f"rank {self.rank} was killed by {signal.Signals(self.signal).name}{often}"
 
 
 def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[Failure, dist.Store], None] | None = None) -> int:
@@ -215,7 +215,9 @@ def _verdict(children: list[_Child], asked: Sequence[int]) -> tuple[int, Failure
     """The exit status, and why the ranks failed, which is printed once; `asked` are the signals that asked them to stop."""
     num_interrupts = asked.count(signal.SIGINT)
     if num_interrupts > 1 and any(child.was_ended for child in children):
-        return EXIT_INTERRUPTED, Failure(reason="interrupt", rank=None, message="a second Ctrl-C ended the ranks at once, without a save")
+        return EXIT_INTERRUPTED, Failure(
+            reason="interrupt", rank=None, message="a second Ctrl-C ended the ranks at once, without a checkpoint"
+        )
     if all((child.verdict == "done" or asked) and not child.process.exitcode for child in children):
         return EXIT_INTERRUPTED if num_interrupts else 0, None
     failure, texts = _failure(children)
@@ -238,7 +240,9 @@ def _failure(children: list[_Child]) -> tuple[Failure, list[str]]:
         return failure, [child.message for child in causes]
     silent = sorted((child for child in children if child.is_silent), key=lambda child: not child.signal)
     if any(child.process.exitcode == EXIT_HUNG for child in children):  # the watchdog has printed why
-        return Failure(reason="hang", rank=None, message="the ranks stood still; the event `stall` says who waited for whom"), []
+        return Failure(
+            reason="hang", rank=None, message="the ranks made no progress; the event `stall` says which rank waited for which"
+        ), []
     if silent:
         dead = silent[0]
         reason = "signal" if dead.signal else "exit"

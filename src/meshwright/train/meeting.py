@@ -45,7 +45,7 @@ class Address:
 
     def error(self, why: str) -> InputError:
         """The error of ranks that did not meet."""
-        fix = "start all ranks together, check that rank 0 runs there and that the port can be reached, or give --rendezvous-timeout"
+        fix = "start all ranks together, check that rank 0 runs there and that the port is reachable, or give --rendezvous-timeout"
         return InputError(f"the ranks did not meet within {self.timeout_s:g} s: {why}", where=f"{self.host}:{self.port}", fix=fix)
 
 
@@ -144,7 +144,7 @@ def _welcome(store: dist.Store, num_ranks: int, name: str, address: Address) -> 
                 answered[rank] = word
                 store.set(f"welcome/{word}", name)
         if time.monotonic() > address.until_s:
-            raise address.error(f"{joined + 1} of {num_ranks} ranks came")
+            raise address.error(f"{joined + 1} of {num_ranks} ranks joined")
         time.sleep(LOOK_S)
 
 
@@ -169,4 +169,4 @@ def _not_met(reason: str, address: Address) -> InputError:
             f"port {address.port} is taken", where=f"{address.host}:{address.port}", fix="choose another port (--master-port)"
         )
     joined = re.search(r"(\d+)/(\d+) clients joined", reason)
-    return address.error(f"{joined[1]} of {joined[2]} ranks came" if joined else reason.splitlines()[0] if reason else "no reason given")
+    return address.error(f"{joined[1]} of {joined[2]} ranks joined" if joined else reason.splitlines()[0] if reason else "no reason given")

@@ -183,7 +183,7 @@ def _save_last(parts: Parts, progress: Progress, place: Place, left_s: float) ->
         raise kind(
             f"the last checkpoint, of step {progress.step}, was not saved: {last.failure.what}",
             where=last.failure.where,
-            fix=last.failure.fix or "go on from the one before: --resume",
+            fix=last.failure.fix or "continue from the one before: --resume",
         )
 
 
@@ -209,7 +209,7 @@ def _found(job: TrainingJob, now: dict[str, str]) -> str:
     assert found.path is not None
     check_resumable(job, found.path, now)
     skipped = "".join(f"; skipped {path.name}: {why}" for path, why in found.skipped)
-    print(f"going on from {found.path.name}, the newest whole checkpoint{skipped}", file=progress_stream(job), flush=True)
+    print(f"continuing from {found.path.name}, the newest complete checkpoint{skipped}", file=progress_stream(job), flush=True)
     return str(found.path)
 
 

@@ -57,7 +57,7 @@ def test_a_rank_that_fails_is_heard_by_all_at_once(tmp_path: Path, states, toget
     together([lambda rank=rank: rank_saves(rank) for rank in range(3)])
     assert time.monotonic() - start_s < 20
     cause = "cannot write shard-00001-of-00003.safetensors: File exists"
-    assert sorted(failures) == [cause, f"rank 0 gave the save up: rank 1 could not save: {cause}", f"rank 1 could not save: {cause}"]
+    assert sorted(failures) == [cause, f"rank 0 gave up the save: rank 1 could not save: {cause}", f"rank 1 could not save: {cause}"]
 
 
 def test_what_an_older_attempt_left_is_not_taken_for_this_one(tmp_path: Path, states) -> None:

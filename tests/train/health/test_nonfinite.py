@@ -60,7 +60,7 @@ def test_the_gradient_of_a_weight_alone(pools: Pools) -> None:
 def test_what_does_not_come_back(pools: Pools, text: str) -> None:
     diagnosis = pools.of(2).run(culprit_of, layout_of(text), "sum", 1)[0][0]
     assert diagnosis.startswith("the gradient of ") and "held by rank 1 (" in diagnosis
-    assert diagnosis.endswith("so the numbers of the model are sound and the machine is suspect")
+    assert diagnosis.endswith("so the model is sound and the machine is suspect")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_what_happens_once_is_blamed_on_the_rank_that_saw_it(pools: Pools, text:
     layout = layout_of(text)
     (diagnosis,) = set(pools.of(2).run(transient_of, layout, kind, rank))
     assert diagnosis.startswith(f"the {what} of rank {rank} (")
-    assert diagnosis.endswith("so the numbers of the model are sound and the machine is suspect")
+    assert diagnosis.endswith("so the model is sound and the machine is suspect")
 
 
 def test_what_happens_once_in_a_pipeline_is_somewhere_in_its_replica(pools: Pools) -> None:

@@ -32,7 +32,7 @@ def a_rank(rank: int, waits: tuple[str, str, tuple[int, ...]] | None = None, idl
     return replace(state, **changes)  # type: ignore[arg-type]
 
 
-STOPPED = "has stopped: its process says nothing any more; it was last heard of in forward"
+STOPPED = "has stopped: its process no longer reports; its last report was in forward"
 
 
 def diagnosis(states: list[RankState], missing: tuple[int, ...] = ()) -> str:
@@ -63,7 +63,7 @@ def test_a_rank_that_stopped_beating_is_named_even_where_it_waited_itself() -> N
     group = ("all-reduce", "dp", (0, 1, 2))
     states = [a_rank(0, group), a_rank(1, group), a_rank(2, ("all-gather", "tp", (2, 3)), alive=False)]
     assert diagnosis(states) == (
-        "rank 2 has stopped: its process says nothing any more; it was last heard of in the tensor-parallel all-gather of step 5; "
+        "rank 2 has stopped: its process no longer reports; its last report was in the tensor-parallel all-gather of step 5; "
         "ranks 0, 1 wait for it in the data-parallel all-reduce"
     )
 

@@ -15,7 +15,7 @@ from meshwright.record.entries import PARTS
 from meshwright.train.job import TrainingJob
 from meshwright.train.loop import Progress
 from meshwright.train.record import logbook
-from meshwright.train.record.logbook import LiveLine, of_step, told_to
+from meshwright.train.record.logbook import LiveLine, of_step, progress_stream
 
 PARTS_S = {"compute": 0.3, "exposed_tp": 0.1}
 
@@ -112,8 +112,8 @@ def test_a_reader_that_went_away_does_not_end_the_run(job: TrainingJob, clock: l
 def test_where_it_is_reported(job: TrainingJob) -> None:
     from dataclasses import replace
 
-    assert told_to(job) is sys.stdout
-    assert told_to(replace(job, prints_json=True)) is sys.stderr
+    assert progress_stream(job) is sys.stdout
+    assert progress_stream(replace(job, prints_json=True)) is sys.stderr
 
 
 def test_parts_add_up_to_the_step_of_the_first_rank() -> None:

@@ -87,7 +87,7 @@ def with_batch_on_record(run: Run) -> Run:
 
 def _rate(work: Work, gpus: int, seconds: float, what: str) -> Rate:
     rate = work.flops / (gpus * seconds)
-    took = "1 s" if what == "second" else f"{figure(seconds)} s a {what}"
+    took = "1 s" if what == "second" else f"{figure(seconds)} s per {what}"
     line = f"rate: {figure(work.flops)} FLOP / ({count(gpus)} GPU{'s' if gpus > 1 else ''} x {took}) = {teraflops(rate)} each"
     return Rate(rate, (work.line, line), usual_flops_per_s=work.usual_flops / (gpus * seconds))
 
@@ -118,7 +118,7 @@ def judged(run: Run, rate: Rate, about: str) -> Statement:
     lines += [one for one in (line, remark) if one]
     if share > most:
         lines.append(f"most on record: {percent(most)} of a peak ({whose})")
-        why = f"{percent(share)} of the peak, where nobody on record passes {percent(most)}"
+        why = f"{percent(share)} of the peak, where no run on record exceeds {percent(most)}"
         return Statement(about=about, verdict=IMPLAUSIBLE, why=why, arithmetic=tuple(lines))
     if times > gain:
         lines.append(f"most that software gained one machine between rounds: {gain:.2f} times ({gained})")
@@ -188,7 +188,7 @@ def _claimed(claim: Claim) -> Iterator[Statement]:
     if claim.mfu_pct and run.accelerator and run.precision:
         yield from _mfu(claim)
     elif claim.mfu_pct:
-        why = "a share of a peak says nothing without accelerator and precision"
+        why = "a share of a peak means nothing without accelerator and precision"
         yield Statement(about="MFU", verdict=UNKNOWN, why=why, arithmetic=(f"claimed: {figure(claim.mfu_pct.value)} %",))
 
 
@@ -196,8 +196,8 @@ def _throughput(run: Run, tokens_per_s: float) -> Statement:
     """The statement on tokens a second of so many accelerators."""
     work = run_work(replace(run, tokens=tokens_per_s))
     if work is None or not (run.gpus and run.accelerator):
-        why = "tokens a second say nothing without accelerator, gpus and what was trained"
-        line = f"claimed: {figure(tokens_per_s)} tokens a second"
+        why = "tokens per second mean nothing without accelerator, gpus and what was trained"
+        line = f"claimed: {figure(tokens_per_s)} tokens per second"
         return Statement(about="throughput", verdict=UNKNOWN, why=why, arithmetic=(line,))
     return judged(run, replace(_rate(work, run.gpus, 1.0, "second"), is_of_step=True), "throughput")
 

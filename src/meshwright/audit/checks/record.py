@@ -80,7 +80,7 @@ def _score_factor(row: Submission) -> float:
 
 def _line(row: Submission) -> str:
     time = f"{figure(row.minutes)} min to the target, " if row.minutes > 0 else ""
-    return f"on record: {row.name}: {time}{figure(row.step_s)} s a step of {count(row.global_batch)} sequences"
+    return f"on record: {row.name}: {time}{figure(row.step_s)} s per step of {count(row.global_batch)} sequences"
 
 
 def _remark(run: Run, row: Submission) -> list[str]:
@@ -134,7 +134,7 @@ def _log(run: Run, folder: Path, of: str) -> Iterator[Statement]:
         yield Statement(about=f"log{of}", verdict=CONSISTENT, why=why, arithmetic=(f"named: {run.log}",))
         return
     if not path.is_file():
-        raise InputError(f"no log at {run.log}", where="log", fix="give the path of an MLPerf log beside the claim, or a web address")
+        raise InputError(f"no log at {run.log}", where="log", fix="give the path of an MLPerf log next to the claim, or a web address")
     log, logged = read_log(path), read_run(path)
     if run.duration_s:
         yield _failed(run, logged, of) or _same("time to train", of, run.duration_s, log.time_to_train_s, FASTER, SLOWER)
@@ -145,7 +145,7 @@ def _log(run: Run, folder: Path, of: str) -> Iterator[Statement]:
         yield Statement(
             about=f"log{of}",
             verdict=CONSISTENT if is_whole else UNSUPPORTED,
-            why="the log is there, and is whole" if is_whole else f"the log is there: {_fault(logged)}",
+            why="the log exists and is complete" if is_whole else f"the log exists: {_fault(logged)}",
             arithmetic=(f"{run.log}: {len(log.events)} lines of MLPerf's",),
         )
 

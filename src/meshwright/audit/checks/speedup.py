@@ -67,7 +67,7 @@ def _over_record(claim: Claim, claimed: Stated) -> Statement:
         f"speed-up: {figure(record.minutes)} min / {minutes(run.duration_s.value)} = {ratio.value:.3f}; claimed {claimed.value:g}",
     ]
     if ratio.high < 1:
-        why = f"the record stood at {figure(record.minutes)} min already: {minutes(run.duration_s.value)} is slower"
+        why = f"the record was already {figure(record.minutes)} min: {minutes(run.duration_s.value)} is slower"
         return Statement(about="speed-up", verdict=IMPOSSIBLE, why=why, arithmetic=tuple(lines))
     holds = claimed.agrees(ratio.widened(TABLE_ROUNDING)) or claimed.high < ratio.low
     why = f"over the earlier record it is {ratio.value:.2f} times{', more than claimed' if claimed.high < ratio.low else ''}"
@@ -158,10 +158,10 @@ def _of_steps(claimed: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
     about, lines = "work of a step", (loop[1],)
     if claimed.value > 1 and claimed.low > loop[0] * (1 + TABLE_ROUNDING):
         had = f"a step has {count(new.run.global_batch)} sequences and had {count(base.run.global_batch)}"
-        why = f"{had}: in sequences a second it is {loop[0]:.2f} times"
+        why = f"{had}: in sequences per second it is {loop[0]:.2f} times"
         yield Statement(about=about, verdict=MISLEADING, why=why, arithmetic=lines)
     else:
-        yield Statement(about=about, verdict=CONSISTENT, why=f"in sequences a second it is {loop[0]:.2f} times", arithmetic=lines)
+        yield Statement(about=about, verdict=CONSISTENT, why=f"in sequences per second it is {loop[0]:.2f} times", arithmetic=lines)
 
 
 def _less_pct(ratio: Stated) -> Stated:
@@ -192,7 +192,7 @@ def _ratio(of: str, new: Timed, base: Timed) -> tuple[Stated | None, str]:
     """The speed-up of the quantity that is spoken of, and how it comes about; None and what is missing where it cannot be had."""
     if of == "throughput":
         value = _throughput(new, base)
-        line = f"speed-up in {new.unit} a second: {value:.3f}" if value else ""
+        line = f"speed-up in {new.unit} per second: {value:.3f}" if value else ""
         return (exactly(value), line) if value else (None, "a speed-up in throughput needs times and samples of both runs")
     one, other = (new.step_s, base.step_s) if of == "step" else (new.time_s, base.time_s)
     loop = _loop(new, base)

@@ -28,7 +28,7 @@ def chosen() -> list[Assumption]:
     """What was chosen for a reason, and not fitted."""
     found = [Assumption(one.meaning, _value(getattr(sw, name), one.unit), one.reason) for name, one in sw.ASSUMED.items()]
     reserve = "CUDA context, NCCL channels, buffers of overlapped collectives, fragments"
-    found.append(Assumption("memory kept back on every accelerator", gib(footprint.RESERVE_BYTES), reserve))
+    found.append(Assumption("memory reserved on every accelerator", gib(footprint.RESERVE_BYTES), reserve))
     layers = "the layer at work and the one fetched ahead"
     found.append(Assumption("layers that ZeRO 3 holds gathered", f"{footprint.NUM_GATHERED_LAYERS}", layers))
     return found

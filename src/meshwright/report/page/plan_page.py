@@ -64,7 +64,7 @@ def _header(forecast: Forecast) -> Html:
     size = si(float(model.num_parameters), "", 3).replace(" G", " B")
     summary = (
         f"{size} parameters on {cluster.num_accelerators:,} {cluster.accelerator.name}, {workload.name}: {workload.global_batch:,} "
-        f"sequences of {workload.seq_len:,} tokens a step, {workload.precision}, software {job.software.name}"
+        f"sequences of {workload.seq_len:,} tokens per step, {workload.precision}, software {job.software.name}"
     )
     return tag(
         "header", tag("p", "meshwright plan", class_="eyebrow"), tag("h1", job.name), tag("p", summary, class_="soft"), _chips(forecast)
@@ -92,7 +92,7 @@ def _choices(forecast: Forecast) -> Iterator[str]:
     yield f"ranks {'-'.join(layout.order)}"
     inner = forecast.job.cluster.tiers[0]
     if inner.num_installed > inner.num_accelerators:
-        yield f"{inner.num_installed - inner.num_accelerators} spares a {inner.name}"
+        yield f"{inner.num_installed - inner.num_accelerators} spares per {inner.name}"
 
 
 def _answer(forecast: Forecast, why: Explanation) -> Html:

@@ -32,7 +32,7 @@ export function makeRacks(name) {
   async function fetchPlaces(run) {
     asked = true;
     if (!run.has_plan) {
-      map.problem = "The run has no plan, so nobody knows where its ranks stand.";
+      map.problem = "The run has no plan, so the places of its ranks are not known.";
     } else {
       try {
         map.place = await ask(`${runPath(name)}/racks`);

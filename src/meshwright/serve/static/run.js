@@ -329,7 +329,7 @@ function makeTiles() {
     say(energy.value, joules === null ? "\u2013" : energyWord(joules));
     say(
       energy.remark,
-      joules === null ? (facts.ledger ? "nobody states the power" : "being added up") : `${facts.ledger.energy_source}, at the wall`,
+      joules === null ? (facts.ledger ? "the power is not known" : "being added up") : `${facts.ledger.energy_source}, at the wall`,
     );
   }
   return { element, update };
@@ -371,7 +371,7 @@ function endWords(facts) {
 
 function beyondWords(facts) {
   if (!facts.step) return "no step yet";
-  return facts.expected_steps ? `past the ${number(facts.expected_steps)} steps expected` : "nobody says how long it is";
+  return facts.expected_steps ? `past the ${number(facts.expected_steps)} steps expected` : "its length is not known";
 }
 
 function makeDetails() {
@@ -386,7 +386,7 @@ function makeDetails() {
       ["Machine", facts.machine],
       ["Workload", facts.workload],
       ["Layout", facts.layout],
-      ["Tokens a step", facts.tokens_per_step ? number(facts.tokens_per_step) : null],
+      ["Tokens per step", facts.tokens_per_step ? number(facts.tokens_per_step) : null],
       ["Seed", number(facts.seed)],
       ["Price", facts.price_note],
       ["Accelerator-hours", total ? number(total / 3600, 3) : null],

@@ -28,8 +28,8 @@ FIXES = {
     errno.EROFS: "mount the disk for writing, or save elsewhere",
     errno.EACCES: "give this user the right to write here, or save elsewhere",
     errno.EPERM: "give this user the right to write here, or save elsewhere",
-    errno.ENOENT: "see whether the disk is still mounted and the folder still there",
-    errno.ESTALE: "see whether the disk is still mounted and the folder still there",
+    errno.ENOENT: "check that the disk is still mounted and the folder still exists",
+    errno.ESTALE: "check that the disk is still mounted and the folder still exists",
     errno.EIO: "the disk fails: replace it, and save elsewhere",
 }
 
@@ -67,7 +67,7 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
     while len(view):
         num_written = os.write(fd, view)
         if num_written <= 0:
-            raise OSError(errno.EIO, "the disk took nothing")
+            raise OSError(errno.EIO, "nothing was written to the disk")
         view = view[num_written:]
 
 
@@ -134,13 +134,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"the key {name!r} stands twice")
+            raise ValueError(f"the key {name!r} occurs twice")
         found[name] = value
     return found
 
 
 def _no_constant(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 @contextmanager

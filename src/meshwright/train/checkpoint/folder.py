@@ -111,7 +111,7 @@ def check_whole(path: Path) -> Manifest:
     listed = {file.name for file in manifest.files}
     for name in names_in(path):
         if name not in listed and (name.startswith(PARTS_OF_A_SHARD[0]) or name.endswith(PARTS_OF_A_SHARD[1])):
-            raise CheckpointError(f"{name} is no part of this checkpoint", where=str(path / name))
+            raise CheckpointError(f"{name} is not part of this checkpoint", where=str(path / name))
     return manifest
 
 

@@ -22,7 +22,7 @@ def check_same(
     known = {*saved, *now}
     for name in allowed:
         if name not in known:
-            raise InputError(f"{name!r} is nothing that a checkpoint compares", where=flag, fix=nearest(name, known))
+            raise InputError(f"{name!r} is not something that a checkpoint compares", where=flag, fix=nearest(name, known))
     differing = sorted(name for name in known if saved.get(name) != now.get(name))
     refused = [name for name in differing if name not in allowed]
     if refused:
@@ -30,7 +30,7 @@ def check_same(
         raise InputError(
             _difference(refused, changes or {}),
             where="; ".join(lines),
-            fix=f"go back to what the checkpoint was made with, or, if it is meant, add {' '.join(f'{flag} {name}' for name in refused)}",
+            fix=f"restore what the checkpoint was made with, or allow the change with {' '.join(f'{flag} {name}' for name in refused)}",
         )
     return tuple(differing)
 

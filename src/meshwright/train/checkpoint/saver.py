@@ -149,7 +149,7 @@ class AsyncSaver:
         self._attempt = replace(self._attempt, step=step, number=self._attempt.number + 1)
         if not self._joined(timeout_s, is_hurried):
             stall_s = time.perf_counter() - start_s
-            failure = CheckpointError(f"step {step} is not saved: the save before it is still under way", where=str(self._attempt.folder))
+            failure = CheckpointError(f"step {step} is not saved: the previous save is still running", where=str(self._attempt.folder))
             self._attempt.post_failure(failure.what)  # other ranks may have begun
             self._reports.put(_failed(step, stall_s, failure))
             return stall_s

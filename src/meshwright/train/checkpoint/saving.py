@@ -282,7 +282,7 @@ def _gathered(attempt: Attempt) -> list[ShardReport]:
     raise CheckpointError(
         f"no shard of step {attempt.step} from {_ranks(missing)} within {attempt.timeout_s:g} s",
         where=str(attempt.partial),
-        fix="see whether they still run, and whether all ranks share this folder",
+        fix="check that they still run, and that all ranks share this folder",
     )
 
 
@@ -345,7 +345,7 @@ def _await_commit(attempt: Attempt, inode: tuple[int, int]) -> Path:
     raise CheckpointError(
         f"rank 0 did not finish step {attempt.step} within {2 * attempt.timeout_s:g} s",
         where=str(attempt.partial),
-        fix="see whether it still runs",
+        fix="check that it still runs",
     )
 
 
@@ -356,9 +356,9 @@ def _committed(attempt: Attempt, inode: tuple[int, int]) -> Path | None:
         return Path(saved)
     if why is not None:
         raise CheckpointError(why, where=str(attempt.partial))
-    with explained(f"cannot see how the checkpoint of step {attempt.step} fares", attempt.partial):
+    with explained(f"cannot see the state of the checkpoint of step {attempt.step} fares", attempt.partial):
         if attempt.failure(0).exists():
-            raise CheckpointError(f"rank 0 gave the save up: {_reason(attempt.failure(0))}", where=str(attempt.partial))
+            raise CheckpointError(f"rank 0 gave up the save: {_reason(attempt.failure(0))}", where=str(attempt.partial))
         return None if attempt.partial.exists() else _renamed(attempt, inode)
 
 
@@ -388,7 +388,7 @@ def _reason(path: Path) -> str:
     try:
         return str(read_json(path)["why"])
     except (CheckpointError, KeyError, TypeError):
-        return "for a reason that it could not write down"
+        return "for a reason that it could not record"
 
 
 def _give_up(attempt: Attempt, ranks: Iterable[int], why: str) -> None:

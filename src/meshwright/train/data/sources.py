@@ -337,7 +337,7 @@ def _parquet(source: Source, text_key: str) -> Any:
     kind = file.schema_arrow.field(text_key).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        raise InputError(f"column {text_key!r} holds {kind}, not text", where=source.name, fix="name another with --text-key")
+        raise InputError(f"column {text_key!r} holds {kind}, not text", where=source.name, fix="choose another with --text-key")
     return file
 
 

@@ -147,7 +147,7 @@ def _gathered(mine: Finding | None, device: torch.device) -> dict[int, Finding]:
 
 def _in_words(layout: Layout, found: dict[int, Finding], result: StepResult) -> str:
     """The earliest finding, in words."""
-    gone = "it did not come back when the step was run again, so the numbers of the model are sound and the machine is suspect"
+    gone = "it did not appear again when the step was repeated, so the model is sound and the machine is suspect"
     lasting = {rank: one for rank, one in found.items() if one.phase != GONE}
     if lasting:
         rank = min(lasting, key=lambda rank: (lasting[rank].phase, lasting[rank].stage, lasting[rank].look, rank))

@@ -46,7 +46,7 @@ class Spike:
         """What happened, for people; `parameter`: where the gradients are largest."""
         who = f", on rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks[:8]))}" if self.ranks else ""
         where = f", most of it in {parameter}" if parameter else ""
-        return f"the gradient norm of step {self.step} is {self.norm:.3g}, usually {self.usual:.3g}{who}{where}; training goes on"
+        return f"the gradient norm of step {self.step} is {self.norm:.3g}, usually {self.usual:.3g}{who}{where}; training continues"
 
 
 class Spikes:

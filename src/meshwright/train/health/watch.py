@@ -111,7 +111,7 @@ def _fault(state: RankState) -> str:
         return "has ended its run"
     if not state.alive:
         last = f"in {_collective(state.waits)}" if state.waits else f"in {state.doing}"
-        return f"has stopped: its process says nothing any more; it was last heard of {last}{where}"
+        return f"has stopped: its process no longer reports; its last report was {last}{where}"
     line = f", at {state.at}" if state.at else ""
     return f"has not moved for {state.idle_s:.1f} s: it is in {state.doing}{where}{line}"
 
@@ -127,7 +127,7 @@ def _waiters(rank: int, waiting: Sequence[RankState]) -> str:
     behind = [state.rank for state in waiting if state.rank not in direct]
     if behind and clauses:
         clauses.append(f"{_ranks(behind)} behind {'those' if len(direct) > 1 else 'that'}")
-    return ", ".join(clauses) or "nobody waits for it directly"
+    return ", ".join(clauses) or "no rank waits for it directly"
 
 
 def _deadlock(waiting: Sequence[RankState], name: Callable[[int], str]) -> str:

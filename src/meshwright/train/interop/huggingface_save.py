@@ -158,7 +158,7 @@ def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
     try:
         save_file(part, path, metadata={"format": "pt"})
     except SafetensorError as error:  # holds the disk's refusal as text
-        raise CheckpointError(f"cannot write the weights: {error}", where=str(path.parent), fix="see whether the disk is full") from None
+        raise CheckpointError(f"cannot write the weights: {error}", where=str(path.parent), fix="check whether the disk is full") from None
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fchmod(fd, mode)

@@ -194,7 +194,7 @@ class Logbook:
 
     def over_budget(self, progress: Counts, budget: Budget, spent_usd: Decimal) -> str:
         """Record that another step would pass the budget; returns the message."""
-        message = f"another step would pass the budget of {amount(budget.usd)}: {amount(spent_usd)} are spent by step {progress.step}"
+        message = f"another step would pass the budget of {amount(budget.usd)}: {amount(spent_usd)} are spent at step {progress.step}"
         self.event("budget", progress, message=message, budget_usd=str(budget.usd), spent_usd=f"{spent_usd:.6f}")
         if self.live:
             self.live.say(message)
