@@ -489,7 +489,7 @@ def test_a_budget_says_by_how_much_it_would_be_passed() -> None:
     budget.check(Spread(200.0, 150.0, 400.0))
     with pytest.raises(InputError) as caught:
         budget.check(Spread(201.0, 150.0, 400.0))
-    assert "would cost 502.00 USD (80 % between 400.00 USD and 900.00 USD), 100.00 USD of it spent already" in caught.value.what
+    assert "predicted to cost 502.00 USD (80 % between 400.00 USD and 900.00 USD), 100.00 USD of it spent already" in caught.value.what
     assert caught.value.what.endswith("that is 2.00 USD over the budget of 500.00 USD")
     assert "--budget 520USD" in caught.value.fix
     for seconds, message in {
@@ -497,7 +497,7 @@ def test_a_budget_says_by_how_much_it_would_be_passed() -> None:
             201.0, 201.0, 400.0
         ): "(80 % between 502.00 USD and 900.00 USD, none of it below: comparable runs took longer than predicted)",
         Spread(201.0, 150.0, 201.0): "(80 % between 400.00 USD and 502.00 USD, none of it above: comparable runs took less)",
-        Spread(201.0, 201.0, 201.0): "would cost 502.00 USD, 100.00 USD of it spent",
+        Spread(201.0, 201.0, 201.0): "predicted to cost 502.00 USD, 100.00 USD of it spent",
     }.items():
         with pytest.raises(InputError) as caught:
             budget.check(seconds)

@@ -53,7 +53,7 @@ def test_a_simulation_that_cannot_end_inside_is_not_started(run: Run, racks: str
     cost = float(read_plan(Path(racks)).time_to_train_s) / 3600 * 256 * 10
     code, out, err = run("simulate", racks, "--price", "10USD/h", "--budget", "1kUSD")
     assert (code, out) == (2, "")
-    assert f"by prediction the run would cost {cost:,.2f} USD" in err
+    assert f"the run is predicted to cost {cost:,.2f} USD" in err
     assert f"that is {cost - 1000:,.2f} USD over the budget of 1,000.00 USD" in err
     assert not Path("runs").exists()
 

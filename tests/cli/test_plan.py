@@ -226,7 +226,7 @@ def test_nothing_is_written_where_a_stack_cannot_run_the_plan(run, tmp_path):
         (("--layout", "order=tp-cp"), "must name each of"),
         (("--objective", "speed"), "no objective named 'speed'"),
         (("--deadline", "soon"), "cannot read a duration"),
-        (("--deadline", "1s"), "no plan keeps what was asked"),
+        (("--deadline", "1s"), "no plan meets the limits"),
         (("--max-gpus", "8"), "given twice"),
         (("--headroom", "70"), "no layout fits"),
         (("--headroom", "75"), "leaves nothing of h100's"),

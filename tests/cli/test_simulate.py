@@ -231,7 +231,7 @@ def test_rates_that_cannot_be_are_refused(run, plan, tmp_path):
     for rate in ("-1e-6", "1.5"):
         path.write_text(f"detection_s=1\nrestart_s=1\ncheckpoint_s=1\nrepair_h=1\n[causes]\ngpu = {{ per_accelerator_hour = {rate} }}\n")
         code, _, err = run(plan, "--days", "3", "--failures", str(path))
-        assert code == 2 and "strikes an accelerator" in err
+        assert code == 2 and "affects an accelerator" in err
 
 
 def test_a_plan_for_another_machine_is_refused(run, plan, tmp_path):

@@ -249,7 +249,7 @@ def test_logs_of_different_runs(tmp_path: Path, old: str, new: str, what: str) -
 
 def test_a_log_beside_a_csv(tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text("step,step_s\n1,2.0\n")
-    with pytest.raises(InputError, match="beside a log"):
+    with pytest.raises(InputError, match="together with a log"):
         observe([FIXTURES / "timer_every_step.log", tmp_path / "steps.csv"])
 
 

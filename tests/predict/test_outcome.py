@@ -215,7 +215,7 @@ def test_a_processor_has_no_listed_price_and_no_metered_cooling() -> None:
         outcome(on(cluster), terms=Terms(cooling="air"))
     unknown: dict[str, str] = {}
     silent = replace(cluster, accelerator=replace(cluster.accelerator, power_cap_w=math.nan))
-    assert price_of(silent, unknown=unknown) is None and "goes by its power" in unknown["cost"]
+    assert price_of(silent, unknown=unknown) is None and "is derived from its power" in unknown["cost"]
 
 
 def test_inside_the_measured_batches_nothing_is_remarked_on() -> None:

@@ -115,7 +115,7 @@ def test_a_pipe_in_place_of_the_header_does_not_hang(new_run):
     writer = new_run("first", 1)
     (writer.folder / "run.json").unlink()
     os.mkfifo(writer.folder / "run.json")
-    assert "no plain file" in looked(LiveRun(writer.folder)).problem.what
+    assert "not a plain file" in looked(LiveRun(writer.folder)).problem.what
 
 
 def test_a_killed_run_is_quiet_after_a_while(new_run):
@@ -165,7 +165,7 @@ def test_a_damaged_plan_leaves_the_steps_to_see(new_run):
     writer = new_run("first", 3, plan=b'{"version": 99}')
     run = looked(LiveRun(writer.folder))
     assert (run.plan, run.status, len(run.steps)) == (None, "running", 3)
-    assert "no plan" in run.plan_problem
+    assert "not a plan" in run.plan_problem
 
 
 def test_a_plan_that_is_not_the_runs_own_is_reported_and_not_used(new_run, plan_bytes):

@@ -98,8 +98,8 @@ def test_a_killed_rank_then_resume(slow_run: Callable[..., Command], unbroken: P
     assert command.err == "meshwright: rank 1 was killed by SIGKILL: often because the machine is out of memory\n"
     assert end_of(run) == ("failed", {"reason": "signal", "rank": 1, "exit_code": -9, "message": command.err[12:-1]})
     again = resume(tmp_path)
-    assert "\ngoing on from " in again.out
-    assert "the newest whole checkpoint\n" in again.out
+    assert "\ncontinuing from " in again.out
+    assert "the newest complete checkpoint\n" in again.out
     assert [step["step"] for step in steps_of(run)] == list(range(1, NUM_STEPS + 1))
     assert [step["loss"] for step in steps_of(run)] == [step["loss"] for step in steps_of(unbroken)]
     assert same_tensors(name_of(run, NUM_STEPS), name_of(unbroken, NUM_STEPS))
@@ -235,7 +235,7 @@ def test_a_run_goes_on_as_it_was_started(small: Small, tmp_path: Path) -> None:
     command.step(run, 2)
     os.kill(command.pid, signal.SIGTERM)
     assert command.wait() == 0
-    printed = command.err.strip().rpartition("go on with: meshwright ")[2]
+    printed = command.err.strip().rpartition("continue with: meshwright ")[2]
     assert printed == "train --runs runs --name 'first run' --resume"
     steps = len(steps_of(run))
     again = start(tmp_path, [*shlex.split(printed), "--steps", str(steps + 1)])
@@ -280,7 +280,7 @@ def test_a_job_that_is_restarted_starts_or_goes_on(plan: Path, tmp_path: Path) -
     assert "the run has no checkpoint yet: it starts over" in over.out
     on = train(tmp_path, *given, "4")
     assert on.wait() == 0, on.err
-    assert "going on from step-00000002" in on.out
+    assert "continuing from step-00000002" in on.out
     assert [step["step"] for step in steps_of(run)] == [1, 2, 3, 4]
 
 
@@ -300,7 +300,7 @@ def test_control_c_saves_and_says_how_to_go_on(slow_run: Callable[..., Command],
     command.step(run, 1)
     os.killpg(command.pid, signal.SIGINT)  # as a terminal does: the whole foreground group
     assert command.wait() == 130
-    assert "go on with: meshwright train --runs runs --name a --resume\n" in command.err
+    assert "continue with: meshwright train --runs runs --name a --resume\n" in command.err
     assert name_of(run, len(steps_of(run))).is_dir()
 
 
@@ -325,9 +325,9 @@ def test_damaged_checkpoints_are_skipped_and_named(slow_run: Callable[..., Comma
     shard.write_bytes(content)
     next(name_of(run, 6).glob("shard-00000*")).unlink()
     again = resume(tmp_path)
-    first = next(line for line in again.out.splitlines() if line.startswith("going on"))
+    first = next(line for line in again.out.splitlines() if line.startswith("continuing"))
     newest, *skipped = first.split("; skipped ")
-    assert newest == f"going on from {name_of(run, 3).name}, the newest whole checkpoint"
+    assert newest == f"continuing from {name_of(run, 3).name}, the newest complete checkpoint"
     assert "shard-00001" in skipped[0]  # a flipped bit
     assert "shard-00000" in skipped[1]  # gone
     assert [step["step"] for step in steps_of(run)] == list(range(1, NUM_STEPS + 1))

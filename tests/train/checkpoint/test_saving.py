@@ -72,7 +72,7 @@ def test_a_report_of_another_save_is_refused(tmp_path: Path, states) -> None:
     with pytest.raises(CheckpointError):
         save(tmp_path, 4, states.pieces(1.0, rank=1, num_ranks=2), {}, rank=1, num_ranks=2, token="ab", timeout_s=0.05)
     shutil.copytree(tmp_path / ".step-00000004.partial-ab-0", tmp_path / ".step-00000005.partial-ab-0")
-    with pytest.raises(CheckpointError, match="speaks of another save"):
+    with pytest.raises(CheckpointError, match="belongs to another save"):
         save(tmp_path, 5, states.pieces(2.0, num_ranks=2), {}, num_ranks=2, token="ab", timeout_s=5.0)
 
 

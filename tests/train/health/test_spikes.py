@@ -47,7 +47,7 @@ def test_a_large_gradient_is_reported_with_its_rank(factor: float) -> None:
     assert (spike.step, spike.ranks) == (121, (1,))
     assert spike.norm / spike.usual > FACTOR
     assert spike.words("layers.0.mlp.up.weight").startswith("the gradient norm of step 121 is ")
-    assert spike.words("layers.0.mlp.up.weight").endswith(", on rank 1, most of it in layers.0.mlp.up.weight; training goes on")
+    assert spike.words("layers.0.mlp.up.weight").endswith(", on rank 1, most of it in layers.0.mlp.up.weight; training continues")
 
 
 def test_the_highest_bit_of_an_exponent_is_reported_where_it_is_flipped() -> None:

@@ -154,7 +154,7 @@ def test_what_top_k_and_top_p_leave(settings, left):
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ({"tokens": []}, "no token to go on from"),
+        ({"tokens": []}, "no token to continue from"),
         ({"tokens": [61]}, "token 61 of the prompt is beyond the model's vocabulary of 61"),
         ({"tokens": [-1]}, "token -1"),
         ({"num_new": -1}, "cannot make -1 new tokens"),
