@@ -101,7 +101,7 @@ def test_a_token_counts_on_this_machine_too(run, served):
         (["nowhere"], "there is no such folder"),
         (["--port", "70000"], "less than or equal to 65535"),
         (["--port", "x"], "'--port'"),
-        (["--host", "nowhere.invalid", "--new-token"], "nobody knows the address"),
+        (["--host", "nowhere.invalid", "--new-token"], "is not known"),
         (["--host", "203.0.113.7", "--new-token", "--port", "0"], "cannot listen on 203.0.113.7"),
         (["--token", ""], "the token has 0 letters"),
         (["--token", "short"], "the token has 5 letters"),

@@ -79,7 +79,7 @@ def _spent_usd(past: Run, plan: Plan, rate: Rate) -> Decimal:
 
 
 def _given_before(past: Run | None) -> Rate | None:
-    """The price of the run's last start, where the user gave it: a catalogue's is looked up anew."""
+    """The price of the run's last start, where the user gave it: a price of the catalogue is looked up again."""
     starts = [event for event in past.events if event.kind in ("start", "resumed")] if past else []
     last = Rate.from_json(starts[-1].detail.get("price")) if starts else None
     return last if last and last.kind == GIVEN else None

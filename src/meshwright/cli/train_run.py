@@ -219,7 +219,7 @@ def plan_of(wishes: Wishes) -> Plan:
 
 
 def with_layout(plan: Plan, text: str, profile: str = "") -> Plan:
-    """The plan with other degrees, or by a hardware profile, priced anew; by the plan's own profile where none is named.
+    """The plan with other degrees, or by a hardware profile, priced again; with the plan's own profile where none is named.
 
     A cluster of another size is cut to as many accelerators as they take.
     """

@@ -122,7 +122,7 @@ class Ledger:
 
 
 def ledger_of(folder: Path | str, *, price: Rate | None = None, region: str = "") -> Ledger:
-    """The ledger of the run in `folder`, also while it is written. A `price` and a `region` stand in for those recorded or described."""
+    """The ledger of the run in `folder`, also while it is written. A `price` and a `region` replace those recorded or described."""
     folder = Path(folder)
     run = read_run(folder)
     notes = ["the run changed its plan: power is that of the last one"] if any(folder.glob("plan-until-step-*.json")) else []
@@ -234,7 +234,7 @@ def _largest_remainder(exact: Mapping[str, Decimal]) -> dict[str, Decimal]:
 
 
 def _unread_price(run: Run) -> str:
-    """What to say of a price that a start records and nobody can read; nothing where there is none of that kind."""
+    """The note on a recorded price that cannot be read; nothing if there is none."""
     recorded = [event.detail.get("price") for event in run.events if event.kind in ("start", "resumed")]
     bad = next((one for one in recorded if one is not None and Rate.from_json(one) is None), None)
     if bad is None:

@@ -98,7 +98,7 @@ def recorded_budget(run: Run) -> Decimal | None:
 
 
 def no_price(cluster: Cluster) -> InputError:
-    """The error where money is asked about and nobody says what the machine costs."""
+    """The error where a budget is given and no price of the machine is known."""
     return InputError(
         f"no price is listed for {cluster.accelerator.name}, so a budget cannot be checked",
         where="--budget",

@@ -34,7 +34,7 @@ class Energy:
     facility: str
     facility_year: int
     pue: float | None
-    wue_l_per_kwh: float | None  # None where nobody says
+    wue_l_per_kwh: float | None  # None where it is not known
     by_span: tuple[Mapping[str, float] | None, ...]
     notes: tuple[str, ...]
 
@@ -112,7 +112,7 @@ class _Power:
             notes.append(f"energy is unknown: the power of {plan.cluster.accelerator.name} is {NOT_STATED}")
 
     def of(self, use: str) -> float:
-        """Watts during a use; nan where nobody states them."""
+        """Watts during a use; nan where they are not known."""
         return self.each_w(1.0 / self.slowdown if use in WORKS else 1.0 if use in SHARES_CORES else 0.0)
 
     def metered(self, accelerator_w: float) -> float:

@@ -80,7 +80,7 @@ def fixed_by(text: str) -> Fixed:
         "vp": {"pp": 2},
         "ep": {"dp": values.get("ep", 1)},
         "zero_ranks": {"dp": max(sharing, 1)},
-    }  # a layout with one of these alone needs something to stand on
+    }  # a layout with only one of these needs another axis
     for key, value in values.items():
         Layout(**{**beside.get(key, {}), key: value})
     return Fixed(values)

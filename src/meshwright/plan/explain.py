@@ -83,7 +83,7 @@ class Explanation:
 
     axes: tuple[AxisTraffic, ...]
     limit: str  # the two parts that take the most time, in a sentence
-    mapping: tuple[str, ...]  # how replicas stand on the network
+    mapping: tuple[str, ...]  # how replicas are placed on the network
     carried: tuple[str, ...]  # what every axis moves, and how much of it hides
     changes: tuple[Change, ...]  # the most useful first
 

@@ -39,7 +39,7 @@ class Plan:
     cluster: Cluster
     workload: Workload
     layout: Layout
-    software: str  # release or profile that the prediction stands on
+    software: str  # release or profile that the prediction is based on
     step_s: float
     low_s: float
     high_s: float
@@ -49,7 +49,7 @@ class Plan:
     peak_memory_bytes: float
     time_to_train_s: float
     notes: tuple[str, ...] = field(default=())
-    profile: Profile | None = None  # what was timed on the machine, where the prediction stands on that
+    profile: Profile | None = None  # what was timed on the machine, where the prediction is based on it
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -129,7 +129,7 @@ def stack_of(plan: Plan, name: str = "") -> Software:
 
 
 def plan_bytes(plan: Plan) -> bytes:
-    """The content of the plan's file; one without a profile has no word of it."""
+    """The content of the plan's file; without a profile the key is absent."""
     values = _plain(asdict(plan))
     if plan.profile is None:
         del values["profile"]

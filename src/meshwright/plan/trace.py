@@ -358,12 +358,12 @@ def _us(seconds: float) -> float:
 
 
 def process_id(stage: int) -> int:
-    """The process that stands for a stage: from 1 on, since 0 is the idle process to Perfetto."""
+    """The process that represents a stage: from 1 on, since 0 is the idle process to Perfetto."""
     return 1 + stage
 
 
 def thread_id(stage: int, stream: int) -> int:
-    """The thread that stands for a stream of a stage.
+    """The thread that represents a stream of a stage.
 
     Perfetto takes these as an operating system's: no two threads of a trace share one, and a process's first thread has its number.
     """

@@ -277,7 +277,7 @@ def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """What of the model stands on each stage."""
+    """What each stage holds of the model."""
 
     layers: NDArray[np.int64]  # with the extra prediction layers of the last stage
     dense: NDArray[np.int64]  # of them, those with a dense MLP

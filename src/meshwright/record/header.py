@@ -54,7 +54,7 @@ class RunHeader:
         try:
             _check_fields({spec.name: getattr(self, spec.name) for spec in fields(self)})
         except ValueError as error:
-            raise InputError(f"a run's header cannot hold this: {one_line(error)}", where="run.json", fix="mend the value") from None
+            raise InputError(f"a run's header cannot hold this: {one_line(error)}", where="run.json", fix="correct the value") from None
 
 
 def versions() -> dict[str, str | None]:

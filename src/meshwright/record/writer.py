@@ -136,7 +136,7 @@ class RunWriter:
         self._events.sync()
 
     def truncate_after(self, step: int) -> int:
-        """Move the steps behind `step` to abandoned.jsonl; return how many. A resumed run writes them anew."""
+        """Move the steps behind `step` to abandoned.jsonl; return how many. A resumed run writes them again."""
         self._steps.close()
         num_cut = _abandon(self.folder, "steps.jsonl", StepRecord.from_json, step)
         self._steps = _LineFile(self.folder / "steps.jsonl")

@@ -44,7 +44,7 @@ def money(ledger: Ledger) -> str:
 
 
 def price(ledger: Ledger) -> str:
-    """The price that the cost stands on."""
+    """The price that the cost is based on."""
     return str(ledger.price) if ledger.price else "no price is listed"
 
 

@@ -52,7 +52,7 @@ def _add_files(app: FastAPI) -> None:
 
 
 def _add_runs(app: FastAPI, shelf: Shelf) -> None:
-    """Routes that read run folders: plain functions, which run beside the loop, so that a slow disk holds nobody up."""
+    """Routes that read run folders: plain functions, which run in threads, so that a slow disk blocks no other request."""
     from starlette.responses import Response
 
     def runs() -> Any:

@@ -113,7 +113,7 @@ def check_token(token: str) -> str:
 
 
 def host_name(host: str) -> str:
-    """The name of a Host header without its port, in small letters. What is no port stays with the name, which nobody then knows."""
+    """The name of a Host header without its port, in small letters. What is not a port stays part of the name, which is then unknown."""
     name = host.strip().lower()
     bare, colon, port = name.rpartition(":")
     if colon and port.isascii() and port.isdigit() and (bare.endswith("]") or ":" not in bare):

@@ -44,7 +44,7 @@ class LiveRun:
         self.plan: Plan | None = None
         self.plan_problem = ""
         self.rank_times: tuple[int, int, list[float]] | None = None  # step, steps it is a median of, busy seconds by rank
-        self.life = 0  # how often the steps began anew: a reader of an earlier life starts over
+        self.life = 0  # how often the steps began again: a reader of an earlier life starts over
         self._steps_tail, self._events_tail = Tail(folder / "steps.jsonl"), Tail(folder / "events.jsonl")
         self._stamps: dict[str, tuple[int, int, int]] = {}
         self.looked_s = 0.0  # by the monotonic clock
@@ -166,7 +166,7 @@ class LiveRun:
 
     @property
     def touched(self) -> float:
-        """When the folder was last written to, in seconds of the clock; 0 where nobody knows."""
+        """When the folder was last written to, in seconds of the clock; 0 where it is not known."""
         return touched_s(self.folder)
 
     @property

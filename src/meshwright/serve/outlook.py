@@ -18,7 +18,7 @@ TARGET, WORKLOAD, ASKED, BUDGET = ENDS = ("target", "workload", "steps asked for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What is known of a run's end; None where nobody can say."""
+    """What is known of a run's end; None where it is not known."""
 
     num_steps: int | None  # that it takes, by what ends it first; None for a run that is past all that was expected
     ends_by: str | None  # which of ENDS that is

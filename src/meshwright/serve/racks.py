@@ -1,4 +1,4 @@
-"""Which rank stands in which rack, tray and slot, and how it is doing."""
+"""The rack, tray and slot of each rank, and its state."""
 
 from __future__ import annotations
 

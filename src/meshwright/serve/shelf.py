@@ -92,9 +92,9 @@ class Shelf:
         return run
 
     def _look_at(self, names: list[str]) -> None:
-        """Read on in these runs for a moment, first in those that waited longest, so that a long one holds up nobody for long.
+        """Read on in these runs for a moment, first in those that waited longest, so that a long one does not hold up the others.
 
-        Half of that moment is for runs that are being written: a folder of hundreds that nobody has read yet does not hold them up.
+        Half of that moment is for runs that are being written: hundreds of runs that are not read yet do not hold them up.
         """
         now_s = time.monotonic()
         waited = sorted(names, key=lambda name: self._found[name].looked_s if name in self._found else 0.0)

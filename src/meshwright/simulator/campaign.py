@@ -78,7 +78,7 @@ class Weeks:
     lost_by_s: tuple[float, ...]  # and all that was lost by then
     saved_by_s: tuple[float, ...]  # and all waiting for checkpoints by then
     back_s: tuple[float, ...]  # and when training is back, if nothing else strikes
-    complete: bool  # whether nobody broke the simulation off: else every seed ends where it was
+    complete: bool  # whether the simulation was not interrupted; else every seed ends where it was
 
     @property
     def goodput(self) -> Floats:

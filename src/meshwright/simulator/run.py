@@ -109,7 +109,7 @@ class SimulatedRun:
 
     @property
     def complete(self) -> bool:
-        """Whether nobody broke the simulation off."""
+        """Whether the simulation was not interrupted."""
         return len(self.steps) == self.asked_steps
 
     @property

@@ -15,7 +15,7 @@ PLAN = "plan.json"
 
 
 def check_folder(runs: Path, name: str, *, resume: bool) -> None:
-    """Pass where a new run can be made, or one to go on with is there; changes nothing."""
+    """Pass where a new run can be made, or where there is one to continue; changes nothing."""
     folder = runs / check_name(name)
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):

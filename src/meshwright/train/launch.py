@@ -1,4 +1,4 @@
-"""Ranks: where a process stands among them, and how all of them are started on one machine.
+"""Ranks: which one a process is, and how all of them are started on one machine.
 
 Under torchrun (or any launcher that sets its variables) a process is one rank; `meeting` finds the others. Otherwise this process starts
 the ranks itself: it forks once torch is loaded, holds the store where they meet, and sees to it that none outlives the others or itself.
@@ -52,7 +52,7 @@ class ReportedElsewhere(MeshwrightError):
 
 
 def agreed(place: Place, what: str, decide: Callable[[], str]) -> str:
-    """What rank 0 decides, on every rank; where it fails there, the others end without a word of their own."""
+    """What rank 0 decides, on every rank; if it fails there, the others end without a message of their own."""
     if place.rank:
         place.store.wait([f"agreed/{what}"], timedelta(seconds=AGREEMENT_S))
         verdict, _, message = place.store.get(f"agreed/{what}").decode().partition(" ")
@@ -70,10 +70,10 @@ def agreed(place: Place, what: str, decide: Callable[[], str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why the ranks ended before their run was over, as the process that started them knows it."""
+    """Why the ranks ended before the end of their run, as seen by the process that started them."""
 
     reason: str  # exception, input, exit, signal, hang, connection or interrupt
-    rank: int | None  # that ended first; None: all of them, or nobody knows
+    rank: int | None  # that ended first; None: all of them, or not known
     message: str  # in one line
     exit_code: int | None = None  # below 0: the signal that ended the rank
 
@@ -104,7 +104,7 @@ class _Child:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it ended by itself without a word: killed, or by an exit that nobody expected."""
+        """Whether it ended by itself without a message: killed, or by an unexpected exit."""
         return not (self.verdict or self.was_ended or self.process.is_alive() or self.process.exitcode == EXIT_HUNG)
 
     @property
@@ -166,7 +166,7 @@ def _start(num_ranks: int, body: Callable[[Place], None], children: list[_Child]
 
 @contextmanager
 def _handing_on(children: Sequence[_Child]) -> Iterator[list[int]]:
-    """Hand signals on to the ranks inside, as SIGTERM, and a second Ctrl-C as their end; gives those that came."""
+    """Forward signals to the ranks as SIGTERM, and a second Ctrl-C as a kill; yields the signals that came."""
     asked: list[int] = []
 
     def hand_on(number: int, frame: object) -> None:
@@ -187,7 +187,7 @@ def _handing_on(children: Sequence[_Child]) -> Iterator[list[int]]:
 
 
 def _until_failure(children: list[_Child]) -> float | None:
-    """Wait until all ranks have ended well, or one has not: then when."""
+    """Wait until all ranks have ended, or one has failed; returns when it failed."""
     running: dict[object, _Child] = {child.process.sentinel: child for child in children}
     while running:
         for sentinel in wait([child.process.sentinel for child in running.values()]):
@@ -200,7 +200,7 @@ def _until_failure(children: list[_Child]) -> float | None:
 
 
 def _collect(children: list[_Child], until_s: float) -> None:
-    """Give the others a moment to say what they know, then end them."""
+    """Give the others a moment to report, then end them."""
     running = [child for child in children if child.process.is_alive()]
     while running and time.monotonic() < until_s:
         wait([child.process.sentinel for child in running], timeout=max(until_s - time.monotonic(), 0.0))
@@ -262,7 +262,7 @@ def _summary(message: str) -> str:
 def _rank_main(
     rank: int, num_ranks: int, port: int, end: Connection, body: Callable[[Place], None], parent: int, mask: set[signal.Signals]
 ) -> None:
-    """One rank, from its fork to its end. `mask`: the signals that its parent lets wait."""
+    """One rank, from its fork to its end. `mask`: the signals that its parent blocks."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent hands it on as SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -283,7 +283,7 @@ def _rank_main(
 
 
 def explain_failure(error: BaseException, rank: int) -> tuple[bool, str]:
-    """Whether an unforeseen error is likely the cause, and what to say of it; a lost connection is only what others see of a failure."""
+    """Whether an unexpected error is likely the cause, and its message; a lost connection is only how others notice a failure."""
     summary = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
         return False, f"meshwright: rank {rank} lost the connection to another rank"
@@ -300,7 +300,7 @@ def _leave(code: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Have the system end this process when its parent dies, whatever kills it (Linux alone can)."""
+    """Have the system end this process when its parent dies, however it dies (Linux only)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

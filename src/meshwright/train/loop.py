@@ -34,7 +34,7 @@ EVALUATION_PATIENCE_S = 600.0
 
 
 class NotFinite(MeshwrightError):
-    """A loss or gradient that is no number."""
+    """A loss or gradient that is NaN or infinite."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,7 +167,7 @@ def _record(parts: Parts, progress: Progress, result: StepResult, step_s: float,
 
 
 def _refusal(parts: Parts, progress: Progress, batch: Sequence[MicroBatch], result: StepResult) -> NotFinite:
-    """The error that names where a number that is none first appeared. The update has not been made."""
+    """The error that names where a NaN or infinity first appeared. The update has not been made."""
     parts.logbook.flush()
     with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for the source of a NaN"):
         culprit = find_culprit(parts.replica, batch, result)

@@ -1,7 +1,7 @@
-"""How ranks that a launcher has started find each other: within the time they are given, and never those of an earlier start.
+"""How ranks that a launcher has started find each other: within a time limit, and never ranks of an earlier start.
 
 torchrun keeps its key-value store when it restarts ranks, with the addresses that the dead ones left there. So the ranks of one start agree
-on a name that nobody used before, and keep everything under it.
+on a name that was not used before, and keep everything under it.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
 
 
 def _check_listener(address: Address) -> None:
-    """Wait until something listens at the address; raise where it is no store. torch's client waits without end for one's answer."""
+    """Wait until something listens at the address; raise if it is not a store. torch's client would wait for its answer for ever."""
     while not _listens(address):
         if time.monotonic() > address.until_s:
-            raise address.error("nobody listens there")
+            raise address.error("no process listens there")
         time.sleep(LOOK_S)
     answered = threading.Event()
 

@@ -1,4 +1,4 @@
-"""One rank's life: from its place among the others to the end of the run."""
+"""One rank of a run, from joining the others to the end of the run."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
 
 
 def _claim(device: torch.device, place: Place) -> None:
-    """Take this rank's share of the machine."""
+    """Restrict this rank to its share of the machine."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         return
@@ -165,7 +165,7 @@ def _recorded(job: TrainingJob, place: Place, is_open: threading.Event) -> Itera
 
 
 def _why_stopped(parts: Parts, progress: Progress, place: Place) -> str:
-    """Why the run stops before its end, on every rank: only rank 0 knows of the budget, and a signal leaves less time to save."""
+    """Why the run stops early, on every rank: only rank 0 knows the budget, and a signal leaves less time to save."""
     budget, limit = parts.job.budget, parts.limit
     if budget is None:
         return BY_SIGNAL
@@ -173,7 +173,7 @@ def _why_stopped(parts: Parts, progress: Progress, place: Place) -> str:
 
 
 def _save_last(parts: Parts, progress: Progress, place: Place, left_s: float) -> None:
-    """Save the end of the run, within so many seconds; an error where that fails, which rank 0 reports for all."""
+    """Save the last state within so many seconds; a failure is an error, which rank 0 reports for all."""
     saves, until_s = parts.saves, time.monotonic() + left_s
     with parts.watch.allow(START_PATIENCE_S, "the last checkpoint"):
         last = saves.save_now(progress, left_s)
@@ -201,7 +201,7 @@ def _begin(job: TrainingJob, replica: Replica, now: dict[str, str], place: Place
 
 
 def _found(job: TrainingJob, now: dict[str, str]) -> str:
-    """The checkpoint to go on from, checked against this run; "" where there is none and the run may start over."""
+    """The checkpoint to continue from, checked against this run; "" where there is none and the run may start over."""
     if job.may_start_over and not has_checkpoint(job):
         print("the run has no checkpoint yet: it starts over", file=progress_stream(job), flush=True)
         return ""

@@ -17,7 +17,7 @@ from meshwright.units import gib, seconds, usd
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One number the prediction stands on."""
+    """One number that the prediction is based on."""
 
     what: str
     value: str
@@ -87,7 +87,7 @@ def looked_up(forecast: Forecast) -> list[Assumption]:
 
 
 def evidence(forecast: Forecast) -> str:
-    """What the interval stands on, in a sentence."""
+    """What the interval is based on, in a sentence."""
     bounds = forecast.evidence
     where = {"measured": "inside the evidence", "near": "near the evidence", "far": "far from the evidence"}[bounds.distance]
     factors = f"{100 * (bounds.low - 1):+.1f} % to {100 * (bounds.high - 1):+.1f} %"

@@ -35,12 +35,12 @@ FIXES = {
 
 
 class CheckpointError(MeshwrightError):
-    """A checkpoint cannot be written, or is not whole."""
+    """A checkpoint cannot be written, or is not complete."""
 
 
 @contextmanager
 def explained(what: str, where: Path) -> Iterator[None]:
-    """Turn a refusal of the disk into an error that says what failed, where, and how to mend it."""
+    """Turn a refusal of the disk into an error that says what failed, where, and how to fix it."""
     try:
         yield
     except OSError as error:
@@ -57,7 +57,7 @@ PASSING = (errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
 
 
 def may_pass(error: CheckpointError) -> bool:
-    """Whether what the disk refused may well work when it is asked again: a read error, a network that was slow."""
+    """Whether an operation that the disk refused may work on a second try: a read error, a network that was slow."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in PASSING
 
 

@@ -18,17 +18,17 @@ class Notices(Protocol):
         """Leave a text for the other ranks, as far as that is possible."""
 
     def read(self, name: str) -> str | None:
-        """The text that some rank has left; None where there is none, or where nobody can know."""
+        """The text that some rank has left; None where there is none, or where it cannot be known."""
 
 
 class NoNotices:
     """Ranks that share nothing but the disk."""
 
     def post(self, name: str, text: str) -> None:
-        """Nobody would read it."""
+        """Does nothing: no rank would read it."""
 
     def read(self, name: str) -> str | None:
-        """Nobody has written anything."""
+        """None: nothing was written."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Whether a run goes on with what it began with: plan, corpus and code, by their digests."""
+"""Whether a run continues with what it began with: plan, corpus and code, compared by their digests."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def save(
 
 
 def new_token() -> str:
-    """A word that no other run has."""
+    """A word that is unique to this run."""
     return secrets.token_hex(8)
 
 
@@ -183,7 +183,7 @@ def write(attempt: Attempt, content: Content, keep: Keep | None) -> Saved:
 
 @contextmanager
 def _failures_are_reported(attempt: Attempt, ranks: Iterable[int]) -> Iterator[None]:
-    """Let no error out of the block, foreseen or not, before the other ranks can know of it; the shards of `ranks` are removed."""
+    """Report any error in the block to the other ranks before it is raised; the shards of `ranks` are removed."""
     try:
         yield
     except MeshwrightError as error:
@@ -196,7 +196,7 @@ def _failures_are_reported(attempt: Attempt, ranks: Iterable[int]) -> Iterator[N
 
 
 def _tidied(attempt: Attempt) -> list[str]:
-    """Notes on the leftovers of earlier saves. One that cannot be removed is no reason not to save."""
+    """Notes on the leftovers of earlier saves. A failure to remove one does not stop the save."""
     try:
         return [f"removed {name}, the rest of a save that was cut off" for name in clean(attempt.folder, attempt.token, attempt.number)]
     except (CheckpointError, OSError) as error:
@@ -334,7 +334,7 @@ def _read_report(attempt: Attempt, rank: int) -> ShardReport:
 
 
 def _await_commit(attempt: Attempt, inode: tuple[int, int]) -> Path:
-    """Where the checkpoint stands once rank 0 has made it count."""
+    """The checkpoint's path once rank 0 has made it count."""
     errors = _ReadErrors()
     # Rank 0 may wait its whole time for another rank before it says so.
     for _ in _polls(2 * attempt.timeout_s):
@@ -374,7 +374,7 @@ def _renamed(attempt: Attempt, inode: tuple[int, int]) -> Path:
 
 
 def _polls(timeout_s: float) -> Iterator[None]:
-    """Turns to look at the disk, ever more slowly, until the time is up; at least one, and one at the end."""
+    """Intervals at which to look at the disk, longer and longer, until the time is up; at least one, and one at the end."""
     deadline_s = time.monotonic() + timeout_s
     delay_s = FIRST_POLL_S
     while (left_s := deadline_s - time.monotonic()) > 0:

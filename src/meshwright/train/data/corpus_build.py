@@ -57,7 +57,7 @@ Report = Callable[[str, int, int], None]  # what is done, how many bytes, and of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What shapes a corpus beside its sources."""
+    """What determines a corpus in addition to its sources."""
 
     tokenizer: str  # a path, or `train:N`
     seed: int = 0
@@ -77,7 +77,7 @@ class BuildOptions:
             )
 
     def num_valid_documents(self, num_documents: int) -> int:
-        """Documents to hold apart for validation, of so many."""
+        """How many of so many documents to keep for validation."""
         wanted = self.valid_documents
         if wanted is None:
             wanted = max(1, round(self.valid_fraction * num_documents)) if self.valid_fraction else 0

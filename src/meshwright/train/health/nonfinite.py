@@ -1,4 +1,4 @@
-"""Where a number that is none first appeared: the step is run again, and every part's output and gradient looked at.
+"""Where a NaN or infinity first appeared: the step is run again, and the output and gradient of every part are checked.
 
 The update was not made, so the weights are those of the step. A value that is finite on the second try points to a fault of the machine,
 and the message says so: it then names the rank whose own loss or gradients, before they were summed, were not finite.
@@ -59,7 +59,7 @@ def find_culprit(replica: Replica, batch: Sequence[MicroBatch], result: StepResu
 
 
 def _names(shards: Sequence[Shard], tensor: Callable[[Shard], Tensor | None]) -> list[str]:
-    """Parameters of which a tensor of the shards holds a number that is none."""
+    """Parameters with a NaN or infinity in a tensor of the shards."""
     pairs = [(shard, found) for shard in shards if (found := tensor(shard)) is not None]
     return [name for shard, found in pairs for name in shard.names_of(~torch.isfinite(found))]
 
@@ -133,13 +133,13 @@ def _modules(chunk: Transformer) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _where(marks: Marks, batch: Sequence[MicroBatch]) -> str:
-    """The micro-batch that a mark speaks of ("forward of micro-batch 3, chunk 0"), with its samples."""
+    """The micro-batch that a mark names ("forward of micro-batch 3, chunk 0"), with its samples."""
     number = int(marks.doing.partition("micro-batch ")[2].partition(",")[0] or 0)
     return f"micro-batch {number} (samples {', '.join(str(sample) for sample in batch[number].samples)})"
 
 
 def _gathered(mine: Finding | None, device: torch.device) -> dict[int, Finding]:
-    """What every rank found, by rank; the same on all."""
+    """What every rank found, by rank; the same result on all ranks."""
     text = json.dumps([mine.phase, mine.stage, mine.look, mine.where[: LONGEST // 2]]) if mine else ""
     texts = everyones_texts(text, LONGEST, device)
     return {rank: Finding(*json.loads(text)) for rank, text in enumerate(texts) if text}
@@ -162,7 +162,7 @@ def _in_words(layout: Layout, found: dict[int, Finding], result: StepResult) -> 
 
 
 def _seen(layout: Layout, result: StepResult) -> str:
-    """What of the step itself was no number, and on which rank: losses before gradients, which follow from them. Nothing: nobody's was.
+    """What was not finite in the step itself, and on which rank: losses before gradients, which follow from them. Empty if all was finite.
 
     Ranks of one replica pass activations to each other, and what they pass is bad where they got it bad.
     """

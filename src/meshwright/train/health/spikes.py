@@ -1,7 +1,7 @@
 """Gradients that are far too large: the norm of a step against the usual one of the steps before it.
 
 A step is a spike where the logarithm of its norm lies above the running median by more than both a fixed factor and several times the usual
-spread. A spike is left out of what is usual; where the norm stays there, that is the new usual one, and the search starts anew. Nothing is
+spread. A spike is left out of what is usual; where the norm stays there, that is the new usual one, and the search starts again. Nothing is
 stopped: a large gradient may be sound, and clipping bounds what it does.
 
 Each rank's own norm, taken before replicas are summed, shows which rank it came from, and the largest part of that rank's gradients, which
@@ -40,7 +40,7 @@ class Spike:
     step: int
     norm: float
     usual: float
-    ranks: tuple[int, ...]  # whose own gradients were; empty: nobody's by itself, or nobody knows
+    ranks: tuple[int, ...]  # whose own gradients were; empty: no single rank's, or not known
 
     def words(self, parameter: str = "") -> str:
         """What happened, for people; `parameter`: where the gradients are largest."""

@@ -135,7 +135,7 @@ def _write_weights(draft: Path, tensors: Iterable[tuple[str, Tensor]], shard_byt
 
 
 def _unnumbered(number: int) -> str:
-    """The name of a shard while nobody knows how many there will be."""
+    """The name of a shard while the number of shards is not known."""
     return f"part-{number}.safetensors"
 
 
@@ -169,7 +169,7 @@ def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
 
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """A folder to write into that becomes `folder` once all in it is on the disk; nothing is left of one broken off."""
+    """A folder to write into that becomes `folder` once all in it is on the disk; nothing is left if it is interrupted."""
     check_new_folder(folder)
     draft = folder.with_name(f".{secrets.token_hex(8)}.new")
     with explained(f"cannot write {folder.name}", folder):

@@ -25,11 +25,11 @@ WEIGHTS = "weights/"  # what names of weights begin with in a checkpoint
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trained:
-    """A model that can be asked, with the tokenizer it was trained with."""
+    """A model ready to generate, with the tokenizer it was trained with."""
 
     transformer: Transformer
     tokenizer: Tokenizer
-    context: int | None  # tokens of the longest sequence it was made for; None where nobody says
+    context: int | None  # tokens of the longest sequence it was made for; None where it is not known
     source: str  # which weights these are
     notes: tuple[str, ...] = ()
     template: bool = False  # whether the tokenizer puts its own tokens around a text, as Hugging Face's do

@@ -68,10 +68,10 @@ def prepare(num_queries: int, num_keys: int, head_dim: int, num_tokens: int, dev
     heads = (device.type, num_queries // num_keys, head_dim, min(num_tokens, TRIAL_TOKENS))
     if heads not in _able:
         with suppress(Exception):  # a broken one shows in its trial
-            load()  # seconds: nobody is to wait for this one's
+            load()  # takes seconds, so it is not on anyone's critical path
         with _one_at_a_time():
             _able[heads] = trial(*heads[1:], device)
-        warnings.filterwarnings("ignore", module=NOISY)  # of its compiler, should it compile again: nothing that a user could mend
+        warnings.filterwarnings("ignore", module=NOISY)  # of its compiler, should it compile again: nothing that a user could fix
         if _able[heads]:
             warnings.warn(f"{installed()} is installed and is not used: {_able[heads]}", UnusedKernel, stacklevel=2)
     return "" if _able[heads] else installed()

@@ -84,7 +84,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def release(device: torch.device) -> None:
-    """Give back what nobody holds any more."""
+    """Free memory that is no longer used."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -72,7 +72,7 @@ class Worker:
 
 
 def _speaking(some: Sequence[Worker], until_s: float) -> list[Worker]:
-    """Those who answer, as soon as one does; nobody where time is up."""
+    """The processes that have answered, as soon as one has; none if time is up."""
     heard = select.select([worker.answers for worker in some], [], [], max(until_s - time.perf_counter(), 0.0))[0]
     return [worker for worker in some if worker.answers in heard]
 
@@ -117,7 +117,7 @@ def main() -> None:
         with suppress(Exception):  # a broken one shows in its trial
             flash_attention.load()  # takes seconds that would otherwise count as compiling
     cut, device = pickle.load(asker)
-    with suppress(EOFError, BrokenPipeError):  # nobody asks any more
+    with suppress(EOFError, BrokenPipeError):  # the parent has gone
         try:
             undo = alone(device)
             _compile(cut, device)

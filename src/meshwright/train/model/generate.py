@@ -1,4 +1,4 @@
-"""Tokens that a trained transformer goes on with, one at a time.
+"""The tokens with which a trained transformer continues a text, one at a time.
 
 Keys and values of earlier tokens are kept, so that each new token costs one token's work. The cache sits in the transformer's `attend`
 ports, and only while a step runs: between two tokens the model is as it was.

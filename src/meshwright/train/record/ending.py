@@ -1,4 +1,4 @@
-"""How a run ended that did not come to its own end: written by whoever is left to write it.
+"""How an interrupted run ended: written by whichever process is left to write it.
 
 Rank 0 writes the run's folder while it trains. Where it is killed, or hangs, the process that started the ranks writes the end; under
 another launcher, a rank that is still there.
@@ -24,7 +24,7 @@ TAIL_BYTES = 65536  # of steps.jsonl, which hold its last line
 
 
 def opened(store: dist.Store) -> None:
-    """Say that the run's folder is this run's from now on."""
+    """Mark the run folder as this run's from now on."""
     store.set(OPENED, "1")
 
 
@@ -38,7 +38,7 @@ def record_failure(folder: Path, failure: Failure, store: dist.Store) -> None:
 
 
 def record_end(folder: Path, reason: str, rank: int | None, message: str, **detail: Any) -> None:
-    """Append an event `failed`, unless a hang has its own already, and let the run's status be that if nobody has set one.
+    """Append an event `failed`, unless a hang has recorded its own, and set the run's status to `failed` if none is set yet.
 
     Errors of writing are ignored: this runs after another failure, and that failure is the one to report.
     """
@@ -52,7 +52,7 @@ def record_end(folder: Path, reason: str, rank: int | None, message: str, **deta
 
 
 def last_step(folder: Path) -> int:
-    """The last step that a run's folder holds whole; 0 for none."""
+    """The last complete step in a run folder; 0 for none."""
     with open(folder / "steps.jsonl", "rb") as file:
         size = file.seek(0, 2)
         file.seek(max(size - TAIL_BYTES, 0))

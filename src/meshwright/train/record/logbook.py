@@ -86,11 +86,11 @@ class Logbook:
         self.rank_times = RankTimes(writer.folder) if writer else None
 
     def block_start(self, progress: Counts) -> None:
-        """Training begins, or goes on after an evaluation."""
+        """Training begins, or continues after an evaluation."""
         self.log.block_start(progress.samples, progress.step)
 
     def step(self, done: Step) -> None:
-        """One step is done; `flush` writes it down once all ranks' times are here. Until then it stands aside: a kill keeps it."""
+        """One step is done; `flush` writes it down once all ranks' times are here. Until then it is set aside: a kill keeps it."""
         self._waiting = done
         if self.writer is not None:
             self.writer.step_aside(self._record(done, {}))
@@ -170,7 +170,7 @@ class Logbook:
             self.writer.event(kind, progress.step, **detail)
 
     def begun(self, progress: Counts, starting_s: float, attention: str = "") -> None:
-        """The run starts, or goes on: with what it pays, how long this start took, and by which package it attends if not by torch."""
+        """The run starts or continues: its price, how long the start took, and the package for attention if it is not torch."""
         job = self.job
         detail: dict[str, Any] = {"layout": str(job.plan.layout), "num_ranks": job.plan.layout.num_ranks}
         if attention:
@@ -224,7 +224,7 @@ def of_step(everyones: NDArray[np.float64], layout: Layout, step_s: float) -> di
 
 
 def progress_stream(job: TrainingJob) -> TextIO:
-    """Where people read how it goes: standard output, unless that is kept for the result alone."""
+    """Where progress is printed: standard output, unless that is reserved for the JSON result."""
     return sys.stderr if job.prints_json else sys.stdout
 
 

@@ -1,4 +1,4 @@
-"""Every rank's busy time over the last steps, left in the run's folder as `ranks.json` for those who look."""
+"""Every rank's busy time over the last steps, written to the run folder as `ranks.json` for the live page."""
 
 from __future__ import annotations
 
