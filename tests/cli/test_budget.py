@@ -98,7 +98,7 @@ def test_weeks_end_when_their_budget_is_spent_spares_included(run: Run, racks: s
 def test_days_that_cost_less_than_the_workload_are_judged_by_their_days(run: Run, racks: str) -> None:
     given = ("--days", "0.1", "--price", "1USD/h", "--failures", "none", "--spares", "0")
     code, _, err = run("simulate", racks, *given, "--budget", "600")
-    assert code == 2 and "would cost 614.40 USD" in err
+    assert code == 2 and "predicted to cost 614.40 USD" in err
     assert run("simulate", racks, *given, "--budget", "615")[0] == 0
     assert ledger_of("runs/racks-seed0").status == "finished"
 
@@ -203,12 +203,12 @@ def here(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "flags, what",
     [
-        (("--budget", "0.01USD", *DOLLAR_A_SECOND), "would cost 0.02 USD"),
+        (("--budget", "0.01USD", *DOLLAR_A_SECOND), "predicted to cost 0.02 USD"),
         (("--budget", "lots"), "cannot read an amount of USD in 'lots'"),
         (("--budget", "0"), "0 is nothing"),
         (("--budget", ""), "no amount of USD"),  # of a shell variable that is not set
         (("--budget", "5EUR"), "cannot read an amount of USD in '5EUR'"),
-        (("--price", "1e9"), "USD for one accelerator and hour"),
+        (("--price", "1e9"), "USD per accelerator-hour"),
         (("--budget", "5", "--no-save"), "a run that its budget stops must be saved"),
     ],
 )

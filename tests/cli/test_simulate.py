@@ -208,7 +208,7 @@ def test_tables_name_the_parts(run, plan):
         (("--days", "3", "--failed-nodes", "65"), "65 failed nodes of 64"),
         (("--days", "3", "--failures", "lama"), "no failures named 'lama'"),
         (("--days", "0"), "has no length"),
-        (("--budget", "1"), "not started: by prediction"),
+        (("--budget", "1"), "not started: the run is predicted"),
         (("--failures", "llama3"), "only valid with --days"),
         (("--spares", "3"), "only valid with --days"),
         (("--days", "3", "--steps", "5"), "--steps is not valid with --days"),

@@ -41,7 +41,7 @@ def test_the_step_after_an_evaluation_is_a_first_step(record):
 
 def test_a_run_without_a_target_needs_a_number_of_steps(racks):
     open_end = replace(racks, workload=replace(racks.workload, convergence=None, num_tokens=0.0))
-    with pytest.raises(InputError, match="how many steps"):
+    with pytest.raises(InputError, match="the number of steps"):
         run_plan(open_end, Conditions())
     assert len(run_plan(open_end, Conditions(), 3).steps) == 3
 

@@ -1,4 +1,4 @@
-"""Saving behind the training's back: what was copied is what is saved, and trouble is reported, not thrown."""
+"""Saving in the background: what was copied is what is saved, and trouble is reported, not thrown."""
 
 from __future__ import annotations
 
