@@ -75,7 +75,7 @@ step time
 median step   500 ms     95 %: +0 to +0 %
 mean step     500 ms     what the parts below add up to
 spread        0 %        robust standard deviation; stalls do not count
-p99 / p50     1.000      how far the slow steps reach
+p99 / p50     1.000      how slow the slow steps are
 worst         500 ms     of all steps
 drift         +0.00 %    last tenth against the first
 noise floor   0 %        least difference that jitter within the run does not explain; single runs of one job lie up to 2 % apart

@@ -66,7 +66,7 @@ def test_a_slice_holds_positive_numbers(key, value, tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"kind": "a plan"}, "this is no hardware profile"),
+        ({"kind": "a plan"}, "this is not a hardware profile"),
         ({"kind": "a plan", "log_factor": 0.1}, "goes with --software"),
         ({"version": 2}, "version 2"),
         ({"device_type": "tpu"}, "device_type is 'tpu'"),
@@ -94,7 +94,7 @@ def test_a_time_that_is_not_positive_is_refused_wherever_it_stands(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[]", "3"])
 def test_other_files_are_refused(text, tmp_path):
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(InputError, match="this is no hardware profile"):
+    with pytest.raises(InputError, match="this is not a hardware profile"):
         load_profile(tmp_path / "x.json")
 
 

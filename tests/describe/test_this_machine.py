@@ -160,7 +160,7 @@ def test_an_unknown_gpu_is_an_error(nvidia_smi):
 
 def test_unlike_gpus_are_an_error(nvidia_smi):
     nvidia_smi("NVIDIA H100\\nNVIDIA H200\\n")
-    with pytest.raises(InputError, match="unlike GPUs: NVIDIA H100, NVIDIA H200"):
+    with pytest.raises(InputError, match="different GPUs: NVIDIA H100, NVIDIA H200"):
         this_machine.this_machine()
 
 

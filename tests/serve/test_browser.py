@@ -241,7 +241,7 @@ def test_a_stretch_of_a_long_run_can_be_seen_finer(base, new_page, new_run):
     new_run("long", 5000).finish("finished")
     page = new_page()
     page.goto(f"{base}#/run/long")
-    expect_text(page, "main", "Each point stands for 4 steps")
+    expect_text(page, "main", "Each point shows 4 steps")
     area = page.locator(".u-over").first.bounding_box()
     page.mouse.move(area["x"] + 50, area["y"] + 50)
     page.mouse.down()
@@ -249,9 +249,9 @@ def test_a_stretch_of_a_long_run_can_be_seen_finer(base, new_page, new_run):
     page.mouse.up()
     button = page.get_by_role("button", name="Show the whole run")
     playwright_api.expect(button).to_be_visible()
-    playwright_api.expect(page.get_by_text("Each point stands for")).to_have_count(0)
+    playwright_api.expect(page.get_by_text("Each point shows")).to_have_count(0)
     button.click()
-    expect_text(page, "main", "Each point stands for 4 steps")
+    expect_text(page, "main", "Each point shows 4 steps")
 
 
 def test_the_keyboard_is_enough(base, new_page, new_run, plan_bytes):

@@ -164,7 +164,7 @@ def beyond_note(described: Cluster, used: Cluster) -> str:
         return ""
     return (
         f"{used.num_accelerators:,} accelerators are more than the {described.num_installed:,} described: "
-        f"the {used.tiers[-1].name} is taken to reach them all at the same bandwidth"
+        f"the {used.tiers[-1].name} is assumed to reach them all at the same bandwidth"
     )
 
 

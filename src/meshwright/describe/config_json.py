@@ -170,7 +170,7 @@ def _scaling(config: Config) -> Table:
         raise InputError(
             f"rotary positions are scaled by {kind!r}, which meshwright does not know",
             where=stated.where,
-            fix="the types it knows are llama3 and default; to plan by shapes alone, take the key out",
+            fix="the types it knows are llama3 and default; to plan with the shapes only, remove the key",
         )
     scaling = {
         "factor": stated["factor"],

@@ -112,7 +112,7 @@ def catalogue_name(gpu: str) -> str:
 def _of_gpus(gpus: list[str]) -> Cluster:
     if len(set(gpus)) > 1:
         raise InputError(
-            f"this machine has unlike GPUs: {', '.join(sorted(set(gpus)))}",
+            f"this machine has different GPUs: {', '.join(sorted(set(gpus)))}",
             where=NAME,
             fix="hide all but one kind with CUDA_VISIBLE_DEVICES, or describe the machine in a TOML file",
         )

@@ -87,7 +87,7 @@ class Outcome:
     alternatives: tuple[Offer, ...]  # all that are listed for the accelerator, cheapest first
     busy: float  # share of the run in which the accelerators work
     node_w: float | None  # mean watts of a node at the wall
-    hosts: str  # where the watts beside the accelerators come from
+    hosts: str  # where the watts besides the accelerators come from
     energy_j: Spread | None  # at the wall, switches left out
     facility_energy_j: Spread | None  # and with cooling and distribution
     carbon_kg: Spread | None

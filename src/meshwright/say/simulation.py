@@ -34,7 +34,7 @@ def _blocks(found: Simulation) -> Iterator[Block]:
     if found.is_cut and found.budget:
         was_done = found.outlook is not None and found.outlook.workload_done == 1
         before = " The workload was done before that: the simulated days continue after its end." if was_done else ""
-        yield Text(f"The budget of {amount(found.budget.usd)} ended the simulation: the numbers are of what it paid for.{before}")
+        yield Text(f"The budget of {amount(found.budget.usd)} ended the simulation: the numbers are for what it paid for.{before}")
     yield from map(Note, _notes(found))
     if found.folder:
         yield Text(f"written: {found.folder}")

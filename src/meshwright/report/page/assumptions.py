@@ -82,7 +82,7 @@ def looked_up(forecast: Forecast) -> list[Assumption]:
         Assumption(f"grid of {grid.name}", f"{grid.grid_gco2e_per_kwh:g} g CO2e/kWh, {grid.method}, {grid.year}", str(grid.source))
     )
     found.append(Assumption(f"data centre of {halls.name}", f"PUE {halls.pue:g}, {halls.year}", str(halls.source)))
-    found.append(Assumption("watts beside the accelerators", whole.hosts, "see the cluster, or the node power constants"))
+    found.append(Assumption("watts besides the accelerators", whole.hosts, "see the cluster, or the node power constants"))
     return found
 
 
@@ -114,7 +114,7 @@ def _power() -> Mapping[str, float]:
     constants = power_constants()
     return {
         "waiting fraction of the cap": constants.waiting_fraction,
-        "host W an accelerator": constants.host_w_per_accelerator,
+        "host W per accelerator": constants.host_w_per_accelerator,
         "fans, share of the heat": constants.fan_fraction,
         "wall over DC": constants.wall_per_dc,
     }

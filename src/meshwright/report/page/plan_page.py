@@ -82,7 +82,7 @@ def _chips(forecast: Forecast) -> Html:
 def _choices(forecast: Forecast) -> Iterator[str]:
     layout = forecast.layout
     if layout.pp > 1:
-        yield f"{layout.vp} chunks a stage (vp)" if layout.vp > 1 else "one chunk a stage"
+        yield f"{layout.vp} chunks per stage (vp)" if layout.vp > 1 else "one chunk per stage"
         yield "zero-bubble" if layout.schedule == "zero-bubble" else "interleaved 1F1B" if layout.vp > 1 else "1F1B"
     yield f"micro-batch {layout.micro_batch} x {forecast.num_micro_batches:,}"
     yield f"ZeRO {layout.zero_stage}"
@@ -132,10 +132,10 @@ def _spread(label: str, whole: Outcome, spread: Spread | None, shown: Callable[[
 
 def _mapping(forecast: Forecast, why: Explanation) -> Html:
     reasons = tag("ul", (tag("li", reason) for reason in why.reasons))
-    carried = axes_table(why.axes) if why.axes else tag("p", "One accelerator: nothing is carried.")
+    carried = axes_table(why.axes) if why.axes else tag("p", "One accelerator: no communication.")
     right = tag("div", reasons, _tiers(forecast))
     picture = tag("div", tag("div", rack_picture(plan_of(forecast))), right, class_="picture")
-    return section("mapping", "What stands where, and why", picture, carried)
+    return section("mapping", "What is where, and why", picture, carried)
 
 
 def _tiers(forecast: Forecast) -> Html:
@@ -184,7 +184,7 @@ def _others(forecast: Forecast, runners_up: Sequence[Forecast]) -> Html:
     if not runners_up:
         return Html("")
     rows = [_other(one, forecast.step_s) for one in (forecast, *runners_up)]
-    columns = ("layout", "order", "step>", "80 % interval>", "against this %>", "peak GiB>", "largest part beside compute")
+    columns = ("layout", "order", "step>", "80 % interval>", "against this %>", "peak GiB>", "largest part after compute")
     return section("others", "The runners-up", table(columns, rows, "Runners-up", caption="This plan, and the next best", class_="bars"))
 
 

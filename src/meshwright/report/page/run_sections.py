@@ -120,7 +120,7 @@ def parts_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
     parts = parts_of(facts, simulated)
     sources = sources_of(parts)
     if not parts or not sources:
-        return tag("p", "Neither the plan nor the run names parts of the step.", class_="soft")
+        return tag("p", "Neither the plan nor the run has parts of the step.", class_="soft")
     totals = {key: total_s(parts, key, facts) for _, key in sources}
     full = max(totals.values()) or 1.0
     bars = [(name, [_piece(row, key) for row in parts if getattr(row, key)], seconds(totals[key])) for name, key in sources]
@@ -225,7 +225,7 @@ def ranks_part(facts: RunFacts) -> Html:
 
 
 def _replicas(facts: RunFacts) -> Html:
-    """Who was the slowest replica more often than chance would have it."""
+    """Who was the slowest replica more often than by chance."""
     num_steps = sum(replica.num_steps for replica in facts.slowest_replicas)
     num_replicas = facts.plan.layout.dp if facts.plan else len(facts.slowest_replicas)
     if num_replicas < 2:
@@ -234,7 +234,7 @@ def _replicas(facts: RunFacts) -> Html:
     shown = [one for one in facts.slowest_replicas[:MAX_REPLICAS] if beyond_chance(one.num_steps, num_steps, num_replicas)]
     if not shown:
         most = f"the most often replica {first.number}, in {first.num_steps:,} of {num_steps:,} steps"
-        return tag("p", f"Of {num_replicas:,} replicas none was the slowest more often than chance would have it; {most}.")
+        return tag("p", f"Of {num_replicas:,} replicas none was the slowest more often than by chance; {most}.")
     full = max(shown[0].num_steps / num_steps, 3 * chance)
     rows = []
     for one in shown:

@@ -205,7 +205,7 @@ def _within(step: LaidOut) -> str:
     """A sentence on the traffic that operations wait for, and which tiers it crosses."""
     crossed = step.forecast.placement
     found = [
-        f"{PART_NAMES[f'exposed_{axis}']} {seconds(value)} a step ({' and '.join(crossed[axis])})"
+        f"{PART_NAMES[f'exposed_{axis}']} {seconds(value)} per step ({' and '.join(crossed[axis])})"
         for axis in WITHIN
         if axis in crossed and (value := step.forecast.parts.get(f"exposed_{axis}", 0.0)) > 0
     ]

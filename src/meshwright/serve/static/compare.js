@@ -204,7 +204,7 @@ function warnings(runs, good, dropped) {
   const models = distinct("model");
   const workloads = distinct("workload");
   if (models.length > 1)
-    found.push(`These runs train different models (${models.join(", ")}): their losses and step times do not compare.`);
+    found.push(`These runs train different models (${models.join(", ")}): their losses and step times cannot be compared.`);
   else if (workloads.length > 1)
     found.push(`These runs have different workloads (${workloads.join(", ")}): compare them over samples or time, not over steps.`);
   if (distinct("kind").length > 1) found.push("Some of these runs were simulated: they have step times and no loss.");

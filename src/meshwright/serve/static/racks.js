@@ -325,7 +325,7 @@ function described(map, rank) {
   const where = place.map((level) => `${level === "gpu" ? "GPU" : level} ${columns[level][rank]}`).join(", ");
   const coordinates = axes.map((axis) => `${axis} ${columns[axis][rank]}`).join(", ");
   const slow = map.health?.slow?.[rank];
-  const state = slow ?? (map.health?.recovered?.includes(rank) ? "was slow, and is no longer" : "");
+  const state = slow ?? (map.health?.recovered?.includes(rank) ? "was slow, and is normal again" : "");
   const time = map.mode === "time" && map.timeWords ? map.timeWords(rank) : "";
   return [`Rank ${number(rank)}: ${where}`, coordinates, state, time].filter(Boolean).join(" \u00b7 ");
 }
