@@ -1,4 +1,4 @@
-"""When a run without `--save-every` saves: soon after its start, then at the interval that loses the least time."""
+"""When a run without `--checkpoint-every` saves: soon after its start, then at the interval that loses the least time."""
 
 from __future__ import annotations
 
