@@ -63,7 +63,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"h200: {error}", file=sys.stderr)
         return 2
     if clock.num_failed:
-        say(f"\n{clock.num_failed} measurements gave no result, as said above; the tables do not speak of them.")
+        say(f"\n{clock.num_failed} measurements gave no result, as listed above; the tables leave them out.")
     return 1 if clock.num_failed else 0
 
 
@@ -227,8 +227,8 @@ def predict(given: argparse.Namespace, results: Results, clock: Clock) -> None:
     for case in cases:
         row = machine.forecast(case)
         results.add("predicted", {"case": case.name, "words": case.words, **row})
-        told = row.get("refused") or f"{1e3 * row['step_s']:.1f} ms, peak {row['peak_bytes'] / 2**30:.2f} GiB"
-        say(f"{case.name}: predicted {told}")
+        outcome = row.get("refused") or f"{1e3 * row['step_s']:.1f} ms, peak {row['peak_bytes'] / 2**30:.2f} GiB"
+        say(f"{case.name}: predicted {outcome}")
     for case in cases[::-1]:  # those that were never run before come first
         _timed("ours", case, given, results, clock, "measured", None)
     _show("Prediction", tables.predict_table(results.content), results)
@@ -238,7 +238,7 @@ COMMANDS = {each.__name__: each for each in (speed, floor, choices, profile, ste
 
 
 def _peer(given: argparse.Namespace) -> Path | None:
-    """Where the peer lies unpacked; None where it is missing, which is said."""
+    """Where the peer lies unpacked; None where it is missing, which is printed."""
     if given.no_peer:
         return None
     site = given.titan / "site" if given.titan else None
@@ -270,8 +270,8 @@ def _timed(
     if "refused" in found:
         say(f"  {case.name} is skipped: {found['refused']}")
     else:
-        told = f"{found['tokens_per_s']:,.0f} tokens/s, {1e3 * found['mean_s']:.1f} ms, scatter {100 * found['cv']:.2f} %"
-        say(f"  {told}, peak {found['peak_bytes'] / 2**30:.2f} GiB, in {found['child_s']:.0f} s with its start")
+        outcome = f"{found['tokens_per_s']:,.0f} tokens/s, {1e3 * found['mean_s']:.1f} ms, scatter {100 * found['cv']:.2f} %"
+        say(f"  {outcome}, peak {found['peak_bytes'] / 2**30:.2f} GiB, in {found['child_s']:.0f} s with its start")
 
 
 def _floor(case: Case, given: argparse.Namespace, results: Results, clock: Clock) -> None:

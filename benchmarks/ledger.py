@@ -34,10 +34,10 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         path = write(Path(folder))
         run = read_run(path)
-        told = ledger_of_run(run, None)
+        ledger = ledger_of_run(run, None)
         print(f"  reading {NUM_STEPS} steps        {1e3 * best_s(lambda: read_run(path)):8.1f} ms")
-        print(f"  their ledger               {1e3 * best_s(lambda: ledger_of_run(run, None)):8.1f} ms, {len(told.entries)} entries")
-        print(f"  its CSV                    {1e3 * best_s(lambda: ledger_csv(told)):8.1f} ms")
+        print(f"  their ledger               {1e3 * best_s(lambda: ledger_of_run(run, None)):8.1f} ms, {len(ledger.entries)} entries")
+        print(f"  its CSV                    {1e3 * best_s(lambda: ledger_csv(ledger)):8.1f} ms")
     budget = Budget(usd=Decimal(10**9), rate=read_rate("1USD/h"), num_gpus=8)
     limit = Limit(budget, time.monotonic(), 0.1)
     print(f"  a budget, of every step    {1e6 * best_s(lambda: check(limit)) / NUM_CHECKS:8.2f} us")

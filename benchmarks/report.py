@@ -86,8 +86,8 @@ def main() -> None:
         packed = plain.with_suffix(".json.gz")
         packed.write_bytes(gzip.compress(plain.read_bytes(), 6))
         for path in (plain, packed):
-            said = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=True).stdout.strip()
-            print(f"  trace of {NUM_EVENTS:,} events, {path.stat().st_size / 1e6:.0f} MB{' packed' if path is packed else ''}: {said}")
+            printed = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=True).stdout.strip()
+            print(f"  trace of {NUM_EVENTS:,} events, {path.stat().st_size / 1e6:.0f} MB{' packed' if path is packed else ''}: {printed}")
         run = write_run(Path(folder))
         started_s = time.perf_counter()
         page = run_page(facts_of_runs([run]))

@@ -6,7 +6,6 @@ Seconds are of CPU time on one core, which other work on the machine does not ch
 2026-11-15, AMD EPYC virtual machine, Python 3.11.7, one core:
   everything priced, nothing pruned:
     llama-3.1-405b      512  2.54 s cpu  2.56 s wall   851,242 priced          0 pruned 432,242 unfit 335,763/s  76 MB  best 1.105 s
-    qwen3-30b-a3b        16  0.54 s cpu  0.56 s wall   187,119 priced          0 pruned  29,757 unfit 346,369/s  74 MB  best 0.323 s
     llama-3.1-8b         64  0.85 s cpu  1.02 s wall   299,365 priced          0 pruned  15,095 unfit 354,243/s  80 MB  best 0.597 s
     the slowest is 2,623 times Calculon's 128 layouts a second
   the record machine, everything open:

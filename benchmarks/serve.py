@@ -55,7 +55,7 @@ def compare(runs: Path) -> None:
             ways["Chromium open"] = lambda: browsed(page, port)
         rounds = [{way: turn(runs, server, look()) for way, look in ways.items()} for _ in range(NUM_ROUNDS)]
     for way in ways:
-        tell(way, [(one[way], one["nobody asks"]) for one in rounds])
+        show(way, [(one[way], one["nobody asks"]) for one in rounds])
 
 
 def turn(runs: Path, server: psutil.Process, look: Turn) -> tuple[float, float]:
@@ -68,7 +68,7 @@ def turn(runs: Path, server: psutil.Process, look: Turn) -> tuple[float, float]:
         return float(np.median(step_times_s(runs)[before + 1 :])), sum(server.cpu_times()[:2]) - used_s
 
 
-def tell(way: str, pairs: list[tuple[tuple[float, float], tuple[float, float]]]) -> None:
+def show(way: str, pairs: list[tuple[tuple[float, float], tuple[float, float]]]) -> None:
     """Print one line."""
     step_s = np.array([taken[0] for taken, _ in pairs])
     ratios = step_s / np.array([alone[0] for _, alone in pairs])
@@ -93,9 +93,9 @@ def polled(port: int) -> Iterator[None]:
     def poll() -> None:
         connection, query = http.client.HTTPConnection("127.0.0.1", port), ""
         while not is_over.wait(1.0):
-            told = asked(connection, f"/api/runs/{NAME}?{query}")
-            steps = told["steps"]
-            query = f"life={told['life']}&after={steps['rows']}&bucket={steps['bucket']}&events={told['num_events']}"
+            answer = asked(connection, f"/api/runs/{NAME}?{query}")
+            steps = answer["steps"]
+            query = f"life={answer['life']}&after={steps['rows']}&bucket={steps['bucket']}&events={answer['num_events']}"
         connection.close()
 
     thread = threading.Thread(target=poll)
@@ -145,17 +145,17 @@ def long_run(runs: Path) -> None:
             connection = http.client.HTTPConnection("127.0.0.1", port)
             start_s, shares = time.monotonic(), []
             while not shares or shares[-1] < 1:
-                told = asked(connection, f"/api/runs/{NAME}")
-                shares.append(told["share_read"])
+                answer = asked(connection, f"/api/runs/{NAME}")
+                shares.append(answer["share_read"])
             opened_s = time.monotonic() - start_s
-            size = len(json.dumps(told))
+            size = len(json.dumps(answer))
             writer.step(StepRecord(step=100_001, samples=100_001, loss=1.0, grad_norm=1.0, step_s=1.0, parts_s=parts_s))
             time.sleep(0.3)
-            steps = told["steps"]
+            steps = answer["steps"]
             start_s = time.monotonic()
             again = asked(
                 connection,
-                f"/api/runs/{NAME}?life={told['life']}&after={steps['rows']}&bucket={steps['bucket']}&events={told['num_events']}",
+                f"/api/runs/{NAME}?life={answer['life']}&after={steps['rows']}&bucket={steps['bucket']}&events={answer['num_events']}",
             )
             took_s = time.monotonic() - start_s
     print(

@@ -52,7 +52,7 @@ def record(num_racks: int = 128) -> Plan:
 
 
 def llama3() -> Plan:
-    """Llama 3 405B on 16,384 H100: 16 M tokens a step, tensor 8 and pipeline 16, the rest as `meshwright plan` lays it out."""
+    """Llama 3 405B on 16,384 H100: 16 M tokens per step, tensor 8 and pipeline 16, the rest as `meshwright plan` lays it out."""
     workload = replace(load_workload("pretrain-15t"), seq_len=8192, global_batch=2048, precision="bf16")
     job = Job("llama-3.1-405b", "dgx-h100-superpod", workload, gpus=16384)
     return plan_of(job.forecast("tp=8,pp=16,vp=8,mbs=1,zero=3,schedule=zero-bubble,order=cp-dp-tp-pp"))
@@ -89,7 +89,7 @@ def speed_rows() -> Iterator[str]:
         yield f"{f'54 days of 16,384 GPUs, {num_seeds} runs':<48} {took}"
 
 
-def said(value: OverSeeds, form: str) -> str:
+def in_words(value: OverSeeds, form: str) -> str:
     mean, low, high, error = (form.format(number) for number in (value.mean, value.low, value.high, value.standard_error))
     return f"{mean} (80 % of runs {low} to {high}; the mean +- {error})"
 
@@ -101,11 +101,11 @@ def record_rows() -> Iterator[str]:
         runs = list(seeds_of(record(num_racks), Conditions(), 324, first_seed, SEEDS))
         medians[num_racks] = np.array([run.times.median_s for run in runs])
         minutes = OverSeeds.of([run.time_to_train_s / 60 for run in runs])
-        yield f"{num_racks} racks, median step [s]: {said(OverSeeds.of(medians[num_racks]), '{:.4f}')}"
-        yield f"{num_racks} racks, 324 steps and evaluations [min]: {said(minutes, '{:.3f}')}"
+        yield f"{num_racks} racks, median step [s]: {in_words(OverSeeds.of(medians[num_racks]), '{:.4f}')}"
+        yield f"{num_racks} racks, 324 steps and evaluations [min]: {in_words(minutes, '{:.3f}')}"
         if num_racks == 128:
             yield f"record end to end: {minutes.mean:.3f} min simulated, {RECORD_MIN:.3f} logged: {minutes.mean / RECORD_MIN - 1:+.2%}"
-    yield f"weak-scaling efficiency 112 -> 128, one run of each: {said(OverSeeds.of(medians[112] / medians[128]), '{:.2%}')}"
+    yield f"weak-scaling efficiency 112 -> 128, one run of each: {in_words(OverSeeds.of(medians[112] / medians[128]), '{:.2%}')}"
 
 
 def fabric_rows() -> Iterator[str]:
@@ -127,14 +127,14 @@ def fabric_rows() -> Iterator[str]:
         runs = list(seeds_of(plan, conditions, 64, 0, 10))
         exposed_ms = OverSeeds.of([1e3 * run.mean_exposed_s["dp"] for run in runs])
         steps = OverSeeds.of([run.times.median_s for run in runs])
-        yield f"{name:<26} exposed [ms] {said(exposed_ms, '{:.1f}')}; median step [s] {said(steps, '{:.4f}')}"
+        yield f"{name:<26} exposed [ms] {in_words(exposed_ms, '{:.1f}')}; median step [s] {in_words(steps, '{:.4f}')}"
 
 
 def weeks_rows() -> Iterator[str]:
     """Llama 3's 54 days, and how good the advice on checkpoints is."""
     plan, rates = llama3(), failures("llama3")
     seen = outlook(plan, Conditions(), campaign_of(plan, rates, None, None), 0, SEEDS, 54 * DAY)
-    yield f"54 days, 16,384 H100: interruptions {said(seen.interruptions, '{:.1f}')}, effective time {said(seen.goodput, '{:.2%}')}"
+    yield f"54 days, 16,384 H100: interruptions {in_words(seen.interruptions, '{:.1f}')}, effective time {in_words(seen.goodput, '{:.2%}')}"
     yield "by cause: " + ", ".join(f"{name} {mean:.1f}" for name, mean in seen.by_cause.items())
     errors = np.abs(advice_errors(1000, 0))
     yield f"checkpoint interval against the simulated best, 1,000 cases: mean {errors.mean():.2%}, worst {errors.max():.2%} off"
@@ -148,8 +148,8 @@ def average_rows() -> Iterator[str]:
         yield f"jitter of a group of {num_ranks}: mean {drawn:.5f}, exact {exact:.5f}: {drawn / exact - 1:+.3%}"
     jobs = [log.planned for log in step_logs() if log.planned.chains]
     shares = [abs(undisturbed(job).exposed_dp_s - job.parts_s["exposed_dp"]) / job.step_s for job in jobs]
-    told = f"differ by {np.mean(shares):.3%} of a step, at most {max(shares):.3%}"
-    yield f"buckets walked against the closed form, {len(jobs)} logged layouts: {told}"
+    difference = f"differ by {np.mean(shares):.3%} of a step, at most {max(shares):.3%}"
+    yield f"buckets walked against the closed form, {len(jobs)} logged layouts: {difference}"
     for name, plan in (("record", record()), ("Llama 3", llama3())):
         means = np.array([mean_step(plan, Conditions(noise=replace(fitted_noise(), run_spread=0.0)), seed).seconds for seed in range(20)])
         yield f"mean of 64 steps for all, {name}: standard deviation {np.std(means, ddof=1) / np.mean(means):.3%} over 20 seeds"

@@ -70,9 +70,6 @@ def same(values: dict[str, Any]) -> dict[str, Any]:
     return back
 
 
-# -- names ----------------------------------------------------------------------------------------------
-
-
 def test_importing_loads_neither_torch_nor_numpy() -> None:
     code = "import sys, meshwright; print(*(name for name in ('torch', 'numpy', 'pandas', 'pydantic', 'rich') if name in sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -101,9 +98,6 @@ def test_a_public_name_resolves_and_is_documented(name: str) -> None:
 def test_a_name_that_there_is_not_is_an_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = mw.nothing
-
-
-# -- the same answer as the command line ----------------------------------------------------------------
 
 
 def test_a_forecast_is_what_predict_prints(printed: Printed) -> None:
@@ -168,9 +162,6 @@ def test_a_simulated_run_is_what_report_prints(plan: Path, printed: Printed) -> 
     simulation = mw.simulate(plan, steps=8, name="few", runs="runs")
     assert simulation.folder is not None
     assert same(mw.read_run(simulation.folder).to_json()) == printed("report", "runs/few")
-
-
-# -- notebooks ------------------------------------------------------------------------------------------
 
 
 def test_a_run_in_words_and_as_a_fragment(run: Path) -> None:

@@ -88,7 +88,7 @@ def commands_in(path: Path) -> list[Command]:
 
 
 def write_files_of(path: Path, folder: Path) -> None:
-    """Write the TOML files that a document tells its reader to write: blocks that start with the file's name as a comment."""
+    """Write the TOML files that a document asks its reader to write: blocks that start with the file's name as a comment."""
     for language, block in FENCE.findall(text_of(path)):
         first = block.partition("\n")[0]
         if language == "toml" and re.fullmatch(r"# [\w-]+\.toml", first):
@@ -160,7 +160,7 @@ def test_no_document_knows_the_machine_it_was_written_on(path):
 COMMANDS = [(path, command) for path in DOCUMENTS for command in commands_in(path)]
 
 
-def said(case: tuple[Path, Command]) -> str:
+def command_id(case: tuple[Path, Command]) -> str:
     return f"{relative(case[0])}: {shlex.join(case[1].arguments)}"
 
 
@@ -200,7 +200,7 @@ def stale_options(path: Path) -> list[str]:
     return stale
 
 
-@pytest.mark.parametrize("case", COMMANDS, ids=said)
+@pytest.mark.parametrize("case", COMMANDS, ids=command_id)
 def test_every_command_parses(case):
     command, arguments = leaf(case[1].arguments)
     assert command.make_context(command.name, arguments).command is command
@@ -234,7 +234,7 @@ def test_make_targets_and_scripts_exist(path):
     assert [script for script in scripts if not (ROOT / script).is_file()] == []
 
 
-@pytest.mark.parametrize("case", [case for case in COMMANDS if case[1].is_cheap], ids=said)
+@pytest.mark.parametrize("case", [case for case in COMMANDS if case[1].is_cheap], ids=command_id)
 def test_every_cheap_command_does_what_the_document_shows(case, capsys, monkeypatch, tmp_path):
     path, command = case
     write_files_of(path, tmp_path)

@@ -79,7 +79,7 @@ def test_nothing_is_an_answer_for_the_null_device_and_other_devices_are_refused(
     "code, fix",
     [(errno.ENOSPC, "free space on this disk"), (errno.EACCES, "this user may write to"), (errno.EROFS, "cannot be written to")],
 )
-def test_the_fix_fits_what_the_system_said(code: int, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fix_fits_what_the_system_reports(code: int, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(code, os.strerror(code))
 

@@ -35,9 +35,6 @@ JOBS = {  # few micro-batches: a schedule of many takes long to draw
 SMALL = Job("llama-3.2-1b", "dgx-h100-superpod", "pretrain-1t", gpus=16).changed("workload.global_batch=32", "workload.seq_len=2048")
 
 
-# -- one step time --------------------------------------------------------------------------------------
-
-
 @st.composite
 def forecasts(draw: st.DrawFn) -> Forecast:
     """A layout of one of the jobs that divides it and fits; a schedule is chosen only where there is a pipeline."""
@@ -138,9 +135,6 @@ def test_a_plan_made_by_the_command_line_is_the_best_of_the_search(capsys: pytes
     assert [(plan["layout"]["text"], plan["step_s"]) for plan in printed] == [(str(one.layout), one.step_s) for one in best]
 
 
-# -- what is refused ------------------------------------------------------------------------------------
-
-
 def test_a_degree_that_does_not_divide_the_cluster_is_refused() -> None:
     with pytest.raises(InputError, match="tp x cp x pp = 3 does not divide the 512 accelerators of dgx-h100-superpod"):
         GPT_3_JOB.forecast("tp=3")
@@ -152,7 +146,7 @@ def test_a_degree_that_does_not_divide_the_cluster_is_refused() -> None:
         (Layout(tp=3, dp=170), "= 510 accelerators, but dgx-h100-superpod has 512 in use"),
         (Layout(pp=64, dp=8), "96 layers do not divide over 64 pipeline stages"),
         (Layout(dp=512, micro_batch=3), "does not divide the global batch 2048"),
-        (Layout(tp=8, pp=8, dp=8, vp=2, schedule="1f1b"), "1F1B runs one chunk a stage"),
+        (Layout(tp=8, pp=8, dp=8, vp=2, schedule="1f1b"), "1F1B runs one chunk per stage"),
         (Layout(dp=512, ep=8), "gpt-3-175b has no experts"),
     ],
 )
@@ -248,9 +242,6 @@ def test_any_text_as_a_name_makes_a_job_or_is_refused(text: str, place: int) -> 
 @given(st.integers(-(10**6), 10**6))
 def test_any_number_of_accelerators_makes_a_job_or_is_refused(gpus: int) -> None:
     answers_or_refuses(lambda: Job(*GPT_3, gpus=gpus).forecast("tp=8"))
-
-
-# -- made and changed -----------------------------------------------------------------------------------
 
 
 def test_a_job_from_names_is_the_job_from_values() -> None:

@@ -73,10 +73,10 @@ def test_a_layouts_text_gives_the_same_layout_back_whatever_it_is_read_for(layou
 
 @given(layouts())
 def test_a_layouts_text_leaves_a_search_nothing_to_choose(layout):
-    told = read_choices(str(layout))
+    choices = read_choices(str(layout))
     searched = {"tp", "cp", "pp", "vp", "dp", "ep", "micro_batch", "zero_stage", "recompute", "order", "overlap_tp", "cuda_graphs"}
     searched |= {"schedule"} if layout.pp > 1 else set()
-    assert searched | ({"cp_kind"} if layout.cp > 1 else set()) <= set(told)
+    assert searched | ({"cp_kind"} if layout.cp > 1 else set()) <= set(choices)
 
 
 def test_every_key_can_be_written():

@@ -92,7 +92,7 @@ def test_gib_and_dollars():
         (48_000_000.0, "48,000 MWh"),
     ],
 )
-def test_energy_is_told_in_kilowatt_hours(kilowatt_hours, text):
+def test_energy_is_reported_in_kilowatt_hours(kilowatt_hours, text):
     assert energy(kilowatt_hours * KWH) == text
 
 

@@ -50,12 +50,12 @@ class Case:
     def words(self) -> str:
         """The case as a table shows it."""
         size = {"llama-3.1-8b": "8B", "llama-3.2-3b": "3B untied", "llama-3.2-1b": "1B untied"}.get(self.model, self.model)
-        told = [size, f"{self.states} states", f"batch {self.batch}", "fp8" if self.is_fp8 else self.precision.removesuffix("-pure")]
+        words = [size, f"{self.states} states", f"batch {self.batch}", "fp8" if self.is_fp8 else self.precision.removesuffix("-pure")]
         if self.seq_len != 8192:
-            told.append(f"sequence {self.seq_len:,}")
+            words.append(f"sequence {self.seq_len:,}")
         if self.recompute != "none":
-            told.append(f"{self.recompute} recompute")
-        return ", ".join(told)
+            words.append(f"{self.recompute} recompute")
+        return ", ".join(words)
 
     def to_json(self) -> str:
         """The case as one line."""

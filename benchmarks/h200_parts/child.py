@@ -25,7 +25,7 @@ LAST_LINES = 25  # of a child that failed
 
 
 def say(text: str) -> None:
-    """Print at once: a call that is cut off leaves what was said."""
+    """Print at once: a call that is cut off leaves what was printed."""
     print(text, flush=True)
 
 

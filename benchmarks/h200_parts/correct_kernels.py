@@ -48,8 +48,8 @@ def main() -> None:
         for row in guarded(check, device, seed):
             hand_row(row)
             num_checks += 1
-            told = f"{row['error']:.2e} of {row['bound']:.0e}" if "error" in row else str(row.get("broke", row.get("skipped")))
-            note(f"{row['what']}: {told}")
+            outcome = f"{row['error']:.2e} of {row['bound']:.0e}" if "error" in row else str(row.get("broke", row.get("skipped")))
+            note(f"{row['what']}: {outcome}")
     hand_over({"num_checks": num_checks, "seed": seed})
 
 

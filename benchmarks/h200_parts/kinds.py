@@ -1,6 +1,6 @@
 """What a step's time goes to, by kind of work, from the trace of one step.
 
-A kernel's kind comes from its name, and where the name does not tell, from what the trainer was doing when it launched it. Names that
+A kernel's kind comes from its name, and where the name does not show it, from what the trainer was doing when it launched it. Names that
 nothing here knows are listed with their time: nothing is put where it looks best. Launch gaps are the times between a step's first kernel
 and its last in which the device had nothing to do. Shares are of the traced step: at a power cap it need not last as long as another one.
 """

@@ -61,7 +61,7 @@ def profiled(stepper: Stepper, step_s: float) -> dict[str, object]:
 
 
 def annotate_trainer() -> None:
-    """Mark what kernels' names do not tell: the loss, and the norm that clips."""
+    """Mark what kernels' names do not show: the loss, and the norm for clipping."""
     from meshwright.train import replica
     from meshwright.train.model import transformer
 

@@ -1,6 +1,6 @@
 """A child: many steps of a case through the trainer's own loop, records and all; then some without records and some with, in turn.
 
-A step's time is from the end of one update to the end of the next, so that data and records are in it. What records cost is told by steps
+A step's time is from the end of one update to the end of the next, so that data and records are in it. The cost of records comes from steps
 of the same run that make none, a few at a time between others that do: heat, text and weights are the same for both. A card at its power
 cap slows down for about a minute as it gets warm: that is the warm-up.
 """
@@ -173,10 +173,10 @@ def turns(marks: Marks, num_before: int) -> dict[str, Any]:
 def figures(marks: Marks, records: list[Any], warmup: int, num_steps: int) -> dict[str, Any]:
     """Scatter, drift, growth, and what records took by the trainer's own clock."""
     steps_s = marks.steps_s(warmup, warmup + num_steps)
-    early, late, told = warmup + 1, warmup + num_steps, records[warmup : warmup + num_steps]
+    early, late, timed = warmup + 1, warmup + num_steps, records[warmup : warmup + num_steps]
     slope_s = statistics.linear_regression(range(len(steps_s)), steps_s).slope
-    recording_s = [record.extra["recording_s"] for record in told]
-    metered = [record.extra["energy_j"] for record in told if "energy_j" in record.extra]
+    recording_s = [record.extra["recording_s"] for record in timed]
+    metered = [record.extra["energy_j"] for record in timed if "energy_j" in record.extra]
     return {
         "num_steps": len(steps_s),
         "num_warmup": warmup,
@@ -189,10 +189,10 @@ def figures(marks: Marks, records: list[Any], warmup: int, num_steps: int) -> di
         "early_peak_bytes": marks.peaks_bytes[early - 1],
         "late_peak_bytes": marks.peaks_bytes[late - 1],
         "recording_s": statistics.median(recording_s),
-        "recording_share": sum(recording_s) / sum(record.step_s for record in told),
+        "recording_share": sum(recording_s) / sum(record.step_s for record in timed),
         "energy_j": statistics.median(metered) if metered else None,
         "first_loss": records[0].loss,
-        "last_loss": told[-1].loss,
+        "last_loss": timed[-1].loss,
         "steps_s": steps_s,
     }
 

@@ -124,8 +124,8 @@ def profile_table(content: Row) -> str:
             took = [number(1e3 * found[key], ".1f") for key in ("step_s", "traced_s")]
             lines.append([row["words"], row["trainer"], *took, *shares])
             unknown += _unknown(row, found)
-    told = ["", "Kernels of no known kind (in `other`):", *unknown] if unknown else ["", "Every kernel is of a known kind."]
-    return "\n".join([table(head, lines), *(told if lines else [])])
+    notes = ["", "Kernels of no known kind (in `other`):", *unknown] if unknown else ["", "Every kernel is of a known kind."]
+    return "\n".join([table(head, lines), *(notes if lines else [])])
 
 
 def _unknown(row: Row, found: Row) -> list[str]:
@@ -133,9 +133,9 @@ def _unknown(row: Row, found: Row) -> list[str]:
     whose = f"- {row['trainer']}, {row['words']}"
     large = [one for one in found["unknown"] if one[0] >= found["traced_s"] / 2000]
     small = [one for one in found["unknown"] if one[0] < found["traced_s"] / 2000]
-    told = [f"{whose}: {1e3 * took_s:.2f} ms in {count} of `{name}`" for took_s, count, _, name in large]
+    notes = [f"{whose}: {1e3 * took_s:.2f} ms in {count} of `{name}`" for took_s, count, _, name in large]
     rest = f"{whose}: {1e3 * sum(one[0] for one in small):.2f} ms in {sum(one[1] for one in small)} kernels of {len(small)} other names"
-    return [*told, *([rest] if small else [])]
+    return [*notes, *([rest] if small else [])]
 
 
 def choices_table(content: Row) -> str:
@@ -260,13 +260,13 @@ def predict_table(content: Row) -> str:
             ]
         )
     head = ["case", "predicted ms", "measured ms", "error", "predicted peak GiB", "measured peak GiB", "error"]
-    told = [
+    notes = [
         f"{what}: mean {100 * statistics.mean(e):.1f} %, worst {100 * max(e):.1f} %, {len(e)} cases."
         for what, e in (("Step", errors), ("Peak", memory_errors))
         if e
     ]
-    told += [f"{row['words']}: not predicted: {row['refused']}." for row in content.get("predicted", ()) if "refused" in row]
-    return "\n".join([table(head, lines), *([""] if told else []), *told])
+    notes += [f"{row['words']}: not predicted: {row['refused']}." for row in content.get("predicted", ()) if "refused" in row]
+    return "\n".join([table(head, lines), *([""] if notes else []), *notes])
 
 
 def _cases(content: Row, kind: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What can go wrong in a way a user can mend: a message, where it stands, and how to mend it."""
+"""Errors that a user can fix: a message, where the problem is, and how to fix it."""
 
 from __future__ import annotations
 

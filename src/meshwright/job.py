@@ -68,14 +68,14 @@ class Job:
         machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
         used = machine if gpus is None else machine.resized(gpus)
         trained = model if isinstance(model, Model) else load_model(model)
-        task = workload if isinstance(workload, Workload) else load_workload(workload)
-        used, task = changed(used, task, changes)
-        _check_batch(task)
-        used.accelerator.peak_flops_per_s(task.precision)  # refuses a precision that the accelerator lacks
+        wanted = workload if isinstance(workload, Workload) else load_workload(workload)
+        used, wanted = changed(used, wanted, changes)
+        _check_batch(wanted)
+        used.accelerator.peak_flops_per_s(wanted.precision)  # refuses a precision that the accelerator lacks
         object.__setattr__(self, "model", trained)
         object.__setattr__(self, "cluster", used)
-        object.__setattr__(self, "workload", task)
-        object.__setattr__(self, "software", _software(software, trained, used, task, profile))
+        object.__setattr__(self, "workload", wanted)
+        object.__setattr__(self, "software", _software(software, trained, used, wanted, profile))
         object.__setattr__(self, "described", described or machine)
 
     @property

@@ -67,7 +67,7 @@ def test_faster_by_per_cent_is_a_speed_up() -> None:
         ({"model": "gpt-5"}, "no model named 'gpt-5'"),
         ({"benchmark": "resnet"}, "no benchmark named 'resnet'"),
         ({"benchmark": "gpt3", "model": "llama-3.1-8b"}, "benchmark gpt3 trains gpt-3-175b, not llama-3.1-8b"),
-        ({"round": "next"}, "'next' is no round"),
+        ({"round": "next"}, "'next' is not a round"),
         ({"precision": "fp7"}, "no precision named 'fp7'"),
         ({"scaling": "sideways"}, "scaling is 'sideways'"),
         ({"variation_of": "luck"}, "variation_of is 'luck'"),

@@ -24,7 +24,7 @@ def test_without_the_package_it_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         ("", "llama31_405b", "the round is not known: give --round"),
         ("v9.9", "llama31_405b", "the checker has no ruleset 9.9.0"),
         ("v5.1", "gpt3", "ruleset 5.1.0 has no closed_gpt3"),
-        ("v5.1", "../../../evil", "submission_benchmark is no plain word"),
+        ("v5.1", "../../../evil", "submission_benchmark is not a plain word"),
     ],
 )
 def test_without_a_ruleset_it_says_so(tmp_path: Path, round_name: str, benchmark: str, why: str) -> None:

@@ -141,7 +141,7 @@ def test_every_row_on_a_known_accelerator_is_consistent() -> None:
     assert [(facts["submitter"], of(facts)) for facts in nvidia if of(facts) != "consistent"] == []
 
 
-def test_no_row_is_impossible_however_little_of_it_is_said() -> None:
+def test_no_row_is_impossible_however_little_of_it_is_reported() -> None:
     for vendor, facts in rows():
         bare = {key: facts[key] for key in ("benchmark", "accelerator", "gpus", "minutes") if key in facts}
         if vendor == "NVIDIA" and "minutes" in bare:
@@ -192,7 +192,7 @@ def test_a_model_without_tokens_cannot_be_checked() -> None:
 
 def test_a_benchmark_whose_sequences_are_not_known_cannot_be_checked() -> None:
     facts = {"benchmark": "gpt_oss_20b", "accelerator": "gb300", "gpus": 72, "minutes": 10}
-    assert statement(facts, "compute") == ("unknown", "how much was trained is not said: give seq_len")
+    assert statement(facts, "compute") == ("unknown", "the claim does not say how much was trained: give seq_len")
     assert statement({**facts, "seq_len": 8192}, "compute")[0] == "consistent"
 
 
@@ -256,7 +256,7 @@ def test_a_step_of_nobody_knows_what_is_never_impossible() -> None:
     assert of({"accelerator": "gb200", "gpus": 8192, "step_s": 1.2712}) == "consistent"
 
 
-def test_a_contradicted_step_time_is_told_against_the_log() -> None:
+def test_a_contradicted_step_time_is_reported_against_the_log() -> None:
     facts = read_toml(CLAIMS / "405b-step-time.toml") | {"step_s": 2.0}
     verdict, why = statement(facts, "step time")
     assert verdict == "misleading" and why.endswith("say 1.27035 s; the claim is 57.4 % above that")
@@ -381,7 +381,7 @@ def test_a_speed_up_between_two_benchmarks_is_none() -> None:
     assert statement(facts, "speed-up")[0] == "misleading"
 
 
-def test_a_baseline_of_an_earlier_round_is_told() -> None:
+def test_a_baseline_of_an_earlier_round_is_reported() -> None:
     # 8 H100 took 28.1 min and more in v4.0, and 27.0 in v4.1
     new = {"benchmark": "llama2_70b_lora", "accelerator": "h200", "gpus": 8, "round": "v4.1", "minutes": 22.6}
     old = {"accelerator": "h100", "gpus": 8, "round": "v4.0", "minutes": 29.4}
@@ -398,7 +398,7 @@ def test_step_times_alone_give_a_speed_up_of_sequences_a_second() -> None:
     assert statement(facts, "speed-up")[0] == "consistent"
 
 
-def test_a_speed_up_over_a_record_may_be_of_any_round_that_is_not_said() -> None:
+def test_a_speed_up_over_a_record_may_be_of_any_round_that_is_not_given() -> None:
     facts = {"benchmark": "gpt3", "baseline": {"record": True}}
     assert of({**facts, "minutes": 4.0, "speedup": 2.7}) == "consistent"  # v3.1, over 10.94 min of v3.0
     assert of({**facts, "minutes": 9.87, "speedup": 2.3}) == "impossible"
@@ -437,14 +437,17 @@ def test_a_log_that_missed_its_target_confirms_no_time(tmp_path: Path) -> None:
 def test_less_work_is_no_speed_up() -> None:
     facts = {"model": "llama-3.1-8b", "accelerator": "h100", "gpus": 64, "minutes": 10, "speedup": 10}
     base = {"minutes": 100, "gpus": 64}
-    told = statement({**facts, "tokens": 1e9, "baseline": {**base, "tokens": 1e10}}, "throughput or convergence")
-    assert told == ("misleading", "10.000 = 1.000 throughput x 10.000 fewer tokens: not a faster machine")
+    found = statement({**facts, "tokens": 1e9, "baseline": {**base, "tokens": 1e10}}, "throughput or convergence")
+    assert found == ("misleading", "10.000 = 1.000 throughput x 10.000 fewer tokens: not a faster machine")
     assert statement({**facts, "tokens": 1e10, "baseline": {**base, "tokens": 1e10}}, "throughput or convergence")[0] == "consistent"
     assert statement({**facts, "baseline": {**base, "model": "llama-3.1-405b"}}, "speed-up")[1].startswith(
         "the two runs are of different models"
     )
     step = {"speedup": 2, "speedup_of": "step", "step_s": 1.0, "global_batch": 16, "baseline": {"step_s": 2.0, "global_batch": 32}}
-    assert statement(step, "work of a step") == ("misleading", "a step has 16 sequences and had 32: in sequences a second it is 1.00 times")
+    assert statement(step, "work of a step") == (
+        "misleading",
+        "a step has 16 sequences and had 32: in sequences per second it is 1.00 times",
+    )
     assert statement({**step, "baseline": {"step_s": 2.0, "global_batch": 8}}, "work of a step")[0] == "consistent"
 
 
@@ -458,7 +461,7 @@ def test_the_batches_must_be_those_of_the_scaling_that_is_named() -> None:
     half = {**facts, "efficiency_pct": 50, "global_batch": 512}
     assert statement({**half, "scaling": "weak"}, "kind of scaling")[0] == "misleading"
     assert statement({**half, "scaling": "strong"}, "kind of scaling")[0] == "consistent"
-    assert "kind of scaling" not in {one.about for one in judge(claim_of({**half}, "x")).statements}  # nothing is said of it
+    assert "kind of scaling" not in {one.about for one in judge(claim_of({**half}, "x")).statements}  # no statement about it
 
 
 def test_a_profile_that_lies_beside_the_claim_is_looked_into(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_claim_as_json_has_the_three_keys_of_every_statement() -> None:
     assert found["verdict"] == found["expected_verdict"] == "impossible"
     for one in found["statements"]:
         assert {"verdict", "why", "arithmetic"} <= set(one) and isinstance(one["arithmetic"], list)
-    assert any("$297 a GPU-hour" in line for line in found["statements"][0]["arithmetic"])
+    assert any("$297 per GPU-hour" in line for line in found["statements"][0]["arithmetic"])
     json.dumps(found)
 
 

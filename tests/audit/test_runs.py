@@ -91,7 +91,7 @@ def test_what_depends_on_a_damaged_line_is_unknown(tmp_path: Path, edits: list[t
         assert run.reached is None
 
 
-def test_every_damaged_line_is_told(tmp_path: Path) -> None:
+def test_every_damaged_line_is_reported(tmp_path: Path) -> None:
     run = damaged(tmp_path, ("seed", 20), ("init_stop", 60), ("eval_stop", 60))
     assert run.log is not None and [flaw.line for flaw in run.flaws] == [one.line for one in run.log.damaged] and len(run.flaws) == 3
     assert run.line == run.flaws[0].line and run.problem.endswith("(and 2 more)")
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_log_is_damaged(tmp_path: Path, text: str) -> None:
     assert (run.state, run.line, run.is_whole) == (DAMAGED, 1, False) and "no :::MLLOG line" in run.problem
 
 
-def test_an_empty_file_and_a_packed_one_are_told(tmp_path: Path) -> None:
+def test_an_empty_file_and_a_packed_one_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"")
     (tmp_path / "b.gz").write_bytes(gzip.compress("\n".join(lines()).encode()))
     assert read_run(tmp_path / "a.txt").problem.endswith("which is empty")
@@ -134,7 +134,7 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_a_mutilated_log_is_never_taken_for_another_run(tmp_path: Path, data: st.DataObject) -> None:
-    """What is cut out is seen, or lies where nothing is reckoned from."""
+    """What is cut out is noticed, or no result is computed from it."""
     text = lines()
     index = data.draw(st.integers(0, len(text) - 1))
     kind = data.draw(st.sampled_from(["cut", "drop", "blank", "garble"]))

@@ -89,7 +89,7 @@ def test_a_bad_factor_is_refused(tmp_path: Path, text: str) -> None:
         scored(tmp_path)
 
 
-def test_runs_that_differ_in_more_than_the_seed_are_told(tmp_path: Path) -> None:
+def test_runs_that_differ_in_more_than_the_seed_are_reported(tmp_path: Path) -> None:
     submission(tmp_path)
     assert scored(tmp_path).differing_settings == {}
     write(tmp_path / "result_2.txt", lines(learning_rate=9e-5))

@@ -22,7 +22,7 @@ def test_all_rows_are_there_and_their_accelerators_are_the_catalogues() -> None:
     assert all(row.accelerator in names("accelerators") for row in submissions() if row.vendor == "NVIDIA")
 
 
-def test_a_submission_is_found_by_what_is_said_of_it() -> None:
+def test_a_submission_is_found_by_what_is_reported_of_it() -> None:
     found = find(round="v6.0", benchmark="llama31_405b", accelerator="gb200", gpus=8192)
     assert [row.submitter for row in found] == ["Azure"]
     assert find(submitter="azure", round="v6.0") == found

@@ -29,7 +29,7 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def timed(who: str, tokens_per_s: float, **more: Any) -> dict[str, Any]:
-    """One measurement of 1,000 tokens a step."""
+    """One measurement of 1,000 tokens per step."""
     figures = {"mean_s": 1000 / tokens_per_s, "tokens_per_s": tokens_per_s, "cv": 0.001, "peak_bytes": 2**30, "joules_per_token": 0.05}
     return {"case": "a", "words": "case a", "who": who, "num_parameters": 7, **figures, **more}
 
@@ -86,12 +86,12 @@ def test_a_ratio_is_given_where_both_were_measured(part: Any) -> None:
 
 
 def test_without_the_peer_there_is_no_ratio(part: Any) -> None:
-    told = part("h200_parts.tables").speed_table({"speed": [timed("ours", 1100.0, joules_per_token=None)]})
-    assert "| - | - | - | - |" in told
-    assert told.endswith("case a: no ratio: torchtitan was not measured in this call.")
+    table = part("h200_parts.tables").speed_table({"speed": [timed("ours", 1100.0, joules_per_token=None)]})
+    assert "| - | - | - | - |" in table
+    assert table.endswith("case a: no ratio: torchtitan was not measured in this call.")
 
 
-def test_what_was_not_comparable_or_refused_is_said(part: Any) -> None:
+def test_what_was_not_comparable_or_refused_is_reported(part: Any) -> None:
     tables = part("h200_parts.tables")
     unlike = {"speed": [timed("ours", 1100.0), timed("titan", 1000.0, num_parameters=8)]}
     assert "the models differ: 7 and 8 parameters" in tables.speed_table(unlike)
@@ -105,19 +105,19 @@ def test_the_best_way_of_each_part_is_named_with_what_it_changes(part: Any) -> N
         {"unit": "layer", "count": 2, "part": "attention", "unit_s": 1e-2, "best": "torch", "changes_s": {"flash": 5e-3}},
         {"unit": "layer", "count": 2, "part": "all at their best", "unit_s": 1e-2, "best": "", "change": -0.021, "spread": 0.002},
     ]
-    told = part("h200_parts.tables").choices_table({"choices": [{"words": "a case", "rows": rows}]}).splitlines()[2:]
-    assert told == [
+    table = part("h200_parts.tables").choices_table({"choices": [{"words": "a case", "rows": rows}]}).splitlines()[2:]
+    assert table == [
         "| a case | layer | o forward | 3 | 3 | -2.00 % | 20.0 |",
         "| a case | layer | attention | 2 | torch | +0.00 % | 20.0 |",
         "| a case | layer | all at their best | - | - | -2.10 ± 0.20 % | 20.0 |",
     ]
 
 
-def test_records_are_made_in_every_other_turn_and_their_cost_is_told(part: Any) -> None:
+def test_records_are_made_in_every_other_turn_and_their_cost_is_reported(part: Any) -> None:
     steady = part("h200_parts.steady")
     num_before, size = 20, steady.TURN_STEPS
-    told = [steady.has_records(step, num_before) for step in range(1, num_before + 2 * size + 1)]
-    assert told == [True] * num_before + [False] * size + [True] * size
+    table = [steady.has_records(step, num_before) for step in range(1, num_before + 2 * size + 1)]
+    assert table == [True] * num_before + [False] * size + [True] * size
     marks, now_s = steady.Marks(is_gpu=False), 0.0
     for step in range(1, num_before + steady.NUM_TURNS * size + 1):  # a step's record is made after its update, within the next one's time
         now_s += 1.01 if step == 1 or steady.has_records(step - 1, num_before) else 1.0
@@ -134,10 +134,10 @@ def test_losses_are_judged_against_their_reference(part: Any) -> None:
         {"precision": "fp8-current", "is_moved": False, "losses": [5.0, 2.03], "last_mean": 2.03},
         {"precision": "fp32", "is_moved": False, "losses": [5.0, 2.0], "last_mean": 2.0},
     ]
-    told = part("h200_parts.tables").loss_table({"loss": rows}).splitlines()
-    assert told[3].endswith("| fp32 | +1.000 % | 1.000 % | FAIL (bound 0.5%) |")
-    assert told[4].endswith("| bf16 | +0.495 % | 0.495 % | pass (bound 1.0%) |")
-    assert told[5].startswith("| bf16, first weights rounded") and told[5].endswith("| bf16 | +0.500 % | 0.500 % | by chance |")
+    table = part("h200_parts.tables").loss_table({"loss": rows}).splitlines()
+    assert table[3].endswith("| fp32 | +1.000 % | 1.000 % | FAIL (bound 0.5%) |")
+    assert table[4].endswith("| bf16 | +0.495 % | 0.495 % | pass (bound 1.0%) |")
+    assert table[5].startswith("| bf16, first weights rounded") and table[5].endswith("| bf16 | +0.500 % | 0.500 % | by chance |")
     alone = part("h200_parts.tables").loss_table({"loss": rows[1:2]})
     assert "not judged: no reference" in alone and "pass" not in alone
 
@@ -149,21 +149,21 @@ def test_a_check_beyond_its_bound_fails_and_one_left_out_is_named(part: Any) -> 
         {"what": "rotary", "broke": "TypeError: no"},
         {"what": "fp8", "skipped": "refused"},
     ]
-    told = part("h200_parts.tables").checks_table({"checks": rows})
-    assert "| norm | float64 | 1.00e-03 | 1.00e-02 | pass |" in told
-    assert "| loss | float64 | nan | 1.00e-02 | FAIL |" in told
-    assert "| rotary | it broke: TypeError: no | - | - | FAIL |" in told
-    assert told.endswith("fp8: not checked: refused.")
+    table = part("h200_parts.tables").checks_table({"checks": rows})
+    assert "| norm | float64 | 1.00e-03 | 1.00e-02 | pass |" in table
+    assert "| loss | float64 | nan | 1.00e-02 | FAIL |" in table
+    assert "| rotary | it broke: TypeError: no | - | - | FAIL |" in table
+    assert table.endswith("fp8: not checked: refused.")
 
 
-def test_errors_of_predictions_are_told_for_measured_cases_alone(part: Any) -> None:
+def test_errors_of_predictions_are_reported_for_measured_cases_alone(part: Any) -> None:
     predicted = [{"case": c, "words": c, "step_s": 1.1, "peak_bytes": 2**30} for c in "ab"]
-    told = part("h200_parts.tables").predict_table(
+    table = part("h200_parts.tables").predict_table(
         {"predicted": predicted, "measured": [{"case": "a", "mean_s": 1.0, "peak_bytes": 2**30}]}
     )
-    assert "| a | 1100.0 | 1000.0 | +10.0 % | 1.00 | 1.00 | +0.0 % |" in told
-    assert "| b | 1100.0 | - | - | 1.00 | - | - |" in told
-    assert "Step: mean 10.0 %, worst 10.0 %, 1 cases." in told
+    assert "| a | 1100.0 | 1000.0 | +10.0 % | 1.00 | 1.00 | +0.0 % |" in table
+    assert "| b | 1100.0 | - | - | 1.00 | - | - |" in table
+    assert "Step: mean 10.0 %, worst 10.0 %, 1 cases." in table
 
 
 def test_each_moment_is_counted_once_and_unknown_kernels_are_listed(part: Any) -> None:
@@ -238,8 +238,8 @@ def test_a_child_that_fails_leaves_its_last_lines(part: Any, capsys: pytest.Capt
     clock = child.Clock(60.0)
     assert child.run("cases_that_do_not_exist", [], clock) is None
     assert clock.num_failed == 1
-    told = capsys.readouterr().out
-    assert "gave no result: exit status 1" in told and "No module named h200_parts.cases_that_do_not_exist" in told
+    printed = capsys.readouterr().out
+    assert "gave no result: exit status 1" in printed and "No module named h200_parts.cases_that_do_not_exist" in printed
     assert child.run("ours", [], child.Clock(1.0)) is None
     assert "not run: 1 s of this call are left" in capsys.readouterr().out
 

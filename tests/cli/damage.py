@@ -108,7 +108,7 @@ def in_bytes(text: bytes, rng: random.Random) -> bytes:
 
 
 def in_manifest(text: bytes, rng: random.Random) -> bytes:
-    """A value of a checkpoint's manifest changed, with the hash of the new content: what a hash cannot tell."""
+    """A value of a checkpoint's manifest changed, with the hash of the new content: which the hash does not show."""
     content = json.loads(text)
     holder, key = rng.choice([place for place in _places(content) if place[1] not in ("sha256", "blocks")])
     holder[key] = rng.choice(NASTY)

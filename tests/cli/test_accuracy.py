@@ -23,12 +23,12 @@ def test_the_page(capsys, tmp_path):
     assert main(["accuracy", "--out", str(page)]) == 0
     text = page.read_text()
     for section in (
-        "Asked and reached",
-        "A machine nobody measured",
+        "Targets and results",
+        "A machine without measurements",
         "Intervals",
-        "Beside other planners",
+        "Comparison with other planners",
         "Assumptions",
-        "What falls short",
+        "Weak points",
     ):
         assert f"## {section}\n" in text
     plot = page.parent / "accuracy" / "predicted-against-measured.svg"

@@ -39,12 +39,12 @@ def test_a_claim_as_a_memo(run):
     assert (code, err) == (0, "")
     assert out == (
         "GPT-3 175B in 9.87 minutes on 1,024 H100 at a cost of $50,000\n"
-        "impossible: $297 a GPU-hour is 24.15 times the highest list price\n"
+        "impossible: $297 per GPU-hour is 24.15 times the highest list price\n"
         "source: a vendor's page\n"
         f"file: {CLAIMS / 'gpt3-cost.toml'}\n"
         "expected: impossible (as found)\n"
         "\n"
-        "  impossible  price: $297 a GPU-hour is 24.15 times the highest list price\n"
+        "  impossible  price: $297 per GPU-hour is 24.15 times the highest list price\n"
         "      time: 1,024 GPUs x 592.2 s / 3,600 = 168.4 GPU-hours\n"
         "      price: $50,000 / 168.4 GPU-hours = $297 a GPU-hour\n"
         "      list prices of h100: $2.15 (nebius spot, 2026-07-22) to $12.29 (azure on-demand, 2026-11-09)\n"
@@ -116,12 +116,12 @@ def test_the_exit_status_follows_fail_on(run, word, code):
     assert run("claim", str(CLAIMS / "llama3-faulty-gpu.toml"), "--fail-on", word)[0] == code
 
 
-def test_a_record_in_another_precision_is_told(judged):
+def test_a_record_in_another_precision_is_reported(judged):
     claimed = ("claim", "--benchmark", "llama31_405b", "--accelerator", "gb200", "--gpus", "8192", "--round", "v6.0", "--step-s", "4")
-    for precision, is_told in (("bf16", True), ("nvfp4", False)):
+    for precision, is_noted in (("bf16", True), ("nvfp4", False)):
         found = judged(*claimed, "--precision", precision)
-        told = [any("not like with like: on record is fp4 (nvfp4)" in line for line in one["arithmetic"]) for one in found["statements"]]
-        assert any(told) == is_told, precision
+        notes = [any("not like with like: on record is fp4 (nvfp4)" in line for line in one["arithmetic"]) for one in found["statements"]]
+        assert any(notes) == is_noted, precision
 
 
 def test_the_shipped_claims_are_listed(run):
@@ -173,9 +173,6 @@ def test_an_unknown_key_lists_the_nearest_and_all(run, tmp_path):
     assert "unknown key 'gpu'" in err and "did you mean gpus?" in err and "known keys: benchmark, model" in err
 
 
-# -- logs -----------------------------------------------------------------------------------------------
-
-
 WIDE = """\
 llama31_405b, round not known, Example Labs, 2xEXAMPLE-8
 log                   state  time to train [min]  before the clock [min]  samples  steps  evaluations  evaluating [%]  quality  target  \
@@ -224,7 +221,7 @@ def test_two_submissions_are_compared(run, answer, tmp_path):
     assert "1.000 times as fast" in " ".join(run(*arguments)[1].split()) and "1.000 throughput" in run(*arguments, "--markdown")[1]
 
 
-def test_a_truncated_and_a_damaged_log_are_told_apart_and_exit_with_1(run, tmp_path):
+def test_a_truncated_and_a_damaged_log_are_distinguished_and_exit_with_1(run, tmp_path):
     lines = (FIXTURES / "timer_every_step.log").read_text().splitlines()
     (tmp_path / "result_0.txt").write_text("\n".join(lines[:30]))
     (tmp_path / "result_1.txt").write_text("\n".join([*lines[:20], lines[20][:50], *lines[21:]]))

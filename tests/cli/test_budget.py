@@ -49,14 +49,11 @@ def racks(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str
     return str(written)
 
 
-# -- simulate ---------------------------------------------------------------------------------------------
-
-
 def test_a_simulation_that_cannot_end_inside_is_not_started(run: Run, racks: str) -> None:
     cost = float(read_plan(Path(racks)).time_to_train_s) / 3600 * 256 * 10
     code, out, err = run("simulate", racks, "--price", "10USD/h", "--budget", "1kUSD")
     assert (code, out) == (2, "")
-    assert f"by prediction the run would cost {cost:,.2f} USD" in err
+    assert f"the run is predicted to cost {cost:,.2f} USD" in err
     assert f"that is {cost - 1000:,.2f} USD over the budget of 1,000.00 USD" in err
     assert not Path("runs").exists()
 
@@ -68,19 +65,19 @@ def test_a_simulation_that_runs_over_ends_with_the_last_step_inside(run: Run, ra
     given = ("--steps", "20", "--price", "3600USD/h", "--budget", f"{budget:.2f}", "--slow-rank", "100=1.3", "--name", "cut", "--json")
     code, out, err = run("simulate", racks, *given)
     assert (code, err) == (0, "")
-    told, folder = json.loads(out), read_run("runs/cut")
-    assert told["over_budget"] and not told["complete"] and 10 < told["num_steps"] <= 20 and told["num_evaluations"] == 0
+    document, folder = json.loads(out), read_run("runs/cut")
+    assert document["over_budget"] and not document["complete"] and 10 < document["num_steps"] <= 20 and document["num_evaluations"] == 0
     assert folder.header.status == "stopped"
     assert [event.kind for event in folder.events][-2:] == ["budget", "stopped"] and folder.events[-1].detail["reason"] == "budget"
     took = ledger_of("runs/cut")
     assert float(took.usd) <= budget < float(took.usd) + 256 * (1.5 * step_s + evaluation_s(plan))
-    assert float(took.usd) == pytest.approx(told["cost_usd"], abs=0.01)
+    assert float(took.usd) == pytest.approx(document["cost_usd"], abs=0.01)
 
 
 def test_a_simulation_inside_its_budget_goes_to_its_end(run: Run, racks: str) -> None:
     code, out, _ = run("simulate", racks, "--steps", "5", "--budget", "1000000", "--name", "whole", "--json")
-    told = json.loads(out)
-    assert code == 0 and told["complete"] and not told["over_budget"] and told["num_steps"] == 5
+    document = json.loads(out)
+    assert code == 0 and document["complete"] and not document["over_budget"] and document["num_steps"] == 5
     start = read_run("runs/whole").events[0]
     assert start.detail["budget_usd"] == "1000000" and start.detail["price"]["provider"] == "azure"
 
@@ -101,7 +98,7 @@ def test_weeks_end_when_their_budget_is_spent_spares_included(run: Run, racks: s
 def test_days_that_cost_less_than_the_workload_are_judged_by_their_days(run: Run, racks: str) -> None:
     given = ("--days", "0.1", "--price", "1USD/h", "--failures", "none", "--spares", "0")
     code, _, err = run("simulate", racks, *given, "--budget", "600")
-    assert code == 2 and "would cost 614.40 USD" in err
+    assert code == 2 and "predicted to cost 614.40 USD" in err
     assert run("simulate", racks, *given, "--budget", "615")[0] == 0
     assert ledger_of("runs/racks-seed0").status == "finished"
 
@@ -136,9 +133,6 @@ def test_what_is_no_amount_starts_nothing(run: Run, racks: str, flags: tuple[str
     assert (code, out) == (2, "") and f"where: {flags[0]}" in err and not Path("runs").exists()
 
 
-# -- train ------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of two ranks that is predicted to do a step in a millisecond."""
@@ -163,11 +157,11 @@ def test_a_run_over_its_budget_is_saved_and_stopped_and_goes_on_with_more(small:
     (stopped,) = events_of(run, "stopped")
     assert (
         stopped["reason"] == "budget"
-        and stopped["said"] == over["said"]
-        and "another step would pass the budget of 10.00 USD" in over["said"]
+        and stopped["message"] == over["message"]
+        and "another step would pass the budget of 10.00 USD" in over["message"]
     )
     assert [event["saved_step"] for event in events_of(run, "checkpoint")] == [done]
-    assert "--resume --steps 400 --budget" in command.err and over["said"] in command.out
+    assert "--resume --steps 400 --budget" in command.err and over["message"] in command.out
     took = ledger_of(run)
     assert float(over["spent_usd"]) == pytest.approx(2 * over["time_s"], rel=0.01)  # two ranks at a dollar a second
     assert float(took.usd) == pytest.approx(2 * stopped["time_s"], abs=0.02)
@@ -209,12 +203,12 @@ def here(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "flags, what",
     [
-        (("--budget", "0.01USD", *DOLLAR_A_SECOND), "would cost 0.02 USD"),
+        (("--budget", "0.01USD", *DOLLAR_A_SECOND), "predicted to cost 0.02 USD"),
         (("--budget", "lots"), "cannot read an amount of USD in 'lots'"),
         (("--budget", "0"), "0 is nothing"),
         (("--budget", ""), "no amount of USD"),  # of a shell variable that is not set
         (("--budget", "5EUR"), "cannot read an amount of USD in '5EUR'"),
-        (("--price", "1e9"), "USD for one accelerator and hour"),
+        (("--price", "1e9"), "USD per accelerator-hour"),
         (("--budget", "5", "--no-save"), "a run that its budget stops must be saved"),
     ],
 )

@@ -40,9 +40,9 @@ def error_pct(predicted_s: float, measured_s: float) -> str:
 
 def test_all_that_is_printed(capsys):
     assert main(ARGUMENTS) == 0
-    said = expected()
+    calibration = expected()
     captured = capsys.readouterr()
-    before = f"predicted before, release {said.release.release}"
+    before = f"predicted before, release {calibration.release.release}"
     lines = [
         "software profile llama31_405b-16x-h100",
         f"{'from':32}{LOG}",
@@ -51,12 +51,12 @@ def test_all_that_is_printed(capsys):
         f"{'layout':32}tp=2,cp=1,pp=1,vp=1,dp=8,ep=1,mbs=1,zero=1,recompute=none,order=tp-cp-pp-dp,overlap_tp=yes,cuda_graphs=no",
         f"{'measured step':32}2 s, median of 6 steady steps (timer of every step)",
         f"{'its spread':32}1.48 % from step to step",
-        f"{before:32}{seconds(said.release_step_s)} ({error_pct(said.release_step_s, 2.0)})",
+        f"{before:32}{seconds(calibration.release_step_s)} ({error_pct(calibration.release_step_s, 2.0)})",
         f"{'predicted after':32}2 s (+0.00 %)",
-        f"{'this software':32}{said.verdict}",
+        f"{'this software':32}{calibration.verdict}",
         "",
     ]
-    if said.is_unusual:
+    if calibration.is_unusual:
         lines += [
             "A change this large usually means a wrong layout, precision or batch, not other software: compare them with the run.",
             "",

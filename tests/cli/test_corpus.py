@@ -77,7 +77,7 @@ def test_jsonl_with_a_key_of_its_own(answer, tmp_path):
     "arguments, message",
     [
         ((*BUILD, "--valid-fraction", "0.1", "--valid-documents", "2"), "both a share and a number of validation documents"),
-        ((*BUILD, "--valid-fraction", "2"), "2.0 is no share of the documents"),
+        ((*BUILD, "--valid-fraction", "2"), "2.0 is not a share of the documents"),
         ((*BUILD, "--valid-documents", "20"), "holding 20 of 20 documents for validation leaves none to train on"),
         (("build", "nothing.txt", "--tokenizer", "train:280", "--out", "out"), "no such file: nothing.txt"),
         (("build", "texts", "--tokenizer", "train:5", "--out", "out"), "cannot train a vocabulary of '5' entries"),
@@ -118,7 +118,7 @@ def test_a_damaged_corpus(run, tmp_path):
 def test_the_rate_counts_from_where_this_build_began():
     seen = []
     times = iter([100.0, 102.0, 104.0, 104.0, 105.0])
-    report = _with_rate(lambda *said: seen.append(said), clock_s=lambda: next(times))
+    report = _with_rate(lambda *arguments: seen.append(arguments), clock_s=lambda: next(times))
     report("hashing sources", 0, 10_000_000)
     report("hashing sources", 4_000_000, 10_000_000)
     report("hashing sources", 10_000_000, 10_000_000)

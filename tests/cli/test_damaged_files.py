@@ -165,8 +165,8 @@ def faults(case: Case, desk: Path, seeds: range) -> list[str]:
     content = path.read_bytes()
     for seed in seeds:
         path.write_bytes(damaged(path, content, random.Random(f"{case.file} {seed}")))
-        said = [f"seed {seed}: {wrong}" for command in case.commands if (wrong := outcome(command, path, desk))]
-        found += said
+        problems = [f"seed {seed}: {wrong}" for command in case.commands if (wrong := outcome(command, path, desk))]
+        found += problems
         path.write_bytes(content)
     return found
 

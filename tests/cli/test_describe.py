@@ -129,7 +129,7 @@ def test_a_workload(run):
     assert "nvfp4 1,024 331,776" in lines
 
 
-def test_what_is_unknown_is_said(run):
+def test_what_is_unknown_is_reported(run):
     _, out, _ = run("tpu-v5p")
     assert "power cap not published" in words(out)
 

@@ -54,6 +54,6 @@ def test_without_scipy(capsys, monkeypatch):
 def test_a_folder_that_cannot_be(capsys, tmp_path, name, what):
     (tmp_path / "file").write_text("")
     assert main(["fit", "--out", str(tmp_path / name)]) == 2
-    said = f"meshwright: {what}\n  where: --out {tmp_path / name}\n  fix:   make the folder first, or name another\n"
-    assert capsys.readouterr().err == said
+    message = f"meshwright: {what}\n  where: --out {tmp_path / name}\n  fix:   make the folder first, or name another\n"
+    assert capsys.readouterr().err == message
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -88,7 +88,7 @@ def test_only_tokens_with_a_meaning_are_drawn(run, folder):
         (("--tokens", 5, "--top-p", 0), "top_p 0"),
     ],
 )
-def test_what_cannot_be_is_said(run, folder, arguments, what):
+def test_what_cannot_be_is_reported(run, folder, arguments, what):
     with pytest.raises(InputError, match=what):
         run(folder, "--prompt", "Who", *arguments)
 

@@ -68,14 +68,14 @@ note: the run's plan cannot be read: cannot read the plan: No such file or direc
 
 
 def test_csv_and_json_tell_the_same(run: Run, answer: Callable[..., dict[str, object]], folder: Path) -> None:
-    told = answer(str(folder), "--csv", "a.csv")
+    document = answer(str(folder), "--csv", "a.csv")
     with open("a.csv", newline="", encoding="utf-8") as file:
         *rows, total = csv.DictReader(file)
-    assert told["rounded_usd"] == float(total["usd"]) == told["cost_usd"] == 2.0
+    assert document["rounded_usd"] == float(total["usd"]) == document["cost_usd"] == 2.0
     assert sum(Decimal(row["usd"]) for row in rows) == Decimal("2.00")
-    assert [row["state"] for row in rows] == [entry["state"] for entry in told["entries"]] == ["idle", "compute", "exposed"]
-    assert told["accelerator_hours"] == pytest.approx(1000 / 3600) == sum(told["accelerator_hours_by_state"].values())
-    assert told["price"]["usd_per_accelerator_hour"] == 7.2 and problems(told) == []
+    assert [row["state"] for row in rows] == [entry["state"] for entry in document["entries"]] == ["idle", "compute", "exposed"]
+    assert document["accelerator_hours"] == pytest.approx(1000 / 3600) == sum(document["accelerator_hours_by_state"].values())
+    assert document["price"]["usd_per_accelerator_hour"] == 7.2 and problems(document) == []
     assert "written: a.csv" in run(str(folder), "--csv", "a.csv")[1]
 
 
@@ -113,5 +113,5 @@ def test_a_damaged_or_newer_header(run: Run, folder: Path, content: str, what: s
 
 def test_a_plan_that_is_none_is_a_note(answer: Callable[..., dict[str, object]], folder: Path) -> None:
     (folder / "plan.json").write_text(json.dumps({"version": 1}))
-    told = answer(str(folder))
-    assert told["rounded_usd"] == 2.0 and "this is no plan" in told["notes"][0]
+    document = answer(str(folder))
+    assert document["rounded_usd"] == 2.0 and "this is not a plan" in document["notes"][0]

@@ -58,7 +58,7 @@ MISTAKES = [
 ]
 
 
-def test_mistakes_are_told_before_torch_is_loaded(tmp_path):
+def test_mistakes_are_reported_before_torch_is_loaded(tmp_path):
     """It takes seconds to load."""
     (tmp_path / "runs" / "taken").mkdir(parents=True)
     (tmp_path / "runs" / "taken" / "run.json").write_text("{}")

@@ -84,7 +84,7 @@ def test_models_and_shapes_are_taken_as_given(measured, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (("--model", "llama-9"), "llama-9"),
         (("--precision", "fp5"), "does not run in 'fp5'"),
@@ -97,21 +97,21 @@ def test_models_and_shapes_are_taken_as_given(measured, capsys, tmp_path):
         (("--model", "mixtral-8x7b"), "cannot run"),
     ],
 )
-def test_wrong_input_is_refused_before_anything_is_timed(arguments, said, measured, capsys):
+def test_wrong_input_is_refused_before_anything_is_timed(arguments, message, measured, capsys):
     assert main(["measure", *arguments]) == 2
-    assert said in capsys.readouterr().err and measured == []
+    assert message in capsys.readouterr().err and measured == []
 
 
 def test_a_prediction_by_a_profile_says_so(capsys):
     assert main([*H200, "--profile", CARD, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["parts_s"]["compute"] > 0 and "NVIDIA H200" in said["evidence"]["compared_with"]
+    document = json.loads(capsys.readouterr().out)
+    assert document["parts_s"]["compute"] > 0 and "NVIDIA H200" in document["evidence"]["compared_with"]
     assert main([*H200, "--profile", CARD]) == 0
     assert "compute as timed here: profile of NVIDIA H200" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         ((*H200, "--profile", CORES), "the profile is of AMD EPYC"),
         ((*H200, "--profile", "nowhere.json"), "cannot read the hardware profile"),
@@ -122,9 +122,9 @@ def test_a_prediction_by_a_profile_says_so(capsys):
         (("train", "--profile", "nowhere.json"), "cannot read the hardware profile"),
     ],
 )
-def test_a_profile_that_does_not_fit_is_refused(arguments, said, capsys):
+def test_a_profile_that_does_not_fit_is_refused(arguments, message, capsys):
     assert main(list(arguments)) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_this_machines_own_profile_is_taken_and_can_be_left_out(monkeypatch, capsys, tmp_path):
@@ -169,7 +169,7 @@ def test_where_there_seems_to_be_a_gpu_processes_start_before_torch_and_none_sta
     assert all(one.process.poll() is not None for one in made)
 
 
-def test_what_attention_ran_by_is_told_of_a_gpu(measured, monkeypatch, capsys, tmp_path):
+def test_what_attention_ran_by_is_reported_a_gpu(measured, monkeypatch, capsys, tmp_path):
     import meshwright.train.measure.machine as package
 
     profile = load_profile(Path(CARD))

@@ -15,7 +15,7 @@ accelerators         4
 sequences asked for  8 of 131,072 tokens
 sequences that fit   11
 weights in all       67.7 GiB
-KV cache in all      320.0 GiB in bf16, 327,680 bytes per token
+KV cache in total      320.0 GiB in bf16, 327,680 bytes per token
 
 on each accelerator
 part                   bytes        GiB
@@ -54,7 +54,7 @@ def test_the_same_as_json(run):
     assert problems(found) == []
 
 
-def test_what_a_mixture_of_experts_with_latent_attention_is_told(run):
+def test_what_a_mixture_of_experts_with_latent_attention_is_reported(run):
     code, out, _ = run("deepseek-v3", "--serve", "--context", "32768", "--precision", "nvfp4", "--on", "h200")
     assert code == 0
     for words in ("the whole latent cache", "without the multi-token-prediction layers", "no fp4 tensor cores"):

@@ -52,9 +52,6 @@ def best_plan(*arguments: str) -> dict[str, Any]:
     return best
 
 
-# -- numbers --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("job", "layout"), JOBS)
 def test_planning_one_layout_is_predicting_it(job: tuple[str, ...], layout: str) -> None:
     one = predicted(job, layout)
@@ -91,22 +88,16 @@ def test_conditions_reach_both_commands() -> None:
     assert plan["global_batch"] == 256 and plan["step_s"] != best_plan(*SMALL)["step_s"]
 
 
-# -- notes ----------------------------------------------------------------------------------------------
-
-
 def test_a_workload_of_another_model_has_the_same_warnings_in_both() -> None:
     job = ("llama-3.1-70b", *RECORD[1:], "--gpus", "512")
     of_plan = answer("plan", *job)
     of_prediction = predicted(job, "tp=4,pp=4,vp=4")
     size, samples = of_prediction["notes"]
     assert "70.6 B parameters; models measured with gb200 nvfp4 v6.0 have 406 B" in size
-    assert samples == f"{RECORD[2]} is defined for llama-3.1-405b: its samples to the target are taken for llama-3.1-70b too"
+    assert samples == f"{RECORD[2]} is defined for llama-3.1-405b: its samples to the target are used for llama-3.1-70b too"
     assert of_plan["notes"] == of_plan["plans"][0]["notes"] == of_prediction["notes"]
     for text in (printed("plan", *job), printed("predict", *job, "--layout", "tp=4,pp=4,vp=4")):
         assert all(f"note: {note}" in " ".join(text.split()) for note in (size, samples))
-
-
-# -- words ----------------------------------------------------------------------------------------------
 
 
 def test_plan_says_what_is_fixed_and_that_the_rest_is_searched() -> None:
@@ -121,7 +112,7 @@ def test_plan_says_what_is_fixed_and_that_the_rest_is_searched() -> None:
 LIMIT = re.compile(r"([A-Z][a-z]+(?: [a-z]+)?) takes ([\d.]+)% of the step; next is ([a-z ]+) with ([\d.]+)%")
 
 
-def shares_said(text: str) -> dict[str, str]:
+def shares_in(text: str) -> dict[str, str]:
     """The percentages of the sentence that names the two largest parts."""
     found = LIMIT.search(" ".join(text.split()))
     assert found, text
@@ -132,11 +123,11 @@ def shares_said(text: str) -> dict[str, str]:
 def test_the_sentence_has_the_percentages_of_the_tables(job: tuple[str, ...], layout: str, tmp_path: Path) -> None:
     text = predicted(job, layout)["layout"]["text"]
     page = tmp_path / "page.html"
-    told = shares_said(printed("plan", *job, "--layout", text, "--html", str(page)))
+    shares = shares_in(printed("plan", *job, "--layout", text, "--html", str(page)))
     markup = page.read_text(encoding="utf-8")
     table = markup.partition('aria-label="Parts of the step"><table')[2].partition("</table>")[0]
     row = re.compile(r'</i>([^<]+)</span></td>.*?<td class="num"><span>[^<]+</span></td><td class="num"><span>([\d.]+)</span>')
     of_page = dict(row.findall(table))
     of_prediction = dict(re.findall(r"(?m)^([a-z][a-z ]+?)  +[\d.]+ \S+ +([\d.]+) %", printed("predict", *job, "--layout", text)))
-    assert len(told) == 2 and shares_said(re.sub(r"<[^>]+>", " ", markup)) == told
-    assert told.items() <= of_page.items() and told.items() <= of_prediction.items()
+    assert len(shares) == 2 and shares_in(re.sub(r"<[^>]+>", " ", markup)) == shares
+    assert shares.items() <= of_page.items() and shares.items() <= of_prediction.items()

@@ -26,12 +26,9 @@ def verb():
     return "plan"
 
 
-# -- for programs ---------------------------------------------------------------------------------------
-
-
 def test_json_holds_the_best_first_and_its_parts_add_up(answer):
-    said = answer(*SMALL, "--keep", "3")
-    plans = said["plans"]
+    document = answer(*SMALL, "--keep", "3")
+    plans = document["plans"]
     assert len(plans) == 3 and [p["step_s"] for p in plans] == sorted(p["step_s"] for p in plans)
     for plan in plans:
         assert {"tp", "cp", "pp", "vp", "dp", "ep", "mbs", "zero", "recompute", "schedule", "cp_kind", "order"} <= set(plan["layout"])
@@ -40,9 +37,9 @@ def test_json_holds_the_best_first_and_its_parts_add_up(answer):
         assert plan["tokens_per_s"] == pytest.approx(32 * 2048 / plan["step_s"])
         assert 0 < plan["mfu"] < 1 and 0 < plan["peak_memory_bytes"] < 80e9
         assert min(plan["time_to_train_s"], plan["cost_usd"], plan["energy_kwh"], plan["carbon_kg"]) > 0
-    assert min(said["num_layouts"], said["num_pruned"]) > 0 and said["num_unfit"] >= 0 and said["search_s"] > 0
-    assert {"axes", "limit", "reasons", "changes"} == set(said["explanation"]) == set(plans[2]["explanation"])
-    assert said["spares"] == {"domain": "node", "per_domain": 0, "num_installed": 8, "num_domains": 2, "total": 0}
+    assert min(document["num_layouts"], document["num_pruned"]) > 0 and document["num_unfit"] >= 0 and document["search_s"] > 0
+    assert {"axes", "limit", "reasons", "changes"} == set(document["explanation"]) == set(plans[2]["explanation"])
+    assert document["spares"] == {"domain": "node", "per_domain": 0, "num_installed": 8, "num_domains": 2, "total": 0}
 
 
 def test_a_layout_in_json_is_one_that_predict_takes(answer, capsys):
@@ -55,28 +52,28 @@ def test_a_layout_in_json_is_one_that_predict_takes(answer, capsys):
 
 
 def test_the_record_machine_is_planned_as_it_was_run(answer):
-    said = answer(*RECORD, "--layout", STACK, "--keep", "1")
-    best = said["plans"][0]
+    document = answer(*RECORD, "--layout", STACK, "--keep", "1")
+    best = document["plans"][0]
     assert best["layout"]["dp"] == 128 and best["placement"] == {"tp": ["rack"], "cp": ["rack"], "pp": ["rack"], "dp": ["fabric"]}
-    assert any("A replica is a rack" in reason for reason in said["explanation"]["reasons"])
-    assert said["spares"] == {"domain": "rack", "per_domain": 8, "num_installed": 72, "num_domains": 128, "total": 1024}
+    assert any("A replica is a rack" in reason for reason in document["explanation"]["reasons"])
+    assert document["spares"] == {"domain": "rack", "per_domain": 8, "num_installed": 72, "num_domains": 128, "total": 1024}
 
 
 def test_what_if_on_one_line_shows_the_change(answer):
-    said = answer(
+    document = answer(
         *RECORD, "--layout", STACK, "--keep", "1", "--set", "fabric.planes=7", "--set", "gpus=7168", "--set", "workload.global_batch=896"
     )
-    assert said["num_accelerators"] == 7168 and said["plans"][0]["layout"]["dp"] == 112
+    assert document["num_accelerators"] == 7168 and document["plans"][0]["layout"]["dp"] == 112
     slower = answer(*RECORD, "--layout", STACK, "--keep", "1", "--set", "fabric.planes=4")
     assert slower["plans"][0]["step_s"] > slower["without_set"]["step_s"]
 
 
 def test_a_whole_domain_is_used_where_that_is_faster(answer):
-    said = answer(
+    document = answer(
         *RECORD, "--gpus", "576", "--keep", "1", "--set", "workload.global_batch=72", "--no-explain", "--layout", "tp=4,cp=2,mbs=1"
     )
-    assert said["spares"]["per_domain"] in (0, 8) and said["explanation"] is None
-    assert said["num_machines"] >= 1
+    assert document["spares"]["per_domain"] in (0, 8) and document["explanation"] is None
+    assert document["num_machines"] >= 1
 
 
 def test_the_size_is_chosen_and_the_front_shown(answer):
@@ -85,9 +82,6 @@ def test_the_size_is_chosen_and_the_front_shown(answer):
     assert [p["cost_usd"] for p in front] == sorted((p["cost_usd"] for p in front), reverse=True)
     assert cheap["plans"][0]["cost_usd"] == pytest.approx(min(p["cost_usd"] for p in front))
     assert cheap["num_accelerators"] < front[0]["num_accelerators"] <= 16
-
-
-# -- for people -----------------------------------------------------------------------------------------
 
 
 def test_the_answer_comes_first_and_everything_has_its_unit(run):
@@ -110,12 +104,12 @@ def test_no_explanation_where_none_is_wanted(run):
 
 def test_whole_layouts_are_printed_also_of_the_front(run, capsys):
     _, out, _ = run(*SMALL[:3], "--max-gpus", "16", "--pareto", "--no-explain", "--keep", "1")
-    told = [line.split() for line in out.splitlines() if re.match(r" *\d+  tp=\S+,schedule|  +\d+  tp=\S+,order=", line)]
-    assert "time against cost" in out and len(told) > 2
-    assert all(parse_layout(text).num_ranks == int(size) and "order=" in text and "cuda_graphs=" in text for size, text in told)
-    assert main(["plan", *SMALL[:3], "--gpus", told[0][0], "--layout", told[0][1], "--json"]) == 0
+    rows = [line.split() for line in out.splitlines() if re.match(r" *\d+  tp=\S+,schedule|  +\d+  tp=\S+,order=", line)]
+    assert "time against cost" in out and len(rows) > 2
+    assert all(parse_layout(text).num_ranks == int(size) and "order=" in text and "cuda_graphs=" in text for size, text in rows)
+    assert main(["plan", *SMALL[:3], "--gpus", rows[0][0], "--layout", rows[0][1], "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
-    assert [plan["layout"]["text"] for plan in again["plans"]] == [told[0][1]]
+    assert [plan["layout"]["text"] for plan in again["plans"]] == [rows[0][1]]
 
 
 AMD = """\
@@ -147,9 +141,6 @@ def test_limits_are_not_kept_by_a_best_case(run, answer, tmp_path):
     assert not limit["is_sure"] and "holds at" in limit["text"] and "the interval reaches" in limit["text"]
     out = run(*asked, "--deadline", f"{kept:.4f}d")[1]
     assert f"deadline       {limit['text']}\n" in out and re.search(r"time to train  .*, middle .*; .* steps", out)
-
-
-# -- files ----------------------------------------------------------------------------------------------
 
 
 def test_every_file_is_written_whole(run, tmp_path):
@@ -213,18 +204,15 @@ def test_all_exports_go_into_one_folder_and_what_a_stack_cannot_run_is_named(run
     code, out, _ = run(*SMALL, "--export-dir", str(folder), "--layout", "tp=2,pp=2,schedule=interleaved,vp=2")
     written = sorted(path.name for path in folder.iterdir())
     assert code == 0 and {"megatron-args.sh", "hostfile", "rankfile", "environment.sh"} <= set(written)
-    assert "not written, deepspeed: DeepSpeed has no 2 model chunks a stage" in out and "deepspeed.json" not in written
-    said = answer(*SMALL, "--export-dir", str(folder), "--layout", "tp=2,pp=2,schedule=interleaved,vp=2", "--keep", "1")
-    assert sorted(entry["path"].rsplit("/", 1)[1] for entry in said["files"]) == written and "deepspeed" in said["not_exported"]
+    assert "not written, deepspeed: DeepSpeed has no 2 model chunks per stage" in out and "deepspeed.json" not in written
+    document = answer(*SMALL, "--export-dir", str(folder), "--layout", "tp=2,pp=2,schedule=interleaved,vp=2", "--keep", "1")
+    assert sorted(entry["path"].rsplit("/", 1)[1] for entry in document["files"]) == written and "deepspeed" in document["not_exported"]
 
 
 def test_nothing_is_written_where_a_stack_cannot_run_the_plan(run, tmp_path):
     files = ("--out", str(tmp_path / "plan.json"), "--export", f"megatron={tmp_path / 'args.sh'}")
     code, _, err = run(*SMALL, "--layout", "schedule=zero-bubble,pp=2", *files)
     assert code == 2 and "no zero-bubble schedule" in err and list(tmp_path.iterdir()) == []
-
-
-# -- bad input ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -238,7 +226,7 @@ def test_nothing_is_written_where_a_stack_cannot_run_the_plan(run, tmp_path):
         (("--layout", "order=tp-cp"), "must name each of"),
         (("--objective", "speed"), "no objective named 'speed'"),
         (("--deadline", "soon"), "cannot read a duration"),
-        (("--deadline", "1s"), "no plan keeps what was asked"),
+        (("--deadline", "1s"), "no plan meets the limits"),
         (("--max-gpus", "8"), "given twice"),
         (("--headroom", "70"), "no layout fits"),
         (("--headroom", "75"), "leaves nothing of h100's"),

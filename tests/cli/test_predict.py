@@ -28,33 +28,30 @@ def verb():
     return "predict"
 
 
-# -- the record machine ---------------------------------------------------------------------------------
-
-
 def test_the_record_machine_is_met(answer):
-    said = answer(*NOUNS, "--layout", LAYOUT)
-    assert said["step_s"] == pytest.approx(1.2704, rel=0.02)
-    assert said["time_to_train_s"] / 60 == pytest.approx(7.07, rel=0.03)
-    assert said["low_s"] < 1.2704 < said["high_s"]
+    document = answer(*NOUNS, "--layout", LAYOUT)
+    assert document["step_s"] == pytest.approx(1.2704, rel=0.02)
+    assert document["time_to_train_s"] / 60 == pytest.approx(7.07, rel=0.03)
+    assert document["low_s"] < 1.2704 < document["high_s"]
     job = Job(*NOUNS)
     closed_form = predict(job, Layouts.of([job.layout(LAYOUT)]))
-    assert said["step_s"] == pytest.approx(float(closed_form.step_s[0]), rel=0.005)
+    assert document["step_s"] == pytest.approx(float(closed_form.step_s[0]), rel=0.005)
 
 
 def test_json_holds_every_key_and_its_parts_add_up(answer):
-    said = answer(*NOUNS, "--layout", LAYOUT)
-    assert list(said["parts_s"]) == list(PARTS)
-    assert sum(said["parts_s"].values()) == pytest.approx(said["step_s"])
-    assert len(said["memory"]) == 8
-    for stage in said["memory"]:
+    document = answer(*NOUNS, "--layout", LAYOUT)
+    assert list(document["parts_s"]) == list(PARTS)
+    assert sum(document["parts_s"].values()) == pytest.approx(document["step_s"])
+    assert len(document["memory"]) == 8
+    for stage in document["memory"]:
         assert sum(stage[f"{part}_bytes"] for part in MEMORY_PARTS) == pytest.approx(stage["peak_bytes"])
-    assert said["tokens_per_s"] == pytest.approx(1024 * 8192 / said["step_s"])
-    assert said["tokens_per_s_per_gpu"] == pytest.approx(said["tokens_per_s"] / 8192)
-    assert (said["num_steps"], said["num_evaluations"]) == (324, 4)
-    assert said["time_to_train_s"] == pytest.approx(324 * said["step_s"] + 4 * said["evaluation_s"])
-    assert said["cost_usd"] == pytest.approx(8192 * said["time_to_train_s"] / 3600 * said["price"]["usd_per_accelerator_hour"])
-    assert said["price"].items() >= {"provider": "azure", "kind": "on-demand", "date": "2025"}.items() and said["price"]["source"]
-    assert said["facility_kwh"] == pytest.approx(1.17 * said["energy_kwh"])
+    assert document["tokens_per_s"] == pytest.approx(1024 * 8192 / document["step_s"])
+    assert document["tokens_per_s_per_gpu"] == pytest.approx(document["tokens_per_s"] / 8192)
+    assert (document["num_steps"], document["num_evaluations"]) == (324, 4)
+    assert document["time_to_train_s"] == pytest.approx(324 * document["step_s"] + 4 * document["evaluation_s"])
+    assert document["cost_usd"] == pytest.approx(8192 * document["time_to_train_s"] / 3600 * document["price"]["usd_per_accelerator_hour"])
+    assert document["price"].items() >= {"provider": "azure", "kind": "on-demand", "date": "2025"}.items() and document["price"]["source"]
+    assert document["facility_kwh"] == pytest.approx(1.17 * document["energy_kwh"])
     for low, middle, high in (
         ("low_s", "step_s", "high_s"),
         ("time_to_train_low_s", "time_to_train_s", "time_to_train_high_s"),
@@ -63,13 +60,13 @@ def test_json_holds_every_key_and_its_parts_add_up(answer):
         ("carbon_low_kg", "carbon_kg", "carbon_high_kg"),
         ("water_low_l", "water_l", "water_high_l"),
     ):
-        assert said[low] < said[middle] < said[high]
-    assert 0 < said["mfu"] <= said["hfu"] < 1 and "causal attention counted once" in said["mfu_formula"]
-    assert said["placement"] == {"tp": ["rack"], "cp": ["rack"], "pp": ["rack"], "dp": ["fabric"]}
-    assert set(said["evidence"]) == {"distance", "compared_with", "num_runs", "note"} and said["evidence"]["distance"] == "measured"
-    assert (said["model"], said["cluster"], said["workload"]) == NOUNS
-    assert (said["software"], said["layout"]["dp"], said["layout"]["mbs"]) == ("v6.0", 128, 1)
-    assert str(parse_layout(said["layout"]["text"])) == said["layout"]["text"]
+        assert document[low] < document[middle] < document[high]
+    assert 0 < document["mfu"] <= document["hfu"] < 1 and "causal attention counted once" in document["mfu_formula"]
+    assert document["placement"] == {"tp": ["rack"], "cp": ["rack"], "pp": ["rack"], "dp": ["fabric"]}
+    assert set(document["evidence"]) == {"distance", "compared_with", "num_runs", "note"} and document["evidence"]["distance"] == "measured"
+    assert (document["model"], document["cluster"], document["workload"]) == NOUNS
+    assert (document["software"], document["layout"]["dp"], document["layout"]["mbs"]) == ("v6.0", 128, 1)
+    assert str(parse_layout(document["layout"]["text"])) == document["layout"]["text"]
 
 
 def test_dp_left_out_fills_the_machine(answer):
@@ -80,7 +77,7 @@ def test_dp_left_out_fills_the_machine(answer):
 
 
 def test_options_change_the_job(answer):
-    said = answer(
+    document = answer(
         *NOUNS,
         "--layout",
         LAYOUT,
@@ -93,11 +90,11 @@ def test_options_change_the_job(answer):
         "--software",
         "v5.1",
     )
-    assert (said["workload"], said["seq_len"], said["global_batch"], said["precision"]) == (NOUNS[2], 4096, 2048, "mxfp8")
-    assert said["software"] == "v5.1"
-    said = answer(*NOUNS, "--layout", LAYOUT, "--provider", "coreweave", "--price-kind", "reserved", "--region", "norway")
-    assert (said["price"]["usd_per_accelerator_hour"], said["region"]) == (4.2, "norway")
-    assert said["water_l"] is None and said["unknown"] == {"water": "coreweave publishes no litres a kWh"}
+    assert (document["workload"], document["seq_len"], document["global_batch"], document["precision"]) == (NOUNS[2], 4096, 2048, "mxfp8")
+    assert document["software"] == "v5.1"
+    document = answer(*NOUNS, "--layout", LAYOUT, "--provider", "coreweave", "--price-kind", "reserved", "--region", "norway")
+    assert (document["price"]["usd_per_accelerator_hour"], document["region"]) == (4.2, "norway")
+    assert document["water_l"] is None and document["unknown"] == {"water": "coreweave publishes no litres per kWh"}
 
 
 @pytest.mark.parametrize("joined", [False, True], ids=["--batch 2048", "--batch=2048"])
@@ -113,7 +110,7 @@ def test_options_by_their_old_names_work_and_say_their_new_ones(run, answer, joi
 
 
 def test_an_expert_degree_counts_the_replicas_that_fill_the_machine(answer):
-    said = answer(
+    document = answer(
         "qwen3-30b-a3b",
         "hgx-b200-ndr",
         "pretrain-1t",
@@ -124,20 +121,20 @@ def test_an_expert_degree_counts_the_replicas_that_fill_the_machine(answer):
         "--set",
         "workload.global_batch=256",
     )
-    assert (said["layout"]["dp"], said["layout"]["ep"]) == (64, 8)
+    assert (document["layout"]["dp"], document["layout"]["ep"]) == (64, 8)
 
 
 def test_a_model_the_workload_was_not_made_for_is_remarked_on(answer):
-    said = answer("llama-3.1-70b", *NOUNS[1:], "--layout", "tp=4,pp=4,vp=4,mbs=1", "--gpus", "512")
-    assert said["notes"][-1] == f"{NOUNS[2]} is defined for llama-3.1-405b: its samples to the target are taken for llama-3.1-70b too"
+    document = answer("llama-3.1-70b", *NOUNS[1:], "--layout", "tp=4,pp=4,vp=4,mbs=1", "--gpus", "512")
+    assert document["notes"][-1] == f"{NOUNS[2]} is defined for llama-3.1-405b: its samples to the target are used for llama-3.1-70b too"
 
 
 def test_a_batch_that_nobody_trained_with_gives_a_lower_bound(run, answer):
     arguments = (*NOUNS, "--layout", LAYOUT, "--set", "workload.global_batch=16384")
-    said = answer(*arguments)
-    assert (said["is_lower_bound"], said["batch_beyond_measured"], said["measured_batches"]) == (True, "above", [896, 1152])
-    assert said["time_to_train_s"] > said["time_to_train_low_s"] and said["time_to_train_high_s"] is None
-    assert said["cost_high_usd"] is None and "they are unknown" in said["notes"][-1]
+    document = answer(*arguments)
+    assert (document["is_lower_bound"], document["batch_beyond_measured"], document["measured_batches"]) == (True, "above", [896, 1152])
+    assert document["time_to_train_s"] > document["time_to_train_low_s"] and document["time_to_train_high_s"] is None
+    assert document["cost_high_usd"] is None and "they are unknown" in document["notes"][-1]
     out = run(*arguments)[1]
     assert re.search(r"time to train +at least [\d.]+ \S+ +[\d.]+ \S+ or more; 21 steps", out)
     assert "measured at batches from 896 to 1,152 only" in out
@@ -181,15 +178,15 @@ num_accelerators = 256
 def test_what_nobody_states_is_null_and_said_in_words(run, answer, tmp_path):
     (tmp_path / "pod.toml").write_text(TPUS)
     arguments = ("llama-3.1-8b", str(tmp_path / "pod.toml"), "pretrain-1t", "--layout", "tp=4", "--set", "workload.global_batch=256")
-    said = answer(*arguments)
-    assert [said[key] for key in ("energy_kwh", "facility_kwh", "carbon_kg", "water_l", "node_w")] == [None] * 5
-    assert said["evidence"]["distance"] == "far"
+    document = answer(*arguments)
+    assert [document[key] for key in ("energy_kwh", "facility_kwh", "carbon_kg", "water_l", "node_w")] == [None] * 5
+    assert document["evidence"]["distance"] == "far"
     out = run(*arguments)[1]
     assert re.search(r"energy +unknown +power of tpu-v5p not stated by the vendor\n", out)
     assert "nan" not in out and "this job is far from the evidence" in out
 
 
-def test_a_release_that_nobody_measured_is_said_once_and_hides_nothing(answer):
+def test_a_release_that_nobody_measured_is_reported_once_and_hides_nothing(answer):
     notes = answer(*NOUNS, "--layout", LAYOUT, "--software", "v9.9", "--set", "workload.precision=mxfp8")["notes"]
     assert notes == [
         "no run of v9.9 was fitted: taken as v6.0, its nearest relative",
@@ -209,14 +206,12 @@ def test_a_release_that_nobody_measured_is_said_once_and_hides_nothing(answer):
 )
 def test_a_wrong_precision_names_every_one_and_help_says_how_to_choose(arguments, capsys):
     assert main(list(arguments)) == 2
-    told = capsys.readouterr().err
-    assert all(re.search(rf"(?<![\w-]){name}(?![\w-])", told) for name in recipes())
+    printed = capsys.readouterr().err
+    assert all(re.search(rf"(?<![\w-]){name}(?![\w-])", printed) for name in recipes())
     assert main([arguments[0], "--help"]) == 0
     option = "--precision" if arguments[0] == "calibrate" else "workload.precision=fp8"
     assert option in capsys.readouterr().out
 
-
-# -- for people -----------------------------------------------------------------------------------------
 
 TEXT = """\
 llama-3.1-405b on azure-gb200-128 (8,192 gb200), mlperf-llama31-405b
@@ -231,7 +226,7 @@ MFU # % HFU # %; causal attention counted once
 time to train # min # min to # min; 324 steps, 4 evaluations of # s
 cost $# $# to $#; azure on-demand, $27.04 per accelerator-hour (2025)
 or $# coreweave reserved, $# coreweave on-demand
-energy # kWh # kWh to # kWh; at the wall; hosts: 1,867 W a node, stated for azure-gb200-128
+energy # kWh # kWh to # kWh; at the wall; hosts: 1,867 W per node, stated for azure-gb200-128
 facility # kWh # kWh to # kWh; with PUE 1.17 (azure, 2025)
 carbon # kg # kg to # kg; 369.473 g CO2e/kWh, grid of usa (2023, lifecycle)
 water # l # l to # l; on site, 0.27 l/kWh (azure, 2025)
@@ -299,9 +294,6 @@ def test_help_names_every_option(run):
         assert option in out
 
 
-# -- bad input ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -349,14 +341,14 @@ def test_a_layout_that_does_not_fit_says_by_how_much_and_where(run, answer):
     assert (code, out) == (2, "")
     found = re.match(r"meshwright: the layout needs ([\d,]+) bytes \([\d.]+ GiB\) more memory than gb200 has, on stage 0: ", err)
     assert found
-    said = answer(*arguments, "--ignore-memory")  # it can be priced all the same
-    room_bytes = load_cluster("azure-gb200-128").accelerator.memory_bytes - 4e9  # what is kept back
-    assert said["memory"][0]["peak_bytes"] - room_bytes == pytest.approx(float(found[1].replace(",", "")), abs=1)
+    document = answer(*arguments, "--ignore-memory")  # it can be priced all the same
+    room_bytes = load_cluster("azure-gb200-128").accelerator.memory_bytes - 4e9  # what is reserved
+    assert document["memory"][0]["peak_bytes"] - room_bytes == pytest.approx(float(found[1].replace(",", "")), abs=1)
 
 
 def test_more_than_described_and_tensor_groups_over_the_fabric_are_remarked_on(answer):
     nouns = ("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t")
-    said = answer(
+    document = answer(
         *nouns,
         "--gpus",
         "2048",
@@ -366,10 +358,10 @@ def test_more_than_described_and_tensor_groups_over_the_fabric_are_remarked_on(a
         "tp=2,order=cp-pp-dp-tp,recompute=full",
         "--ignore-memory",
     )
-    assert any("2,048 accelerators are more than the 1,024 described" in note for note in said["notes"])
-    assert any("tp crosses the fabric, where its traffic is not overlapped" in note for note in said["notes"])
-    said = answer(*nouns, "--gpus", "1024", "--set", "workload.global_batch=1024", "--layout", "tp=2,recompute=full", "--ignore-memory")
-    assert not any("described" in note or "crosses" in note for note in said["notes"])
+    assert any("2,048 accelerators are more than the 1,024 described" in note for note in document["notes"])
+    assert any("tp crosses the fabric, where its traffic is not overlapped" in note for note in document["notes"])
+    document = answer(*nouns, "--gpus", "1024", "--set", "workload.global_batch=1024", "--layout", "tp=2,recompute=full", "--ignore-memory")
+    assert not any("described" in note or "crosses" in note for note in document["notes"])
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ cost                unknown  no price is listed
 energy at the wall  unknown  no power is stated
 energy of the site  unknown  industry, 2024, PUE 1.58
 carbon              unknown  usa, 2023, lifecycle
-water on site       unknown  no litres a kWh are published for the industry
+water on site       unknown  no litres per kWh are published for the industry
 memory              not recorded
 events              1 start, 1 evaluation
 
@@ -75,7 +75,7 @@ step time
 median step   500 ms     95 %: +0 to +0 %
 mean step     500 ms     what the parts below add up to
 spread        0 %        robust standard deviation; stalls do not count
-p99 / p50     1.000      how far the slow steps reach
+p99 / p50     1.000      how slow the slow steps are
 worst         500 ms     of all steps
 drift         +0.00 %    last tenth against the first
 noise floor   0 %        least difference that jitter within the run does not explain; single runs of one job lie up to 2 % apart
@@ -156,8 +156,8 @@ def test_a_trace_gives_exposed_communication_per_stream(run, answer, trace, here
         (["runs/first", "trace.json"], "runs and traces do not go on one page"),
         (["runs/first", "--json", "--markdown"], "JSON and Markdown at once"),
         (["runs/first", "--out", "nowhere/page.html"], "cannot write page.html: No such file or directory"),
-        (["runs/first/run.json"], "this is no Chrome trace: it has no traceEvents"),
-        (["runs/first/steps.jsonl"], "this is no Chrome trace: it has no traceEvents"),
+        (["runs/first/run.json"], "this is not a Chrome trace: it has no traceEvents"),
+        (["runs/first/steps.jsonl"], "this is not a Chrome trace: it has no traceEvents"),
         ([], "missing argument 'RUN'"),
         (["runs/first", "--pdf"], "no such option: --pdf"),
         (["newer"], "the run's format is 2; this meshwright reads up to 1"),

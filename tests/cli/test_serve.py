@@ -96,12 +96,12 @@ def test_a_token_counts_on_this_machine_too(run, served):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["nowhere"], "there is no such folder"),
         (["--port", "70000"], "less than or equal to 65535"),
         (["--port", "x"], "'--port'"),
-        (["--host", "nowhere.invalid", "--new-token"], "nobody knows the address"),
+        (["--host", "nowhere.invalid", "--new-token"], "is not known"),
         (["--host", "203.0.113.7", "--new-token", "--port", "0"], "cannot listen on 203.0.113.7"),
         (["--token", ""], "the token has 0 letters"),
         (["--token", "short"], "the token has 5 letters"),
@@ -115,14 +115,14 @@ def test_a_token_counts_on_this_machine_too(run, served):
         (["--read-write"], "no such option"),
     ],
 )
-def test_wrong_input_is_one_message(run, served, tmp_path, arguments, said):
+def test_wrong_input_is_one_message(run, served, tmp_path, arguments, message):
     (tmp_path / "file.txt").write_text("no folder")
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "run.json").write_text("{}")
     code, out, err = run(*arguments)
     assert (code, out, served) == (2, "", [])
     assert err.startswith("meshwright: ")
-    assert said in err.lower()
+    assert message in err.lower()
     assert "Traceback" not in err
 
 

@@ -58,25 +58,25 @@ def plan(written, tmp_path, monkeypatch):
 
 
 def test_json_has_the_figures_of_a_run_and_names_its_folder(answer, plan, tmp_path):
-    told = answer(plan, "--steps", "12", "--seed", "3", "--name", "first")
+    document = answer(plan, "--steps", "12", "--seed", "3", "--name", "first")
     for key in ("median_step_s", "robust_std_pct", "mean_exposed_s", "time_to_train_s", "goodput", "interruptions", "cost_usd"):
-        assert key in told
-    assert set(told["mean_exposed_s"]) == {"tp", "cp", "pp", "dp", "ep"}
-    assert told["median_step_s"] > told["predicted_step_s"]
+        assert key in document
+    assert set(document["mean_exposed_s"]) == {"tp", "cp", "pp", "dp", "ep"}
+    assert document["median_step_s"] > document["predicted_step_s"]
     run = read_run(tmp_path / "runs" / "first")
     assert (len(run.records), run.header.seed, run.complete) == (12, 3, True)
 
 
-def test_a_batch_whose_samples_nobody_measured_is_told(answer, run, plan):
+def test_a_batch_whose_samples_nobody_measured_is_reported(answer, run, plan):
     (note,) = answer(plan, "--steps", "2")["notes"]  # 32 sequences: MLPerf's runs have hundreds
     assert note.startswith("samples to the target of mlperf-llama31-405b were measured at batches from ")
     assert "note: samples to the target" in run(plan, "--steps", "2")[1]
 
 
 def test_without_noise_it_is_the_plan(answer, plan):
-    told = answer(plan, "--steps", "4", "--no-noise")
-    assert told["median_step_s"] == pytest.approx(json.loads(Path(plan).read_text())["step_s"], rel=1e-12)
-    assert told["robust_std_pct"] == pytest.approx(0.0, abs=1e-9)
+    document = answer(plan, "--steps", "4", "--no-noise")
+    assert document["median_step_s"] == pytest.approx(json.loads(Path(plan).read_text())["step_s"], rel=1e-12)
+    assert document["robust_std_pct"] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_plan_made_with_a_profile_is_simulated_by_it(answer, tmp_path, monkeypatch, capsys):
@@ -97,8 +97,8 @@ def test_a_plan_made_with_a_profile_is_simulated_by_it(answer, tmp_path, monkeyp
     assert main(["plan", *job, *layout, "--profile", str(profile), "--out", "plan.json"]) == 0
     capsys.readouterr()
     for software in ((), ("--software", "v4.0")):  # of a release there is nothing left that this step would show
-        told = answer("plan.json", "--steps", "3", "--no-noise", *software)
-        assert told["median_step_s"] == pytest.approx(json.loads(Path("plan.json").read_text())["step_s"], rel=1e-12)
+        document = answer("plan.json", "--steps", "3", "--no-noise", *software)
+        assert document["median_step_s"] == pytest.approx(json.loads(Path("plan.json").read_text())["step_s"], rel=1e-12)
 
 
 def test_the_same_seed_prints_and_writes_the_same(run, plan, tmp_path):
@@ -117,8 +117,8 @@ def test_a_folder_gets_a_free_name_unless_one_is_given(answer, run, plan):
 
 
 def test_a_slow_rank_is_shown_beside_the_run_without_it(answer, run, plan):
-    told = answer(plan, "--steps", "6", "--slow-rank", "100=1.3")
-    assert told["median_step_s"] > 1.1 * told["without_slow_ranks"]["median_step_s"]
+    document = answer(plan, "--steps", "6", "--slow-rank", "100=1.3")
+    assert document["median_step_s"] > 1.1 * document["without_slow_ranks"]["median_step_s"]
     assert "the slow rank costs +" in run(plan, "--steps", "6", "--slow-rank", "100=1.3")[1]
 
 
@@ -137,24 +137,24 @@ def test_seeds_give_a_mean_and_an_interval(answer, plan):
 
 
 def test_weeks_tell_of_interruptions_and_what_they_cost(answer, run, plan):
-    told = answer(plan, "--days", "54", "--seeds", "20", "--sizes", "--finish-by", "30d", "--budget", "1e7", "--name", "weeks")
-    assert 0.9 < told["goodput"] < 1
-    assert told["median_step_s"] > 0 and told["robust_std_pct"] > 0 and told["time_to_train_s"] > 0
-    assert told["interruptions"] == pytest.approx(419 * 256 / 16384, rel=0.3)
-    assert told["cost_usd"] > told["waste_usd"] > 0
-    assert sum(told["interruptions_by_cause"].values()) == pytest.approx(told["interruptions"])
-    assert [row["num_accelerators"] for row in told["sizes"]][-1] == 131072
-    assert 0 <= told["chance_by"] <= 1 and 0 <= told["chance_under"] <= 1
-    assert told["checkpoint"]["interval_s"] == pytest.approx(told["checkpoint"]["daly_s"], rel=0.01)
-    said = run(plan, "--days", "5", "--failures", "llama3", "--name", "again")[1]
+    document = answer(plan, "--days", "54", "--seeds", "20", "--sizes", "--finish-by", "30d", "--budget", "1e7", "--name", "weeks")
+    assert 0.9 < document["goodput"] < 1
+    assert document["median_step_s"] > 0 and document["robust_std_pct"] > 0 and document["time_to_train_s"] > 0
+    assert document["interruptions"] == pytest.approx(419 * 256 / 16384, rel=0.3)
+    assert document["cost_usd"] > document["waste_usd"] > 0
+    assert sum(document["interruptions_by_cause"].values()) == pytest.approx(document["interruptions"])
+    assert [row["num_accelerators"] for row in document["sizes"]][-1] == 131072
+    assert 0 <= document["chance_by"] <= 1 and 0 <= document["chance_under"] <= 1
+    assert document["checkpoint"]["interval_s"] == pytest.approx(document["checkpoint"]["daly_s"], rel=0.01)
+    printed = run(plan, "--days", "5", "--failures", "llama3", "--name", "again")[1]
     for words in ("interruptions by cause", "where the time goes", "checkpoint every", "spare nodes"):
-        assert words in said
+        assert words in printed
 
 
 def test_days_go_on_behind_the_workloads_end_and_say_so(answer, run, plan):
-    told = answer(plan, "--days", "5", "--name", "over")
-    assert told["workload_done"] == 1 and told["steps_done"]["mean"] > told["workload_steps"] > 0
-    assert "times over: the days go on after its end" in run(plan, "--days", "5", "--name", "said")[1]
+    document = answer(plan, "--days", "5", "--name", "over")
+    assert document["workload_done"] == 1 and document["steps_done"]["mean"] > document["workload_steps"] > 0
+    assert "times over: the simulated days continue after its end" in run(plan, "--days", "5", "--name", "beyond")[1]
     brief = answer(plan, "--days", "0.001", "--name", "brief")
     assert brief["workload_done"] == 0 and brief["steps_done"]["mean"] < brief["workload_steps"]
     out = run(plan, "--days", "54", "--budget", "30kUSD", "--name", "paid")[1]
@@ -174,8 +174,8 @@ def test_weeks_broken_off_keep_what_is_done(run, plan, monkeypatch, tmp_path):
 
 
 def test_one_step_alone_has_all_figures(answer, plan):
-    told = answer(plan, "--steps", "1")
-    assert sum(told["mean_parts_s"].values()) == pytest.approx(told["mean_step_s"], rel=1e-12)
+    document = answer(plan, "--steps", "1")
+    assert sum(document["mean_parts_s"].values()) == pytest.approx(document["mean_step_s"], rel=1e-12)
 
 
 def test_tables_name_the_parts(run, plan):
@@ -208,12 +208,12 @@ def test_tables_name_the_parts(run, plan):
         (("--days", "3", "--failed-nodes", "65"), "65 failed nodes of 64"),
         (("--days", "3", "--failures", "lama"), "no failures named 'lama'"),
         (("--days", "0"), "has no length"),
-        (("--budget", "1"), "not started: by prediction"),
+        (("--budget", "1"), "not started: the run is predicted"),
         (("--failures", "llama3"), "only valid with --days"),
         (("--spares", "3"), "only valid with --days"),
         (("--days", "3", "--steps", "5"), "--steps is not valid with --days"),
         (("--days", "3", "--checkpoint-every", "soon"), "where: --checkpoint-every"),
-        (("--nics-hit", "4"), "4 NICs are hit and lose no plane"),
+        (("--nics-hit", "4"), "4 NICs are affected and lose no plane"),
         (("--slow-rank", "5=1e300"), "times as slow"),
         (("--days", "3", "--finish-by", "soon"), "cannot read a duration"),
         (("--name", "../out"), "could lead out of the runs folder"),
@@ -231,7 +231,7 @@ def test_rates_that_cannot_be_are_refused(run, plan, tmp_path):
     for rate in ("-1e-6", "1.5"):
         path.write_text(f"detection_s=1\nrestart_s=1\ncheckpoint_s=1\nrepair_h=1\n[causes]\ngpu = {{ per_accelerator_hour = {rate} }}\n")
         code, _, err = run(plan, "--days", "3", "--failures", str(path))
-        assert code == 2 and "strikes an accelerator" in err
+        assert code == 2 and "affects an accelerator" in err
 
 
 def test_a_plan_for_another_machine_is_refused(run, plan, tmp_path):
@@ -268,12 +268,12 @@ def test_noise_is_fitted_and_compared_with_logs(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(logs, "step_logs", lambda: few)
     out, page = tmp_path / "noise.json", tmp_path / "page.html"
     assert main(["noise", "--fit", "--out", str(out), "--html", str(page), "--seeds", "1", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["num_logs"] == 2 and len(told["constants"]) == 8
-    assert set(json.loads(out.read_text())["constants"]) == set(told["constants"])
-    assert problems(told) == []
-    assert told["files"] == [{"what": "constants", "path": str(out)}, {"what": "page", "path": str(page)}]
-    for row in told["compared_logs"]:
+    document = json.loads(capsys.readouterr().out)
+    assert document["num_logs"] == 2 and len(document["constants"]) == 8
+    assert set(json.loads(out.read_text())["constants"]) == set(document["constants"])
+    assert problems(document) == []
+    assert document["files"] == [{"what": "constants", "path": str(out)}, {"what": "page", "path": str(page)}]
+    for row in document["compared_logs"]:
         assert abs(row["median_error_pct"]) < 5
         assert row["simulated_first_step_s"] > row["simulated_median_step_s"]
     assert page.read_text().count("<figure>") == 2
@@ -287,23 +287,23 @@ def test_the_comparison_with_logs_is_a_table_too(capsys, monkeypatch):
     few = logs.step_logs()[-1:]
     monkeypatch.setattr(logs, "step_logs", lambda: (*few, *few))
     assert main(["noise", "--seeds", "1"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for words in ("eight constants", "v6.0_Azure_2048xAzure_GB200", "Medians are off by", "of 2 logs"):
-        assert words in said
+        assert words in printed
 
 
 def test_the_parts_for_people_are_those_of_the_json_and_of_the_report(run, answer, plan, capsys):
-    told = answer(plan, "--steps", "3", "--name", "few")
+    document = answer(plan, "--steps", "3", "--name", "few")
     _, out, _ = run(plan, "--steps", "3", "--name", "again")
     lines = out.split("parts of the step\n")[1].split("\n\n")[0].splitlines()[1:]
     rows = {cells[0]: cells[2] for line in lines if (cells := re.split(r"\s{2,}", line.strip()))}
-    assert {name: seconds(told["mean_parts_s"][part]) for part, name in PART_NAMES.items() if name in rows} == {
+    assert {name: seconds(document["mean_parts_s"][part]) for part, name in PART_NAMES.items() if name in rows} == {
         name: value for name, value in rows.items() if name in PART_NAMES.values()
     }
-    assert rows["mean step"] == seconds(sum(told["mean_parts_s"].values()))
+    assert rows["mean step"] == seconds(sum(document["mean_parts_s"].values()))
     assert main(["report", "runs/few", "--json"]) == 0
     (reported,) = json.loads(capsys.readouterr().out)["runs"]
-    assert reported["mean_parts_s"] == pytest.approx(told["mean_parts_s"], rel=1e-6)
+    assert reported["mean_parts_s"] == pytest.approx(document["mean_parts_s"], rel=1e-6)
 
 
 def test_one_step_alone_leaves_none_out(run, plan):
@@ -311,17 +311,17 @@ def test_one_step_alone_leaves_none_out(run, plan):
 
 
 def test_a_part_of_a_job_is_not_called_its_time_to_train(run, answer, plan, capsys):
-    told = answer(plan, "--steps", "5", "--name", "part")
-    steps = told["workload_steps"]
+    document = answer(plan, "--steps", "5", "--name", "part")
+    steps = document["workload_steps"]
     evaluations = read_plan(Path(plan)).workload.num_evaluations(steps)
-    whole_s = steps * told["mean_step_s"] + evaluations * told["evaluation_s"]
-    assert told["num_steps"] == 5 < steps and told["time_to_train_is_extrapolated"]
-    assert told["simulated_s"] < 0.1 * whole_s and told["time_to_train_s"] == pytest.approx(whole_s)
+    whole_s = steps * document["mean_step_s"] + evaluations * document["evaluation_s"]
+    assert document["num_steps"] == 5 < steps and document["time_to_train_is_extrapolated"]
+    assert document["simulated_s"] < 0.1 * whole_s and document["time_to_train_s"] == pytest.approx(whole_s)
     _, out, _ = run(plan, "--steps", "5", "--name", "again")
     assert "\ntime to train" not in out and "\ntime of 5 steps" in out and f"{seconds(whole_s)} by extrapolation: {steps:,} steps" in out
     assert main(["report", "runs/part", "--json", "--out", "page.html"]) == 0
     (reported,) = json.loads(capsys.readouterr().out)["runs"]
-    assert reported["time_name"] == "time of 5 simulated steps" and reported["run_s"] == pytest.approx(told["simulated_s"])
+    assert reported["time_name"] == "time of 5 simulated steps" and reported["run_s"] == pytest.approx(document["simulated_s"])
     assert reported["whole_job_extrapolated"]["time_to_train_s"] == pytest.approx(whole_s, rel=1e-5)
     page = Path("page.html").read_text()
     assert "Time to train" not in page and "Time of 5 simulated steps" in page and "Whole job, extrapolated" in page
@@ -335,8 +335,8 @@ def test_a_whole_job_has_a_time_to_train(answer, run, plan, capsys):
     whole = read_plan(Path(plan))
     few = replace(whole, workload=replace(whole.workload, convergence=None, num_tokens=6.0 * whole.workload.tokens_per_step))
     few.write(Path("few.json"))
-    told = answer("few.json", "--name", "whole")
-    assert told["time_to_train_s"] == told["simulated_s"] and told["time_to_train_is_extrapolated"] is False
+    document = answer("few.json", "--name", "whole")
+    assert document["time_to_train_s"] == document["simulated_s"] and document["time_to_train_is_extrapolated"] is False
     assert "time to train" in run("few.json", "--name", "again")[1]
     assert main(["report", "runs/whole", "--json"]) == 0
     (reported,) = json.loads(capsys.readouterr().out)["runs"]

@@ -13,9 +13,9 @@ RECORD = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b", "--layout"
 
 def test_json_holds_a_point_per_size(capsys):
     assert main(["sweep", *SMALL, "--gpus", "16,8", "--mode", "strong", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert [(point["num_accelerators"], point["global_batch"]) for point in said["points"]] == [(8, 32), (16, 32)]
-    first, second = said["points"]
+    document = json.loads(capsys.readouterr().out)
+    assert [(point["num_accelerators"], point["global_batch"]) for point in document["points"]] == [(8, 32), (16, 32)]
+    first, second = document["points"]
     assert second["efficiency"] == pytest.approx(first["step_s"] / second["step_s"] / 2)
     assert second["efficiency_low"] < second["efficiency"] < second["efficiency_high"] and first["low_s"] < first["high_s"]
 
@@ -31,8 +31,8 @@ def test_the_layout_printed_is_the_layout_priced(capsys):
     assert main(["sweep", *SMALL, "--gpus", "16", "--json"]) == 0
     step_s = json.loads(capsys.readouterr().out)["points"][0]["step_s"]
     assert main(["sweep", *SMALL, "--gpus", "16"]) == 0
-    told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("     16  tp=")).split()[1]
-    assert main(["predict", *SMALL, "--gpus", "16", "--json", "--layout", told]) == 0
+    layout = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("     16  tp=")).split()[1]
+    assert main(["predict", *SMALL, "--gpus", "16", "--json", "--layout", layout]) == 0
     assert json.loads(capsys.readouterr().out)["step_s"] == step_s
 
 
@@ -41,10 +41,10 @@ def test_batches_that_nobody_trained_with_cost_at_least_so_much(capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert out.count("at least $") == 1 and "at 2,048 they are unknown" in out
     assert main(["sweep", *RECORD, "--gpus", "8192,16384", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert [point["is_lower_bound"] for point in said["points"]] == [False, True]
-    assert said["points"][1]["measured_batches"] == [896, 1152] and len(said["notes"]) == 2
-    described, batches = said["notes"]
+    document = json.loads(capsys.readouterr().out)
+    assert [point["is_lower_bound"] for point in document["points"]] == [False, True]
+    assert document["points"][1]["measured_batches"] == [896, 1152] and len(document["notes"]) == 2
+    described, batches = document["notes"]
     assert "16,384 accelerators are more than the 9,216 described" in described and "at 2,048 they are unknown" in batches
 
 

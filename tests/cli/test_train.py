@@ -52,16 +52,16 @@ def here(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture
 def refused(run: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
-    """What is said of arguments that cannot be run: one message, with where and how to mend it."""
+    """The error for arguments that cannot be run: one message, with where it is and how to fix it."""
 
-    def said(*arguments: str) -> str:
+    def message_of(*arguments: str) -> str:
         code, out, err = run(*arguments)
         assert (code, out) == (2, ""), err
         assert err.startswith("meshwright: ") and err.count("meshwright: ") == 1
         assert "\n  where: " in err or "\n  fix:   " in err
         return err.removeprefix("meshwright: ")
 
-    return said
+    return message_of
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def refused(run: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
         (("plan.json", "--name", " "), "the run name ' ' is empty"),
         (("plan.json", "--name", "x" * 300), f"the run name '{'x' * 300}' is 300 bytes long"),
         (("plan.json", "--name", "a\x1bb"), "the run name 'a\\x1bb' holds a control character"),
-        (("--resume",), "there is no run to go on with"),
-        (("--resume-if-exists",), "which run is to be started or gone on with?"),
+        (("--resume",), "there is no run to continue"),
+        (("--resume-if-exists",), "which run should be started or continued?"),
         (("--resume", "--name", "a"), "no run named 'a'"),
         (("--resume", "--name", "../x"), "the run name '../x' could lead out of the runs folder"),
         (("plan.json", "--benchmark", "llama31_8c", "--name", "a"), "no benchmark named 'llama31_8c'"),
@@ -107,8 +107,9 @@ def test_a_run_does_not_go_on_by_somebody_elses_plan(refused: Callable[..., str]
     RunWriter.create(here / "runs", header, (here / "plan.json").read_bytes()).finish("stopped")
     plan = json.loads((here / "plan.json").read_text())
     (here / "runs" / "mine" / "plan.json").write_text(json.dumps({**plan, "name": "another"}))
-    said = refused("--resume", "--name", "mine")
-    assert said.startswith("plan.json is not the run's own plan (its digest is ") and "meshwright train PLAN --resume --name mine" in said
+    message = refused("--resume", "--name", "mine")
+    assert message.startswith("plan.json is not the run's own plan (its digest is ")
+    assert "meshwright train PLAN --resume --name mine" in message
     shutil.rmtree(here / "runs")
 
 
@@ -127,8 +128,8 @@ def test_a_plan_for_gpus_where_there_are_none(
     workload = replace(small.plan("dp=2").workload, precision="bf16")
     plan = plan_of(Job(MODEL, load_cluster("hgx-h200-ndr").resized(2), workload).forecast(Layout(dp=2, micro_batch=2)), "big")
     (here / "gpus.json").write_bytes(plan_bytes(plan))
-    said = refused("gpus.json")
-    assert said.startswith("the plan needs 2 ") and "here, and this machine has no NVIDIA GPU\n  where: plan big\n" in said
+    message = refused("gpus.json")
+    assert message.startswith("the plan needs 2 ") and "here, and this machine has no NVIDIA GPU\n  where: plan big\n" in message
 
 
 def test_other_degrees_of_a_plan_are_priced_by_its_own_profile() -> None:
@@ -155,8 +156,8 @@ def test_a_corpus_shorter_than_a_batch(refused: Callable[..., str], here: Path) 
 
 def test_a_corpus_of_more_tokens_than_the_model_knows(refused: Callable[..., str], small: Small, here: Path) -> None:
     small.plan_file(here / "narrow.json", "dp=2", model=replace(MODEL, vocab_size=256))
-    said = refused("narrow.json")
-    assert said.startswith("the corpus has tokens up to 511 and the model a vocabulary of 256\n")
+    message = refused("narrow.json")
+    assert message.startswith("the corpus has tokens up to 511 and the model a vocabulary of 256\n")
 
 
 def test_a_truncated_corpus(refused: Callable[..., str], here: Path) -> None:
@@ -177,7 +178,7 @@ def test_a_folder_that_is_taken(refused: Callable[..., str], here: Path) -> None
     (here / "runs" / "a").mkdir(parents=True)
     (here / "runs" / "a" / "something").touch()
     assert refused("plan.json", "--name", "a") == (
-        "the run's folder exists and is not empty\n  where: runs/a\n  fix:   use another name, or go on with --resume\n"
+        "the run's folder exists and is not empty\n  where: runs/a\n  fix:   use another name, or continue it with --resume\n"
     )
 
 

@@ -28,7 +28,7 @@ def test_ranks_on_several_machines_need_no_description_of_what_joins_them():
     cluster, note = _sized(machine, 16)
     assert sizes(cluster) == [*sizes(machine), 16]
     assert cluster.is_fabric(cluster.tiers[-1])
-    assert note.startswith("2 x workstation-8x: what joins them is assumed to be as fast as ")
+    assert note.startswith("2 x workstation-8x: the network between them is assumed to be as fast as ")
 
 
 def test_a_network_that_is_described_grows():

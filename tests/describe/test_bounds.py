@@ -29,7 +29,7 @@ def test_samples_to_the_target_at_no_batch() -> None:
     convergence = load_workload("mlperf-llama31-405b").convergence
     assert convergence is not None
     for table in ({}, {0: 1e6}, {1024: 0.0}):
-        with pytest.raises(InputError, match="has samples to the target"):
+        with pytest.raises(InputError, match="samples to the target are given for no batch"):
             replace(convergence, samples_by_batch=table)
 
 

@@ -141,7 +141,7 @@ def test_only_blackwell_ultra_doubles_its_exponentials():
     assert fast == {"b300", "gb300"}
 
 
-def test_what_was_left_out_is_said():
+def test_what_was_left_out_is_reported():
     assert "gaudi" in load.left_out()
     assert all(load.left_out().values())
 

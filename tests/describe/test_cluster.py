@@ -67,7 +67,7 @@ def test_a_node_does_not_grow(routing):
 
 def test_a_scale_up_domain_of_several_nodes_does_not_grow():
     rack = node_of("scale-up", count=64, per_node=4)
-    assert not rack.takes(128) and rack.takes(64)
+    assert not rack.can_have(128) and rack.can_have(64)
 
 
 def test_a_network_grows_and_the_answer_says_so():
@@ -96,16 +96,16 @@ def test_a_number_that_is_not_is_refused_with_the_nearest_that_are(count, fix):
 @pytest.mark.parametrize(("count", "nearest"), [(4095, [4088, 4096]), (127, [126, 128]), (1023, [1016, 1024])])
 def test_no_number_tears_the_domains_of_a_large_machine_apart(count, nearest):
     machine = load_cluster("dgx-h100-superpod")
-    assert not machine.takes(count) and machine.nearest_sizes(count) == nearest
+    assert not machine.can_have(count) and machine.nearest_sizes(count) == nearest
 
 
 @given(count=st.integers(1, 3000), name=st.sampled_from(["dgx-h100-superpod", "gb200-nvl72-ndr", "workstation-8x"]))
 def test_a_machine_is_resized_where_it_says_so(count, name):
     machine = load_cluster(name)
-    if not machine.takes(count):
+    if not machine.can_have(count):
         with pytest.raises(InputError):
             machine.resized(count)
-        assert all(machine.takes(size) for size in machine.nearest_sizes(count))
+        assert all(machine.can_have(size) for size in machine.nearest_sizes(count))
         return
     resized = machine.resized(count)
     assert resized.num_accelerators == count and resized.used_per_node <= resized.accelerators_per_node
@@ -121,7 +121,7 @@ def test_domains_of_three_tiers_nest():
     machine = Cluster(name="three", accelerator=accelerator("h100"), tiers=tiers, accelerators_per_node=8)
     assert [t.num_accelerators for t in machine.resized(80)] == [8, 40, 80]
     assert [t.num_accelerators for t in machine.resized(6)] == [6, 6, 6]
-    for size in filter(machine.takes, range(1, 513)):
+    for size in filter(machine.can_have, range(1, 513)):
         assert machine.resized(size).num_accelerators == size
 
 
@@ -147,7 +147,7 @@ def test_networks_within_networks_are_cut_to_what_divides(count, sizes):
     tiers = (node, *(replace(tier(name, size), routing="adaptive") for name, size in (("leaf", 32), ("fabric", 512))))
     machine = Cluster(name="c", accelerator=accelerator("h100"), tiers=tiers, accelerators_per_node=8)
     assert [each.num_accelerators for each in machine.resized(count).tiers] == sizes
-    assert all(machine.takes(8 * number) for number in range(1, 65))
+    assert all(machine.can_have(8 * number) for number in range(1, 65))
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(3, [1, 3]), (4, [2, 4]), (2, [2, 2])])

@@ -64,9 +64,9 @@ def test_a_slice_holds_positive_numbers(key, value, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, message",
     [
-        ({"kind": "a plan"}, "this is no hardware profile"),
+        ({"kind": "a plan"}, "this is not a hardware profile"),
         ({"kind": "a plan", "log_factor": 0.1}, "goes with --software"),
         ({"version": 2}, "version 2"),
         ({"device_type": "tpu"}, "device_type is 'tpu'"),
@@ -77,11 +77,11 @@ def test_a_slice_holds_positive_numbers(key, value, tmp_path):
         ({"colour": "red"}, "no 'colour'"),
     ],
 )
-def test_what_is_wrong_is_named(changes, said, tmp_path):
+def test_what_is_wrong_is_named(changes, message, tmp_path):
     path = changed(tmp_path, **changes)
     with pytest.raises(InputError) as refused:
         load_profile(path)
-    assert said in str(refused.value) and str(path) in str(refused.value)
+    assert message in str(refused.value) and str(path) in str(refused.value)
 
 
 def test_a_time_that_is_not_positive_is_refused_wherever_it_stands(tmp_path):
@@ -94,11 +94,11 @@ def test_a_time_that_is_not_positive_is_refused_wherever_it_stands(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[]", "3"])
 def test_other_files_are_refused(text, tmp_path):
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(InputError, match="this is no hardware profile"):
+    with pytest.raises(InputError, match="this is not a hardware profile"):
         load_profile(tmp_path / "x.json")
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path):
+def test_a_file_that_is_not_there_is_reported(tmp_path):
     with pytest.raises(InputError, match="cannot read the hardware profile"):
         load_profile(tmp_path / "nowhere.json")
 

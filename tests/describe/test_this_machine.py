@@ -55,11 +55,11 @@ def measured_anew():
 def test_a_processor_is_measured_once_in_a_process(measured_anew, monkeypatch):
     started = []
 
-    def told(command, env, **_):
+    def run(command, env, **_):
         started.append((command, env))
         return subprocess.CompletedProcess(command, 0, '{"flops_per_s": 5e10, "bytes_per_s": 2e10}')
 
-    monkeypatch.setattr(subprocess, "run", told)
+    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(this_machine, "num_cores_at_once", lambda: 1.5)
     first, second = (this_machine._of_processor().accelerator for _ in range(2))
     assert first == second and len(started) == 1
@@ -67,7 +67,7 @@ def test_a_processor_is_measured_once_in_a_process(measured_anew, monkeypatch):
     assert {started[0][1][name] for name in this_machine.BLAS_THREADS} == {"1"}
 
 
-def test_a_measurement_that_hangs_or_breaks_is_told_with_its_last_words(measured_anew, monkeypatch, tmp_path):
+def test_a_measurement_that_hangs_or_breaks_is_reported_with_its_last_words(measured_anew, monkeypatch, tmp_path):
     monkeypatch.setattr(this_machine, "CORE_SPEED", tmp_path / "speed.py")
     monkeypatch.setattr(this_machine, "MOST_S", 1.0)
     for end in ("import time; time.sleep(9)", "raise SystemExit(3)"):
@@ -160,7 +160,7 @@ def test_an_unknown_gpu_is_an_error(nvidia_smi):
 
 def test_unlike_gpus_are_an_error(nvidia_smi):
     nvidia_smi("NVIDIA H100\\nNVIDIA H200\\n")
-    with pytest.raises(InputError, match="unlike GPUs: NVIDIA H100, NVIDIA H200"):
+    with pytest.raises(InputError, match="different GPUs: NVIDIA H100, NVIDIA H200"):
         this_machine.this_machine()
 
 

@@ -37,7 +37,7 @@ def test_a_domain_used_whole_keeps_the_number_of_domains():
 
 
 def test_the_chip_and_the_job_change():
-    machine, task = changed(
+    machine, workload = changed(
         RECORD,
         JOB,
         ["accelerator.memory_GB=100", "accelerator.dense_TFLOP_per_s.fp4=5000", "accelerator.power_cap_W=900", "workload.global_batch=512",
@@ -45,7 +45,7 @@ def test_the_chip_and_the_job_change():
     )  # fmt: skip
     chip = machine.accelerator
     assert (chip.memory_bytes, chip.dense_flops_per_s["fp4"], chip.power_cap_w) == (100e9, 5e15, 900.0)
-    assert (task.global_batch, task.precision, task.num_tokens, task.convergence) == (512, "mxfp8", 1e12, None)
+    assert (workload.global_batch, workload.precision, workload.num_tokens, workload.convergence) == (512, "mxfp8", 1e12, None)
 
 
 def test_every_known_key_can_be_set():

@@ -19,7 +19,7 @@ FIGURES = headline()
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
 def test_what_was_asked_is_reached(figure: Figure) -> None:
-    assert figure.is_met, f"{figure.name}: {figure.said}, asked {figure.asked}"
+    assert figure.is_met, f"{figure.name}: {figure.reached_words}, asked {figure.asked}"
 
 
 def test_the_committed_page_says_what_is_computed_now() -> None:
@@ -27,10 +27,10 @@ def test_the_committed_page_says_what_is_computed_now() -> None:
 
 
 def test_figures_in_words() -> None:
-    assert (Figure(name="a", reached=1.234, at_most=2).asked, Figure(name="a", reached=1.234).said) == ("at most 2 %", "1.23 %")
+    assert (Figure(name="a", reached=1.234, at_most=2).asked, Figure(name="a", reached=1.234).reached_words) == ("at most 2 %", "1.23 %")
     assert Figure(name="a", reached=80, at_least=70, at_most=95).asked == "70 to 95 %"
     assert not Figure(name="a", reached=2.1, at_most=2).is_met
-    assert Figure(name="a", reached=22, unit="", at_most=24).said == "22"
+    assert Figure(name="a", reached=22, unit="", at_most=24).reached_words == "22"
 
 
 def test_which_rows_count() -> None:
@@ -85,7 +85,7 @@ def test_the_plot_is_an_svg_and_the_same_every_time(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_what_the_weighting_rule_does_is_said_as_it_is():
+def test_what_the_weighting_rule_does_is_reported_as_it_is():
     even = accuracy.even_weights()
     assert f"With equal weights its step is {even.record_pct:+.1f} % off" in PAGE.read_text()
     assert even.large_pct == pytest.approx(1.2, abs=0.3)  # the rule moves the record, hardly the mean

@@ -37,9 +37,9 @@ def logged(run: MeasuredRun) -> LoggedRun:
     return LoggedRun(job=Job(run.model, run.cluster, run.workload), layout=run.layout)
 
 
-def observed(seconds: float, **said: object) -> Observed:
+def observed(seconds: float, **facts: object) -> Observed:
     steps = StepTimes(np.array([seconds]), np.array([False]), "by hand")
-    return Observed(files=("by_hand.csv",), steps=steps, medians_s=(seconds,), **said)  # type: ignore[arg-type]
+    return Observed(files=("by_hand.csv",), steps=steps, medians_s=(seconds,), **facts)  # type: ignore[arg-type]
 
 
 def calibrated(run: MeasuredRun, release: str = "") -> Calibration:
@@ -117,7 +117,7 @@ def test_only_releases_that_ran_on_the_chip_are_compared() -> None:
     assert calibrate(observed(untried.step_s(software("v3.1"))), untried).release.release == "v3.1"  # never measured: all are
 
 
-def test_the_change_is_said_in_words() -> None:
+def test_the_change_is_reported_in_words() -> None:
     run = logged(run_of("eos-dfw_n64"))
     slow = replace(software("v5.0"), log_factor=software("v5.0").log_factor + math.log(1.10))
     fast = replace(software("v5.0"), log_factor=software("v5.0").log_factor + math.log(0.96))
@@ -157,13 +157,13 @@ def test_a_profile_keeps_its_constants_when_the_package_is_fitted_again(tmp_path
 def test_a_profile_says_which_run_made_it() -> None:
     run = run_of("eos-dfw_n64")
     calibration = calibrated(run)
-    said = calibration.as_json()["calibrated_on"]
-    assert (said["files"], said["model"], said["accelerator"]) == (["by_hand.csv"], "llama-3.1-405b", "h100")
-    assert (said["num_accelerators"], said["global_batch"], said["num_micro_batches"]) == (512, 1152, 288)
-    assert (said["step_s"], said["precision"]) == (run.measured_s, "fp8")
-    assert Layout(**{**said["layout"], "order": tuple(said["layout"]["order"].split("-"))}) == run.layout
+    facts = calibration.as_json()["calibrated_on"]
+    assert (facts["files"], facts["model"], facts["accelerator"]) == (["by_hand.csv"], "llama-3.1-405b", "h100")
+    assert (facts["num_accelerators"], facts["global_batch"], facts["num_micro_batches"]) == (512, 1152, 288)
+    assert (facts["step_s"], facts["precision"]) == (run.measured_s, "fp8")
+    assert Layout(**{**facts["layout"], "order": tuple(facts["layout"]["order"].split("-"))}) == run.layout
     assert calibration.profile.note == (
-        "calibrated on by_hand.csv: llama-3.1-405b on 512 h100 (tp=8,cp=2,pp=8,vp=8,dp=4,mbs=1), 55.131 s a step"
+        "calibrated on by_hand.csv: llama-3.1-405b on 512 h100 (tp=8,cp=2,pp=8,vp=8,dp=4,mbs=1), 55.131 s per step"
     )
 
 
@@ -191,13 +191,13 @@ def test_several_logs_are_one_series_and_their_difference_is_the_spread(tmp_path
     assert seen.step_s == pytest.approx(2.01)  # of both: 1.98 x 4, 2.0 x 2, 2.02 x 2, 2.1 x 2, 2.5 x 2
 
 
-def test_a_csv_needs_to_be_told_the_job(tmp_path: Path) -> None:
+def test_a_csv_needs_the_job(tmp_path: Path) -> None:
     table = tmp_path / "steps.csv"
     table.write_text("step,step_s\n1,9.0\n2,2.0\n3,2.2\n4,2.1\n")
     seen = observe([table])
     assert (seen.step_s, seen.benchmark, seen.global_batch) == (2.1, "", 0)
-    said = {"workload": "mlperf-llama31-8b", "num_accelerators": 16, "global_batch": 64, "precision": "fp8"}
-    job = described(seen, SMALL, "dgx-h100-superpod", **said).job  # type: ignore[arg-type]
+    facts = {"workload": "mlperf-llama31-8b", "num_accelerators": 16, "global_batch": 64, "precision": "fp8"}
+    job = described(seen, SMALL, "dgx-h100-superpod", **facts).job  # type: ignore[arg-type]
     assert (job.model.name, job.workload.global_batch, job.num_accelerators) == ("llama-3.1-8b", 64, 16)
     with pytest.raises(InputError, match="which workload was run"):
         described(seen, SMALL, "dgx-h100-superpod")
@@ -249,12 +249,12 @@ def test_logs_of_different_runs(tmp_path: Path, old: str, new: str, what: str) -
 
 def test_a_log_beside_a_csv(tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text("step,step_s\n1,2.0\n")
-    with pytest.raises(InputError, match="beside a log"):
+    with pytest.raises(InputError, match="together with a log"):
         observe([FIXTURES / "timer_every_step.log", tmp_path / "steps.csv"])
 
 
 @pytest.mark.parametrize(
-    "layout, said, what",
+    "layout, facts, what",
     [
         ("tp=2,dp=4", {}, "tp=2 x cp=1 x pp=1 x dp=4 = 8 accelerators, but dgx-h100-superpod has 16 in use"),
         ("tp=4,dp=4", {}, "the layout makes 16 micro-batches of a global batch of 64 (dp=4, mbs=1), but the log says 8"),
@@ -263,10 +263,10 @@ def test_a_log_beside_a_csv(tmp_path: Path) -> None:
         ("tp=2,dp=8", {"num_accelerators": 32}, "tp=2 x cp=1 x pp=1 x dp=8 = 16 accelerators, but dgx-h100-superpod has 32 in use"),
     ],
 )
-def test_a_description_that_contradicts_the_log(layout: str, said: dict[str, object], what: str) -> None:
+def test_a_description_that_contradicts_the_log(layout: str, facts: dict[str, object], what: str) -> None:
     seen = observe([FIXTURES / "timer_every_step.log"])
     with pytest.raises(InputError) as caught:
-        described(seen, parse_layout(layout), "dgx-h100-superpod", **{"precision": "fp8", **said})  # type: ignore[arg-type]
+        described(seen, parse_layout(layout), "dgx-h100-superpod", **{"precision": "fp8", **facts})  # type: ignore[arg-type]
     assert caught.value.what == what
 
 

@@ -15,7 +15,7 @@ def runs():
     return [row.run for row in evidence().large()]
 
 
-def test_no_degree_is_told():
+def test_no_degree_is_reported():
     numbers = ("max_tp", "max_pp", "max_vp", "max_micro_batch")
     assert all(getattr(MEGATRON, key) == 0 for key in (*numbers, "max_cp"))
     for lacking in LACKING.values():

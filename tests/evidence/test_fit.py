@@ -1,4 +1,4 @@
-"""The joint fit: it recovers constants it is shown, holds on to what is expected, and leaves out what it is told to."""
+"""The joint fit: it recovers constants it is shown, holds on to what is expected, and leaves out what it should."""
 
 from __future__ import annotations
 

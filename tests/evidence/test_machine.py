@@ -101,10 +101,10 @@ def test_tiers_follow_from_the_accelerator_and_the_counts(
     assert [(tier.name, tier.link, tier.num_accelerators, tier.num_installed) for tier in cluster] == tiers
 
 
-def test_an_assumed_network_is_said_only_where_it_is_crossed() -> None:
+def test_an_assumed_network_is_reported_only_where_it_is_crossed() -> None:
     assert machine("m", "H100", 8, 8).assumptions == ()
-    (said,) = machine("m", "H100", 16, 8).assumptions
-    assert said == "network: ndr at 400 Gb/s an accelerator, as in the vendor's reference system"
+    (assumption,) = machine("m", "H100", 16, 8).assumptions
+    assert assumption == "network: ndr at 400 Gb/s per accelerator, as in the vendor's reference system"
 
 
 def test_what_the_catalogue_does_not_know_is_refused() -> None:

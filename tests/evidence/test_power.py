@@ -50,7 +50,7 @@ def test_no_accelerator_is_busy_for_more_than_the_run() -> None:
     assert Predicted(run_s=80.0, busy_s=90.0).busy(120.0) == pytest.approx(0.75)
     assert Predicted(run_s=80.0, busy_s=90.0).busy(80.0) == 1
     assert all(0.4 < busy <= 1 for busy in BUSY)
-    assert all(0 < said.busy_s < said.run_s for said in map(predicted, RUNS))
+    assert all(0 < run.busy_s < run.run_s for run in map(predicted, RUNS))
 
 
 def test_metered_runs_are_met_within_two_per_cent() -> None:

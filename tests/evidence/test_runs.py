@@ -292,7 +292,7 @@ def test_a_gpt_is_built_from_the_shape_in_its_note(tmp_path: Path) -> None:
     [
         ({"mbs": ""}, "the layout is not stated: mbs empty"),
         ({"gbs": ""}, "the global batch is not stated: gbs empty"),
-        ({"tokens_s_gpu": ""}, "neither a step time nor tokens a second are stated"),
+        ({"tokens_s_gpu": ""}, "neither a step time nor tokens per second are stated"),
         ({"dp": "32"}, "tp x cp x pp x dp = 32 is not the 64 accelerators"),
         ({"model": "Nemotron-8B"}, "no model named 'Nemotron-8B' in the catalogue"),
         ({"model": "../secret.toml"}, "no model named '../secret.toml' in the catalogue"),
@@ -359,8 +359,8 @@ def test_whole_numbers_may_be_written_as_spreadsheets_do(tmp_path: Path) -> None
         (b"", "the file is empty"),
         (b"\n \n", "the file is empty"),
         (b"\xff\xfe\x00r", "byte 0 (0xff) is not UTF-8"),
-        (b'round,"system\n1,2', "the file is no CSV: unexpected end of data"),
-        (b"a;b\n1;2\n", "the first line is no header of a file of runs"),
+        (b'round,"system\n1,2', "the file is not a CSV: unexpected end of data"),
+        (b"a;b\n1;2\n", "the first line is not the header of a file of runs"),
     ],
 )
 def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes, what: str) -> None:
@@ -386,7 +386,7 @@ def test_a_column_that_stands_twice_is_named(tmp_path: Path) -> None:
 def test_a_file_without_a_header_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text(",".join(RECORD.values()) + "\n", encoding="utf-8")
-    assert refusal(path).what == "the first line is no header of a file of runs"
+    assert refusal(path).what == "the first line is not the header of a file of runs"
 
 
 def test_folders_and_files_that_are_not_there_are_refused(tmp_path: Path) -> None:

@@ -37,16 +37,16 @@ def test_all_rows_at_once_are_what_each_is_alone() -> None:
 
 
 def test_what_is_validated_is_what_a_forecast_says() -> None:
-    told = 0
+    num_checked = 0
     for row in CHECKED:
         try:
             forecast = row.run.job(row.software).forecast(row.run.layout, ignore_memory=True)
         except InputError:  # logs state layouts whose stages are not as even as those that are planned
             continue
-        told += 1
+        num_checked += 1
         assert row.predicted_s == pytest.approx(forecast.step_s)
         assert (row.low_s, row.high_s) == pytest.approx(tuple(forecast.interval))
-    assert told > 0.9 * len(CHECKED)
+    assert num_checked > 0.9 * len(CHECKED)
 
 
 def test_the_fit_sees_the_same_errors_but_for_what_the_exact_schedule_adds() -> None:

@@ -56,8 +56,8 @@ def test_gradients_of_one_replica_are_shown_as_what_they_are_where_context_ranks
 
 
 def test_what_limits_a_step_is_named_as_its_part() -> None:
-    said = explain(RECORD.forecast(parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"))).limit
-    first, second = said.split("; next is ")
+    limit = explain(RECORD.forecast(parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"))).limit
+    first, second = limit.split("; next is ")
     assert first.startswith("compute takes ") and second.split(" with ")[0] in PART_NAMES.values()
 
 

@@ -1,4 +1,4 @@
-"""What a search makes small: the run's energy as the outcome reckons it, ranked over every layout and not among the fastest."""
+"""What a search makes small: the run's energy as the outcome computes it, ranked over every layout and not among the fastest."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Deadlines and budgets: judged by the prediction, or where that is a best case by the middle of comparable runs; said in words."""
+"""Deadlines and budgets: judged by the prediction, or where that is a best case by the middle of comparable runs; text in words."""
 
 from dataclasses import replace
 
@@ -64,7 +64,7 @@ def test_seconds_that_a_search_may_predict_are_those_that_are_allowed(measured, 
 def test_words_tell_how_far_a_limit_holds():
     limit = Limit(what="deadline", allowed=9 * DAY, predicted=8.94 * DAY, judged=8.94 * DAY, reaches=16.2 * DAY)
     assert limit.words == "9 d holds at 8.94 d; the interval reaches 16.2 d" and not limit.is_sure
-    assert replace(limit, reaches=8.99 * DAY).words == "9 d holds at 8.94 d; also at the far end of the interval, 8.99 d"
+    assert replace(limit, reaches=8.99 * DAY).words == "9 d holds at 8.94 d; even at the far end of the interval, 8.99 d"
     bound = replace(limit, reaches=float("inf"))  # of a run whose samples to the target nobody knows
     assert "9 d holds at 8.94 d, which is a lower bound" in bound.words and not bound.is_sure
     assert replace(limit, judged=12 * DAY).words == "3 d past the deadline"

@@ -43,7 +43,7 @@ def test_a_release_is_found_by_its_name(plan):
 def test_a_profile_is_asked_for_by_its_file(plan, tmp_path):
     with pytest.raises(InputError) as caught:
         stack_of(plan)
-    assert caught.value.what == "the plan stands on the software profile 'short-run-16x-h100', and a plan file holds only its name"
+    assert caught.value.what == "the plan was made with the software profile 'short-run-16x-h100', and a plan file holds only its name"
     assert caught.value.fix.startswith("give --software FILE, the file that `meshwright calibrate ... --out FILE` wrote")
     assert stack_of(plan, profile(tmp_path, "short-run-16x-h100")).name == "short-run-16x-h100"
 

@@ -78,7 +78,7 @@ def explained(forecast: Forecast) -> dict[str, AxisTraffic]:
 
 
 def drawn_s(step: LaidOut, key: str) -> dict[str, dict[int, float]]:
-    """Seconds that the slices of each axis tell under a key, by stage."""
+    """Seconds that the slices of each axis have under a key, by stage."""
     found: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for each in step.slices():
         if each.stream != COMPUTE and key in each.args:
@@ -89,9 +89,6 @@ def drawn_s(step: LaidOut, key: str) -> dict[str, dict[int, float]]:
 @pytest.fixture(params=CASES, ids=" ".join)
 def forecast(request: pytest.FixtureRequest) -> Forecast:
     return priced(*request.param)
-
-
-# -- the explanation --------------------------------------------------------------------------------------
 
 
 def test_traffic_takes_what_the_profile_timed() -> None:
@@ -128,17 +125,14 @@ def test_a_change_fits_where_the_machine_keeps_back_what_plans_leave_it() -> Non
     assert changes and all(change.fits for change in changes)  # 0.1 GiB of a few
 
 
-# -- the trace --------------------------------------------------------------------------------------------
-
-
 def test_the_trace_carries_what_the_explanation_says(forecast: Forecast) -> None:
-    said, drawn = explained(forecast), drawn_s(LaidOut.of(forecast), "traffic_us")
-    assert drawn.keys() == said.keys() - {"pp"}
+    expected, drawn = explained(forecast), drawn_s(LaidOut.of(forecast), "traffic_us")
+    assert drawn.keys() == expected.keys() - {"pp"}
     for name, by_stage in drawn.items():
-        assert max(by_stage.values()) == pytest.approx(said[name].traffic_s, rel=1e-4)  # slices are told to the nanosecond
-    if "pp" in said:
+        assert max(by_stage.values()) == pytest.approx(expected[name].traffic_s, rel=1e-4)  # slices are written to the nanosecond
+    if "pp" in expected:
         num_operations = 2 * forecast.layout.vp * forecast.num_micro_batches
-        assert LaidOut.of(forecast).message_s * num_operations == pytest.approx(said["pp"].traffic_s, rel=1e-12)
+        assert LaidOut.of(forecast).message_s * num_operations == pytest.approx(expected["pp"].traffic_s, rel=1e-12)
 
 
 def test_the_parts_of_the_trace_are_the_parts_of_the_step(forecast: Forecast) -> None:
@@ -164,9 +158,6 @@ def test_operations_of_a_profile_s_plan_are_as_long_as_their_traffic_says() -> N
 
 def _length_s(each: Slice) -> float:
     return each.end_s - each.start_s
-
-
-# -- the plan's file --------------------------------------------------------------------------------------
 
 
 def test_a_plan_carries_its_profile(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ MEGATRON = Features(
 
 
 def job(model, cluster, num_gpus, batch, seq_len, precision="bf16", workload="pretrain-1t"):
-    task = replace(load_workload(workload), global_batch=batch, seq_len=seq_len, precision=precision)
-    return Job(model, cluster, task, gpus=num_gpus)
+    wanted = replace(load_workload(workload), global_batch=batch, seq_len=seq_len, precision=precision)
+    return Job(model, cluster, wanted, gpus=num_gpus)
 
 
 JOBS = {
@@ -75,9 +75,6 @@ def assert_sound(job, found):
         check_fits(prediction.memory, job.cluster.accelerator)
         assert exact_prediction(prediction).step_s[0] == pytest.approx(step_s, rel=1e-12)
         assert job.forecast(layout).step_s == pytest.approx(step_s, rel=1e-12)
-
-
-# -- pruning --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -140,9 +137,6 @@ def test_a_long_step_is_timed_by_a_straight_line():
         assert quick_excess_s(prediction.detail, layout) == pytest.approx(whole_s, abs=1e-3 * prediction.step_s[0])
 
 
-# -- where memory is short ------------------------------------------------------------------------------
-
-
 def test_recompute_and_sharding_come_in_where_nothing_else_fits():
     small = with_memory(JOBS["tight, one tier"], 26e9)
     found = search(small, keep=5)
@@ -165,9 +159,6 @@ def test_headroom_is_kept():
         assert memory.peak_bytes[0] <= job.cluster.accelerator.memory_bytes - RESERVE_BYTES - 10e9
 
 
-# -- what the user fixes --------------------------------------------------------------------------------
-
-
 def test_what_is_fixed_stays():
     fixed = {"tp": 2, "vp": 2, "recompute": "full", "zero_stage": 0, "cp_kind": "all-gather", "overlap_tp": True}
     found = search(JOBS["small dense"], fixed=Fixed(fixed), keep=8)
@@ -188,9 +179,6 @@ def test_a_fixed_degree_that_divides_nothing_is_named():
     assert raised.value.fix == "with the rest as it is, choose tp from 1, 2, 4, 8, 16"
 
 
-# -- the record machine ---------------------------------------------------------------------------------
-
-
 def test_the_record_layout_is_among_the_five_best_and_the_reason_is_given():
     found = search(RECORD, features=MEGATRON, keep=20)
     meshes = list(dict.fromkeys((layout.tp, layout.cp, layout.pp, layout.dp) for layout in found.layouts))
@@ -204,9 +192,6 @@ def test_the_record_machine_is_searched_with_everything_open():
     assert_sound(RECORD, found)
     best_of_stack = search(RECORD, features=MEGATRON, keep=1)
     assert found.step_s[0] <= best_of_stack.step_s[0]
-
-
-# -- laws, over drawn jobs ------------------------------------------------------------------------------
 
 
 @st.composite
@@ -283,9 +268,6 @@ def test_a_faster_link_never_gives_a_slower_best_plan(drawn, index, times):
     tiers = list(drawn.cluster.tiers)
     tiers[index] = replace(tiers[index], bytes_per_s=times * tiers[index].bytes_per_s)
     assert best_s(drawn.on(replace(drawn.cluster, tiers=tuple(tiers)))) <= best_s(drawn) * (1 + 1e-9)
-
-
-# -- speed without a change -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["experts", "odd racks", "adapters"])

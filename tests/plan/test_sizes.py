@@ -84,7 +84,7 @@ def test_a_deadline_and_a_budget_are_kept_and_the_nearest_miss_is_named():
     budget_usd = kept.outcome.offer.cost_usd.value
     fastest = best(replace(SMALL, aim=Aim(budget_usd=budget_usd)), 64)
     assert fastest.outcome.offer.cost_usd.value <= budget_usd
-    with pytest.raises(FitError, match=r"no plan keeps what was asked: the nearest, .* past the deadline"):
+    with pytest.raises(FitError, match=r"no plan meets the limits: the nearest, .* past the deadline"):
         best(replace(SMALL, aim=Aim(deadline_s=0.01)), 64)
 
 

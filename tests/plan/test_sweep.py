@@ -27,7 +27,7 @@ def test_112_and_128_racks_differ_by_less_than_two_runs_do():
     assert [(point.num_accelerators, point.global_batch) for point in found.points] == [(7168, 896), (8192, 1024)]
     last = found.points[-1]
     assert abs(last.efficiency - 1) < RUN_TO_RUN
-    assert last.efficiency_low < 0.998 < last.efficiency_high  # neither the claim nor its inverse can be told from it
+    assert last.efficiency_low < 0.998 < last.efficiency_high  # it supports neither the claim nor its inverse
     assert last.efficiency_low < 1 / 0.998 < last.efficiency_high
     assert len(found.sentences) == 1 and "a pair of runs cannot show it" in found.sentences[0]
 

@@ -144,7 +144,7 @@ def test_the_record_step_shows_its_axes_on_their_streams() -> None:
     assert gathered[0]["name"] == "all-gather weights chunk 0, bucket 1 of 13"
     assert reduced[0]["name"] == "reduce-scatter gradients chunk 7, bucket 1 of 13"
     assert "F chunk 3 mb 5" in {event["name"] for event in threads[0, COMPUTE]}
-    # What dp carries in the step, as the explanation reckons it, is what its stream shows.
+    # What dp carries in the step, as the explanation computes it, is what its stream shows.
     carried_us = sum(event["args"]["traffic_us"] for event in (*gathered, *reduced))
     assert carried_us == pytest.approx(sum(event["dur"] for event in (*gathered, *reduced)), rel=1e-3)
     assert 0.38e6 < carried_us < 0.51e6  # 25 GB each way at 100 GB/s and what collectives reach of it
@@ -181,5 +181,5 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_a_step_too_long_to_be_drawn_is_refused() -> None:
     forecast = priced("one replica")
     endless = forecast.job.changed("workload.global_batch=1000000").forecast(forecast.layout)
-    with pytest.raises(InputError, match=r"operations .* is too long to be drawn"):
+    with pytest.raises(InputError, match=r"operations .* is too long to draw"):
         trace(endless)

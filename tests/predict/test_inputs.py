@@ -116,7 +116,8 @@ JOBS = [
 def test_stacked_jobs_are_priced_as_one_by_one():
     constants = software("v5.1").constants
     every = [
-        replace(inputs_of(Job(load_model(name), cluster, task)), log_factor=0.1 * i) for i, (name, cluster, task, _) in enumerate(JOBS)
+        replace(inputs_of(Job(load_model(name), cluster, workload)), log_factor=0.1 * i)
+        for i, (name, cluster, workload, _) in enumerate(JOBS)
     ]
     layouts = [parse_layout(layout) for *_, layout in JOBS]
     together = price(stacked(every), Layouts.of(layouts), constants)

@@ -86,7 +86,7 @@ def test_each_rule_is_in_the_mask_and_in_the_error() -> None:
         (experts, Layout(tp=2, dp=8, ep=8), ""),
         (dense, Layout(tp=2, dp=4), "16 in use"),
         (dense, Layout(dp=16, micro_batch=4), "does not divide the global batch 96"),
-        (dense, Layout(pp=4, dp=4, vp=2, schedule="1f1b"), "1F1B runs one chunk a stage"),
+        (dense, Layout(pp=4, dp=4, vp=2, schedule="1f1b"), "1F1B runs one chunk per stage"),
         (dense, Layout(pp=4, dp=4, zero_stage=3, schedule="zero-bubble"), "ZeRO 3 reduces them inside the backward"),
         (dense, Layout(pp=16, vp=4), "32 layers do not divide over 16 pipeline stages of 4 chunks"),
         (dense, Layout(pp=4, dp=4, first_stage_layers=3), "with 3 layers on the first"),

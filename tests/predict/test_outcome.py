@@ -65,10 +65,10 @@ def values(spread: Spread | None) -> tuple[float, float, float]:
 
 def test_cost_matches_a_hand_worked_case() -> None:
     # 8,192 accelerators for an hour at azure's 27.04 dollars
-    takes = outcome(AN_HOUR)
-    assert values(takes.accelerator_hours) == spread_of(8192)
-    assert takes.offer is not None and (takes.offer.price.provider, takes.offer.price.kind) == ("azure", "on-demand")
-    assert values(takes.offer.cost_usd) == spread_of(8192 * 27.04)
+    spent = outcome(AN_HOUR)
+    assert values(spent.accelerator_hours) == spread_of(8192)
+    assert spent.offer is not None and (spent.offer.price.provider, spent.offer.price.kind) == ("azure", "on-demand")
+    assert values(spent.offer.cost_usd) == spread_of(8192 * 27.04)
 
 
 def test_every_listed_price_is_an_alternative_cheapest_first() -> None:
@@ -103,14 +103,14 @@ def test_energy_carbon_and_water_match_a_hand_worked_case(monkeypatch: pytest.Mo
     # half busy: 4 x 1,200 x (0.3 + 0.7 x 0.5) = 3,120 W and 1,867 W beside; 2,048 nodes for an hour: 10,213.376 kWh
     monkeypatch.setattr("meshwright.predict.outcome.power_constants", lambda: CONSTANTS)
     monkeypatch.setattr("meshwright.predict.outcome.busy_share", lambda *_: np.array([0.5]))
-    takes = outcome(AN_HOUR)
+    spent = outcome(AN_HOUR)
     energy_kwh = 2048 * (3120 + 1867) / 1000
-    assert takes.node_w == pytest.approx(4987)
-    assert values(takes.energy_j and takes.energy_j.times(1 / KWH)) == spread_of(energy_kwh)
-    assert values(takes.facility_energy_j and takes.facility_energy_j.times(1 / KWH)) == spread_of(energy_kwh * 1.17)
-    assert values(takes.carbon_kg) == spread_of(energy_kwh * 1.17 * 369.473 / 1000)
-    assert values(takes.water_l) == spread_of(energy_kwh * 0.27)
-    assert takes.unknown == {}
+    assert spent.node_w == pytest.approx(4987)
+    assert values(spent.energy_j and spent.energy_j.times(1 / KWH)) == spread_of(energy_kwh)
+    assert values(spent.facility_energy_j and spent.facility_energy_j.times(1 / KWH)) == spread_of(energy_kwh * 1.17)
+    assert values(spent.carbon_kg) == spread_of(energy_kwh * 1.17 * 369.473 / 1000)
+    assert values(spent.water_l) == spread_of(energy_kwh * 0.27)
+    assert spent.unknown == {}
 
 
 def test_the_grid_is_the_one_asked_for_or_the_clusters_or_the_default() -> None:
@@ -131,7 +131,7 @@ def test_nodes_that_state_nothing_are_like_the_metered_ones() -> None:
 
 def test_what_a_cluster_states_of_its_nodes_includes_fans_unless_cooling_is_asked_for() -> None:
     stated = replace(load_cluster("dgx-h100-superpod"), node_overhead_w=4600.0)
-    assert node_w(stated, 0.5, CONSTANTS) == (pytest.approx(3640 + 4600), "4,600 W a node, stated for dgx-h100-superpod")
+    assert node_w(stated, 0.5, CONSTANTS) == (pytest.approx(3640 + 4600), "4,600 W per node, stated for dgx-h100-superpod")
     assert node_w(stated, 0.5, CONSTANTS, "air")[0] == pytest.approx(5240 * 1.1 * 1.05)
     with pytest.raises(InputError, match="no cooling by 'ice'"):
         node_w(stated, 0.5, CONSTANTS, "ice")
@@ -153,9 +153,9 @@ def test_a_run_is_busy_for_a_share_of_it() -> None:
 
 def test_an_accelerator_without_prices_or_stated_power_says_so() -> None:
     chip = replace(accelerator("rtx-4090"), power_cap_w=math.nan)
-    takes = outcome(on(replace(RECORD, accelerator=chip)))
-    assert (takes.offer, takes.alternatives, takes.energy_j, takes.carbon_kg, takes.water_l, takes.node_w) == (None, (), *[None] * 4)
-    assert takes.unknown == {
+    spent = outcome(on(replace(RECORD, accelerator=chip)))
+    assert (spent.offer, spent.alternatives, spent.energy_j, spent.carbon_kg, spent.water_l, spent.node_w) == (None, (), *[None] * 4)
+    assert spent.unknown == {
         "cost": "no on-demand price is listed for rtx-4090",
         "energy": "power of rtx-4090 not stated by the vendor",
         "water": "power of rtx-4090 not stated by the vendor",
@@ -163,16 +163,16 @@ def test_an_accelerator_without_prices_or_stated_power_says_so() -> None:
 
 
 def test_halls_that_publish_no_water_leave_it_unknown() -> None:
-    takes = outcome(on(replace(RECORD, provider="coreweave")))
-    assert takes.energy_j is not None and takes.water_l is None
-    assert takes.unknown == {"water": "coreweave publishes no litres a kWh"}
+    spent = outcome(on(replace(RECORD, provider="coreweave")))
+    assert spent.energy_j is not None and spent.water_l is None
+    assert spent.unknown == {"water": "coreweave publishes no litres per kWh"}
 
 
 def test_a_workload_without_an_end_has_no_time_to_train() -> None:
     endless = replace(WORKLOAD, convergence=None, evaluation=None)
-    takes = outcome(predict(Job(MODEL, RECORD, endless), LAYOUTS))
-    assert (takes.time_to_train_s, takes.accelerator_hours, takes.offer, takes.energy_j) == (None, None, None, None)
-    assert set(takes.unknown.values()) == {"mlperf-llama31-405b states neither tokens nor a target"}
+    spent = outcome(predict(Job(MODEL, RECORD, endless), LAYOUTS))
+    assert (spent.time_to_train_s, spent.accelerator_hours, spent.offer, spent.energy_j) == (None, None, None, None)
+    assert set(spent.unknown.values()) == {"mlperf-llama31-405b states neither tokens nor a target"}
 
 
 def test_the_example_prints_what_stands_beside_it() -> None:
@@ -194,17 +194,17 @@ def test_emulated_racks_share_the_machine_out_and_cost_by_core():
 
 def test_a_run_on_a_processor_costs_its_cores_and_draws_their_watts() -> None:
     cluster = load_cluster("this-machine-2x4")
-    takes = outcome(on(cluster))
-    assert takes.offer is not None
-    assert values(takes.offer.cost_usd) == spread_of(num_cores() * CORE_USD_PER_HOUR)
-    assert values(takes.energy_j) == spread_of(num_cores() * CORE_W * HOUR)
+    spent = outcome(on(cluster))
+    assert spent.offer is not None
+    assert values(spent.offer.cost_usd) == spread_of(num_cores() * CORE_USD_PER_HOUR)
+    assert values(spent.energy_j) == spread_of(num_cores() * CORE_W * HOUR)
 
 
 def test_what_a_cluster_of_processors_states_of_its_nodes_is_added() -> None:
     cluster = replace(load_cluster("this-machine-2x4"), node_overhead_w=30.0)
     watts, hosts = node_w(cluster, 0.5, power_constants())
     assert watts == pytest.approx(num_cores() * CORE_W / 2 + 30)
-    assert hosts == "the processor itself, and 30 W a node, stated for this-machine-2x4"
+    assert hosts == "the processor itself, and 30 W per node, stated for this-machine-2x4"
 
 
 def test_a_processor_has_no_listed_price_and_no_metered_cooling() -> None:
@@ -215,10 +215,7 @@ def test_a_processor_has_no_listed_price_and_no_metered_cooling() -> None:
         outcome(on(cluster), terms=Terms(cooling="air"))
     unknown: dict[str, str] = {}
     silent = replace(cluster, accelerator=replace(cluster.accelerator, power_cap_w=math.nan))
-    assert price_of(silent, unknown=unknown) is None and "goes by its power" in unknown["cost"]
-
-
-# -- numbers that are not what they look like -----------------------------------------------------------
+    assert price_of(silent, unknown=unknown) is None and "is derived from its power" in unknown["cost"]
 
 
 def test_inside_the_measured_batches_nothing_is_remarked_on() -> None:
@@ -227,19 +224,19 @@ def test_inside_the_measured_batches_nothing_is_remarked_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "beyond", "bound", "said"),
-    [(16384, "above", "at least ", "are lower bounds"), (128, "below", "about ", "those of the smallest batch are taken")],
+    ("batch", "beyond", "bound", "note"),
+    [(16384, "above", "at least ", "are lower bounds"), (128, "below", "about ", "those of the smallest batch are used")],
 )
-def test_beyond_the_measured_batches_samples_to_the_target_are_unknown(batch: int, beyond: str, bound: str, said: str) -> None:
+def test_beyond_the_measured_batches_samples_to_the_target_are_unknown(batch: int, beyond: str, bound: str, note: str) -> None:
     workload = replace(WORKLOAD, global_batch=batch)
-    takes = outcome(predict(Job(MODEL, RECORD, workload), LAYOUTS))
-    assert (takes.batch_beyond, takes.bound) == (beyond, bound)
-    assert takes.time_to_train_s is not None and takes.carbon_kg is not None and takes.offer is not None
-    for spread in (takes.time_to_train_s, takes.carbon_kg, takes.offer.cost_usd):
+    spent = outcome(predict(Job(MODEL, RECORD, workload), LAYOUTS))
+    assert (spent.batch_beyond, spent.bound) == (beyond, bound)
+    assert spent.time_to_train_s is not None and spent.carbon_kg is not None and spent.offer is not None
+    for spread in (spent.time_to_train_s, spent.carbon_kg, spent.offer.cost_usd):
         assert math.isinf(spread.high) == (beyond == "above")  # of a lower bound, nobody knows the far end
         assert spread.between(str) == (f"{spread.low} or more" if beyond == "above" else f"{spread.low} to {spread.high}")
     (note,) = Job(MODEL, RECORD, workload).forecast(LAYOUT).notes
-    assert f"at batches from 896 to 1,152 only (nvfp4): at {batch:,} they are unknown" in note and said in note
+    assert f"at batches from 896 to 1,152 only (nvfp4): at {batch:,} they are unknown" in note and note in note
 
 
 def test_a_run_through_stated_tokens_knows_its_length_at_any_batch() -> None:
@@ -248,7 +245,7 @@ def test_a_run_through_stated_tokens_knows_its_length_at_any_batch() -> None:
     assert (forecast.outcome.batch_beyond, forecast.notes) == ("", ())
 
 
-def test_an_mfu_above_its_peak_is_told_as_a_peak_that_is_too_low(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_mfu_above_its_peak_is_reported_as_a_peak_that_is_too_low(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mfu_text(0.4321) == "43.2 %" and mfu_text(3.951) == "395.1 % of a peak described too low"
     monkeypatch.setattr("meshwright.predict.forecast.exact_prediction", lambda closed: replace(closed, mfu=np.array([3.951])))
     (note,) = PREDICTION.job.forecast(LAYOUT).notes

@@ -31,9 +31,6 @@ def members(layout, machine):
     return {axis: placed.members[axis][:, 0].tolist() for axis in AXES}
 
 
-# -- machines -----------------------------------------------------------------------------------------
-
-
 def test_the_record_machine_keeps_everything_but_data_parallelism_in_a_rack():
     machine = load_cluster("azure-gb200-128")
     layout = parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1")
@@ -97,8 +94,6 @@ def test_several_accelerators_behind_one_port_share_it():
     assert gather_s(1e9, spread, rates) == pytest.approx(1e9 * 15 / 16 / 50e9)  # four ports' shares carry a quarter each
     assert gather_s(1e9, alone, rates) == pytest.approx(1e9 * 3 / 4 / 12.5e9)  # the other three have groups of their own to serve
 
-
-# -- laws ---------------------------------------------------------------------------------------------
 
 powers = st.sampled_from([1, 2, 4, 8])
 

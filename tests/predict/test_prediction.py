@@ -24,7 +24,6 @@ RECORD = parse_layout("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1,cuda_graphs=yes")
 GB200 = load_cluster("azure-gb200-128")
 LLAMA_405B, MLPERF_405B = load_model("llama-3.1-405b"), load_workload("mlperf-llama31-405b")
 
-# -- the exact schedule -------------------------------------------------------------------------------
 
 MACHINES = {"dgx-h100-superpod": "fp8", "azure-gb200-128": "nvfp4", "a100-200g": "bf16"}
 CASES = [("llama-3.1-405b", 4), ("llama-3.1-405b", 8), ("llama-3.1-70b", 4), ("llama-3.1-8b", 1), ("gpt-3-175b", 8)]
@@ -87,16 +86,10 @@ def test_the_timeline_holds_every_operation_once():
     assert (drawn.end_s >= drawn.start_s).all() and drawn.makespan_s == drawn.end_s.max()
 
 
-# -- the record ---------------------------------------------------------------------------------------
-
-
 def test_the_step_of_the_record_machine():
     prediction = predict(Job(LLAMA_405B, GB200, replace(MLPERF_405B, global_batch=1024), software("v6.0")), Layouts.of([RECORD]))
     assert float(prediction.step_s[0]) == pytest.approx(1.2704, rel=0.02)
     assert prediction.low_s[0] < prediction.step_s[0] < prediction.high_s[0]
-
-
-# -- what follows from a step -------------------------------------------------------------------------
 
 
 def a_prediction(text: str = "tp=8,pp=4,dp=2", **changes: object):
@@ -162,9 +155,6 @@ def test_many_layouts_are_predicted_as_one_by_one():
         alone = predict(Job(model, cluster, workload), Layouts.of([row]))
         for key in ("step_s", "low_s", "high_s", "tokens_per_s", "mfu", "hfu", "time_to_train_s", "evaluation_s"):
             assert getattr(together, key)[i] == pytest.approx(getattr(alone, key)[0], rel=1e-12)
-
-
-# -- what is refused ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -40,10 +40,10 @@ def step(profile: Profile, **asked: object) -> dict:
 
 def test_a_step_at_the_slices_batch_is_its_layers_its_ends_and_the_update(card):
     # 32 layers of 20 ms, ends of 40 ms; 1 ms and 10 ps a parameter to update 8.03 B
-    said = step(card)
-    assert said["parts_s"]["compute"] == pytest.approx(32 * 0.02 + 0.04)
-    assert said["parts_s"]["optimizer"] == pytest.approx(1e-3 + 8.03e9 * 1e-11, rel=1e-3)
-    assert said["step_s"] == pytest.approx(sum(said["parts_s"].values())) and set(said["parts_s"]) == set(PARTS)
+    prediction = step(card)
+    assert prediction["parts_s"]["compute"] == pytest.approx(32 * 0.02 + 0.04)
+    assert prediction["parts_s"]["optimizer"] == pytest.approx(1e-3 + 8.03e9 * 1e-11, rel=1e-3)
+    assert prediction["step_s"] == pytest.approx(sum(prediction["parts_s"].values())) and set(prediction["parts_s"]) == set(PARTS)
 
 
 def test_twice_the_sequences_compute_twice_as_long_where_rates_are_one(card):
@@ -88,8 +88,8 @@ def test_recompute_keeps_inputs_and_one_layer_and_peaks_when_gradients_are_there
 
 def test_a_model_without_slices_takes_the_others_correction_and_says_so(card):
     other = load_model("llama-2-7b")
-    said = on_one_device(other, card, precision="bf16", seq_len=8192, batch=1)
-    assert not said["from_slices"] and 0 < said["step_s"] < 2
+    prediction = on_one_device(other, card, precision="bf16", seq_len=8192, batch=1)
+    assert not prediction["from_slices"] and 0 < prediction["step_s"] < 2
     stack = on_profile(software(), card)
     cluster = load_cluster("hgx-h200-ndr").resized(8)
     wide = predict(Job(other, cluster, load_workload("pretrain-1t"), stack), Layouts.of([Layout(dp=8)])).interval
@@ -99,20 +99,17 @@ def test_a_model_without_slices_takes_the_others_correction_and_says_so(card):
 def test_on_many_cards_compute_is_the_profiles_and_traffic_as_before(card):
     cluster, workload = load_cluster("hgx-h200-ndr").resized(8), replace(load_workload("pretrain-1t"), precision="bf16-pure")
     layouts = Layouts.of([Layout(dp=8), Layout(tp=8), Layout(tp=2, pp=2, dp=2)])
-    said = predict(Job(MODEL, cluster, workload, on_profile(software(), card)), layouts)
+    prediction = predict(Job(MODEL, cluster, workload, on_profile(software(), card)), layouts)
     plain = predict(Job(MODEL, cluster, workload), layouts)
-    assert (said.parts["exposed_tp"] == plain.parts["exposed_tp"]).all()
-    assert np.isfinite(said.step_s).all() and (said.step_s > 0).all()
-    assert (said.memory.peak_bytes == plain.memory.peak_bytes).all()
+    assert (prediction.parts["exposed_tp"] == plain.parts["exposed_tp"]).all()
+    assert np.isfinite(prediction.step_s).all() and (prediction.step_s > 0).all()
+    assert (prediction.memory.peak_bytes == plain.memory.peak_bytes).all()
 
 
 @pytest.mark.parametrize("name, fault", [("mixtral-8x7b", "dense models"), ("llama-3.1-8b", "no products in fp8")])
 def test_what_a_profile_cannot_price_is_refused(name, fault, card):
     with pytest.raises(InputError, match=fault):
         on_one_device(load_model(name), card, precision="fp8-current", seq_len=8192, batch=1)
-
-
-# -- processes that share cores ---------------------------------------------------------------------------
 
 
 def on_cores(profile: Profile, layout: Layout):
@@ -132,9 +129,9 @@ def test_a_pipeline_on_shared_cores_takes_the_work_of_all_its_stages(cores):
 
 def test_tensor_parallel_exchanges_cost_what_they_were_timed_at(cores):
     # of each of 2 micro-batches: 4 layers x 8 collectives of 2 ms, and the ends' 4 + 2
-    said = on_cores(cores, Layout(tp=2, dp=4, micro_batch=4))
-    num_micro_batches = int(said.detail.num_micro_batches[0])
-    assert said.parts["exposed_tp"][0] == pytest.approx(num_micro_batches * (4 * 8 + 6) * 2e-3)
+    prediction = on_cores(cores, Layout(tp=2, dp=4, micro_batch=4))
+    num_micro_batches = int(prediction.detail.num_micro_batches[0])
+    assert prediction.parts["exposed_tp"][0] == pytest.approx(num_micro_batches * (4 * 8 + 6) * 2e-3)
 
 
 def shared(profile: Profile, **changes: object) -> Profile:
@@ -153,9 +150,9 @@ def steps_of(layer_s: float, ends_s: float) -> tuple[float, float]:
 def test_a_layer_cut_over_ranks_takes_what_its_slice_took(cores):
     # 8 collectives a layer and 4 at the ends cost twice what they were timed at, 2 more at the ends and the step's sum do not
     seen = shared(cores, tp=2, steps_s=steps_of(CUT_S + 2 * 8 * 2e-3, CUT_S + (2 * 4 + 2 + 1) * 2e-3))
-    said = on_cores(seen, Layout(tp=2, dp=4, micro_batch=4))
-    num_micro_batches = int(said.detail.num_micro_batches[0])
-    assert said.parts["exposed_tp"][0] == pytest.approx(num_micro_batches * (2 * (4 * 8 + 4) + 2) * 2e-3)
+    prediction = on_cores(seen, Layout(tp=2, dp=4, micro_batch=4))
+    num_micro_batches = int(prediction.detail.num_micro_batches[0])
+    assert prediction.parts["exposed_tp"][0] == pytest.approx(num_micro_batches * (2 * (4 * 8 + 4) + 2) * 2e-3)
     alone = Layout(dp=8, micro_batch=2)
     assert on_cores(seen, alone).step_s[0] == on_cores(cores, alone).step_s[0]
 
@@ -196,8 +193,8 @@ def test_a_layer_without_a_gate_is_corrected_as_what_it_is(cores):
     plain = replace(cores, slices=tuple(replace(cut, gated=False) for cut in cores.slices))
     layouts = Layouts.of([Layout(dp=8, micro_batch=4)])
     workload = replace(load_workload("python-stdlib"), global_batch=32)
-    said = predict(Job(model, load_cluster("this-machine-2x4"), workload, on_profile(software(), plain)), layouts)
-    assert said.parts["compute"][0] == pytest.approx(4 * 0.09 + 0.09, rel=0.05)
+    prediction = predict(Job(model, load_cluster("this-machine-2x4"), workload, on_profile(software(), plain)), layouts)
+    assert prediction.parts["compute"][0] == pytest.approx(4 * 0.09 + 0.09, rel=0.05)
 
 
 def test_more_processes_on_the_same_cores_take_longer(cores):

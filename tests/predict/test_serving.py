@@ -27,9 +27,6 @@ DEEPSEEK_V3 = load_model("deepseek-v3")
 H200 = accelerator("h200")
 
 
-# -- KV cache -------------------------------------------------------------------------------------------
-
-
 def test_grouped_query_attention():
     # 2 (keys and values) x 80 layers x 8 heads x 128 wide x 2 bytes
     assert kv_bytes_per_token(LLAMA_70B, "bf16") == 2 * 80 * 8 * 128 * 2 == 327_680
@@ -47,9 +44,6 @@ def test_windowed_layers_keep_their_window():
     layer = 2 * 8 * 64 * 2
     assert kv_bytes_per_sequence(model, 8192, "bf16") == 18 * layer * 8192 + 18 * layer * 128
     assert kv_bytes_per_sequence(model, 100, "bf16") == 36 * layer * 100
-
-
-# -- weights --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", names("models"))
@@ -75,9 +69,6 @@ def test_key_value_projections_are_copied_beyond_their_heads():
     assert weight_bytes(LLAMA_70B, "bf16", 16) - weight_bytes(LLAMA_70B, "bf16", 8) / 2 == pytest.approx(
         matrices / 16 + 161 * 8192, rel=1e-9
     )
-
-
-# -- how many accelerators ------------------------------------------------------------------------------
 
 
 def test_a_hand_worked_answer():
@@ -116,9 +107,6 @@ def test_the_answer_fits_and_one_degree_less_does_not(context, concurrency, prec
     full = replace(request, concurrency=held.max_concurrency)
     assert serve_on(full, H200, held.tp).spare_bytes >= 0
     assert serve_on(replace(full, concurrency=held.max_concurrency + 1), H200, held.tp).spare_bytes < 0
-
-
-# -- refused --------------------------------------------------------------------------------------------
 
 
 def test_a_miss_names_the_bytes_and_what_would_fit():

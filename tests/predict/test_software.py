@@ -26,8 +26,6 @@ from meshwright.predict.software import (
     software,
 )
 
-# -- the fitted constants -----------------------------------------------------------------------------
-
 
 def test_no_more_constants_than_were_promised():
     assert len(FITTED) <= 24
@@ -42,9 +40,6 @@ def test_every_constant_lies_within_its_bounds():
         if name != REFERENCE_RELEASE:
             assert FITTED[f"release {name}"].low <= values.releases[name] <= FITTED[f"release {name}"].high
     assert values.releases[REFERENCE_RELEASE] == 0.0
-
-
-# -- releases -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RELEASES)
@@ -132,9 +127,6 @@ def test_adapters_have_factors_of_their_own():
     assert stack.log_factor_of(True, "blackwell") == 0.0
 
 
-# -- profiles -----------------------------------------------------------------------------------------
-
-
 def test_a_profile_read_again_is_the_same(tmp_path):
     stack = replace(software("v5.0"), name="ours", log_factor=0.05, note="by hand", known=True)
     path = tmp_path / "ours.json"
@@ -161,14 +153,14 @@ def test_a_file_that_is_no_profile(tmp_path, change):
     path.write_text(json.dumps({**as_json(software("v5.0")), **change}))
     with pytest.raises(InputError) as caught:
         read_profile(path)
-    assert (caught.value.what, caught.value.where) == ("this is no software profile", str(path))
+    assert (caught.value.what, caught.value.where) == ("this is not a software profile", str(path))
 
 
 @given(st.one_of(st.binary(), st.text().map(str.encode), st.just(b"[" * 100_000)))
 def test_no_file_raises_anything_but_our_own_error(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("profiles", numbered=True) / "any.json"
     path.write_bytes(content)
-    with pytest.raises(InputError, match="this is no software profile"):
+    with pytest.raises(InputError, match="this is not a software profile"):
         read_profile(path)
 
 

@@ -45,8 +45,6 @@ def step_s(layout: Layout, **given: object) -> float:
     return float(priced(layout, **given).step_s[0])  # type: ignore[arg-type]
 
 
-# -- by hand ------------------------------------------------------------------------------------------
-
 TINY = Model(name="tiny", num_layers=2, hidden=64, ffn_hidden=256, num_heads=4, num_kv_heads=4, head_dim=16, vocab_size=1000, gated=False)
 CHIP = Accelerator(
     name="by hand",
@@ -114,9 +112,6 @@ def test_adapters_leave_out_the_weight_gradients():
     trained, frozen = parts["pretrain-1t"].seconds, parts["mlperf-llama2-70b-lora"].seconds
     assert 2 / 3 < frozen["compute"][0] / trained["compute"][0] < 0.85
     assert frozen["optimizer"][0] < trained["optimizer"][0] / 100
-
-
-# -- laws ---------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -216,9 +211,6 @@ def test_many_layouts_of_one_job_are_priced_as_one_by_one(several):
         np.testing.assert_allclose(together.seconds[part], [float(one.seconds[part][0]) for one in alone], rtol=1e-9, atol=1e-9)
 
 
-# -- single parts -------------------------------------------------------------------------------------
-
-
 def test_an_axis_of_one_exposes_nothing():
     parts = priced(parse_layout("tp=8,dp=4"), batch=64).seconds
     assert parts["exposed_cp"][0] == parts["exposed_pp"][0] == parts["exposed_ep"][0] == parts["bubble"][0] == 0.0
@@ -265,8 +257,6 @@ def test_recomputing_all_costs_a_forward_of_flops():
     assert priced(replace(layout, recompute="selective")).recomputed_flops[0] == pytest.approx(model.num_layers * attention)
     assert priced(replace(layout, recompute="none")).recomputed_flops[0] == 0.0
 
-
-# -- traffic and what hides it --------------------------------------------------------------------------
 
 OVERLAPPED = Layout(tp=8, micro_batch=1, overlap_tp=True)
 

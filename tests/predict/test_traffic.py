@@ -32,9 +32,6 @@ def of(what: str, axis: str, text: str, stage: int = 0, model: Model = SMALL) ->
     return [flow for flow in flows(Step(model, JOB, parse_layout(text), stage)) if (flow.axis, flow.what) == (axis, what)]
 
 
-# -- by hand --------------------------------------------------------------------------------------------
-
-
 def test_a_rank_sends_its_share_of_a_collective() -> None:
     assert sent_bytes("all-gather", 800, 4) == sent_bytes("reduce-scatter", 800, 4) == sent_bytes("all-to-all", 800, 4) == 600
     assert sent_bytes("all-reduce", 800, 4) == 1200
@@ -143,9 +140,6 @@ def test_stages_hold_the_models_parameters(name: str, text: str) -> None:
     held = sum(p.size for stage in range(layout.pp) for chunk in chunks_of(model, layout, stage) for p in chunk.parameters)
     copies = model.head_parameters if model.tied_embeddings and layout.pp > 1 else 0  # both ends have the table
     assert held == model.num_parameters + copies
-
-
-# -- laws -----------------------------------------------------------------------------------------------
 
 
 @st.composite

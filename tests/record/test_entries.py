@@ -11,7 +11,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.predict import step
-from meshwright.record.entries import PART_NAMES, PARTS, StepRecord
+from meshwright.record.entries import PART_NAMES, PARTS, Event, StepRecord
 from meshwright.record.writer import RunWriter
 
 from .conftest import a_step
@@ -41,6 +41,11 @@ def test_a_line_of_version_0_1_is_read_under_todays_names(writer: RunWriter) -> 
 def test_a_step_that_cannot_be_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(InputError):
         a_step(1, **changes)
+
+
+def test_an_event_of_version_0_1_is_read_under_todays_names() -> None:
+    event = Event.from_json({"time_s": 1.0, "kind": "stopped", "step": 3, "said": "asked to stop by a signal"})
+    assert event.detail == {"message": "asked to stop by a signal"}
 
 
 def test_every_part_has_one_name_for_people() -> None:

@@ -174,8 +174,8 @@ def test_a_damaged_line_in_the_middle_names_the_line() -> None:
         ('{"time_ms": "noon", "key": "run_start"}', "time_ms is 'noon'"),
         ('{"time_ms": NaN, "key": "run_start"}', "time_ms is nan"),
         ('{"time_ms": 1}', "key is missing"),
-        ('{"time_ms": 1, "key": "run_start", "metadata": 3}', "metadata is no JSON object"),
-        ("[1, 2]", "no JSON object"),
+        ('{"time_ms": 1, "key": "run_start", "metadata": 3}', "metadata is not a JSON object"),
+        ("[1, 2]", "not a JSON object"),
         ("", "Expecting value"),
     ],
 )

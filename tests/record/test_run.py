@@ -67,7 +67,7 @@ def test_an_event_at_a_time_that_cannot_be_is_a_damaged_line(writer: RunWriter, 
         file.write(json.dumps({"time_s": time_s, "kind": "stall", "step": 1}) + "\n")
     run = read_run(writer.folder)
     assert [event.kind for event in run.events] == ["start"]
-    assert len(run.damage) == 1 and "when nothing can have happened" in run.damage[0]
+    assert len(run.damage) == 1 and "which is not a possible time" in run.damage[0]
 
 
 def test_a_half_written_last_line_is_normal(writer: RunWriter) -> None:
@@ -85,7 +85,7 @@ def test_a_half_written_last_line_is_normal(writer: RunWriter) -> None:
     [
         (b'{"step": 2, "samp', "steps.jsonl line 2: Unterminated string"),
         (b"\xff\xfe\x00", "steps.jsonl line 2: "),
-        (b"[1, 2]", "steps.jsonl line 2: it holds no JSON object"),
+        (b"[1, 2]", "steps.jsonl line 2: it is not a JSON object"),
         (b"[" * 100_000, "steps.jsonl line 2: nested too deep"),
         (b'{"step": 2, "samples": 64}', "steps.jsonl line 2: step_s is missing"),
         (b'{"step": true, "samples": 64, "step_s": 1}', "steps.jsonl line 2: step is True"),
@@ -109,7 +109,7 @@ def test_a_damaged_middle_line_is_named(writer: RunWriter, line: bytes, complain
 def test_a_damaged_event_and_a_missing_file_are_named(writer: RunWriter) -> None:
     (writer.folder / "events.jsonl").write_text('{"time_s": 1, "step": 0}\n')
     (writer.folder / "steps.jsonl").unlink()
-    assert read_run(writer.folder).damage == ("steps.jsonl: No such file or directory", "events.jsonl line 1: kind is no text")
+    assert read_run(writer.folder).damage == ("steps.jsonl: No such file or directory", "events.jsonl line 1: kind is not text")
 
 
 @given(st.binary(max_size=200))

@@ -132,7 +132,7 @@ def test_going_on_on_a_full_disk_is_one_message(at: str, writer: RunWriter, monk
         replace_file(path, data, draft_name)
 
     monkeypatch.setattr(writer_module, "replace_file", full)
-    with pytest.raises(InputError, match="cannot go on with the run's records: No space left on device") as error:
+    with pytest.raises(InputError, match="cannot continue the run's records: No space left on device") as error:
         RunWriter.resume(writer.folder, 1, b"another plan")
     assert "free space" in error.value.fix
 

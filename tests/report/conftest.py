@@ -78,8 +78,6 @@ def many_operations_forecast(many_operations: Plan) -> Forecast:
     return forecast_of(many_operations)
 
 
-# -- runs -----------------------------------------------------------------------------------------------
-
 STEP_S = 0.5
 SHARES = {"compute": 0.7, "exposed_tp": 0.1, "exposed_dp": 0.05, "bubble": 0.1, "optimizer": 0.05}
 

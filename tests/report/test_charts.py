@@ -66,9 +66,6 @@ def test_one_accelerator_is_a_picture_too(workstation: Plan) -> None:
     assert rack_picture(alone).count("<title>rank ") == 1
 
 
-# -- the timeline ---------------------------------------------------------------------------------------
-
-
 def test_operations_are_drawn_where_they_are(record_forecast: Forecast) -> None:
     step = LaidOut.of(record_forecast)
     drawn = timeline_picture(step)
@@ -99,9 +96,6 @@ def test_areas_drawn_in_columns_are_those_of_the_schedule(many_operations_foreca
     area = sum(float(width) * float(height) for width, height in runs)
     scale = (WIDTH - LABELS - 2.0) / many_operations_forecast.step_s
     assert area == pytest.approx(float(step.schedule.busy_s.sum()) * step.stretch * scale * 18.0, rel=0.01)
-
-
-# -- bars -----------------------------------------------------------------------------------------------
 
 
 def test_the_waterfall_adds_up_to_the_step(forecast: Forecast) -> None:
@@ -189,7 +183,7 @@ def test_every_fitted_constant_is_listed_with_what_was_expected(record_forecast:
     assert next(entry for entry in listed if entry.what == "one round of a ring").origin == "2 us \u00b1 1 us"
 
 
-def test_the_evidence_of_the_interval_is_said(record_forecast: Forecast, workstation_forecast: Forecast) -> None:
+def test_the_evidence_of_the_interval_is_reported(record_forecast: Forecast, workstation_forecast: Forecast) -> None:
     assert "inside the evidence" in evidence(record_forecast)
     assert "far from the evidence" in evidence(workstation_forecast)
     assert np.isfinite(workstation_forecast.mfu)

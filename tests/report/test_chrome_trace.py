@@ -1,4 +1,4 @@
-"""Traces are read event by event in any form that profilers write, and what is no trace is told so."""
+"""Traces are read event by event in any form that profilers write, and a file that is not a trace is refused with the reason."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_trace_that_was_cut_is_shown_up_to_there(tmp_path: Path, packed: bool)
 
 
 @pytest.mark.parametrize(
-    "content, said",
+    "content, message",
     [
         (b"", "it is empty"),
         (b"hello", "it holds no JSON"),
@@ -89,11 +89,11 @@ def test_a_trace_that_was_cut_is_shown_up_to_there(tmp_path: Path, packed: bool)
         (b"\x1f\x8b" + b"\xff" * 50, "it is empty"),
     ],
 )
-def test_what_is_no_trace_is_told_so(tmp_path: Path, content: bytes, said: str) -> None:
+def test_what_is_no_trace_is_refused_with_the_reason(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "trace.json").write_bytes(content)
     with pytest.raises(InputError) as error:
         read_trace(tmp_path / "trace.json")
-    assert said in error.value.what and error.value.where.endswith("trace.json") and error.value.fix
+    assert message in error.value.what and error.value.where.endswith("trace.json") and error.value.fix
 
 
 def test_a_value_without_end_does_not_take_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_microseconds_since_1970_keep_their_fractions(tmp_path: Path) -> None:
         ("aten::mm", False, Kind.COMPUTE),
     ],
 )
-def test_events_are_told_apart_by_name(name: str, on_gpu: bool, kind: Kind) -> None:
+def test_events_are_distinguished_by_name(name: str, on_gpu: bool, kind: Kind) -> None:
     assert kind_of(name, on_gpu) == kind
 
 

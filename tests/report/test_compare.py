@@ -1,4 +1,4 @@
-"""Runs beside each other: what can be compared is, what cannot is said, and noise is called noise."""
+"""Runs next to each other: what can be compared is compared, what cannot is reported, and noise is called noise."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_difference_below_the_noise_is_called_so(make_run, workstation: Plan, 
 
 
 @pytest.mark.parametrize("factor, way, is_small", [(1.1, "slower", False), (0.9, "faster", False), (1.01, "slower", True)])
-def test_a_clear_difference_is_told_with_its_interval(
+def test_a_clear_difference_is_reported_with_its_interval(
     make_run, workstation: Plan, steps_around, factor: float, way: str, is_small: bool
 ) -> None:
     one = make_run("a", plan=workstation, times_s=steps_around(400))

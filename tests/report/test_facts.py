@@ -1,4 +1,4 @@
-"""A run's facts add up, and what is wrong with a folder is said."""
+"""A run's facts add up, and what is wrong with a folder is reported."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_weeks_whose_steps_are_a_sample_count_all_their_steps(make_run, record: 
     ]
     (run,) = facts(make_run(kind="simulated", plan=record, batch=1024, times_s=[1.0] * 64, events=events))
     assert run.time.samples == 3000 * 1024 and run.time.total_s == pytest.approx(3400.0)
-    told = seconds_by_key(run)
-    assert (told["samples"], told["lost"], told["checkpoint"], told["stopped"]) == pytest.approx((3000.0, 60.0, 140.0, 300.0))
+    seconds = seconds_by_key(run)
+    assert (seconds["samples"], seconds["lost"], seconds["checkpoint"], seconds["stopped"]) == pytest.approx((3000.0, 60.0, 140.0, 300.0))
     assert run.notes == ("Of 3,000 simulated steps 64 are recorded: step times and parts are those of that sample.",)
 
 
@@ -69,7 +69,7 @@ def test_memory_is_the_most_that_a_step_recorded(make_run) -> None:
     assert run.measured_memory_bytes == 3e9 and other.measured_memory_bytes is None
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(make_run, tmp_path: Path) -> None:
+def test_runs_of_one_name_are_distinguished_by_their_folders(make_run, tmp_path: Path) -> None:
     one = make_run("same")
     (tmp_path / "copy").mkdir()
     other = one.rename(tmp_path / "copy" / "same")
@@ -107,14 +107,16 @@ def test_damaged_lines_are_named(make_run) -> None:
     assert "1 steps between the first and the last have no record." in run.notes
 
 
-@pytest.mark.parametrize("content, said", [(None, "No such file"), ("{}", "this is no plan"), ('{"version": 99}', "this is no plan")])
-def test_a_plan_that_cannot_be_read_is_said_and_the_run_is_shown(make_run, workstation: Plan, content: str | None, said: str) -> None:
+@pytest.mark.parametrize(
+    "content, message", [(None, "No such file"), ("{}", "this is not a plan"), ('{"version": 99}', "this is not a plan")]
+)
+def test_a_run_with_an_unreadable_plan_is_shown_with_a_note(make_run, workstation: Plan, content: str | None, message: str) -> None:
     folder = make_run(plan=workstation)
     (folder / "plan.json").unlink()
     if content is not None:
         (folder / "plan.json").write_text(content)
     (run,) = facts(folder)
-    assert run.plan is None and said in run.notes[0] and "What was predicted is not shown" in run.notes[0]
+    assert run.plan is None and message in run.notes[0] and "What was predicted is not shown" in run.notes[0]
 
 
 def broken(folder: Path, what: str) -> Path:
@@ -135,7 +137,7 @@ def broken(folder: Path, what: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "what, said",
+    "what, message",
     [
         ("newer", "the run's format is 99; this meshwright reads up to 1"),
         ("empty", "the run has no step and is finished"),
@@ -145,10 +147,10 @@ def broken(folder: Path, what: str) -> Path:
         ("all runs", "this is a folder of 1 runs, not a run"),
     ],
 )
-def test_what_is_no_run_gets_a_clear_message(make_run, what: str, said: str) -> None:
+def test_what_is_no_run_gets_a_clear_message(make_run, what: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         facts(broken(make_run(), what))
-    assert error.value.what == said and error.value.where and error.value.fix
+    assert error.value.what == message and error.value.where and error.value.fix
 
 
 def test_steps_without_time_and_runs_given_twice_are_refused(make_run) -> None:
@@ -159,7 +161,7 @@ def test_steps_without_time_and_runs_given_twice_are_refused(make_run) -> None:
         facts(folder, folder / ".." / folder.name)
 
 
-def test_a_plan_that_is_not_the_runs_own_is_said_and_predicts_nothing(make_run, workstation: Plan, record: Plan) -> None:
+def test_a_plan_that_is_not_the_runs_own_is_reported_and_predicts_nothing(make_run, workstation: Plan, record: Plan) -> None:
     folder = make_run(plan=workstation)
     (folder / "plan.json").write_bytes(plan_bytes(record))
     (run,) = facts(folder)

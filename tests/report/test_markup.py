@@ -21,9 +21,9 @@ def test_void_elements_do_not_close() -> None:
     assert tag("meta", charset="utf-8") == '<meta charset="utf-8">'
 
 
-@pytest.mark.parametrize("value, said", [(1.0, "1"), (0.125, "0.12"), (10, "10"), (-0.5, "-0.5"), ("50%", "50%"), (100.0, "100")])
-def test_numbers_are_short(value: float | str, said: str) -> None:
-    assert number(value) == said
+@pytest.mark.parametrize("value, text", [(1.0, "1"), (0.125, "0.12"), (10, "10"), (-0.5, "-0.5"), ("50%", "50%"), (100.0, "100")])
+def test_numbers_are_short(value: float | str, text: str) -> None:
+    assert number(value) == text
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

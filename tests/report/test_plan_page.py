@@ -46,14 +46,14 @@ def test_the_page_is_one_small_well_formed_file_that_fetches_nothing(forecast: F
 
 
 def test_the_page_says_what_the_forecast_says(record_forecast: Forecast) -> None:
-    page, takes = words(plan_page(record_forecast)), record_forecast.outcome
-    assert takes.offer and takes.time_to_train_s
-    numbers = (record_forecast.step_s, *record_forecast.interval, takes.time_to_train_s.value)
+    page, outcome = words(plan_page(record_forecast)), record_forecast.outcome
+    assert outcome.offer and outcome.time_to_train_s
+    numbers = (record_forecast.step_s, *record_forecast.interval, outcome.time_to_train_s.value)
     spent = (seconds(s) for s in (*numbers, *record_forecast.parts.values()) if s > 0)
-    for said in (*spent, usd(takes.offer.cost_usd.value), gib(record_forecast.peak_memory_bytes)):
-        assert said in page
-    for said in ("tp 4", "cp 2", "pp 8", "dp 128", "A replica is a rack", "8 spares a rack", "127 racks look the same"):
-        assert said in page
+    for text in (*spent, usd(outcome.offer.cost_usd.value), gib(record_forecast.peak_memory_bytes)):
+        assert text in page
+    for text in ("tp 4", "cp 2", "pp 8", "dp 128", "A replica is a rack", "8 spares per rack", "127 racks look the same"):
+        assert text in page
 
 
 @pytest.mark.parametrize("name", ["answer", "mapping", "step", "timeline", "memory", "assumptions"])
@@ -62,7 +62,7 @@ def test_every_section_is_there(forecast: Forecast, name: str) -> None:
 
 
 @pytest.mark.parametrize(("ep", "tiers"), [(64, ["rack"]), (128, ["rack", "fabric"])])
-def test_expert_traffic_is_told_of_wherever_traffic_is(experts: Plan, ep: int, tiers: list[str]) -> None:
+def test_expert_traffic_is_reported_wherever_traffic_is(experts: Plan, ep: int, tiers: list[str]) -> None:
     forecast = Job(experts.model, experts.cluster, experts.workload).forecast(replace(experts.layout, ep=ep))
     explanation = explain(forecast)
     (axis,) = (one for one in explanation.axes if one.axis == "ep")
@@ -71,12 +71,12 @@ def test_expert_traffic_is_told_of_wherever_traffic_is(experts: Plan, ep: int, t
     table = page[page.index('aria-label="Network tiers"') :]
     crossed = [row for row in re.findall(r"<tr>(.*?)</tr>", table[: table.index("</table>")]) if ">ep </b>" in row]
     assert [re.search(r"<td>(\w+)</td>", row).group(1) for row in crossed] == tiers  # type: ignore[union-attr]
-    assert f"exposed ep {seconds(forecast.parts['exposed_ep'])} a step ({' and '.join(tiers)})" in page
+    assert f"exposed ep {seconds(forecast.parts['exposed_ep'])} per step ({' and '.join(tiers)})" in page
     assert f"their traffic crosses {' and '.join(tiers)}." in page
     leaves = "fabric" in tiers
-    said = " ".join(explanation.reasons)
-    assert ("on their way to them cross the fabric" in said) == leaves
-    assert ("stay within a rack" in said) == (not leaves)
+    text = " ".join(explanation.reasons)
+    assert ("on their way to them cross the fabric" in text) == leaves
+    assert ("stay within a rack" in text) == (not leaves)
 
 
 def test_data_parallelism_is_not_alone_on_the_fabric_beside_experts(experts: Plan) -> None:
@@ -86,9 +86,9 @@ def test_data_parallelism_is_not_alone_on_the_fabric_beside_experts(experts: Pla
         experts.layout, tp=1, cp=4, pp=16, dp=8, ep=32, vp=1, first_stage_layers=2, last_stage_layers=3, order=("tp", "cp", "pp", "dp")
     )
     with_experts, without = (" ".join(explain(job.forecast(replace(layout, ep=ep), ignore_memory=True)).reasons) for ep in (32, 1))
-    assert "data and expert parallelism alone cross the fabric" in with_experts
-    assert "data parallelism alone crosses" not in with_experts
-    assert "data parallelism alone crosses the fabric" in without
+    assert "only data and expert parallelism cross the fabric" in with_experts
+    assert "only data parallelism crosses" not in with_experts
+    assert "only data parallelism crosses the fabric" in without
 
 
 def test_every_picture_says_in_words_what_it_shows(forecast: Forecast) -> None:
@@ -100,8 +100,8 @@ def test_every_picture_says_in_words_what_it_shows(forecast: Forecast) -> None:
 def test_scaling_pareto_and_runners_up_come_when_given(record_forecast: Forecast) -> None:
     assert "Scaling" not in plan_page(record_forecast).split("<main>")[1]
     page = words(plan_page(record_forecast, scaling=SCALING, pareto=PARETO, runners_up=[replace(record_forecast, step_s=1.5)]))
-    for said in ("strong scaling", "88.0", "Time against cost", "$22,000", "The runners-up", "1.5 s", "+19.6"):
-        assert said in page
+    for text in ("strong scaling", "88.0", "Time against cost", "$22,000", "The runners-up", "1.5 s", "+19.6"):
+        assert text in page
 
 
 def test_sources_of_all_descriptions_are_named(forecast: Forecast) -> None:
@@ -134,7 +134,7 @@ def test_a_plan_under_a_profile_needs_the_profile(record: Plan) -> None:
     stack = replace(software(), name="ours", log_factor=0.1)
     plan = plan_of(Job(record.model, record.cluster, record.workload, stack).forecast(record.layout))
     assert seconds(plan.step_s) in words(plan_page(forecast_of(plan, stack)))
-    with pytest.raises(InputError, match="the plan stands on the software profile 'ours'"):
+    with pytest.raises(InputError, match="the plan was made with the software profile 'ours'"):
         forecast_of(plan)
 
 
@@ -153,14 +153,14 @@ WRAPPER = """<!doctype html><body style="margin:0">
 <iframe width="390" height="800" style="border:0" srcdoc="{page}"></iframe>
 <script>
 for (const frame of document.querySelectorAll("iframe")) frame.addEventListener("load", () => {{
-  const page = frame.contentDocument, root = page.documentElement, said = document.createElement("p");
+  const page = frame.contentDocument, root = page.documentElement, text = document.createElement("p");
   const outside = e => !e.closest(".scroll, svg") && e.getBoundingClientRect().right > root.clientWidth + 1;
   const num_outside = [...page.querySelectorAll("body *")].filter(outside).length;
   const sizes = [...page.querySelectorAll("svg.chart text:not(.tight)")].map(e => Math.hypot(e.getScreenCTM().a, e.getScreenCTM().b)
     * parseFloat(frame.contentWindow.getComputedStyle(e).fontSize));
   const letters = Math.round(10 * Math.min(99, ...sizes));
-  said.textContent = ["widths", frame.contentWindow.innerWidth, root.scrollWidth, num_outside, root.scrollHeight, letters].join(" ");
-  document.body.append(said);
+  text.textContent = ["widths", frame.contentWindow.innerWidth, root.scrollWidth, num_outside, root.scrollHeight, letters].join(" ");
+  document.body.append(text);
 }});
 </script>"""
 
@@ -183,9 +183,9 @@ def widths(page: str, profile: Path, folder: Path) -> tuple[dict[int, tuple[int,
     """By width of the window: the page's own width, elements that stick out, its height, the smallest letters of its charts in tenths of
     a pixel; and what the browser logged."""
     (folder / "wrapper.html").write_text(WRAPPER.format(page=html.escape(page)), encoding="utf-8")
-    said = browse(profile, "--window-size=1700,1700", "--dump-dom", (folder / "wrapper.html").as_uri())
-    found = [tuple(map(int, match)) for match in re.findall(r"<p>widths (\d+) (\d+) (\d+) (\d+) (\d+)</p>", said.stdout)]
-    return {window: (width, outside, height, letters) for window, width, outside, height, letters in found}, said.stderr
+    text = browse(profile, "--window-size=1700,1700", "--dump-dom", (folder / "wrapper.html").as_uri())
+    found = [tuple(map(int, match)) for match in re.findall(r"<p>widths (\d+) (\d+) (\d+) (\d+) (\d+)</p>", text.stdout)]
+    return {window: (width, outside, height, letters) for window, width, outside, height, letters in found}, text.stderr
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -202,7 +202,7 @@ def test_the_page_fits_wide_and_narrow_windows_without_scrolling_sideways(foreca
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_a_page_that_is_too_wide_would_be_noticed(profile: Path, tmp_path: Path) -> None:
-    measured, logged = widths('<div style="width:600px">wide</div><script>console.error("told")</script>', profile, tmp_path)
+    measured, logged = widths('<div style="width:600px">wide</div><script>console.error("logged")</script>', profile, tmp_path)
     assert measured[390][:2] == (608, 1)
     assert "CONSOLE" in logged
 
@@ -211,9 +211,9 @@ def test_a_page_that_is_too_wide_would_be_noticed(profile: Path, tmp_path: Path)
 def test_a_browser_draws_the_page(record_forecast: Forecast, profile: Path, tmp_path: Path) -> None:
     write_plan_page(record_forecast, tmp_path / "plan.html")
     picture = tmp_path / "plan.png"
-    said = browse(profile, "--window-size=1280,2400", f"--screenshot={picture}", (tmp_path / "plan.html").as_uri())
+    text = browse(profile, "--window-size=1280,2400", f"--screenshot={picture}", (tmp_path / "plan.html").as_uri())
     header = picture.read_bytes()[:24]
     assert header[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", header[16:24]) == (1280, 2400)
     assert picture.stat().st_size > 50_000  # an empty page is a few kilobytes
-    assert "CONSOLE" not in said.stderr
+    assert "CONSOLE" not in text.stderr

@@ -20,13 +20,13 @@ def test_the_slide_is_well_formed_and_says_what_the_plan_says(forecast: Forecast
     root = ET.parse(tmp_path / "plan.svg").getroot()
     words = " ".join("".join(element.itertext()) for element in root)
     assert root.get("viewBox") == "0 0 1600 900"
-    for said in (
+    for text in (
         forecast.job.name,
         seconds(forecast.step_s),
         f"dp {forecast.layout.dp}",
         *(seconds(s) for s in forecast.parts.values() if s > 0),
     ):
-        assert said in words
+        assert text in words
 
 
 def test_the_slide_needs_no_style_script_or_network(record_forecast: Forecast, tmp_path: Path) -> None:
@@ -52,10 +52,10 @@ def test_names_are_escaped(record_forecast: Forecast, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, said", [("plan.png", "written as SVG, not as .png"), ("none/plan.svg", "cannot write plan.svg: No such file")]
+    "name, text", [("plan.png", "written as SVG, not as .png"), ("none/plan.svg", "cannot write plan.svg: No such file")]
 )
-def test_other_formats_and_missing_folders_are_refused(record_forecast: Forecast, tmp_path: Path, name: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_other_formats_and_missing_folders_are_refused(record_forecast: Forecast, tmp_path: Path, name: str, text: str) -> None:
+    with pytest.raises(InputError, match=text):
         write_plot(record_forecast, tmp_path / name)
 
 

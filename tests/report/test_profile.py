@@ -114,7 +114,7 @@ def test_holistic_trace_analysis_says_the_same(tmp_path: Path, seed: int) -> Non
 
 
 def test_a_profile_of_an_h200_comes_out_as_holistic_trace_analysis_has_it() -> None:
-    """What `benchmarks/gpu_trace.py` wrote on the card, and what HTA 0.5.0 said of it (`benchmarks/trace_against_hta.py`)."""
+    """What `benchmarks/gpu_trace.py` wrote on the card, and what HTA 0.5.0 computed from it (`benchmarks/trace_against_hta.py`)."""
     (process,) = profile_of((H200,)).processes
     assert process.num_events == 75 and process.window_s / US == pytest.approx(5122.607, abs=1e-3)
     assert process.compute_s / US == pytest.approx(3934.539, abs=1e-3)
@@ -170,13 +170,13 @@ def test_a_real_profile_of_gloo_adds_up(tmp_path: Path) -> None:
         assert sum(stream.num_events for stream in process.streams) == 8  # and four calls of c10d::allreduce_
 
 
-def test_files_of_one_rank_are_told_apart_and_one_file_is_not_read_twice(tmp_path: Path) -> None:
+def test_files_of_one_rank_are_distinguished_and_one_file_is_not_read_twice(tmp_path: Path) -> None:
     event = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 0, "dur": 5}
     paths = tuple(tmp_path / name for name in ("first.json", "second.json"))
     for path in paths:
         path.write_text(json.dumps({"traceEvents": [event], "distributedInfo": {"rank": 1}}))
-    told = profile_of(paths)
-    assert [one.label for one in told.processes] == [f"rank 1, GPU 0, {path}" for path in paths]
-    assert told.notes[0] == "Several files are of rank 1, GPU 0: they are told apart by their names."
+    profile = profile_of(paths)
+    assert [one.label for one in profile.processes] == [f"rank 1, GPU 0, {path}" for path in paths]
+    assert profile.notes[0] == "Several files are of rank 1, GPU 0: they are distinguished by their file names."
     with pytest.raises(InputError, match="the same trace is given twice"):
         profile_of((paths[0], paths[0].parent / ".." / tmp_path.name / "first.json"))

@@ -30,7 +30,7 @@ EVIL = "<script>alert(1)<_script>"
 EVENTS = (
     ("start", 0, 2.0, {}),
     ("evaluation", 50, 30.0, {"loss": 5.25, "seconds": 1.0, "samples": 800}),
-    ("slow_rank", 60, 36.0, {"rank": 3, "said": "rank 3 is 1.4 times as slow as its stage"}),
+    ("slow_rank", 60, 36.0, {"rank": 3, "message": "rank 3 is 1.4 times as slow as its stage"}),
     ("checkpoint", 70, 42.0, {"saved_step": 70, "stall_s": 0.25}),
     ("fault", 80, 48.0, {"cause": "<b>network</b>"}),
     ("restart", 80, 60.0, {}),
@@ -78,7 +78,7 @@ def test_a_runs_page_says_what_the_run_says(trained: Path) -> None:
     check_alone(page)
     for name in ("answer", "time", "steps", "parts", "exposed", "loss", "memory", "ranks", "events", "money"):
         assert f'id="{name}"' in page
-    said = words(page)
+    text = words(page)
     assert facts.plan is not None and facts.noise is not None
     times = (
         facts.summary.median_step_s,
@@ -88,9 +88,9 @@ def test_a_runs_page_says_what_the_run_says(trained: Path) -> None:
         facts.time.seconds_per_sample,
     )
     for expected in (*map(seconds, times), f"{facts.summary.p99_over_p50:.3f}", f"{facts.noise.floor_pct:.2g} %", "5.2500", "18.6 GiB"):
-        assert expected in said
-    assert "rank 3 is 1.4 times as slow as its stage" in said and "cause <b>network</b>" in said
-    assert "modelled" in said and "usa, 2023, lifecycle" in said
+        assert expected in text
+    assert "rank 3 is 1.4 times as slow as its stage" in text and "cause <b>network</b>" in text
+    assert "modelled" in text and "usa, 2023, lifecycle" in text
 
 
 def test_a_simulated_run_beside_a_trained_one_is_set_beside_it(trained: Path, simulated: Path) -> None:
@@ -172,8 +172,8 @@ def test_markdown_is_tables_with_names_escaped(make_run, trained: Path, workstat
 
 def test_a_profiles_page_and_its_other_forms(tmp_path: Path, profile_page: str) -> None:
     check_alone(profile_page)
-    said = words(profile_page)
-    assert "rank 1, GPU 0" in said and EVIL in said and "33.33 %" in said  # 10 of 30 us exposed
+    text = words(profile_page)
+    assert "rank 1, GPU 0" in text and EVIL in text and "33.33 %" in text  # 10 of 30 us exposed
     profile = profile_of((tmp_path / "trace.json",))
     document = profile_document(profile)
     assert document.to_json()["processes"][0]["exposed_pct"] == pytest.approx(100 / 3)
@@ -186,14 +186,14 @@ WRAPPER = """<!doctype html><body style="margin:0">
 <iframe width="390" height="800" style="border:0" srcdoc="{page}"></iframe>
 <script>
 for (const frame of document.querySelectorAll("iframe")) frame.addEventListener("load", () => {{
-  const page = frame.contentDocument, root = page.documentElement, said = document.createElement("p");
+  const page = frame.contentDocument, root = page.documentElement, text = document.createElement("p");
   const outside = e => !e.closest(".scroll, svg") && e.getBoundingClientRect().right > root.clientWidth + 1;
   const num_outside = [...page.querySelectorAll("body *")].filter(outside).length;
   const sizes = [...page.querySelectorAll("svg text")].map(e => Math.hypot(e.getScreenCTM().a, e.getScreenCTM().b)
     * parseFloat(frame.contentWindow.getComputedStyle(e).fontSize));
   const letters = Math.round(10 * Math.min(99, ...sizes));
-  said.textContent = ["widths", frame.contentWindow.innerWidth, root.scrollWidth, num_outside, root.scrollHeight, letters].join(" ");
-  document.body.append(said);
+  text.textContent = ["widths", frame.contentWindow.innerWidth, root.scrollWidth, num_outside, root.scrollHeight, letters].join(" ");
+  document.body.append(text);
 }});
 </script>"""
 
@@ -203,12 +203,12 @@ def check_widths(page: str, folder: Path) -> None:
     assert CHROMIUM
     (folder / "wrapper.html").write_text(WRAPPER.format(page=html.escape(page)), encoding="utf-8")
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'chromium'}", "--window-size=1700,1700", "--dump-dom"]
-    said = subprocess.run([*command, (folder / "wrapper.html").as_uri()], capture_output=True, text=True, timeout=120, check=True)
-    found = [tuple(map(int, match)) for match in re.findall(r"<p>widths (\d+) (\d+) (\d+) (\d+) (\d+)</p>", said.stdout)]
+    text = subprocess.run([*command, (folder / "wrapper.html").as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    found = [tuple(map(int, match)) for match in re.findall(r"<p>widths (\d+) (\d+) (\d+) (\d+) (\d+)</p>", text.stdout)]
     assert {window for window, *_ in found} == {1280, 390}
     for window, width, num_outside, height, letters in found:
         assert width <= window and num_outside == 0 and height > 800 and letters >= 110
-    assert "CONSOLE" not in said.stderr
+    assert "CONSOLE" not in text.stderr
     shutil.rmtree(folder / "chromium", ignore_errors=True)
 
 
@@ -231,8 +231,8 @@ def as_fragment(runs: list[RunFacts]) -> str:
 
 @pytest.mark.parametrize("made", [run_page, as_markdown, as_fragment], ids=["page", "Markdown", "notebook"])
 def test_parts_have_the_names_that_a_prediction_prints(made, make_run, workstation: Plan) -> None:
-    said = made(facts_of_runs([make_run(plan=workstation)]))
+    text = made(facts_of_runs([make_run(plan=workstation)]))
     for part in ("compute", "exposed_tp", "exposed_dp", "bubble", "optimizer", "overhead"):
-        assert PART_NAMES[part] in said
+        assert PART_NAMES[part] in text
     for other in ("pipeline bubble", "exposed_tp", ">host<", "| host |", ">storage<"):
-        assert other not in said
+        assert other not in text

@@ -56,9 +56,6 @@ def texts(blocks: Document) -> Iterator[str]:
             yield from (block.title, *columns, *(cell for row in block.rows for cell in row))
 
 
-# -- terminal -------------------------------------------------------------------------------------------
-
-
 def test_the_terminal_shows_every_text(capsys: pytest.CaptureFixture[str]) -> None:
     show(document(), as_json=False)
     printed = capsys.readouterr().out
@@ -78,9 +75,6 @@ def test_lines_are_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 1000
     show(Document(kind="example", title="", blocks=(Lines("whole", (long,)),)), as_json=False)
     assert long in capsys.readouterr().out.splitlines()
-
-
-# -- Markdown -------------------------------------------------------------------------------------------
 
 
 def test_markdown_shows_every_text_and_no_drawing() -> None:
@@ -103,9 +97,6 @@ def test_a_row_of_a_markdown_table_is_one_line_with_as_many_cells(cells: list[st
     block = Table("", tuple("abc"[: len(cells)]), (tuple(cells),))
     lines = markdown(Document(kind="example", title="", blocks=(block,))).splitlines()
     assert [len(UNESCAPED_BAR.findall(line)) for line in lines if line.startswith("|")] == [len(cells) + 1] * 3
-
-
-# -- HTML -----------------------------------------------------------------------------------------------
 
 
 class Read(HTMLParser):
@@ -150,9 +141,6 @@ def test_a_page_escapes_a_script_and_keeps_a_drawing() -> None:
     assert "<script" not in page and page.count("&lt;script&gt;alert(1)&lt;/script&gt;") == num_scripts
     assert "<svg><title>a drawing</title></svg>" in page
     assert '<td style="text-align:right">2</td>' in page and '<td style="text-align:left">one</td>' in page
-
-
-# -- JSON -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,6 @@ def table(document: Document, title: str) -> Table:
     return block
 
 
-# -- for people -----------------------------------------------------------------------------------------
-
-
 def test_the_answer_is_the_forecasts() -> None:
     answer = pairs(forecast_document(RECORD), "answer")
     low_s, high_s = RECORD.interval
@@ -83,7 +80,7 @@ def test_every_axis_says_what_it_crosses() -> None:
     assert axes["tp"][2] == seconds(RECORD.parts["exposed_tp"])
 
 
-def test_notes_and_evidence_are_said_once() -> None:
+def test_notes_and_evidence_are_reported_once() -> None:
     forecast = JOB.changed("workload.global_batch=16384").forecast("tp=4,cp=2,pp=8,vp=8,mbs=1")
     document = forecast_document(forecast)
     assert tuple(block.text for block in document.blocks if isinstance(block, Note)) == forecast.notes != ()
@@ -105,9 +102,6 @@ def test_the_terminal_and_the_json_have_the_same_step(capsys: pytest.CaptureFixt
     show(forecast_document(RECORD), as_json=True)
     assert seconds(json.loads(capsys.readouterr().out)["step_s"]) in printed
     assert f"({JOB.num_accelerators:,} gb200), mlperf-llama31-405b" in printed
-
-
-# -- any name -------------------------------------------------------------------------------------------
 
 
 def named(name: str) -> Forecast:
@@ -137,9 +131,6 @@ def test_the_terminal_shows_names_as_they_are(capsys: pytest.CaptureFixture[str]
     assert "[bold]x[/bold] on [bold]x[/bold] (64 h100), [bold]x[/bold]" in capsys.readouterr().out
 
 
-# -- for programs ---------------------------------------------------------------------------------------
-
-
 def assert_plain(value: object) -> None:
     assert type(value) in JSON_TYPES, value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -147,27 +138,27 @@ def assert_plain(value: object) -> None:
 
 
 def test_json_names_its_schema_and_has_jsons_own_types() -> None:
-    said = RECORD.to_json()
-    assert said["schema"] == f"meshwright/forecast/{VERSION}"
-    assert_plain(said)
-    assert json.loads(json.dumps(said, allow_nan=False)) == said == forecast_document(RECORD).to_json()
+    values = RECORD.to_json()
+    assert values["schema"] == f"meshwright/forecast/{VERSION}"
+    assert_plain(values)
+    assert json.loads(json.dumps(values, allow_nan=False)) == values == forecast_document(RECORD).to_json()
 
 
 def test_json_has_the_numbers_of_the_forecast() -> None:
-    said = RECORD.to_json()
-    assert (said["step_s"], said["low_s"], said["high_s"]) == (RECORD.step_s, *RECORD.interval)
-    assert said["parts_s"] == RECORD.parts and sum(said["parts_s"].values()) == pytest.approx(said["step_s"], rel=1e-12)
-    assert said["peak_memory_bytes"] == max(stage["peak_bytes"] for stage in said["memory"]) == RECORD.peak_memory_bytes
-    assert (said["tokens_per_s"], said["mfu"], said["num_accelerators"]) == (RECORD.tokens_per_s, RECORD.mfu, 8192)
-    assert said["notes"] == list(RECORD.notes)
+    values = RECORD.to_json()
+    assert (values["step_s"], values["low_s"], values["high_s"]) == (RECORD.step_s, *RECORD.interval)
+    assert values["parts_s"] == RECORD.parts and sum(values["parts_s"].values()) == pytest.approx(values["step_s"], rel=1e-12)
+    assert values["peak_memory_bytes"] == max(stage["peak_bytes"] for stage in values["memory"]) == RECORD.peak_memory_bytes
+    assert (values["tokens_per_s"], values["mfu"], values["num_accelerators"]) == (RECORD.tokens_per_s, RECORD.mfu, 8192)
+    assert values["notes"] == list(RECORD.notes)
 
 
 def test_the_layout_in_json_is_read_back_whole() -> None:
-    said = RECORD.to_json()["layout"]
-    assert parse_layout(said["text"]) == RECORD.layout
-    assert (said["tp"], said["mbs"], said["zero"], said["order"]) == (4, 1, 1, "tp-cp-pp-dp")
+    values = RECORD.to_json()["layout"]
+    assert parse_layout(values["text"]) == RECORD.layout
+    assert (values["tp"], values["mbs"], values["zero"], values["order"]) == (4, 1, 1, "tp-cp-pp-dp")
 
 
 def test_a_bound_without_a_far_end_is_null() -> None:
-    said = JOB.changed("workload.global_batch=16384").forecast("tp=4,cp=2,pp=8,vp=8,mbs=1").to_json()
-    assert said["is_lower_bound"] is True and said["time_to_train_high_s"] is None and said["time_to_train_s"] > 0
+    values = JOB.changed("workload.global_batch=16384").forecast("tp=4,cp=2,pp=8,vp=8,mbs=1").to_json()
+    assert values["is_lower_bound"] is True and values["time_to_train_high_s"] is None and values["time_to_train_s"] > 0

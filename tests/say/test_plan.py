@@ -44,41 +44,35 @@ def assert_plain(value: object) -> None:
         assert_plain(inner)
 
 
-# -- for programs ---------------------------------------------------------------------------------------
-
-
 def test_json_names_its_schema_and_has_jsons_own_types(document: Document) -> None:
-    said = document.to_json()
-    assert said["schema"] == f"meshwright/plan/{VERSION}"
-    assert_plain(said)
-    assert json.loads(json.dumps(said, allow_nan=False)) == said
+    values = document.to_json()
+    assert values["schema"] == f"meshwright/plan/{VERSION}"
+    assert_plain(values)
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
 
 
 def test_every_plan_is_a_forecast_with_its_explanation(found: Planned, document: Document) -> None:
     plans = document.to_json()["plans"]
     assert len(plans) == 3
-    for said, forecast in zip(plans, found.forecasts, strict=True):
-        why = said.pop("explanation")
-        assert said == plain(forecast_values(forecast))
-        assert said == {key: value for key, value in forecast.to_json().items() if key != "schema"}
+    for values, forecast in zip(plans, found.forecasts, strict=True):
+        why = values.pop("explanation")
+        assert values == plain(forecast_values(forecast))
+        assert values == {key: value for key, value in forecast.to_json().items() if key != "schema"}
         assert why == plain(explanation_values(explain(forecast)))
 
 
 def test_the_best_comes_first_and_is_the_plan(found: Planned, document: Document) -> None:
-    said = document.to_json()
-    steps = [plan["step_s"] for plan in said["plans"]]
+    values = document.to_json()
+    steps = [plan["step_s"] for plan in values["plans"]]
     assert steps == sorted(steps) and steps[0] == found.forecast.step_s == found.plan.step_s
-    assert said["explanation"] == said["plans"][0]["explanation"]
-    assert said["fixed"] == {"pp": 2} and {plan["layout"]["pp"] for plan in said["plans"]} == {2}
-    assert said["limits"][0]["what"] == "deadline" and said["notes"] == list(found.notes)
+    assert values["explanation"] == values["plans"][0]["explanation"]
+    assert values["fixed"] == {"pp": 2} and {plan["layout"]["pp"] for plan in values["plans"]} == {2}
+    assert values["limits"][0]["what"] == "deadline" and values["notes"] == list(found.notes)
 
 
 def test_without_an_explanation_there_is_none(found: Planned) -> None:
-    said = plan_document(found, explained=False).to_json()
-    assert said["explanation"] is None and not any("explanation" in plan for plan in said["plans"])
-
-
-# -- for people -----------------------------------------------------------------------------------------
+    values = plan_document(found, explained=False).to_json()
+    assert values["explanation"] is None and not any("explanation" in plan for plan in values["plans"])
 
 
 def test_the_terminal_shows_the_plans_their_layouts_and_the_notes(
@@ -114,9 +108,9 @@ def test_what_set_changed_is_compared_with_the_plan_without_it() -> None:
     slow = JOB.changed("fabric.GB_per_s=1")
     compared = planned(Ask(job=slow, keep=1), unchanged=Ask(job=JOB, keep=1))
     assert compared.before is not None
-    said = plan_document(compared, explained=False)
-    assert said.to_json()["without_set"]["step_s"] == compared.before.step_s < compared.forecast.step_s
-    (answer,) = [block for block in said.blocks if isinstance(block, Pairs)]
+    values = plan_document(compared, explained=False)
+    assert values.to_json()["without_set"]["step_s"] == compared.before.step_s < compared.forecast.step_s
+    (answer,) = [block for block in values.blocks if isinstance(block, Pairs)]
     (line,) = [row for row in answer.rows if row[0] == "without --set"]
     assert line[1] == seconds(compared.before.step_s)
     assert line[2].startswith(f"{compared.forecast.step_s / compared.before.step_s - 1:,.1%} longer with it")

@@ -109,7 +109,7 @@ def test_a_run_grows_before_one_s_eyes(base, new_page, new_run, plan_bytes):
                 break
             writer.step(record(step, loss=1.234 if step >= 20 else None))
             if step == 20:
-                writer.event("slow_rank", step, rank=7, said="rank 7 is 30 % slower than the others")
+                writer.event("slow_rank", step, rank=7, message="rank 7 is 30 % slower than the others")
             time.sleep(0.02)
 
     thread = threading.Thread(target=train)
@@ -125,7 +125,7 @@ def test_a_run_grows_before_one_s_eyes(base, new_page, new_run, plan_bytes):
     expect_text(page, ".chips", "target reached")
 
 
-def test_what_is_not_done_or_not_the_runs_own_is_said(base, new_page, new_run, plan_bytes):
+def test_what_is_not_done_or_not_the_runs_own_is_reported(base, new_page, new_run, plan_bytes):
     writer = new_run("few", 12, plan=plan_bytes)
     writer.event("evaluation", 6, loss=1.0, seconds=3.0)
     writer.finish("finished")
@@ -169,7 +169,7 @@ def test_runs_are_compared(base, new_page, new_run, plan_bytes):
     playwright_api.expect(page.locator(".live-compared tbody tr")).to_have_count(10)
 
 
-def test_different_models_and_damage_are_said_when_compared(base, new_page, new_run, plan_bytes, complaints):
+def test_different_models_and_damage_are_reported_when_compared(base, new_page, new_run, plan_bytes, complaints):
     other = plan_bytes.replace(b'"name": "llama-3.1-405b"', b'"name": "another-model"')
     new_run("one", 9, plan=plan_bytes)
     new_run("two", 9, plan=other)
@@ -208,7 +208,7 @@ def test_names_and_log_lines_are_shown_and_not_run(base, new_page, new_run):
     script, image = "<script>alert(1)<", "<img src=x onerror=alert(2)>"
     for name in (script, image):
         writer = new_run(name, 12, machine=image)
-        writer.event(image, 3, said=image)
+        writer.event(image, 3, message=image)
         writer.event("evaluation", 5, **{image: image})
     page = new_page()
     page.goto(base)
@@ -241,7 +241,7 @@ def test_a_stretch_of_a_long_run_can_be_seen_finer(base, new_page, new_run):
     new_run("long", 5000).finish("finished")
     page = new_page()
     page.goto(f"{base}#/run/long")
-    expect_text(page, "main", "Each point stands for 4 steps")
+    expect_text(page, "main", "Each point shows 4 steps")
     area = page.locator(".u-over").first.bounding_box()
     page.mouse.move(area["x"] + 50, area["y"] + 50)
     page.mouse.down()
@@ -249,9 +249,9 @@ def test_a_stretch_of_a_long_run_can_be_seen_finer(base, new_page, new_run):
     page.mouse.up()
     button = page.get_by_role("button", name="Show the whole run")
     playwright_api.expect(button).to_be_visible()
-    playwright_api.expect(page.get_by_text("Each point stands for")).to_have_count(0)
+    playwright_api.expect(page.get_by_text("Each point shows")).to_have_count(0)
     button.click()
-    expect_text(page, "main", "Each point stands for 4 steps")
+    expect_text(page, "main", "Each point shows 4 steps")
 
 
 def test_the_keyboard_is_enough(base, new_page, new_run, plan_bytes):
@@ -263,11 +263,11 @@ def test_the_keyboard_is_enough(base, new_page, new_run, plan_bytes):
     page.keyboard.press("Enter")
     expect_text(page, "main", "256 ranks in 4 racks")
     page.get_by_role("application").focus()
-    expect_text(page, ".rank-said", "Rank 0: rack 0, tray 0, GPU 0")
+    expect_text(page, ".rank-caption", "Rank 0: rack 0, tray 0, GPU 0")
     page.keyboard.press("ArrowRight")
-    expect_text(page, ".rank-said", "Rank 1: rack 0, tray 0, GPU 1")
+    expect_text(page, ".rank-caption", "Rank 1: rack 0, tray 0, GPU 1")
     page.keyboard.press("End")
-    expect_text(page, ".rank-said", "Rank 255: rack 3, tray 15, GPU 3")
+    expect_text(page, ".rank-caption", "Rank 255: rack 3, tray 15, GPU 3")
     page.get_by_role("radio", name="Health").focus()
     page.keyboard.press("ArrowRight")
     expect_text(page, "main", "pp 7")
@@ -305,7 +305,7 @@ def test_a_link_lets_a_browser_in_and_leaves_the_address(shelf, served, new_page
     complaints[:] = [text for text in complaints if "401" not in text and "404" not in text]  # the first page, and its missing icon
 
 
-def test_a_server_that_goes_away_is_said_and_found_again(new_page, shelf, new_run, served, complaints):
+def test_a_server_that_goes_away_is_reported_and_found_again(new_page, shelf, new_run, served, complaints):
     new_run("first", 2)
     app = guarded(shelf, Door())
     is_down = threading.Event()

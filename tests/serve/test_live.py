@@ -82,7 +82,7 @@ def test_a_resumed_run_begins_anew(new_run, runs):
         (b"", "cannot read the run's header"),
     ],
 )
-def test_a_damaged_header_is_told(new_run, content, why):
+def test_a_damaged_header_is_reported(new_run, content, why):
     writer = new_run("first", 2)
     (writer.folder / "run.json").write_bytes(content)
     run = looked(LiveRun(writer.folder))
@@ -115,7 +115,7 @@ def test_a_pipe_in_place_of_the_header_does_not_hang(new_run):
     writer = new_run("first", 1)
     (writer.folder / "run.json").unlink()
     os.mkfifo(writer.folder / "run.json")
-    assert "no plain file" in looked(LiveRun(writer.folder)).problem.what
+    assert "not a plain file" in looked(LiveRun(writer.folder)).problem.what
 
 
 def test_a_killed_run_is_quiet_after_a_while(new_run):
@@ -145,9 +145,9 @@ def test_steps_that_follow_an_evaluation_are_not_steady(new_run):
 
 def test_slow_ranks_come_and_go(new_run):
     writer = new_run("first", 3)
-    writer.event("slow_rank", 1, rank=7, said="rank 7 is slow")
-    writer.event("slow_rank", 2, rank=9, said="rank 9 is slow")
-    writer.event("recovered_rank", 3, rank=7, said="rank 7 is not")
+    writer.event("slow_rank", 1, rank=7, message="rank 7 is slow")
+    writer.event("slow_rank", 2, rank=9, message="rank 9 is slow")
+    writer.event("recovered_rank", 3, rank=7, message="rank 7 is not")
     assert list(looked(LiveRun(writer.folder)).slow_ranks) == [9]
 
 
@@ -165,10 +165,10 @@ def test_a_damaged_plan_leaves_the_steps_to_see(new_run):
     writer = new_run("first", 3, plan=b'{"version": 99}')
     run = looked(LiveRun(writer.folder))
     assert (run.plan, run.status, len(run.steps)) == (None, "running", 3)
-    assert "no plan" in run.plan_problem
+    assert "not a plan" in run.plan_problem
 
 
-def test_a_plan_that_is_not_the_runs_own_is_told_and_not_used(new_run, plan_bytes):
+def test_a_plan_that_is_not_the_runs_own_is_reported_and_not_used(new_run, plan_bytes):
     writer = new_run("first", 3, plan=plan_bytes)
     run = looked(LiveRun(writer.folder))
     assert run.plan is not None and not run.plan_problem

@@ -61,7 +61,7 @@ def test_every_run_has_a_row(shelf, new_run, plan_bytes):
     assert "reads up to 1" in found["newer"]["problem"]["what"]
 
 
-def test_a_run_of_fewer_steps_than_the_workload_is_told_by_its_own(shelf, new_run, plan_bytes):
+def test_a_run_of_fewer_steps_than_the_workload_is_reported_by_its_own(shelf, new_run, plan_bytes):
     new_run("asked", 20, plan=plan_bytes, num_steps=60, last_step=60)
     new_run("target", 20, plan=plan_bytes, num_steps=60, last_step=90, target=3.0)
     new_run("beyond", 70, plan=plan_bytes, num_steps=60, last_step=90, target=3.0)
@@ -95,12 +95,12 @@ def test_step_time_and_rate_of_an_ended_run_are_those_of_its_report(shelf, new_r
     writer = new_run("drifting")
     writer.steps(record(step, 1.0 + step / 300) for step in range(1, 301))
     writer.event("evaluation", 150, 1.0, seconds=1.0)
-    running, told = rows(shelf)["drifting"], summary_of(read_run(writer.folder))
-    assert running["step_s"] > told.median_step_s  # by the last 200 steps while it goes on
+    running, summary = rows(shelf)["drifting"], summary_of(read_run(writer.folder))
+    assert running["step_s"] > summary.median_step_s  # by the last 200 steps while it goes on
     writer.finish("finished")
     ended = rows(shelf)["drifting"]
-    assert ended["step_s"] == pytest.approx(told.median_step_s)
-    assert ended["tokens_per_s"] == pytest.approx(told.tokens_per_s)
+    assert ended["step_s"] == pytest.approx(summary.median_step_s)
+    assert ended["tokens_per_s"] == pytest.approx(summary.tokens_per_s)
 
 
 def test_the_list_says_that_a_plan_is_not_the_runs_own(shelf, new_run, plan_bytes):
@@ -193,7 +193,7 @@ def test_no_name_leads_out_of_the_runs_folder(shelf, name, runs):
         shelf.shown(name)
 
 
-def test_a_link_out_of_the_runs_folder_is_refused_and_told(shelf, runs, new_run):
+def test_a_link_out_of_the_runs_folder_is_refused_and_reported(shelf, runs, new_run):
     writer = new_run("inside", 1)
     outside = runs.parent / "outside"
     os.rename(writer.folder, outside)
@@ -221,22 +221,22 @@ def test_a_reader_of_an_earlier_life_starts_over(shelf, new_run):
     assert shelf.shown("good", life=99, after=5, bucket=1)["steps"]["from"] == 0
 
 
-def test_what_is_told_is_json_whatever_the_files_hold(shelf, new_run, runs):
+def test_what_is_reported_is_json_whatever_the_files_hold(shelf, new_run, runs):
     name = '<img src=x onerror="alert(1)">'
     writer = new_run(name, 2)
     with (writer.folder / "events.jsonl").open("ab") as file:
         file.write(
-            b'{"time_s": 1, "kind": "\\ud800", "step": 1, "said": NaN, "deep": '
+            b'{"time_s": 1, "kind": "\\ud800", "step": 1, "message": NaN, "deep": '
             + b"[" * 50
             + b"]" * 50
             + b', "long": "'
             + b"x" * 9000
             + b'"}\n'
         )
-    told = json.loads(json.dumps(shelf.shown(name), allow_nan=False))
-    assert told["name"] == name
-    odd = told["events"][-1]
-    assert (odd["kind"], odd["said"], len(odd["long"])) == ("\\ud800", None, 2004)
+    document = json.loads(json.dumps(shelf.shown(name), allow_nan=False))
+    assert document["name"] == name
+    odd = document["events"][-1]
+    assert (odd["kind"], odd["message"], len(odd["long"])) == ("\\ud800", None, 2004)
 
 
 def test_a_name_that_is_no_text_is_listed_and_cannot_be_opened(shelf, runs):
@@ -253,10 +253,10 @@ def test_a_ledger_takes_the_place_of_the_estimate(shelf, new_run, plan_bytes):
     new_run("good", 20, plan=plan_bytes).finish("finished")
     assert shelf.shown("good")["is_estimate"]
     shelf.books._clerk.shutdown(wait=True)
-    told = shelf.shown("good")
-    assert not told["is_estimate"]
-    assert told["usd"] == pytest.approx(told["ledger"]["usd"], abs=0.01)
-    assert told["ledger"]["gpu_seconds"]["compute"] > 0
+    shown = shelf.shown("good")
+    assert not shown["is_estimate"]
+    assert shown["usd"] == pytest.approx(shown["ledger"]["usd"], abs=0.01)
+    assert shown["ledger"]["gpu_seconds"]["compute"] > 0
 
 
 def test_the_row_of_a_run_that_ended_is_kept_until_it_goes_on(shelf, new_run, plan_bytes, monkeypatch):
@@ -276,13 +276,13 @@ def test_the_row_of_a_run_that_ended_is_kept_until_it_goes_on(shelf, new_run, pl
 
 def test_racks_hold_every_rank_once(shelf, new_run, plan_bytes):
     new_run("good", 1, plan=plan_bytes)
-    told = shelf.racks("good")
-    assert told["num_ranks"] == 256
-    assert told["place"] == ["rack", "tray", "gpu"]
-    places = list(zip(*(told["columns"][name] for name in told["place"]), strict=True))
+    shown = shelf.racks("good")
+    assert shown["num_ranks"] == 256
+    assert shown["place"] == ["rack", "tray", "gpu"]
+    places = list(zip(*(shown["columns"][name] for name in shown["place"]), strict=True))
     assert len(set(places)) == 256
-    assert (told["num_used"], told["num_installed"]) == (64, 72)
-    assert sorted(set(told["columns"]["dp"])) == [0, 1, 2, 3]
+    assert (shown["num_used"], shown["num_installed"]) == (64, 72)
+    assert sorted(set(shown["columns"]["dp"])) == [0, 1, 2, 3]
 
 
 def test_a_run_without_a_plan_has_no_racks(shelf, new_run):
@@ -293,8 +293,8 @@ def test_a_run_without_a_plan_has_no_racks(shelf, new_run):
 
 def test_health_names_slow_ranks_and_those_that_were(shelf, new_run):
     writer = new_run("good", 3, num_ranks=2)
-    writer.event("slow_rank", 1, rank=7, said="rank 7 is slow")
-    writer.event("slow_rank", 2, rank=9, said="rank 9 is slow")
+    writer.event("slow_rank", 1, rank=7, message="rank 7 is slow")
+    writer.event("slow_rank", 2, rank=9, message="rank 9 is slow")
     writer.event("recovered_rank", 3, rank=7)
     (writer.folder / "ranks.json").write_text(json.dumps({"step": 3, "num_steps": 2, "busy_s": [0.5, 0.7]}))
     health = shelf.shown("good")["health"]
@@ -306,8 +306,8 @@ def test_a_run_past_what_was_expected_has_no_end_to_tell(shelf, new_run, plan_by
     writer = new_run("long", plan=plan_bytes)
     expected = rows(shelf)["long"]["expected_steps"]
     writer.step(record(expected + 1))
-    told = rows(shelf)["long"]
-    assert (told["num_steps"], told["progress"], told["left_s"], told["finish_at"]) == (None, None, None, None)
+    shown = rows(shelf)["long"]
+    assert (shown["num_steps"], shown["progress"], shown["left_s"], shown["finish_at"]) == (None, None, None, None)
 
 
 def test_plain_takes_everything():
@@ -316,7 +316,7 @@ def test_plain_takes_everything():
 
 def test_no_change_to_a_folder_s_bytes_breaks_the_list(runs, new_run, plan_bytes):
     writer = new_run("whole", 12, plan=plan_bytes)
-    writer.event("slow_rank", 3, rank=2, said="slow")
+    writer.event("slow_rank", 3, rank=2, message="slow")
     (writer.folder / "ranks.json").write_text(json.dumps({"step": 3, "num_steps": 2, "busy_s": [1.0] * 256}))
     names = ("run.json", "plan.json", "steps.jsonl", "events.jsonl", "ranks.json")
     whole = {name: (writer.folder / name).read_bytes() for name in names}
@@ -328,8 +328,8 @@ def test_no_change_to_a_folder_s_bytes_breaks_the_list(runs, new_run, plan_bytes
         broken = changed(whole[name], numbers, rng)
         (writer.folder / name).write_bytes(broken)
         shelf = Shelf(runs)
-        for told in (shelf.listed(), shelf.shown("whole")):
-            json.dumps(told, allow_nan=False).encode("ascii")
+        for shown in (shelf.listed(), shelf.shown("whole")):
+            json.dumps(shown, allow_nan=False).encode("ascii")
         seen.add(shelf.shown("whole")["status"])
         shelf.books.close()
         (writer.folder / name).write_bytes(whole[name])
@@ -347,7 +347,7 @@ def changed(content: bytes, numbers: list[bytes], rng: np.random.Generator) -> b
 
 
 @pytest.mark.parametrize("end", ["finished", "stopped"])
-def test_simulated_weeks_are_told_by_their_end_and_not_by_the_sample_of_steps(shelf, new_run, plan_bytes, end):
+def test_simulated_weeks_are_reported_by_their_end_and_not_by_the_sample_of_steps(shelf, new_run, plan_bytes, end):
     writer = new_run("weeks", 3, plan_bytes, kind="simulated", status="running")
     (before,) = shelf.listed()["runs"]
     assert (before["step"], before["num_recorded"]) == (3, None)

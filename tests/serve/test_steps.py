@@ -49,18 +49,18 @@ def test_increments_build_the_same_as_a_whole_answer():
     for step in range(1, 501):
         steps.add(line(step))
         if step % 7 == 0:
-            told = steps.thinned(after=known["rows"], bucket=known["bucket"], points=50)
-            kept = {name: kept.get(name, [])[: told["from"]] + values for name, values in told["columns"].items()}
-            known = told
-    told = steps.thinned(after=known["rows"], bucket=known["bucket"], points=50)
-    kept = {name: kept[name][: told["from"]] + values for name, values in told["columns"].items()}
+            thinned = steps.thinned(after=known["rows"], bucket=known["bucket"], points=50)
+            kept = {name: kept.get(name, [])[: thinned["from"]] + values for name, values in thinned["columns"].items()}
+            known = thinned
+    thinned = steps.thinned(after=known["rows"], bucket=known["bucket"], points=50)
+    kept = {name: kept[name][: thinned["from"]] + values for name, values in thinned["columns"].items()}
     assert kept == steps.thinned(points=50)["columns"]
 
 
 def test_an_increment_holds_what_is_new_and_no_more():
     steps = filled(1000)
-    told = steps.thinned(after=1000, bucket=1)
-    assert told["columns"]["step"] == []
+    thinned = steps.thinned(after=1000, bucket=1)
+    assert thinned["columns"]["step"] == []
     steps.add(line(1001))
     assert steps.thinned(after=1000, bucket=1)["columns"]["step"] == [1001]
 
@@ -91,16 +91,16 @@ def test_a_column_nobody_fills_is_left_out():
     "bad, why",
     [
         (b"{", "Expecting"),
-        (b"[1]", "no JSON object"),
+        (b"[1]", "not a JSON object"),
         (b"\0", "Expecting"),
         (b"[" * 100_000, "nested too deep"),
         (line(1, step="1"), "step is '1'"),
         (line(1, step=True), "step is True"),
         (line(1, step=-1), "below 0"),
         (line(1, step=1e400), "step is"),
-        (line(1, step_s=-1.0), "not a number of seconds"),
-        (line(1, step_s="NaN"), "not a number of seconds"),
-        (line(1, compute_s=-0.5), "not a number of seconds"),
+        (line(1, step_s=-1.0), "not a possible duration"),
+        (line(1, step_s="NaN"), "not a possible duration"),
+        (line(1, compute_s=-0.5), "not a possible duration"),
         (line(1, extra="<script>"), "extra is"),
         (b'{"step": 1, "samples": 1, "step_s": 1' + b"0" * 400 + b"}", "too large"),
     ],

@@ -86,5 +86,5 @@ def test_a_link_and_a_pipe_are_refused(path, tmp_path):
         Tail(path).read()
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(InputError, match="no plain file"):
+    with pytest.raises(InputError, match="not a plain file"):
         Tail(path).read()

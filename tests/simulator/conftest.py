@@ -18,9 +18,9 @@ RECORD = "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"
 
 @cache
 def made(layout: str, cluster: str, model: str, workload: str, gpus: int, batch: int) -> Plan:
-    task = load_workload(workload)
-    task = replace(task, global_batch=batch) if batch else task
-    return plan_of(meshwright.job.Job(model, cluster, task, gpus=gpus or None).forecast(layout))
+    wanted = load_workload(workload)
+    wanted = replace(wanted, global_batch=batch) if batch else wanted
+    return plan_of(meshwright.job.Job(model, cluster, wanted, gpus=gpus or None).forecast(layout))
 
 
 @pytest.fixture

@@ -51,15 +51,15 @@ def test_nothing_breaks_where_nothing_can():
 
 @pytest.mark.parametrize("rate", [-1e-6, 1.1, float("nan")])
 def test_rates_below_zero_and_above_one_an_hour_are_refused(rate):
-    with pytest.raises(InputError, match="strikes an accelerator"):
+    with pytest.raises(InputError, match="affects an accelerator"):
         Cause(name="gpu", per_accelerator_hour=rate, loses_node=True)
 
 
 @pytest.mark.parametrize(
     "text, what",
     [
-        (OWN.replace("1e-5", "-1e-5"), "strikes an accelerator -1e-05 times an hour"),
-        (OWN.replace("1e-5", "2.0"), "strikes an accelerator 2 times an hour"),
+        (OWN.replace("1e-5", "-1e-5"), "affects an accelerator -1e-05 times per hour"),
+        (OWN.replace("1e-5", "2.0"), "affects an accelerator 2 times per hour"),
         (OWN.replace("restart_s = 120", ""), "restart_s is missing"),
         (OWN.replace("restart_s = 120", "restart_s = -1"), "restart_s is -1"),
         (OWN.replace("{ per_accelerator_hour = 1e-5 }", "3"), "causes.gpu is 3: input should be a valid dictionary"),
@@ -68,8 +68,8 @@ def test_rates_below_zero_and_above_one_an_hour_are_refused(rate):
             "causes.network.loses_node is 'no': input should be a valid boolean",
         ),
         (OWN.replace("loses_node", "looses_node"), "unknown key 'looses_node'"),
-        (OWN.replace("per_accelerator_hour = 1e-5", "count = 3"), "how often gpu strikes is open"),
-        (OWN.replace("per_accelerator_hour = 1e-5", "loses_node = true"), "how often gpu strikes is open"),
+        (OWN.replace("per_accelerator_hour = 1e-5", "count = 3"), "the rate of gpu is not given"),
+        (OWN.replace("per_accelerator_hour = 1e-5", "loses_node = true"), "the rate of gpu is not given"),
         ("observed = { num_accelerators = 0, days = 1 }" + OWN, "observed.num_accelerators is 0: input should be greater than 0"),
         ("detection_s = [", "not valid TOML"),
     ],

@@ -27,7 +27,7 @@ def test_a_log_is_simulated_with_as_many_steps_and_first_steps(few):
     assert checked.is_near == (2 / 3 <= checked.spread_ratio <= 1.5)
 
 
-def test_the_fit_leaves_out_what_it_is_told_to(few):
+def test_the_fit_leaves_out_what_it_is_reported_to(few):
     pytest.importorskip("scipy")
     fit = NoiseFit(few)
     whole, without = fit.fitted(), fit.fitted(left_out=0)

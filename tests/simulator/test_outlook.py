@@ -21,9 +21,9 @@ from meshwright.units import DAY
 
 def test_the_mean_of_a_sample_stands_for_many_steps(racks):
     conditions = Conditions(noise=replace(Conditions().noise, stalls_per_hour=0.0, run_spread=0.0))
-    told = mean_step(racks, conditions, seed=1)
+    mean = mean_step(racks, conditions, seed=1)
     many = run_plan(racks, conditions, 1500, seed=2).steps.step_s[1:]
-    assert told.seconds == pytest.approx(np.mean(many), rel=0.002)
+    assert mean.seconds == pytest.approx(np.mean(many), rel=0.002)
     assert mean_step(racks, Conditions(noise=QUIET), 0).seconds == pytest.approx(racks.step_s, rel=1e-12)
 
 
@@ -63,6 +63,6 @@ def test_weeks_are_written_with_every_interruption(racks, tmp_path):
 
 
 def test_the_exposed_time_has_an_interval_around_it(record):
-    told = exposed_between_replicas(job_of(record), record.layout)
-    assert 0 < told.low_s < told.seconds < told.high_s
-    assert told.seconds == pytest.approx(record.parts_s["exposed_dp"], rel=1e-9)
+    mean = exposed_between_replicas(job_of(record), record.layout)
+    assert 0 < mean.low_s < mean.seconds < mean.high_s
+    assert mean.seconds == pytest.approx(record.parts_s["exposed_dp"], rel=1e-9)

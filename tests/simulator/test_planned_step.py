@@ -65,8 +65,8 @@ def test_on_shared_cores_hidden_traffic_takes_its_time_from_compute() -> None:
 
 def test_exposed_time_by_a_profile_is_as_sure_as_the_profile() -> None:
     forecast = planned_step(planned("cores", "dp=8")).forecast
-    told = exposed_between_replicas(forecast.job, forecast.layout)
-    assert (told.low_s, told.seconds, told.high_s) == pytest.approx((0.8 * 16e-3, 16e-3, 1.2 * 16e-3))
+    exposed = exposed_between_replicas(forecast.job, forecast.layout)
+    assert (exposed.low_s, exposed.seconds, exposed.high_s) == pytest.approx((0.8 * 16e-3, 16e-3, 1.2 * 16e-3))
 
 
 def test_a_plan_that_lost_its_profile_is_refused() -> None:

@@ -41,7 +41,7 @@ def test_the_step_after_an_evaluation_is_a_first_step(record):
 
 def test_a_run_without_a_target_needs_a_number_of_steps(racks):
     open_end = replace(racks, workload=replace(racks.workload, convergence=None, num_tokens=0.0))
-    with pytest.raises(InputError, match="how many steps"):
+    with pytest.raises(InputError, match="the number of steps"):
         run_plan(open_end, Conditions())
     assert len(run_plan(open_end, Conditions(), 3).steps) == 3
 
@@ -60,11 +60,11 @@ def test_the_folder_reads_back_and_the_same_seed_gives_the_same_bytes(racks, pla
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
     read = read_run(folders[0])
     assert (read.header.kind, read.header.status, read.complete) == ("simulated", "finished", True)
-    told = summary_of(read)
-    assert told.median_step_s == pytest.approx(run.times.median_s, rel=1e-6)
-    assert told.robust_std_pct == pytest.approx(run.times.robust_std_pct, rel=1e-3)
-    assert told.unaccounted_s == pytest.approx(0.0, abs=1e-6)
-    assert told.mean_exposed_s == pytest.approx(run.mean_exposed_s, abs=1e-6)
+    summary = summary_of(read)
+    assert summary.median_step_s == pytest.approx(run.times.median_s, rel=1e-6)
+    assert summary.robust_std_pct == pytest.approx(run.times.robust_std_pct, rel=1e-3)
+    assert summary.unaccounted_s == pytest.approx(0.0, abs=1e-6)
+    assert summary.mean_exposed_s == pytest.approx(run.mean_exposed_s, abs=1e-6)
 
 
 def test_events_tell_of_evaluations_and_stalls(record, tmp_path):
@@ -93,16 +93,16 @@ def test_a_tier_without_planes_is_refused(racks):
 
 
 def test_numbers_over_seeds_worked_by_hand():
-    told = OverSeeds.of([1.0, 2.0, 3.0, 4.0])
-    assert (told.mean, told.low, told.high) == (2.5, 1.3, 3.7)
-    assert told.standard_error == pytest.approx(np.sqrt(5 / 3) / 2)
+    summary = OverSeeds.of([1.0, 2.0, 3.0, 4.0])
+    assert (summary.mean, summary.low, summary.high) == (2.5, 1.3, 3.7)
+    assert summary.standard_error == pytest.approx(np.sqrt(5 / 3) / 2)
 
 
 def test_a_runs_folder_says_what_the_machine_was_like(racks, plan_file, tmp_path):
     fabric = Fabric(planes_lost=1, links_lost=0.1)
     conditions = Conditions(noise=fitted_noise().scaled(2.0), fabric=fabric, slow=(Slow(rank=100, factor=1.3),), storage_bytes_per_s=5e9)
-    told = ("jitter 2 times that of logs", "1 plane of every NIC lost", "10 % of the links between switches lost")
-    assert conditions.words == (*told, "rank 100 1.3 times as slow", "storage of 5 GB/s")
+    summary = ("jitter 2 times that of logs", "1 plane of every NIC lost", "10 % of the links between switches lost")
+    assert conditions.words == (*summary, "rank 100 1.3 times as slow", "storage of 5 GB/s")
     assert Conditions().words == ("noise as logs show it",) and Conditions(noise=QUIET).words == ("no noise",)
     assert replace(fitted_noise(), stall_s=1e3).words == "other noise than logs show"
     assert {fitted_noise().scaled(i / 100).words for i in range(1001)} == {

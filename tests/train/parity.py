@@ -159,18 +159,18 @@ def joined(of_ranks: Sequence[Steps]) -> Steps:
 
 def differences(found: Steps, wanted: Steps) -> list[str]:
     """Where a run departs from the reference by more than parity allows."""
-    said = []
+    differences = []
     for step, (a, b) in enumerate(zip(found.losses, wanted.losses, strict=True)):
         if not abs(a - b) <= LOSS_TOLERANCE * abs(b):
-            said.append(f"loss of step {step}: {a} and {b}")
+            differences.append(f"loss of step {step}: {a} and {b}")
     for step, (a, b) in enumerate(zip(found.norms, wanted.norms, strict=True)):
         # After an update the weights differ by roundings, which Adam enlarges where a gradient is nearly zero.
         if not abs(a - b) <= (LOSS_TOLERANCE if step == 0 else 10 * LOSS_TOLERANCE) * abs(b):
-            said.append(f"norm of step {step}: {a} and {b}")
+            differences.append(f"norm of step {step}: {a} and {b}")
     if found.gradients.keys() != wanted.gradients.keys():
-        said.append(f"tensors differ: {found.gradients.keys() ^ wanted.gradients.keys()}")
+        differences.append(f"tensors differ: {found.gradients.keys() ^ wanted.gradients.keys()}")
     for name in found.gradients.keys() & wanted.gradients.keys():
         apart, largest = np.abs(found.gradients[name] - wanted.gradients[name]).max(), np.abs(wanted.gradients[name]).max()
         if not apart <= max(ENTRY_TOLERANCE * largest, NORM_TOLERANCE * wanted.norms[0]):
-            said.append(f"{name}: {apart} apart, of {largest}")
-    return said
+            differences.append(f"{name}: {apart} apart, of {largest}")
+    return differences

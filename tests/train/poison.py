@@ -15,7 +15,7 @@ from meshwright.train.replica import Replica
 
 
 def culprit_of(layout: Layout, kind: str, rank: int) -> tuple[str, bool]:
-    """What is said of a step in which `rank` has a NaN of some kind, and whether its weights are as they were."""
+    """The diagnosis of a step in which `rank` has a NaN of some kind, and whether its weights are as they were."""
     with replica_of(LLAMA, WORKLOAD, layout) as (replica, mesh):
         batch = batch_of(0, LLAMA, WORKLOAD, mesh)
         if mesh.rank == rank:
@@ -27,13 +27,13 @@ def culprit_of(layout: Layout, kind: str, rank: int) -> tuple[str, bool]:
                 replica.shards[0].gradient[0] = math.nan
         else:
             assert not result.is_finite
-        said = find_culprit(replica, batch, result)
+        diagnosis = find_culprit(replica, batch, result)
         same = all(torch.equal(a.nan_to_num(9e9), b.values.nan_to_num(9e9)) for a, b in zip(before, replica.shards, strict=True))
-        return said, same
+        return diagnosis, same
 
 
 def transient_of(layout: Layout, kind: str, rank: int) -> str:
-    """What is said of a step in which `rank` has a NaN of some kind once, and not when the step is run again."""
+    """The diagnosis of a step in which `rank` has a NaN of some kind once, and not when the step is run again."""
     with replica_of(LLAMA, WORKLOAD, layout) as (replica, mesh):
         batch = batch_of(0, LLAMA, WORKLOAD, mesh)
         if mesh.rank == rank:

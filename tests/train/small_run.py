@@ -119,12 +119,12 @@ class Command:
         return until(lambda: (found := last_step(run)) >= at_least and found, lambda: f"{self.out}\n{self.err}", self)
 
 
-def until(met: Callable[[], Any], said: Callable[[], str] = str, command: Command | None = None, timeout_s: float = PATIENCE_S) -> Any:
+def until(met: Callable[[], Any], state: Callable[[], str] = str, command: Command | None = None, timeout_s: float = PATIENCE_S) -> Any:
     """What `met` returns, once it is true."""
     until_s = time.monotonic() + timeout_s
     while not (found := met()):
-        assert time.monotonic() < until_s, f"did not come about in {timeout_s:.0f} s: {said()}"
-        assert command is None or command.process.exitcode is None, f"ended too early: {said()}"
+        assert time.monotonic() < until_s, f"did not come about in {timeout_s:.0f} s: {state()}"
+        assert command is None or command.process.exitcode is None, f"ended too early: {state()}"
         time.sleep(0.02)
     return found
 

@@ -96,11 +96,11 @@ def test_a_killed_rank_then_resume(slow_run: Callable[..., Command], unbroken: P
     os.kill(ranks[1], signal.SIGKILL)
     assert command.wait() == 1
     assert time.monotonic() - killed_s < 60
-    assert command.err == "meshwright: rank 1 was ended by SIGKILL: often the system, out of memory\n"
-    assert end_of(run) == ("failed", {"reason": "signal", "rank": 1, "exit_code": -9, "said": command.err[12:-1]})
+    assert command.err == "meshwright: rank 1 was killed by SIGKILL: often because the machine is out of memory\n"
+    assert end_of(run) == ("failed", {"reason": "signal", "rank": 1, "exit_code": -9, "message": command.err[12:-1]})
     again = resume(tmp_path)
-    assert "\ngoing on from " in again.out
-    assert "the newest whole checkpoint\n" in again.out
+    assert "\ncontinuing from " in again.out
+    assert "the newest complete checkpoint\n" in again.out
     assert [step["step"] for step in steps_of(run)] == list(range(1, NUM_STEPS + 1))
     assert [step["loss"] for step in steps_of(run)] == [step["loss"] for step in steps_of(unbroken)]
     assert same_tensors(name_of(run, NUM_STEPS), name_of(unbroken, NUM_STEPS))
@@ -109,9 +109,9 @@ def test_a_killed_rank_then_resume(slow_run: Callable[..., Command], unbroken: P
 def end_of(run: Path) -> tuple[str, dict[str, Any] | None]:
     """A run's status, and what its last event says if that is a failure; the step must be the last on record."""
     event = events_of(run)[-1]
-    told = {name: value for name, value in event.items() if name not in ("time_s", "kind", "step")}
+    result = {name: value for name, value in event.items() if name not in ("time_s", "kind", "step")}
     assert event["kind"] != "failed" or event["step"] == last_step(run)
-    return read_run(run).header.status, told if event["kind"] == "failed" else None
+    return read_run(run).header.status, result if event["kind"] == "failed" else None
 
 
 def test_the_death_of_the_rank_that_records_is_recorded(slow_run: Callable[..., Command], tmp_path: Path) -> None:
@@ -120,17 +120,17 @@ def test_the_death_of_the_rank_that_records_is_recorded(slow_run: Callable[..., 
     command.step(run, 2)
     os.kill(ranks[0], signal.SIGKILL)
     assert command.wait() == 1
-    said = "rank 0 was ended by SIGKILL: often the system, out of memory"
-    assert end_of(run) == ("failed", {"reason": "signal", "rank": 0, "exit_code": -9, "said": said})
+    message = "rank 0 was killed by SIGKILL: often because the machine is out of memory"
+    assert end_of(run) == ("failed", {"reason": "signal", "rank": 0, "exit_code": -9, "message": message})
 
 
 @pytest.mark.parametrize("code", [3, 0])
 def test_a_rank_that_exits_in_mid_run_is_named(plan: Path, tmp_path: Path, code: int) -> None:
     command = train(tmp_path, plan, "--steps", "5", "--name", "a", before=faults.exits, with_=(1, 2, code))
     assert command.wait() == 1
-    said = f"rank 1 ended with exit code {code} before the run was over, without saying why"
-    assert command.err == f"meshwright: {said}\n"
-    assert end_of(tmp_path / "runs" / "a") == ("failed", {"reason": "exit", "rank": 1, "exit_code": code, "said": said})
+    message = f"rank 1 ended with exit code {code} before the end of the run, without a message"
+    assert command.err == f"meshwright: {message}\n"
+    assert end_of(tmp_path / "runs" / "a") == ("failed", {"reason": "exit", "rank": 1, "exit_code": code, "message": message})
 
 
 def test_a_terminal_that_closes_saves_and_stops(slow_run: Callable[..., Command], tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_sigterm_saves_and_another_layout_goes_on(slow_run: Callable[..., Comman
     assert command.wait() == 0, command.err
     assert time.monotonic() - asked_s < 30
     steps = len(steps_of(run))
-    assert command.err == "meshwright: stopped and saved; go on with: meshwright train --runs runs --name a --resume\n"
+    assert command.err == "meshwright: stopped and saved; continue with: meshwright train --runs runs --name a --resume\n"
     assert read_run(run).header.status == "stopped"
     assert name_of(run, steps).is_dir()
     resume(tmp_path, "--layout", "tp=2,dp=1")
@@ -183,7 +183,7 @@ def test_a_rank_that_cannot_save_stops_nobody(plan: Path, tmp_path: Path) -> Non
     command = train(tmp_path, plan, *given, before=faults.failing_mkdir, with_=(1, 3))
     assert command.wait(60) == 0, command.err
     failed = events_of(tmp_path / "runs" / "a", "checkpoint_failed")
-    assert [(event["saved_step"], event["said"]) for event in failed] == [
+    assert [(event["saved_step"], event["message"]) for event in failed] == [
         (3, "rank 1 could not save: cannot begin the checkpoint of step 3: Input/output error")
     ]
     assert [event["saved_step"] for event in events_of(tmp_path / "runs" / "a", "checkpoint")] == [6, 8]
@@ -236,7 +236,7 @@ def test_a_run_goes_on_as_it_was_started(small: Small, tmp_path: Path) -> None:
     command.step(run, 2)
     os.kill(command.pid, signal.SIGTERM)
     assert command.wait() == 0
-    printed = command.err.strip().rpartition("go on with: meshwright ")[2]
+    printed = command.err.strip().rpartition("continue with: meshwright ")[2]
     assert printed == "train --runs runs --name 'first run' --resume"
     steps = len(steps_of(run))
     again = start(tmp_path, [*shlex.split(printed), "--steps", str(steps + 1)])
@@ -244,7 +244,7 @@ def test_a_run_goes_on_as_it_was_started(small: Small, tmp_path: Path) -> None:
     assert read_run(run).header.arguments["steps"] == 30
     elsewhere = train(tmp_path / "elsewhere", "--runs", tmp_path / "runs", "--resume", "--steps", str(steps + 2))
     assert elsewhere.wait() == 0, elsewhere.err
-    assert elsewhere.err.startswith("meshwright: going on with the newest run, ")
+    assert elsewhere.err.startswith("meshwright: continuing the newest run, ")
     assert [step["step"] for step in steps_of(run)] == list(range(1, steps + 3))
     assert len(list((run / "checkpoints").glob("step-*"))) == 2
 
@@ -281,11 +281,11 @@ def test_a_job_that_is_restarted_starts_or_goes_on(plan: Path, tmp_path: Path) -
     assert "the run has no checkpoint yet: it starts over" in over.out
     on = train(tmp_path, *given, "4")
     assert on.wait() == 0, on.err
-    assert "going on from step-00000002" in on.out
+    assert "continuing from step-00000002" in on.out
     assert [step["step"] for step in steps_of(run)] == [1, 2, 3, 4]
 
 
-def test_a_run_that_nobody_told_how_often_saves_by_the_clock(plan: Path, tmp_path: Path) -> None:
+def test_a_run_that_has_no_save_interval_saves_by_the_clock(plan: Path, tmp_path: Path) -> None:
     command = train(tmp_path, plan, "--steps", "400", "--name", "a", before=faults.hasty_clock, with_=(0.3, SLOW_S))
     run = tmp_path / "runs" / "a"
     until(lambda: (run / "events.jsonl").exists() and events_of(run, "checkpoint"), command=command)
@@ -301,7 +301,7 @@ def test_control_c_saves_and_says_how_to_go_on(slow_run: Callable[..., Command],
     command.step(run, 1)
     os.killpg(command.pid, signal.SIGINT)  # as a terminal does: the whole foreground group
     assert command.wait() == 130
-    assert "go on with: meshwright train --runs runs --name a --resume\n" in command.err
+    assert "continue with: meshwright train --runs runs --name a --resume\n" in command.err
     assert name_of(run, len(steps_of(run))).is_dir()
 
 
@@ -313,8 +313,8 @@ def test_two_control_cs_end_it_at_once(slow_run: Callable[..., Command], tmp_pat
     time.sleep(0.2)
     os.killpg(command.pid, signal.SIGINT)
     assert command.wait(20.0) == 130
-    said = "a second Ctrl-C ended the ranks at once, without a save"
-    assert end_of(tmp_path / "runs" / "a") == ("failed", {"reason": "interrupt", "said": said})
+    message = "a second Ctrl-C ended the ranks at once, without a checkpoint"
+    assert end_of(tmp_path / "runs" / "a") == ("failed", {"reason": "interrupt", "message": message})
 
 
 def test_damaged_checkpoints_are_skipped_and_named(slow_run: Callable[..., Command], unbroken: Path, tmp_path: Path) -> None:
@@ -326,9 +326,9 @@ def test_damaged_checkpoints_are_skipped_and_named(slow_run: Callable[..., Comma
     shard.write_bytes(content)
     next(name_of(run, 6).glob("shard-00000*")).unlink()
     again = resume(tmp_path)
-    first = next(line for line in again.out.splitlines() if line.startswith("going on"))
+    first = next(line for line in again.out.splitlines() if line.startswith("continuing"))
     newest, *skipped = first.split("; skipped ")
-    assert newest == f"going on from {name_of(run, 3).name}, the newest whole checkpoint"
+    assert newest == f"continuing from {name_of(run, 3).name}, the newest complete checkpoint"
     assert "shard-00001" in skipped[0]  # a flipped bit
     assert "shard-00000" in skipped[1]  # gone
     assert [step["step"] for step in steps_of(run)] == list(range(1, NUM_STEPS + 1))
@@ -354,10 +354,10 @@ def test_what_must_be_the_same_to_go_on(small: Small, plan: Path, tmp_path: Path
         ((), faults.other_code, "code", " in code"),
         ((str(other),), None, "plan", ": workload.training.learning_rate is 0.003 in the run's plan and 0.001 now"),
     )
-    for arguments, before, what, said in changes:
+    for arguments, before, what, message in changes:
         command = train(tmp_path, *arguments, *go_on, before=before)
         assert command.wait() == 2
-        assert command.err.startswith(f"meshwright: this run differs from its checkpoint{said}\n  where: {what}: ")
+        assert command.err.startswith(f"meshwright: this run differs from its checkpoint{message}\n  where: {what}: ")
         assert command.err.rstrip().endswith(f"--allow-changed {what}")
     command = train(tmp_path, other, *go_on, "--allow-changed", "plan")
     assert command.wait() == 0, command.err
@@ -373,7 +373,7 @@ def test_a_disk_that_fails(plan: Path, tmp_path: Path, number: int) -> None:
     run = tmp_path / "runs" / "a"
     why = os.strerror(number)
     assert command.err.startswith("meshwright: the last checkpoint, of step 5, was not saved: ") and why in command.err
-    assert why in events_of(run, "checkpoint_failed")[0]["said"]
+    assert why in events_of(run, "checkpoint_failed")[0]["message"]
     assert "checkpoint of step 4 failed" in command.out and "the last good one is kept" in command.out
     assert len(steps_of(run)) == 5
     assert read_run(run).header.status == "failed"
@@ -393,30 +393,30 @@ def test_a_number_that_is_none_stops_before_the_update(plan: Path, tmp_path: Pat
     command = train(tmp_path, plan, *arguments, before=faults.no_number, with_=(1, 3))
     assert command.wait() == 1
     run = tmp_path / "runs" / "a"
-    said = "first on rank 1 (tp 0, cp 0, pp 0, dp 1) in layer 0 in the forward of micro-batch 0 (samples 26, 27)"
-    assert command.err.startswith(f"meshwright: the loss of step 4 (samples 24 to 31) is no number: {said}\n")
-    assert events_of(run, "nan")[0]["said"] == said
+    message = "first on rank 1 (tp 0, cp 0, pp 0, dp 1) in layer 0 in the forward of micro-batch 0 (samples 26, 27)"
+    assert command.err.startswith(f"meshwright: the loss of step 4 (samples 24 to 31) is NaN or infinite: {message}\n")
+    assert events_of(run, "nan")[0]["message"] == message
     assert [step["step"] for step in steps_of(run)] == [1, 2, 3]
     assert sorted(path.name[-1] for path in (run / "checkpoints").iterdir() if path.is_dir())[-1] == "3"
 
 
-def test_a_gradient_that_is_too_large_is_told_and_training_goes_on(plan: Path, tmp_path: Path) -> None:
+def test_a_gradient_that_is_too_large_is_reported_and_training_goes_on(plan: Path, tmp_path: Path) -> None:
     command = train(tmp_path, plan, "--steps", "14", "--name", "a", "--no-save", before=faults.large_gradient, with_=(1, 12, 1e5))
     assert command.wait() == 0, command.err
     run = tmp_path / "runs" / "a"
     (event,) = events_of(run, "gradient_spike")
     assert (event["step"], event["ranks"], event["parameter"].split(".")[-1]) == (12, [1], "weight")
-    assert event["said"].startswith("the gradient norm of step 13 is ") and event["said"] in command.out
+    assert event["message"].startswith("the gradient norm of step 13 is ") and event["message"] in command.out
     assert len(steps_of(run)) == 14
 
 
-def test_an_unforeseen_failure_is_told_once(plan: Path, tmp_path: Path) -> None:
+def test_an_unforeseen_failure_is_reported_once(plan: Path, tmp_path: Path) -> None:
     command = train(tmp_path, plan, "--steps", "5", "--name", "a", before=faults.broken, with_=(1, 2))
     assert command.wait() == 1
     assert command.err.startswith("meshwright: rank 1 failed: OutOfMemoryError: tried to allocate 3 GiB\n")
     assert command.err.count("meshwright: ") == 1
-    said = "rank 1 failed: OutOfMemoryError: tried to allocate 3 GiB"
-    assert end_of(tmp_path / "runs" / "a") == ("failed", {"reason": "exception", "rank": 1, "exit_code": 1, "said": said})
+    message = "rank 1 failed: OutOfMemoryError: tried to allocate 3 GiB"
+    assert end_of(tmp_path / "runs" / "a") == ("failed", {"reason": "exception", "rank": 1, "exit_code": 1, "message": message})
 
 
 def test_a_slow_rank_is_named_within_50_steps(small: Small, tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_a_hang_is_ended_and_explained(slow_run: Callable[..., Command], tmp_pat
     assert command.err.startswith("meshwright: rank 1 (tp 0, cp 0, pp 0, dp 1) has ")
     assert "; rank 0 waits for it in the " in command.err
     assert command.err.count("\n") == 1
-    assert events_of(run, "stall")[0]["said"] == command.err.removeprefix("meshwright: ").rstrip("\n")
+    assert events_of(run, "stall")[0]["message"] == command.err.removeprefix("meshwright: ").rstrip("\n")
     assert read_run(run).header.status == "failed"
     assert not session(command.pid)
 
@@ -462,9 +462,9 @@ def test_slow_evaluations_and_saves_are_no_hang(plan: Path, tmp_path: Path) -> N
 def test_json_alone_on_standard_output(plan: Path, tmp_path: Path) -> None:
     command = train(tmp_path, plan, "--steps", "2", "--name", "a", "--json")
     assert command.wait() == 0
-    told = json.loads(command.out)
-    assert (told["num_steps"], told["status"]) == (2, "finished") and problems(told) == []
-    assert parse_layout(told["layout"]["text"]) == read_plan(plan).layout and told["layout"]["dp"] == 2
+    document = json.loads(command.out)
+    assert (document["num_steps"], document["status"]) == (2, "finished") and problems(document) == []
+    assert parse_layout(document["layout"]["text"]) == read_plan(plan).layout and document["layout"]["dp"] == 2
     assert command.err.startswith("training  small, ")
     assert "step 1/2  loss " in command.err
 
@@ -508,7 +508,7 @@ def test_nothing_to_go_on_from(plan: Path, tmp_path: Path) -> None:
     command = train(tmp_path, "--name", "a", "--resume")
     assert command.wait() == 2
     assert command.err == (
-        "meshwright: no checkpoint to go on from: there is none\n"
+        "meshwright: no checkpoint to continue from: there is none\n"
         "  where: runs/a/checkpoints\n"
         "  fix:   start it over: --name a --resume-if-exists\n"
     )

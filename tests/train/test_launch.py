@@ -43,7 +43,7 @@ def test_what_rank_0_decides_is_known_to_all(tmp_path: Path) -> None:
     assert (command.wait(), command.err) == (0, "")
 
 
-def test_bad_input_is_told_once(tmp_path: Path) -> None:
+def test_bad_input_is_reported_once(tmp_path: Path) -> None:
     command = ranks(tmp_path, "refuse")
     assert command.wait() == 2
     assert command.err == "meshwright: no such thing\n  where: the input\n  fix:   give another\n"
@@ -56,10 +56,10 @@ def test_the_others_are_ended_with_one_that_fails(tmp_path: Path) -> None:
     assert command.err.count("meshwright: ") == 1
 
 
-def test_who_was_killed_is_told_and_not_who_noticed(tmp_path: Path) -> None:
+def test_who_was_killed_is_reported_and_not_who_noticed(tmp_path: Path) -> None:
     command = ranks(tmp_path, "lose")
     assert command.wait(60.0) == 1
-    assert command.err == "meshwright: rank 1 was ended by SIGKILL: often the system, out of memory\n"
+    assert command.err == "meshwright: rank 1 was killed by SIGKILL: often because the machine is out of memory\n"
 
 
 def test_a_second_control_c_ends_ranks_that_do_not_listen(tmp_path: Path) -> None:
@@ -81,9 +81,9 @@ def test_a_lost_connection_is_no_cause() -> None:
         False,
         "meshwright: rank 3 lost the connection to another rank",
     )
-    is_cause, said = explain_failure(RuntimeError("size mismatch\nand more"), 3)
+    is_cause, message = explain_failure(RuntimeError("size mismatch\nand more"), 3)
     assert is_cause
-    assert said.startswith("meshwright: rank 3 failed: RuntimeError: size mismatch\n")
+    assert message.startswith("meshwright: rank 3 failed: RuntimeError: size mismatch\n")
 
 
 def free_port() -> int:
@@ -159,7 +159,7 @@ def test_ranks_that_do_not_come(plan: Path, tmp_path: Path, rank: int) -> None:
     assert command.out == ""
 
 
-def test_what_all_ranks_find_wrong_is_told_once(plan: Path, tmp_path: Path) -> None:
+def test_what_all_ranks_find_wrong_is_reported_once(plan: Path, tmp_path: Path) -> None:
     both = [launched(tmp_path, rank, 1, plan, "--layout", "dp=4,mbs=1") for rank in (0, 1)]
     assert [command.wait() for command in both] == [2, 2]
     assert both[0].err.startswith("meshwright: the plan needs 4 ranks (tp=1,cp=1,pp=1,vp=1,dp=4,mbs=1), and 2 were started\n")
@@ -179,7 +179,7 @@ def test_under_another_launcher_a_rank_that_is_left_records_the_end(plan: Path, 
 
 
 def test_a_folder_that_is_another_runs_is_left_alone(tmp_path: Path) -> None:
-    store, failure = dist.HashStore(), Failure(reason="exit", rank=0, said="rank 0 ended", exit_code=3)
+    store, failure = dist.HashStore(), Failure(reason="exit", rank=0, message="rank 0 ended", exit_code=3)
     writer = RunWriter.create(tmp_path, RunHeader(name="a", kind="trained", seed=0, num_ranks=1, machine="one"))
     record_failure(tmp_path / "a", failure, store)
     assert read_run(tmp_path / "a").header.status == "running" and not read_run(tmp_path / "a").events

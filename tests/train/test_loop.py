@@ -45,13 +45,13 @@ def without_ranks(evaluated: list[int]) -> Iterator[None]:
         yield
 
 
-def trained_steps(task: TrainingJob, after_step: int = 0) -> list[int]:
+def trained_steps(training: TrainingJob, after_step: int = 0) -> list[int]:
     """The steps that the training loop evaluates after, going on after one."""
     evaluated: list[int] = []
-    parts: Any = MagicMock(job=task)
+    parts: Any = MagicMock(job=training)
     parts.replica.gradients.return_value = SimpleNamespace(is_finite=True, stops=False, saves=False, loss=1.0, grad_norm=1.0, own_norms=())
     parts.saves.is_due.return_value = False
-    batch = task.plan.workload.global_batch
+    batch = training.plan.workload.global_batch
     with without_ranks(evaluated):
         assert loop.train(parts, loop.Progress(step=after_step, samples=after_step * batch)) == "finished"
     return evaluated
@@ -79,8 +79,8 @@ def test_trainer_simulator_and_predictor_evaluate_after_the_same_steps(
     small: Small, quarter_batch: int, every: float, start: float, per_batch: float, num_steps: int
 ) -> None:
     evaluation = Evaluation(num_samples=6, every_samples=every, start_samples=start, start_samples_per_batch=per_batch)
-    task = job(small, num_steps, global_batch=4 * quarter_batch, evaluation=evaluation, training={"most_samples": 1e9})
-    expected = task.plan.workload.evaluated_steps(num_steps)
-    assert trained_steps(task) == expected
-    assert list(run_plan(task.plan, Conditions(noise=QUIET), num_steps).evaluated_after) == expected
-    assert num_evaluations_of(task.plan.workload, num_steps) == len(expected)
+    training = job(small, num_steps, global_batch=4 * quarter_batch, evaluation=evaluation, training={"most_samples": 1e9})
+    expected = training.plan.workload.evaluated_steps(num_steps)
+    assert trained_steps(training) == expected
+    assert list(run_plan(training.plan, Conditions(noise=QUIET), num_steps).evaluated_after) == expected
+    assert num_evaluations_of(training.plan.workload, num_steps) == len(expected)

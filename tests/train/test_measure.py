@@ -153,13 +153,13 @@ def test_each_slice_has_a_process_that_compiles_first_and_is_timed_when_asked(mo
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     good = slices.Cut(model=TINY, precision="fp32", micro_batch=1, seq_len=16)
     wrong = slices.Cut(model=TINY, precision="no such", micro_batch=1, seq_len=16)
-    found, said = machine.Found(), []
+    found, reported = machine.Found(), []
     with workers.workers([good, wrong], CPU) as started:
-        machine._slices(started, found, said.append, time.perf_counter() + 60.0)
+        machine._slices(started, found, reported.append, time.perf_counter() + 60.0)
     assert [cut.num_layers for cut in found.slices] == [(slices.FEW, slices.MORE)] and found.slices[0].layer_s > 0
     assert len(found.left_out) == 1 and "InputError: the trainer does not run in 'no such'" in found.left_out[0]
     slices_of = "tiny in fp32, 1 x 16 tokens"
-    assert said == ["compiling for 2 slices at once", f"compiled for {slices_of}", f"timing slices of {slices_of}"]
+    assert reported == ["compiling for 2 slices at once", f"compiled for {slices_of}", f"timing slices of {slices_of}"]
     assert all(worker.process.process.poll() is not None for worker in started)
 
 

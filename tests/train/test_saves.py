@@ -100,7 +100,7 @@ STATE = base64.b64encode(torch.random.get_rng_state().numpy().tobytes()).decode(
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, message",
     [
         ({"samples": None}, "samples is None"),
         ({"samples": -1}, "samples is -1"),
@@ -112,12 +112,12 @@ STATE = base64.b64encode(torch.random.get_rng_state().numpy().tobytes()).decode(
         ({"random_state": 7}, "random_state is 7"),
     ],
 )
-def test_a_manifest_with_a_good_hash_and_a_wrong_value_is_one_message(small: Small, tmp_path: Path, changes: dict, said: str) -> None:
+def test_a_manifest_with_a_good_hash_and_a_wrong_value_is_one_message(small: Small, tmp_path: Path, changes: dict, message: str) -> None:
     job = TrainingJob(plan=small.plan("dp=1"), runs=tmp_path, name="a", corpus=small.corpus)
     marks = {"plan": "1", "corpus": "2", "code": "3"}
     scalars = {"samples": 8, "seed": 0, "digests": marks, "random_state": STATE, **changes}
     path = save(tmp_path, 1, [], scalars).path
-    with pytest.raises(InputError, match=f"does not say what a run needs to go on: {said}"):
+    with pytest.raises(InputError, match=f"lacks what a run needs to continue: {message}"):
         check_resumable(job, path, marks)
     good = save(tmp_path, 2, [], {**scalars, "samples": 8, "digests": marks, "random_state": STATE}).path
     assert check_resumable(job, good, marks).step == 2

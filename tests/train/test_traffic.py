@@ -74,7 +74,7 @@ CASES = [
 
 
 def wanted(model: Model, workload: Workload, layout: Layout, sent: Sent) -> dict[tuple[str, str, int, int], int]:
-    """The flows of a rank, counted as its process groups can tell them apart."""
+    """The flows of a rank, counted as far as its process groups can distinguish them."""
     found: Counter[tuple[str, str, int, int]] = Counter()
     for flow in flows(Step(model, workload, layout, sent.stage, shard=sent.shard)):
         found[sent.shared[flow.axis], flow.kind, flow.num_ranks, flow.payload_bytes] += flow.count

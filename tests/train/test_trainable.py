@@ -130,8 +130,8 @@ def test_what_the_trainer_runs_is_legal_for_the_planner(model: Model, workload: 
         ("cp=4,tp=4,cp_kind=ring", LLAMA, ""),
         ("cp=4,tp=4,cp_kind=all-to-all", LLAMA, "context x tensor degree 16 does not divide 8 key-value heads"),
         ("cp=2,tp=4,cp_kind=all-to-all", SHARED["few"], "context x tensor degree 8 does not divide 2 key-value heads"),
-        ("pp=2,dp=2,schedule=zero-bubble,zero=3", LLAMA, "a zero-bubble schedule puts weight gradients off"),
-        ("pp=2,vp=2,schedule=1f1b", LLAMA, "1F1B runs one chunk a stage"),
+        ("pp=2,dp=2,schedule=zero-bubble,zero=3", LLAMA, "a zero-bubble schedule delays weight gradients"),
+        ("pp=2,vp=2,schedule=1f1b", LLAMA, "1F1B runs one chunk per stage"),
         ("pp=3", LLAMA, ""),  # the embedding and the loss count as layers
         ("pp=5", LLAMA, "4 layers do not divide over 5 pipeline stages"),
         ("dp=3", LLAMA, "does not divide the global batch 8"),

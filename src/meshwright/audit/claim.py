@@ -1,4 +1,4 @@
-"""A claim as facts: what was trained, on what, in what time, and what is said of it. Read from TOML, from flags, or from both."""
+"""A claim as facts: what was trained, on what, in what time, and what is claimed about it. Read from TOML, from flags, or from both."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ INHERITED = ("benchmark", "model", "parameters", "seq_len", "precision", "accele
 
 
 class RunTable(Checked):
-    """What is said of one run."""
+    """What is claimed about one run."""
 
     benchmark: str = ""
     model: str = ""
@@ -119,7 +119,7 @@ BASELINE_KEYS = tuple(BaselineTable.model_fields)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run as it is claimed; "" , 0 and None where nothing is said."""
+    """One run as it is claimed; "", 0 and None where nothing is claimed."""
 
     benchmark: str = ""
     model: str = ""  # as it was given: a catalogue name or a file
@@ -164,9 +164,9 @@ class Claim:
     tflops_per_gpu: float = 0.0
     mfu_pct: Stated | None = None
     efficiency_pct: Stated | None = None
-    scaling: str = ""  # weak where it is not said
+    scaling: str = ""  # weak if not given
     speedup: Stated | None = None
-    faster_pct: Stated | None = None  # where it was said so: it may mean that much less time
+    faster_pct: Stated | None = None  # for a claim in percent, which may mean that much less time
     speedup_of: str = "time"
     exposed_ms: Stated | None = None
     exposed_pct: Stated | None = None
@@ -310,7 +310,7 @@ def _samples(form: RunTable) -> float:
         raise InputError(
             f"samples is {form.samples:,.0f}, but steps x global_batch = {form.steps:,} x {form.global_batch:,} = {counted:,.0f}",
             where="samples",
-            fix="leave one of them out, or mend it",
+            fix="leave one of them out, or correct it",
         )
     return form.samples or counted
 

@@ -56,7 +56,7 @@ def _refusal(log: Log) -> str:
         if not values:
             return f"the log does not say its {key}"
         if not all(isinstance(value, str) and _WORD.fullmatch(value) for value in values):
-            return f"{key} is no plain word"
+            return f"{key} is not a plain word"
     return ""
 
 

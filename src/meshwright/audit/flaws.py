@@ -33,7 +33,7 @@ SAME_MS = 1000.0  # clocks of processes differ by less
 def flaws(log: Log) -> tuple[Flaw, ...]:
     """What is wrong with a log, by line; nothing for the log of a finished run as it was written.
 
-    Where lines cannot be read, they may be what others miss: then only they are told, and what is out of order or twice there.
+    A missing entry may be on a line that cannot be read: then only those lines are reported, with entries out of order or twice.
     """
     found = [*_out_of_order(log), *_not_once(log)]
     if log.damaged:

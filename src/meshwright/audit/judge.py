@@ -41,7 +41,7 @@ CHECKS: tuple[Callable[[Claim], Iterable[Statement]], ...] = (
 
 ENOUGH = """give what can be checked, such as
          benchmark (or model and tokens), accelerator, gpus and minutes: compute against the peak
-         accelerator, gpus, minutes and cost_usd: the price of a GPU-hour
+         accelerator, gpus, minutes and cost_usd: the price per GPU-hour
          step_s, efficiency_pct and a [baseline] with step_s: a scaling efficiency
          speedup and a [baseline]: a ratio        part, total and share_pct: a share"""
 

@@ -98,7 +98,7 @@ def _step_row(path: str, steps: StepTimes) -> tuple[str, ...]:
 
 
 def findings(one: LoggedSubmission) -> Iterator[str]:
-    """What is to be said of a submission, a sentence each."""
+    """Remarks on a submission, one sentence each."""
     yield from map(printable, _findings(one))
 
 
@@ -210,7 +210,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
 
 
 def logs_document(found: Sequence[LoggedSubmission]) -> Document:
-    """Submissions as tables with a strip of their step times, what is to be said of them, and how they compare with the first."""
+    """Submissions as tables with a strip of their step times, remarks on them, and how they compare with the first."""
     compared = comparisons(found)
     blocks = [block for one in found for block in _blocks(one)]
     blocks += [Text(line) for line in comparison_lines(found)]

@@ -75,7 +75,7 @@ def round_named(text: str) -> str:
     """A round as MLPerf writes it, v4.1, from 4.1, V4.1 or MLPerf Training v4.1."""
     found = _ROUND.fullmatch(text.strip())
     if not found:
-        raise InputError(f"{text!r} is no round of MLPerf Training", where="round", fix='write it as "v4.1"')
+        raise InputError(f"{text!r} is not a round of MLPerf Training", where="round", fix='write it as "v4.1"')
     return f"v{int(found[1])}.{int(found[2])}"
 
 

@@ -1,4 +1,4 @@
-"""One MLPerf log -> what it says when it is reckoned again, and whether it is whole."""
+"""One MLPerf log -> its results, computed again from its lines, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WARM_UP = "warmup_time"  # of a tracked_stats line: seconds of untimed steps bef
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoggedRun:
-    """One log, reckoned again. What it does not say is None."""
+    """The results of one log, computed again. What the log does not give is None."""
 
     path: str
     state: str  # WHOLE, ABORTED (the run gave up), TRUNCATED (the file ends before the run) or DAMAGED
@@ -49,7 +49,7 @@ class LoggedRun:
     evaluations: tuple[LoggedEvaluation, ...] = ()
     target: float | None = None
     flaws: tuple[Flaw, ...] = ()
-    unknown: frozenset[str] = frozenset()  # what a damaged line may have said otherwise: names of fields and properties
+    unknown: frozenset[str] = frozenset()  # fields and properties whose value may have been in a damaged line
 
     @property
     def is_whole(self) -> bool:
@@ -138,7 +138,7 @@ def read_run(path: str | Path) -> LoggedRun:
 
 
 def _kind(path: Path) -> str:
-    """What a file without a line of MLPerf's is, as far as its first bytes tell; "" where they do not."""
+    """What kind of file one without MLPerf lines is, judged by its first bytes; "" where they do not show it."""
     with path.open("rb") as file:
         first = file.read(4)
     if not first:

@@ -62,7 +62,7 @@ class LoggedSubmission:
         """Settings that are not the same in all runs, and their values: a submission's runs may differ in the seed alone."""
         settings = [(run.settings, run.log) for run in self.runs if run.log]
         keys = dict.fromkeys(key for one, _ in settings for key in one if key not in PER_RUN)
-        # A log with lines that cannot be read may have said the same there.
+        # A log with lines that cannot be read may have had the same entry there.
         values = {key: [one.get(key) for one, log in settings if key in one or not log.damaged] for key in keys}
         return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
 

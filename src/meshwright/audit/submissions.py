@@ -1,4 +1,4 @@
-"""The submissions we have measured numbers of: found by what is said of them, and what the best, fastest and largest of them did."""
+"""The submissions we have measured numbers of: found by what a claim gives, and what the best, fastest and largest of them did."""
 
 from __future__ import annotations
 

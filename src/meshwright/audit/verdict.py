@@ -11,9 +11,9 @@ MISLEADING, IMPLAUSIBLE, IMPOSSIBLE = "misleading", "implausible", "impossible"
 
 # From the best to the worst; the verdict on a claim is the worst of its statements'.
 MEANING = {
-    CONSISTENT: "the arithmetic holds, and nothing on record speaks against it",
+    CONSISTENT: "the arithmetic holds, and nothing on record contradicts it",
     UNKNOWN: "what would decide it is not in our tables",
-    UNSUPPORTED: "nothing public stands behind it",
+    UNSUPPORTED: "nothing public supports it",
     MISLEADING: "its own numbers, or the public logs, say something else",
     IMPLAUSIBLE: "beyond anything measured, though not beyond physics",
     IMPOSSIBLE: "against physics, or against a result that is on record",

@@ -100,11 +100,11 @@ def usual_samples(benchmark: str) -> float:
 def _of_samples(run: Run) -> Work:
     """Where no samples are claimed, the fewest that anybody needed: a run cannot have done less."""
     samples = run.samples or fewest_samples(run.benchmark)
-    said = "claimed" if run.samples else "the fewest on record"
+    origin = "claimed" if run.samples else "the fewest on record"
     seq_len = seq_len_of(run)
     flops = samples * flops_per_sample(run.benchmark, seq_len)
     per_token = flops_per_sample(run.benchmark, seq_len) / seq_len
-    line = f"work: {count(samples)} samples ({said}) x {count(seq_len)} tokens x {figure(per_token)} FLOP = {figure(flops)} FLOP"
+    line = f"work: {count(samples)} samples ({origin}) x {count(seq_len)} tokens x {figure(per_token)} FLOP = {figure(flops)} FLOP"
     return Work(flops, line, 0.0 if run.samples else usual_samples(run.benchmark) * per_token * seq_len)
 
 
@@ -120,6 +120,6 @@ def _flops_per_token(run: Run) -> tuple[float, str]:
         return flops_per_sample(run.benchmark, seq_len) / seq_len, run.benchmark
     if run.model:
         model = load_model(run.model)
-        said = f"sequences of {count(seq_len)}" if seq_len else "attention left out: no seq_len"
-        return model.flops_per_token(seq_len or 1), f"{model.name}, {said}"
+        assumed = f"sequences of {count(seq_len)}" if seq_len else "attention left out: no seq_len"
+        return model.flops_per_token(seq_len or 1), f"{model.name}, {assumed}"
     return 6 * run.parameters, f"6 x {figure(run.parameters)} parameters"

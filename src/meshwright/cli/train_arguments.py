@@ -96,5 +96,5 @@ def newest_run(runs: Path) -> str:
         if header.kind == "trained":
             return header.name
     raise InputError(
-        "there is no run to go on with", where=str(runs), fix="start one: meshwright train, or name the folder of runs: --runs DIR"
+        "there is no run to continue", where=str(runs), fix="start one: meshwright train, or name the folder of runs: --runs DIR"
     )

@@ -1,4 +1,4 @@
-"""What a training run may cost: the price it is reckoned with, what was spent before, and whether it can end inside its budget."""
+"""What a training run may cost: the price that is used, what was spent before, and whether it can end inside its budget."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _spent_usd(past: Run, plan: Plan, rate: Rate) -> Decimal:
 
 
 def _given_before(past: Run | None) -> Rate | None:
-    """The price of the run's last start, where the user gave it: a catalogue's is looked up anew."""
+    """The price of the run's last start, where the user gave it: a price of the catalogue is looked up again."""
     starts = [event for event in past.events if event.kind in ("start", "resumed")] if past else []
     last = Rate.from_json(starts[-1].detail.get("price")) if starts else None
     return last if last and last.kind == GIVEN else None

@@ -40,7 +40,7 @@ INTERRUPTED = 130
 def run(wishes: Wishes) -> int:
     """Train, show the result, and return the exit status."""
     torch_or_error()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what goes wrong is said by us, once
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # errors are printed once, by meshwright
     from meshwright.train.checks import check_job
     from meshwright.train.folders import check_folder
 
@@ -60,7 +60,7 @@ def run(wishes: Wishes) -> int:
     if wants_profile(wishes, job.plan):
         job = with_measured_plan(job, wishes)
     show_start(job, layout_reason(wishes, job.plan))
-    # Torch is loaded from here on: seconds, in which a mistake on the command line would wait to be told.
+    # Torch is loaded from here on, which takes seconds: mistakes on the command line are reported before.
     from meshwright.train.launch import run_ranks
     from meshwright.train.record.ending import record_failure
     from meshwright.train.saves import check_steps
@@ -83,14 +83,14 @@ def settled(wishes: Wishes) -> Wishes:
     """The wishes with the run that is meant: whether it goes on, and if so all that it was started with."""
     if wishes.resume_if_exists:
         if not wishes.name:
-            raise InputError("which run is to be started or gone on with?", where="--resume-if-exists", fix="name it: --name NAME")
+            raise InputError("which run should be started or continued?", where="--resume-if-exists", fix="name it: --name NAME")
         folder = wishes.runs / check_name(wishes.name)
         wishes = replace(wishes, resume=(folder / "run.json").is_file() and not is_unstarted(folder))
     if not wishes.resume:
         return wishes
     if not wishes.name:
         wishes = replace(wishes, name=newest_run(wishes.runs))
-        print(f"meshwright: going on with the newest run, {wishes.runs / wishes.name}", file=sys.stderr)
+        print(f"meshwright: continuing the newest run, {wishes.runs / wishes.name}", file=sys.stderr)
     if not (wishes.runs / check_name(wishes.name)).is_dir():
         fix = "name a run that is there, or start it: --resume-if-exists does either"
         raise InputError(f"no run named {wishes.name!r}", where=str(wishes.runs), fix=fix)
@@ -112,7 +112,7 @@ def is_launched(environment: Mapping[str, str]) -> bool:
 def run_launched(wishes: Wishes) -> int:
     """Train as the one rank that a launcher has made of this process. What every rank finds wrong alike, rank 0 says alone."""
     from meshwright.train.checks import check_job
-    from meshwright.train.launch import ToldElsewhere, explain_failure
+    from meshwright.train.launch import ReportedElsewhere, explain_failure
     from meshwright.train.meeting import meet
     from meshwright.train.saves import check_steps
     from meshwright.train.session import run_rank
@@ -138,7 +138,7 @@ def run_launched(wishes: Wishes) -> int:
         if is_first:
             show_start(job, layout_reason(wishes, job.plan))
         run_rank(place, job, is_gpu)
-    except ToldElsewhere:
+    except ReportedElsewhere:
         return 2
     except MeshwrightError:
         if is_first and not job.resume:
@@ -158,7 +158,7 @@ def show_end(job: TrainingJob, wishes: Wishes) -> None:
     show_next(job)
     if status == "stopped":
         again = shlex.join(["meshwright", "train", "--runs", str(job.runs), "--name", job.name, "--resume", *more_money(job)])
-        print(f"meshwright: stopped and saved; go on with: {again}", file=sys.stderr)
+        print(f"meshwright: stopped and saved; continue with: {again}", file=sys.stderr)
 
 
 def torch_or_error() -> None:
@@ -211,8 +211,8 @@ def plan_of(wishes: Wishes) -> Plan:
     path = wishes.plan
     if path is None and wishes.resume:
         path = wishes.runs / wishes.name / "plan.json"
-        if path.is_file():  # what is missing is told where it is needed
-            fix = f"put the run's own plan back, or say which one it is to go on by: meshwright train PLAN --resume --name {wishes.name}"
+        if path.is_file():  # a missing one is reported where it is needed
+            fix = f"put the run's own plan back, or name the plan to continue with: meshwright train PLAN --resume --name {wishes.name}"
             checked_plan(path.parent, fix)
     if path is None:
         return default_plan(wishes.layout, wishes.profile)
@@ -221,7 +221,7 @@ def plan_of(wishes: Wishes) -> Plan:
 
 
 def with_layout(plan: Plan, text: str, profile: str = "") -> Plan:
-    """The plan with other degrees, or by a hardware profile, priced anew; by the plan's own profile where none is named.
+    """The plan with other degrees, or by a hardware profile, priced again; with the plan's own profile where none is named.
 
     A cluster of another size is cut to as many accelerators as they take.
     """
@@ -248,7 +248,7 @@ def _sized(cluster: Cluster, num_ranks: int) -> tuple[Cluster, str]:
         count = num_ranks // last.num_installed
         return replace(
             cluster, tiers=(*whole, network)
-        ), f"{count} x {cluster.name}: what joins them is assumed to be as fast as {last.link}"
+        ), f"{count} x {cluster.name}: the network between them is assumed to be as fast as {last.link}"
     try:
         return cluster.resized(num_ranks), ""
     except InputError as error:
@@ -312,10 +312,10 @@ def layout_reason(wishes: Wishes, plan: Plan) -> str:
     if wishes.resume:
         return "as the run was started"
     if wishes.plan is not None:
-        return f"as the plan {wishes.plan.name} has it"
+        return f"as in the plan {wishes.plan.name}"
     if on_gpus(plan):
-        return "a whole copy of the model on each GPU: it is small enough"
-    return "the cores play two racks of four accelerators, each with one copy of the model, so that every kind of exchange is seen"
+        return "a full copy of the model on each GPU: it is small enough"
+    return "the cores stand for two racks of four accelerators, each with one copy of the model, so that every kind of exchange occurs"
 
 
 def is_embedded(wishes: Wishes, plan: Plan) -> bool:

@@ -30,7 +30,7 @@ def start_document(job: TrainingJob, layout_reason: str) -> Document:
         ("training", f"{plan.model.name}, {parameters(plan.model.num_parameters)} parameters, {plan.workload.precision}", ""),
         ("on", f"the corpus {job.corpus}, seed {job.seed}", ""),
         ("layout", f"{plan.layout.degrees} on {plan.layout.num_ranks} ranks ({plan.cluster.name}): {layout_reason}", ""),
-        ("until", f"{goal}; {seconds(plan.step_s)} per step and at most {seconds(predicted)} in all by prediction", ""),
+        ("until", f"{goal}; {seconds(plan.step_s)} per step and at most {seconds(predicted)} in total, as predicted", ""),
         ("record", f"{job.folder}, saved {_saving(job)}", ""),
     )
     return Document(kind="training-start", title=f"training {plan.model.name}", blocks=(Pairs("", rows),))

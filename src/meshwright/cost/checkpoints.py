@@ -39,7 +39,7 @@ def daly_interval_s(checkpoint_s: Any, mean_time_between_s: Any) -> Any:
 def goodput(interval_s: Any, checkpoint_s: Any, mean_time_between_s: Any, down_s: Any) -> Any:
     """Share of the wall clock that is work which stays, in the long run, with `down_s` after every interruption.
 
-    Interruptions come at random by the wall clock, also while a run restarts; then the restart begins anew.
+    Interruptions come at random by the wall clock, also while a run restarts; then the restart begins again.
     """
     finished = 1 / np.expm1((np.asarray(interval_s) + checkpoint_s) / mean_time_between_s)
     return finished * interval_s * np.exp(-np.asarray(down_s) / mean_time_between_s) / mean_time_between_s

@@ -31,9 +31,6 @@ NUM_WORKSPACES = 3
 NUM_GROUPED_WORKSPACES = 4
 
 
-# -- what does not change within a step ---------------------------------------------------------------
-
-
 def gathered_bytes(parameters: Quantity, working_parameters: Quantity, bytes_per_weight: float, num_shards: Quantity) -> Column:
     """Bytes of weights that `num_shards` ranks split (1: whole) and gather `working_parameters` at a time.
 

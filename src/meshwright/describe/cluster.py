@@ -118,8 +118,8 @@ class Cluster:
         tiers.append(replace(last, num_accelerators=num_accelerators, num_installed=max(last.num_installed, num_accelerators)))
         return replace(self, tiers=tuple(tiers))
 
-    def takes(self, num_accelerators: int) -> bool:
-        """Whether the machine can be resized to so many."""
+    def can_have(self, num_accelerators: int) -> bool:
+        """Whether the machine can be resized to so many accelerators."""
         grows = self.is_fabric(self.tiers[-1]) or num_accelerators <= self.num_installed
         return num_accelerators >= 1 and grows and self._spread(num_accelerators) is not None
 
@@ -129,7 +129,7 @@ class Cluster:
         first = num_accelerators // multiple_of * multiple_of
         below = range(first, max(num_accelerators - reach * multiple_of, 0), -multiple_of)
         above = range(first + multiple_of, num_accelerators + reach * multiple_of + 1, multiple_of)
-        found = (next((size for size in sizes if size != num_accelerators and self.takes(size)), 0) for sizes in (below, above))
+        found = (next((size for size in sizes if size != num_accelerators and self.can_have(size)), 0) for sizes in (below, above))
         return [size for size in found if size]
 
     def _check_growth(self, num_accelerators: int) -> None:
@@ -164,7 +164,7 @@ def beyond_note(described: Cluster, used: Cluster) -> str:
         return ""
     return (
         f"{used.num_accelerators:,} accelerators are more than the {described.num_installed:,} described: "
-        f"the {used.tiers[-1].name} is taken to reach them all at the same bandwidth"
+        f"the {used.tiers[-1].name} is assumed to reach them all at the same bandwidth"
     )
 
 

@@ -69,7 +69,7 @@ class Config:
         """A whole number, or `default`."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"{key} is {value!r}, not a whole number", where=f"{key} in {self.where}", fix="mend the value")
+            raise InputError(f"{key} is {value!r}, not a whole number", where=f"{key} in {self.where}", fix="correct the value")
         return value
 
 
@@ -119,7 +119,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     except UnicodeDecodeError:
         raise InputError(f"{file.name} is not a text file in UTF-8", where=str(file), fix="save it as UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"not valid JSON: {error}", where=str(file), fix="mend the file at that place") from None
+        raise InputError(f"not valid JSON: {error}", where=str(file), fix="correct the file at that place") from None
     if not isinstance(values, dict):
         raise InputError("a config.json holds one table of keys", where=str(file), fix="give the file that came with the model")
     return values
@@ -156,7 +156,7 @@ def _rotary(config: Config) -> Config:
     key = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
     stated = config.get(key, {})
     if not isinstance(stated, dict):
-        raise InputError(f"{key} is {stated!r}, not a table", where=f"{key} in {config.where}", fix="mend the value")
+        raise InputError(f"{key} is {stated!r}, not a table", where=f"{key} in {config.where}", fix="correct the value")
     return Config(stated, f"{key} in {config.where}")
 
 
@@ -170,7 +170,7 @@ def _scaling(config: Config) -> Table:
         raise InputError(
             f"rotary positions are scaled by {kind!r}, which meshwright does not know",
             where=stated.where,
-            fix="the types it knows are llama3 and default; to plan by shapes alone, take the key out",
+            fix="the types it knows are llama3 and default; to plan with the shapes only, remove the key",
         )
     scaling = {
         "factor": stated["factor"],

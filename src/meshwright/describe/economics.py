@@ -115,7 +115,7 @@ def prices(accelerator_name: str, *, provider: str = "", kind: str = "") -> tupl
 
 
 def price(accelerator_name: str, *, provider: str = "", kind: str = "on-demand") -> Price:
-    """The price to reckon with: the provider's cheapest of that kind; without a provider, the median of all providers'."""
+    """The price to use: the provider's cheapest of that kind; without a provider, the median of all providers'."""
     found = prices(accelerator_name, provider=provider, kind=kind)
     if not found:
         listed = [f"{p.provider} {p.kind}" for p in prices(accelerator_name)]

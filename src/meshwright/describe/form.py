@@ -53,7 +53,7 @@ def _complaint(form: type[Checked], error: ValidationError, where: str) -> Input
         return InputError(f"unknown key {path[-1]!r}{more}", where=place, fix=nearest(path[-1], _keys_at(form, path[:-1])))
     value = repr(found["input"])
     shown = value if len(value) < 60 else f"{value[:57]}..."
-    return InputError(f"{key} is {shown}: {_lower_first(found['msg'])}{more}", where=place, fix="mend the value")
+    return InputError(f"{key} is {shown}: {_lower_first(found['msg'])}{more}", where=place, fix="correct the value")
 
 
 def _keys_at(form: type[Checked], path: Iterable[str]) -> list[str]:

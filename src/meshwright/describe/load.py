@@ -159,7 +159,7 @@ class ModelTable(Entry):
             raise InputError(
                 f"hidden size {self.hidden} does not divide into {self.num_heads} heads",
                 where="head_dim",
-                fix="state head_dim, or mend hidden or num_heads",
+                fix="state head_dim, or correct hidden or num_heads",
             )
         apart = {"rotary_scaling", "experts", "latent", "num_kv_heads", "head_dim"}
         shapes = self.model_dump(exclude={"name", "aliases", "note", "sources", *apart})
@@ -318,7 +318,7 @@ def read_toml(path: Path) -> Table:
     except UnicodeDecodeError:
         raise InputError(f"{path.name} is not a text file in UTF-8", where=str(path), fix="save it as UTF-8") from None
     except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, as are numbers too long to read
-        raise InputError(f"not valid TOML: {error}", where=str(path), fix="mend the file at that place") from None
+        raise InputError(f"not valid TOML: {error}", where=str(path), fix="correct the file at that place") from None
 
 
 def sources_of(entry: Entry, kind: str, where: str) -> Sources:

@@ -184,7 +184,7 @@ def load_profile(path: Path) -> Profile:
     except OSError as error:
         raise InputError(f"cannot read the hardware profile: {error.strerror or error}", where=str(path), fix=_FIX) from None
     except (ValueError, RecursionError):
-        raise InputError("this is no hardware profile: it is not JSON", where=str(path), fix=_FIX) from None
+        raise InputError("this is not a hardware profile: it is not JSON", where=str(path), fix=_FIX) from None
     return read_profile(data, str(path))
 
 
@@ -197,7 +197,7 @@ def read_profile(data: Any, where: str) -> Profile:
 
     if not isinstance(data, dict) or data.get("kind") != KIND:
         other = "; a software profile goes with --software" if isinstance(data, dict) and "log_factor" in data else ""
-        raise InputError(f"this is no hardware profile{other}", where=where, fix=_FIX)
+        raise InputError(f"this is not a hardware profile{other}", where=where, fix=_FIX)
     if data.get("version") != VERSION:
         raise InputError(f"a hardware profile of version {data.get('version')!r}; this release reads {VERSION}", where=where, fix=_FIX)
     values = {key: value for key, value in data.items() if key not in ("kind", "version")}

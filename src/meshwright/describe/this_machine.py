@@ -112,7 +112,7 @@ def catalogue_name(gpu: str) -> str:
 def _of_gpus(gpus: list[str]) -> Cluster:
     if len(set(gpus)) > 1:
         raise InputError(
-            f"this machine has unlike GPUs: {', '.join(sorted(set(gpus)))}",
+            f"this machine has different GPUs: {', '.join(sorted(set(gpus)))}",
             where=NAME,
             fix="hide all but one kind with CUDA_VISIBLE_DEVICES, or describe the machine in a TOML file",
         )
@@ -187,13 +187,13 @@ def core_speed() -> CoreSpeed:
     # -P: the folder of the program has modules of its own that must not stand in for the standard library's.
     command = [sys.executable, "-P", str(CORE_SPEED)]
     try:
-        told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MOST_S, check=True).stdout
-        return CoreSpeed(**json.loads(told))
+        printed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=MOST_S, check=True).stdout
+        return CoreSpeed(**json.loads(printed))
     except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
         written = getattr(error, "stderr", None) or ""
-        said = (written.decode(errors="replace") if isinstance(written, bytes) else written).strip().rpartition("\n")[2]
+        last_line = (written.decode(errors="replace") if isinstance(written, bytes) else written).strip().rpartition("\n")[2]
         raise MeshwrightError(
-            f"the speed of this machine's processor could not be measured: {error}{' ' + said if said else ''}",
+            f"the speed of this machine's processor could not be measured: {error}{' ' + last_line if last_line else ''}",
             where=NAME,
             fix=f"run {sys.executable} -P {CORE_SPEED} to see why, or describe the machine in a TOML file",
         ) from error

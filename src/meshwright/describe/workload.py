@@ -34,7 +34,7 @@ class Convergence:
         for table in (self.samples_by_batch, *self.samples_by_precision.values()):
             if not table or not all(batch >= 1 and samples > 0 for batch, samples in table.items()):
                 raise InputError(
-                    "no batch, or one that is not above 0, has samples to the target",
+                    "samples to the target are given for no batch, or for one that is not above 0",
                     where="workload.convergence.samples_by_batch",
                     fix="give samples by batch: { 1024 = 2e6 }",
                 )

@@ -54,7 +54,7 @@ class Figure:
         return f"at most {self.at_most:g}{self._unit}" if np.isfinite(self.at_most) else "reported"
 
     @property
-    def said(self) -> str:
+    def reached_words(self) -> str:
         """What was reached, with its unit."""
         return f"{self.reached:.0f}" if not self.unit else f"{self.reached:.2f}{self._unit}"
 
@@ -175,7 +175,7 @@ def energy() -> Energy:
 
 
 def headline() -> list[Figure]:
-    """Everything that was asked, beside what is reached; needs scipy for the energy rows."""
+    """Every target and what is reached; needs scipy for the energy rows."""
     return [*time_figures(evidence(), residuals()), *_interval_figures(evidence()), *_machine_figures(), *_other_figures()]
 
 

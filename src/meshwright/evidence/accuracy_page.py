@@ -85,11 +85,11 @@ def page(date: str, plot: str, assumptions: Sequence[Assumption]) -> str:
 
 def _opening(date: str, plot: str, rows: Evidence) -> str:
     num_rows = len(rows.measured) + len(rows.published) + len(rows.unfitted)
-    return f"""# How right the predictions are
+    return f"""# How accurate the predictions are
 
 Written by `meshwright accuracy` on {date}, with Python {platform.python_version()} on {_machine()}; do not edit.
 {num_rows} measured runs of other people's machines are predicted with the constants fitted on {fitted_values().date}. Errors are of the
-step time: positive where too much was predicted. `meshwright validate` prints them row by row.
+step time: positive where the prediction is too long. `meshwright validate` prints them row by row.
 
 ![Predicted against measured step time; the band is 10 % to either side]({plot})"""
 
@@ -99,9 +99,9 @@ def _machine() -> str:
 
 
 def headline_section(figures: Sequence[Figure]) -> str:
-    """What was asked and what is reached."""
-    cells = [(figure.name, figure.asked, figure.said, _verdict(figure)) for figure in figures]
-    return "## Asked and reached\n\n" + _table(("", "asked", "reached", ""), cells, right=(2,))
+    """Each target and what is reached."""
+    cells = [(figure.name, figure.asked, figure.reached_words, _verdict(figure)) for figure in figures]
+    return "## Targets and results\n\n" + _table(("", "target", "result", ""), cells, right=(2,))
 
 
 def _verdict(figure: Figure) -> str:
@@ -117,8 +117,10 @@ def _constants_section() -> str:
         for name, one in FITTED.items()
     ]
     columns = ("constant", "value", "unit", "expected", "bounds", "meaning")
-    said = f"{len(FITTED)} constants, one joint fit: {values.fitted_on}. `meshwright fit` makes them; no row or system has one of its own."
-    return f"## Fitted constants\n\n{said}\n\n" + _table(columns, cells, right=(1,))
+    summary = (
+        f"{len(FITTED)} constants, one joint fit: {values.fitted_on}. `meshwright fit` computes them; no row or system has one of its own."
+    )
+    return f"## Fitted constants\n\n{summary}\n\n" + _table(columns, cells, right=(1,))
 
 
 def _fitted_value(name: str) -> float:
@@ -129,13 +131,14 @@ def _fitted_value(name: str) -> float:
 def _families_section(rows: Evidence) -> str:
     parts = [
         "## By benchmark and family",
-        "A family is accelerator, precision and round. NVIDIA GPUs, layout confidence high, the unclean run left out.",
+        "A family is an accelerator, a precision and a round. NVIDIA GPUs and layouts of high confidence only; without the unclean run.",
     ]
     for title, chosen in (("GPT-3 and Llama 3.1 405B", rows.large()), ("Llama 3.1 8B", rows.small())):
         parts.append(f"### {title}\n\n" + _summaries({**grouped(chosen, family_name), "**all**": chosen}, "family"))
     off = sorted(rows.joint(), key=lambda row: -abs(row.error_pct))[:10]
     cells = [(_name(row), f"{row.run.num_accelerators:,}", f"{row.error_pct:+.1f}", reason(row)) for row in off]
-    parts.append("### The ten rows furthest off\n\n" + _table(("run", "accelerators", "error, %", "known reason"), cells, right=(1, 2)))
+    columns = ("run", "accelerators", "error, %", "known reason")
+    parts.append("### The ten rows with the largest errors\n\n" + _table(columns, cells, right=(1, 2)))
     return "\n\n".join(parts)
 
 
@@ -143,9 +146,9 @@ def reason(row: Checked) -> str:
     """Why a row is off, where it is known."""
     run, sign = row.run, 1 if row.error_pct > 0 else -1
     values = (run.round, run.accelerator, run.benchmark, run.workload.precision, sign)
-    for wanted, said in REASONS.items():
+    for wanted, reason in REASONS.items():
         if all(want in ("", value) for want, value in zip(wanted, values, strict=True)):
-            return said
+            return reason
     return ""
 
 
@@ -157,10 +160,10 @@ def _left_out_section() -> str:
     named: dict[str, Sequence[Mapping[str, Any]]] = {**dict(sorted(groups.items())), "**all**": entries}
     cells = [(name, *_numbers(accuracy.left_out_summary(group))) for name, group in named.items()]
     rows_out = accuracy.left_out_summary(accuracy.left_out("row", "large", "small"))
-    return f"""## A machine nobody measured
+    return f"""## A machine without measurements
 
-Every row of a family is held out; the constants are fitted on the other families, and the family is predicted from its data sheet and
-the nearest release that is left. Whether the interval held is judged by one made without that family. With single rows left out instead,
+All rows of a family are left out; the constants are fitted on the other families, and the family is predicted from its data sheet and
+the nearest release that is left. The interval is also made without that family. With single rows left out instead,
 the mean error is {rows_out.mape_pct:.2f} %, the worst {rows_out.worst_pct:+.1f} %.
 
 {_table(("family", *_COLUMNS), cells, right=range(1, 6))}"""
@@ -178,10 +181,11 @@ def _interval_section(rows: Evidence) -> str:
     ]
     return f"""## Intervals
 
-An interval is made of what the predictor got wrong on the closest nine or more runs that it had not seen, a tenth of them left out on
-either side; `measured`, `near` and `far` say how close those are. Rows that were fitted lie inside more often than 80 in 100, because the
-interval is that of a run that was not. The median interval of a class is given in per cent of the prediction. GPT-3, 405B and 8B rows left
-out one by one lie inside in {left_out.coverage_pct:.0f} of 100 cases, LoRA rows in {adapters_out.coverage_pct:.0f};
+An interval comes from the errors on the closest nine or more runs that were not used in the fit, without a tenth of them on
+either side; `measured`, `near` and `far` say how close those runs are. Fitted rows lie inside more often than in 80 of 100 cases,
+because the interval is that of a run that was not fitted. The median interval of a class is given in per cent of the prediction.
+GPT-3, 405B and 8B rows left out one by one lie
+inside in {left_out.coverage_pct:.0f} of 100 cases, LoRA rows in {adapters_out.coverage_pct:.0f};
 with whole families left out, in {family_out.coverage_pct:.0f} and {adapters_family.coverage_pct:.0f}.
 
 {_table(("class", "rows", "interval, %", "inside, %"), cells, right=range(1, 4))}"""
@@ -201,7 +205,7 @@ def _tables_section(rows: Evidence) -> str:
     dense, experts = rows.dense_tables(), rows.expert_tables()
     return f"""## Other people's tables
 
-NeMo's and Megatron-Bridge's own tables, read by container release. One factor per release is fitted on the dense Llama rows, nothing else.
+NeMo's and Megatron-Bridge's own tables, read by container release. Only one factor per release is fitted, on the dense Llama rows.
 
 ### Dense Llama models
 
@@ -223,13 +227,13 @@ One factor per generation and round is fitted on these rows.
 
 def _unfitted_section(rows: Evidence) -> str:
     others, software = rows.other_vendors(), list(rows.unfitted)
-    return f"""## What nothing was fitted for
+    return f"""## Chips and software without fitted constants
 
-Chips of other makers are taken to reach the share of their peak that the H100 does, with the software of NVIDIA's submissions of the round.
+Chips of other vendors are assumed to reach the same share of their peak as the H100, with NVIDIA's software of the round.
 
 {_summaries({**grouped(others, lambda row: f"{row.run.accelerator}, {row.run.benchmark}"), "**all**": others}, "accelerator")}
 
-Software of other kinds is taken as the reference release, which is tuned better than most: so it is predicted too fast.
+Software of other kinds is assumed to be as fast as the reference release, which is better tuned than most: predictions are too short.
 
 {_summaries({**grouped(software, lambda row: f"{row.run.release}, {row.run.accelerator}"), "**all**": software}, "software")}"""
 
@@ -244,12 +248,12 @@ def _memory_and_energy_section(metered: Energy) -> str:
 
 Peak memory of {len(memory.rows)} cut-down models on eight B200 (SimuMax): mean error {memory.mean_abs_error_pct:.2f} %,
 bias {memory.bias_pct:+.2f} %, worst {memory.worst_pct:+.2f} %.
-No constant is fitted on these; which tensors that software allocates was settled with them in view.
+No constant is fitted on these rows, but they were used to decide which tensors the software allocates.
 
-Power of a node, each metered run predicted by constants fitted on the others. GPT-3 on 512 H100 with its duration predicted too:
+Power of a node: each metered run is predicted with constants fitted on the others. GPT-3 on 512 H100 with its duration predicted too:
 {metered.gpt3_kwh:.1f} kWh, metered {accuracy.METERED_KWH:g} kWh.
 
-{_table(("run", "meter", "accelerators", "metered, kW a node", "error, %"), cells, right=(2, 3, 4))}"""
+{_table(("run", "meter", "accelerators", "metered, kW per node", "error, %"), cells, right=(2, 3, 4))}"""
 
 
 def _peers_section() -> str:
@@ -259,24 +263,24 @@ def _peers_section() -> str:
     ours = {name: [row.error_pct for row in rows] for name, rows in found if rows}
     left_out = {name: [held_out[row.run.name] for row in rows] for name, rows in found if rows}
     lines = [
-        _our_line("meshwright", ours, f"fitted on these among others; {len(ours)} of the {len(found)} machines"),
+        _our_line("meshwright", ours, f"fitted on these and other rows; {len(ours)} of the {len(found)} machines"),
         _our_line("meshwright, row left out", left_out, "fitted on the others"),
         *(_peer_line(planner) for planner in peers["planners"]),
     ]
     cells = [(name, _name(row), f"{row.error_pct:+.1f}", f"{held_out[row.run.name]:+.1f}") for name, rows in found for row in rows]
     claims = "; ".join(f"{claim['name']} {claim['text']}" for claim in peers["claims"])
-    return f"""## Beside other planners
+    return f"""## Comparison with other planners
 
-{len(found)} runs ({peers["source"]}, {peers["date"]}). Not in the files carried here, and so missing from our mean:
+{len(found)} runs ({peers["source"]}, {peers["date"]}). Not in the files of the package, and so missing from our mean:
 {"; ".join(name for name, rows in found if not rows)}.
-Where the round is not stated all our rows of that machine are shown and count together as one. The other planners were not fitted on
+Where the round is not stated, all our rows of that machine are shown and count together as one. The other planners were not fitted on
 any of these rows.
 
 {_table(("planner", "mean error, %", "worst, %", ""), lines, right=(1, 2))}
 
 {_table(("run", "our row", "error, %", "row left out, %"), cells, right=(2, 3))}
 
-Claimed elsewhere, without code to run: {claims}."""
+Published claims without code: {claims}."""
 
 
 def _our_line(name: str, errors: Mapping[str, Sequence[float]], note: str) -> tuple[str, ...]:
@@ -311,29 +315,29 @@ def _experts_section(choices: Sequence[Choice]) -> str:
     near, near_unhidden = (sum(gap <= 5 for gap in found) for found in (gaps, unhidden))
     return f"""## Experts as a check
 
-Every large row asked of the planner with its own accelerators, batch, sequence and precision, and with what its stack could do (no
-degrees given). The gap is how much slower the layout its engineers chose is predicted to be than the best found.
+The planner searches a layout for every large row, with the row's accelerators, batch, sequence and precision, and with what its stack could
+do (no degrees given). The gap is how much slower the layout that the engineers chose is predicted to be than the best one found.
 
-|  | asked | reached |  | with no tensor traffic hidden in the planner's layout |
+|  | target | result |  | with no tensor traffic hidden in the planner's layout |
 | --- | --- | ---: | --- | ---: |
 | median gap | at most 3 % | {median(gaps):.1f} % | {"yes" if median(gaps) <= 3 else "no"} | {median(unhidden):.1f} % |
-| rows within 5 % | all, or said why | {near} of {len(choices)} | see below | {near_unhidden} of {len(choices)} |
+| rows within 5 % | all, or explained | {near} of {len(choices)} | see below | {near_unhidden} of {len(choices)} |
 
-What lies behind the gaps above 5 %, all of them GPT-3 rows of v3.0 to v4.1:
+Reasons for the gaps above 5 %, all of them GPT-3 rows of v3.0 to v4.1:
 
-- **Tensor traffic that hides in any shape.** The planner takes nine tenths of it as hidden whatever the tensor degree and micro-batch. In
-  these stacks the overlap is tuned by hand, a file for each: the code of v3.0 and v3.1 shows a single one, for the degrees that were run;
-  v4.0 picks its file by tensor degree and micro-batch, and takes defaults where there is none. To say which files there were would give
-  the degrees away, so the planner is not told. The last column but one is the other end: what is left where the planner's layout hides
-  nothing. The truth lies between. It is also why tp=8 comes first so often: splitting a product to overlap its traffic makes it less
+- **Tensor traffic that hides in any shape.** The planner assumes that nine tenths of it are hidden, for any tensor degree and micro-batch.
+  In these stacks the overlap is tuned by hand, with one file per shape: the code of v3.0 and v3.1 has a single one, for the degrees in use;
+  v4.0 picks its file by tensor degree and micro-batch, and uses defaults where there is none. Naming the files would reveal
+  the degrees, so the planner does not know them. The last column but one is the other extreme: the gap if the planner's layout hides
+  nothing. The truth is between the two. It is also why tp=8 is the best so often: splitting a product to overlap its traffic makes it less
   efficient, and that is not modelled.
-- **Chunks that cost the host.** Without CUDA graphs every pipeline operation is charged {host_ms:.1f} ms, so the planner wants few chunks
+- **Chunks that cost host time.** Without CUDA graphs every pipeline operation is charged {host_ms:.1f} ms, so the planner wants few chunks
   and large micro-batches where v3.0 and v3.1 ran 12 chunks and micro-batch 1. NVIDIA's own runs moved that way in v4.0 (4 chunks,
-  micro-batch 2). The settings of v3.0 say of micro-batch 1 that it is limited by memory; the footprint finds room for more.
-- v4.0 on 10,752 H100 exposes gradients of 448 replicas of six stages, which the planner would make fewer and longer.
+  micro-batch 2). The settings of v3.0 say that micro-batch 1 is limited by memory; the predicted footprint has room for more.
+- v4.0 on 10,752 H100 exposes gradients of 448 replicas of six stages; the planner would use fewer replicas with more stages.
 - v4.1 on 64 B200: larger micro-batches on two stages, {_memory_of(choices, "b200", 64):.0f} % of the memory full.
 
-What was tried for the median and did not help is in the [journal](journal.md).
+Attempts to lower the median that did not help are in the [journal](journal.md).
 
 {_table(("run", "chosen", "best found", "gap, %", "nothing hidden, %", "most of it in"), cells, right=(3, 4))}"""
 
@@ -353,7 +357,7 @@ def _assumptions_section(assumptions: Sequence[Assumption], mape_pct: float) -> 
     ]
     return f"""## Assumptions
 
-Numbers that were chosen for a reason and are not fitted, though not blind to the rows. The columns give by how much the mean error of
+Numbers that were chosen for a reason and are not fitted, though the rows were known then. The columns give by how much the mean error of
 GPT-3 and 405B ({mape_pct:.2f} %) changes, in points, when the number is a fifth smaller or larger and everything is fitted again; shares
 stay below 1.
 
@@ -379,25 +383,25 @@ def _short_section(rows: Evidence, choices: Sequence[Choice]) -> str:
     releases = fitted_values().releases
     rounds = [factor for name, factor in releases.items() if software_kind(name) == "round"]
     spread_pct = 100 * float(np.expm1(max(rounds) - min(rounds)))
-    return f"""## What falls short
+    return f"""## Weak points
 
-- {"Missed: " + missed if missed else "Nothing that was asked is missed"}. What follows is wide of the mark all the same.
+- {"Missed: " + missed if missed else "No target is missed"}. The following predictions are inaccurate all the same.
 - The record machine is within 2 % because rows that no wall clock confirms count half (`evidence.fit.UNCONFIRMED`), a rule made after the
-  two rows of round v6.0 were seen to contradict each other. With equal weights its step is {even.record_pct:+.1f} % off, and the mean and
+  two rows of round v6.0 were found to contradict each other. With equal weights its step is {even.record_pct:+.1f} % off, and the mean and
   worst of GPT-3 and 405B are {even.large_pct:.2f} % and {even.worst_pct:+.1f} %.
 - Mixtures of experts: {experts.mape_pct:.0f} % off on average, bias {experts.bias_pct:+.0f} %.
-  Sorting tokens and sending them to experts are priced as bandwidth alone and experts as evenly loaded;
+  Sorting tokens and sending them to experts are priced as bandwidth only, and experts as evenly loaded;
   the tables do not state dispatch, overlap or recompute.
-- Chips of other makers: bias {others.bias_pct:+.0f} %, worst {others.worst_pct:+.0f} %. Nothing was fitted on them; one measured run and
+- Chips of other vendors: bias {others.bias_pct:+.0f} %, worst {others.worst_pct:+.0f} %. Nothing was fitted on them; one measured run and
   `meshwright calibrate` give them a software profile of their own.
 - Software of other kinds: bias {unfitted.bias_pct:+.0f} %, for the same reason.
 - LoRA: worst {off.error_pct:+.0f} % ({_name(off)});
-  the family furthest off is {loosest}, {summary(families[loosest]).mape_pct:.0f} % on average.
-- A release that nobody measured: of the {accuracy.left_out_summary(entries).mape_pct:.1f} % that families left out are off by,
-  {_shared_pct(entries):.1f} points are common to all rows of a family. Rounds differ by up to {spread_pct:.0f} % in their software alone,
-  which no data sheet tells.
-- Constants that the rows pulled more than {STRAINED:g} spreads from what was expected of them: {_strained()}. They stand for something that
-  is not priced as well as for what they are called, so they mean less than the others where they are used far from the rows."""
+  the family with the largest error is {loosest}, {summary(families[loosest]).mape_pct:.0f} % on average.
+- A release without measurements: of the {accuracy.left_out_summary(entries).mape_pct:.1f} % that families left out are off by,
+  {_shared_pct(entries):.1f} points are common to all rows of a family. Rounds differ by up to {spread_pct:.0f} % because of their software,
+  which no data sheet gives.
+- Constants that the rows pulled more than {STRAINED:g} spreads from their expected values: {_strained()}. They also account for
+  something that is not priced, so they are less reliable than the others far from the measured rows."""
 
 
 def _strained() -> str:

@@ -144,32 +144,32 @@ class Calibration:
 
 
 def observe(files: Sequence[str | Path]) -> Observed:
-    """The run that MLPerf logs, or step-time CSVs (`*.csv`), of one and the same job tell of."""
+    """The run that MLPerf logs, or step-time CSVs (`*.csv`), of one job give."""
     paths = [str(file) for file in files]
     tables = [path for path in paths if path.lower().endswith(".csv")]
     if not tables:
         return _observed_in_logs([read_log(path) for path in paths])
     if len(tables) < len(paths):
         other = next(path for path in paths if path not in tables)
-        raise InputError(f"a CSV ({tables[0]}) beside a log ({other})", where="LOG...", fix="give logs, or step-time CSVs, not both")
+        raise InputError(f"a CSV ({tables[0]}) together with a log ({other})", where="LOG...", fix="give logs, or step-time CSVs, not both")
     return _observed(paths, [read_step_times(path) for path in paths])
 
 
-def _observed(files: Sequence[str], steps: Sequence[StepTimes], **said: Any) -> Observed:
-    return Observed(files=tuple(files), steps=StepTimes.joined(steps), medians_s=tuple(part.median_s for part in steps), **said)
+def _observed(files: Sequence[str], steps: Sequence[StepTimes], **job: Any) -> Observed:
+    return Observed(files=tuple(files), steps=StepTimes.joined(steps), medians_s=tuple(part.median_s for part in steps), **job)
 
 
 def _observed_in_logs(logs: Sequence[Log]) -> Observed:
     for log in logs:
         log.required("run_stop")
-    said = {
+    job = {
         "benchmark": _agreed(logs, "benchmark", lambda log: log.benchmark),
         "global_batch": _agreed(logs, "global batch", lambda log: log.global_batch_size),
         "num_micro_batches": _agreed(logs, "micro-batches of a step", _num_micro_batches),
         "seq_len": _agreed(logs, "sequence length", lambda log: log.seq_len or 0),
         "num_nodes": _agreed(logs, "nodes", _num_nodes),
     }
-    return _observed([log.path for log in logs], [step_times(log) for log in logs], **said)
+    return _observed([log.path for log in logs], [step_times(log) for log in logs], **job)
 
 
 def _agreed(logs: Sequence[Log], what: str, of: Callable[[Log], Any]) -> Any:
@@ -180,7 +180,7 @@ def _agreed(logs: Sequence[Log], what: str, of: Callable[[Log], Any]) -> Any:
             raise InputError(
                 f"the logs are of different runs: {what} {first} and {of(log)}",
                 where=f"{logs[0].path} and {log.path}",
-                fix="give logs of one job only, and calibrate the others apart",
+                fix="give logs of one job only, and calibrate the others separately",
             )
     return first
 
@@ -228,8 +228,12 @@ def machine_of(observed: Observed, cluster: str, num_accelerators: int = 0) -> C
 def _names(observed: Observed, model: str, workload: str) -> tuple[str, str]:
     """Names of the model ("" where the workload knows) and the workload."""
     if not workload and observed.benchmark not in BENCHMARKS:
-        said = f"benchmark {observed.benchmark!r} is not one of {', '.join(BENCHMARKS)}" if observed.benchmark else "a CSV names no job"
-        raise InputError(f"which workload was run? {said}", where=observed.files[0], fix="add --workload (and --model)")
+        problem = (
+            f"benchmark {observed.benchmark!r} is not one of {', '.join(BENCHMARKS)}"
+            if observed.benchmark
+            else "a CSV does not name the job"
+        )
+        raise InputError(f"which workload was run? {problem}", where=observed.files[0], fix="add --workload (and --model)")
     if workload:
         known = model or (BENCHMARKS[observed.benchmark][0] if observed.benchmark in BENCHMARKS else load_workload(workload).model)
         if not known:
@@ -257,9 +261,6 @@ def _check_job(run: LoggedRun, observed: Observed) -> None:
             where=observed.files[0],
             fix=f"choose dp and mbs whose product is {run.job.workload.global_batch // observed.num_micro_batches}",
         )
-
-
-# -- the factor ---------------------------------------------------------------------------------------
 
 
 def calibrate(observed: Observed, run: LoggedRun, release: str = "", name: str = "") -> Calibration:
@@ -329,5 +330,5 @@ def _note(observed: Observed, run: LoggedRun) -> str:
     count = f"{len(observed.files)} files" if len(observed.files) > 1 else Path(observed.files[0]).name
     return (
         f"calibrated on {count}: {run.job.model.name} on {run.job.cluster.num_accelerators} {run.job.cluster.accelerator.name} "
-        f"({run.layout.degrees}), {observed.step_s:.5g} s a step"
+        f"({run.layout.degrees}), {observed.step_s:.5g} s per step"
     )

@@ -101,8 +101,8 @@ def machine(name: str, device: str, num_accelerators: int, per_node: int, host_n
     )
     cluster = Cluster(name=name, accelerator=chip, tiers=(*inner, outer), accelerators_per_node=per_node)
     alone = inner[-1].num_accelerators == num_accelerators
-    said = f"network: {fabric.link.name} at {fabric.bytes_per_s / GBIT:g} Gb/s an accelerator, as in the vendor's reference system"
-    return Machine(cluster, (said,) if fabric.assumed and not alone else ())
+    assumption = f"network: {fabric.link.name} at {fabric.bytes_per_s / GBIT:g} Gb/s per accelerator, as in the vendor's reference system"
+    return Machine(cluster, (assumption,) if fabric.assumed and not alone else ())
 
 
 def _inner_tiers(chip: Accelerator, num_accelerators: int, per_node: int, text: str) -> tuple[Tier, ...]:
@@ -152,7 +152,7 @@ def _tier(name: str, kind: Link, num_accelerators: int, num_installed: int) -> T
 
 
 def read_fabric(chip: Accelerator, per_node: int, text: str) -> Fabric:
-    """The network between nodes that `text` tells of; what it leaves open is that of the vendor's reference system."""
+    """The network between nodes that `text` describes; what it leaves open is taken from the vendor's reference system."""
     stated_gbit_per_s = stated_fabric_gbit_per_s(text, per_node)
     reference = REFERENCE_FABRIC.get(chip.architecture)
     if stated_gbit_per_s is None and reference is None:

@@ -14,7 +14,7 @@ from meshwright.job import Job
 from meshwright.layout import Layout
 from meshwright.predict.software import Software
 
-MEGATRON_ORDER = ("tp", "cp", "dp", "pp")  # what Megatron does unless told otherwise: pipeline stages outermost
+MEGATRON_ORDER = ("tp", "cp", "dp", "pp")  # Megatron's default: pipeline stages outermost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class MeasuredRun:
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """Accelerator, precision and release: runs alike enough that one tells what the next will do."""
+        """Accelerator, precision and release: runs so alike that one predicts the next."""
         return self.accelerator, self.workload.precision, self.release
 
     @property

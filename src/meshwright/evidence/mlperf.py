@@ -38,7 +38,7 @@ def row_name(row: Row) -> str:
 
 
 def mlperf_run(row: Row) -> MeasuredRun:
-    """The run that a row tells of. Its release is its round: the framework text is wrong in places."""
+    """The run that a row describes. Its release is its round: the framework text is wrong in places."""
     num_accelerators, per_node = row.count("num_accelerators"), row.count("accelerators_per_node")
     seq_len, global_batch = row.count("seq_len"), row.count("global_batch_size")
     measured_s, benchmark = row.positive("step_time_s"), row.filled("benchmark")
@@ -74,7 +74,7 @@ def mlperf_run(row: Row) -> MeasuredRun:
         source_row=row.line,
         notes=row.text("notes"),
         kind="lora" if workload.adapters else "pretrain",
-        assumptions=(*built.assumptions, *assumptions, *_order_said(row, layout), *_overlap_said(row, layout)),
+        assumptions=(*built.assumptions, *assumptions, *_assumed_order(row, layout), *_assumed_overlap(row, layout)),
     )
 
 
@@ -159,12 +159,12 @@ def _order(text: str) -> tuple[str, ...]:
     return tuple(axis for axis in text.partition("(")[0].strip().lower().split("-") if axis != "ep")
 
 
-def _order_said(row: Row, layout: Layout) -> tuple[str, ...]:
+def _assumed_order(row: Row, layout: Layout) -> tuple[str, ...]:
     """The assumed rank order, where a pipeline makes it matter."""
     return ("rank order: pp outermost, Megatron's default",) if layout.pp > 1 and not row.text("rank_order") else ()
 
 
-def _overlap_said(row: Row, layout: Layout) -> tuple[str, ...]:
+def _assumed_overlap(row: Row, layout: Layout) -> tuple[str, ...]:
     """The assumed overlap of tensor traffic, where there is any."""
     state = "on" if layout.overlap_tp else "off"
     return (f"TP overlap: {state}, as in most rows of that precision",) if layout.tp > 1 and not row.text("tp_comm_overlap") else ()

@@ -158,9 +158,9 @@ def predicted_energy_j(run: PowerRun, constants: PowerConstants, busy: float) ->
 
 def end_to_end_kwh(run: PowerRun, constants: PowerConstants) -> float:
     """Kilowatt-hours of all nodes with the duration predicted too: from the samples, evaluations, machine and layout alone."""
-    said = predicted(run)
-    node_w = predicted_node_w(run, constants, said.busy(said.run_s))
-    return float(run_energy_j(node_w, run.num_nodes, said.run_s)) / KWH
+    forecast = predicted(run)
+    node_w = predicted_node_w(run, constants, forecast.busy(forecast.run_s))
+    return float(run_energy_j(node_w, run.num_nodes, forecast.run_s)) / KWH
 
 
 def fit_power_constants(runs: Sequence[PowerRun], busy: Sequence[float]) -> PowerConstants:

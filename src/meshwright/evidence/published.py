@@ -88,7 +88,7 @@ def row_name(row: Row) -> str:
 
 
 def published_run(row: Row) -> MeasuredRun:
-    """The run that a row tells of."""
+    """The run that a row describes."""
     source, section, gpu = row.filled("source"), row.filled("section"), row.filled("gpu")
     num_accelerators, seq_len, memory_gib = row.count("n_gpus"), row.count("seq"), row.positive_or("memory_gib", 0.0)
     global_batch, *_ = (row.count_or(column, 0) for column in COUNTS)
@@ -138,7 +138,7 @@ def _step_s(row: Row, num_accelerators: int, seq_len: int, global_batch: int) ->
     if not global_batch:
         raise InputError("the global batch is not stated: gbs empty")
     if not stated_s and not tokens_per_s:
-        raise InputError("neither a step time nor tokens a second are stated")
+        raise InputError("neither a step time nor tokens per second are stated")
     return stated_s or global_batch * seq_len / (num_accelerators * tokens_per_s)
 
 
@@ -175,7 +175,7 @@ def _layout(row: Row, code: Software, chip: Accelerator) -> tuple[Layout, tuple[
         overlap_tp=tp > 1 and (code.overlap_tp or "async" in note.lower()),
         cuda_graphs=chip.architecture in code.graphs,
     )
-    return layout, _said_of(layout, code, recompute_stated=bool(row.text("recompute")))
+    return layout, _assumptions(layout, code, recompute_stated=bool(row.text("recompute")))
 
 
 def _recompute(text: str) -> str:
@@ -186,10 +186,10 @@ def _recompute(text: str) -> str:
     return kind
 
 
-def _said_of(layout: Layout, code: Software, recompute_stated: bool) -> tuple[str, ...]:
+def _assumptions(layout: Layout, code: Software, recompute_stated: bool) -> tuple[str, ...]:
     graphs, overlap = "on" if layout.cuda_graphs else "off", "on" if layout.overlap_tp else "off"
-    said = [f"software {code.release}: ZeRO stage {layout.zero_stage}, TP overlap {overlap}, CUDA graphs {graphs}, pp outermost"]
-    return (*said, *([] if recompute_stated else ["recompute: none"]))
+    assumed = [f"software {code.release}: ZeRO stage {layout.zero_stage}, TP overlap {overlap}, CUDA graphs {graphs}, pp outermost"]
+    return (*assumed, *([] if recompute_stated else ["recompute: none"]))
 
 
 def _model(row: Row, seq_len: int) -> tuple[Model, tuple[str, ...]]:

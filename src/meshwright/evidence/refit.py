@@ -131,8 +131,8 @@ def _constants(values: Mapping[str, float], num_rows: int, name: str, date: str)
         }
         for key, value in values.items()
     }
-    said = f"{num_rows} pre-training rows of {name}: NVIDIA GPUs, layout confidence high, Oracle 3,072 H100 left out"
-    return {"date": date, "fitted_on": said, "constants": entries, "containers": {}, "finetuning": {}, "evaluation_s": 0.0}
+    rows_used = f"{num_rows} pre-training rows of {name}: NVIDIA GPUs, layout confidence high, Oracle 3,072 H100 left out"
+    return {"date": date, "fitted_on": rows_used, "constants": entries, "containers": {}, "finetuning": {}, "evaluation_s": 0.0}
 
 
 def _generation(run: MeasuredRun) -> str:

@@ -1,4 +1,4 @@
-"""A CSV file as rows of checked cells; whatever is wrong is said with the file, the line and the column."""
+"""A CSV file as rows of checked cells; an error names the file, the line and the column."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Table:
         missing = [column for column in columns if column not in self.columns]
         if len(missing) == len(columns):
             raise CellError(
-                "the first line is no header of a file of runs", where=where, fix=f"name the columns there: {','.join(columns)},..."
+                "the first line is not the header of a file of runs", where=where, fix=f"name the columns there: {','.join(columns)},..."
             )
         if missing:
             what = f"column {missing[0]} is missing" if len(missing) == 1 else f"columns {', '.join(missing)} are missing"
@@ -133,7 +133,7 @@ def _lines(file: str) -> Iterator[tuple[int, list[str]]]:
             start = reader.line_num + 1
     except csv.Error as error:
         raise CellError(
-            f"the file is no CSV: {error}", where=f"{file}, line {start}", fix="save it as comma-separated UTF-8 text"
+            f"the file is not a CSV: {error}", where=f"{file}, line {start}", fix="save it as comma-separated UTF-8 text"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Predictions of measured runs, beside what was measured: errors, bias, worst, and how often the 80 % interval held."""
+"""Predictions of measured runs, compared with the measurements: errors, bias, worst, and how often the 80 % interval held."""
 
 from __future__ import annotations
 

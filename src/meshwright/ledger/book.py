@@ -51,7 +51,7 @@ class Entry:
     state: str  # one of STATES
     gpu_seconds: float
     usd: Decimal | None  # whole cents; None without a price
-    joules: float | None  # at the wall; None where nobody states the power
+    joules: float | None  # at the wall; None where the power is not known
     usd_per_gpu_hour: Decimal | None
     first_step: int | None = None
     last_step: int | None = None
@@ -122,7 +122,7 @@ class Ledger:
 
 
 def ledger_of(folder: Path | str, *, price: Rate | None = None, region: str = "") -> Ledger:
-    """The ledger of the run in `folder`, also while it is written. A `price` and a `region` stand in for those recorded or described."""
+    """The ledger of the run in `folder`, also while it is written. A `price` and a `region` replace those recorded or described."""
     folder = Path(folder)
     run = read_run(folder)
     notes = ["the run changed its plan: power is that of the last one"] if any(folder.glob("plan-until-step-*.json")) else []
@@ -234,7 +234,7 @@ def _largest_remainder(exact: Mapping[str, Decimal]) -> dict[str, Decimal]:
 
 
 def _unread_price(run: Run) -> str:
-    """What to say of a price that a start records and nobody can read; nothing where there is none of that kind."""
+    """The note on a recorded price that cannot be read; nothing if there is none."""
     recorded = [event.detail.get("price") for event in run.events if event.kind in ("start", "resumed")]
     bad = next((one for one in recorded if one is not None and Rate.from_json(one) is None), None)
     if bad is None:
@@ -255,10 +255,10 @@ def _notes(run: Run, spans: Sequence[Span], rates: Sequence[Rate | None], price:
         notes.append(f"{left_out} events with times that no run can have are left out")
     unread = _unread_price(run)
     if spans and None in rates:
-        none = "no price is listed for the machine, and none was given: --price 2.5USD/h, for one accelerator and hour"
+        none = "no price is listed for the machine, and none was given: --price 2.5USD/h per accelerator"
         notes += [unread, none] if unread else [none]
     elif price is None and any(span.rate is None for span in spans):
-        notes.append(f"{unread or 'no price was recorded with the run'}: the catalogue's of today is used")
+        notes.append(f"{unread or 'no price was recorded with the run'}: today's price of the catalogue is used")
     known = {rate.usd_per_gpu_hour for rate in rates if rate}
     if len(known) > 1:
         notes.append(f"the price changed between starts: {' and '.join(f'{usd:f}' for usd in sorted(known))} USD per accelerator-hour")

@@ -50,7 +50,7 @@ class Budget:
             return
         spent = f", {amount(self.spent_usd)} of it spent already" if self.spent_usd else ""
         raise InputError(
-            f"not started: by prediction the run would cost {amount(would)}{self._interval(takes_s)}{spent}; "
+            f"not started: the run is predicted to cost {amount(would)}{self._interval(takes_s)}{spent}; "
             f"that is {amount(would - self.usd)} over the budget of {amount(self.usd)}",
             where=f"--budget; {self.num_gpus:,} accelerators at {self.rate}",
             fix=f"give --budget {self.enough_usd(takes_s.value)}USD or more, ask for fewer steps, or choose a cheaper plan",
@@ -91,18 +91,18 @@ def evaluation_s(plan: Plan) -> float:
 def recorded_budget(run: Run) -> Decimal | None:
     """The budget that the run's last start was given; None where it had none, an error where it cannot be read."""
     starts = [event for event in run.events if event.kind in ("start", "resumed")]
-    told = starts[-1].detail.get("budget_usd") if starts else None
-    if told is None:
+    recorded = starts[-1].detail.get("budget_usd") if starts else None
+    if recorded is None:
         return None
-    return read_usd(str(told), f"budget_usd in {run.folder / 'events.jsonl'}", "give a budget anew, or --budget none")
+    return read_usd(str(recorded), f"budget_usd in {run.folder / 'events.jsonl'}", "give a new budget, or --budget none")
 
 
 def no_price(cluster: Cluster) -> InputError:
-    """The error where money is asked about and nobody says what the machine costs."""
+    """The error where a budget is given and no price of the machine is known."""
     return InputError(
-        f"no price is listed for {cluster.accelerator.name}, so a budget cannot be kept",
+        f"no price is listed for {cluster.accelerator.name}, so a budget cannot be checked",
         where="--budget",
-        fix="say what an accelerator-hour costs: --price 2.5USD/h",
+        fix="give the price of an accelerator-hour: --price 2.5USD/h",
     )
 
 
@@ -112,5 +112,5 @@ def read_budget(text: str, where: str = "--budget") -> Decimal:
 
 
 def amount(usd: Decimal) -> str:
-    """An amount as people read it: to the cent, and smaller ones with the digits that tell."""
+    """An amount as people read it: to the cent, and smaller ones with the digits that matter."""
     return f"{usd:,.2f} USD" if abs(usd) >= 1 or not usd else f"{float(usd):.3g} USD"

@@ -34,7 +34,7 @@ class Energy:
     facility: str
     facility_year: int
     pue: float | None
-    wue_l_per_kwh: float | None  # None where nobody says
+    wue_l_per_kwh: float | None  # None where it is not known
     by_span: tuple[Mapping[str, float] | None, ...]
     notes: tuple[str, ...]
 
@@ -43,8 +43,8 @@ class Energy:
         """Whose halls evaporate the water, of which year, by which method; where that is unknown, why."""
         if self.wue_l_per_kwh is None:
             whose = "the industry" if self.facility == economics.INDUSTRY else self.facility
-            return f"no litres a kWh are published for {whose}"
-        return f"{self.facility}, {self.facility_year}, {self.wue_l_per_kwh:g} l for a kWh of the computers"
+            return f"no litres per kWh are published for {whose}"
+        return f"{self.facility}, {self.facility_year}, {self.wue_l_per_kwh:g} l per kWh of the computers"
 
 
 def energy_of(spans: Sequence[Span], plan: Plan | None, region: str = "") -> Energy:
@@ -63,7 +63,7 @@ def energy_of(spans: Sequence[Span], plan: Plan | None, region: str = "") -> Ene
     drawn_j = None if wall_j is None else float(facility_energy_j(wall_j, halls.pue))
     has_water = wall_j is not None and math.isfinite(halls.wue_l_per_kwh)
     if wall_j is not None and not has_water:
-        notes.append(f"water is unknown: {f'{provider} publishes no litres a kWh' if provider else 'no provider is named'}")
+        notes.append(f"water is unknown: {f'{provider} publishes no litres per kWh' if provider else 'no provider is named'}")
     return Energy(
         wall_j=wall_j,
         metered_j=math.fsum(span.metered_j or 0.0 for span in metered) if metered else None,
@@ -87,18 +87,18 @@ def _source(spans: Sequence[Span], metered: Sequence[Span], wall_j: float | None
     steps_s, metered_s = (math.fsum(span.end_s - span.start_s for span in some if span.what == "steps") for some in (spans, metered))
     if metered:
         counted, paid = (math.fsum((span.end_s - span.start_s) * span.num_gpus for span in some) for some in (metered, spans))
-        notes.append(f"a meter counted the accelerators in {counted / paid:.0%} of their seconds; hosts, and the rest, are modelled")
+        notes.append(f"a meter measured the accelerators in {counted / paid:.0%} of their seconds; hosts, and the rest, are modelled")
         return "metered" if metered_s >= steps_s * (1 - 1e-9) else "metered in part"
     return "unknown" if wall_j is None else "modelled"
 
 
 def _assumed(plan: Plan, region: str, halls: str) -> list[str]:
-    told = []
+    assumptions = []
     if not (region or plan.cluster.region):
-        told.append(f"{plan.cluster.name} names no region: the grid of {DEFAULT_REGION} is assumed")
+        assumptions.append(f"{plan.cluster.name} names no region: the grid of {DEFAULT_REGION} is assumed")
     if halls == economics.INDUSTRY:
-        told.append("cooling and distribution as in the industry's mean hall")
-    return told
+        assumptions.append("cooling and distribution as in the industry's mean hall")
+    return assumptions
 
 
 class _Power:
@@ -112,7 +112,7 @@ class _Power:
             notes.append(f"energy is unknown: the power of {plan.cluster.accelerator.name} is {NOT_STATED}")
 
     def of(self, use: str) -> float:
-        """Watts during a use; nan where nobody states them."""
+        """Watts during a use; nan where they are not known."""
         return self.each_w(1.0 / self.slowdown if use in WORKS else 1.0 if use in SHARES_CORES else 0.0)
 
     def metered(self, accelerator_w: float) -> float:

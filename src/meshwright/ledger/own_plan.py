@@ -14,7 +14,7 @@ DIGITS = 12  # of a digest that is shown
 
 
 def own_plan(folder: Path, header: RunHeader) -> tuple[Plan | None, str]:
-    """The run's own plan and "", or None and why there is none: it cannot be read, or another plan stands in its place.
+    """The run's own plan and "", or None and why there is none: it cannot be read, or another plan is in its place.
 
     Nothing may be predicted or priced by a plan that the run did not run by. A header without a digest vouches for none: any is taken.
     """

@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 from meshwright.predict.outcome import price_of
 
 GIVEN = "given"
-UNDERSTOOD = "write 2.5USD/h, $2.5 or 2.5: USD for one accelerator and hour"
+UNDERSTOOD = "write 2.5USD/h, $2.5 or 2.5: USD per accelerator-hour"
 MOST_USD = Decimal(10**15)  # an amount beyond is a slip of the keyboard
 MOST_DIGITS = 30  # before or after the point
 _TIMES = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000}
@@ -72,7 +72,7 @@ def read_rate(text: str, where: str = "--price") -> Rate:
     amount = re.sub(r"\s*(?:/|per)\s*(?:(?:gpu|accelerator)[ -]?)?(?:h|hour)\s*$", "", text.strip(), flags=re.I)
     usd = read_usd(amount, where, UNDERSTOOD)
     if usd > 100_000:
-        raise InputError(f"{usd:f} USD for one accelerator and hour", where=where, fix=UNDERSTOOD)
+        raise InputError(f"{usd:f} USD per accelerator-hour", where=where, fix=UNDERSTOOD)
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     return Rate(usd_per_gpu_hour=usd, provider="the user", kind=GIVEN, date=today, source=f"--price {text.strip()}")
 

@@ -1,6 +1,6 @@
 """A run's folder -> what its accelerators did from when to when: spans that leave no paid second out and count none twice.
 
-Steps have a length and no hour; events have an hour. So steps are laid end to end, and every event that tells of something between steps
+Steps have a length and no hour; events have an hour. So steps are laid end to end, and every event about something between steps
 (an evaluation, a save, a stop) pulls the clock to its hour: what lies between is a gap. A clock that is ahead of an event is not put back.
 """
 
@@ -19,10 +19,10 @@ from meshwright.record.entries import ENDS, LONGEST_S, OLD_STEP_FIELD, PARTS, Ev
 from meshwright.record.lines import object_in
 from meshwright.record.run import Run
 
-SIMULATED_WEEKS = "checkpoint_interval_s"  # that a start event tells marks weeks: their steps are a sample of all
+SIMULATED_WEEKS = "checkpoint_interval_s"  # a start event with this field marks simulated weeks, whose recorded steps are a sample
 RESUMED = "resumed"
 SPARES = "spare nodes"
-ROUNDED_S = 0.005  # events of weeks tell their times to the millisecond
+ROUNDED_S = 0.005  # events of simulated weeks give their times to the millisecond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def _events_by_life(events: Iterable[Event]) -> list[list[Event]]:
 
 
 def _steps_by_life(records: Sequence[StepRecord], cut: list[StepRecord], resumed_after: list[int]) -> list[list[StepRecord]]:
-    """The steps each life did, told backwards: before a resume stood what it kept, and what it cut off."""
+    """The steps of each life, from the last life backwards: before a resume there were the steps that it kept and those that it cut off."""
     cuts = _cuts(cut, resumed_after)
     standing, found = list(records), []
     for after, gone in zip(reversed(resumed_after), reversed(cuts), strict=True):
@@ -301,11 +301,11 @@ def _weeks(run: Run) -> Iterator[Span]:
 
 def _between(event: Event, passed_s: float) -> Iterator[tuple[str, float, bool]]:
     """What the time since the interruption before went into, in order, and whether it was lost; an event that does not say is all work."""
-    told_s = [_seconds(event.detail.get(name)) for name in ("work_s", "checkpoint_s", "lost_s")]
+    stated_s = [_seconds(event.detail.get(name)) for name in ("work_s", "checkpoint_s", "lost_s")]
     if "work_s" not in event.detail:
-        told_s[0] = passed_s
-    is_all = passed_s - sum(told_s) < ROUNDED_S
-    work_s, saving_s, lost_s = (seconds * passed_s / sum(told_s) if is_all and any(told_s) else seconds for seconds in told_s)
+        stated_s[0] = passed_s
+    is_all = passed_s - sum(stated_s) < ROUNDED_S
+    work_s, saving_s, lost_s = (seconds * passed_s / sum(stated_s) if is_all and any(stated_s) else seconds for seconds in stated_s)
     back_s = passed_s - work_s - saving_s - lost_s
     for what, took_s, is_lost in (
         ("restart", back_s, False), ("steps", work_s, False), ("checkpoint", saving_s, False), ("steps", lost_s, True),
@@ -328,7 +328,7 @@ def _work_shares(records: Sequence[StepRecord]) -> dict[str, float]:
 
 
 def _seconds(value: object) -> float:
-    """A number of seconds that an event tells; 0 where it tells none."""
+    """A number of seconds that an event gives; 0 where it gives none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.0
     return float(value) if 0 < value <= LONGEST_S else 0.0

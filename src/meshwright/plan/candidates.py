@@ -80,13 +80,10 @@ def fixed_by(text: str) -> Fixed:
         "vp": {"pp": 2},
         "ep": {"dp": values.get("ep", 1)},
         "zero_ranks": {"dp": max(sharing, 1)},
-    }  # a layout with one of these alone needs something to stand on
+    }  # a layout with only one of these needs another axis
     for key, value in values.items():
         Layout(**{**beside.get(key, {}), key: value})
     return Fixed(values)
-
-
-# -- degrees --------------------------------------------------------------------------------------------
 
 
 def degrees(model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed) -> list[Row]:
@@ -167,9 +164,6 @@ def rank_orders(rows: Sequence[Row], cluster: Cluster, features: Features) -> di
                 seen[i].add(signature)
                 kept[key].append(index)
     return kept
-
-
-# -- choices --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

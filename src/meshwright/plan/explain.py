@@ -83,7 +83,7 @@ class Explanation:
 
     axes: tuple[AxisTraffic, ...]
     limit: str  # the two parts that take the most time, in a sentence
-    mapping: tuple[str, ...]  # how replicas stand on the network
+    mapping: tuple[str, ...]  # how replicas are placed on the network
     carried: tuple[str, ...]  # what every axis moves, and how much of it hides
     changes: tuple[Change, ...]  # the most useful first
 
@@ -103,9 +103,6 @@ def explain(forecast: Forecast) -> Explanation:
         carried=tuple(_carried(axes)),
         changes=_changes(forecast),
     )
-
-
-# -- what the axes carry --------------------------------------------------------------------------------
 
 
 def traffic(forecast: Forecast) -> tuple[AxisTraffic, ...]:
@@ -165,9 +162,6 @@ def _expert(priced: StepParts, layout: Layout) -> tuple[float, float]:
     each = float(priced.pricer.tokens[0]) / layout.tp * float(q.experts_per_token) * float(q.hidden) * BF16_BYTES * float(q.expert_layers)
     passes = float(priced.num_micro_batches[0] * priced.busiest_layers[0])  # of layers of the busiest stage, in a step
     return 4 * each * (layout.ep - 1) / layout.ep * passes, 4 * passes
-
-
-# -- why ------------------------------------------------------------------------------------------------
 
 
 def _limit(forecast: Forecast) -> str:
@@ -233,10 +227,7 @@ def _mapping(forecast: Forecast) -> Iterator[str]:
 def _crossing(cluster: Cluster, layout: Layout) -> str:
     """What crosses the outermost tier where replicas do not, as a sentence's subject and verb."""
     is_alone = cluster.tiers[-1].name not in tiers_of(layout, cluster).get("ep", ())
-    return "data parallelism alone crosses" if is_alone else "data and expert parallelism alone cross"
-
-
-# -- what if --------------------------------------------------------------------------------------------
+    return "only data parallelism crosses" if is_alone else "only data and expert parallelism cross"
 
 
 def _changes(forecast: Forecast) -> tuple[Change, ...]:

@@ -74,7 +74,7 @@ STEP = Measure()
 def run_time(job: Job) -> Measure:
     """Seconds of the run with its evaluations: on a given cluster, what it costs is in proportion."""
     num_steps = job.workload.num_steps()
-    if not num_steps:  # nobody says how long the run is, so a step stands for it
+    if not num_steps:  # nobody says how long the run is, so a step is used instead
         return STEP
     evaluations = num_evaluations_of(job.workload, num_steps)
     return Measure(num_steps=num_steps, num_evaluations=evaluations, around_s=job.software.evaluation_s)

@@ -21,7 +21,7 @@ _UNITS = {"s": 1.0, "min": MINUTE, "h": HOUR, "d": DAY}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A deadline or a budget beside what a plan takes of it."""
+    """A deadline or a budget, and how much of it a plan uses."""
 
     what: str  # "deadline", "budget"
     allowed: float  # seconds or dollars, as the rest
@@ -46,8 +46,8 @@ class Limit:
         if self.over > 0:
             return f"{shown(self.over)} {'past the deadline' if self.what == 'deadline' else 'over the budget'}"
         if math.isinf(self.reaches):
-            return f"{shown(self.allowed)} holds at {shown(self.judged)}, which is a lower bound: nobody knows the samples to the target"
-        far = "also at the far end of the interval," if self.is_sure else "the interval reaches"
+            return f"{shown(self.allowed)} holds at {shown(self.judged)}, which is a lower bound: the samples to the target are not known"
+        far = "even at the far end of the interval," if self.is_sure else "the interval reaches"
         return f"{shown(self.allowed)} holds at {shown(self.judged)}; {far} {shown(self.reaches)}"
 
 
@@ -78,7 +78,7 @@ class Aim:
         return _known(plan, whole.energy_j if name == "energy" else whole.carbon_kg, "energy").value
 
     def limits(self, plan: Forecast) -> list[Limit]:
-        """What was asked beside what a plan takes.
+        """The limits that were asked for, and what a plan needs of them.
 
         Where runs fell on both sides of their predictions, the prediction is judged; where nearly all took longer, it is a best case,
         and what half of them took is judged in its place.

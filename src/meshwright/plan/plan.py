@@ -39,7 +39,7 @@ class Plan:
     cluster: Cluster
     workload: Workload
     layout: Layout
-    software: str  # release or profile that the prediction stands on
+    software: str  # release or profile that the prediction is based on
     step_s: float
     low_s: float
     high_s: float
@@ -49,7 +49,7 @@ class Plan:
     peak_memory_bytes: float
     time_to_train_s: float
     notes: tuple[str, ...] = field(default=())
-    profile: Profile | None = None  # what was timed on the machine, where the prediction stands on that
+    profile: Profile | None = None  # what was timed on the machine, where the prediction is based on it
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -120,7 +120,7 @@ def stack_of(plan: Plan, name: str = "") -> Software:
     if not is_release(plan.software) and (not name or software(name).name != plan.software):
         given = f"--software {name} is another" if name else "a plan file holds only its name"
         raise InputError(
-            f"the plan stands on the software profile {plan.software!r}, and {given}",
+            f"the plan was made with the software profile {plan.software!r}, and {given}",
             where=f"software of the plan {plan.name!r}",
             fix="give --software FILE, the file that `meshwright calibrate ... --out FILE` wrote; or make the plan again without a profile",
         )
@@ -129,7 +129,7 @@ def stack_of(plan: Plan, name: str = "") -> Software:
 
 
 def plan_bytes(plan: Plan) -> bytes:
-    """The content of the plan's file; one without a profile has no word of it."""
+    """The content of the plan's file; without a profile the key is absent."""
     values = _plain(asdict(plan))
     if plan.profile is None:
         del values["profile"]
@@ -149,7 +149,9 @@ def read_plan(path: Path) -> Plan:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise InputError(f"this is no plan: {key}: {first['msg']}", where=str(path), fix="make it again with `meshwright plan`") from None
+        raise InputError(
+            f"this is not a plan: {key}: {first['msg']}", where=str(path), fix="make it again with `meshwright plan`"
+        ) from None
     except InputError as error:
         raise InputError(error.what, where=f"{error.where} in {path}", fix=error.fix) from None
 

@@ -31,7 +31,7 @@ from meshwright.predict.outcome import Terms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spares:
-    """Accelerators that stand in the domains in use and that the plan leaves idle."""
+    """Accelerators in the domains in use that the plan leaves idle."""
 
     domain: str
     per_domain: int

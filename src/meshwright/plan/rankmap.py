@@ -51,7 +51,7 @@ class RankMap:
 
 
 def rank_map(layout: Layout, cluster: Cluster) -> RankMap:
-    """Where every rank of the layout stands on the machine.
+    """Where every rank of the layout is on the machine.
 
     Of each domain the first accelerators are used and the others are spares. A node is `used_per_node` neighbours.
     """

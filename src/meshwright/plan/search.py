@@ -153,9 +153,6 @@ def least_of(job: Job, features: Features | None, fixed: Fixed, measure: Measure
     return float(bounds[0])
 
 
-# -- bounds ---------------------------------------------------------------------------------------------
-
-
 def _bounded_space(job: Job, features: Features, fixed: Fixed, measure: Measure = STEP) -> tuple[Space, Column]:
     """All that may be searched, the degrees with the lowest bound first, and those bounds."""
     rows = degrees(job.model, job.cluster, job.workload, features, fixed)
@@ -195,9 +192,6 @@ def _bounds(job: Job, space: Space, measure: Measure) -> Column:
     steps = [price(kind_network, space.bare(kind), silent) for kind in sorted(kinds)]
     # Replicas exchange nothing: experts that are shared out over tensor ranks would, and differently in every ZeRO stage.
     return np.asarray(np.min([measure.value(measure.least_times(step)) for step in steps], axis=0))
-
-
-# -- what fits ------------------------------------------------------------------------------------------
 
 
 class _Memory:
@@ -274,9 +268,6 @@ def _with(rows: Layouts, **values: int) -> Layouts:
     return Layouts(**{**columns, **{key: np.full(len(rows), value, dtype=np.int64) for key, value in values.items()}})
 
 
-# -- what is fast ---------------------------------------------------------------------------------------
-
-
 class _Best:
     """The best layouts so far, in closed form."""
 
@@ -341,9 +332,6 @@ def _least(prediction: Prediction, layouts: Mapping[int, Layout], times: Times, 
     return [row for _, row in timed[:keep]]
 
 
-# -- nothing --------------------------------------------------------------------------------------------
-
-
 def _no_degrees(model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed) -> InputError:
     """The complaint that nothing divides, with what would, were one of the fixed degrees free."""
     named = [key for key in fixed.values if key in (*DEGREES, *ENDS)]
@@ -375,11 +363,11 @@ def _nothing_fits(cluster: Cluster, tally: _Tally, fixed: Fixed, reserve_bytes: 
     chip = cluster.accelerator
     if not tally.num_unfit:
         return InputError(
-            f"no layout has all that is fixed: the choices exclude each other{_with_fixed(fixed, fixed.values)}",
+            f"no layout has all fixed choices: they exclude each other{_with_fixed(fixed, fixed.values)}",
             where="--layout",
             fix="free one of them (1F1B has vp=1, zero bubble needs pp > 1, all-to-all needs cp x tp to divide the key-value heads)",
         )
-    room = f"{gib(chip.memory_bytes - reserve_bytes)} of {chip.name}'s {gib(chip.memory_bytes)} ({gib(reserve_bytes)} are kept back)"
+    room = f"{gib(chip.memory_bytes - reserve_bytes)} of {chip.name}'s {gib(chip.memory_bytes)} ({gib(reserve_bytes)} are reserved)"
     near = (
         f"; the nearest miss, {tally.nearest}, lacks {gib(tally.nearest_bytes)} ({tally.nearest_bytes:,.0f} bytes)" if tally.nearest else ""
     )

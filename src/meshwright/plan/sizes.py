@@ -112,9 +112,6 @@ def _searched(ask: Ask, measure: Measure, progress: Progress) -> Searched:
     return Searched(cluster=ask.job.cluster, plans=tuple(plans), found=found)
 
 
-# -- sizes ----------------------------------------------------------------------------------------------
-
-
 def ladder(limit: int) -> list[int]:
     """1, 3, 5 and 7 times every power of two, up to a limit."""
     return sorted(odd << power for odd in ODD for power in range(max(limit, 1).bit_length()) if odd << power <= limit)
@@ -135,7 +132,7 @@ def machines_up_to(cluster: Cluster, most: int) -> list[Cluster]:
     for used in used_per_domain(cluster):
         machine = using(cluster, 0, used)
         for size in (used * count for count in ladder(most // used)):
-            if machine.takes(size):
+            if machine.can_have(size):
                 found[(size, used)] = machine.resized(size)
     smallest = min(used_per_domain(cluster))
     for size in ladder(min(most, smallest - 1)):
@@ -151,14 +148,11 @@ def machines_of(cluster: Cluster, size: int) -> list[Cluster]:
     if len(cluster.tiers) > 1:
         others = [using(cluster, 0, used) for used in used_per_domain(cluster) if size % used == 0]
         others += [using(cluster, 0, size)] if size <= cluster.tiers[0].num_installed else []
-        machines += [machine.resized(size) for machine in others if machine.takes(size)]
+        machines += [machine.resized(size) for machine in others if machine.can_have(size)]
     found: dict[int, Cluster] = {}
     for machine in machines:
         found.setdefault(machine.tiers[0].num_accelerators, machine)
     return [found[used] for used in sorted(found, reverse=True)]
-
-
-# -- choosing -------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -236,7 +230,7 @@ def _floor(ask: Ask, machine: Cluster) -> Callable[[float], Floor]:
 
 
 def _usd_per_hour(result: Survey) -> float:
-    """What an accelerator costs, as far as a searched machine has told; 0 where none has."""
+    """What an accelerator costs, as far as a searched machine shows; 0 where none does."""
     offer = result.searched[0].best.outcome.offer if result.searched else None
     return offer.price.usd_per_accelerator_hour if offer else 0.0
 
@@ -263,8 +257,7 @@ def chosen(ask: Ask, result: Survey) -> Searched:
     nearest = min(result.searched, key=lambda point: ask.aim.missed_by(point.best))
     wanted = ask.aim.missed(nearest.best)
     raise FitError(
-        f"no plan keeps what was asked: the nearest, {nearest.cluster.num_accelerators:,} accelerators with "
-        f"{nearest.best.layout}, comes out {wanted}",
+        f"no plan meets the limits: the nearest, {nearest.cluster.num_accelerators:,} accelerators with {nearest.best.layout}, is {wanted}",
         where="--deadline, --budget",
         fix="allow more time, money or accelerators (--max-gpus), or another price (--price-kind)",
     )

@@ -123,7 +123,7 @@ def _batch(batch: int, size: int, base: int, sizes: Sequence[int]) -> int:
     if batch * size % base:
         step = base // math.gcd(batch, base)
         raise InputError(
-            f"a batch of {batch} on {base:,} accelerators grows to {batch * size / base:.2f} on {size:,}, which is no whole number",
+            f"a batch of {batch} on {base:,} accelerators grows to {batch * size / base:.2f} on {size:,}, which is not a whole number",
             where=f"--gpus {','.join(map(str, sizes))}",
             fix=f"choose multiples of {step}, or another --base",
         )

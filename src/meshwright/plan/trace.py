@@ -83,9 +83,6 @@ def trace(forecast: Forecast) -> dict[str, Any]:
     }
 
 
-# -- when things happen ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Replicas:
     """Seconds of traffic between replicas in a step, on one accelerator, hidden or not."""
@@ -182,7 +179,7 @@ def _check_length(forecast: Forecast) -> None:
     num_operations = 2 * layout.pp * layout.vp * m
     if num_operations > MOST_OPERATIONS:
         raise InputError(
-            f"a step of {num_operations:,} operations ({m:,} micro-batches) is too long to be drawn",
+            f"a step of {num_operations:,} operations ({m:,} micro-batches) is too long to draw",
             where="workload.global_batch",
             fix="plan a smaller batch, or larger micro-batches",
         )
@@ -214,9 +211,6 @@ def _layers(forecast: Forecast, priced: StepParts) -> Floats:
         cells[0, 0] += first - middle
         cells[-1, -1] += last - middle
     return cells
-
-
-# -- one stage ------------------------------------------------------------------------------------------
 
 
 def _operations(step: LaidOut, stage: int) -> Iterator[Slice]:
@@ -269,9 +263,6 @@ def _ends(step: LaidOut, stage: int) -> Iterator[Slice]:
         yield Slice(stage, COMPUTE, f"{PART_NAMES['overhead']}: norm, clipping, logging", step.optimized_s, step.forecast.step_s)
 
 
-# -- between replicas -----------------------------------------------------------------------------------
-
-
 def _between_replicas(step: LaidOut, stage: int) -> Iterator[Slice]:
     """Weights gathered and gradients reduced by one rank of a stage: once a step in buckets, or with every operation (ZeRO 2 and 3)."""
     replicas = step.replicas
@@ -293,7 +284,7 @@ def _gathers(step: LaidOut, stage: int) -> Iterator[Slice]:
     factor = min(1.0, float(((needed_s - step.data_s) / before_s).min()))  # hiding assumed in closed form may be more than there is
     stops_s = step.data_s + factor * before_s
     for name, stop_s, seconds in zip(names, stops_s.tolist(), each_s.tolist(), strict=True):
-        yield Slice(stage, REPLICAS, f"all-gather weights {name}", stop_s - factor * seconds, stop_s, _said(seconds))
+        yield Slice(stage, REPLICAS, f"all-gather weights {name}", stop_s - factor * seconds, stop_s, _traffic_args(seconds))
 
 
 def _reductions(step: LaidOut, stage: int) -> Iterator[Slice]:
@@ -308,7 +299,7 @@ def _reductions(step: LaidOut, stage: int) -> Iterator[Slice]:
     for name, bucket_ready_s, seconds in zip(names, ready_s.tolist(), each_s.tolist(), strict=True):
         start_s = max(free_s, bucket_ready_s)
         free_s = start_s + factor * seconds
-        yield Slice(stage, REPLICAS, f"{what} {name}", start_s, free_s, _said(seconds))
+        yield Slice(stage, REPLICAS, f"{what} {name}", start_s, free_s, _traffic_args(seconds))
 
 
 def _by_chunk(step: LaidOut, stage: int, kind: int, *, last: bool) -> list[int]:
@@ -353,15 +344,12 @@ def _with_every_operation(step: LaidOut, stage: int) -> Iterator[Slice]:
         for name, seconds in (("all-gather weights", gather_s), ("reduce-scatter gradients", reduce_s if backward else 0.0)):
             if seconds > 0:
                 stop_s = min(start_s + seconds, end_s)
-                yield Slice(stage, REPLICAS, f"{name} {of}", start_s, stop_s, _said(seconds))
+                yield Slice(stage, REPLICAS, f"{name} {of}", start_s, stop_s, _traffic_args(seconds))
                 start_s = stop_s
 
 
-def _said(seconds: float) -> dict[str, Any]:
+def _traffic_args(seconds: float) -> dict[str, Any]:
     return {"axis": "dp", "traffic_us": _us(seconds)}
-
-
-# -- the trace event format -----------------------------------------------------------------------------
 
 
 def _us(seconds: float) -> float:
@@ -370,12 +358,12 @@ def _us(seconds: float) -> float:
 
 
 def process_id(stage: int) -> int:
-    """The process that stands for a stage: from 1 on, since 0 is the idle process to Perfetto."""
+    """The process that represents a stage: from 1 on, since 0 is the idle process to Perfetto."""
     return 1 + stage
 
 
 def thread_id(stage: int, stream: int) -> int:
-    """The thread that stands for a stream of a stage.
+    """The thread that represents a stream of a stage.
 
     Perfetto takes these as an operating system's: no two threads of a trace share one, and a process's first thread has its number.
     """

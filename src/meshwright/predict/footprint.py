@@ -50,9 +50,6 @@ def recipe_for(precision: str, accelerator: Accelerator | None = None) -> Recipe
     return recipe_named(precision).on(accelerator.dense_flops_per_s if accelerator else {})
 
 
-# -- the model, as bytes and parameters ---------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Shapes:
     """Numbers of one model under one recipe that no layout changes; bytes are per token."""
@@ -170,9 +167,6 @@ class _Shapes:
         return max(dense, routed)
 
 
-# -- the stages ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
     """Bytes by part: a row per stage priced, a column per layout. The parts add up to the stage's peak.
@@ -283,7 +277,7 @@ def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """What of the model stands on each stage."""
+    """What each stage holds of the model."""
 
     layers: NDArray[np.int64]  # with the extra prediction layers of the last stage
     dense: NDArray[np.int64]  # of them, those with a dense MLP
@@ -389,9 +383,6 @@ def _standing_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     return workspace_bytes + shapes.recipe.tensor_bytes * (split / layouts.tp + whole)
 
 
-# -- a machine that was measured ----------------------------------------------------------------------
-
-
 def with_slice(priced: Footprint, model: Model, workload: Workload, layouts: Layouts, cut: Slice) -> Footprint:
     """The footprint with rows of one rank and one micro-batch replaced by what a slice of the trainer's step kept.
 
@@ -440,9 +431,6 @@ def with_slice(priced: Footprint, model: Model, workload: Workload, layouts: Lay
     return replace(priced, **replaced, moment=np.where(alone, moment, priced.moment))
 
 
-# -- does it fit --------------------------------------------------------------------------------------
-
-
 def spare_bytes(priced: Footprint, accelerator: Accelerator, reserve_bytes: float = RESERVE_BYTES) -> Column:
     """Bytes left on the fullest stage of each layout, below 0 where it does not fit."""
     return accelerator.memory_bytes - reserve_bytes - priced.peak_bytes
@@ -458,7 +446,7 @@ def check_fits(priced: Footprint, accelerator: Accelerator, row: int = 0, reserv
         f"the layout needs {-spare:,.0f} bytes ({gib(-spare)}) more memory than {accelerator.name} has, "
         f"on stage {int(priced.stage[worst, row])}: {gib(float(priced.peak_bytes[row]))} at its peak "
         f"({MOMENTS[int(priced.moment[worst, row])]})",
-        where=f"memory of {accelerator.name}: {gib(accelerator.memory_bytes)}, of which {gib(reserve_bytes)} is kept back",
+        where=f"memory of {accelerator.name}: {gib(accelerator.memory_bytes)}, of which {gib(reserve_bytes)} is reserved",
         fix=_advice(priced, worst, row),
     )
 

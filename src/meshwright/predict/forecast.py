@@ -200,7 +200,7 @@ def _notes(job: Job, layout: Layout, evidence: Interval, mfu: float) -> tuple[st
 def _other_model_note(model: str, workload: Workload) -> str:
     if not workload.convergence or workload.model in ("", model):
         return ""
-    return f"{workload.name} is defined for {workload.model}: its samples to the target are taken for {model} too"
+    return f"{workload.name} is defined for {workload.model}: its samples to the target are used for {model} too"
 
 
 def _mfu_note(mfu: float, job: Job) -> str:

@@ -51,11 +51,11 @@ def check_division(model: Model, workload: Workload, layout: Layout) -> None:
     layout.num_micro_batches(workload.global_batch)
     if layout.schedule == "1f1b" and layout.vp > 1:
         raise InputError(
-            f"1F1B runs one chunk a stage, and vp is {layout.vp}", where="layout.schedule", fix="use schedule=interleaved, or vp=1"
+            f"1F1B runs one chunk per stage, and vp is {layout.vp}", where="layout.schedule", fix="use schedule=interleaved, or vp=1"
         )
     if layout.schedule == "zero-bubble" and layout.pp > 1 and layout.zero_stage == 3 and layout.dp * layout.cp > 1:
         raise InputError(
-            "a zero-bubble schedule puts weight gradients off, and ZeRO 3 reduces them inside the backward",
+            "a zero-bubble schedule delays weight gradients, and ZeRO 3 reduces them inside the backward",
             where="layout.zero",
             fix="use zero=2 or less, or schedule=interleaved",
         )
@@ -92,7 +92,7 @@ def _refuse(axis: str, degree: int, count: int, what: str) -> None:
 
 def _fill_advice(layout: Layout, cluster: Cluster) -> str:
     inner = layout.tp * layout.cp * layout.pp
-    resize = [f"--gpus {layout.num_ranks}"] if cluster.takes(layout.num_ranks) else []
+    resize = [f"--gpus {layout.num_ranks}"] if cluster.can_have(layout.num_ranks) else []
     if cluster.num_accelerators % inner == 0:
         return "use " + ", or ".join([f"dp={cluster.num_accelerators // inner}", *resize])
     return "use " + ", or ".join([*resize, f"degrees whose product is {cluster.num_accelerators}"])

@@ -2,7 +2,7 @@
 
 What scales with time has the prediction's interval. What nobody states (a price, a power cap, a facility's water) is None, and
 `Outcome.unknown` says why. `Outcome.notes` say where a number is not what it looks like. The ledger takes prices and watts from here, so
-that a run costs what its plan said.
+that a run costs what its plan predicted.
 """
 
 from __future__ import annotations
@@ -76,18 +76,18 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run takes; None where it cannot be reckoned, with the reason in `unknown`."""
+    """What a run takes; None where it cannot be computed, with the reason in `unknown`."""
 
     num_steps: int
     num_evaluations: int
     evaluation_s: float  # one evaluation
     time_to_train_s: Spread | None
     accelerator_hours: Spread | None
-    offer: Offer | None  # the price reckoned with
+    offer: Offer | None  # at the price that is used
     alternatives: tuple[Offer, ...]  # all that are listed for the accelerator, cheapest first
     busy: float  # share of the run in which the accelerators work
     node_w: float | None  # mean watts of a node at the wall
-    hosts: str  # where the watts beside the accelerators come from
+    hosts: str  # where the watts besides the accelerators come from
     energy_j: Spread | None  # at the wall, switches left out
     facility_energy_j: Spread | None  # and with cooling and distribution
     carbon_kg: Spread | None
@@ -153,9 +153,6 @@ def outcome(prediction: Prediction, row: int = 0, terms: Terms | None = None) ->
     )
 
 
-# -- what a reader should know ----------------------------------------------------------------------------
-
-
 def samples_note(workload: Workload) -> str:
     """That nobody knows the samples to the target at this batch, and what was taken; empty where they are known."""
     if not workload.batch_beyond or not workload.measured_batches:
@@ -169,7 +166,7 @@ def samples_note(workload: Workload) -> str:
             "Steps, time to train, cost, energy, carbon and water are lower bounds"
         )
     return (
-        f"{known}: at {workload.global_batch:,} they are unknown, and those of the smallest batch are taken. "
+        f"{known}: at {workload.global_batch:,} they are unknown, and those of the smallest batch are used. "
         "Steps, time to train, cost, energy, carbon and water are rough"
     )
 
@@ -182,11 +179,8 @@ def _time_to_train_s(prediction: Prediction, workload: Workload, row: int, unkno
     return Spread(time_s, time_s * bounds.low, math.inf if workload.batch_beyond == "above" else time_s * bounds.high)
 
 
-# -- money ----------------------------------------------------------------------------------------------
-
-
 def price_of(cluster: Cluster, provider: str = "", kind: str = "", unknown: dict[str, str] | None = None) -> Price | None:
-    """The price to reckon with. One that was asked for and is not listed is an error; none at all is not, and `unknown` says why."""
+    """The price to use. One that was asked for and is not listed is an error; none at all is not, and `unknown` says why."""
     if _is_processor(cluster):
         return _core_price(cluster, provider or kind, {} if unknown is None else unknown)
     chip = cluster.accelerator.name
@@ -210,16 +204,16 @@ def _is_processor(cluster: Cluster) -> bool:
 
 
 def _core_price(cluster: Cluster, asked: str, unknown: dict[str, str]) -> Price | None:
-    """What a processor's share of cores costs, told by its watts; nobody's price list has it."""
+    """What a processor's share of cores costs, from its watts; no price list has it."""
     chip = cluster.accelerator
     if asked:
         raise InputError(
-            f"no {asked} price is listed for a processor: {CORE_USD_PER_HOUR} USD a core-hour is assumed",
+            f"no {asked} price is listed for a processor: {CORE_USD_PER_HOUR} USD per core-hour is assumed",
             where=cluster.name,
             fix="leave --provider and --price-kind out",
         )
     if not math.isfinite(chip.power_cap_w):
-        unknown.setdefault("cost", f"a processor's price goes by its power, and that of {chip.name} is {NOT_STATED}")
+        unknown.setdefault("cost", f"a processor's price is derived from its power, and the power of {chip.name} is {NOT_STATED}")
         return None
     return Price(
         provider="clouds",
@@ -227,7 +221,7 @@ def _core_price(cluster: Cluster, asked: str, unknown: dict[str, str]) -> Price 
         kind=ASSUMED,
         usd_per_accelerator_hour=chip.power_cap_w / CORE_W * CORE_USD_PER_HOUR,
         instance="a share of cores",
-        source=Source(f"assumed {CORE_USD_PER_HOUR} USD a core-hour, as clouds ask", "2025"),
+        source=Source(f"assumed {CORE_USD_PER_HOUR} USD per core-hour, as in clouds", "2025"),
     )
 
 
@@ -239,9 +233,6 @@ def _listed(cluster: Cluster) -> tuple[Price, ...]:
 
 def _offer(price: Price, time_s: Spread, cluster: Cluster) -> Offer:
     return Offer(price, time_s.times(float(cost_usd(cluster.num_accelerators, 1.0, price.usd_per_accelerator_hour))))
-
-
-# -- energy ---------------------------------------------------------------------------------------------
 
 
 @cache
@@ -288,7 +279,7 @@ def node_w(cluster: Cluster, busy: float, constants: PowerConstants, cooling: st
     if cluster.node_overhead_w > 0 and not cooling:
         return float(
             node_power_w(accelerators_w, cluster.node_overhead_w)
-        ), f"{cluster.node_overhead_w:,.0f} W a node, stated for {cluster.name}"
+        ), f"{cluster.node_overhead_w:,.0f} W per node, stated for {cluster.name}"
     if cooling and cooling not in COOLING:
         raise InputError(f"no cooling by {cooling!r}", where="cooling", fix=f"choose from {', '.join(COOLING)}")
     cooling = cooling or ("liquid" if cluster.accelerator.name in LIQUID_RACKS else "air")
@@ -300,7 +291,9 @@ def node_w(cluster: Cluster, busy: float, constants: PowerConstants, cooling: st
 def _processor_w(cluster: Cluster, cooling: str) -> tuple[float, str]:
     if cooling:
         raise InputError(f"no node of processors cooled by {cooling} was metered", where="cooling", fix="leave --cooling out")
-    beside = f"and {cluster.node_overhead_w:,.0f} W a node, stated for {cluster.name}" if cluster.node_overhead_w > 0 else "nothing beside"
+    beside = (
+        f"and {cluster.node_overhead_w:,.0f} W per node, stated for {cluster.name}" if cluster.node_overhead_w > 0 else "nothing beside"
+    )
     watts_w = cluster.accelerators_per_node * cluster.accelerator.power_cap_w + cluster.node_overhead_w
     return watts_w, f"the processor itself, {beside}"
 
@@ -319,6 +312,8 @@ def _water_l(energy_j: Spread | None, halls: Facility, provider: str, unknown: d
         unknown["water"] = unknown["energy"]
         return None
     if math.isnan(halls.wue_l_per_kwh):
-        unknown["water"] = f"{provider} publishes no litres a kWh" if provider else "no provider is named whose litres a kWh could be taken"
+        unknown["water"] = (
+            f"{provider} publishes no litres per kWh" if provider else "no provider is named whose litres per kWh could be used"
+        )
         return None
     return energy_j.times(float(water_l(1.0, halls.wue_l_per_kwh)))

@@ -93,5 +93,5 @@ def overlap_note(layout: Layout, cluster: Cluster) -> str:
         return ""
     return (
         f"tp crosses the {tiers_of(layout, cluster)['tp'][-1]}, where its traffic is not overlapped with products: "
-        "that works within a node or a scale-up domain alone"
+        "that works only within a node or a scale-up domain"
     )

@@ -1,6 +1,6 @@
 """Job x Layouts (columns) -> Prediction: step time and its parts, memory, throughput, time to train, in closed form.
 
-The closed form ranks layouts. What a person is told about one of them is a `Forecast`, whose step is timed by the exact schedule.
+The closed form ranks layouts. What users see of one of them is a `Forecast`, whose step is timed by the exact schedule.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def interval_of(job: Job) -> Interval:
     own = profile.slices_of(model, number_format, job.workload.precision)
     spread = PROFILE_SPREAD[profile.device_type] * (1 if own else 2)
     kin = f"{profile.words}, slices of {'this model' if own else 'other models'}"
-    note = "" if own else f"the profile has no slice of {model.name} in {number_format}: other models' corrections are taken"
+    note = "" if own else f"the profile has no slice of {model.name} in {number_format}: other models' corrections are used"
     return Interval(low=1 - spread, high=1 + spread, kin=kin, num_runs=len(own), distance="measured" if own else "near", note=note)
 
 

@@ -121,8 +121,6 @@ class Pricer:
         bare.hides = False
         return bare
 
-    # -- one layer ----------------------------------------------------------------------------------
-
     def layer(self) -> Layer:
         """Seconds of a layer for one micro-batch."""
         forward_s, beside_s = self._matmul_forward_s()
@@ -252,8 +250,6 @@ class Pricer:
         again_s = np.where(full, layer.compute_s(0), np.where(some, layer.attention[0], 0.0))
         return layer.compute_s(0), layer.compute_s(1) - again_s
 
-    # -- the ends of the model, and messages --------------------------------------------------------
-
     def head_s(self) -> tuple[Column, Column]:
         """Seconds of the output projection (bf16) and the loss, forward and backward, of one micro-batch."""
         q = self.q
@@ -269,8 +265,6 @@ class Pricer:
         """Seconds of the hidden states of one micro-batch from one stage to the next."""
         message = self.tokens * self.q.hidden / self.tp * BF16_BYTES
         return np.asarray(neighbour_s(message, self.placement.members["pp"], self.tier_bytes_per_s, self.q.tier_latency_s))
-
-    # -- between replicas ---------------------------------------------------------------------------
 
     def parameters(self, split: Split) -> tuple[Column, Column]:
         """Trained parameters on the fullest rank: those all data-parallel ranks share, and routed experts."""
@@ -355,8 +349,6 @@ class Pricer:
         expert_ranks = np.where(self.l.zero_stage > 0, np.maximum(self.dp * self.cp * self.tp / self.ep, 1.0), 1.0)
         moved = sw.OPTIMIZER_BYTES * (shared / ranks + experts / expert_ranks) + sw.STEP_BYTES * (shared + experts)
         return np.asarray(moved / self.memory_bytes_per_s)
-
-    # -- once a step --------------------------------------------------------------------------------
 
     def step_s(self) -> Column:
         """Seconds of the host at the end of a step."""

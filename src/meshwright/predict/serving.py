@@ -89,9 +89,6 @@ class Serving:
         return self.memory_bytes - self.used_bytes
 
 
-# -- bytes ----------------------------------------------------------------------------------------------
-
-
 def weight_bytes(model: Model, precision: str, tp: int = 1) -> float:
     """Bytes of weights on one of `tp` ranks: the layers' matrices in `precision`, all else in bf16 (or fp32)."""
     wide = FP32_BYTES if precision == "fp32" else BF16_BYTES
@@ -156,9 +153,6 @@ def logit_bytes_per_sequence(model: Model, tp: int) -> float:
     return FP32_BYTES * model.vocab_size / tp
 
 
-# -- how many accelerators ------------------------------------------------------------------------------
-
-
 def legal_degrees(model: Model) -> list[int]:
     """Tensor degrees that divide heads and MLP widths and share key-value heads out or copy them evenly, smallest first."""
     widths = [model.num_heads]
@@ -206,7 +200,7 @@ def check_fits(held: Serving, request: Request, accelerator: Accelerator) -> Non
     raise FitError(
         f"{request.model.name} with {request.concurrency} sequences of {request.context} tokens needs {gib(-held.spare_bytes)} "
         f"({-held.spare_bytes:,.0f} bytes) more on each of {held.tp} {accelerator.name}; {could}",
-        where=f"memory of {accelerator.name}: {gib(accelerator.memory_bytes)}, of which {gib(held.reserve_bytes)} is kept back",
+        where=f"memory of {accelerator.name}: {gib(accelerator.memory_bytes)}, of which {gib(held.reserve_bytes)} is reserved",
         fix="use a lower precision or KV precision, a shorter context, more accelerators, or several copies with fewer sequences each",
     )
 

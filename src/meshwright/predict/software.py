@@ -74,7 +74,9 @@ ASSUMED: Mapping[str, Assumed] = {
     "STEP_S": Assumed("host work at the end of a step", "s", "norm, clipping, logging"),
     "LOSS_BYTES": Assumed("a logit, forward or backward", "bytes", "written once in bf16, read in fp32 halves"),
     "CHIP_REFERENCE": Assumed(
-        "W and bf16 FLOP/s that unfitted chips are scaled from", "", "H100: chips of no fitted generation are taken as equally efficient"
+        "W and bf16 FLOP/s that unfitted chips are scaled from",
+        "",
+        "H100: chips of no fitted generation are assumed to be equally efficient",
     ),
 }
 
@@ -325,7 +327,7 @@ def read_profile(path: Path) -> Software:
         raise InputError(f"cannot read the software profile: {error.strerror or error}", where=str(path)) from None
     except (InputError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise InputError(
-            "this is no software profile", where=str(path), fix="make one with `meshwright calibrate LOG --layout ... --out FILE`"
+            "this is not a software profile", where=str(path), fix="make one with `meshwright calibrate LOG --layout ... --out FILE`"
         ) from None
 
 

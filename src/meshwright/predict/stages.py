@@ -35,7 +35,7 @@ class Split:
         return np.where(number == 0, self.first, inner)
 
     def leading_at(self, num_leading: int, vp: ArrayLike, stage: ArrayLike) -> IntArray:
-        """How many of the model's `num_leading` first layers stand on `stage`: those within its first chunk."""
+        """How many of the model's `num_leading` first layers are on `stage`: those within its first chunk."""
         chunks, number = np.asarray(vp, dtype=np.int64), np.asarray(stage, dtype=np.int64)
         before = np.where(number == 0, 0, self.first // chunks + (number - 1) * (self.middle // chunks))
         return np.asarray(np.clip(num_leading - before, 0, self.at(number) // chunks), dtype=np.int64)

@@ -71,9 +71,6 @@ def sizes_of(precision: str) -> Sizes:
     return Sizes(int(wanted.tensor_bytes), int(weight_bytes), int(gradient_bytes))
 
 
-# -- what stands on a stage -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter on a tensor-parallel rank."""
@@ -163,9 +160,6 @@ def _embedding(model: Model, tp: int) -> tuple[Parameter, ...]:
 def _head(model: Model, tp: int, *, with_table: bool) -> tuple[Parameter, ...]:
     table = [Parameter("head.weight", (model.vocab_size // tp, model.hidden), True)] if with_table else []
     return (*table, *_norm(model, "head.norm"))
-
-
-# -- flows ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -392,9 +386,6 @@ def tied_flows(step: Step) -> Iterator[Flow]:
     yield Flow(axis="pp", what="tied table", kind=MESSAGE, num_ranks=layout.pp, payload_bytes=payload, count=1)
 
 
-# -- between replicas -----------------------------------------------------------------------------------
-
-
 def num_sharing(layout: Layout) -> int:
     """Replicas that share one state: all of them where nothing is sharded."""
     return layout.sharing_ranks if layout.zero_stage else layout.dp * layout.cp
@@ -482,9 +473,6 @@ def buckets(parameters: Sequence[Parameter], most: int, *, tied: bool) -> Iterat
                 held = []
         if held:
             yield held
-
-
-# -- sums -----------------------------------------------------------------------------------------------
 
 
 def sent_on(axis: str, found: Iterable[Flow]) -> tuple[float, int]:

@@ -32,7 +32,7 @@ LARGE = 50e9  # parameters: above, a step is long compared with everything that 
 ONE_SIDED = 0.999  # a low end this close to the prediction: no more than a tenth of the runs took less
 FEWEST = 9  # runs that make a pool: of fewer, a tenth on either side is less than one run
 FAR_FACTOR = 2.0  # more accelerators than so many times those measured, or a model as much larger or smaller, counts as not measured
-UNKNOWN_GROWTH = 0.1  # of errors, in ln, with each doubling beyond that, where no run tells
+UNKNOWN_GROWTH = 0.1  # of errors, in ln, with each doubling beyond that, where no run shows it
 
 Entry = Mapping[str, Any]  # one run of residuals.json
 
@@ -112,9 +112,6 @@ def software_kind(release: str) -> str:
     if release.startswith("nemo-"):
         return "container"
     return "round" if release.startswith("v") else "other"
-
-
-# -- pools ----------------------------------------------------------------------------------------------
 
 
 def _measured(asked: Likeness, fitted: Sequence[Entry]) -> Interval:
@@ -198,9 +195,6 @@ def _named(asked: Likeness) -> str:
     return f"{jobs[asked.kind]} in {origin.get(asked.software, 'other tables')}"
 
 
-# -- outside the evidence -------------------------------------------------------------------------------
-
-
 def _beyond(asked: Likeness, fitted: Sequence[Entry], num_parameters: float, cluster: Cluster) -> str:
     """In what a question lies outside the runs of its family, in words; empty where it does not."""
     alike = _alike(asked)
@@ -212,7 +206,7 @@ def _beyond(asked: Likeness, fitted: Sequence[Entry], num_parameters: float, clu
         return f"{num_accelerators:,} accelerators; the most measured with {' '.join(asked.family)} are {most:,}"
     slowest, fabric = min(run["fabric_bytes_per_s"] for run in own), cluster.tiers[-1]
     if cluster.tiers[0].num_accelerators < num_accelerators and fabric.bytes_per_s * FAR_FACTOR < slowest:
-        return f"a network of {si(fabric.bytes_per_s, 'B/s')} an accelerator; the slowest measured is {si(slowest, 'B/s')}"
+        return f"a network of {si(fabric.bytes_per_s, 'B/s')} per accelerator; the slowest measured is {si(slowest, 'B/s')}"
     sizes = [run["num_parameters"] for run in own]
     if not min(sizes) / FAR_FACTOR <= num_parameters <= max(sizes) * FAR_FACTOR:
         return f"{parameters(num_parameters, '.3g')} parameters; models measured with {' '.join(asked.family)} have {_span(sizes)}"
@@ -234,8 +228,8 @@ def _widened(found: Interval, model: Model, cluster: Cluster, runs: Sequence[Ent
     more = math.exp(growth(runs) * (in_size + in_count))
     outside = [f"models of {_span(sizes)} parameters"] if in_size else []
     outside += [f"at most {max(counts):,} accelerators"] if in_count else []
-    told = f"predictions rest on {' and '.join(outside)}, so the interval reaches {100 * (more - 1):.0f} % further at either end"
-    note = f"{found.note}; {told}" if found.note else told
+    reason = f"predictions rest on {' and '.join(outside)}, so the interval reaches {100 * (more - 1):.0f} % further at either end"
+    note = f"{found.note}; {reason}" if found.note else reason
     return replace(found, low=found.low / more, high=found.high * more, distance="far", note=note)
 
 

@@ -12,10 +12,11 @@ from meshwright.record.lines import number, required_number, whole_number
 PARTS = ("compute", "exposed_tp", "exposed_cp", "exposed_pp", "exposed_dp", "exposed_ep", "bubble", "optimizer", "data", "overhead")
 PART_NAMES = {part: part.replace("_", " ") for part in PARTS}  # for people: every table, page and sentence names a part so
 SLOW_AFTER = ("evaluation", "checkpoint", "resumed", "restart")  # events after which the next step is no steady one
-ENDS = ("finished", "stopped")  # events that tell how simulated weeks ended, with what came after their last interruption
-LONGEST_S = 1e11  # three thousand years: no step takes longer, no event comes later, and a date can still be told
+ENDS = ("finished", "stopped")  # the events that end simulated weeks; they also account for the time since the last interruption
+LONGEST_S = 1e11  # three thousand years: no step takes longer, no event comes later, and the time is still a valid date
 STEP_FIELDS = ("step", "samples", "loss", "grad_norm", "step_s")
 OLD_STEP_FIELD = "step_time_s"  # what `step_s` was called in the records of version 0.1
+OLD_MESSAGE_FIELD = "said"  # what an event's `message` was called in the records of version 0.1
 
 _PART_OF_FIELD = {f"{part}_s": part for part in PARTS}
 _EVENT_FIELDS = ("time_s", "kind", "step")
@@ -42,7 +43,7 @@ class StepRecord:
             raise InputError(f"the extra field {taken[0]!r} has the name of a field of every step", fix="call it something else")
         for name, seconds in (("step_s", self.step_s), *self.parts_s.items()):
             if not 0 <= seconds <= LONGEST_S:
-                raise InputError(f"{name} of step {self.step} is {seconds}, not a number of seconds that it can take")
+                raise InputError(f"{name} of step {self.step} is {seconds}, which is not a possible duration")
 
     def to_json(self) -> dict[str, Any]:
         """The record as one flat JSON object: `compute_s`, `exposed_tp_s`, ... beside the rest."""
@@ -89,9 +90,11 @@ class Event:
     def from_json(entry: Mapping[str, Any]) -> Event:
         """The event that a line holds; ValueError says what it lacks."""
         if not isinstance(entry.get("kind"), str):
-            raise ValueError("kind is no text")
+            raise ValueError("kind is not text")
         time_s = required_number(entry, "time_s")
         if not abs(time_s) <= LONGEST_S:
-            raise ValueError(f"time_s is {time_s}, when nothing can have happened")
+            raise ValueError(f"time_s is {time_s}, which is not a possible time")
         detail = {name: value for name, value in entry.items() if name not in _EVENT_FIELDS}
+        if OLD_MESSAGE_FIELD in detail and "message" not in detail:
+            detail = {"message" if name == OLD_MESSAGE_FIELD else name: value for name, value in detail.items()}
         return Event(time_s=time_s, kind=entry["kind"], step=whole_number(entry, "step"), detail=detail)

@@ -54,7 +54,7 @@ class RunHeader:
         try:
             _check_fields({spec.name: getattr(self, spec.name) for spec in fields(self)})
         except ValueError as error:
-            raise InputError(f"a run's header cannot hold this: {one_line(error)}", where="run.json", fix="mend the value") from None
+            raise InputError(f"a run's header cannot hold this: {one_line(error)}", where="run.json", fix="correct the value") from None
 
 
 def versions() -> dict[str, str | None]:
@@ -131,13 +131,13 @@ def _check_fields(known: Mapping[str, Any]) -> None:
     if not isinstance(conditions, list | tuple) or not all(isinstance(word, str) for word in conditions):
         raise ValueError("conditions are not a list of texts")
     if not all(word.isprintable() for word in (known["machine"], *conditions)):
-        raise ValueError("machine or conditions hold characters that cannot be shown")
+        raise ValueError("machine or conditions contain characters that cannot be shown")
     if not isinstance(known.get("versions"), Mapping):
         raise ValueError("versions are missing")
     arguments, money = known.get("arguments", {}), known.get("money")
     if not isinstance(arguments, Mapping) or not all(isinstance(value, str | int | float | None) for value in arguments.values()):
-        raise ValueError("arguments are no table of plain values")
+        raise ValueError("arguments are not a table of plain values")
     if not isinstance(money, Mapping | None):
-        raise ValueError("money is no table")
+        raise ValueError("money is not a table")
     if datetime.fromisoformat(known["created"]).tzinfo is None:
         raise ValueError("created has no time zone")

@@ -43,7 +43,7 @@ def object_in(line: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("nested too deep") from None
     if not isinstance(entry, dict):
-        raise ValueError("it holds no JSON object")
+        raise ValueError("it is not a JSON object")
     return entry
 
 

@@ -56,7 +56,7 @@ class DamagedLine:
 
     line: int  # in its file, from 1
     why: str
-    key: str  # as far as it is legible; "" where it is not: the line may have said anything
+    key: str  # as far as it is legible; "" where it is not: the line may have been any
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One run as its log tells it. What a line should say and does not is an error when it is asked for, not before."""
+    """One run as its log gives it. A value that the log lacks is an error only when something asks for it."""
 
     path: str
     events: tuple[LogEvent, ...]
@@ -346,14 +346,14 @@ def salvage(text: str, path: str) -> Log:
 def _event(fragment: str, line: int) -> LogEvent:
     entry, _ = _DECODE(fragment.lstrip())
     if not isinstance(entry, dict):
-        raise ValueError("it holds no JSON object")
+        raise ValueError("it is not a JSON object")
     time_ms, key, metadata = entry.get("time_ms"), entry.get("key"), entry.get("metadata") or {}
     if not _is_number(time_ms):
         raise ValueError(f"time_ms is {'missing' if time_ms is None else repr(time_ms)}")
     if not isinstance(key, str):
         raise ValueError(f"key is {'missing' if key is None else repr(key)}")
     if not isinstance(metadata, dict):
-        raise ValueError("metadata is no JSON object")
+        raise ValueError("metadata is not a JSON object")
     return LogEvent(float(time_ms), key, entry.get("value"), metadata, line)
 
 

@@ -67,7 +67,7 @@ class RunWriter:
         try:
             return cls._resumed(Path(folder), after_step, plan)
         except OSError as error:
-            raise refusal("cannot go on with the run's records", error.filename or folder, error) from None
+            raise refusal("cannot continue the run's records", error.filename or folder, error) from None
 
     @classmethod
     def _resumed(cls, folder: Path, after_step: int, plan: bytes | None) -> Self:
@@ -136,7 +136,7 @@ class RunWriter:
         self._events.sync()
 
     def truncate_after(self, step: int) -> int:
-        """Move the steps behind `step` to abandoned.jsonl; return how many. A resumed run writes them anew."""
+        """Move the steps behind `step` to abandoned.jsonl; return how many. A resumed run writes them again."""
         self._steps.close()
         num_cut = _abandon(self.folder, "steps.jsonl", StepRecord.from_json, step)
         self._steps = _LineFile(self.folder / "steps.jsonl")

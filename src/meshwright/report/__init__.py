@@ -1,1 +1,1 @@
-"""What to tell others: pages, plots and comparisons of plans and runs. Reads files and values; runs nothing, and never sees torch."""
+"""Pages, plots and comparisons of plans and runs. Reads files and values; runs nothing, and never sees torch."""

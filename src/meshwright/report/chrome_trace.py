@@ -33,7 +33,7 @@ GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 CPU_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
 GPU_COMMUNICATION = ("nccl", "rccl", "msccl", "nvshmem")  # how names of such kernels begin
 CPU_COMMUNICATION = ("gloo:", "mpi:", "ucc:", "xccl:", "c10d::", "_c10d_functional::", "record_param_comms")
-LARGEST_US = 2.0**52  # beyond, a float tells no half microseconds; the clock reads 2**50.6 of them since 1970
+LARGEST_US = 2.0**52  # beyond, a float cannot hold half microseconds; since 1970 2**50.6 microseconds have passed
 CPU_WRAPPERS = ("autograd::", "torch::autograd::")  # they last as long as what runs inside them, waits included
 
 
@@ -265,7 +265,7 @@ class _Reader:
         rows = {(process, stream): rows for (gpu, process, stream), rows in self.rows.items() if gpu == on_gpu}
         if not rows and self.num_damaged:
             what = f"none of the trace's {self.num_damaged:,} kernels and operators has a start and a length in microseconds"
-            raise InputError(what, where=str(self.path), fix="export the profile anew with export_chrome_trace")
+            raise InputError(what, where=str(self.path), fix="export the profile again with export_chrome_trace")
         if not rows:
             fix = "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] and export_chrome_trace"
             raise InputError(f"no kernel and no operator among the trace's {self.num_events:,} events", where=str(self.path), fix=fix)
@@ -288,7 +288,7 @@ class _Reader:
 
     def _no_trace(self, why: str) -> InputError:
         return InputError(
-            f"this is no Chrome trace: {why}",
+            f"this is not a Chrome trace: {why}",
             where=str(self.path),
             fix="give a run's folder, or a file that torch.profiler's export_chrome_trace wrote",
         )

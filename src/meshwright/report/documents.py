@@ -112,9 +112,6 @@ def _evaluations(facts: RunFacts) -> Iterator[Block]:
         yield Text(f"These are the last {MAX_EVALUATIONS} of {len(known):,} evaluations; --json prints all of them.")
 
 
-# -- several runs ---------------------------------------------------------------------------------------
-
-
 def _comparison(runs: Sequence[RunFacts], title: str) -> Iterator[Block]:
     yield Table(title, RUN_COLUMNS, tuple(run_rows(runs)))
     yield from (Text(difference.text) for difference in differences(runs))
@@ -161,9 +158,6 @@ def _rest(facts: RunFacts) -> Row:
     predicted, measured = facts.plan.peak_memory_bytes if facts.plan else None, facts.measured_memory_bytes
     amounts = or_unknown(facts.ledger.carbon_kg, carbon), or_unknown(facts.ledger.water_l, water)
     return facts.label, *amounts, or_unknown(predicted, gib), gib(measured) if measured is not None else "not recorded"
-
-
-# -- profiles -------------------------------------------------------------------------------------------
 
 
 def profile_document(profile: Profile) -> Document:

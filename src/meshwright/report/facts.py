@@ -132,7 +132,7 @@ class RunFacts:
 
     @property
     def model(self) -> str:
-        """The model's name; nothing where no plan tells."""
+        """The model's name; nothing without a plan."""
         return self.plan.model.name if self.plan else ""
 
     @cached_property
@@ -152,7 +152,7 @@ class RunFacts:
 
     @property
     def workload_steps(self) -> int:
-        """Steps of the plan's whole workload; 0 where it has no end, or no plan tells."""
+        """Steps of the plan's whole workload; 0 where it has no end, or there is no plan."""
         return self.plan.workload.num_steps() if self.plan else 0
 
     @cached_property
@@ -216,7 +216,7 @@ class RunFacts:
 
     @cached_property
     def slowest_replicas(self) -> tuple[Replica, ...]:
-        """Replicas by how often they were the slowest; nothing where no step tells."""
+        """Replicas by how often they were the slowest; nothing where no step records it."""
         column = self.run.columns.get(SLOWEST_REPLICA)
         if column is None:
             return ()
@@ -375,7 +375,7 @@ def time_split(run: Run, plan: Plan | None, summary: Summary) -> TimeSplit:
         Cost(key="samples", name="samples", seconds=training_s, remark=f"{num_steps * batch:,} x {_per_sample(per_sample_s)}"),
         Cost(
             key="steps",
-            name="steps beside the median",
+            name="steps that differ from the median",
             seconds=by_what["steps"] - training_s,
             remark="jitter, stalls, first steps after a pause",
         ),
@@ -392,7 +392,7 @@ def time_split(run: Run, plan: Plan | None, summary: Summary) -> TimeSplit:
 
 
 def _num_steps(run: Run) -> int:
-    """Steps that were kept: those recorded, or of simulated weeks, whose records are a sample, as many as the last event tells."""
+    """Steps that were kept: the recorded ones; for simulated weeks, whose records are a sample, the number in the last event."""
     return _last_step(run) if is_sampled(run) else len(run.records)
 
 

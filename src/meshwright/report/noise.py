@@ -1,4 +1,4 @@
-"""How well a run's step time is known: its autocorrelation, the interval of its median, the smallest difference that can be told.
+"""How well a run's step time is known: its autocorrelation, the interval of its median, the smallest difference that can be detected.
 
 Steps are not independent: a slow network or a warm rack stays so for a while. Intervals are therefore those of a bootstrap that draws
 whole blocks of neighbouring steps (Kuensch 1989, circular as in Politis and Romano 1992), twice as long as the steps are correlated.
@@ -27,7 +27,7 @@ class Noise:
     """How well the median of a series of step times is known."""
 
     correlation_steps: float  # steps over which neighbours are alike; 1: independent
-    effective_steps: float  # independent steps that would tell as much
+    effective_steps: float  # independent steps that would carry as much information
     low_s: float  # 95 % interval of the median
     high_s: float
     floor_pct: float  # least difference that jitter within two such runs does not explain, at 95 %; runs differ by more

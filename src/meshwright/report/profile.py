@@ -99,11 +99,11 @@ def profile_of(paths: tuple[Path, ...]) -> Profile:
         notes += [f"{path.name}: {note}" for note in trace.notes]
     labels = Counter(process.label for _, process in found)
     if twice := [label for label, count in labels.items() if count > 1]:
-        notes.append(f"Several files are of {', '.join(twice)}: they are told apart by their names.")
+        notes.append(f"Several files are of {', '.join(twice)}: they are distinguished by their file names.")
     processes = [replace(one, label=f"{one.label}, {path}") if labels[one.label] > 1 else one for path, one in found]
     processes.sort(key=lambda one: (one.rank is None, one.rank or 0))
     if not all(one.on_gpu for one in processes):
-        notes.append("No GPU events: CPU operators are taken as compute, gloo's and c10d's as communication.")
+        notes.append("No GPU events: CPU operators count as compute, gloo's and c10d's as communication.")
     if not any(one.communication_s for one in processes):
         notes.append("No communication was recorded: no kernel named nccl*, no gloo or c10d operator.")
     return Profile(files=paths, processes=tuple(processes), notes=tuple(notes))

@@ -86,7 +86,7 @@ def scalings(runs: Sequence[RunFacts]) -> list[Scaling]:
 
 
 def left_out(runs: Sequence[RunFacts]) -> list[str]:
-    """A sentence for each run that no series holds because of its conditions: which, and what tells it from others of its job."""
+    """A sentence for each run that no series holds because of its conditions: which run, and how it differs from the others of its job."""
     shown = {label for scaling in scalings(runs) for point in scaling.points for label in point.labels}
     notes = []
     for alike in _by_job(runs).values():

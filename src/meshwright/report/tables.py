@@ -44,7 +44,7 @@ def money(ledger: Ledger) -> str:
 
 
 def price(ledger: Ledger) -> str:
-    """The price that the cost stands on."""
+    """The price that the cost is based on."""
     return str(ledger.price) if ledger.price else "no price is listed"
 
 
@@ -59,7 +59,7 @@ def amount_rows(ledger: Ledger) -> tuple[Line, ...]:
     site = ledger.energy
     halls = f"{site.facility}, {site.facility_year}" + (f", PUE {site.pue:g}" if site.pue else "")
     drawn = f"{ledger.energy_source}, switches left out" if ledger.energy_j is not None else "no power is stated"
-    lost = f"; {usd(float(ledger.lost_usd))} of it for steps done again" if ledger.lost_usd else ""
+    lost = f"; {usd(float(ledger.lost_usd))} of it for repeated steps" if ledger.lost_usd else ""
     return (
         ("cost", money(ledger), price(ledger) + lost),
         ("energy at the wall", or_unknown(ledger.energy_j, energy), drawn),
@@ -124,7 +124,7 @@ def step_rows(facts: RunFacts) -> Iterator[Line]:
         yield "predicted step", seconds(plan.step_s), f"the {facts.kind} median is {off:+.1f} % off, {inside} the 80 % interval"
     yield "mean step", seconds(summary.mean_step_s), "what the parts below add up to"
     yield "spread", f"{summary.robust_std_pct:.3g} %", "robust standard deviation; stalls do not count"
-    yield "p99 / p50", f"{summary.p99_over_p50:.3f}", "how far the slow steps reach"
+    yield "p99 / p50", f"{summary.p99_over_p50:.3f}", "how slow the slow steps are"
     yield "worst", seconds(summary.worst_step_s), "of all steps"
     yield "drift", f"{summary.drift_pct:+.2f} %", "last tenth against the first"
     if noise:

@@ -95,7 +95,7 @@ def _lines(run: Run, values: dict[str, Any]) -> Iterator[Line]:
     cost, energy_kwh = values["cost_usd"], values["energy_kwh"]
     yield "cost", values["cost_note"] if cost is None else f"{usd(cost)}; {values['cost_note']}", ""
     yield "energy", values["energy_note"] if energy_kwh is None else f"{energy(energy_kwh * KWH)}; {values['energy_note']}", ""
-    slow = [str(event.detail["said"]) for event in run.events if event.kind == "slow_rank"]  # the key that the trainer writes
+    slow = [str(event.detail["message"]) for event in run.events if event.kind == "slow_rank"]  # the key that the trainer writes
     yield from (("slow rank", text, "") for text in slow[-MAX_SLOW:])
     yield "folder", values["folder"], ""
 

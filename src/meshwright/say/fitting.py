@@ -40,7 +40,7 @@ def accuracy_document(figures: Sequence[Figure], written: Sequence[Path]) -> Doc
 
 def figure_table(figures: Sequence[Figure]) -> Table:
     """What was asked and what is reached."""
-    rows = tuple((figure.name, figure.asked, figure.said, "" if figure.is_met else "missed") for figure in figures)
+    rows = tuple((figure.name, figure.asked, figure.reached_words, "" if figure.is_met else "missed") for figure in figures)
     return Table("asked and reached", ("", "asked", "reached>", ""), rows)
 
 

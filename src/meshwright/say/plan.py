@@ -75,7 +75,7 @@ def _searched(found: Planned) -> tuple[str, str]:
     count = f"{found.best.found.num_layouts:,} layout{'' if found.best.found.num_layouts == 1 else 's'}"
     if not fixed:
         return count, "every choice open; to price one layout as it is, use `meshwright predict`"
-    return count, f"with {fixed} fixed and every other choice open; `meshwright predict` instead takes the usual switches"
+    return count, f"with {fixed} fixed and every other choice open; `meshwright predict` instead uses the usual switches"
 
 
 def _against(before: Forecast, after: Forecast) -> tuple[str, str]:

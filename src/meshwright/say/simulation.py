@@ -33,8 +33,8 @@ def _blocks(found: Simulation) -> Iterator[Block]:
     yield from _weeks(found) if found.outlook else _steps(found)
     if found.is_cut and found.budget:
         was_done = found.outlook is not None and found.outlook.workload_done == 1
-        before = " The workload was done before that: the days go on after its end." if was_done else ""
-        yield Text(f"The budget of {amount(found.budget.usd)} ended the simulation: the numbers are of what it paid for.{before}")
+        before = " The workload was done before that: the simulated days continue after its end." if was_done else ""
+        yield Text(f"The budget of {amount(found.budget.usd)} ended the simulation: the numbers are for what it paid for.{before}")
     yield from map(Note, _notes(found))
     if found.folder:
         yield Text(f"written: {found.folder}")
@@ -130,7 +130,7 @@ def _steps(found: Simulation) -> Iterator[Block]:
 
 
 def _of_steps(run: SimulatedRun) -> str:
-    """What a part of a workload is said of, behind a name; nothing for a whole one."""
+    """What to add after a name where only a part of a workload is meant; nothing for a whole one."""
     return "" if run.is_whole else f" of {len(run.steps):,} step{'' if len(run.steps) == 1 else 's'}"
 
 
@@ -293,7 +293,9 @@ def _workload(seen: Outlook) -> str:
         return "has no end"
     times = float(np.mean(seen.weeks.work_s)) / seen.step.workload_s
     whole = f"{seen.step.workload_steps:,} steps"
-    return f"{whole}, {times:.1%} done" if times < 1 else f"{whole}, done {times:,.1f} times over: the days go on after its end"
+    return (
+        f"{whole}, {times:.1%} done" if times < 1 else f"{whole}, done {times:,.1f} times over: the simulated days continue after its end"
+    )
 
 
 def _over_seeds(value: OverSeeds, many: bool, form: str) -> str:

@@ -32,7 +32,7 @@ def make_app(shelf: Shelf) -> FastAPI:
     app = FastAPI(title="meshwright", docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
     _add_files(app)
     _add_runs(app, shelf)
-    app.add_exception_handler(MeshwrightError, _told)
+    app.add_exception_handler(MeshwrightError, _refused)
     return app
 
 
@@ -52,7 +52,7 @@ def _add_files(app: FastAPI) -> None:
 
 
 def _add_runs(app: FastAPI, shelf: Shelf) -> None:
-    """Routes that read run folders: plain functions, which run beside the loop, so that a slow disk holds nobody up."""
+    """Routes that read run folders: plain functions, which run in threads, so that a slow disk blocks no other request."""
     from starlette.responses import Response
 
     def runs() -> Any:
@@ -88,7 +88,7 @@ def _json(value: Any) -> Any:
     return Response(json.dumps(value, allow_nan=False, separators=(",", ":")), media_type="application/json")
 
 
-async def _told(_: object, error: Exception) -> Any:
+async def _refused(_: object, error: Exception) -> Any:
     """What was wrong with a request: a name that is no run's."""
     from starlette.responses import JSONResponse
 

@@ -1,4 +1,4 @@
-"""Ledgers of runs, made beside the requests: a long run takes seconds to add up, and nobody waits for that."""
+"""Ledgers of runs, computed in a thread: a long run takes seconds to add up, and no request waits for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.ledger import Ledger, ledger_of
 from meshwright.serve.files import check_plain
 from meshwright.serve.live import LiveRun
 
-AGE_S = 10.0  # of a ledger before it is made anew, if the run has gone on
+AGE_S = 10.0  # of a ledger before it is made again, if the run has continued
 REST = 50.0  # times as long as making it took: at most 2 % of a core
 MOST_BYTES = 64 << 20  # of steps: beyond, a ledger would take a gigabyte; the page goes by the steps it has read
 
@@ -82,4 +82,4 @@ def _check_size(path: Path) -> None:
     except FileNotFoundError:
         return
     if state.st_size > MOST_BYTES:
-        raise MeshwrightError(f"{path.name} is too long to be added up while someone waits", where=str(path))
+        raise MeshwrightError(f"{path.name} is too long to add up for a live page", where=str(path))

@@ -1,4 +1,4 @@
-"""Connections of the page: many silent ones shut nobody out.
+"""Connections of the page: many silent ones do not shut others out.
 
 A server that counts connections and refuses the next one is closed by anyone who opens a few hundred and says nothing. Here the newest
 comes in, and where there are too many, the one that has asked for nothing the longest goes. Whoever brings no whole request for a while,

@@ -47,7 +47,7 @@ def check_plain(path: Path) -> os.stat_result:
     """The state of a plain file; an error for a link, a pipe, a device or a folder, which could lead out or never end."""
     state = os.stat(path, follow_symlinks=False)
     if not stat.S_ISREG(state.st_mode):
-        raise InputError(f"{path.name} is no plain file", where=str(path), fix="put the file itself there, not a link to it")
+        raise InputError(f"{path.name} is not a plain file", where=str(path), fix="put the file itself there, not a link to it")
     return state
 
 
@@ -56,5 +56,5 @@ def open_plain(path: Path) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InputError(f"{path.name} is no plain file", where=str(path), fix="put the file itself there, not a link to it")
+        raise InputError(f"{path.name} is not a plain file", where=str(path), fix="put the file itself there, not a link to it")
     return descriptor

@@ -1,4 +1,4 @@
-"""Who may ask, and what: one door before every route, known and unknown, that says no unless it is told otherwise.
+"""Which requests are allowed: one check before every route, known and unknown, that refuses what is not explicitly allowed.
 
 In this order: the token (where there is one), the name in the Host header, the origin, the method. What passes can only read. Every answer
 carries headers that keep the page to itself.
@@ -63,7 +63,7 @@ class Door:
     cookie: str = "meshwright"
     is_encrypted: bool = False
     ticket: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)  # of the link that is good for one entry
-    on_entry: Callable[[str], None] = print  # told the next link's ticket
+    on_entry: Callable[[str], None] = print  # called with the next link's ticket
     _sessions: dict[str, float] = field(default_factory=dict, repr=False)  # digest -> when it ends
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ def check_token(token: str) -> str:
 
 
 def host_name(host: str) -> str:
-    """The name of a Host header without its port, in small letters. What is no port stays with the name, which nobody then knows."""
+    """The name of a Host header without its port, in small letters. What is not a port stays part of the name, which is then unknown."""
     name = host.strip().lower()
     bare, colon, port = name.rpartition(":")
     if colon and port.isascii() and port.isdigit() and (bare.endswith("]") or ":" not in bare):
@@ -182,7 +182,7 @@ class Guard:
         return Refusal(
             401,
             "This page needs a token: send it as `Authorization: Bearer TOKEN`, or open the link that `meshwright serve` printed.\n"
-            "A link is good for one browser; the next one stands where the page was started.",
+            "A link is good for one browser; the next one is printed where the page was started.",
             ((b"www-authenticate", b'Bearer realm="meshwright"'),),
         )
 

@@ -29,13 +29,13 @@ PLAN_BYTES = 64 << 20
 RANKS_BYTES = 16 << 20
 MAX_EVENTS = 20_000  # kept; a run that has more is shown with its newest
 MAX_DAMAGE = 100  # places named; the others are counted
-RECENT = 200  # steps by which pace and parts of a run that goes on are told
+RECENT = 200  # steps that step time and parts of a running run are computed from
 QUIET_S = 60.0  # and ten steps: a run that wrote nothing for longer may be dead
 STARTING_S = 600.0  # the same before the first step: weights are made or read, kernels compiled
 
 
 class LiveRun:
-    """A run's folder, followed. `refresh` looks; all else tells what the last look saw."""
+    """A run folder that is followed. `refresh` reads what is new; everything else gives the state of the last read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class LiveRun:
         self.plan: Plan | None = None
         self.plan_problem = ""
         self.rank_times: tuple[int, int, list[float]] | None = None  # step, steps it is a median of, busy seconds by rank
-        self.life = 0  # how often the steps began anew: a reader of an earlier life starts over
+        self.life = 0  # how often the steps began again: a reader of an earlier life starts over
         self._steps_tail, self._events_tail = Tail(folder / "steps.jsonl"), Tail(folder / "events.jsonl")
         self._stamps: dict[str, tuple[int, int, int]] = {}
         self.looked_s = 0.0  # by the monotonic clock
@@ -56,7 +56,7 @@ class LiveRun:
         self.life += 1
 
     def refresh(self, patience_s: float = 0.0) -> None:
-        """Look at the folder, unless someone did a moment ago; read on for so long where much is new. What cannot be read is told."""
+        """Read what is new in the folder, for at most so long, unless that was done a moment ago. Problems are kept, not raised."""
         if time.monotonic() - self.looked_s < LOOK_S:
             return
         try:
@@ -70,7 +70,7 @@ class LiveRun:
         except MeshwrightError as error:
             self.header, self.problem = None, error
         except OSError as error:
-            why = "a link stands in a file's place" if error.errno == errno.ELOOP else error.strerror or error
+            why = "a link is in the place of a file" if error.errno == errno.ELOOP else error.strerror or error
             self.header, self.problem = None, MeshwrightError(f"cannot be read: {why}", where=str(error.filename or self.folder))
         self.looked_s = time.monotonic()
 
@@ -91,7 +91,7 @@ class LiveRun:
         except FileNotFoundError:
             return self._stamps.pop(name, None) is not None
         if state.st_size > most_bytes:
-            raise MeshwrightError(f"{name} holds {state.st_size:,} bytes: that is none of ours", where=str(self.folder / name))
+            raise MeshwrightError(f"{name} holds {state.st_size:,} bytes: meshwright did not write that", where=str(self.folder / name))
         stamp = (state.st_ino, state.st_mtime_ns, state.st_size)
         changed = self._stamps.get(name) != stamp
         self._stamps[name] = stamp
@@ -166,7 +166,7 @@ class LiveRun:
 
     @property
     def touched(self) -> float:
-        """When the folder was last written to, in seconds of the clock; 0 where nobody knows."""
+        """When the folder was last written to, in seconds of the clock; 0 where it is not known."""
         return touched_s(self.folder)
 
     @property
@@ -183,7 +183,7 @@ class LiveRun:
 
     @property
     def first_counted(self) -> int:
-        """Row of the first step that pace and parts are told by: of the last ones while a run goes on, of all once it has ended."""
+        """Row of the first step that step time and parts are computed from: the last ones while a run is running, all once it has ended."""
         return 0 if self.has_ended else max(len(self.steps) - RECENT, 0)
 
     @property
@@ -210,7 +210,7 @@ class LiveRun:
 
     @property
     def num_steady(self) -> int:
-        """How many steps pace and parts are told by: the steady ones, as a report counts them."""
+        """How many steps step time and parts are computed from: the steady ones, as in a report."""
         return int(self._steady().sum())
 
     def _steady(self) -> np.ndarray[Any, np.dtype[np.bool_]]:

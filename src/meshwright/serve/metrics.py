@@ -50,8 +50,8 @@ def _by_status(rows: Iterable[Mapping[str, Any]]) -> list[tuple[dict[str, str], 
 
 
 def _family(name: str, meaning: str, samples: Iterable[tuple[Mapping[str, Any], float]]) -> list[str]:
-    told = [f"{name}{{{_labels(labels)}}} {_number(value)}" for labels, value in samples]
-    return [f"# HELP {name} {meaning}", f"# TYPE {name} gauge", *told] if told else []
+    lines = [f"{name}{{{_labels(labels)}}} {_number(value)}" for labels, value in samples]
+    return [f"# HELP {name} {meaning}", f"# TYPE {name} gauge", *lines] if lines else []
 
 
 def _labels(labels: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ TARGET, WORKLOAD, ASKED, BUDGET = ENDS = ("target", "workload", "steps asked for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What is known of a run's end; None where nobody can say."""
+    """What is known of a run's end; None where it is not known."""
 
     num_steps: int | None  # that it takes, by what ends it first; None for a run that is past all that was expected
     ends_by: str | None  # which of ENDS that is
@@ -43,7 +43,7 @@ def outlook_of(run: LiveRun, ledger: Ledger | None = None) -> Outlook:
 
 
 def _reckoned(run: LiveRun, ledger: Ledger | None) -> Outlook:
-    """The same, at the price the ledger reckons with or else the listed one."""
+    """The same, at the price that the ledger uses, or else the list price."""
     expected_steps, last_step = stated_steps(run)
     rate = ledger.price if ledger and ledger.price else rate_of(run.plan.cluster) if run.plan else None
     usd_per_s = _usd_per_s(run, rate)

@@ -1,4 +1,4 @@
-"""Which rank stands in which rack, tray and slot, and how it is doing."""
+"""The rack, tray and slot of each rank, and its state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def health_of(run: LiveRun) -> dict[str, Any]:
     slow = run.slow_ranks
     were = {event.detail["rank"] for event in run.events if event.kind == "slow_rank" and isinstance(event.detail.get("rank"), int)}
     return {
-        "slow": {str(rank): str(event.detail.get("said", f"slow since step {event.step}"))[:300] for rank, event in slow.items()},
+        "slow": {str(rank): str(event.detail.get("message", f"slow since step {event.step}"))[:300] for rank, event in slow.items()},
         "recovered": sorted(were - slow.keys()),
         "last": _last_replicas(run),
         "busy": _busy(run),

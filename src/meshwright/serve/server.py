@@ -48,7 +48,7 @@ def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[object, 
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise InputError(
-            f"nobody knows the address {host!r}: {error}", where="--host", fix="use 127.0.0.1, or an address of this machine"
+            f"the address {host!r} is not known: {error}", where="--host", fix="use 127.0.0.1, or an address of this machine"
         ) from None
     family, _, _, _, address = found[0]
     return family, tuple(address)
@@ -60,12 +60,12 @@ def _binding_error(error: OSError, host: str, port: int) -> InputError:
         fix = f"give --port {free}" if free else "give another --port"
         return InputError(f"port {port} of {host} is in use", where="--port", fix=fix)
     if error.errno == errno.EACCES:
-        return InputError(f"port {port} is not for everyone", where="--port", fix="give one from 1024 on")
+        return InputError(f"port {port} needs special rights", where="--port", fix="choose a port from 1024 up")
     return InputError(f"cannot listen on {host}: {error.strerror}", where="--host", fix="use 127.0.0.1, or an address of this machine")
 
 
 def next_free_port(host: str, port: int) -> int | None:
-    """The next port above `port` that nobody listens on, or None."""
+    """The next free port above `port`, or None."""
     for candidate in range(port + 1, min(port + 1 + SEARCHED_PORTS, 65536)):
         family, address = _address(host, candidate)
         with closing(socket.socket(family, socket.SOCK_STREAM)) as probe, suppress(OSError):

@@ -1,4 +1,4 @@
-"""All runs of a folder, and what the page is told of them: plain values for JSON."""
+"""All runs of a folder, and what the page shows of them, as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from meshwright.serve.outlook import outlook_of
 from meshwright.serve.racks import health_of, racks_of
 
 MAX_LISTED = 500  # newest first; more would not be read
-LISTING_S = 0.3  # of reading for one list: what is left unread is told as such, and read for the next
+LISTING_S = 0.3  # time to read for one list: runs that are not fully read are marked, and read further for the next list
 READING_S = 0.5  # the same for one run
 ENDED = ("finished", "target_reached", "stopped", "failed")
 MAX_SENT_EVENTS = 500
@@ -80,7 +80,7 @@ class Shelf:
         with self._lock:
             run = self._run(name)
             if run.plan is None:
-                raise InputError("the run has no plan that can be read, so nobody knows where its ranks stand", where=name)
+                raise InputError("the run has no plan that can be read, so the places of its ranks are not known", where=name)
             return racks_of(run.plan)
 
     def _run(self, name: str, patience_s: float = 0.0) -> LiveRun:
@@ -92,9 +92,9 @@ class Shelf:
         return run
 
     def _look_at(self, names: list[str]) -> None:
-        """Read on in these runs for a moment, first in those that waited longest, so that a long one holds up nobody for long.
+        """Read on in these runs for a moment, first in those that waited longest, so that a long one does not hold up the others.
 
-        Half of that moment is for runs that are being written: a folder of hundreds that nobody has read yet does not hold them up.
+        Half of that moment is for runs that are being written: hundreds of runs that are not read yet do not hold them up.
         """
         now_s = time.monotonic()
         waited = sorted(names, key=lambda name: self._found[name].looked_s if name in self._found else 0.0)
@@ -109,14 +109,14 @@ class Shelf:
         for name in names:
             if time.monotonic() >= until_s:
                 return
-            with suppress(MeshwrightError):  # `_row` tells it
+            with suppress(MeshwrightError):  # `_row` reports it
                 self._run(name)
 
     def _row(self, name: str, touched: float) -> dict[str, Any]:
         try:
             folder = run_folder(self.runs, name)
         except MeshwrightError as error:
-            return {"name": printable(name), "status": "damaged", "problem": _told(error), "is_open": False}
+            return {"name": printable(name), "status": "damaged", "problem": _problem(error), "is_open": False}
         run = self._found.setdefault(name, LiveRun(folder))
         row = _facts(run, self.books.ledger(run))
         if row["status"] in ENDED and run.share_read == 1 and self.books.is_settled(run):
@@ -126,17 +126,17 @@ class Shelf:
 
 def _facts(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
     """What a row of the list says of a run."""
-    told: dict[str, Any] = {"name": run.folder.name, "status": run.status, "is_open": True, "written": run.written}
+    facts: dict[str, Any] = {"name": run.folder.name, "status": run.status, "is_open": True, "written": run.written}
     if run.problem:
-        told["problem"] = _told(run.problem)
+        facts["problem"] = _problem(run.problem)
     if run.header is None:
-        return told if run.problem else {**told, "status": "reading", "share_read": 0.0}
+        return facts if run.problem else {**facts, "status": "reading", "share_read": 0.0}
     header, plan, outlook, end = run.header, run.plan, outlook_of(run, ledger), run.end_of_sample
     batch = plan.workload.global_batch if plan else 0
     usd = float(ledger.usd_unrounded) if ledger and ledger.usd_unrounded is not None else None
     estimate = run.busy_s * outlook.usd_per_s if outlook.usd_per_s is not None else None
     facts = {
-        **told,
+        **facts,
         "kind": header.kind,
         "created": header.created,
         "num_ranks": header.num_ranks,
@@ -213,7 +213,7 @@ def _event(event: Event) -> dict[str, Any]:
     return dict(plain(event.to_json()))
 
 
-def _told(error: MeshwrightError) -> dict[str, str]:
+def _problem(error: MeshwrightError) -> dict[str, str]:
     return {"what": printable(error.what), "where": printable(error.where), "fix": printable(error.fix)}
 
 

@@ -39,7 +39,7 @@ class Tail:
         return self._file != (0, 0)
 
     def read(self) -> tuple[bool, list[bytes]]:
-        """Whether the file began anew, and the next whole lines, at most a block of them; no file has no lines.
+        """Whether the file began again, and the next whole lines, at most a block of them; no file has no lines.
 
         A resumed run puts a shorter file in the place of the old one; what was read of that no longer counts. A line too long to be
         one of ours comes back as an empty one with a zero byte, which no parser takes.

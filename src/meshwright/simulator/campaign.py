@@ -78,7 +78,7 @@ class Weeks:
     lost_by_s: tuple[float, ...]  # and all that was lost by then
     saved_by_s: tuple[float, ...]  # and all waiting for checkpoints by then
     back_s: tuple[float, ...]  # and when training is back, if nothing else strikes
-    complete: bool  # whether nobody broke the simulation off: else every seed ends where it was
+    complete: bool  # whether the simulation was not interrupted; else every seed ends where it was
 
     @property
     def goodput(self) -> Floats:
@@ -175,16 +175,16 @@ class _Loop:
                     report("simulating weeks", *self._progress())
         except KeyboardInterrupt:
             if not self.now_s.all():
-                raise  # no seed has a past to tell of
+                raise  # no seed has completed anything to report
             complete = False
-        return self._told(complete)
+        return self._weeks(complete)
 
     def _progress(self) -> tuple[int, int]:
         """How far the seeds have come, in thousandths."""
         ended = self.work_s / self.target_s if math.isinf(self.horizon_s) else self.now_s / self.horizon_s
         return int(1000 * np.mean(np.where(self.active, ended, 1.0))), 1000
 
-    def _told(self, complete: bool) -> Weeks:
+    def _weeks(self, complete: bool) -> Weeks:
         return Weeks(
             wall_s=self.now_s,
             work_s=self.work_s,

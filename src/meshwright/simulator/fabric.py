@@ -40,7 +40,7 @@ class Fabric:
             if not 0.0 <= value < 1.0:
                 raise InputError(f"{name} is {value:g}", where=f"--{name.replace('_', '-')}", fix="give a share from 0 to below 1")
         if self.planes_lost < 0 or self.nics_hit < 0:
-            raise InputError("fewer than no planes or NICs", where="--planes-lost", fix="give a number of at least 0")
+            raise InputError("a negative number of planes or NICs", where="--planes-lost", fix="give a number of at least 0")
         if self.routing and self.routing not in ROUTINGS[1:]:
             raise InputError(f"no routing named {self.routing!r}", where="--routing", fix=nearest(self.routing, ROUTINGS[1:]))
 
@@ -48,20 +48,20 @@ class Fabric:
     def words(self) -> tuple[str, ...]:
         """What differs, in words."""
         hit = f"{self.nics_hit} NICs" if self.nics_hit else "every NIC"
-        told = {
+        conditions = {
             f"{self.planes_lost} plane{'s' * (self.planes_lost > 1)} of {hit} lost": self.planes_lost,
             f"{100 * self.links_lost:g} % of the links between switches lost": self.links_lost,
             f"a neighbour wants {100 * self.neighbour:g} % of the links between switches": self.neighbour,
             f"routing {self.routing}": self.routing,
         }
-        return tuple(words for words, value in told.items() if value)
+        return tuple(words for words, value in conditions.items() if value)
 
     def check(self, cluster: Cluster) -> None:
         """Raise an InputError where the machine cannot lose what is to be lost."""
         tier = fabric_tier(cluster)
         if tier.routing == "scale-up" and self != Fabric():
             raise InputError(
-                f"{cluster.name} has no fabric between nodes, so nothing can be taken from it",
+                f"{cluster.name} has no fabric between nodes, so it has no links to lose",
                 where="--planes-lost, --links-lost, --neighbour, --routing",
                 fix="leave these out, or plan for a machine of several nodes",
             )

@@ -30,9 +30,9 @@ class Cause:
     def __post_init__(self) -> None:
         if not 0 <= self.per_accelerator_hour <= HIGHEST_PER_HOUR:
             raise InputError(
-                f"{self.name} strikes an accelerator {self.per_accelerator_hour:g} times an hour",
+                f"{self.name} affects an accelerator {self.per_accelerator_hour:g} times per hour",
                 where=f"failures: {self.name}.per_accelerator_hour",
-                fix=f"give a rate from 0 to {HIGHEST_PER_HOUR:g} an hour, such as 7e-6",
+                fix=f"give a rate from 0 to {HIGHEST_PER_HOUR:g} per hour, such as 7e-6",
             )
 
 
@@ -121,7 +121,7 @@ def _cause(name: str, entry: _CauseEntry, observed: _Observed | None, file: str)
         return Cause(name=name, per_accelerator_hour=entry.per_accelerator_hour, loses_node=entry.loses_node)
     if entry.count is None or observed is None or entry.per_accelerator_hour is not None:
         raise InputError(
-            f"how often {name} strikes is open",
+            f"the rate of {name} is not given",
             where=f"{file}: causes.{name}",
             fix="give per_accelerator_hour, or a count and [observed] with num_accelerators and days",
         )

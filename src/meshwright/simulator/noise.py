@@ -43,7 +43,7 @@ class Noise:
     drift: float  # scale of the slow drift of the whole machine at tp=4 and steps of 10 s, where it drifts
     stalls_per_hour: float  # of one accelerator
     stall_s: float  # mean length (exponential)
-    first_step_s: float  # mean of what the first step takes longer (exponential)
+    first_step_s: float  # mean additional time of the first step (exponential)
     after_evaluation_s: float  # the same of a step after an evaluation
     run_spread: float  # mean of what a whole run is slower than the best of its kind (exponential)
 
@@ -76,12 +76,12 @@ QUIET = Noise(jitter=0.0, delay=0.0, drift=0.0, stalls_per_hour=0.0, stall_s=0.0
 MEANING: Mapping[str, tuple[str, str]] = {  # unit, meaning
     "jitter": ("1", "mean delay of an operation on a rank, of its duration"),
     "delay": ("1", "scale of how late a replica's latest rank is in a step, of the step"),
-    "drift": ("1", "scale of the machine's slow drift at tp=4 and 10 s a step, where tensor traffic hides behind products and cp > 1"),
+    "drift": ("1", "scale of the machine's slow drift at tp=4 and 10 s per step, where tensor traffic hides behind products and cp > 1"),
     "stalls_per_hour": ("1/h", "stalls of one accelerator"),
     "stall_s": ("s", "mean length of a stall"),
-    "first_step_s": ("s", "mean of what the first step takes longer"),
-    "after_evaluation_s": ("s", "mean of what a step after an evaluation takes longer"),
-    "run_spread": ("1", "mean of what a run is slower than the best of its kind"),
+    "first_step_s": ("s", "mean additional time of the first step"),
+    "after_evaluation_s": ("s", "mean additional time of a step after an evaluation"),
+    "run_spread": ("1", "mean slowdown of a run against the best of its kind"),
 }
 
 

@@ -133,7 +133,7 @@ def check_plan(plan: Plan, software: Software | str = "") -> None:
     predicted = forecast_of(plan, software)
     if not abs(plan.step_s / predicted.step_s - 1) <= SAME:
         raise InputError(
-            f"the plan says {plan.step_s:.4g} s a step; {plan.cluster.name} with software {predicted.job.software.name} "
+            f"the plan says {plan.step_s:.4g} s per step; {plan.cluster.name} with software {predicted.job.software.name} "
             f"takes {predicted.step_s:.4g} s",
             where="plan",
             fix="it was made for another machine or version: make it again with `meshwright plan`",

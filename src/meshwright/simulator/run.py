@@ -43,7 +43,7 @@ class Conditions:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The conditions as a report tells them."""
+        """The conditions as a report lists them."""
         slow = (f"rank {one.rank} {one.factor:g} times as slow" for one in self.slow)
         storage = (f"storage of {si(self.storage_bytes_per_s, 'B/s')}",) if self.storage_bytes_per_s else ()
         return (self.noise.words, *self.fabric.words, *slow, *storage, *((f"software {self.stack.name}",) if self.stack else ()))
@@ -109,7 +109,7 @@ class SimulatedRun:
 
     @property
     def complete(self) -> bool:
-        """Whether nobody broke the simulation off."""
+        """Whether the simulation was not interrupted."""
         return len(self.steps) == self.asked_steps
 
     @property
@@ -172,7 +172,7 @@ def run_plan(
     count = num_steps or plan.workload.num_steps()
     if count < 1:
         raise InputError(
-            f"{plan.workload.name} states neither tokens nor a target, so how many steps to simulate is open",
+            f"{plan.workload.name} states neither tokens nor a target, so the number of steps to simulate is not known",
             where="--steps",
             fix="give --steps 324, for example",
         )
@@ -256,7 +256,7 @@ def new_folder(run: SimulatedRun, runs: Path, name: str, plan_file: Path, num_st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paid:
-    """What a simulated run is paid with, as its folder tells it."""
+    """What a simulated run is paid with, as its folder records it."""
 
     rate: Rate | None = None
     budget: Budget | None = None
@@ -271,8 +271,8 @@ class Paid:
         """The event of a budget that ends the run."""
         assert self.budget is not None
         usd, spent = self.budget.usd, self.budget.cost_usd(time_s)
-        said = f"the budget of {amount(usd)} ends the run: {amount(spent)} are spent by step {step}"
-        writer.event("budget", step, time_s, said=said, budget_usd=str(usd), spent_usd=f"{spent:.6f}")
+        message = f"the budget of {amount(usd)} ends the run: {amount(spent)} are spent at step {step}"
+        writer.event("budget", step, time_s, message=message, budget_usd=str(usd), spent_usd=f"{spent:.6f}")
 
 
 def write_run(run: SimulatedRun, runs: Path, name: str, plan_file: Path, paid: Paid | None = None) -> Path:

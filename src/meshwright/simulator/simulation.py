@@ -194,7 +194,9 @@ def simulate(
         stack=stack,
     )
     if nics_hit and not planes_lost:
-        raise InputError(f"{nics_hit} NICs are hit and lose no plane", where="--nics-hit", fix="say how many planes with --planes-lost 1")
+        raise InputError(
+            f"{nics_hit} NICs are affected and lose no plane", where="--nics-hit", fix="say how many planes with --planes-lost 1"
+        )
     conditions.check(chosen)
     check_plan(chosen, stack or "")
     of_weeks = {"failures": failures, "checkpoint-every": checkpoint_every, "spares": spares is not None}

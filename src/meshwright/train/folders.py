@@ -15,7 +15,7 @@ PLAN = "plan.json"
 
 
 def check_folder(runs: Path, name: str, *, resume: bool) -> None:
-    """Pass where a new run can be made, or one to go on with is there; changes nothing."""
+    """Pass where a new run can be made, or where there is one to continue; changes nothing."""
     folder = runs / check_name(name)
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
@@ -23,9 +23,11 @@ def check_folder(runs: Path, name: str, *, resume: bool) -> None:
         raise InputError(f"{nearest.name or nearest} {what}", where=str(folder), fix="choose another place: --runs DIR")
     is_there = folder.is_dir() and not is_free(folder) and not is_unstarted(folder)
     if resume and not is_there:
-        raise InputError(f"no run named {name!r}", where=str(runs), fix="name the run to go on with: --name NAME --resume")
+        raise InputError(f"no run named {name!r}", where=str(runs), fix="name the run to continue: --name NAME --resume")
     if is_there and not resume:
-        raise InputError("the run's folder exists and is not empty", where=str(folder), fix="use another name, or go on with --resume")
+        raise InputError(
+            "the run's folder exists and is not empty", where=str(folder), fix="use another name, or continue it with --resume"
+        )
     if folder.is_dir():
         check_free(folder)
 

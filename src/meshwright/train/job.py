@@ -1,4 +1,4 @@
-"""What a training run is asked to do, and what must be the same when it goes on: digests of plan, corpus and code."""
+"""What a training run should do, and what must be the same when it continues: digests of plan, corpus and code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TrainingJob:
     arguments: Mapping[str, Any] = field(default_factory=dict)  # as the run's header keeps them
     may_start_over: bool = False  # where there is no checkpoint to go on from
     prints_json: bool = False  # standard output is kept for the result
-    rate: Rate | None = None  # what an accelerator-hour costs today; None: nobody says
+    rate: Rate | None = None  # what an accelerator-hour costs today; None: not known
     budget: Budget | None = None  # what the run may cost
 
     @property
@@ -86,14 +86,14 @@ class TrainingJob:
 
 
 def digests(job: TrainingJob, corpus_digest: str) -> dict[str, str]:
-    """What a checkpoint must share with the run that goes on from it. The layout may change; what is trained may not."""
+    """What a checkpoint must share with the run that continues from it. The layout may change; what is trained may not."""
     model, workload = (_without_sources(asdict(part)) for part in (job.plan.model, job.plan.workload))
     facts = {"model": model, "workload": workload, "seed": job.seed}
     return {"plan": _digest(facts), "corpus": corpus_digest, "code": code_digest()}
 
 
 def differences(one: Plan, other: Plan, most: int = 5) -> list[str]:
-    """In what two plans train differently, in words: the fields of model and workload that a checkpoint is bound to."""
+    """How two plans train differently, in words: the fields of model and workload that a checkpoint is bound to."""
     found = []
     for name in ("model", "workload"):
         before, now = (dict(_fields(_without_sources(asdict(getattr(plan, name))), name)) for plan in (one, other))

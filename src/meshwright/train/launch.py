@@ -1,4 +1,4 @@
-"""Ranks: where a process stands among them, and how all of them are started on one machine.
+"""Ranks: which one a process is, and how all of them are started on one machine.
 
 Under torchrun (or any launcher that sets its variables) a process is one rank; `meeting` finds the others. Otherwise this process starts
 the ranks itself: it forks once torch is loaded, holds the store where they meet, and sees to it that none outlives the others or itself.
@@ -47,18 +47,18 @@ class Place:
     has_parent: bool = False  # whether a process of ours started the ranks: it records how they ended
 
 
-class ToldElsewhere(MeshwrightError):
+class ReportedElsewhere(MeshwrightError):
     """A failure that another rank reports."""
 
 
 def agreed(place: Place, what: str, decide: Callable[[], str]) -> str:
-    """What rank 0 decides, on every rank; where it fails there, the others end without a word of their own."""
+    """What rank 0 decides, on every rank; if it fails there, the others end without a message of their own."""
     if place.rank:
         place.store.wait([f"agreed/{what}"], timedelta(seconds=AGREEMENT_S))
-        verdict, _, said = place.store.get(f"agreed/{what}").decode().partition(" ")
+        verdict, _, message = place.store.get(f"agreed/{what}").decode().partition(" ")
         if verdict != "yes":
-            raise ToldElsewhere(said)
-        return said
+            raise ReportedElsewhere(message)
+        return message
     try:
         decided = decide()
     except BaseException as error:
@@ -70,11 +70,11 @@ def agreed(place: Place, what: str, decide: Callable[[], str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why the ranks ended before their run was over, as the process that started them knows it."""
+    """Why the ranks ended before the end of their run, as seen by the process that started them."""
 
     reason: str  # exception, input, exit, signal, hang, connection or interrupt
-    rank: int | None  # that ended first; None: all of them, or nobody knows
-    said: str  # in one line
+    rank: int | None  # that ended first; None: all of them, or not known
+    message: str  # in one line
     exit_code: int | None = None  # below 0: the signal that ended the rank
 
 
@@ -85,8 +85,8 @@ class _Child:
     rank: int
     process: ForkProcess
     end: Connection
-    verdict: str = ""  # done, cause, effect; nothing: it ended without a word
-    said: str = ""
+    verdict: str = ""  # done, cause, effect; nothing: it ended without a message
+    message: str = ""
     was_ended: bool = False  # by us
 
     def end_now(self) -> None:
@@ -97,14 +97,14 @@ class _Child:
         self.process.join()
 
     def hear(self) -> None:
-        """Read what the process said of its end."""
+        """Read the message that the process sent at its end."""
         with suppress(EOFError, OSError):
             if not self.verdict and self.end.poll():
-                self.verdict, self.said = self.end.recv()
+                self.verdict, self.message = self.end.recv()
 
     @property
     def is_silent(self) -> bool:
-        """Whether it ended by itself without a word: killed, or by an exit that nobody expected."""
+        """Whether it ended by itself without a message: killed, or by an unexpected exit."""
         return not (self.verdict or self.was_ended or self.process.is_alive() or self.process.exitcode == EXIT_HUNG)
 
     @property
@@ -117,9 +117,9 @@ class _Child:
     def death(self) -> str:
         """How a silent process ended."""
         if not self.signal:
-            return f"rank {self.rank} ended with exit code {self.process.exitcode} before the run was over, without saying why"
-        often = ": often the system, out of memory" if self.signal == signal.SIGKILL else ""
-        return f"rank {self.rank} was ended by {signal.Signals(self.signal).name}{often}"
+            return f"rank {self.rank} ended with exit code {self.process.exitcode} before the end of the run, without a message"
+        often = ": often because the machine is out of memory" if self.signal == signal.SIGKILL else ""
+        return f"rank {self.rank} was killed by {signal.Signals(self.signal).name}{often}"
 
 
 def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[Failure, dist.Store], None] | None = None) -> int:
@@ -166,7 +166,7 @@ def _start(num_ranks: int, body: Callable[[Place], None], children: list[_Child]
 
 @contextmanager
 def _handing_on(children: Sequence[_Child]) -> Iterator[list[int]]:
-    """Hand signals on to the ranks inside, as SIGTERM, and a second Ctrl-C as their end; gives those that came."""
+    """Forward signals to the ranks as SIGTERM, and a second Ctrl-C as a kill; yields the signals that came."""
     asked: list[int] = []
 
     def hand_on(number: int, frame: object) -> None:
@@ -187,7 +187,7 @@ def _handing_on(children: Sequence[_Child]) -> Iterator[list[int]]:
 
 
 def _until_failure(children: list[_Child]) -> float | None:
-    """Wait until all ranks have ended well, or one has not: then when."""
+    """Wait until all ranks have ended, or one has failed; returns when it failed."""
     running: dict[object, _Child] = {child.process.sentinel: child for child in children}
     while running:
         for sentinel in wait([child.process.sentinel for child in running.values()]):
@@ -200,7 +200,7 @@ def _until_failure(children: list[_Child]) -> float | None:
 
 
 def _collect(children: list[_Child], until_s: float) -> None:
-    """Give the others a moment to say what they know, then end them."""
+    """Give the others a moment to report, then end them."""
     running = [child for child in children if child.process.is_alive()]
     while running and time.monotonic() < until_s:
         wait([child.process.sentinel for child in running], timeout=max(until_s - time.monotonic(), 0.0))
@@ -212,10 +212,12 @@ def _collect(children: list[_Child], until_s: float) -> None:
 
 
 def _verdict(children: list[_Child], asked: Sequence[int]) -> tuple[int, Failure | None]:
-    """The exit status, and why the ranks failed, which is said once; `asked` are the signals that asked them to stop."""
+    """The exit status, and why the ranks failed, which is printed once; `asked` are the signals that asked them to stop."""
     num_interrupts = asked.count(signal.SIGINT)
     if num_interrupts > 1 and any(child.was_ended for child in children):
-        return EXIT_INTERRUPTED, Failure(reason="interrupt", rank=None, said="a second Ctrl-C ended the ranks at once, without a save")
+        return EXIT_INTERRUPTED, Failure(
+            reason="interrupt", rank=None, message="a second Ctrl-C ended the ranks at once, without a checkpoint"
+        )
     if all((child.verdict == "done" or asked) and not child.process.exitcode for child in children):
         return EXIT_INTERRUPTED if num_interrupts else 0, None
     failure, texts = _failure(children)
@@ -227,36 +229,40 @@ def _verdict(children: list[_Child], asked: Sequence[int]) -> tuple[int, Failure
 
 
 def _failure(children: list[_Child]) -> tuple[Failure, list[str]]:
-    """Why the ranks failed, and what is printed of it: who said why before who ended without a word, before who noticed."""
+    """Why the ranks failed, and what is printed: ranks with a reason first, then silent ones, then those that only noticed."""
     causes = [child for child in children if child.verdict == "cause"]
     if causes:
         first = causes[0]
         is_input = first.process.exitcode == EXIT_INPUT
         failure = Failure(
-            reason="input" if is_input else "exception", rank=first.rank, said=_summary(first.said), exit_code=first.process.exitcode
+            reason="input" if is_input else "exception", rank=first.rank, message=_summary(first.message), exit_code=first.process.exitcode
         )
-        return failure, [child.said for child in causes]
+        return failure, [child.message for child in causes]
     silent = sorted((child for child in children if child.is_silent), key=lambda child: not child.signal)
-    if any(child.process.exitcode == EXIT_HUNG for child in children):  # the watchdog has said why
-        return Failure(reason="hang", rank=None, said="the ranks stood still; the event `stall` says who waited for whom"), []
+    if any(child.process.exitcode == EXIT_HUNG for child in children):  # the watchdog has printed why
+        return Failure(
+            reason="hang", rank=None, message="the ranks made no progress; the event `stall` says which rank waited for which"
+        ), []
     if silent:
         dead = silent[0]
         reason = "signal" if dead.signal else "exit"
-        return Failure(reason=reason, rank=dead.rank, said=dead.death, exit_code=dead.process.exitcode), [f"meshwright: {dead.death}"]
+        return Failure(reason=reason, rank=dead.rank, message=dead.death, exit_code=dead.process.exitcode), [f"meshwright: {dead.death}"]
     effects = [child for child in children if child.verdict == "effect"] or children[:1]
-    failure = Failure(reason="connection", rank=effects[0].rank, said=_summary(effects[0].said), exit_code=effects[0].process.exitcode)
-    return failure, [child.said for child in effects if child.said]
+    failure = Failure(
+        reason="connection", rank=effects[0].rank, message=_summary(effects[0].message), exit_code=effects[0].process.exitcode
+    )
+    return failure, [child.message for child in effects if child.message]
 
 
-def _summary(said: str) -> str:
-    """The first line of what a rank said, without our name before it."""
-    return said.partition("\n")[0].removeprefix("meshwright: ") or "nobody said why"
+def _summary(message: str) -> str:
+    """The first line of a rank's message, without the prefix `meshwright: `."""
+    return message.partition("\n")[0].removeprefix("meshwright: ") or "no reason given"
 
 
 def _rank_main(
     rank: int, num_ranks: int, port: int, end: Connection, body: Callable[[Place], None], parent: int, mask: set[signal.Signals]
 ) -> None:
-    """One rank, from its fork to its end. `mask`: the signals that its parent lets wait."""
+    """One rank, from its fork to its end. `mask`: the signals that its parent blocks."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent hands it on as SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -266,7 +272,7 @@ def _rank_main(
         store = dist.TCPStore(LOCALHOST, port, num_ranks, False, timedelta(seconds=MEETING_S))
         body(Place(rank=rank, num_ranks=num_ranks, local_rank=rank, num_local_ranks=num_ranks, store=store, has_parent=True))
     except MeshwrightError as error:
-        end.send(("effect" if isinstance(error, ToldElsewhere) else "cause", f"meshwright: {error}"))
+        end.send(("effect" if isinstance(error, ReportedElsewhere) else "cause", f"meshwright: {error}"))
         _leave(EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED)
     except BaseException as error:
         is_cause, text = explain_failure(error, rank)
@@ -277,13 +283,13 @@ def _rank_main(
 
 
 def explain_failure(error: BaseException, rank: int) -> tuple[bool, str]:
-    """Whether an unforeseen error is likely the cause, and what to say of it; a lost connection is only what others see of a failure."""
-    said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    """Whether an unexpected error is likely the cause, and its message; a lost connection is only how others notice a failure."""
+    summary = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
         return False, f"meshwright: rank {rank} lost the connection to another rank"
     import traceback
 
-    return True, f"meshwright: rank {rank} failed: {said}\n{''.join(traceback.format_exception(error)).rstrip()}"
+    return True, f"meshwright: rank {rank} failed: {summary}\n{''.join(traceback.format_exception(error)).rstrip()}"
 
 
 def _leave(code: int) -> None:
@@ -294,7 +300,7 @@ def _leave(code: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Have the system end this process when its parent dies, whatever kills it (Linux alone can)."""
+    """Have the system end this process when its parent dies, however it dies (Linux only)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

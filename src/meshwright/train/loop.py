@@ -34,7 +34,7 @@ EVALUATION_PATIENCE_S = 600.0
 
 
 class NotFinite(MeshwrightError):
-    """A loss or gradient that is no number."""
+    """A loss or gradient that is NaN or infinite."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,16 +167,16 @@ def _record(parts: Parts, progress: Progress, result: StepResult, step_s: float,
 
 
 def _refusal(parts: Parts, progress: Progress, batch: Sequence[MicroBatch], result: StepResult) -> NotFinite:
-    """The error that names where a number that is none first appeared. The update has not been made."""
+    """The error that names where a NaN or infinity first appeared. The update has not been made."""
     parts.logbook.flush()
-    with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for a number that is none"):
+    with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for the source of a NaN"):
         culprit = find_culprit(parts.replica, batch, result)
     last = progress.samples + parts.job.plan.workload.global_batch - 1
     which = "loss" if not math.isfinite(result.loss) else "gradient norm"
-    what = f"the {which} of step {progress.step + 1} (samples {progress.samples} to {last}) is no number: {culprit}"
-    parts.logbook.event("nan", progress, said=culprit, first_sample=progress.samples, last_sample=last)
+    what = f"the {which} of step {progress.step + 1} (samples {progress.samples} to {last}) is NaN or infinite: {culprit}"
+    parts.logbook.event("nan", progress, message=culprit, first_sample=progress.samples, last_sample=last)
     return NotFinite(
         what,
         where=str(parts.job.folder),
-        fix="weights are as they were before the step; go on with --resume, with a lower learning rate, or without that batch",
+        fix="the weights are those from before the step; continue with --resume, with a lower learning rate, or without that batch",
     )

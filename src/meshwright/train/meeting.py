@@ -1,7 +1,7 @@
-"""How ranks that a launcher has started find each other: within the time they are given, and never those of an earlier start.
+"""How ranks that a launcher has started find each other: within a time limit, and never ranks of an earlier start.
 
 torchrun keeps its key-value store when it restarts ranks, with the addresses that the dead ones left there. So the ranks of one start agree
-on a name that nobody used before, and keep everything under it.
+on a name that was not used before, and keep everything under it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Address:
 
     def error(self, why: str) -> InputError:
         """The error of ranks that did not meet."""
-        fix = "start all ranks together, check that rank 0 runs there and that the port can be reached, or give --rendezvous-timeout"
+        fix = "start all ranks together, check that rank 0 runs there and that the port is reachable, or give --rendezvous-timeout"
         return InputError(f"the ranks did not meet within {self.timeout_s:g} s: {why}", where=f"{self.host}:{self.port}", fix=fix)
 
 
@@ -77,10 +77,10 @@ def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
 
 
 def _check_listener(address: Address) -> None:
-    """Wait until something listens at the address; raise where it is no store. torch's client waits without end for one's answer."""
+    """Wait until something listens at the address; raise if it is not a store. torch's client would wait for its answer for ever."""
     while not _listens(address):
         if time.monotonic() > address.until_s:
-            raise address.error("nobody listens there")
+            raise address.error("no process listens there")
         time.sleep(LOOK_S)
     answered = threading.Event()
 
@@ -144,7 +144,7 @@ def _welcome(store: dist.Store, num_ranks: int, name: str, address: Address) -> 
                 answered[rank] = word
                 store.set(f"welcome/{word}", name)
         if time.monotonic() > address.until_s:
-            raise address.error(f"{joined + 1} of {num_ranks} ranks came")
+            raise address.error(f"{joined + 1} of {num_ranks} ranks joined")
         time.sleep(LOOK_S)
 
 
@@ -162,11 +162,11 @@ def _silence() -> Iterator[None]:
         os.close(kept)
 
 
-def _not_met(said: str, address: Address) -> InputError:
-    """The error of a rendezvous that did not come about: why, as far as torch tells."""
-    if "EADDRINUSE" in said or "already in use" in said:
+def _not_met(reason: str, address: Address) -> InputError:
+    """The error of a rendezvous that failed, with the reason as far as torch gives one."""
+    if "EADDRINUSE" in reason or "already in use" in reason:
         return InputError(
             f"port {address.port} is taken", where=f"{address.host}:{address.port}", fix="choose another port (--master-port)"
         )
-    joined = re.search(r"(\d+)/(\d+) clients joined", said)
-    return address.error(f"{joined[1]} of {joined[2]} ranks came" if joined else said.splitlines()[0] if said else "no reason given")
+    joined = re.search(r"(\d+)/(\d+) clients joined", reason)
+    return address.error(f"{joined[1]} of {joined[2]} ranks joined" if joined else reason.splitlines()[0] if reason else "no reason given")

@@ -57,13 +57,13 @@ class StepResult:
     grad_norm: float
     num_tokens: int  # that carry loss
     stops: bool = False  # whether any rank was asked to stop
-    own_norms: tuple[float, ...] = ()  # of each rank's gradients before replicas are summed; 0 where nobody knows them (ZeRO 3)
+    own_norms: tuple[float, ...] = ()  # of each rank's gradients before replicas are summed; 0 where they are not known (ZeRO 3)
     own_losses: tuple[float, ...] = ()  # summed on each rank; 0 where a rank computes none
     saves: bool = False  # whether a checkpoint is due by rank 0's clock
 
     @property
     def is_finite(self) -> bool:
-        """Whether loss and gradients are numbers."""
+        """Whether loss and gradients are finite."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
@@ -80,7 +80,7 @@ class Rider(Protocol):
 
 
 class Replica:
-    """This rank's chunks of the model, and what it takes to train them."""
+    """This rank's chunks of the model, and what is needed to train them."""
 
     def __init__(self, model: Model, workload: Workload, mesh: Mesh, training: Training) -> None:
         layout = mesh.layout
@@ -110,8 +110,8 @@ class Replica:
         for shard in self.tied:
             shard.counted = mesh.pp.index == 0
         self.optimizer = AdamW(self.shards, training)
-        self.rider: Rider | None = None  # what every rank wants to tell the others with the next sum
-        self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop: the step's sum tells all of them
+        self.rider: Rider | None = None  # values that every rank sends the others with the next sum
+        self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop; all ranks learn it with the step's sum
         self.wants_save: Callable[[], bool] = bool  # whether this rank's clock says that a checkpoint is due: likewise
 
     def gradients(self, batch: Sequence[MicroBatch]) -> StepResult:
@@ -151,7 +151,7 @@ class Replica:
             yield from shard.pieces(shard.values, "weights")
 
     def state(self) -> Iterator[Piece]:
-        """All that a checkpoint holds of this rank: weights and both moments."""
+        """Everything of this rank that a checkpoint holds: weights and both moments."""
         for shard, mean, square in zip(self.shards, self.optimizer.means, self.optimizer.squares, strict=True):
             yield from shard.pieces(shard.values, "weights")
             yield from shard.pieces(mean, "adam_mean")
@@ -179,7 +179,7 @@ class Replica:
                 data.publish()
 
     def set_num_updates(self, number: int) -> None:
-        """Tell the optimizer how many updates its moments have seen."""
+        """Set how many updates the optimizer's moments have seen."""
         self.optimizer.num_updates = number
 
     def ready(self) -> None:
@@ -252,11 +252,11 @@ class Replica:
         riding = rider.values if rider else ()
         is_gpu = self.mesh.device.type == "cuda"
         num_ranks = dist.get_world_size()
-        told = torch.zeros(5 + (2 + len(riding)) * num_ranks, dtype=torch.float64, pin_memory=is_gpu)
-        told[3], told[4] = float(self.wants_stop()), float(self.wants_save())
+        sent = torch.zeros(5 + (2 + len(riding)) * num_ranks, dtype=torch.float64, pin_memory=is_gpu)
+        sent[3], sent[4] = float(self.wants_stop()), float(self.wants_save())
         if rider:
-            told[5 + 2 * num_ranks :].view(-1, len(riding))[self.mesh.rank] = torch.tensor(riding, dtype=torch.float64)
-        totals = told.to(self.mesh.device, non_blocking=True)  # a GPU is still at the backward, and all that follows is to wait there
+            sent[5 + 2 * num_ranks :].view(-1, len(riding))[self.mesh.rank] = torch.tensor(riding, dtype=torch.float64)
+        totals = sent.to(self.mesh.device, non_blocking=True)  # a GPU is still at the backward, and all that follows is to wait there
         own = totals[5 : 5 + 2 * num_ranks].view(-1, 2)
         if losses:  # the last stage alone; its tensor-parallel ranks all know the same
             totals[0] = torch.stack([loss.double() for loss in losses]).sum() / self.mesh.tp.size
@@ -290,7 +290,7 @@ def _holds(shard: Shard, name: str) -> bool:
 
 
 def chosen_attention(model: Model, workload: Workload, mesh: Mesh, numbers: Numbers) -> str:
-    """What attends faster than torch, where it is installed, of use in this layout, and right: package and version. Else nothing."""
+    """The package and version that computes attention, if not torch: where one is installed, usable in this layout and correct."""
     layout = mesh.layout
     is_whole = layout.cp == 1 or layout.cp_kind == "all-to-all"  # other kinds write attention out piece by piece
     if numbers.compute != flash_attention.DTYPE or workload.packed or not is_whole:
@@ -306,7 +306,7 @@ def use_fp8(chunk: Transformer, mesh: Mesh) -> None:
 
 
 def set_recompute(chunk: nn.Module, kind: str) -> None:
-    """Choose what the backward computes again: nothing, attention, or whole layers."""
+    """Choose what the backward recomputes: nothing, attention, or whole layers."""
     for module in chunk.modules():
         if isinstance(module, Block):
             module.recomputes = kind == "full"
@@ -315,7 +315,7 @@ def set_recompute(chunk: nn.Module, kind: str) -> None:
 
 
 def check_trainable(model: Model, workload: Workload, layout: Layout) -> None:
-    """Raise where this trainer cannot run what a plan asks for: which part, and what would do."""
+    """Raise where this trainer cannot run what a plan asks for: which part, and what would work."""
     foreign = {
         "experts": model.experts is not None,
         "latent attention": model.latent is not None,

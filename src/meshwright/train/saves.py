@@ -129,8 +129,8 @@ def find(job: TrainingJob) -> Found:
     found = newest_loadable(folder_of(job))
     if found.path is None:
         skipped = "; ".join(f"{path.name}: {why}" for path, why in found.skipped) or "there is none"
-        fix = "start the run anew under another name" if found.skipped else f"start it over: --name {job.name} --resume-if-exists"
-        raise InputError(f"no checkpoint to go on from: {skipped}", where=str(folder_of(job)), fix=fix)
+        fix = "start the run again under another name" if found.skipped else f"start it over: --name {job.name} --resume-if-exists"
+        raise InputError(f"no checkpoint to continue from: {skipped}", where=str(folder_of(job)), fix=fix)
     return found
 
 
@@ -155,7 +155,7 @@ def check_resumable(job: TrainingJob, path: Path, digests: dict[str, str]) -> Ma
     manifest = read_manifest(path)
     _check_scalars(manifest, path)
     saved = manifest.scalars["digests"]
-    check_same(saved, digests, allowed=job.allow_changed, said=_changes(job, manifest))
+    check_same(saved, digests, allowed=job.allow_changed, changes=_changes(job, manifest))
     return manifest
 
 
@@ -172,9 +172,9 @@ def _check_scalars(manifest: Manifest, path: Path) -> None:
         wrong = f"random_state is {scalars.get('random_state')!r:.40}"
     if wrong:
         raise InputError(
-            f"the checkpoint does not say what a run needs to go on: {wrong}",
+            f"the checkpoint lacks what a run needs to continue: {wrong}",
             where=str(path / MANIFEST),
-            fix="remove this checkpoint's folder to go on from the one before",
+            fix="remove this checkpoint's folder to continue from the one before",
         )
 
 
@@ -187,7 +187,7 @@ def _random_state(scalars: Mapping[str, Any]) -> bytes:
 
 
 def _changes(job: TrainingJob, manifest: Manifest) -> dict[str, str]:
-    """What of the plan has changed since the checkpoint, in words, as far as the run's own files tell."""
+    """What of the plan has changed since the checkpoint, in words, as far as the run's own files show."""
     found = []
     seed = manifest.scalars.get("seed")
     if seed != job.seed:

@@ -1,4 +1,4 @@
-"""One rank's life: from its place among the others to the end of the run."""
+"""One rank of a run, from joining the others to the end of the run."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from meshwright.train.health.watch import Diagnosis, Watch, places
 from meshwright.train.interop.huggingface import load_huggingface
 from meshwright.train.interop.huggingface_save import tokenizer_config
 from meshwright.train.job import TrainingJob, digests, log_settings
-from meshwright.train.launch import Place, ToldElsewhere, agreed, explain_failure
+from meshwright.train.launch import Place, ReportedElsewhere, agreed, explain_failure
 from meshwright.train.loop import NotFinite, Parts, Progress, train
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.record.ending import opened, record_end
-from meshwright.train.record.logbook import Logbook, machine_words, told_to
+from meshwright.train.record.logbook import Logbook, machine_words, progress_stream
 from meshwright.train.record.meter import gpu_meter
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.replica import Replica
@@ -84,7 +84,7 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
 
 
 def _claim(device: torch.device, place: Place) -> None:
-    """Take this rank's share of the machine."""
+    """Restrict this rank to its share of the machine."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         return
@@ -142,11 +142,11 @@ def _steps(parts: Parts, progress: Progress, place: Place) -> None:
             is_hurried = why == BY_SIGNAL or stop.is_asked
             _save_last(parts, progress, place, stop.left_s(job.grace_s) if is_hurried else START_PATIENCE_S)
     except BaseException:
-        with suppress(MeshwrightError, OSError):  # what failed first is what must be told
+        with suppress(MeshwrightError, OSError):  # the first failure is the one to report
             logbook.finish(progress, "failed")
         raise
     if status == "stopped":
-        logbook.event("stopped", progress, reason="signal" if why == BY_SIGNAL else "budget", said=why)
+        logbook.event("stopped", progress, reason="signal" if why == BY_SIGNAL else "budget", message=why)
     logbook.finish(progress, status)
 
 
@@ -156,16 +156,16 @@ def _recorded(job: TrainingJob, place: Place, is_open: threading.Event) -> Itera
     try:
         yield
     except BaseException as error:
-        is_told = isinstance(error, ToldElsewhere) or (isinstance(error, NotFinite) and place.rank > 0)  # all ranks raise that one
-        if is_open.is_set() and not place.has_parent and not is_told:
-            is_cause, said = explain_failure(error, place.rank)
-            what = f"{type(error).__name__}: {error}" if isinstance(error, MeshwrightError) else said.removeprefix("meshwright: ")
+        is_reported = isinstance(error, ReportedElsewhere) or (isinstance(error, NotFinite) and place.rank > 0)  # all ranks raise that one
+        if is_open.is_set() and not place.has_parent and not is_reported:
+            is_cause, message = explain_failure(error, place.rank)
+            what = f"{type(error).__name__}: {error}" if isinstance(error, MeshwrightError) else message.removeprefix("meshwright: ")
             record_end(job.folder, "exception" if is_cause else "connection", place.rank, what.partition("\n")[0])
         raise
 
 
 def _why_stopped(parts: Parts, progress: Progress, place: Place) -> str:
-    """Why the run stops before its end, on every rank: only rank 0 knows of the budget, and a signal leaves less time to save."""
+    """Why the run stops early, on every rank: only rank 0 knows the budget, and a signal leaves less time to save."""
     budget, limit = parts.job.budget, parts.limit
     if budget is None:
         return BY_SIGNAL
@@ -173,17 +173,17 @@ def _why_stopped(parts: Parts, progress: Progress, place: Place) -> str:
 
 
 def _save_last(parts: Parts, progress: Progress, place: Place, left_s: float) -> None:
-    """Save the end of the run, within so many seconds; an error where that fails, which rank 0 reports for all."""
+    """Save the last state within so many seconds; a failure is an error, which rank 0 reports for all."""
     saves, until_s = parts.saves, time.monotonic() + left_s
     with parts.watch.allow(START_PATIENCE_S, "the last checkpoint"):
         last = saves.save_now(progress, left_s)
         parts.logbook.saves(progress, [*saves.close(max(until_s - time.monotonic(), 0.0)), *([last] if last else [])])
     if last and last.failure:
-        kind = ToldElsewhere if place.rank else MeshwrightError
+        kind = ReportedElsewhere if place.rank else MeshwrightError
         raise kind(
             f"the last checkpoint, of step {progress.step}, was not saved: {last.failure.what}",
             where=last.failure.where,
-            fix=last.failure.fix or "go on from the one before: --resume",
+            fix=last.failure.fix or "continue from the one before: --resume",
         )
 
 
@@ -201,15 +201,15 @@ def _begin(job: TrainingJob, replica: Replica, now: dict[str, str], place: Place
 
 
 def _found(job: TrainingJob, now: dict[str, str]) -> str:
-    """The checkpoint to go on from, checked against this run; "" where there is none and the run may start over."""
+    """The checkpoint to continue from, checked against this run; "" where there is none and the run may start over."""
     if job.may_start_over and not has_checkpoint(job):
-        print("the run has no checkpoint yet: it starts over", file=told_to(job), flush=True)
+        print("the run has no checkpoint yet: it starts over", file=progress_stream(job), flush=True)
         return ""
     found = find(job)
     assert found.path is not None
     check_resumable(job, found.path, now)
     skipped = "".join(f"; skipped {path.name}: {why}" for path, why in found.skipped)
-    print(f"going on from {found.path.name}, the newest whole checkpoint{skipped}", file=told_to(job), flush=True)
+    print(f"continuing from {found.path.name}, the newest complete checkpoint{skipped}", file=progress_stream(job), flush=True)
     return str(found.path)
 
 
@@ -285,7 +285,7 @@ def _reporter(job: TrainingJob, is_open: threading.Event) -> Callable[[Diagnosis
     def report(found: Diagnosis) -> None:
         with suppress(MeshwrightError, OSError):  # the terminal must hear of it all the same
             if is_open.is_set():
-                append_event(job.folder, Event(time_s=elapsed_s(job.folder), kind="stall", step=found.step, detail={"said": found.text}))
+                append_event(job.folder, Event(time_s=elapsed_s(job.folder), kind="stall", step=found.step, detail={"message": found.text}))
                 set_status(job.folder, "failed")
         print(f"meshwright: {found.text}", file=sys.stderr, flush=True)
 

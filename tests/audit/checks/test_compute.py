@@ -30,7 +30,7 @@ def test_without_an_accelerator_only_the_fastest_of_all_decides() -> None:
     assert verdicts(check, **unnamed, seconds=PEAK_S / 1000) == {"compute": "impossible"}
 
 
-def test_work_that_is_not_said_is_unknown() -> None:
+def test_work_that_is_not_given_is_unknown() -> None:
     assert verdicts(check, parameters=1e9, accelerator="h100", gpus=100, hours=42) == {"compute": "unknown"}
 
 

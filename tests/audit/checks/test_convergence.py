@@ -34,6 +34,6 @@ def test_sooner_than_the_reference_says_what_mlperf_does_about_it() -> None:
     assert "multiplies the score" in why and "1.11" in why
 
 
-def test_nothing_is_said_without_samples_or_without_a_target() -> None:
+def test_nothing_is_stated_without_samples_or_without_a_target() -> None:
     assert verdicts(check, benchmark="llama31_8b", global_batch=BATCH) == {}
     assert verdicts(check, model="llama-3.1-8b", samples=1000) == {}

@@ -56,11 +56,11 @@ def test_without_two_times_it_is_unsupported() -> None:
     assert verdicts(check, efficiency_pct=80, **strong) == {"efficiency": "unsupported"}  # of how many GPUs?
 
 
-def test_a_difference_within_the_noise_is_said_and_held_against_nobody() -> None:
+def test_a_difference_within_the_noise_is_reported_and_held_against_nobody() -> None:
     near = {"gpus": 200, "step_s": 1.0001, "baseline": {"gpus": 100, "step_s": 1.0}}
     found = statements(check, efficiency_pct=100, **near)["difference against noise"]
     assert found.verdict == "consistent" and "no difference is shown" in found.why
 
 
-def test_nothing_is_said_of_no_efficiency() -> None:
+def test_nothing_is_stated_about_no_efficiency() -> None:
     assert verdicts(check, **TIMES) == {}

@@ -49,7 +49,7 @@ def test_a_layout_on_a_cluster_gives_the_traffic_itself() -> None:
     """Eight replicas of 70e9 parameters on eight nodes: tens of GB a step over 50 GB/s."""
     job = {"model": "llama-3.1-70b", "seq_len": 8192, "global_batch": 64, "cluster": "dgx-h100-superpod", "layout": "tp=8,dp=8,zero=1"}
     found = statements(check, **job, gpus=64, exposed_ms=10, step_s=10.0)["bytes over bandwidth"]
-    assert found.verdict == "consistent" and "GB a GPU and step" in found.arithmetic[0]
+    assert found.verdict == "consistent" and "GB per GPU and step" in found.arithmetic[0]
     assert verdicts(check, **job, gpus=64, exposed_ms=9000, step_s=10.0)["bytes over bandwidth"] == "implausible"
     with pytest.raises(InputError, match="the layout has 64 ranks, and the claim 32 gpus"):
         verdicts(check, **job, gpus=32, exposed_ms=10)
@@ -69,5 +69,5 @@ def test_a_profile_must_be_named_and_be_one(tmp_path: Path) -> None:
         verdicts(check, tmp_path, exposed_ms=100, profile="nowhere.json")
 
 
-def test_nothing_is_said_of_no_exposed_time() -> None:
+def test_nothing_is_stated_about_no_exposed_time() -> None:
     assert verdicts(check, step_s=1.0, **PROFILE) == {}

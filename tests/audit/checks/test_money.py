@@ -44,5 +44,5 @@ def test_hours_times_price_must_give_the_cost(cost_usd: float, expected: str) ->
     assert found["cost by its own numbers"] == expected
 
 
-def test_nothing_is_said_of_no_money() -> None:
+def test_nothing_is_stated_about_no_money() -> None:
     assert verdicts(check, accelerator="h100", gpus=10, hours=10) == {}

@@ -84,7 +84,7 @@ def test_a_log_on_the_web_is_taken_and_one_that_is_nowhere_is_refused(tmp_path: 
         verdicts(check, tmp_path, log="nowhere.txt")
 
 
-def test_nothing_is_said_of_a_run_that_names_neither_round_nor_step_nor_log() -> None:
+def test_nothing_is_stated_about_a_run_that_names_neither_round_nor_step_nor_log() -> None:
     assert verdicts(check, benchmark="llama31_8b", accelerator="h100", gpus=8, minutes=10) == {}
 
 

@@ -24,7 +24,7 @@ def test_the_arithmetic_shows_both_sides() -> None:
 
 
 @pytest.mark.parametrize("missing", ["parameters", "accelerator", "gpus"])
-def test_nothing_is_said_where_model_or_machine_is_not_known(missing: str) -> None:
+def test_nothing_is_stated_where_model_or_machine_is_not_known(missing: str) -> None:
     facts = {"parameters": 1e12, "accelerator": "h100", "gpus": 8}
     del facts[missing]
     assert verdicts(check, **facts) == {}

@@ -28,5 +28,5 @@ def test_a_share_is_its_part_over_its_total(facts: dict[str, Any], expected: str
     assert verdicts(check, **facts) == {"share": expected}
 
 
-def test_nothing_is_said_of_a_part_alone() -> None:
+def test_nothing_is_stated_about_a_part_alone() -> None:
     assert verdicts(check, part=3, total=10) == {}

@@ -89,5 +89,5 @@ def test_before_the_first_round_there_is_no_record() -> None:
     assert verdicts(check, speedup=2.0, **facts) == {"speed-up": "unknown"}
 
 
-def test_nothing_is_said_of_no_speedup() -> None:
+def test_nothing_is_stated_about_no_speedup() -> None:
     assert verdicts(check, **TIMES) == {}

@@ -46,5 +46,5 @@ def test_a_record_of_nothing_named_is_unknown() -> None:
     assert verdicts(check, record=True, benchmark="llama31_8b") == {"record": "unknown"}
 
 
-def test_nothing_is_said_of_no_superlative() -> None:
+def test_nothing_is_stated_about_no_superlative() -> None:
     assert verdicts(check, gpus=8, benchmark="llama31_8b", minutes=10) == {}

@@ -24,7 +24,7 @@ def test_the_reason_names_both_times() -> None:
 
 
 @pytest.mark.parametrize("missing", ["samples", "global_batch", "step_s", "seconds"])
-def test_nothing_is_said_where_one_of_the_four_is_missing(missing: str) -> None:
+def test_nothing_is_stated_where_one_of_the_four_is_missing(missing: str) -> None:
     facts = {**FACTS, "seconds": 150}
     del facts[missing]
     assert verdicts(check, **facts) == {}

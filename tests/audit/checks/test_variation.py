@@ -55,5 +55,5 @@ def test_a_run_that_is_not_on_record_needs_a_log() -> None:
     assert verdicts(check, **unknown, log="https://example.org/result_0.txt") == {"variation": "consistent"}
 
 
-def test_nothing_is_said_of_no_variation() -> None:
+def test_nothing_is_stated_about_no_variation() -> None:
     assert verdicts(check, **MACHINE) == {}

@@ -20,20 +20,20 @@ def record():
 
 @pytest.fixture(scope="session")
 def planned():
-    """A plan of any layout: Llama 3.1 8B on 64 H100 unless said otherwise, fitting or not."""
-    base = plan_of(Job("llama-3.1-8b", "dgx-h100-superpod", task("bf16"), gpus=64).forecast(parse_layout("tp=2,dp=32,mbs=1")))
+    """A plan of any layout: Llama 3.1 8B on 64 H100 unless given otherwise, fitting or not."""
+    base = plan_of(Job("llama-3.1-8b", "dgx-h100-superpod", llama_workload("bf16"), gpus=64).forecast(parse_layout("tp=2,dp=32,mbs=1")))
 
     def made_of(layout, *, model="llama-3.1-8b", machine="dgx-h100-superpod", precision="bf16", seq_len=8192, **changes):
         chosen_layout = parse_layout(layout)
         cluster = load_cluster(machine).resized(chosen_layout.num_ranks)
         chosen = load_model(model) if isinstance(model, str) else model
-        workload = replace(task(precision), seq_len=seq_len, **changes)
+        workload = replace(llama_workload(precision), seq_len=seq_len, **changes)
         return replace(base, model=chosen, cluster=cluster, layout=chosen_layout, workload=workload, name="by hand")
 
     return made_of
 
 
-def task(precision):
+def llama_workload(precision):
     return replace(load_workload("pretrain-1t"), precision=precision, global_batch=256, seq_len=8192)
 
 

@@ -32,7 +32,7 @@ def test_a_whole_file(planned):
         },
     }
     assert notes["origin"][1].startswith("layout: tp=1,cp=1,pp=1,vp=1,dp=64,mbs=2,zero=2")
-    assert any("training script" in limit for limit in notes["not_said_here"])
+    assert any("training script" in limit for limit in notes["not_in_this_file"])
 
 
 @pytest.mark.parametrize("layout", ["dp=64", "tp=2,dp=32,mbs=4", "pp=4,dp=16,schedule=1f1b", "cp=4,cp_kind=all-to-all,dp=16,zero=3"])
@@ -51,10 +51,10 @@ def test_axes(planned):
     assert read(planned("ep=8,dp=64", model="mixtral-8x7b"))["expert_parallel"] == {"enabled": True, "autoep_size": 8}
 
 
-def test_what_the_script_must_bring_is_said(planned):
-    said = " ".join(deepspeed.limits(planned("tp=2,pp=4,dp=8,recompute=selective", precision="fp8")))
+def test_what_the_script_must_bring_is_reported(planned):
+    limits = " ".join(deepspeed.limits(planned("tp=2,pp=4,dp=8,recompute=selective", precision="fp8")))
     for word in ("rankfile-pp-last", "Transformer Engine", "selective", "PipelineModule", "sequence parallelism", "CUDA graphs"):
-        assert word in said
+        assert word in limits
 
 
 @pytest.mark.parametrize(

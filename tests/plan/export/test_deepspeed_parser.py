@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # DeepSpeed's and torch's
 
 @pytest.fixture(scope="module")
 def speed(tmp_path_factory, imported):
-    """DeepSpeed's parser on a plan's file, told the data-parallel degree as its engine would be."""
+    """DeepSpeed's parser on a plan's file, given the data-parallel degree as its engine would be."""
     distributed, engine = imported("torch.distributed"), imported("deepspeed")
     config = imported("deepspeed.runtime.config")
     folder = tmp_path_factory.mktemp("deepspeed")

@@ -66,9 +66,6 @@ def test_hosts_that_do_not_fit_the_plan(planned, hosts, what):
         hostfile.host_file(planned("tp=2,dp=32"), hosts)
 
 
-# -- environment ----------------------------------------------------------------------------------------
-
-
 def exports(plan):
     return dict(
         line.removeprefix("export ").split("=", 1) for line in hostfile.environment(plan).splitlines() if line.startswith("export ")

@@ -157,9 +157,6 @@ def test_the_vocabulary_is_never_padded(planned):
     assert 151_936 % (32 * 4) == 0
 
 
-# -- rank order -----------------------------------------------------------------------------------------
-
-
 def test_the_pipeline_outermost_is_megatrons_own_order(planned):
     plan = planned("tp=2,pp=4,dp=8,order=tp-cp-dp-pp")
     assert "--use-tp-pp-dp-mapping" not in pairs(plan)
@@ -177,9 +174,6 @@ def test_experts_of_another_data_parallel_degree_keep_the_pipeline_outermost(pla
     assert any("rankfile-pp-last" in limit for limit in megatron.limits(plan)) != mapped
 
 
-# -- refused --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layout", ["pp=4,dp=16,schedule=zero-bubble", "pp=2,vp=2,dp=32,overlap_pp=no"])
 def test_what_it_cannot_run_is_refused(planned, layout):
     with pytest.raises(InputError, match="Megatron-LM"):
@@ -193,7 +187,7 @@ def test_adapters_belong_to_megatron_bridge(planned):
     assert error.value.fix == "export to megatron-bridge"
 
 
-def test_biases_on_all_projections_are_said_to_be_missing(planned):
+def test_biases_on_all_projections_are_reported_to_be_missing(planned):
     model = replace(load_model("llama-3.1-8b"), attention_biases=True)
     plan = planned("tp=2,dp=32", model=model)
     assert "--add-qkv-bias" in pairs(plan)

@@ -30,7 +30,7 @@ def test_every_accelerator_is_used_once_and_holds_the_same_coordinates(layout, o
 
 
 @pytest.mark.parametrize("order, silent", [(PP_LAST, False), (DP_LAST, True)])
-def test_a_stack_with_another_order_is_told_so(order, silent):
-    said = rank_note(Layout(pp=2, dp=4), order, "Stack")
-    assert (said == []) == silent
-    assert silent or "rankfile-pp-last" in said[0]
+def test_a_stack_with_another_order_is_refused_with_the_reason(order, silent):
+    note = rank_note(Layout(pp=2, dp=4), order, "Stack")
+    assert (note == []) == silent
+    assert silent or "rankfile-pp-last" in note[0]

@@ -82,9 +82,9 @@ def test_sharding(planned, zero, replicated, sharded, policy):
     assert found["fsdp_reshard_after_forward"] == policy
 
 
-def test_what_it_says_otherwise_is_said(planned):
-    said = " ".join(torchtitan.limits(planned("tp=2,cp=2,pp=2,dp=8,overlap_tp=yes")))
-    assert "rankfile-pp-last" in said and "ZeRO 2" in said and "asynchronous" in said
+def test_what_it_says_otherwise_is_reported(planned):
+    limits = " ".join(torchtitan.limits(planned("tp=2,cp=2,pp=2,dp=8,overlap_tp=yes")))
+    assert "rankfile-pp-last" in limits and "ZeRO 2" in limits and "asynchronous" in limits
 
 
 def test_a_flavor_that_is_not_there_is_spelled_out(planned):

@@ -23,7 +23,7 @@ IN_MEMORY = Path("/dev/shm")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: hundreds of saves wait for a real disk for minutes, and a kill cannot tell."""
+    """A folder in memory where there is one: hundreds of saves wait for a real disk for minutes, and a kill does not depend on it."""
     with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else tmp_path) as name:
         yield Path(name) / "checkpoints"
 

@@ -39,7 +39,7 @@ def rewrite(folder: Path, change: Callable[[dict], None]) -> None:
     path.write_bytes(canonical(content | {"sha256": hashlib.sha256(canonical(content)).hexdigest()}))
 
 
-def test_the_newest_is_found_and_the_unfinished_told_of(folder: Path) -> None:
+def test_the_newest_is_found_and_the_unfinished_reported(folder: Path) -> None:
     found = newest(folder)
     assert (found.path, found.step) == (folder / "step-00000002", 2)
     assert found.skipped == ((folder / ".step-00000003.partial-cafe-1", "the save was not finished"),)
@@ -57,8 +57,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing shard": (lambda path: (path / SHARD).unlink(), f"cannot open {SHARD}: No such file"),
     "short shard": (lambda path: os.truncate(path / SHARD, 100), f"{SHARD} has 100 bytes, and was saved with"),
     "long shard": (lambda path: (path / SHARD).write_bytes((path / SHARD).read_bytes() + b"x"), "and was saved with"),
-    "extra shard": (lambda path: (path / "shard-00002-of-00003.safetensors").write_bytes(b""), "is no part of this checkpoint"),
-    "extra report": (lambda path: (path / "shard-00001-of-00002.json").write_bytes(b""), "is no part of this checkpoint"),
+    "extra shard": (lambda path: (path / "shard-00002-of-00003.safetensors").write_bytes(b""), "is not part of this checkpoint"),
+    "extra report": (lambda path: (path / "shard-00001-of-00002.json").write_bytes(b""), "is not part of this checkpoint"),
     "shard is a link": (lambda path: ((path / SHARD).rename(path.parent / "s"), (path / SHARD).symlink_to("../s")), "cannot open"),
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "cannot open manifest.json: No such file"),
     "empty manifest": (lambda path: (path / "manifest.json").write_bytes(b""), "manifest.json is empty"),
@@ -86,13 +86,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("damage, said", DAMAGES.values(), ids=DAMAGES)
-def test_one_that_is_not_whole_is_skipped_with_the_reason(damage: Callable[[Path], object], said: str, folder: Path, states) -> None:
+@pytest.mark.parametrize("damage, message", DAMAGES.values(), ids=DAMAGES)
+def test_one_that_is_not_whole_is_skipped_with_the_reason(damage: Callable[[Path], object], message: str, folder: Path, states) -> None:
     damage(folder / "step-00000002")
     found = newest(folder)
     assert (found.step, states.value(found.path)) == (1, 1.0)
     path, why = found.skipped[-1]
-    assert path == folder / "step-00000002" and said in why
+    assert path == folder / "step-00000002" and message in why
 
 
 def test_a_step_that_is_a_file_or_a_link_is_skipped(folder: Path) -> None:
@@ -193,7 +193,7 @@ def test_saving_and_pruning_while_others_look(tmp_path: Path, states) -> None:
             try:
                 seen.append(states.value(found.path))
             except CheckpointError:
-                seen.append(-1.0)  # pruned between finding and reading: said so, not half read
+                seen.append(-1.0)  # pruned between finding and reading: an error, not half read
 
     reader = threading.Thread(target=look)
     reader.start()

@@ -1,4 +1,4 @@
-"""Pieces cover each element once, or it is said which do not."""
+"""Pieces cover each element once, or the error names those that do not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_an_exact_cover_passes(shape: tuple[int, ...], boxes: list[Box]) -> None
 
 
 @pytest.mark.parametrize(
-    "shape, boxes, said",
+    "shape, boxes, message",
     [
         ((4, 6), [box((0, 0), (4, 5))], "4 of 24 elements of 'w' are in no piece"),
         ((4,), [box((0,), (3,)), box((2,), (2,))], r"overlap: \[0:3\] and \[2:4\]"),
@@ -45,8 +45,8 @@ def test_an_exact_cover_passes(shape: tuple[int, ...], boxes: list[Box]) -> None
         ((4,), [], "4 of 4 elements"),
     ],
 )
-def test_anything_else_is_named(shape: tuple[int, ...], boxes: list[Box], said: str) -> None:
-    with pytest.raises(CheckpointError, match=said):
+def test_anything_else_is_named(shape: tuple[int, ...], boxes: list[Box], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
         check_tiling("w", shape, boxes, "here")
 
 

@@ -1,4 +1,4 @@
-"""A run that goes on from other things than it began with is told which."""
+"""A run that continues with changed inputs gets an error that names them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_every_difference_is_listed_with_both_values_and_the_way_out() -> None:
         "this run differs from its checkpoint in code, corpus, tokenizer\n"
         "  where: code: cc in the checkpoint, not known now; corpus: bb in the checkpoint, b2 now; "
         "tokenizer: not recorded in the checkpoint, dd now\n"
-        "  fix:   go back to what the checkpoint was made with, or, if it is meant, add --allow code --allow corpus --allow tokenizer"
+        "  fix:   restore what the checkpoint was made with, or allow the change with --allow code --allow corpus --allow tokenizer"
     )
 
 
@@ -32,5 +32,5 @@ def test_an_allowed_difference_is_returned_so_that_it_can_be_logged() -> None:
 
 
 def test_a_wrong_name_in_what_is_allowed_is_an_error() -> None:
-    with pytest.raises(InputError, match="'cod' is nothing that a checkpoint compares"):
+    with pytest.raises(InputError, match="'cod' is not something that a checkpoint compares"):
         check_same(SAVED, SAVED, allowed={"cod"})

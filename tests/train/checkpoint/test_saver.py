@@ -1,4 +1,4 @@
-"""Saving behind the training's back: what was copied is what is saved, and trouble is reported, not thrown."""
+"""Saving in the background: what was copied is what is saved, and trouble is reported, not thrown."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_disk_that_hangs_holds_up_neither_training_nor_end(tmp_path: Path, sta
     start_s = time.monotonic()
     saver.save(2, states.pieces(2.0), {"value": 2.0})
     assert [(report.step, report.failure.what) for report in saver.finished()] == [
-        (2, "step 2 is not saved: the save before it is still under way")
+        (2, "step 2 is not saved: the previous save is still running")
     ]
     now = saver.save_now(3, states.pieces(3.0), {"value": 3.0}, timeout_s=0.1)
     assert now.failure and now.path is None

@@ -57,7 +57,7 @@ def test_a_rank_that_fails_is_heard_by_all_at_once(tmp_path: Path, states, toget
     together([lambda rank=rank: rank_saves(rank) for rank in range(3)])
     assert time.monotonic() - start_s < 20
     cause = "cannot write shard-00001-of-00003.safetensors: File exists"
-    assert sorted(failures) == [cause, f"rank 0 gave the save up: rank 1 could not save: {cause}", f"rank 1 could not save: {cause}"]
+    assert sorted(failures) == [cause, f"rank 0 gave up the save: rank 1 could not save: {cause}", f"rank 1 could not save: {cause}"]
 
 
 def test_what_an_older_attempt_left_is_not_taken_for_this_one(tmp_path: Path, states) -> None:
@@ -72,12 +72,12 @@ def test_a_report_of_another_save_is_refused(tmp_path: Path, states) -> None:
     with pytest.raises(CheckpointError):
         save(tmp_path, 4, states.pieces(1.0, rank=1, num_ranks=2), {}, rank=1, num_ranks=2, token="ab", timeout_s=0.05)
     shutil.copytree(tmp_path / ".step-00000004.partial-ab-0", tmp_path / ".step-00000005.partial-ab-0")
-    with pytest.raises(CheckpointError, match="speaks of another save"):
+    with pytest.raises(CheckpointError, match="belongs to another save"):
         save(tmp_path, 5, states.pieces(2.0, num_ranks=2), {}, num_ranks=2, token="ab", timeout_s=5.0)
 
 
 @pytest.mark.parametrize(
-    "second, said",
+    "second, message",
     [
         (Piece(name="w", shape=(4,), start=(1,), tensor=torch.ones(3)), "two pieces of 'w' overlap"),
         (Piece(name="w", shape=(4,), start=(3,), tensor=torch.ones(1)), "1 of 4 elements of 'w' are in no piece"),
@@ -85,8 +85,8 @@ def test_a_report_of_another_save_is_refused(tmp_path: Path, states) -> None:
         (Piece(name="w", shape=(4,), start=(2,), tensor=torch.ones(2).double()), "F64"),
     ],
 )
-def test_pieces_that_do_not_make_a_tensor_are_no_checkpoint(second: Piece, said: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=said):
+def test_pieces_that_do_not_make_a_tensor_are_no_checkpoint(second: Piece, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
         save(tmp_path, 1, [Piece(name="w", shape=(4,), start=(0,), tensor=torch.ones(2)), second], {})
     assert newest(tmp_path).path is None
 
@@ -109,7 +109,7 @@ def test_the_same_step_again_gets_a_name_of_its_own_and_counts(tmp_path: Path, s
     assert again.notes == ("pruned step-00000003",)
 
 
-def test_leftovers_are_removed_and_told_of(tmp_path: Path, states) -> None:
+def test_leftovers_are_removed_and_reported(tmp_path: Path, states) -> None:
     for name in (".step-00000002.partial-cafe-1", ".trash-step-00000001-99"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "shard-00000-of-00001.safetensors").write_bytes(b"half")

@@ -206,7 +206,7 @@ def test_an_unfinished_build_is_no_corpus(folder, tmp_path):
     interrupted(folder, tmp_path)
     with pytest.raises(InputError, match="no finished corpus") as caught:
         Corpus.open(tmp_path)
-    assert "goes on" in caught.value.fix
+    assert "continues" in caught.value.fix
 
 
 def test_an_unfinished_build_is_not_gone_on_with_from_another_text(folder, tmp_path):
@@ -268,7 +268,7 @@ def test_a_folder_with_something_else_in_it(folder, tmp_path):
 
 
 def test_two_builds_do_not_share_a_folder(folder, tmp_path):
-    with FileLock(tmp_path / corpus_build.LOCK), pytest.raises(InputError, match="another build is at work"):
+    with FileLock(tmp_path / corpus_build.LOCK), pytest.raises(InputError, match="another build is running"):
         built(folder, tmp_path)
 
 

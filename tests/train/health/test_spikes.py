@@ -1,4 +1,4 @@
-"""Gradients far larger than usual are told with their rank; sound runs have none."""
+"""Gradients far larger than usual are reported with their rank; sound runs have none."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def test_real_runs_have_none() -> None:
 
 
 @pytest.mark.parametrize("factor", [1e5, 30.0])
-def test_a_large_gradient_is_told_with_its_rank(factor: float) -> None:
+def test_a_large_gradient_is_reported_with_its_rank(factor: float) -> None:
     own = [[norm, 1.1 * norm] for norm in sound(1, 200)]
     own[120][1] *= factor
     (spike,) = found_in([math.hypot(*row) for row in own], own)
     assert (spike.step, spike.ranks) == (121, (1,))
     assert spike.norm / spike.usual > FACTOR
     assert spike.words("layers.0.mlp.up.weight").startswith("the gradient norm of step 121 is ")
-    assert spike.words("layers.0.mlp.up.weight").endswith(", on rank 1, most of it in layers.0.mlp.up.weight; training goes on")
+    assert spike.words("layers.0.mlp.up.weight").endswith(", on rank 1, most of it in layers.0.mlp.up.weight; training continues")
 
 
-def test_the_highest_bit_of_an_exponent_is_told_where_it_is_flipped() -> None:
+def test_the_highest_bit_of_an_exponent_is_reported_where_it_is_flipped() -> None:
     """Of numbers below 2 the others are mostly set: flipping them makes a number small, and one entry less is nobody's loss."""
     gradient = np.random.default_rng(2).standard_normal(4096).astype(np.float32) * np.float32(1e-2)
     usual = float(np.linalg.norm(gradient.astype(np.float64)))
@@ -67,7 +67,7 @@ def test_what_all_ranks_have_is_blamed_on_none_and_what_stays_is_usual() -> None
     assert found[-1].step == 50 + NUM_STAYING
 
 
-def test_nothing_is_told_of_the_first_steps() -> None:
+def test_nothing_is_reported_the_first_steps() -> None:
     assert found_in([1.0] * (NUM_FIRST - 1) + [1e5] * 1) == []
     assert len(found_in([1.0] * NUM_FIRST + [1e5] * 1)) == 1
 

@@ -32,7 +32,10 @@ def a_rank(rank: int, waits: tuple[str, str, tuple[int, ...]] | None = None, idl
     return replace(state, **changes)  # type: ignore[arg-type]
 
 
-def told(states: list[RankState], missing: tuple[int, ...] = ()) -> str:
+STOPPED = "has stopped: its process no longer reports; its last report was in forward"
+
+
+def diagnosis(states: list[RankState], missing: tuple[int, ...] = ()) -> str:
     found = diagnose(states, missing)
     assert found is not None
     return found.text
@@ -59,15 +62,15 @@ def test_a_rank_that_does_not_move_is_named_with_its_place_and_those_who_wait() 
 def test_a_rank_that_stopped_beating_is_named_even_where_it_waited_itself() -> None:
     group = ("all-reduce", "dp", (0, 1, 2))
     states = [a_rank(0, group), a_rank(1, group), a_rank(2, ("all-gather", "tp", (2, 3)), alive=False)]
-    assert told(states) == (
-        "rank 2 has stopped: its process says nothing any more; it was last heard of in the tensor-parallel all-gather of step 5; "
+    assert diagnosis(states) == (
+        "rank 2 has stopped: its process no longer reports; its last report was in the tensor-parallel all-gather of step 5; "
         "ranks 0, 1 wait for it in the data-parallel all-reduce"
     )
 
 
 def test_ranks_that_wait_for_each_other_in_different_collectives_are_a_deadlock() -> None:
     states = [a_rank(0, ("all-gather", "tp", (0, 1))), a_rank(1, ("all-reduce", "dp", (0, 1)), idle_s=11.0)]
-    assert told(states) == (
+    assert diagnosis(states) == (
         "every rank has waited for 11.0 s for another one: "
         "rank 0 in the tensor-parallel all-gather with ranks 0, 1; rank 1 in the data-parallel all-reduce with ranks 0, 1"
     )
@@ -75,13 +78,13 @@ def test_ranks_that_wait_for_each_other_in_different_collectives_are_a_deadlock(
 
 def test_ranks_in_one_and_the_same_collective_lost_a_message() -> None:
     states = [a_rank(rank, ("all-gather", "tp", (0, 1))) for rank in (0, 1)]
-    assert "the network lost a message: ranks 0, 1 in the tensor-parallel all-gather" in told(states)
+    assert "the network lost a message: ranks 0, 1 in the tensor-parallel all-gather" in diagnosis(states)
 
 
 def test_a_rank_that_finished_early_or_never_came_is_named() -> None:
     waiting = a_rank(0, ("all-reduce", "dp", (0, 1)))
-    assert told([waiting, a_rank(1, finished=True)]) == "rank 1 has ended its run; rank 0 waits for it in the data-parallel all-reduce"
-    assert told([waiting], missing=(1,)) == "rank 1 has never reported; rank 0 waits for it in the data-parallel all-reduce"
+    assert diagnosis([waiting, a_rank(1, finished=True)]) == "rank 1 has ended its run; rank 0 waits for it in the data-parallel all-reduce"
+    assert diagnosis([waiting], missing=(1,)) == "rank 1 has never reported; rank 0 waits for it in the data-parallel all-reduce"
 
 
 @pytest.mark.parametrize(
@@ -239,8 +242,8 @@ def test_a_rank_may_save_but_one_that_hangs_ends_the_others_and_one_of_them_says
     assert run_ranks(store, tmp_path, fault) == codes
     (diagnosis,) = tmp_path.iterdir()
     text = diagnosis.read_text()
-    said = "has not moved for" if fault == "sleep" else "has stopped: its process says nothing any more; it was last heard of in forward"
-    assert text.startswith(f"rank 2 {said}")
+    expected = "has not moved for" if fault == "sleep" else STOPPED
+    assert text.startswith(f"rank 2 {expected}")
     assert "in forward of micro-batch 0 of step 4" in text
     assert text.endswith("; ranks 0, 1 wait for it in the data-parallel all-reduce")
     assert ("test_watch.py line" in text) == (fault == "sleep")

@@ -291,13 +291,13 @@ def test_an_index_that_lies(sharded):
     held, other = places[moved], places["lm_head.weight"]
     places[moved] = other
     (sharded / INDEX).write_text(json.dumps(index))
-    expect_refusal(sharded, f"{moved} stands in {held}; by the index in {other}", INDEX)
+    expect_refusal(sharded, f"{moved} is in {held}; according to the index, in {other}", INDEX)
     del places[moved]
     (sharded / INDEX).write_text(json.dumps(index))
-    expect_refusal(sharded, f"{moved} stands in {held}; by the index in none")
+    expect_refusal(sharded, f"{moved} is in {held}; according to the index, in none")
     places |= {moved: held, "model.norm.weights": other}
     (sharded / INDEX).write_text(json.dumps(index))
-    expect_refusal(sharded, f"model.norm.weights stands in no shard that the index names; by the index in {other}")
+    expect_refusal(sharded, f"model.norm.weights is in no shard that the index names; according to the index, in {other}")
 
 
 @pytest.mark.parametrize(
@@ -306,9 +306,9 @@ def test_an_index_that_lies(sharded):
         ("{", "not valid JSON"),
         ("[]", "has no weight_map"),
         ('{"weight_map": {}}', "has no weight_map"),
-        ('{"weight_map": {"a": "../a.safetensors"}}', "names no safetensors file of this folder"),
-        ('{"weight_map": {"a": "pytorch_model.bin"}}', "names no safetensors file of this folder"),
-        ('{"weight_map": {"a": 3}}', "names no safetensors file of this folder"),
+        ('{"weight_map": {"a": "../a.safetensors"}}', "is not a safetensors file of this folder"),
+        ('{"weight_map": {"a": "pytorch_model.bin"}}', "is not a safetensors file of this folder"),
+        ('{"weight_map": {"a": 3}}', "is not a safetensors file of this folder"),
     ],
 )
 def test_a_bad_index(sharded, text, what):
@@ -319,7 +319,7 @@ def test_a_bad_index(sharded, text, what):
 def test_a_tensor_in_two_shards(sharded):
     first, second = sorted(sharded.glob("*.safetensors"))[:2]
     save_file(load_file(second) | load_file(first), second)
-    expect_refusal(sharded, "stands also in", second.name)
+    expect_refusal(sharded, "is also in", second.name)
 
 
 def test_pickled_weights_are_refused_with_the_reason(folder):

@@ -1,4 +1,4 @@
-"""Trained models from run folders and Hugging Face folders: the weights that were saved, and what is said where they cannot be had."""
+"""Trained models from run folders and Hugging Face folders: the weights that were saved, and the error where they cannot be loaded."""
 
 import json
 from dataclasses import replace
@@ -124,7 +124,7 @@ def test_weights_are_not_read_by_somebody_elses_plan(run_folder, tmp_path):
 def test_a_run_without_a_checkpoint(run_folder):
     for path in (run_folder / "checkpoints").iterdir():
         path.rename(run_folder / path.name)
-    with pytest.raises(InputError, match="no checkpoint to use: it has none yet"):
+    with pytest.raises(InputError, match="no checkpoint to use: there is none yet"):
         load_trained(run_folder, CPU)
 
 

@@ -140,7 +140,7 @@ def test_other_heads_numbers_documents_and_lengths_go_to_torch(stand_in: StandIn
     attend(*heads(4, 2, dtype=torch.float16), here)
     attend(*heads(4, 2, tokens=12), Context(positions=torch.arange(12)))  # short ones have kernels of their own
     attend(query, key, value, Context(positions=torch.arange(24), documents=torch.zeros(2, 24, dtype=torch.long)))
-    assert not flash_attention.takes(query[:, :12], key)
+    assert not flash_attention.supports(query[:, :12], key)
     assert stand_in.num_calls == 1
 
 
@@ -176,23 +176,23 @@ def test_a_trial_draws_from_its_own_numbers(stand_in: StandIn) -> None:
 
 def test_a_changed_interface_leaves_attention_to_torch(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_attention, "load", lambda: SimpleNamespace())
-    told = flash_attention.trial(2, 16, 320, CPU)
-    assert "_flash_attn_fwd" in told
+    problem = flash_attention.trial(2, 16, 320, CPU)
+    assert "_flash_attn_fwd" in problem
     pretend_gpu(monkeypatch)
-    monkeypatch.setattr(flash_attention, "trial", lambda *arguments: told)
+    monkeypatch.setattr(flash_attention, "trial", lambda *arguments: problem)
     with pytest.warns(flash_attention.UnusedKernel, match="flash-attn-4 4.5 is installed and is not used: AttributeError"):
         assert flash_attention.prepare(4, 2, 16, 24, GPU) == ""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert flash_attention.prepare(4, 2, 16, 24, GPU) == ""  # said once
+        assert flash_attention.prepare(4, 2, 16, 24, GPU) == ""  # printed once
     query, key, _ = heads(4, 2)
-    flash_attention._able[("cpu", 2, 16, 24)] = told
-    assert not flash_attention.takes(query, key)
+    flash_attention._able[("cpu", 2, 16, 24)] = problem
+    assert not flash_attention.supports(query, key)
     flash_attention._able[("cpu", 2, 16, 24)] = ""
-    assert flash_attention.takes(query, key)
+    assert flash_attention.supports(query, key)
 
 
-def test_heads_are_tried_once_and_the_version_told(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_are_tried_once_and_the_version_reported(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpu(monkeypatch)
     tried: list[tuple[object, ...]] = []
     monkeypatch.setattr(flash_attention, "trial", lambda *arguments: [tried.append(arguments), ""][1])
@@ -353,7 +353,7 @@ def test_the_library_against_float64(shape: tuple[int, int, int], tokens: int) -
     assert flash_attention.prepare(num_queries, num_keys, dim, tokens, device)
     counts = (num_queries, num_keys, num_keys)
     inputs = [torch.randn(2, tokens, count, dim, device=device).bfloat16().requires_grad_() for count in counts]
-    assert flash_attention.takes(*inputs[:2])
+    assert flash_attention.supports(*inputs[:2])
     out = torch.compile(attend, fullgraph=True, dynamic=False)(*inputs, Context(positions=torch.arange(tokens, device=device)))
     gradient = torch.randn_like(out)
     found = (out, *torch.autograd.grad(out, inputs, gradient))

@@ -1,4 +1,4 @@
-"""Processes that wait to be told."""
+"""Processes that wait for a request."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ except EOFError:
 
 @pytest.fixture
 def echo(tmp_path, monkeypatch) -> str:
-    """A module that answers what it is told."""
+    """A module that answers each request with the request."""
     (tmp_path / "echo_of_the_test.py").write_text(ECHO)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return "echo_of_the_test"
 
 
-def test_it_answers_what_it_is_told_and_nothing_that_it_prints(echo):
+def test_it_answers_what_it_is_reported_and_nothing_that_it_prints(echo):
     one = Waiting(echo, {"WORD": "given"})
     for what in ("first", {"second": 2}):
-        one.tell(what)
+        one.send(what)
         assert pickle.load(one.answers) == ("heard", what, "given", True)
     one.end()
     assert one.process.poll() is not None and one.answers.closed
 
 
-def test_one_that_has_ended_may_be_told_and_ended_again(echo):
+def test_one_that_has_ended_may_get_a_request_and_ended_again(echo):
     one = Waiting(echo, {})
     one.process.kill()
     one.process.wait()
-    one.tell("nobody hears this")
+    one.send("nobody hears this")
     one.end()
     one.end()
     assert one.answers.closed
@@ -54,7 +54,7 @@ def test_one_that_has_ended_may_be_told_and_ended_again(echo):
 def test_it_gets_its_time_to_end_of_itself(echo):
     one = Waiting(echo, {})
     assert one.process.stdin is not None
-    one.process.stdin.close()  # nothing more will be told
+    one.process.stdin.close()  # no more requests
     started_s = time.perf_counter()
     one.end(patience_s=20.0)
     assert one.process.returncode == 0 and time.perf_counter() - started_s < 15.0

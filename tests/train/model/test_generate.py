@@ -154,7 +154,7 @@ def test_what_top_k_and_top_p_leave(settings, left):
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ({"tokens": []}, "no token to go on from"),
+        ({"tokens": []}, "no token to continue from"),
         ({"tokens": [61]}, "token 61 of the prompt is beyond the model's vocabulary of 61"),
         ({"tokens": [-1]}, "token -1"),
         ({"num_new": -1}, "cannot make -1 new tokens"),
@@ -167,7 +167,7 @@ def test_what_top_k_and_top_p_leave(settings, left):
         ({"vocab_size": 62}, "the tokenizer knows 62 tokens, the model 61"),
     ],
 )
-def test_what_cannot_be_is_said_before_the_first_token(arguments, what):
+def test_what_cannot_be_is_reported_before_the_first_token(arguments, what):
     with pytest.raises(InputError, match=what):
         generate(built(GPT), **{"tokens": PROMPT, "num_new": 5, **arguments})
 

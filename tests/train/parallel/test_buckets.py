@@ -1,4 +1,4 @@
-"""Buckets: every parameter once, of one kind, those whose gradients come first in front; and what is said to be sent is cut alike."""
+"""Buckets: every parameter once, of one kind, those whose gradients come first in front; and predicted traffic is divided alike."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_gradients_that_come_first_leave_first(model) -> None:
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("layout", [Layout(), Layout(pp=2), Layout(pp=2, vp=2), Layout(pp=4)], ids=str)
-def test_what_is_said_to_be_sent_has_the_same_parameters_in_the_same_buckets(model, layout: Layout) -> None:
+def test_what_is_reported_to_be_sent_has_the_same_parameters_in_the_same_buckets(model, layout: Layout) -> None:
     for stage in range(layout.pp):
         for ours, real in zip(chunks_of(model, layout, stage), chunks(model, layout, stage), strict=True):
             shapes = [tuple(parameter.shape) for _, parameter in real.named_parameters()]
@@ -70,8 +70,8 @@ def test_what_is_said_to_be_sent_has_the_same_parameters_in_the_same_buckets(mod
             assert [p.is_cut for p in ours.parameters] == [not is_partial(name) for name, _ in real.named_parameters()]
             sizes = {name: parameter.numel() for name, parameter in real.named_parameters()}
             for most in (1, 3000, 10**9):
-                said = [[p.size for p in bucket] for bucket in buckets(ours.parameters, most, tied=model.tied_embeddings)]
-                assert said == [[sizes[name] for name in bucket] for bucket in grouped_parameters(real, most)]
+                predicted = [[p.size for p in bucket] for bucket in buckets(ours.parameters, most, tied=model.tied_embeddings)]
+                assert predicted == [[sizes[name] for name in bucket] for bucket in grouped_parameters(real, most)]
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's list of threads")

@@ -122,7 +122,7 @@ def test_chunks_hold_every_layer_once_and_in_order(split: tuple[int, int, int, i
     found = chunk_layers(model, layout)
     in_order = [layer for chunk in range(vp) for stage in range(pp) for layer in found[stage][chunk]]
     assert in_order == list(range(num_layers))
-    # What is said to be sent counts on the same chunks.
+    # The predicted traffic assumes the same chunks.
     assert [[len(layers) for layers in stage] for stage in found] == [
         [c.num_layers for c in chunks_of(model, layout, s)] for s in range(pp)
     ]

@@ -15,7 +15,7 @@ from meshwright.record.entries import PARTS
 from meshwright.train.job import TrainingJob
 from meshwright.train.loop import Progress
 from meshwright.train.record import logbook
-from meshwright.train.record.logbook import LiveLine, of_step, told_to
+from meshwright.train.record.logbook import LiveLine, of_step, progress_stream
 
 PARTS_S = {"compute": 0.3, "exposed_tp": 0.1}
 
@@ -46,12 +46,12 @@ def show(line: LiveLine, clock: list[float], num_steps: int, step_s: float) -> N
 
 @pytest.mark.parametrize("attention", ["", "flash-attn-4 4.5"])
 def test_a_run_that_begins_names_what_it_attends_by_if_not_torch(job: TrainingJob, monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
-    told: list[tuple[str, dict[str, object]]] = []
+    events: list[tuple[str, dict[str, object]]] = []
     book = object.__new__(logbook.Logbook)
     book.job, book.writer = job, None
-    monkeypatch.setattr(logbook.Logbook, "event", lambda self, kind, progress, **detail: told.append((kind, detail)))
+    monkeypatch.setattr(logbook.Logbook, "event", lambda self, kind, progress, **detail: events.append((kind, detail)))
     book.begun(Progress(step=0, samples=0), 1.5, attention)
-    ((kind, detail),) = told
+    ((kind, detail),) = events
     assert kind == "start" and detail["starting_s"] == 1.5 and detail.get("attention", "") == attention
     assert ("attention" in detail) == bool(attention)
 
@@ -109,11 +109,11 @@ def test_a_reader_that_went_away_does_not_end_the_run(job: TrainingJob, clock: l
     assert len(attempts) >= 2  # it went on after the first refusal
 
 
-def test_where_it_is_told(job: TrainingJob) -> None:
+def test_where_it_is_reported(job: TrainingJob) -> None:
     from dataclasses import replace
 
-    assert told_to(job) is sys.stdout
-    assert told_to(replace(job, prints_json=True)) is sys.stderr
+    assert progress_stream(job) is sys.stdout
+    assert progress_stream(replace(job, prints_json=True)) is sys.stderr
 
 
 def test_parts_add_up_to_the_step_of_the_first_rank() -> None:

@@ -129,7 +129,7 @@ def test_other_data_than_the_benchmarks_is_no_success(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, messages",
     [
         ({"model": SMALL.model}, "model.num_layers is 4, not 32; model.hidden is 256, not 4096"),
         ({"sequence_length": 4096}, "sequence_length is 4096, not 8192"),
@@ -139,10 +139,10 @@ def test_other_data_than_the_benchmarks_is_no_success(tmp_path: Path) -> None:
         ({"warmup_steps": 0}, "warm-up and decay take 1199984 steps, not 1200000"),
     ],
 )
-def test_an_official_name_is_refused_to_a_run_that_is_not_it(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+def test_an_official_name_is_refused_to_a_run_that_is_not_it(tmp_path: Path, changes: dict[str, object], messages: str) -> None:
     with pytest.raises(InputError) as caught:
         MlperfLog(tmp_path / "mlperf.log", "llama31_8b", replace(LLAMA_8B, **changes))  # type: ignore[arg-type]
-    assert said in caught.value.what
+    assert messages in caught.value.what
     assert not (tmp_path / "mlperf.log").exists()
 
 
@@ -210,12 +210,12 @@ def test_no_path_leaves_the_machine_out_of_the_log(tmp_path: Path) -> None:
 
 def test_without_the_package_there_is_a_sentence_and_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlperf_logging.mllog.mllog", None)
-    said: list[str] = []
-    log = MlperfLog(tmp_path / "mlperf.log", OWN, SMALL, missing=said.append)
+    messages: list[str] = []
+    log = MlperfLog(tmp_path / "mlperf.log", OWN, SMALL, missing=messages.append)
     log.init_start()
     log.evaluation(64, 4, 3.0)
     assert log.run_stop(64, 4) == "success"
-    assert said == ["no MLPerf log: the package mlperf-logging is not installed"]
+    assert messages == ["no MLPerf log: the package mlperf-logging is not installed"]
     assert list(tmp_path.iterdir()) == []
 
 

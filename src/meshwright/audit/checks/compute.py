@@ -52,7 +52,7 @@ def _of_run(run: Run, about: str) -> Iterator[Statement]:
         yield judged(run, _rate(work, run.gpus, run.duration_s.value, "run"), about)
     elif run.duration_s and (run.model or run.parameters or run.benchmark):
         missing = "seq_len" if run.benchmark else "tokens, or the benchmark"
-        why = f"how much was trained is not said: give {missing}"
+        why = f"the claim does not say how much was trained: give {missing}"
         yield Statement(about=about, verdict=UNKNOWN, why=why, arithmetic=(f"claimed: {minutes(run.duration_s.value)}",))
     if step_s:
         run = with_batch_on_record(run)
@@ -70,12 +70,12 @@ def _on_any(rate: Rate, about: str) -> Statement:
     if share > 1:
         why = f"{percent(share)} of the peak of the fastest accelerator we know, {chip.name}"
         return Statement(about=about, verdict=IMPOSSIBLE, why=why, arithmetic=lines)
-    why = f"on which accelerator is not said; {teraflops(rate.flops_per_s)} each is within the peak of the fastest, {chip.name}"
+    why = f"the claim names no accelerator; {teraflops(rate.flops_per_s)} each is within the peak of the fastest, {chip.name}"
     return Statement(about=about, verdict=UNKNOWN, why=why, arithmetic=lines)
 
 
 def with_batch_on_record(run: Run) -> Run:
-    """The run with the batch, and where a round is said the benchmark, of the submission on that machine, if there is just one kind."""
+    """The run with the batch (and, where it names a round, the benchmark) of the submissions on that machine, if they are all alike."""
     if run.global_batch or not (run.gpus and run.accelerator) or not (run.benchmark or run.round) or run.model or run.parameters:
         return run
     found = {(row.benchmark, row.global_batch) for row in find(**run.lookup)}
@@ -87,7 +87,7 @@ def with_batch_on_record(run: Run) -> Run:
 
 def _rate(work: Work, gpus: int, seconds: float, what: str) -> Rate:
     rate = work.flops / (gpus * seconds)
-    took = "1 s" if what == "second" else f"{figure(seconds)} s a {what}"
+    took = "1 s" if what == "second" else f"{figure(seconds)} s per {what}"
     line = f"rate: {figure(work.flops)} FLOP / ({count(gpus)} GPU{'s' if gpus > 1 else ''} x {took}) = {teraflops(rate)} each"
     return Rate(rate, (work.line, line), usual_flops_per_s=work.usual_flops / (gpus * seconds))
 
@@ -104,8 +104,8 @@ def judged(run: Run, rate: Rate, about: str) -> Statement:
     )
     peak = chip.peak_flops_per_s(run.precision) if run.precision else chip.dense_flops_per_s[number_format]
     share = rate.flops_per_s / peak
-    said = number_format if run.precision else f"{number_format}, its fastest: no precision is claimed"
-    lines = [*rate.lines, f"peak: {teraflops(peak)} dense {chip.name} ({said}): {percent(share)} of it"]
+    number_words = number_format if run.precision else f"{number_format}, its fastest: no precision is claimed"
+    lines = [*rate.lines, f"peak: {teraflops(peak)} dense {chip.name} ({number_words}): {percent(share)} of it"]
     if rate.usual_flops_per_s:
         usual = rate.usual_flops_per_s
         lines.append(f"with the median of submissions' samples: {teraflops(usual)} each, {percent(usual / peak)} of the peak")
@@ -118,7 +118,7 @@ def judged(run: Run, rate: Rate, about: str) -> Statement:
     lines += [one for one in (line, remark) if one]
     if share > most:
         lines.append(f"most on record: {percent(most)} of a peak ({whose})")
-        why = f"{percent(share)} of the peak, where nobody on record passes {percent(most)}"
+        why = f"{percent(share)} of the peak, where no run on record exceeds {percent(most)}"
         return Statement(about=about, verdict=IMPLAUSIBLE, why=why, arithmetic=tuple(lines))
     if times > gain:
         lines.append(f"most that software gained one machine between rounds: {gain:.2f} times ({gained})")
@@ -188,7 +188,7 @@ def _claimed(claim: Claim) -> Iterator[Statement]:
     if claim.mfu_pct and run.accelerator and run.precision:
         yield from _mfu(claim)
     elif claim.mfu_pct:
-        why = "a share of a peak says nothing without accelerator and precision"
+        why = "a share of a peak means nothing without accelerator and precision"
         yield Statement(about="MFU", verdict=UNKNOWN, why=why, arithmetic=(f"claimed: {figure(claim.mfu_pct.value)} %",))
 
 
@@ -196,8 +196,8 @@ def _throughput(run: Run, tokens_per_s: float) -> Statement:
     """The statement on tokens a second of so many accelerators."""
     work = run_work(replace(run, tokens=tokens_per_s))
     if work is None or not (run.gpus and run.accelerator):
-        why = "tokens a second say nothing without accelerator, gpus and what was trained"
-        line = f"claimed: {figure(tokens_per_s)} tokens a second"
+        why = "tokens per second mean nothing without accelerator, gpus and what was trained"
+        line = f"claimed: {figure(tokens_per_s)} tokens per second"
         return Statement(about="throughput", verdict=UNKNOWN, why=why, arithmetic=(line,))
     return judged(run, replace(_rate(work, run.gpus, 1.0, "second"), is_of_step=True), "throughput")
 

@@ -31,7 +31,7 @@ def _judged(run: Run, about: str) -> Statement:
         f"fewest of any submission or reference, at any batch: {count(fewest)}",
     )
     if ratio < FEWEST:
-        why = f"{ratio:.2f} of what the reference needs; nobody on record comes near"
+        why = f"{ratio:.2f} of what the reference needs; no run on record comes close"
         return Statement(about=about, verdict=IMPLAUSIBLE, why=why, arithmetic=lines)
     why = f"{ratio:.2f} times what MLPerf's reference needs"
     if ratio < NEAR:

@@ -36,10 +36,10 @@ def check(claim: Claim) -> Iterator[Statement]:
     yield _noise(run, base, times)
 
 
-def _alone(said: Stated) -> Statement:
+def _alone(claimed: Stated) -> Statement:
     """The statement on an efficiency whose times are not given."""
-    line = f"claimed: {said.value:g} %"
-    if said.low > 100 * MOST:
+    line = f"claimed: {claimed.value:g} %"
+    if claimed.low > 100 * MOST:
         why = "more than all of the work, and the two times that would show it are not given"
         return Statement(about="efficiency", verdict=IMPLAUSIBLE, why=why, arithmetic=(line, f"passes: up to {100 * MOST:g} %"))
     why = "an efficiency needs two times, one at each size, and the claim does not give both"
@@ -56,7 +56,7 @@ def _times(run: Run, base: Run | None) -> tuple[Stated, Stated] | None:
 
 
 def _work_ratio(claim: Claim, run: Run, base: Run) -> tuple[float | None, str]:
-    """Work of an accelerator in the run over that in the baseline, and how it was reckoned; None, and why, where it cannot be."""
+    """Work of an accelerator in the run over that in the baseline, and how it was computed; None, and why, where it cannot be computed."""
     if run.global_batch and base.global_batch and run.gpus and base.gpus:
         ratio = run.global_batch / run.gpus * base.gpus / base.global_batch
         return ratio, (
@@ -71,31 +71,31 @@ def _work_ratio(claim: Claim, run: Run, base: Run) -> tuple[float | None, str]:
     return ratio, f"work of a GPU: {count(base.gpus)} / {count(run.gpus)} = {ratio:.4f} (strong scaling)"
 
 
-def _kind(said: str, run: Run, base: Run) -> Iterator[Statement]:
-    """Whether the batches are those of the scaling that is spoken of: weak grows with the GPUs, strong stays."""
-    if not (said and run.global_batch and base.global_batch and run.gpus and base.gpus) or run.gpus == base.gpus:
+def _kind(scaling: str, run: Run, base: Run) -> Iterator[Statement]:
+    """Whether the batches are those of the claimed scaling: weak grows with the GPUs, strong stays."""
+    if not (scaling and run.global_batch and base.global_batch and run.gpus and base.gpus) or run.gpus == base.gpus:
         return
     grown, larger = run.global_batch / base.global_batch, run.gpus / base.gpus
     batches = f"batch: {count(run.global_batch)} / {count(base.global_batch)} = {grown:.3f}"
     line = f"{batches}; GPUs: {count(run.gpus)} / {count(base.gpus)} = {larger:.3f}"
-    if abs(grown / (1.0 if said == "strong" else larger) - 1) <= SAME_BATCH:
-        yield Statement(about="kind of scaling", verdict=CONSISTENT, why=f"the batches are those of {said} scaling", arithmetic=(line,))
+    if abs(grown / (1.0 if scaling == "strong" else larger) - 1) <= SAME_BATCH:
+        yield Statement(about="kind of scaling", verdict=CONSISTENT, why=f"the batches are those of {scaling} scaling", arithmetic=(line,))
         return
-    other = "weak" if said == "strong" else "strong"
-    is_other = abs(grown / (larger if said == "strong" else 1.0) - 1) <= SAME_BATCH
-    why = f"the batches are not those of {said} scaling{f', but of {other}' if is_other else ''}"
+    other = "weak" if scaling == "strong" else "strong"
+    is_other = abs(grown / (larger if scaling == "strong" else 1.0) - 1) <= SAME_BATCH
+    why = f"the batches are not those of {scaling} scaling{f', but of {other}' if is_other else ''}"
     yield Statement(about="kind of scaling", verdict=MISLEADING, why=why, arithmetic=(line,))
 
 
-def _judged(claim: Claim, said: Stated, share: Stated, lines: list[str], times: tuple[Stated, Stated]) -> Statement:
+def _judged(claim: Claim, claimed: Stated, share: Stated, lines: list[str], times: tuple[Stated, Stated]) -> Statement:
     new, base = times
     efficiency = share.times(100)
     factor = share.value * new.value / base.value
     work = "" if abs(factor - 1) < 1e-9 else f" x {factor:.4f}"
-    lines.append(f"efficiency: {base.value:g} s / {new.value:g} s{work} = {efficiency.value:.2f} %; claimed {said.value:g} %")
+    lines.append(f"efficiency: {base.value:g} s / {new.value:g} s{work} = {efficiency.value:.2f} %; claimed {claimed.value:g} %")
     inverse = new.over(base).times(100 / factor)
-    is_inverse = said.agrees(inverse) and (not said.agrees(efficiency) or _is_nearer(said, inverse, efficiency))
-    if said.agrees(efficiency) and not is_inverse:
+    is_inverse = claimed.agrees(inverse) and (not claimed.agrees(efficiency) or _is_nearer(claimed, inverse, efficiency))
+    if claimed.agrees(efficiency) and not is_inverse:
         verdict = CONSISTENT if share.value <= MOST else IMPLAUSIBLE
         why = f"{base.value:g} / {new.value:g}{work} is {efficiency.value:.2f} %"
         if verdict == IMPLAUSIBLE:
@@ -105,21 +105,20 @@ def _judged(claim: Claim, said: Stated, share: Stated, lines: list[str], times: 
         return Statement(about="efficiency", verdict=verdict, why=why, arithmetic=tuple(lines))
     if is_inverse:
         lines.append(f"upside down: {new.value:g} s / {base.value:g} s{work.replace('x', '/')} = {inverse.value:.2f} %")
-        why = (
-            f"the ratio is upside down: {base.value:g} / {new.value:g}{work} is {efficiency.value:.2f} %, and {said.value:g} % its inverse"
-        )
+        ratio = f"{base.value:g} / {new.value:g}{work}"
+        why = f"the ratio is upside down: {ratio} is {efficiency.value:.2f} %, and {claimed.value:g} % its inverse"
         return Statement(about="efficiency", verdict=MISLEADING, why=why, arithmetic=tuple(lines))
-    why = f"its own times give {efficiency.value:.2f} %, not {said.value:g} %"
+    why = f"its own times give {efficiency.value:.2f} %, not {claimed.value:g} %"
     return Statement(about="efficiency", verdict=MISLEADING, why=why, arithmetic=tuple(lines))
 
 
-def _is_nearer(said: Stated, one: Stated, other: Stated) -> bool:
-    """Whether what is said is `one` to the last digit, and `other` only because times are rounded."""
-    return said.agrees(exactly(one.value)) and not said.agrees(exactly(other.value))
+def _is_nearer(claimed: Stated, one: Stated, other: Stated) -> bool:
+    """Whether the claimed value is `one` to the last digit, and `other` only because times are rounded."""
+    return claimed.agrees(exactly(one.value)) and not claimed.agrees(exactly(other.value))
 
 
 def _noise(run: Run, base: Run, times: tuple[Stated, Stated]) -> Statement:
-    """Whether the two times differ by more than runs of one machine do. That they do not is no fault of a claim, but it must be said."""
+    """Whether the two times differ by more than runs of one machine do. If not, that is no fault of the claim, but worth knowing."""
     rows = [row for one in (run, base) if one.gpus and one.accelerator for row in find(**one.lookup)]
     spread = noise(rows)
     difference = abs(times[0].value / times[1].value - 1)

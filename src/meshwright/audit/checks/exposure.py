@@ -76,12 +76,12 @@ def _profile(claim: Claim) -> Statement:
     if claim.profile and path.is_file():
         return _opened(claim.profile, path)
     if claim.profile and not ("://" in claim.profile or " " in claim.profile):
-        fix = "give the path of a Chrome trace beside the claim, or a web address"
+        fix = "give the path of a Chrome trace next to the claim, or a web address"
         raise InputError(f"no profile at {claim.profile}", where="profile", fix=fix)
     if claim.profile:
         why = "a public profile is named; it was not opened here"
         return Statement(about="profile", verdict=CONSISTENT, why=why, arithmetic=(f"named: {claim.profile}",))
-    why = "exposed time is seen in a profile alone, and none is public"
+    why = "exposed time is visible only in a profile, and none is public"
     return Statement(about="profile", verdict=UNSUPPORTED, why=why, arithmetic=("profiles named: 0",))
 
 
@@ -100,15 +100,15 @@ def _opened(name: str, path: Path) -> Statement:
     except (OSError, EOFError, zlib.error):
         is_trace = False
     if not is_trace:
-        why = "the profile that it names is no Chrome trace of a profiler"
+        why = "the profile that it names is not a Chrome trace of a profiler"
         return Statement(about="profile", verdict=UNSUPPORTED, why=why, arithmetic=(f"named: {name}",))
-    why = f"a profile is there; `meshwright report {name}` says what of it is exposed"
+    why = f"the profile exists; `meshwright report {name}` shows how much of it is exposed"
     return Statement(about="profile", verdict=CONSISTENT, why=why, arithmetic=(f"named: {name}",))
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What crosses the outermost tier in a step: least and plain seconds, and how they were reckoned."""
+    """What crosses the outermost tier in a step: least and plain seconds, and how they were computed."""
 
     least_s: float  # what shares a domain further in is added up there first
     plain_s: float
@@ -118,12 +118,12 @@ class Wire:
 def _stated_wire(claim: Claim, exposed_s: float) -> Statement:
     """The statement on traffic whose bytes and bandwidth the claim itself gives."""
     takes_s = claim.traffic_gb / claim.traffic_gb_per_s
-    line = f"{figure(claim.traffic_gb)} GB a GPU and step / {figure(claim.traffic_gb_per_s)} GB/s = {figure(takes_s)} s"
+    line = f"{figure(claim.traffic_gb)} GB per GPU and step / {figure(claim.traffic_gb_per_s)} GB/s = {figure(takes_s)} s"
     wire = Wire(takes_s, takes_s, (line,))
     if claim.run.step_s:
         return _hidden(wire, claim.run.step_s.value, exposed_s, OWN)
     lines = (line, f"claimed to be exposed: {figure(exposed_s)} s")
-    why = f"the traffic takes {figure(takes_s)} s; what of it can hide depends on the step, and the claim does not say how long that is"
+    why = f"the traffic takes {figure(takes_s)} s; how much of it can hide depends on the step time, which the claim does not give"
     return Statement(about=OWN, verdict=UNKNOWN, why=why, arithmetic=lines)
 
 
@@ -150,7 +150,7 @@ def _hidden(wire: Wire, step_s: float, exposed_s: float, about: str, *more: str)
     added = "" if takes_s == wire.plain_s else ", where a domain adds up first,"
     why = f"{figure(takes_s)} s of traffic{added} can hide behind {figure(step_s)} s"
     if least_s:
-        why = f"{figure(least_s)} s of the traffic cannot hide, and no less is said to be exposed"
+        why = f"{figure(least_s)} s of the traffic cannot hide, and the claim says that no less is exposed"
     return Statement(about=about, verdict=CONSISTENT, why=why, arithmetic=lines)
 
 
@@ -162,7 +162,7 @@ def _nouns(claim: Claim) -> tuple[Model, Cluster, Workload, Layout]:
         raise InputError(
             f"the layout has {layout.num_ranks} ranks, and the claim {run.gpus} gpus",
             where="layout",
-            fix="mend one: tp x cp x pp x dp = gpus",
+            fix="correct one of them: tp x cp x pp x dp = gpus",
         )
     if layout.num_ranks > cluster.num_accelerators:
         raise InputError(
@@ -204,7 +204,7 @@ def _crossing(model: Model, cluster: Cluster, workload: Workload, layout: Layout
     sent, _ = sent_on("dp", flows_of(Step(model, workload, layout)))
     plain_s = sent / tier.bytes_per_s
     line = (
-        f"{figure(sent / GB)} GB a GPU and step (gradients reduced, weights gathered) / {figure(tier.bytes_per_s / GB)} GB/s "
+        f"{figure(sent / GB)} GB per GPU and step (gradients reduced, weights gathered) / {figure(tier.bytes_per_s / GB)} GB/s "
         f"({tier.name}) = {figure(plain_s)} s"
     )
     least = f"at least {figure(plain_s / inside)} s where the {inside:.0f} ranks of a domain add up first" if inside > 1 else ""

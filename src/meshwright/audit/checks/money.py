@@ -23,7 +23,7 @@ def check(claim: Claim) -> Iterator[Statement]:
     if price is not None and claim.run.accelerator:
         yield _judged(claim, price.value, lines)
     elif price is not None or claim.cost_usd:
-        why = "a price says nothing without accelerator, gpus and time"
+        why = "a price means nothing without accelerator, gpus and time"
         yield Statement(about="price", verdict=UNKNOWN, why=why, arithmetic=tuple(lines) or (f"claimed: {usd(claim.cost_usd)}",))
     if claim.usd_per_gpu_hour and claim.cost_usd and claim.run.gpus and claim.run.duration_s:
         yield _product(claim)
@@ -33,14 +33,14 @@ def _price(claim: Claim) -> tuple[Stated | None, list[str]]:
     """What a GPU-hour costs by the claim: as it says, or its cost over its GPU-hours."""
     run = claim.run
     if claim.usd_per_gpu_hour:
-        return claim.usd_per_gpu_hour, [f"claimed: {usd(claim.usd_per_gpu_hour.value)} a GPU-hour"]
+        return claim.usd_per_gpu_hour, [f"claimed: {usd(claim.usd_per_gpu_hour.value)} per GPU-hour"]
     if not (claim.cost_usd and run.gpus and run.duration_s):
         return None, []
     hours = float(accelerator_hours(run.gpus, run.duration_s.value))
     price = claim.cost_usd / hours
     return exactly(price), [
         f"time: {count(run.gpus)} GPUs x {figure(run.duration_s.value)} s / 3,600 = {figure(hours)} GPU-hours",
-        f"price: {usd(claim.cost_usd)} / {figure(hours)} GPU-hours = {usd(price)} a GPU-hour",
+        f"price: {usd(claim.cost_usd)} / {figure(hours)} GPU-hours = {usd(price)} per GPU-hour",
     ]
 
 
@@ -51,22 +51,22 @@ def _judged(claim: Claim, price: float, lines: list[str]) -> Statement:
         why = f"no price of {claim.run.accelerator}{of} is in our table"
         return Statement(about="price", verdict=UNKNOWN, why=why, arithmetic=tuple(lines))
     low, high = listed[0], listed[-1]
-    lines = [*lines, f"list prices of {claim.run.accelerator}: {_said(low)} to {_said(high)}"]
+    lines = [*lines, f"list prices of {claim.run.accelerator}: {_price_words(low)} to {_price_words(high)}"]
     if price > high.usd_per_accelerator_hour:
         times, side = price / high.usd_per_accelerator_hour, "the highest list price"
     elif price < low.usd_per_accelerator_hour:
         times, side = low.usd_per_accelerator_hour / price, "below the lowest list price"
     else:
         return Statement(
-            about="price", verdict=CONSISTENT, why=f"{usd(price)} a GPU-hour is within the list prices", arithmetic=tuple(lines)
+            about="price", verdict=CONSISTENT, why=f"{usd(price)} per GPU-hour is within the list prices", arithmetic=tuple(lines)
         )
     lines.append(f"{usd(price)} is {figure(times)} times {side}")
-    why = f"{usd(price)} a GPU-hour is {figure(times)} times {side}"
+    why = f"{usd(price)} per GPU-hour is {figure(times)} times {side}"
     verdict = CONSISTENT if times <= BESIDE else IMPLAUSIBLE if times <= BEYOND else IMPOSSIBLE
     return Statement(about="price", verdict=verdict, why=why, arithmetic=tuple(lines))
 
 
-def _said(price: Price) -> str:
+def _price_words(price: Price) -> str:
     return f"{usd(price.usd_per_accelerator_hour)} ({price.provider} {price.kind}, {price.date})"
 
 

@@ -80,13 +80,13 @@ def _score_factor(row: Submission) -> float:
 
 def _line(row: Submission) -> str:
     time = f"{figure(row.minutes)} min to the target, " if row.minutes > 0 else ""
-    return f"on record: {row.name}: {time}{figure(row.step_s)} s a step of {count(row.global_batch)} sequences"
+    return f"on record: {row.name}: {time}{figure(row.step_s)} s per step of {count(row.global_batch)} sequences"
 
 
 def _remark(run: Run, row: Submission) -> list[str]:
     """That the claim and the record are in different precisions, where they are."""
-    said = unlike(run.precision, row.precision)
-    return [said] if said else []
+    difference = unlike(run.precision, row.precision)
+    return [difference] if difference else []
 
 
 def _nearest(run: Run) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _log(run: Run, folder: Path, of: str) -> Iterator[Statement]:
         yield Statement(about=f"log{of}", verdict=CONSISTENT, why=why, arithmetic=(f"named: {run.log}",))
         return
     if not path.is_file():
-        raise InputError(f"no log at {run.log}", where="log", fix="give the path of an MLPerf log beside the claim, or a web address")
+        raise InputError(f"no log at {run.log}", where="log", fix="give the path of an MLPerf log next to the claim, or a web address")
     log, logged = read_log(path), read_run(path)
     if run.duration_s:
         yield _failed(run, logged, of) or _same("time to train", of, run.duration_s, log.time_to_train_s, FASTER, SLOWER)
@@ -145,7 +145,7 @@ def _log(run: Run, folder: Path, of: str) -> Iterator[Statement]:
         yield Statement(
             about=f"log{of}",
             verdict=CONSISTENT if is_whole else UNSUPPORTED,
-            why="the log is there, and is whole" if is_whole else f"the log is there: {_fault(logged)}",
+            why="the log exists and is complete" if is_whole else f"the log exists: {_fault(logged)}",
             arithmetic=(f"{run.log}: {len(log.events)} lines of MLPerf's",),
         )
 
@@ -155,7 +155,7 @@ def _failed(run: Run, logged: LoggedRun, of: str) -> Statement | None:
     if logged.state == WHOLE and logged.reached is not False:
         return None
     why = f"the log that it names is not of a run that reached the target: {_fault(logged)}"
-    line = f"{run.log}: quality {_said(logged.quality)}, target {_said(logged.target)}"
+    line = f"{run.log}: quality {_quality_words(logged.quality)}, target {_quality_words(logged.target)}"
     return Statement(about=f"time to train{of}", verdict=MISLEADING, why=why, arithmetic=(line,))
 
 
@@ -163,10 +163,10 @@ def _fault(logged: LoggedRun) -> str:
     """Why a log does not show what a claim says."""
     if logged.state != WHOLE:
         return f"it is {logged.state} at line {logged.line:,}: {logged.problem}"
-    return f"it ends at {_said(logged.quality)}, and the target is {_said(logged.target)}"
+    return f"it ends at {_quality_words(logged.quality)}, and the target is {_quality_words(logged.target)}"
 
 
-def _said(value: float | None) -> str:
+def _quality_words(value: float | None) -> str:
     return "not logged" if value is None else f"{value:.4g}"
 
 

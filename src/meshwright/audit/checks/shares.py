@@ -21,18 +21,18 @@ def check(claim: Claim) -> Iterator[Statement]:
         yield Statement(about="share", verdict=UNSUPPORTED, why=why, arithmetic=(f"claimed: {claim.share_pct.value:g} %",))
 
 
-def _judged(part: float, total: float, said: Stated) -> Statement:
+def _judged(part: float, total: float, claimed: Stated) -> Statement:
     if part > total:
         return _more_than_all(part, total)
     share = 100 * part / total
-    lines = [f"share: {figure(part)} / {figure(total)} = {share:.2f} %; claimed {said.value:g} %"]
-    if said.agrees(exactly(share)):
+    lines = [f"share: {figure(part)} / {figure(total)} = {share:.2f} %; claimed {claimed.value:g} %"]
+    if claimed.agrees(exactly(share)):
         return Statement(
             about="share", verdict=CONSISTENT, why=f"{figure(part)} of {figure(total)} is {share:.1f} %", arithmetic=tuple(lines)
         )
-    if said.value:
-        lines.append(f"{said.value:g} % would be {figure(said.value / 100 * total)} of {figure(total)}")
-    why = f"{figure(part)} of {figure(total)} is {share:.1f} %, not {said.value:g} %"
+    if claimed.value:
+        lines.append(f"{claimed.value:g} % would be {figure(claimed.value / 100 * total)} of {figure(total)}")
+    why = f"{figure(part)} of {figure(total)} is {share:.1f} %, not {claimed.value:g} %"
     return Statement(about="share", verdict=MISLEADING, why=why, arithmetic=tuple(lines))
 
 

@@ -42,7 +42,7 @@ def check(claim: Claim) -> Iterator[Statement]:
     if claim.speedup is None:
         return
     if claim.baseline is None:
-        why = "faster than what is not said: give the baseline"
+        why = "the claim does not say what it is faster than: give the baseline"
         yield Statement(about="speed-up", verdict=UNSUPPORTED, why=why, arithmetic=(f"claimed: {claim.speedup.value:g} times",))
     elif claim.baseline.record:
         yield _over_record(claim, claim.speedup)
@@ -50,37 +50,37 @@ def check(claim: Claim) -> Iterator[Statement]:
         yield from _over_baseline(claim, claim.speedup, _timed(claim.run), _timed(claim.baseline))
 
 
-def _over_record(claim: Claim, said: Stated) -> Statement:
+def _over_record(claim: Claim, claimed: Stated) -> Statement:
     """A speed-up over the fastest earlier result: that result may not be faster than what is claimed."""
     run = claim.run
     if not (run.benchmark and run.duration_s):
         why = "a record needs a benchmark and a time"
-        return Statement(about="speed-up", verdict=UNKNOWN, why=why, arithmetic=(f"claimed: {said.value:g} times",))
-    record = fastest(_earlier(run, said, find(benchmark=run.benchmark)))
+        return Statement(about="speed-up", verdict=UNKNOWN, why=why, arithmetic=(f"claimed: {claimed.value:g} times",))
+    record = fastest(_earlier(run, claimed, find(benchmark=run.benchmark)))
     if record is None:
         why = f"our table has no result of {run.benchmark} before {run.round or 'this one'}"
-        return Statement(about="speed-up", verdict=UNKNOWN, why=why, arithmetic=(f"claimed: {said.value:g} times",))
+        return Statement(about="speed-up", verdict=UNKNOWN, why=why, arithmetic=(f"claimed: {claimed.value:g} times",))
     ratio = exactly(record.minutes * MINUTE).over(run.duration_s)
     lines = [
-        f"implied record: {said.value:g} x {minutes(run.duration_s.value)} = {minutes(said.value * run.duration_s.value)}",
+        f"implied record: {claimed.value:g} x {minutes(run.duration_s.value)} = {minutes(claimed.value * run.duration_s.value)}",
         f"fastest before{f' {run.round}' if run.round else ' it'} on record: {figure(record.minutes)} min ({record.name})",
-        f"speed-up: {figure(record.minutes)} min / {minutes(run.duration_s.value)} = {ratio.value:.3f}; claimed {said.value:g}",
+        f"speed-up: {figure(record.minutes)} min / {minutes(run.duration_s.value)} = {ratio.value:.3f}; claimed {claimed.value:g}",
     ]
     if ratio.high < 1:
-        why = f"the record stood at {figure(record.minutes)} min already: {minutes(run.duration_s.value)} is slower"
+        why = f"the record was already {figure(record.minutes)} min: {minutes(run.duration_s.value)} is slower"
         return Statement(about="speed-up", verdict=IMPOSSIBLE, why=why, arithmetic=tuple(lines))
-    holds = said.agrees(ratio.widened(TABLE_ROUNDING)) or said.high < ratio.low
-    why = f"over the earlier record it is {ratio.value:.2f} times{', more than claimed' if said.high < ratio.low else ''}"
+    holds = claimed.agrees(ratio.widened(TABLE_ROUNDING)) or claimed.high < ratio.low
+    why = f"over the earlier record it is {ratio.value:.2f} times{', more than claimed' if claimed.high < ratio.low else ''}"
     return Statement(about="speed-up", verdict=CONSISTENT if holds else MISLEADING, why=why, arithmetic=tuple(lines))
 
 
-def _earlier(run: Run, said: Stated, rows: list[Submission]) -> list[Submission]:
+def _earlier(run: Run, claimed: Stated, rows: list[Submission]) -> list[Submission]:
     """The rows before the run's round; where it says none, before the last round in which such a speed-up over the record held, or all."""
     if run.round:
         return before(run.round, rows)
     for name in sorted({row.round for row in rows}, key=round_order, reverse=True):
         record = fastest(before(name, rows))
-        if record and run.duration_s and said.agrees(exactly(record.minutes * MINUTE).over(run.duration_s).widened(TABLE_ROUNDING)):
+        if record and run.duration_s and claimed.agrees(exactly(record.minutes * MINUTE).over(run.duration_s).widened(TABLE_ROUNDING)):
             return before(name, rows)
     return rows
 
@@ -99,44 +99,44 @@ def _timed(run: Run) -> Timed:
     return Timed(run, time_s, step_s, samples, row)
 
 
-def _over_baseline(claim: Claim, said: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
+def _over_baseline(claim: Claim, claimed: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
     unlike = _unlike(new.run, base.run)
     if unlike:
         why = f"the two runs are of different {unlike}"
-        yield Statement(about="speed-up", verdict=MISLEADING, why=why, arithmetic=(f"claimed: {said.value:g} times",))
+        yield Statement(about="speed-up", verdict=MISLEADING, why=why, arithmetic=(f"claimed: {claimed.value:g} times",))
         return
     if not (new.samples and base.samples) and new.run.tokens and base.run.tokens:
         new, base = (replace(one, samples=one.run.tokens, unit="tokens") for one in (new, base))
     ratio, line = _ratio(claim.speedup_of, new, base)
     if ratio is None:
-        yield Statement(about="speed-up", verdict=UNSUPPORTED, why=line, arithmetic=(f"claimed: {said.value:g} times",))
+        yield Statement(about="speed-up", verdict=UNSUPPORTED, why=line, arithmetic=(f"claimed: {claimed.value:g} times",))
         return
     is_from_table = claim.run.duration_s is None or claim.baseline is None or claim.baseline.duration_s is None
     lines = [f"{one}: {timed.where(claim.speedup_of)}" for one, timed in (("run", new), ("baseline", base))]
-    lines.append(f"{line}; claimed {said.value:g}")
+    lines.append(f"{line}; claimed {claimed.value:g}")
     agreed = ratio.widened(TABLE_ROUNDING) if is_from_table or claim.speedup_of == "throughput" else ratio
     carried = claim.speedup_of == "time" and _throughput(new, base)
     inverse = Stated(1 / agreed.value, 1 / agreed.high, 1 / agreed.low)
-    if said.agrees(agreed) and not (said.agrees(exactly(inverse.value)) and not said.agrees(exactly(agreed.value))):
-        yield _noise(said, new, base, lines)
-    elif carried and 1 < said.low <= carried * (1 + TABLE_ROUNDING) <= ratio.value * (1 + TABLE_ROUNDING):
+    if claimed.agrees(agreed) and not (claimed.agrees(exactly(inverse.value)) and not claimed.agrees(exactly(agreed.value))):
+        yield _noise(claimed, new, base, lines)
+    elif carried and 1 < claimed.low <= carried * (1 + TABLE_ROUNDING) <= ratio.value * (1 + TABLE_ROUNDING):
         lines.append(f"in throughput alone: {carried:.3f}")
         yield Statement(about="speed-up", verdict=CONSISTENT, why=f"throughput alone gives {carried:.3f}", arithmetic=tuple(lines))
     elif claim.faster_pct and claim.faster_pct.agrees(_less_pct(agreed)):
         lines.append(f"less time: 1 - 1 / {ratio.value:.3f} = {percent(1 - 1 / ratio.value)}; claimed {claim.faster_pct.value:g} %")
         why = f"it takes {claim.faster_pct.value:g} % less time, which is {ratio.value:.3f} times as fast"
         yield Statement(about="speed-up", verdict=CONSISTENT, why=why, arithmetic=tuple(lines))
-    elif said.agrees(inverse):
-        why = f"the ratio is upside down: it is {ratio.value:.3f}, and {said.value:g} its inverse"
+    elif claimed.agrees(inverse):
+        why = f"the ratio is upside down: it is {ratio.value:.3f}, and {claimed.value:g} its inverse"
         yield Statement(about="speed-up", verdict=MISLEADING, why=why, arithmetic=tuple(lines))
     else:
-        why = f"the two runs give {ratio.value:.3f}, not {said.value:g}"
+        why = f"the two runs give {ratio.value:.3f}, not {claimed.value:g}"
         yield Statement(about="speed-up", verdict=MISLEADING, why=why, arithmetic=tuple(lines))
     if claim.speedup_of == "step":
-        yield from _of_steps(said, new, base)
+        yield from _of_steps(claimed, new, base)
     if claim.speedup_of == "time":
-        yield from _split(said, new, base)
-        yield from _stale(said, new, base)
+        yield from _split(claimed, new, base)
+        yield from _stale(claimed, new, base)
 
 
 def _unlike(run: Run, base: Run) -> str:
@@ -150,18 +150,18 @@ def _unlike(run: Run, base: Run) -> str:
     return ""
 
 
-def _of_steps(said: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
+def _of_steps(claimed: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
     """Whether shorter steps are faster: with fewer sequences each they need not be."""
     loop = _loop(new, base)
     if loop is None or new.run.global_batch == base.run.global_batch:
         return
     about, lines = "work of a step", (loop[1],)
-    if said.value > 1 and said.low > loop[0] * (1 + TABLE_ROUNDING):
+    if claimed.value > 1 and claimed.low > loop[0] * (1 + TABLE_ROUNDING):
         had = f"a step has {count(new.run.global_batch)} sequences and had {count(base.run.global_batch)}"
-        why = f"{had}: in sequences a second it is {loop[0]:.2f} times"
+        why = f"{had}: in sequences per second it is {loop[0]:.2f} times"
         yield Statement(about=about, verdict=MISLEADING, why=why, arithmetic=lines)
     else:
-        yield Statement(about=about, verdict=CONSISTENT, why=f"in sequences a second it is {loop[0]:.2f} times", arithmetic=lines)
+        yield Statement(about=about, verdict=CONSISTENT, why=f"in sequences per second it is {loop[0]:.2f} times", arithmetic=lines)
 
 
 def _less_pct(ratio: Stated) -> Stated:
@@ -169,7 +169,7 @@ def _less_pct(ratio: Stated) -> Stated:
     return Stated(*(100 * (1 - 1 / value) for value in (ratio.value, ratio.low, ratio.high)))
 
 
-def _stale(said: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
+def _stale(claimed: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
     """Whether the baseline's machine has a faster result in the run's own round: software gains from round to round."""
     run, old = new.run, base.run
     is_older = run.round and old.round and round_order(old.round) < round_order(run.round)
@@ -180,7 +180,7 @@ def _stale(said: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
         return
     ratio = row.minutes * MINUTE / new.time_s.value
     lines = (f"the baseline's machine in {run.round}: {figure(row.minutes)} min ({row.name})", f"over that it is {ratio:.3f} times")
-    if said.low > ratio * (1 + TABLE_ROUNDING):
+    if claimed.low > ratio * (1 + TABLE_ROUNDING):
         why = f"the baseline is of {old.round}; over the same machine in {run.round} it is {ratio:.2f} times"
         yield Statement(about="age of the baseline", verdict=MISLEADING, why=why, arithmetic=lines)
     else:
@@ -192,7 +192,7 @@ def _ratio(of: str, new: Timed, base: Timed) -> tuple[Stated | None, str]:
     """The speed-up of the quantity that is spoken of, and how it comes about; None and what is missing where it cannot be had."""
     if of == "throughput":
         value = _throughput(new, base)
-        line = f"speed-up in {new.unit} a second: {value:.3f}" if value else ""
+        line = f"speed-up in {new.unit} per second: {value:.3f}" if value else ""
         return (exactly(value), line) if value else (None, "a speed-up in throughput needs times and samples of both runs")
     one, other = (new.step_s, base.step_s) if of == "step" else (new.time_s, base.time_s)
     loop = _loop(new, base)
@@ -211,21 +211,21 @@ def _throughput(new: Timed, base: Timed) -> float:
     return (new.samples / new.time_s.value) / (base.samples / base.time_s.value)
 
 
-def _noise(said: Stated, new: Timed, base: Timed, lines: list[str]) -> Statement:
+def _noise(claimed: Stated, new: Timed, base: Timed, lines: list[str]) -> Statement:
     spread = noise([timed.row for timed in (new, base) if timed.row])
     lines = [*lines, f"runs of one machine differ by {percent(spread)}"]
-    if abs(said.value - 1) < spread:
-        why = f"a difference of {percent(abs(said.value - 1))} is less than runs of one machine differ by ({percent(spread)})"
+    if abs(claimed.value - 1) < spread:
+        why = f"a difference of {percent(abs(claimed.value - 1))} is less than runs of one machine differ by ({percent(spread)})"
         return Statement(about="speed-up", verdict=MISLEADING, why=why, arithmetic=tuple(lines))
-    return Statement(about="speed-up", verdict=CONSISTENT, why=f"the ratio of the two times is {said.value:g}", arithmetic=tuple(lines))
+    return Statement(about="speed-up", verdict=CONSISTENT, why=f"the ratio of the two times is {claimed.value:g}", arithmetic=tuple(lines))
 
 
-def _split(said: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
+def _split(claimed: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
     """Time to quality = samples x seconds a sample: which of the two made the difference; and how many more GPUs it took."""
     if new.run.gpus and base.run.gpus and new.run.accelerator != base.run.accelerator and new.run.gpus != base.run.gpus:
-        yield _per_gpu(said, new, base)
+        yield _per_gpu(claimed, new, base)
     throughput = _throughput(new, base)
-    if not throughput or said.value <= 1 or throughput == 0:
+    if not throughput or claimed.value <= 1 or throughput == 0:
         return
     assert new.time_s is not None and base.time_s is not None
     convergence, less = base.samples / new.samples, "convergence" if new.unit == "samples" else "work"
@@ -239,7 +239,7 @@ def _split(said: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
     loop = _loop(new, base)
     lines += [loop[1]] if loop else []
     share = math.log(throughput) / math.log(total) if total > 1 else 1.0
-    if share >= LEAST_SHARE or said.low <= throughput * (1 + TABLE_ROUNDING):
+    if share >= LEAST_SHARE or claimed.low <= throughput * (1 + TABLE_ROUNDING):
         alone = f"no more is claimed than throughput alone gives, {throughput:.3f}"
         why = f"throughput carries {percent(share)} of it" if share >= LEAST_SHARE else alone
         yield Statement(about="throughput or convergence", verdict=CONSISTENT, why=why, arithmetic=tuple(lines))
@@ -261,11 +261,11 @@ def _loop(new: Timed, base: Timed) -> tuple[float, str] | None:
     )
 
 
-def _per_gpu(said: Stated, new: Timed, base: Timed) -> Statement:
+def _per_gpu(claimed: Stated, new: Timed, base: Timed) -> Statement:
     ratio = new.run.gpus / base.run.gpus
-    each = said.value / ratio
-    lines = (f"{said.value:g} / ({count(new.run.gpus)} / {count(base.run.gpus)} GPUs) = {each:.3f} for each GPU",)
-    if ratio > 1 and each <= 1 < said.value:
+    each = claimed.value / ratio
+    lines = (f"{claimed.value:g} / ({count(new.run.gpus)} / {count(base.run.gpus)} GPUs) = {each:.3f} for each GPU",)
+    if ratio > 1 and each <= 1 < claimed.value:
         why = f"with {ratio:.2f} times as many GPUs; for each it is {each:.2f} times"
         return Statement(about="speed-up of each GPU", verdict=MISLEADING, why=why, arithmetic=lines)
     return Statement(about="speed-up of each GPU", verdict=CONSISTENT, why=f"for each GPU it is {each:.2f} times", arithmetic=lines)

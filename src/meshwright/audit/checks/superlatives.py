@@ -34,7 +34,7 @@ def _largest(claim: Claim) -> Statement:
     lines = [f"largest on record of {'any kind' if kind == ALL_KINDS else kind}: {count(most.gpus)} ({most.name})", *_others(rows, kind)]
     known = next((one for one in other_machines() if kind in (ALL_KINDS, one.accelerator) and one.gpus > run.gpus), None)
     if known and known.gpus > most.gpus and (not run.round or round_order(run.round) >= round_order(known.before)):
-        lines.append(f"known beside our table: {count(known.gpus)} {known.accelerator} ({known.source})")
+        lines.append(f"known in addition to our table: {count(known.gpus)} {known.accelerator} ({known.source})")
         why = f"{count(known.gpus)} {known.accelerator} were submitted before {known.before}"
         return Statement(about="largest", verdict=IMPOSSIBLE, why=why, arithmetic=tuple(lines))
     if most.gpus > run.gpus:

@@ -27,8 +27,8 @@ def check(claim: Claim) -> Iterator[Statement]:
         why = f"its steps alone take {figure(stepping_s)} s, more than the {figure(run.duration_s.value)} s it claims"
         yield Statement(about="time by its own numbers", verdict=MISLEADING, why=why, arithmetic=(line,))
     elif rest > MOST_REST:
-        why = f"its steps take {figure(stepping_s)} s of the {figure(run.duration_s.value)} s it claims: what the rest was is not said"
+        why = f"its steps take {figure(stepping_s)} s of the {figure(run.duration_s.value)} s it claims; the rest is not explained"
         yield Statement(about="time by its own numbers", verdict=MISLEADING, why=why, arithmetic=(line,))
     else:
-        why = f"steps take {percent(1 - rest)} of the time, evaluations and the rest what is left"
+        why = f"steps take {percent(1 - rest)} of the time; evaluations and the rest take what is left"
         yield Statement(about="time by its own numbers", verdict=CONSISTENT, why=why, arithmetic=(line,))

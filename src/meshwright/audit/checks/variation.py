@@ -36,8 +36,8 @@ def check(claim: Claim) -> Iterator[Statement]:
         yield _judged(claim.variation_pct, claim.variation_of, measured[claim.variation_of][0], lines)
 
 
-def _judged(said: tuple[float, float], of: str, value: float, lines: list[str]) -> Statement:
-    low, high = said
+def _judged(claimed: tuple[float, float], of: str, value: float, lines: list[str]) -> Statement:
+    low, high = claimed
     holds = low / FACTOR <= value <= high * FACTOR
     if holds:
         return Statement(about="variation", verdict=CONSISTENT, why=f"the logs' {of} variation is {value:.2g} %", arithmetic=tuple(lines))
@@ -60,6 +60,6 @@ def _measured(row: Submission) -> dict[str, tuple[float, str]]:
     return found
 
 
-def _range(said: tuple[float, float]) -> str:
-    low, high = said
+def _range(claimed: tuple[float, float]) -> str:
+    low, high = claimed
     return f"+-{low:g} %" if low == high else f"+-{low:g} to {high:g} %"

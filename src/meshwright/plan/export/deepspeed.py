@@ -21,7 +21,7 @@ def configuration(plan: Plan) -> str:
     check(plan)
     job, layout = plan.workload, plan.layout
     made: dict[str, Any] = {
-        "meshwright": {"written_by": "meshwright", "origin": origin(plan), "not_said_here": limits(plan)},
+        "meshwright": {"written_by": "meshwright", "origin": origin(plan), "not_in_this_file": limits(plan)},
         "train_batch_size": job.global_batch,
         "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": layout.num_micro_batches(job.global_batch),
@@ -58,7 +58,7 @@ def check(plan: Plan) -> None:
     if layout.cp > 1 and layout.cp_kind != "all-to-all":
         raise _refused(f"has no context parallelism by {layout.cp_kind}, only Ulysses", "layout.cp_kind", "plan with cp_kind=all-to-all")
     if layout.vp > 1 or (layout.schedule == "zero-bubble" and layout.pp > 1):
-        what = f"{layout.vp} model chunks a stage" if layout.vp > 1 else "a zero-bubble schedule"
+        what = f"{layout.vp} model chunks per stage" if layout.vp > 1 else "a zero-bubble schedule"
         raise _refused(f"has no {what}: its pipeline is 1F1B", "layout.schedule", "plan with vp=1,schedule=1f1b")
     if layout.pp > 1 and layout.zero_stage >= 2:
         raise _refused(f"has no pipeline with ZeRO {layout.zero_stage}", "layout.zero", "plan with zero=1, or pp=1")

@@ -20,8 +20,8 @@ def origin(plan: Plan) -> list[str]:
         f"plan: {plan.name} (plan file version {plan.version}, priced with {plan.software}{timed})",
         f"layout: {layout.degrees}, order {'-'.join(layout.order)}, schedule {layout.schedule}" + attention,
         f"machine: {machine.num_accelerators} x {machine.accelerator.name} of {machine.name}",
-        f"job: {plan.model.name}, {job.global_batch} sequences of {job.seq_len} tokens a step, {job.precision}",
-        f"predicted: {seconds(plan.step_s)} a step ({seconds(plan.low_s)} to {seconds(plan.high_s)})",
+        f"job: {plan.model.name}, {job.global_batch} sequences of {job.seq_len} tokens per step, {job.precision}",
+        f"predicted: {seconds(plan.step_s)} per step ({seconds(plan.low_s)} to {seconds(plan.high_s)})",
     ]
 
 
@@ -29,7 +29,7 @@ def heading(plan: Plan, what: str, limits: Sequence[str]) -> list[str]:
     """Comment lines: what the file is, where it comes from, what it leaves to the reader."""
     lines = [comment(f"{what}, written by meshwright"), *(comment(line) for line in origin(plan))]
     if limits:
-        lines += [comment("Not said here, and to be set by hand:"), *(comment(limit, bullet=True) for limit in limits)]
+        lines += [comment("Not in this file; set by hand:"), *(comment(limit, bullet=True) for limit in limits)]
     return "\n".join(lines).split("\n")
 
 

@@ -63,9 +63,6 @@ class Seats:
         return cls(node.tolist(), slot.tolist(), np.bincount(node).tolist())
 
 
-# -- hosts and ranks ------------------------------------------------------------------------------------
-
-
 def host_file(plan: Plan, hosts: Sequence[str] = ()) -> str:
     """Hosts and their slots, the plan's first rank first."""
     return _host_file(plan, hosts, plan.layout.order)
@@ -128,9 +125,6 @@ def _spares(plan: Plan) -> list[str]:
         return []
     inner = plan.cluster.tiers[0]
     return [f"{plan.spares_per_domain} of {inner.num_installed} accelerators of each {inner.name} are spares: leave their hosts out"]
-
-
-# -- the launch -----------------------------------------------------------------------------------------
 
 
 def environment(plan: Plan, hosts: Sequence[str] = ()) -> str:

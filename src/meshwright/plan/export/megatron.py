@@ -88,13 +88,10 @@ def limits(plan: Plan) -> list[str]:
     if layout.cuda_graphs and layout.recompute == "full":
         found.append("CUDA graphs: Megatron-LM does not capture layers that are recomputed in full, so launches cost more than predicted")
     if layout.overlap_pp and layout.vp == 1 and layout.pp > 1:
-        found.append("overlapped pipeline messages: Megatron-LM overlaps them only with more than one chunk a stage (vp > 1)")
+        found.append("overlapped pipeline messages: Megatron-LM overlaps them only with more than one chunk per stage (vp > 1)")
     if layout.zero_stage >= 2:
         found.append("CUDA_DEVICE_MAX_CONNECTIONS must not be 1: Megatron-FSDP refuses it")
     return found
-
-
-# -- the model ------------------------------------------------------------------------------------------
 
 
 def _shapes(model: Model) -> Group:
@@ -154,7 +151,7 @@ def _experts(model: Model) -> Group:
     if experts.num_dense_layers:
         made.append(("--moe-layer-freq", f"([0]*{experts.num_dense_layers}+[1]*{model.num_expert_layers})"))
     made += [("--moe-grouped-gemm",), ("--moe-token-dispatcher-type", "alltoall")]
-    return Group("Experts: grouped multiplications and an all-to-all, as the prediction takes them.", tuple(made))
+    return Group("Experts: grouped multiplications and an all-to-all, as in the prediction.", tuple(made))
 
 
 def _latent(model: Model) -> Group:
@@ -170,9 +167,6 @@ def _latent(model: Model) -> Group:
         ("--v-head-dim", str(latent.value_dim)),
     ]
     return Group("Latent attention: the low ranks and the parts of a head.", tuple(made))
-
-
-# -- the layout -----------------------------------------------------------------------------------------
 
 
 def _axes(plan: Plan) -> Group:
@@ -230,7 +224,7 @@ def counts_ends(plan: Plan) -> bool:
 def _pipeline(plan: Plan) -> Group:
     layout = plan.layout
     made: list[tuple[str, ...]] = []
-    why = f"{layout.vp} model chunks a stage."
+    why = f"{layout.vp} model chunks per stage."
     if layout.vp > 1:
         made.append(("--num-virtual-stages-per-pipeline-rank", str(layout.vp)))
         made += [] if layout.overlap_pp else [("--no-overlap-p2p-communication",)]
@@ -261,7 +255,7 @@ def _batch(plan: Plan) -> Group:
     ]
     if job.num_steps():
         made.append(("--train-samples", str(job.num_steps() * job.global_batch)))
-    return Group(f"{layout.num_micro_batches(job.global_batch)} micro-batches a replica and step.", tuple(made))
+    return Group(f"{layout.num_micro_batches(job.global_batch)} micro-batches per replica and step.", tuple(made))
 
 
 def _sharding(layout: Layout) -> Group:
@@ -310,16 +304,16 @@ def _precision(plan: Plan) -> Group:
         made.append(("--fp8-param-gather",))
     if recipe_for(job.precision).gradient_bytes == 2:
         made.append(("--grad-reduce-in-bf16",))
-    return Group(f"Precision {job.precision}; gradients and weights are kept as the plan's memory takes them.", tuple(made))
+    return Group(f"Precision {job.precision}; gradients and weights are stored as the plan's memory assumes.", tuple(made))
 
 
 def _recompute(layout: Layout) -> Group:
     if layout.recompute == "none":
         return Group("", ())
     if layout.recompute == "selective":
-        return Group("Attention is computed again in the backward pass.", (("--recompute-activations",),))
+        return Group("Attention is recomputed in the backward pass.", (("--recompute-activations",),))
     made = (("--recompute-granularity", "full"), ("--recompute-method", "uniform"), ("--recompute-num-layers", "1"))
-    return Group("Every layer is computed again from its input.", made)
+    return Group("Every layer is recomputed from its input.", made)
 
 
 def _graphs(plan: Plan) -> Group:

@@ -63,7 +63,7 @@ def sections(plan: Plan) -> list[tuple[str, str, Section]]:
     """Name, reason and content of every section but the precision."""
     made: list[tuple[str, str, Section]] = [
         ("model", "Degrees, and how layers are cut over stages.", _model(plan)),
-        ("train", f"{plan.layout.num_micro_batches(plan.workload.global_batch)} micro-batches a replica and step.", _train(plan)),
+        ("train", f"{plan.layout.num_micro_batches(plan.workload.global_batch)} micro-batches per replica and step.", _train(plan)),
         ("dataset", "The sequence as planned.", {"seq_length": plan.workload.seq_len}),
         ("ddp", "What data parallelism shares out, and that it hides behind the backward pass.", _replicas(plan)),
         ("dist", "Rank order: with it a whole pipeline is neighbours.", {"use_tp_pp_dp_mapping": _maps_pipeline_first(plan)}),
@@ -96,7 +96,7 @@ def limits(plan: Plan) -> list[str]:
     if plan.model.name not in RECIPES:
         found.append(f"the recipe: none is known for {plan.model.name}; start from one with its shapes")
     if plan.workload.adapters:
-        found.append("the adapters' alpha and dropout: the plan knows their rank and place alone")
+        found.append("the adapters' alpha and dropout: the plan has only their rank and place")
         found.append("the recipe must be the fine-tuning one (..._peft_config) of the same model")
     if plan.layout.cuda_graphs and plan.layout.recompute == "full":
         found.append("CUDA graphs: layers that are recomputed in full are not captured, so launches cost more than predicted")

@@ -73,7 +73,9 @@ def check(plan: Plan) -> None:
             "has no context parallelism by all-to-all of heads", "layout.cp_kind", "plan with cp_kind=ring or cp_kind=all-gather"
         )
     if layout.schedule == "zero-bubble" and layout.vp == 1 and layout.pp > 1:
-        raise _refused("has zero-bubble schedules for two or more chunks a stage, not for one", "layout.schedule", "plan with vp=2 or more")
+        raise _refused(
+            "has zero-bubble schedules for two or more chunks per stage, not for one", "layout.schedule", "plan with vp=2 or more"
+        )
     if layout.pp > 1 and name in WITHOUT_PIPELINE:
         raise _refused(f"has no pipeline for {name}", "layout.pp", "plan with pp=1")
     if plan.workload.precision in ("fp8", "nvfp4"):
@@ -99,7 +101,7 @@ def limits(plan: Plan) -> list[str]:
     if layout.zero_stage == 0 and layout.cp > 1:
         found.append("ZeRO 0: torchtitan always shards over the context ranks")
     if layout.ep > 1:
-        found.append("groups of experts are neighbours over dp, cp and tp ranks, as torchtitan's mesh takes them")
+        found.append("groups of experts are neighbours over dp, cp and tp ranks, as in torchtitan's mesh")
     if model.num_prediction_layers:
         found.append(
             f"{model.num_prediction_layers} multi-token-prediction layer: torchtitan's model has none, and does that much less work"
@@ -107,9 +109,6 @@ def limits(plan: Plan) -> list[str]:
     if overlaps_tp(layout, plan.cluster):
         found.append("overlapped tensor parallelism is torchtitan's asynchronous one, which needs torch.compile and symmetric memory")
     return found
-
-
-# -- the model ------------------------------------------------------------------------------------------
 
 
 def _flavor(model: Model) -> tuple[str, str]:
@@ -145,9 +144,6 @@ def _model(plan: Plan) -> Section:
         converters = [*converters, converters[0].replace("linear", "grouped_mm")]
     made: dict[str, Value] = {"name": name, "flavor": flavor}
     return made | ({"converters": converters} if converters else {})
-
-
-# -- batch and degrees ----------------------------------------------------------------------------------
 
 
 def _batch_reason(plan: Plan) -> str:

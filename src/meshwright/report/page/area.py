@@ -24,7 +24,7 @@ NUM_BUCKETS = 360  # of a line that is drawn by its extremes
 EDGE = 0.06  # of the width: labels so near an edge are flush with it
 
 Column = NDArray[np.float64]
-Said = Callable[[float], str]
+Label = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,17 @@ class Axis:
     is_log: bool = False
 
     @staticmethod
-    def linear(low: float, high: float, name: str, said: Said, count: int = 6) -> Axis:
+    def linear(low: float, high: float, name: str, label: Label, count: int = 6) -> Axis:
         """An axis with round ticks."""
         if not high > low:
             room = abs(low) * 0.05 or 1.0
             low, high = low - room, high + room
-        return Axis(low, high, tuple((value, said(value)) for value in ticks(low, high, count)), name)
+        return Axis(low, high, tuple((value, label(value)) for value in ticks(low, high, count)), name)
 
     @staticmethod
-    def logarithmic(low: float, high: float, name: str, said: Said, marks: Sequence[float] = ()) -> Axis:
+    def logarithmic(low: float, high: float, name: str, label: Label, marks: Sequence[float] = ()) -> Axis:
         """A logarithmic axis between positive values, with ticks of 1, 2, 5 or at `marks`."""
-        return Axis(low, high, tuple((value, said(value)) for value in (marks or log_ticks(low, high))), name, is_log=True)
+        return Axis(low, high, tuple((value, label(value)) for value in (marks or log_ticks(low, high))), name, is_log=True)
 
     def share(self, value: float) -> float:
         """Where a value stands: 0 at the low end, 1 at the high end."""
@@ -116,9 +116,9 @@ class Plot:
         """Places in the stretched frame; what lies beyond it stands at its edge."""
         return np.clip(self.x.shares(xs), 0.0, 1.0) * FULL, (1 - np.clip(self.y.shares(ys), 0.0, 1.0)) * FULL
 
-    def dot(self, x: float, y: float, colour: str, said: str, radius: float = 3.5) -> Html:
+    def dot(self, x: float, y: float, colour: str, title: str, radius: float = 3.5) -> Html:
         """A point, which says what it is when pointed at."""
-        return tag("circle", tag("title", said), cx=self.across(x), cy=self.up(y), r=radius, fill=colour)
+        return tag("circle", tag("title", title), cx=self.across(x), cy=self.up(y), r=radius, fill=colour)
 
     def level(self, y: float, colour: str, words: str, *, is_written: bool = True) -> Html:
         """A dashed line across the frame, with words above its left end, or below where the frame ends; or with words to point at only."""
@@ -129,19 +129,19 @@ class Plot:
             line, _words(words, "0.8%", at + 14.0 if at < TOP + 16 else at - 5.0, "start", colour, class_="halo") if is_written else None
         )
 
-    def upright(self, x: float, colour: str, said: str) -> Html:
+    def upright(self, x: float, colour: str, title: str) -> Html:
         """A thin line from the bottom to the top."""
         at = self.across(x)
-        return tag("line", tag("title", said), x1=at, x2=at, y1=TOP, y2=TOP + self.frame, stroke=colour, stroke_opacity=0.55)
+        return tag("line", tag("title", title), x1=at, x2=at, y1=TOP, y2=TOP + self.frame, stroke=colour, stroke_opacity=0.55)
 
     def whisker(self, x: float, low: float, high: float, colour: str) -> Html:
         """An interval at one place."""
         at = self.across(x)
         return tag("line", x1=at, x2=at, y1=self.up(low), y2=self.up(high), stroke=colour, stroke_width=2)
 
-    def arrow(self, x: float, colour: str, said: str) -> Html:
+    def arrow(self, x: float, colour: str, title: str) -> Html:
         """A sign at the top of the frame for what lies above it."""
-        return tag("text", tag("title", said), "\u25b4", x=self.across(x), y=TOP + 7.0, text_anchor="middle", fill=colour, font_size=11)
+        return tag("text", tag("title", title), "\u25b4", x=self.across(x), y=TOP + 7.0, text_anchor="middle", fill=colour, font_size=11)
 
     def drawn(self, label: str, layers: Sequence[Html], marks: Sequence[Html] = ()) -> Html:
         """The chart; `label` says in words what it shows."""

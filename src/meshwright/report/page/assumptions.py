@@ -17,7 +17,7 @@ from meshwright.units import gib, seconds, usd
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One number the prediction stands on."""
+    """One number that the prediction is based on."""
 
     what: str
     value: str
@@ -28,7 +28,7 @@ def chosen() -> list[Assumption]:
     """What was chosen for a reason, and not fitted."""
     found = [Assumption(one.meaning, _value(getattr(sw, name), one.unit), one.reason) for name, one in sw.ASSUMED.items()]
     reserve = "CUDA context, NCCL channels, buffers of overlapped collectives, fragments"
-    found.append(Assumption("memory kept back on every accelerator", gib(footprint.RESERVE_BYTES), reserve))
+    found.append(Assumption("memory reserved on every accelerator", gib(footprint.RESERVE_BYTES), reserve))
     layers = "the layer at work and the one fetched ahead"
     found.append(Assumption("layers that ZeRO 3 holds gathered", f"{footprint.NUM_GATHERED_LAYERS}", layers))
     return found
@@ -82,12 +82,12 @@ def looked_up(forecast: Forecast) -> list[Assumption]:
         Assumption(f"grid of {grid.name}", f"{grid.grid_gco2e_per_kwh:g} g CO2e/kWh, {grid.method}, {grid.year}", str(grid.source))
     )
     found.append(Assumption(f"data centre of {halls.name}", f"PUE {halls.pue:g}, {halls.year}", str(halls.source)))
-    found.append(Assumption("watts beside the accelerators", whole.hosts, "see the cluster, or the node power constants"))
+    found.append(Assumption("watts besides the accelerators", whole.hosts, "see the cluster, or the node power constants"))
     return found
 
 
 def evidence(forecast: Forecast) -> str:
-    """What the interval stands on, in a sentence."""
+    """What the interval is based on, in a sentence."""
     bounds = forecast.evidence
     where = {"measured": "inside the evidence", "near": "near the evidence", "far": "far from the evidence"}[bounds.distance]
     factors = f"{100 * (bounds.low - 1):+.1f} % to {100 * (bounds.high - 1):+.1f} %"
@@ -114,7 +114,7 @@ def _power() -> Mapping[str, float]:
     constants = power_constants()
     return {
         "waiting fraction of the cap": constants.waiting_fraction,
-        "host W an accelerator": constants.host_w_per_accelerator,
+        "host W per accelerator": constants.host_w_per_accelerator,
         "fans, share of the heat": constants.fan_fraction,
         "wall over DC": constants.wall_per_dc,
     }

@@ -38,8 +38,8 @@ def time_ticks(low_s: float, high_s: float) -> list[float]:
         return log_ticks(low_s, high_s)
     minutes, days = (1, 2, 5, 10, 20, 30), (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
     short = [step * power for power in (0.001, 0.01, 0.1, 1.0) for step in (1, 2, 5)]
-    said = [*short, 10.0, 20.0, 30.0, *(MINUTE * m for m in minutes), *(HOUR * h for h in (1, 2, 5, 10)), *(DAY * d for d in days)]
-    found = [value for value in said if low_s <= value <= high_s]
+    round_s = [*short, 10.0, 20.0, 30.0, *(MINUTE * m for m in minutes), *(HOUR * h for h in (1, 2, 5, 10)), *(DAY * d for d in days)]
+    found = [value for value in round_s if low_s <= value <= high_s]
     return found if len(found) > 1 else log_ticks(low_s, high_s)
 
 

@@ -40,9 +40,6 @@ def mark(at: float, colour: str, height: int = BAR_HEIGHT, dash: str | None = No
     return tag("line", x1=x, x2=x, y1=0, y2=height, stroke=colour, stroke_width=1.5, stroke_dasharray=dash)
 
 
-# -- the step -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of the step as a chart shows it."""
@@ -119,7 +116,7 @@ def _hollow(start: float, width: float, colour: str) -> dict[str, str | float]:
 
 
 def changes_table(changes: Sequence[Change]) -> Html:
-    """What one change would buy in time per token; losses far beyond the largest gain are cut, with an arrow."""
+    """What one change would gain in time per token; losses far beyond the largest gain are cut, with an arrow."""
     felt = [change for change in changes if abs(change.gain_pct) >= NO_DIFFERENCE_PCT]
     rest = [change.what for change in changes if abs(change.gain_pct) < NO_DIFFERENCE_PCT]
     top = max((change.gain_pct for change in felt), default=1.0)
@@ -128,7 +125,7 @@ def changes_table(changes: Sequence[Change]) -> Html:
     rows = [_change_row(change, bottom, top) for change in felt]
     columns = ("change", "slower | faster", "gain %>", "step>")
     note = tag("p", f"Without effect here: {'; '.join(rest)}.", class_="small") if rest else None
-    return joined(table(columns, rows, "What one change would buy", class_="bars"), note)
+    return joined(table(columns, rows, "What one change would gain", class_="bars"), note)
 
 
 def _change_row(change: Change, bottom: float, top: float) -> tuple[Html | str, ...]:
@@ -142,9 +139,6 @@ def _change_row(change: Change, bottom: float, top: float) -> tuple[Html | str, 
     drawn = bar([(low, high, colour)], mark(at(0.0), var("ink")), arrow)
     what = change.what if change.fits else joined(change.what, " ", tag("b", "(does not fit)", style=f"color:{var('warn')}"))
     return what, drawn, f"{change.gain_pct:+.1f}", seconds(change.step_s)
-
-
-# -- memory ---------------------------------------------------------------------------------------------
 
 
 def memory_table(forecast: Forecast) -> Html:
@@ -161,7 +155,7 @@ def memory_table(forecast: Forecast) -> Html:
         rows.append((name, f"{stage.layers}", bar(_memory_spans(stage, full), *marks), f"{stage.peak_bytes / GIB:.1f}", share, *parts))
     columns = ("stage", "layers>", "at the peak", "peak GiB>", "% full>", *(f"{part}>" for part in MEMORY_PARTS))
     colours = [(var(MEMORY_COLOURS[part]), part) for part in MEMORY_PARTS]
-    room = f"Line: {gib(chip.memory_bytes)} of {chip.name}; dashed: less {gib(RESERVE_BYTES)} kept back for context, NCCL and fragments."
+    room = f"Line: {gib(chip.memory_bytes)} of {chip.name}; dashed: less {gib(RESERVE_BYTES)} reserved for context, NCCL and fragmentation."
     return joined(legend(colours), table(columns, rows, "Memory by stage", caption=f"GiB on one accelerator. {room}", class_="bars memory"))
 
 

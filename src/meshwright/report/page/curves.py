@@ -46,7 +46,7 @@ class Quantity:
     """What an axis shows: its name, how a value is written, and where ticks go."""
 
     name: str
-    said: Callable[[float], str]
+    label: Callable[[float], str]
     ticks: Callable[[float, float], list[float]]
 
 
@@ -161,10 +161,10 @@ def _frame(xs: Sequence[float], ys: Sequence[float], across: Quantity, up: Quant
     drawn = [tag("rect", x=LEFT, y=TOP, width=WIDTH - LEFT - RIGHT, height=base - TOP, fill="none", stroke=var("line"))]
     for value in up.ticks(*y_ends):
         drawn.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), stroke=var("faint")))
-        drawn.append(_label(up.said(value), LEFT - 6.0, y(value) + 4.0, "end"))
+        drawn.append(_label(up.label(value), LEFT - 6.0, y(value) + 4.0, "end"))
     for value in _apart(across.ticks(*x_ends), x):
         drawn.append(tag("line", x1=x(value), x2=x(value), y1=base, y2=base + 5.0, stroke=var("soft")))
-        drawn.append(_label(across.said(value), x(value), base + 18.0, "middle"))
+        drawn.append(_label(across.label(value), x(value), base + 18.0, "middle"))
     drawn.append(_label(across.name, WIDTH - RIGHT, HEIGHT - 8.0, "end", "ink"))
     drawn.append(_label(up.name, LEFT, TOP - 9.0, "start", "ink"))
     return Frame(x, y, joined(*drawn))

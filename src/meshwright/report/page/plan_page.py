@@ -58,19 +58,16 @@ def plan_page(
     return document(f"{forecast.job.name}: plan", _header(forecast), sections, _footer(forecast))
 
 
-# -- the answer -----------------------------------------------------------------------------------------
-
-
 def _header(forecast: Forecast) -> Html:
     job = forecast.job
     model, workload, cluster = job.model, job.workload, job.cluster
     size = si(float(model.num_parameters), "", 3).replace(" G", " B")
-    said = (
+    summary = (
         f"{size} parameters on {cluster.num_accelerators:,} {cluster.accelerator.name}, {workload.name}: {workload.global_batch:,} "
-        f"sequences of {workload.seq_len:,} tokens a step, {workload.precision}, software {job.software.name}"
+        f"sequences of {workload.seq_len:,} tokens per step, {workload.precision}, software {job.software.name}"
     )
     return tag(
-        "header", tag("p", "meshwright plan", class_="eyebrow"), tag("h1", job.name), tag("p", said, class_="soft"), _chips(forecast)
+        "header", tag("p", "meshwright plan", class_="eyebrow"), tag("h1", job.name), tag("p", summary, class_="soft"), _chips(forecast)
     )
 
 
@@ -85,7 +82,7 @@ def _chips(forecast: Forecast) -> Html:
 def _choices(forecast: Forecast) -> Iterator[str]:
     layout = forecast.layout
     if layout.pp > 1:
-        yield f"{layout.vp} chunks a stage (vp)" if layout.vp > 1 else "one chunk a stage"
+        yield f"{layout.vp} chunks per stage (vp)" if layout.vp > 1 else "one chunk per stage"
         yield "zero-bubble" if layout.schedule == "zero-bubble" else "interleaved 1F1B" if layout.vp > 1 else "1F1B"
     yield f"micro-batch {layout.micro_batch} x {forecast.num_micro_batches:,}"
     yield f"ZeRO {layout.zero_stage}"
@@ -95,7 +92,7 @@ def _choices(forecast: Forecast) -> Iterator[str]:
     yield f"ranks {'-'.join(layout.order)}"
     inner = forecast.job.cluster.tiers[0]
     if inner.num_installed > inner.num_accelerators:
-        yield f"{inner.num_installed - inner.num_accelerators} spares a {inner.name}"
+        yield f"{inner.num_installed - inner.num_accelerators} spares per {inner.name}"
 
 
 def _answer(forecast: Forecast, why: Explanation) -> Html:
@@ -133,15 +130,12 @@ def _spread(label: str, whole: Outcome, spread: Spread | None, shown: Callable[[
     return tile(label, f"{whole.bound}{shown(spread.value)}", f"{between}; {remark}" if remark else between)
 
 
-# -- the mapping and the step ---------------------------------------------------------------------------
-
-
 def _mapping(forecast: Forecast, why: Explanation) -> Html:
     reasons = tag("ul", (tag("li", reason) for reason in why.reasons))
-    carried = axes_table(why.axes) if why.axes else tag("p", "One accelerator: nothing is carried.")
+    carried = axes_table(why.axes) if why.axes else tag("p", "One accelerator: no communication.")
     right = tag("div", reasons, _tiers(forecast))
     picture = tag("div", tag("div", rack_picture(plan_of(forecast))), right, class_="picture")
-    return section("mapping", "What stands where, and why", picture, carried)
+    return section("mapping", "What is where, and why", picture, carried)
 
 
 def _tiers(forecast: Forecast) -> Html:
@@ -168,9 +162,6 @@ def _timeline(forecast: Forecast) -> Html:
     return section("timeline", "One step on the pipeline" if forecast.layout.pp > 1 else "One step", timeline_picture(LaidOut.of(forecast)))
 
 
-# -- other sizes, other layouts -------------------------------------------------------------------------
-
-
 def _outlook(forecast: Forecast, scaling: Sequence[ScalingPoint], pareto: Sequence[ParetoPoint]) -> Html:
     boxes = []
     if scaling:
@@ -193,7 +184,7 @@ def _others(forecast: Forecast, runners_up: Sequence[Forecast]) -> Html:
     if not runners_up:
         return Html("")
     rows = [_other(one, forecast.step_s) for one in (forecast, *runners_up)]
-    columns = ("layout", "order", "step>", "80 % interval>", "against this %>", "peak GiB>", "largest part beside compute")
+    columns = ("layout", "order", "step>", "80 % interval>", "against this %>", "peak GiB>", "largest part after compute")
     return section("others", "The runners-up", table(columns, rows, "Runners-up", caption="This plan, and the next best", class_="bars"))
 
 
@@ -208,9 +199,6 @@ def _other(one: Forecast, best_s: float) -> tuple[str, ...]:
         gib(one.peak_memory_bytes).removesuffix(" GiB"),
         f"{PART_NAMES[part]}, {100 * one.share(part):.1f} %",
     )
-
-
-# -- assumptions ----------------------------------------------------------------------------------------
 
 
 def _assumptions(forecast: Forecast) -> Html:

@@ -16,7 +16,7 @@ WIDTH = 420.0
 LABEL_WIDTH = 56.0
 CELL_HEIGHT = 21.0
 PHONE_SIZE = 13.7  # of letters on a phone, where the picture shrinks: style.css enlarges those that have room
-MAX_CELLS = 256  # drawn; what is left out is said
+MAX_CELLS = 256  # drawn; a note says how many are left out
 MAX_DOMAINS = 16  # of the first replica, where it spans several
 HINTED = 3  # outlines behind, for the domains not drawn
 CARD = 7.0  # that they are moved by
@@ -95,7 +95,7 @@ def rack_picture(plan: Plan) -> Html:
         y += grid.height + 4.0
     label = f"{plan.cluster.tiers[0].name} {rack.domains[0]}: accelerators coloured by {WORDS[rack.coloured]}"
     picture = svg(WIDTH + offset + 2.0, y, label, *drawn, class_="chart rack")
-    return joined(picture, legend(_colours(rack)), *(tag("p", line, class_="small") for line in _said(rack)))
+    return joined(picture, legend(_colours(rack)), *(tag("p", line, class_="small") for line in _notes(rack)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ def _colours(rack: Rack) -> list[tuple[str, str]]:
     return [*entries, *spare]
 
 
-def _said(rack: Rack) -> Iterator[str]:
+def _notes(rack: Rack) -> Iterator[str]:
     """What the marks mean, and what the picture leaves out."""
     plan, inner, count = rack.plan, rack.plan.cluster.tiers[0], _num_domains(rack.plan)
     if rack.marked:

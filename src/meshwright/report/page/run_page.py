@@ -132,7 +132,7 @@ def _parts_of_all(runs: Sequence[RunFacts]) -> Html:
     """Every run's mean step as shares of itself, so that runs of any size stand beside each other."""
     shown = [facts for facts in runs if facts.summary.mean_parts_s]
     if not shown:
-        return tag("p", "No run names parts of its steps.", class_="soft")
+        return tag("p", "No run has parts of its steps.", class_="soft")
     rows = []
     for facts in shown:
         total = sum(facts.summary.mean_parts_s.values()) or 1.0

@@ -120,7 +120,7 @@ def parts_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
     parts = parts_of(facts, simulated)
     sources = sources_of(parts)
     if not parts or not sources:
-        return tag("p", "Neither the plan nor the run names parts of the step.", class_="soft")
+        return tag("p", "Neither the plan nor the run has parts of the step.", class_="soft")
     totals = {key: total_s(parts, key, facts) for _, key in sources}
     full = max(totals.values()) or 1.0
     bars = [(name, [_piece(row, key) for row in parts if getattr(row, key)], seconds(totals[key])) for name, key in sources]
@@ -216,7 +216,7 @@ def _memory(size: float) -> str:
 def ranks_part(facts: RunFacts) -> Html:
     """Who was slow."""
     events = [event for event in facts.run.events if event.kind in ("slow_rank", "recovered_rank")]
-    items = [tag("li", f"step {event.step:,}: {event.detail.get('said', event.detail)}") for event in events[:MAX_LISTED]]
+    items = [tag("li", f"step {event.step:,}: {event.detail.get('message', event.detail)}") for event in events[:MAX_LISTED]]
     if len(events) > MAX_LISTED:
         items.append(tag("li", f"and {len(events) - MAX_LISTED:,} more"))
     if not items and not facts.slowest_replicas:
@@ -225,7 +225,7 @@ def ranks_part(facts: RunFacts) -> Html:
 
 
 def _replicas(facts: RunFacts) -> Html:
-    """Who was the slowest replica more often than chance would have it."""
+    """Who was the slowest replica more often than by chance."""
     num_steps = sum(replica.num_steps for replica in facts.slowest_replicas)
     num_replicas = facts.plan.layout.dp if facts.plan else len(facts.slowest_replicas)
     if num_replicas < 2:
@@ -234,7 +234,7 @@ def _replicas(facts: RunFacts) -> Html:
     shown = [one for one in facts.slowest_replicas[:MAX_REPLICAS] if beyond_chance(one.num_steps, num_steps, num_replicas)]
     if not shown:
         most = f"the most often replica {first.number}, in {first.num_steps:,} of {num_steps:,} steps"
-        return tag("p", f"Of {num_replicas:,} replicas none was the slowest more often than chance would have it; {most}.")
+        return tag("p", f"Of {num_replicas:,} replicas none was the slowest more often than by chance; {most}.")
     full = max(shown[0].num_steps / num_steps, 3 * chance)
     rows = []
     for one in shown:
@@ -267,14 +267,14 @@ def events_part(facts: RunFacts) -> Html:
 
 
 def _detail(event: Event) -> str:
-    text = event.detail.get("said")  # the key that the trainer writes
+    text = event.detail.get("message")  # the key that the trainer writes
     if isinstance(text, str):
         return text
     return ", ".join(_named(key, value) for key, value in event.detail.items())
 
 
 def _named(key: str, value: object) -> str:
-    """A detail of an event with its unit, as its name tells it."""
+    """A detail of an event with its unit, as its name says."""
     if key == "price" and (rate := Rate.from_json(value)):
         return f"price {rate}"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

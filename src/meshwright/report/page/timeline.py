@@ -43,7 +43,7 @@ def timeline_picture(step: LaidOut) -> Html:
     )
     drawing = svg(WIDTH, height, label, _background(step, row), *rows, _ends(step, row), _labels(num_stages, row), _time_axis(step, row))
     box = tag("div", drawing, class_="scroll wide", tabindex="0", role="region", aria_label="Pipeline timeline")
-    return joined(legend(_legend(step)), box, tag("p", _said(step, each), class_="small"))
+    return joined(legend(_legend(step)), box, tag("p", _caption(step, each), class_="small"))
 
 
 def _x(step: LaidOut, at_s: float) -> float:
@@ -190,7 +190,7 @@ def _legend(step: LaidOut) -> list[tuple[str, str]]:
     return [*entries, (var("faint"), "idle"), *waits, *((var(part), PART_NAMES[part]) for part in ("optimizer", "overhead"))]
 
 
-def _said(step: LaidOut, each: bool) -> str:
+def _caption(step: LaidOut, each: bool) -> str:
     order, schedule = step.schedule.schedule, step.schedule
     idle = 100 * float(schedule.idle_s.mean()) / schedule.makespan_s
     words = ((order.num_micro_batches, "micro-batches"), (order.num_chunks, "chunks"), (order.num_stages, "stages"))
@@ -205,7 +205,7 @@ def _within(step: LaidOut) -> str:
     """A sentence on the traffic that operations wait for, and which tiers it crosses."""
     crossed = step.forecast.placement
     found = [
-        f"{PART_NAMES[f'exposed_{axis}']} {seconds(value)} a step ({' and '.join(crossed[axis])})"
+        f"{PART_NAMES[f'exposed_{axis}']} {seconds(value)} per step ({' and '.join(crossed[axis])})"
         for axis in WITHIN
         if axis in crossed and (value := step.forecast.parts.get(f"exposed_{axis}", 0.0)) > 0
     ]

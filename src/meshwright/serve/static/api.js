@@ -5,7 +5,7 @@ export class Gone extends Error {}
 export async function ask(path) {
   const answer = await fetch(path, { headers: { accept: "application/json" }, cache: "no-store" });
   const body = await answer.json().catch(() => null);
-  if (answer.status === 401) throw new Gone("The page asks for its token: open a fresh link from where it was started.");
+  if (answer.status === 401) throw new Gone("The page needs its token: open a new link from the terminal where it was started.");
   if (!answer.ok) {
     const error = new Error(body?.problem?.what ?? `The server answered ${answer.status}.`);
     error.problem = body?.problem ?? null;
@@ -37,7 +37,7 @@ export function follow(look, rest) {
       banner.textContent =
         error instanceof Gone
           ? error.message
-          : "meshwright serve does not answer. What you see is what it last said; the page tries again by itself.";
+          : "meshwright serve does not answer. The page shows its last answer, and tries again by itself.";
       banner.hidden = false;
     } finally {
       busy = false;

@@ -61,7 +61,7 @@ export function showCompare(content, wanted) {
     ),
   );
   let over = "step";
-  let told = [];
+  let runs = [];
   let charts = [];
   const dropped = new Set(wanted).size - names.length;
 
@@ -80,7 +80,7 @@ export function showCompare(content, wanted) {
   );
 
   function draw() {
-    const good = told.filter((run) => !run.problem);
+    const good = runs.filter((run) => !run.problem);
     const learning = good.filter((run) => run.steps.columns.loss);
     lossPart.hidden = !learning.length;
     lossPart.parentElement.classList.toggle("live-one", !learning.length);
@@ -96,9 +96,9 @@ export function showCompare(content, wanted) {
     const [first, second] = charts.length === 2 ? charts : [null, charts[0]];
     first?.set(joined(learning, over, "loss"));
     second?.set(joined(good, over, "step_s"));
-    legend.replaceChildren(legendOf(told.filter((run) => !run.problem).map((run) => [run.colour, run.name])));
-    body.replaceChildren(...told.map((run) => row(run, good)));
-    notices.replaceChildren(...warnings(told, good, dropped));
+    legend.replaceChildren(legendOf(runs.filter((run) => !run.problem).map((run) => [run.colour, run.name])));
+    body.replaceChildren(...runs.map((run) => row(run, good)));
+    notices.replaceChildren(...warnings(runs, good, dropped));
   }
 
   return follow(
@@ -113,16 +113,16 @@ export function showCompare(content, wanted) {
           }
         }),
       );
-      const before = told.map((run) => Boolean(run.problem || !run.steps.columns.loss)).join();
-      told = answers;
-      if (before !== told.map((run) => Boolean(run.problem || !run.steps.columns.loss)).join()) {
+      const before = runs.map((run) => Boolean(run.problem || !run.steps.columns.loss)).join();
+      runs = answers;
+      if (before !== runs.map((run) => Boolean(run.problem || !run.steps.columns.loss)).join()) {
         charts.forEach((chart) => chart.end());
         charts = [];
       }
       draw();
     },
     () =>
-      told.some((run) => run.share_read < 1 || run.status === "reading") ? 300 : told.some((run) => run.status === "running") ? 2000 : 8000,
+      runs.some((run) => run.share_read < 1 || run.status === "reading") ? 300 : runs.some((run) => run.status === "running") ? 2000 : 8000,
   );
 }
 
@@ -198,17 +198,17 @@ function row(run, good) {
 // Steps compare only where they do the same: one model, as many tokens.
 const work = (run) => (run.model ? `${run.model}/${run.tokens_per_step}` : `?/${run.name}`);
 
-function warnings(told, good, dropped) {
+function warnings(runs, good, dropped) {
   const found = [];
   const distinct = (key) => [...new Set(good.map((run) => run[key]).filter(Boolean))];
   const models = distinct("model");
   const workloads = distinct("workload");
   if (models.length > 1)
-    found.push(`These runs train different models (${models.join(", ")}): their losses and step times do not compare.`);
+    found.push(`These runs train different models (${models.join(", ")}): their losses and step times cannot be compared.`);
   else if (workloads.length > 1)
     found.push(`These runs have different workloads (${workloads.join(", ")}): compare them over samples or time, not over steps.`);
   if (distinct("kind").length > 1) found.push("Some of these runs were simulated: they have step times and no loss.");
   if (dropped > 0) found.push(`Ten runs are compared at once; ${dropped} more are left out.`);
-  for (const run of told.filter((one) => one.problem)) found.push(`${run.name} cannot be shown: ${run.problem.what}`);
+  for (const run of runs.filter((one) => one.problem)) found.push(`${run.name} cannot be shown: ${run.problem.what}`);
   return found.map((text) => el("div", { class: "live-notice calm" }, el("p", {}, text)));
 }

@@ -153,7 +153,7 @@ export function makeStepTimes(onZoom) {
     say(
       note,
       (bucket > 1
-        ? `Each point stands for ${number(bucket)} steps: their mean, their longest and their shortest. Drag over a stretch to see it finer. `
+        ? `Each point shows ${number(bucket)} steps: their mean, the longest and the shortest. Drag over a range to zoom in. `
         : "") + "The strip marks what took longer than usual.",
     );
   }

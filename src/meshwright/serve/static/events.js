@@ -72,12 +72,12 @@ function row(event) {
     el("td", { class: "num soft" }, seconds(event.time_s)),
     el("td", { class: "num" }, number(event.step)),
     el("td", {}, el("span", { class: "key" }, mark, event.kind.replaceAll("_", " "))),
-    el("td", { class: "said" }, words(event)),
+    el("td", { class: "message" }, words(event)),
   );
 }
 
 function words(event) {
-  if (typeof event.said === "string") return event.said;
+  if (typeof event.message === "string") return event.message;
   return Object.entries(event)
     .filter(([name]) => !OWN.has(name))
     .map(([name, value]) => `${label(name)} ${shown(name, value)}`)

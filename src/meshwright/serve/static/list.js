@@ -225,7 +225,7 @@ function howToStart(folder) {
     el(
       "p",
       { class: "soft" },
-      "plans a small Llama for this machine and trains it to its target in some minutes. Or simulate a large machine in seconds:",
+      "plans a small Llama for this machine and trains it to its target in a few minutes. Or simulate a large machine in seconds:",
     ),
     el("pre", {}, "meshwright plan llama-3.1-405b azure-gb200-128 mlperf-llama31-405b --out plan.json\nmeshwright simulate plan.json"),
   ];

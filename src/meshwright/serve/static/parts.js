@@ -60,7 +60,7 @@ export function makeParts() {
       note,
       Object.keys(measured).length
         ? `${word}: mean of the ${number(now.num_steady)} steady steps among ${now.num_recent < now.step ? "the last" : "all"} ${number(now.num_recent)}. ${now.unpredicted ?? ""}`
-        : "This run does not say what its steps are made of.",
+        : "This run has no parts of its steps.",
     );
     const order = partNames.filter((part) => columns[`${part}_s`]?.some((value) => value > 0));
     if (order.join() !== drawnParts) {

@@ -14,7 +14,7 @@ export function makeRacks(name) {
     role: "application",
     "aria-label": "Map of the ranks: arrow keys move from one to the next",
   });
-  const told = el("p", { class: "rank-said", "aria-live": "polite" });
+  const caption = el("p", { class: "rank-caption", "aria-live": "polite" });
   const choice = el("div", { class: "segments", role: "radiogroup", "aria-label": "Colour ranks by" });
   const legend = el("div");
   const note = el("p", { class: "caption" });
@@ -23,7 +23,7 @@ export function makeRacks(name) {
     {},
     el("div", { class: "live-heading" }, el("h2", {}, "Rack map"), choice),
     canvas,
-    el("div", { class: "live-below" }, legend, told),
+    el("div", { class: "live-below" }, legend, caption),
     note,
   );
   const map = { place: null, cells: [], cell: 0, mode: "health", health: null, status: "", at: -1, problem: "" };
@@ -32,7 +32,7 @@ export function makeRacks(name) {
   async function fetchPlaces(run) {
     asked = true;
     if (!run.has_plan) {
-      map.problem = "The run has no plan, so nobody knows where its ranks stand.";
+      map.problem = "The run has no plan, so the places of its ranks are not known.";
     } else {
       try {
         map.place = await ask(`${runPath(name)}/racks`);
@@ -74,7 +74,7 @@ export function makeRacks(name) {
 
   function draw() {
     if (map.place) paint(canvas, map, legend, note);
-    if (map.at >= 0) say(told, described(map, map.at));
+    if (map.at >= 0) say(caption, described(map, map.at));
   }
 
   function point(event) {
@@ -85,7 +85,7 @@ export function makeRacks(name) {
   function choose(rank) {
     if (rank === map.at) return;
     map.at = rank;
-    say(told, rank < 0 ? "" : described(map, rank));
+    say(caption, rank < 0 ? "" : described(map, rank));
     draw();
   }
 
@@ -325,7 +325,7 @@ function described(map, rank) {
   const where = place.map((level) => `${level === "gpu" ? "GPU" : level} ${columns[level][rank]}`).join(", ");
   const coordinates = axes.map((axis) => `${axis} ${columns[axis][rank]}`).join(", ");
   const slow = map.health?.slow?.[rank];
-  const state = slow ?? (map.health?.recovered?.includes(rank) ? "was slow, and is no longer" : "");
+  const state = slow ?? (map.health?.recovered?.includes(rank) ? "was slow, and is normal again" : "");
   const time = map.mode === "time" && map.timeWords ? map.timeWords(rank) : "";
   return [`Rank ${number(rank)}: ${where}`, coordinates, state, time].filter(Boolean).join(" \u00b7 ");
 }

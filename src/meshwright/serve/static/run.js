@@ -10,7 +10,7 @@ import { ago, clock, el, energyWord, loss, number, percent, roughly, say, second
 const LIVE_MS = 1000;
 const ENDED_MS = 5000;
 
-// What has been told so far; each answer brings what is new.
+// What the server has sent so far; each answer brings what is new.
 class Story {
   constructor() {
     Object.assign(this, { life: 0, rows: 0, bucket: 0, numEvents: 0, columns: {}, events: [] });
@@ -20,10 +20,10 @@ class Story {
     return `life=${this.life}&after=${this.rows}&bucket=${this.bucket}&events=${this.numEvents}`;
   }
 
-  take(told) {
-    const { steps } = told;
+  take(facts) {
+    const { steps } = facts;
     if (!steps) return;
-    if (told.life !== this.life) Object.assign(this, { columns: {}, events: [], numEvents: 0 });
+    if (facts.life !== this.life) Object.assign(this, { columns: {}, events: [], numEvents: 0 });
     const kept = steps.from;
     const fresh = steps.columns;
     const length = kept + fresh.step.length;
@@ -32,8 +32,8 @@ class Story {
       const added = fresh[name] ?? new Array(length - kept).fill(null);
       this.columns[name] = column.concat(added);
     }
-    this.events = this.events.concat(told.events).slice(-5000);
-    Object.assign(this, { life: told.life, rows: steps.rows, bucket: steps.bucket, numEvents: told.num_events });
+    this.events = this.events.concat(facts.events).slice(-5000);
+    Object.assign(this, { life: facts.life, rows: steps.rows, bucket: steps.bucket, numEvents: facts.num_events });
   }
 }
 
@@ -49,9 +49,9 @@ export function showRun(content, name) {
   let zoom = null;
 
   async function zoomTo(first, last) {
-    const told = await ask(`${runPath(name)}/steps?first=${Math.max(first, 0)}&last=${Math.max(last, 1)}`).catch(() => null);
-    if (!told?.steps || told.steps.columns.step.length < 2) return;
-    zoom = { columns: told.steps.columns, bucket: told.steps.bucket };
+    const facts = await ask(`${runPath(name)}/steps?first=${Math.max(first, 0)}&last=${Math.max(last, 1)}`).catch(() => null);
+    if (!facts?.steps || facts.steps.columns.step.length < 2) return;
+    zoom = { columns: facts.steps.columns, bucket: facts.steps.bucket };
     draw();
   }
 
@@ -69,26 +69,26 @@ export function showRun(content, name) {
   }
 
   async function look() {
-    let told;
+    let facts;
     try {
-      told = await ask(`${runPath(name)}?${story.query}`);
+      facts = await ask(`${runPath(name)}?${story.query}`);
     } catch (error) {
       if (!error.problem) throw error;
       head.gone(error.problem);
       return;
     }
-    now = told;
-    story.take(told);
-    head.update(told);
-    notices.replaceChildren(...noticesOf(told));
-    if (told.problem || told.status === "reading") return;
-    if (!parts) parts = makePage(main, name, told, zoomTo, wholeRun);
+    now = facts;
+    story.take(facts);
+    head.update(facts);
+    notices.replaceChildren(...noticesOf(facts));
+    if (facts.problem || facts.status === "reading") return;
+    if (!parts) parts = makePage(main, name, facts, zoomTo, wholeRun);
     main.hidden = false;
-    parts.tiles.update(told);
+    parts.tiles.update(facts);
     draw();
-    parts.racks.update(told);
-    parts.events.update(story.events, told);
-    parts.details.update(told);
+    parts.racks.update(facts);
+    parts.events.update(story.events, facts);
+    parts.details.update(facts);
   }
 
   const end = follow(look, () =>
@@ -100,7 +100,7 @@ export function showRun(content, name) {
   };
 }
 
-function makePage(main, name, told, zoomTo, wholeRun) {
+function makePage(main, name, facts, zoomTo, wholeRun) {
   const tiles = makeTiles();
   const zoomed = el(
     "p",
@@ -120,7 +120,7 @@ function makePage(main, name, told, zoomTo, wholeRun) {
       "section",
       { "aria-label": "Curves" },
       zoomed,
-      el("div", { class: told.loss === null && told.kind === "simulated" ? "live-one" : "two" }, lossChart.element, stepTimes.element),
+      el("div", { class: facts.loss === null && facts.kind === "simulated" ? "live-one" : "two" }, lossChart.element, stepTimes.element),
     ),
     el("section", { "aria-label": "Parts of the step" }, parts.element),
     el("section", { "aria-label": "Ranks" }, racks.element),
@@ -144,31 +144,31 @@ function makeHead(name) {
   const element = el("header", {}, el("p", { class: "eyebrow" }, el("a", { href: "#/" }, "\u2190 All runs")), el("h1", {}, name), chips);
   let shown = "";
 
-  function update(told) {
-    const facts = [told.status, told.kind, told.model, told.num_ranks, told.cluster, told.layout, told.precision].join("|");
-    if (facts !== shown) {
-      shown = facts;
+  function update(facts) {
+    const summary = [facts.status, facts.kind, facts.model, facts.num_ranks, facts.cluster, facts.layout, facts.precision].join("|");
+    if (summary !== shown) {
+      shown = summary;
       const chip = (text) => (text ? el("span", { class: "chip" }, text) : "");
       chips.replaceChildren(
-        el("span", { class: "chip" }, status(told.status)),
-        told.kind === "simulated" ? chip("simulated") : "",
-        chip(told.model),
+        el("span", { class: "chip" }, status(facts.status)),
+        facts.kind === "simulated" ? chip("simulated") : "",
+        chip(facts.model),
         chip(
-          told.cluster
-            ? `${number(told.num_ranks)} \u00d7 ${told.accelerator ?? "ranks"} \u00b7 ${told.cluster}`
-            : told.num_ranks
-              ? `${number(told.num_ranks)} ranks`
+          facts.cluster
+            ? `${number(facts.num_ranks)} \u00d7 ${facts.accelerator ?? "ranks"} \u00b7 ${facts.cluster}`
+            : facts.num_ranks
+              ? `${number(facts.num_ranks)} ranks`
               : "",
         ),
-        chip(told.precision),
-        ...axes(told.layout),
+        chip(facts.precision),
+        ...axes(facts.layout),
         el("span", { class: "soft small live-written" }),
       );
     }
     const written = chips.querySelector(".live-written");
-    if (written) say(written, told.status === "running" ? "live" : `written ${ago(told.written)}`);
-    written?.classList.toggle("live", told.status === "running");
-    document.title = `${told.status === "running" && told.progress ? `${percent(told.progress)} ` : ""}${name} \u00b7 meshwright`;
+    if (written) say(written, facts.status === "running" ? "live" : `written ${ago(facts.written)}`);
+    written?.classList.toggle("live", facts.status === "running");
+    document.title = `${facts.status === "running" && facts.progress ? `${percent(facts.progress)} ` : ""}${name} \u00b7 meshwright`;
   }
 
   function gone(problem) {
@@ -212,45 +212,45 @@ function notice(kind, what, more = "", lines = []) {
   );
 }
 
-function noticesOf(told) {
+function noticesOf(facts) {
   const found = [];
-  if (told.problem)
+  if (facts.problem)
     found.push(
       notice(
         "warn",
-        `This run cannot be shown: ${told.problem.what}`,
-        [told.problem.where, told.problem.fix].filter(Boolean).join(" \u2014 "),
+        `This run cannot be shown: ${facts.problem.what}`,
+        [facts.problem.where, facts.problem.fix].filter(Boolean).join(" \u2014 "),
       ),
     );
-  if (told.share_read < 1) found.push(notice("calm", `Reading a long run: ${percent(told.share_read)} so far.`));
-  if (told.num_damaged) {
+  if (facts.share_read < 1) found.push(notice("calm", `Reading a long run: ${percent(facts.share_read)} so far.`));
+  if (facts.num_damaged) {
     found.push(
       notice(
         "warn",
-        `${number(told.num_damaged)} line${told.num_damaged > 1 ? "s" : ""} of this run cannot be read and ${told.num_damaged > 1 ? "are" : "is"} left out.`,
+        `${number(facts.num_damaged)} line${facts.num_damaged > 1 ? "s" : ""} of this run cannot be read and ${facts.num_damaged > 1 ? "are" : "is"} left out.`,
         "",
-        told.damage,
+        facts.damage,
       ),
     );
   }
-  if (told.status === "quiet") {
+  if (facts.status === "quiet") {
     found.push(
       notice(
         "warn",
-        `Nothing was written for ${roughly(told.quiet_s)}.`,
+        `Nothing was written for ${roughly(facts.quiet_s)}.`,
         "The header still says that it runs: its process may have been killed. Resume it with meshwright train --resume.",
       ),
     );
   }
-  if (told.num_recorded)
+  if (facts.num_recorded)
     found.push(
       notice(
         "calm",
-        `Of ${number(told.step)} simulated steps ${number(told.num_recorded)} are recorded: step times and parts are those of that sample.`,
+        `Of ${number(facts.step)} simulated steps ${number(facts.num_recorded)} are recorded: step times and parts are those of that sample.`,
       ),
     );
-  if (told.plan_problem) found.push(notice("warn", `What was predicted is not shown: ${told.plan_problem}.`));
-  if (told.status === "running" && !told.step && !told.problem) found.push(notice("calm", "The run has started and has no step yet."));
+  if (facts.plan_problem) found.push(notice("warn", `What was predicted is not shown: ${facts.plan_problem}.`));
+  if (facts.status === "running" && !facts.step && !facts.problem) found.push(notice("calm", "The run has started and has no step yet."));
   return found;
 }
 
@@ -281,81 +281,81 @@ function makeTiles() {
     Object.values(tiles).map((tile) => tile.element),
   );
 
-  function update(told) {
+  function update(facts) {
     const { progress, loss: lossTile, pace, finish, cost, energy } = tiles;
-    say(progress.value, told.progress === null ? `step ${number(told.step)}` : percent(told.progress, told.progress < 0.1 ? 1 : 0));
-    progress.meter.hidden = told.progress === null;
-    progress.meter.value = told.progress ?? 0;
-    const of = told.num_steps && told.progress < 1 ? ` of ${number(told.num_steps)}${endWords(told)}` : "";
-    say(progress.remark, `${told.progress === null ? "" : `step ${number(told.step)}${of} \u00b7 `}${number(told.samples)} samples`);
-    say(lossTile.value, loss(told.loss));
+    say(progress.value, facts.progress === null ? `step ${number(facts.step)}` : percent(facts.progress, facts.progress < 0.1 ? 1 : 0));
+    progress.meter.hidden = facts.progress === null;
+    progress.meter.value = facts.progress ?? 0;
+    const of = facts.num_steps && facts.progress < 1 ? ` of ${number(facts.num_steps)}${endWords(facts)}` : "";
+    say(progress.remark, `${facts.progress === null ? "" : `step ${number(facts.step)}${of} \u00b7 `}${number(facts.samples)} samples`);
+    say(lossTile.value, loss(facts.loss));
     say(
       lossTile.remark,
-      told.kind === "simulated" && told.loss === null
+      facts.kind === "simulated" && facts.loss === null
         ? "a simulated run has none"
-        : [told.evaluation === null ? "" : `evaluation ${loss(told.evaluation)}`, told.target ? `target ${loss(told.target)}` : ""]
+        : [facts.evaluation === null ? "" : `evaluation ${loss(facts.evaluation)}`, facts.target ? `target ${loss(facts.target)}` : ""]
             .filter(Boolean)
             .join(" \u00b7 ") || "no evaluation yet",
     );
-    say(pace.value, seconds(told.step_s));
-    const off = told.predicted && told.step_s ? told.step_s / told.predicted.step_s - 1 : null;
+    say(pace.value, seconds(facts.step_s));
+    const off = facts.predicted && facts.step_s ? facts.step_s / facts.predicted.step_s - 1 : null;
     say(
       pace.remark,
       [
         off === null
           ? ""
-          : `predicted ${seconds(told.predicted.step_s)} (${off >= 0 ? "+" : "\u2212"}${Math.abs(100 * off).toFixed(0)} %)`,
-        told.tokens_per_s ? si(told.tokens_per_s, " tokens/s") : "",
-        told.num_recent < told.step && !told.num_recorded ? `last ${number(told.num_recent)} steps` : "",
+          : `predicted ${seconds(facts.predicted.step_s)} (${off >= 0 ? "+" : "\u2212"}${Math.abs(100 * off).toFixed(0)} %)`,
+        facts.tokens_per_s ? si(facts.tokens_per_s, " tokens/s") : "",
+        facts.num_recent < facts.step && !facts.num_recorded ? `last ${number(facts.num_recent)} steps` : "",
       ]
         .filter(Boolean)
         .join(" \u00b7 "),
     );
-    sayFinish(finish, told);
-    say(cost.value, `${told.is_estimate && told.usd !== null ? "\u2248 " : ""}${usd(told.usd)}`);
+    sayFinish(finish, facts);
+    say(cost.value, `${facts.is_estimate && facts.usd !== null ? "\u2248 " : ""}${usd(facts.usd)}`);
     say(
       cost.remark,
-      told.usd === null
-        ? told.price_note
+      facts.usd === null
+        ? facts.price_note
         : [
-            told.paced_usd !== null ? `${usd(told.paced_usd)} at the end by this pace` : "",
-            told.predicted_usd !== null ? `${usd(told.predicted_usd)} predicted` : "",
+            facts.paced_usd !== null ? `${usd(facts.paced_usd)} at the end by this pace` : "",
+            facts.predicted_usd !== null ? `${usd(facts.predicted_usd)} predicted` : "",
           ]
             .filter(Boolean)
             .join(" \u00b7 "),
     );
-    cost.element.title = told.price_note ?? "";
-    const joules = told.ledger?.energy_j ?? null;
+    cost.element.title = facts.price_note ?? "";
+    const joules = facts.ledger?.energy_j ?? null;
     say(energy.value, joules === null ? "\u2013" : energyWord(joules));
     say(
       energy.remark,
-      joules === null ? (told.ledger ? "nobody states the power" : "being added up") : `${told.ledger.energy_source}, at the wall`,
+      joules === null ? (facts.ledger ? "the power is not known" : "being added up") : `${facts.ledger.energy_source}, at the wall`,
     );
   }
   return { element, update };
 }
 
-function sayFinish(tile, told) {
-  if (told.status === "running" && told.left_s !== null) {
+function sayFinish(tile, facts) {
+  if (facts.status === "running" && facts.left_s !== null) {
     say(tile.name, "Predicted finish");
-    say(tile.value, told.finish_at ? clock(told.finish_at) : `in ${roughly(told.left_s)}`);
+    say(tile.value, facts.finish_at ? clock(facts.finish_at) : `in ${roughly(facts.left_s)}`);
     say(
       tile.remark,
       [
-        told.finish_at ? `in ${roughly(told.left_s)}` : "",
-        told.predicted_s ? `${seconds(told.predicted_s)} in all predicted, ${seconds(told.paced_s)} by this pace` : "",
+        facts.finish_at ? `in ${roughly(facts.left_s)}` : "",
+        facts.predicted_s ? `${seconds(facts.predicted_s)} in all predicted, ${seconds(facts.paced_s)} by this pace` : "",
       ]
         .filter(Boolean)
         .join(" \u00b7 "),
     );
   } else {
-    say(tile.name, told.status === "running" ? "Predicted finish" : told.kind === "simulated" ? "Simulated time" : "Time");
-    say(tile.value, told.status === "running" ? "not known" : seconds(told.busy_s));
+    say(tile.name, facts.status === "running" ? "Predicted finish" : facts.kind === "simulated" ? "Simulated time" : "Time");
+    say(tile.value, facts.status === "running" ? "not known" : seconds(facts.busy_s));
     say(
       tile.remark,
       [
-        told.status === "running" ? beyondWords(told) : statusWord(told.status),
-        told.predicted_s ? `${seconds(told.predicted_s)} predicted` : "",
+        facts.status === "running" ? beyondWords(facts) : statusWord(facts.status),
+        facts.predicted_s ? `${seconds(facts.predicted_s)} predicted` : "",
       ]
         .filter(Boolean)
         .join(" \u00b7 "),
@@ -364,31 +364,31 @@ function sayFinish(tile, told) {
 }
 
 // What ends the run first, behind its number of steps.
-function endWords(told) {
+function endWords(facts) {
   const words = { target: " to the target", workload: "", "steps asked for": " asked for", budget: " that the budget pays for" };
-  return words[told.ends_by] ?? "";
+  return words[facts.ends_by] ?? "";
 }
 
-function beyondWords(told) {
-  if (!told.step) return "no step yet";
-  return told.expected_steps ? `past the ${number(told.expected_steps)} steps expected` : "nobody says how long it is";
+function beyondWords(facts) {
+  if (!facts.step) return "no step yet";
+  return facts.expected_steps ? `past the ${number(facts.expected_steps)} steps expected` : "its length is not known";
 }
 
 function makeDetails() {
   const body = el("tbody");
   const element = el("div", {}, el("h2", {}, "The run"), el("table", { class: "live-facts", "aria-label": "Facts of the run" }, body));
   let shown = "";
-  function update(told) {
-    const gpu = told.ledger?.gpu_seconds ?? {};
+  function update(facts) {
+    const gpu = facts.ledger?.gpu_seconds ?? {};
     const total = Object.values(gpu).reduce((sum, value) => sum + value, 0);
     const rows = [
-      ["Started", told.kind === "simulated" ? "simulated" : `${clock(told.created)}`],
-      ["Machine", told.machine],
-      ["Workload", told.workload],
-      ["Layout", told.layout],
-      ["Tokens a step", told.tokens_per_step ? number(told.tokens_per_step) : null],
-      ["Seed", number(told.seed)],
-      ["Price", told.price_note],
+      ["Started", facts.kind === "simulated" ? "simulated" : `${clock(facts.created)}`],
+      ["Machine", facts.machine],
+      ["Workload", facts.workload],
+      ["Layout", facts.layout],
+      ["Tokens per step", facts.tokens_per_step ? number(facts.tokens_per_step) : null],
+      ["Seed", number(facts.seed)],
+      ["Price", facts.price_note],
       ["Accelerator-hours", total ? number(total / 3600, 3) : null],
       [
         "Spent on",
@@ -401,7 +401,7 @@ function makeDetails() {
       ],
       [
         "Versions",
-        Object.entries(told.versions ?? {})
+        Object.entries(facts.versions ?? {})
           .filter(([, version]) => version)
           .map(([what, version]) => `${what} ${version}`)
           .join(", "),

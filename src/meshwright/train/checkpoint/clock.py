@@ -1,4 +1,4 @@
-"""When a run saves that nobody told how often to: by the clock, soon at first, then at the interval that loses the least."""
+"""When a run without `--checkpoint-every` saves: soon after its start, then at the interval that loses the least time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.units import HOUR
 FIRST_S = 30.0  # a run that is killed early has lost no more than half of what it did
 LONGEST_S = 600.0  # assumption: people stop and restart their runs more often than machines break
 MOST_SHARE = 0.01  # of the time that may go into saving
-# Assumption: as often as on the machine that trained Llama 3; simulate/failures.toml has its counts by cause, and their source.
+# Assumption: as often as on the machine that trained Llama 3; simulator/failures.toml has its counts by cause, and their source.
 INTERRUPTIONS_PER_ACCELERATOR_HOUR = 2e-5
 
 
@@ -41,5 +41,5 @@ class SaveClock:
         self._last_s = self._now_s()
 
     def saw(self, report: SaveReport) -> None:
-        """Learn what a save costs."""
+        """Update how long a save takes."""
         self.save_s = max(self.save_s, report.stall_s + report.write_s)

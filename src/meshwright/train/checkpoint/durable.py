@@ -28,19 +28,19 @@ FIXES = {
     errno.EROFS: "mount the disk for writing, or save elsewhere",
     errno.EACCES: "give this user the right to write here, or save elsewhere",
     errno.EPERM: "give this user the right to write here, or save elsewhere",
-    errno.ENOENT: "see whether the disk is still mounted and the folder still there",
-    errno.ESTALE: "see whether the disk is still mounted and the folder still there",
+    errno.ENOENT: "check that the disk is still mounted and the folder still exists",
+    errno.ESTALE: "check that the disk is still mounted and the folder still exists",
     errno.EIO: "the disk fails: replace it, and save elsewhere",
 }
 
 
 class CheckpointError(MeshwrightError):
-    """A checkpoint cannot be written, or is not whole."""
+    """A checkpoint cannot be written, or is not complete."""
 
 
 @contextmanager
 def explained(what: str, where: Path) -> Iterator[None]:
-    """Turn a refusal of the disk into an error that says what failed, where, and how to mend it."""
+    """Turn a refusal of the disk into an error that says what failed, where, and how to fix it."""
     try:
         yield
     except OSError as error:
@@ -57,7 +57,7 @@ PASSING = (errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
 
 
 def may_pass(error: CheckpointError) -> bool:
-    """Whether what the disk refused may well work when it is asked again: a read error, a network that was slow."""
+    """Whether an operation that the disk refused may work on a second try: a read error, a network that was slow."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in PASSING
 
 
@@ -67,7 +67,7 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
     while len(view):
         num_written = os.write(fd, view)
         if num_written <= 0:
-            raise OSError(errno.EIO, "the disk took nothing")
+            raise OSError(errno.EIO, "nothing was written to the disk")
         view = view[num_written:]
 
 
@@ -134,13 +134,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"the key {name!r} stands twice")
+            raise ValueError(f"the key {name!r} occurs twice")
         found[name] = value
     return found
 
 
 def _no_constant(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def check_whole(path: Path) -> Manifest:
     listed = {file.name for file in manifest.files}
     for name in names_in(path):
         if name not in listed and (name.startswith(PARTS_OF_A_SHARD[0]) or name.endswith(PARTS_OF_A_SHARD[1])):
-            raise CheckpointError(f"{name} is no part of this checkpoint", where=str(path / name))
+            raise CheckpointError(f"{name} is not part of this checkpoint", where=str(path / name))
     return manifest
 
 
@@ -145,7 +145,7 @@ def _passing(folder: Path, passes: Callable[[Path], object]) -> tuple[Found, boo
 
 
 def _unfinished(folder: Path, step: int) -> list[tuple[Path, str]]:
-    """The saves from `step` on that never came to their end."""
+    """The saves from `step` on that were never finished."""
     matches = [(name, PARTIAL.fullmatch(name)) for name in names_in(folder)]
     return [(folder / name, "the save was not finished") for name, m in matches if m and int(m[1]) >= step]
 
@@ -156,7 +156,7 @@ def newest(folder: Path) -> Found:
 
 
 def clean(folder: Path, token: str, number: int) -> list[str]:
-    """Remove what earlier saves left behind, and return the names. Saves of this run from `number` on are let be."""
+    """Remove what earlier saves left behind, and return the names. Saves of this run from `number` on are kept."""
     removed = []
     for name in names_in(folder):
         partial = PARTIAL.fullmatch(name)
@@ -206,7 +206,7 @@ def _discard(path: Path) -> bool:
 
 
 def _is_read(fd: int) -> bool:
-    """Whether someone reads the checkpoint of this manifest; if not, nobody begins to until `fd` is closed."""
+    """Whether someone reads the checkpoint of this manifest; if not, no reader can begin until `fd` is closed."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -61,7 +61,7 @@ class SavedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CLOSED)
 class ShardReport:
-    """What a rank tells rank 0, in a file beside its shard, once the shard is on the disk."""
+    """What a rank reports to rank 0, in a file next to its shard, once the shard is on disk."""
 
     attempt: str
     step: Count

@@ -1,4 +1,4 @@
-"""How ranks tell each other the outcome of a save when the disk, through which they meet, is what fails."""
+"""How ranks report the outcome of a save to each other when the disk, which they normally use for that, fails."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Notices(Protocol):
         """Leave a text for the other ranks, as far as that is possible."""
 
     def read(self, name: str) -> str | None:
-        """The text that some rank has left; None where there is none, or where nobody can know."""
+        """The text that some rank has left; None where there is none, or where it cannot be known."""
 
 
 class NoNotices:
     """Ranks that share nothing but the disk."""
 
     def post(self, name: str, text: str) -> None:
-        """Nobody would read it."""
+        """Does nothing: no rank would read it."""
 
     def read(self, name: str) -> str | None:
-        """Nobody has written anything."""
+        """None: nothing was written."""
         return None
 
 
@@ -41,7 +41,7 @@ class StoreNotices:
         self._store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
 
     def post(self, name: str, text: str) -> None:
-        """Leave a text; a store that has gone away is no reason to fail, the files still tell."""
+        """Leave a text; a store that has gone away is no reason to fail, because the files have the same information."""
         with suppress(RuntimeError):
             self._store.set(name, text)
 

@@ -1,4 +1,4 @@
-"""Whether a run goes on with what it began with: plan, corpus and code, by their digests."""
+"""Whether a run continues with what it began with: plan, corpus and code, compared by their digests."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ def check_same(
     *,
     allowed: Collection[str] = (),
     flag: str = "--allow-changed",
-    said: Mapping[str, str] | None = None,
+    changes: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
     """The names that differ and may; any other difference is an error that lists all of them with both values.
 
-    `flag` is the option by which a user allows a change; the error quotes it. `said` tells in words what has changed, where that is known.
+    `flag` is the option by which a user allows a change; the error quotes it. `changes` describes changes in words, where that is possible.
     """
     known = {*saved, *now}
     for name in allowed:
         if name not in known:
-            raise InputError(f"{name!r} is nothing that a checkpoint compares", where=flag, fix=nearest(name, known))
+            raise InputError(f"{name!r} is not something that a checkpoint compares", where=flag, fix=nearest(name, known))
     differing = sorted(name for name in known if saved.get(name) != now.get(name))
     refused = [name for name in differing if name not in allowed]
     if refused:
         lines = [f"{name}: {saved.get(name, 'not recorded')} in the checkpoint, {now.get(name, 'not known')} now" for name in refused]
         raise InputError(
-            _difference(refused, said or {}),
+            _difference(refused, changes or {}),
             where="; ".join(lines),
-            fix=f"go back to what the checkpoint was made with, or, if it is meant, add {' '.join(f'{flag} {name}' for name in refused)}",
+            fix=f"restore what the checkpoint was made with, or allow the change with {' '.join(f'{flag} {name}' for name in refused)}",
         )
     return tuple(differing)
 
 
-def _difference(refused: Collection[str], said: Mapping[str, str]) -> str:
+def _difference(refused: Collection[str], changes: Mapping[str, str]) -> str:
     """What has changed: in words where they are known, else the names of what was compared."""
-    unsaid = [name for name in refused if name not in said]
-    words = [said[name] for name in refused if name in said]
+    unnamed = [name for name in refused if name not in changes]
+    words = [changes[name] for name in refused if name in changes]
     if not words:
-        return f"this run differs from its checkpoint in {', '.join(unsaid)}"
-    return f"this run differs from its checkpoint: {'; '.join([*words, *unsaid])}"
+        return f"this run differs from its checkpoint in {', '.join(unnamed)}"
+    return f"this run differs from its checkpoint: {'; '.join([*words, *unnamed])}"

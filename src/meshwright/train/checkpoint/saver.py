@@ -1,4 +1,4 @@
-"""Saving behind the training's back: a copy in host memory, and a thread that writes it."""
+"""Saving in the background: a copy in host memory, and a thread that writes it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOK_S = 0.2  # between two looks at whether a wait is still worth it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveReport:
-    """How one save went: what the training waited for, and what happened behind it."""
+    """How one save went: how long training waited, and what happened in the background."""
 
     step: int
     path: Path | None  # None when the save failed; the older checkpoints are as they were
@@ -48,7 +48,7 @@ class SaveReport:
 
 
 class AsyncSaver:
-    """Saves checkpoints one at a time while the training goes on.
+    """Saves checkpoints one at a time while training continues.
 
     All ranks make one with the same `token` and call `save` in the same order. A failed save is a report with `failure` set; with
     `raise_failures`, `finished` and `wait` raise that failure instead.
@@ -70,7 +70,7 @@ class AsyncSaver:
             raise InputError(
                 "ranks that save together need a token that they share", where="checkpoint", fix="pass token=shared_token(group)"
             )
-        # Made once: a folder that is gone later means a lost disk, and must not be made anew on whatever lies under it.
+        # Made once: a folder that is gone later means a lost disk, and must not be made again on whatever lies under it.
         with explained("cannot make the folder of the checkpoints", folder):
             folder.mkdir(parents=True, exist_ok=True)
         self._attempt = Attempt(
@@ -106,7 +106,7 @@ class AsyncSaver:
         return self._start(step, list(pieces), checked_scalars(scalars), self._attempt.timeout_s, is_hurried=is_hurried)
 
     def save_alongside(self, step: int, pieces: Iterable[Piece], scalars: Mapping[str, JSON]) -> float:
-        """Like `save`, but the copy from host memory too is made behind the training's back, while forward and backward run.
+        """Like `save`, but also the copy from host memory is made in the background, while forward and backward run.
 
         Nothing may change the tensors before `before_update` has returned. Where something did, the save fails and says so.
         """
@@ -121,7 +121,7 @@ class AsyncSaver:
         return wait_s
 
     def save_now(self, step: int, pieces: Iterable[Piece], scalars: Mapping[str, JSON], *, timeout_s: float = TIMEOUT_S) -> SaveReport:
-        """Save and wait until the checkpoint counts, `timeout_s` at most: then the report says that it did not end in time."""
+        """Save and wait until the checkpoint counts, for at most `timeout_s`; after that the report says that it did not end in time."""
         start_s = time.perf_counter()
         self._start(step, list(pieces), checked_scalars(scalars), timeout_s)
         self._joined(max(0.0, timeout_s - (time.perf_counter() - start_s)))
@@ -130,7 +130,7 @@ class AsyncSaver:
             if report.step == step:
                 own = report
             else:
-                self._reports.put(report)  # of an earlier save, which `finished` is yet to tell of
+                self._reports.put(report)  # of an earlier save, which `finished` has not returned yet
         stall_s = time.perf_counter() - start_s
         late = CheckpointError(f"the save of step {step} did not end within {timeout_s:g} s", where=str(self._attempt.folder))
         return replace(own, stall_s=stall_s) if own else _failed(step, stall_s, late)
@@ -149,7 +149,7 @@ class AsyncSaver:
         self._attempt = replace(self._attempt, step=step, number=self._attempt.number + 1)
         if not self._joined(timeout_s, is_hurried):
             stall_s = time.perf_counter() - start_s
-            failure = CheckpointError(f"step {step} is not saved: the save before it is still under way", where=str(self._attempt.folder))
+            failure = CheckpointError(f"step {step} is not saved: the previous save is still running", where=str(self._attempt.folder))
             self._attempt.post_failure(failure.what)  # other ranks may have begun
             self._reports.put(_failed(step, stall_s, failure))
             return stall_s
@@ -186,7 +186,7 @@ class AsyncSaver:
         return [self._reports.get() for _ in range(self._reports.qsize())]  # only this thread takes from the queue
 
     def close(self, *, timeout_s: float | None = None) -> list[SaveReport]:
-        """Wait for the save under way, `timeout_s` at most, and give the host memory back; return the last reports."""
+        """Wait at most `timeout_s` for the running save, and free the host memory; return the last reports."""
         reports = self.wait(timeout_s=timeout_s)
         if self._joined(0.0):
             self._snapshot.release()
@@ -238,7 +238,7 @@ class AsyncSaver:
             )
 
     def _copy(self, layout: ShardLayout, versions: list[int]) -> None:
-        """Copy while the training reads the same tensors; a change in the midst of it is found by the tensors' own counters."""
+        """Copy while the training reads the same tensors; a change during the copy is detected by the tensors' version counters."""
         try:
             self._snapshot.take(layout)
             changed = [piece.name for piece, seen in zip(layout.pieces, versions, strict=True) if piece.tensor._version != seen]
@@ -249,7 +249,7 @@ class AsyncSaver:
 
 
 def _without_tensors(layout: ShardLayout) -> ShardLayout:
-    """The layout alone: the training's tensors are not to be held, nor read, once they are copied."""
+    """Only the layout: the training's tensors must not be held or read once they are copied."""
     return replace(layout, pieces=())
 
 

@@ -2,7 +2,7 @@
 
 Ranks meet through files in a folder that belongs to this save alone, so that a background thread never touches a process group that the
 training uses, and a dead rank costs a timeout that names it, not a hang. Whether a save failed or counts is also posted as a notice: a rank
-whose disk fails can still tell the others, and they need not wait for a file that nobody could write.
+whose disk fails can still notify the others, and they need not wait for a file that nobody could write.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def save(
 
 
 def new_token() -> str:
-    """A word that no other run has."""
+    """A word that is unique to this run."""
     return secrets.token_hex(8)
 
 
@@ -169,7 +169,7 @@ def write(attempt: Attempt, content: Content, keep: Keep | None) -> Saved:
     """Do this rank's part of a save; an error leaves the older checkpoints as they were, and reaches every other rank."""
     notes = _tidied(attempt) if attempt.rank == 0 else []
     start_s = time.perf_counter()
-    with _failures_are_told(attempt, [attempt.rank]):
+    with _failures_are_reported(attempt, [attempt.rank]):
         # Taken before this rank reports: from then on rank 0 may rename the folder at any moment.
         inode = _begin(attempt)
         num_bytes = _write_shard(attempt, content)
@@ -182,8 +182,8 @@ def write(attempt: Attempt, content: Content, keep: Keep | None) -> Saved:
 
 
 @contextmanager
-def _failures_are_told(attempt: Attempt, ranks: Iterable[int]) -> Iterator[None]:
-    """Let no error out of the block, foreseen or not, before the other ranks can know of it; the shards of `ranks` are removed."""
+def _failures_are_reported(attempt: Attempt, ranks: Iterable[int]) -> Iterator[None]:
+    """Report any error in the block to the other ranks before it is raised; the shards of `ranks` are removed."""
     try:
         yield
     except MeshwrightError as error:
@@ -196,7 +196,7 @@ def _failures_are_told(attempt: Attempt, ranks: Iterable[int]) -> Iterator[None]
 
 
 def _tidied(attempt: Attempt) -> list[str]:
-    """Notes on the leftovers of earlier saves. One that cannot be removed is no reason not to save."""
+    """Notes on the leftovers of earlier saves. A failure to remove one does not stop the save."""
     try:
         return [f"removed {name}, the rest of a save that was cut off" for name in clean(attempt.folder, attempt.token, attempt.number)]
     except (CheckpointError, OSError) as error:
@@ -242,8 +242,8 @@ def _write_shard(attempt: Attempt, content: Content) -> int:
 
 
 def _commit(attempt: Attempt, scalars: Mapping[str, JSON]) -> Path:
-    """Wait for all shards, and make the checkpoint count; on failure tell the other ranks and remove the shards."""
-    with _failures_are_told(attempt, range(attempt.num_ranks)):
+    """Wait for all shards, and make the checkpoint count; on failure notify the other ranks and remove the shards."""
+    with _failures_are_reported(attempt, range(attempt.num_ranks)):
         manifest = combine(attempt.step, attempt.name, scalars, _gathered(attempt))
         with explained(f"cannot finish the checkpoint of step {attempt.step}", attempt.partial):
             path = _finish(attempt, manifest)
@@ -282,7 +282,7 @@ def _gathered(attempt: Attempt) -> list[ShardReport]:
     raise CheckpointError(
         f"no shard of step {attempt.step} from {_ranks(missing)} within {attempt.timeout_s:g} s",
         where=str(attempt.partial),
-        fix="see whether they still run, and whether all ranks share this folder",
+        fix="check that they still run, and that all ranks share this folder",
     )
 
 
@@ -327,14 +327,14 @@ def _ranks(ranks: list[int]) -> str:
 def _read_report(attempt: Attempt, rank: int) -> ShardReport:
     path = attempt.report(rank)
     report = validated(REPORT, read_json(path), path)
-    said = (report.attempt, report.step, report.rank, report.num_ranks, report.file.name)
-    if said != (attempt.name, attempt.step, rank, attempt.num_ranks, attempt.shard(rank).name):
-        raise CheckpointError(f"{path.name} speaks of another save: {said}", where=str(path))
+    found = (report.attempt, report.step, report.rank, report.num_ranks, report.file.name)
+    if found != (attempt.name, attempt.step, rank, attempt.num_ranks, attempt.shard(rank).name):
+        raise CheckpointError(f"{path.name} belongs to another save: {found}", where=str(path))
     return report
 
 
 def _await_commit(attempt: Attempt, inode: tuple[int, int]) -> Path:
-    """Where the checkpoint stands once rank 0 has made it count."""
+    """The checkpoint's path once rank 0 has made it count."""
     errors = _ReadErrors()
     # Rank 0 may wait its whole time for another rank before it says so.
     for _ in _polls(2 * attempt.timeout_s):
@@ -345,7 +345,7 @@ def _await_commit(attempt: Attempt, inode: tuple[int, int]) -> Path:
     raise CheckpointError(
         f"rank 0 did not finish step {attempt.step} within {2 * attempt.timeout_s:g} s",
         where=str(attempt.partial),
-        fix="see whether it still runs",
+        fix="check that it still runs",
     )
 
 
@@ -356,9 +356,9 @@ def _committed(attempt: Attempt, inode: tuple[int, int]) -> Path | None:
         return Path(saved)
     if why is not None:
         raise CheckpointError(why, where=str(attempt.partial))
-    with explained(f"cannot see how the checkpoint of step {attempt.step} fares", attempt.partial):
+    with explained(f"cannot see the state of the checkpoint of step {attempt.step} fares", attempt.partial):
         if attempt.failure(0).exists():
-            raise CheckpointError(f"rank 0 gave the save up: {_reason(attempt.failure(0))}", where=str(attempt.partial))
+            raise CheckpointError(f"rank 0 gave up the save: {_reason(attempt.failure(0))}", where=str(attempt.partial))
         return None if attempt.partial.exists() else _renamed(attempt, inode)
 
 
@@ -374,7 +374,7 @@ def _renamed(attempt: Attempt, inode: tuple[int, int]) -> Path:
 
 
 def _polls(timeout_s: float) -> Iterator[None]:
-    """Turns to look at the disk, ever more slowly, until the time is up; at least one, and one at the end."""
+    """Intervals at which to look at the disk, longer and longer, until the time is up; at least one, and one at the end."""
     deadline_s = time.monotonic() + timeout_s
     delay_s = FIRST_POLL_S
     while (left_s := deadline_s - time.monotonic()) > 0:
@@ -388,11 +388,11 @@ def _reason(path: Path) -> str:
     try:
         return str(read_json(path)["why"])
     except (CheckpointError, KeyError, TypeError):
-        return "for a reason that it could not write down"
+        return "for a reason that it could not record"
 
 
 def _give_up(attempt: Attempt, ranks: Iterable[int], why: str) -> None:
-    """Remove the shards of `ranks` to free their space, and tell the other ranks why; both as far as the disk lets us.
+    """Remove the shards of `ranks` to free their space, and send the other ranks the reason; both as far as the disk lets us.
 
     A rank that has reported its shard never removes it: rank 0 may be about to make it count.
     """

@@ -207,7 +207,7 @@ class ShardReader:
         """Bytes of the file, all of them verified. They last until the next read."""
         if offset + num_bytes > self._written.size_bytes:
             raise CheckpointError(
-                f"{self.path.name} ends before byte {offset + num_bytes:,}, which its header speaks of", where=str(self.path)
+                f"{self.path.name} ends before byte {offset + num_bytes:,}, which its header refers to", where=str(self.path)
             )
         out = self._out[:num_bytes] if num_bytes <= len(self._out) else memoryview(bytearray(num_bytes))
         done = 0

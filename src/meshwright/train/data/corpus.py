@@ -111,12 +111,12 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
     try:
         content = read_bytes(path)
     except OSError as error:
-        fix = "build a corpus with `meshwright corpus build`; one broken off goes on when the same command is given again"
+        fix = "build a corpus with `meshwright corpus build`; the same command continues an interrupted build"
         raise InputError(f"no finished corpus: cannot read its manifest: {error.strerror}", where=str(path), fix=fix) from None
     try:
         raw = json.loads(content)
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-            raise InputError("this is no manifest of a corpus", where=str(path), fix=REBUILD)
+            raise InputError("this is not the manifest of a corpus", where=str(path), fix=REBUILD)
         if raw.get("version") != VERSION:
             what = f"corpus version {raw.get('version')!r}, but this is written for version {VERSION}"
             raise InputError(what, where=str(path), fix=REBUILD)

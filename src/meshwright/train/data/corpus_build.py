@@ -57,7 +57,7 @@ Report = Callable[[str, int, int], None]  # what is done, how many bytes, and of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What shapes a corpus beside its sources."""
+    """What determines a corpus in addition to its sources."""
 
     tokenizer: str  # a path, or `train:N`
     seed: int = 0
@@ -68,12 +68,16 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.valid_fraction < 1:
-            raise InputError(f"{self.valid_fraction} is no share of the documents", where="--valid-fraction", fix="choose from 0 up to 1")
+            raise InputError(
+                f"{self.valid_fraction} is not a share of the documents", where="--valid-fraction", fix="choose from 0 up to 1"
+            )
         if self.valid_documents is not None and self.valid_documents < 0:
-            raise InputError(f"{self.valid_documents} documents cannot be held apart", where="--valid-documents", fix="choose 0 or more")
+            raise InputError(
+                f"{self.valid_documents} documents cannot be kept for validation", where="--valid-documents", fix="choose 0 or more"
+            )
 
     def num_valid_documents(self, num_documents: int) -> int:
-        """Documents to hold apart for validation, of so many."""
+        """How many of so many documents to keep for validation."""
         wanted = self.valid_documents
         if wanted is None:
             wanted = max(1, round(self.valid_fraction * num_documents)) if self.valid_fraction else 0
@@ -117,7 +121,7 @@ def _locked(out: Path, timeout_s: float) -> Iterator[None]:
     try:
         lock.acquire(timeout=timeout_s)
     except Timeout:
-        raise InputError("another build is at work in this folder", where=str(out), fix="wait for it, or choose another --out") from None
+        raise InputError("another build is running in this folder", where=str(out), fix="wait for it, or choose another --out") from None
     try:
         yield
     finally:
@@ -356,7 +360,7 @@ def _cut_back(path: Path, num_bytes: int) -> BinaryIO:
     file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 - the build closes it
     if file.seek(0, os.SEEK_END) < num_bytes:
         file.close()
-        what = f"{path.name} is shorter than the {num_bytes} bytes that {JOURNAL} speaks of"
+        what = f"{path.name} is shorter than the {num_bytes} bytes that {JOURNAL} records"
         raise InputError(what, where=str(path), fix="delete the folder and build again")
     file.truncate(num_bytes)
     file.seek(num_bytes)

@@ -37,7 +37,7 @@ def _digest(parts: tuple[object, ...]) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Permutation:
-    """A permutation of 0 .. size-1. Change nothing here without a new format version: the order of samples hangs on it."""
+    """A permutation of 0 .. size-1. Change nothing here without a new format version: the order of samples depends on it."""
 
     size: int
     keys: Words  # one for each of eight rounds: a BLAKE2b digest

@@ -46,7 +46,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """The samples of a split: shuffled anew in every epoch by `seed`; without a seed in order, and once."""
+    """The samples of a split: shuffled again in every epoch by `seed`; without a seed in order, and once."""
 
     split: Split
     seq_len: int

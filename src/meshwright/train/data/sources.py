@@ -110,7 +110,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def source_of(path: Path, name: str = "") -> Source:
-    """The file as a source; its format is told by its ending."""
+    """The file as a source; its format follows from the name's ending."""
     if not path.is_file():
         what = "not a regular file" if path.exists() else "no such file"
         raise InputError(f"{what}: {path.name}", where=str(path), fix="name text, JSONL or Parquet files, or folders of them")
@@ -148,7 +148,7 @@ def scan(source: Source, text_key: str, report: Report = lambda num_bytes: None)
 
 
 class _Utf8:
-    """Raises at bytes that are not UTF-8, so that a file of another kind is told before hours of work."""
+    """Raises at bytes that are not UTF-8, so that a file of another kind is refused before hours of work."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.offset, self.tail = source, 0, b""
@@ -337,7 +337,7 @@ def _parquet(source: Source, text_key: str) -> Any:
     kind = file.schema_arrow.field(text_key).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        raise InputError(f"column {text_key!r} holds {kind}, not text", where=source.name, fix="name another with --text-key")
+        raise InputError(f"column {text_key!r} holds {kind}, not text", where=source.name, fix="choose another with --text-key")
     return file
 
 

@@ -144,7 +144,7 @@ def tokenizer_of(content: bytes, *, where: str, end_of_document: str | None = No
     try:
         inner = Inner.from_buffer(content)
     except Exception as error:  # the library raises nothing narrower
-        raise InputError(f"this is no {FILE_NAME}: {error}", where=where, fix="give one that `tokenizers` can load") from None
+        raise InputError(f"this is not a {FILE_NAME}: {error}", where=where, fix="give one that `tokenizers` can load") from None
     inner.no_truncation()  # a file may carry both, from the training it was made for
     inner.no_padding()
     inner.encode_special_tokens = True

@@ -1,4 +1,4 @@
-"""A budget while a run trains: whether another step would pass it. Rank 0 alone looks at the clock; the step's sum tells the others."""
+"""A budget while a run trains: whether another step would pass it. Rank 0 looks at the clock; the others get it with the step's sum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.train.checkpoint import SaveReport
 
 
 class Limit:
-    """The moment at which a budget is spent; never, on a rank or a run that has none."""
+    """The time at which a budget is spent; never on a rank or a run without one."""
 
     def __init__(self, budget: Budget | None = None, begun_s: float = 0.0, step_s: float = 0.0) -> None:
         self.budget, self.begun_s = budget, begun_s  # by the monotonic clock: when this life of the run began
@@ -27,7 +27,7 @@ class Limit:
         return self.is_passed
 
     def saw(self, step_s: float, saves: Iterable[SaveReport]) -> None:
-        """Learn how long steps and saves take."""
+        """Update how long steps and saves take."""
         self.step_s = step_s
         for report in saves:
             self.save_s = max(self.save_s, report.stall_s + report.write_s + report.commit_s)

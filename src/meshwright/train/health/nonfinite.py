@@ -1,7 +1,7 @@
-"""Where a number that is none first appeared: the step is run again, and every part's output and gradient looked at.
+"""Where a NaN or infinity first appeared: the step is run again, and the output and gradient of every part are checked.
 
-The update was not made, so the weights are those of the step. What does not come back on the second try was no fault of the numbers but
-of the machine, and that is said too: then the rank is named whose own loss or own gradients, before they were summed, were no numbers.
+The update was not made, so the weights are those of the step. A value that is finite on the second try points to a fault of the machine,
+and the message says so: it then names the rank whose own loss or gradients, before they were summed, were not finite.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Finding:
     phase: int
     stage: int  # of the pipeline, in the order in which it is passed: from the last one backward
     look: int  # how many looks this rank had taken: ranks of one stage take the same ones
-    said: str
+    where: str  # in words
 
     def __lt__(self, other: Finding) -> bool:
         return (self.phase, self.stage, self.look) < (other.phase, other.stage, other.look)
@@ -55,11 +55,11 @@ def find_culprit(replica: Replica, batch: Sequence[MicroBatch], result: StepResu
         looker.note(SUM, 0, f"the gradient of {name}, summed over replicas (no layer's own was seen)")
     for name in gradients[:1]:
         looker.note(GONE, 0, f"the gradient of {name}")
-    return _told(replica.mesh.layout, _gathered(looker.first, replica.mesh.device), result)
+    return _in_words(replica.mesh.layout, _gathered(looker.first, replica.mesh.device), result)
 
 
 def _names(shards: Sequence[Shard], tensor: Callable[[Shard], Tensor | None]) -> list[str]:
-    """Parameters of which a tensor of the shards holds a number that is none."""
+    """Parameters with a NaN or infinity in a tensor of the shards."""
     pairs = [(shard, found) for shard in shards if (found := tensor(shard)) is not None]
     return [name for shard, found in pairs for name in shard.names_of(~torch.isfinite(found))]
 
@@ -87,9 +87,9 @@ class Looker:
         for handle in self._handles:
             handle.remove()
 
-    def note(self, phase: int, stage: int, said: str) -> None:
+    def note(self, phase: int, stage: int, where: str) -> None:
         """Keep a finding, if it is the first."""
-        found = Finding(phase, stage, self._num_looks, said)
+        found = Finding(phase, stage, self._num_looks, where)
         if self.first is None or found < self.first:
             self.first = found
 
@@ -133,36 +133,36 @@ def _modules(chunk: Transformer) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _where(marks: Marks, batch: Sequence[MicroBatch]) -> str:
-    """The micro-batch that a mark speaks of ("forward of micro-batch 3, chunk 0"), with its samples."""
+    """The micro-batch that a mark names ("forward of micro-batch 3, chunk 0"), with its samples."""
     number = int(marks.doing.partition("micro-batch ")[2].partition(",")[0] or 0)
     return f"micro-batch {number} (samples {', '.join(str(sample) for sample in batch[number].samples)})"
 
 
 def _gathered(mine: Finding | None, device: torch.device) -> dict[int, Finding]:
-    """What every rank found, by rank; the same on all."""
-    text = json.dumps([mine.phase, mine.stage, mine.look, mine.said[: LONGEST // 2]]) if mine else ""
-    said = everyones_texts(text, LONGEST, device)
-    return {rank: Finding(*json.loads(text)) for rank, text in enumerate(said) if text}
+    """What every rank found, by rank; the same result on all ranks."""
+    text = json.dumps([mine.phase, mine.stage, mine.look, mine.where[: LONGEST // 2]]) if mine else ""
+    texts = everyones_texts(text, LONGEST, device)
+    return {rank: Finding(*json.loads(text)) for rank, text in enumerate(texts) if text}
 
 
-def _told(layout: Layout, found: dict[int, Finding], result: StepResult) -> str:
+def _in_words(layout: Layout, found: dict[int, Finding], result: StepResult) -> str:
     """The earliest finding, in words."""
-    gone = "it did not come back when the step was run again, so the numbers of the model are sound and the machine is suspect"
+    gone = "it did not appear again when the step was repeated, so the model is sound and the machine is suspect"
     lasting = {rank: one for rank, one in found.items() if one.phase != GONE}
     if lasting:
         rank = min(lasting, key=lambda rank: (lasting[rank].phase, lasting[rank].stage, lasting[rank].look, rank))
-        return f"first on {_named(layout, rank)} in {lasting[rank].said}"
+        return f"first on {_named(layout, rank)} in {lasting[rank].where}"
     seen = _seen(layout, result)
     if seen:
         return f"{seen}; {gone}"
     if found:
         rank = min(found)
-        return f"{found[rank].said}, held by {_named(layout, rank)}, after replicas were summed: each rank's own was finite; {gone}"
+        return f"{found[rank].where}, held by {_named(layout, rank)}, after replicas were summed: each rank's own was finite; {gone}"
     return gone
 
 
 def _seen(layout: Layout, result: StepResult) -> str:
-    """What of the step itself was no number, and on which rank: losses before gradients, which follow from them. Nothing: nobody's was.
+    """What was not finite in the step itself, and on which rank: losses before gradients, which follow from them. Empty if all was finite.
 
     Ranks of one replica pass activations to each other, and what they pass is bad where they got it bad.
     """
@@ -172,7 +172,7 @@ def _seen(layout: Layout, result: StepResult) -> str:
     what = "the loss" if losses else "the gradient"
     if len(ranks) == 1:
         return f"{what} of {_named(layout, ranks[0])}"
-    return f"{what} of ranks {', '.join(map(str, ranks))}, which of them it began on cannot be told" if ranks else ""
+    return f"{what} of ranks {', '.join(map(str, ranks))}, it is not known on which of them it began" if ranks else ""
 
 
 def _bad(values: Sequence[float]) -> list[int]:

@@ -1,4 +1,4 @@
-"""SIGTERM, and SIGHUP and Ctrl-C where a launcher started this rank, as a wish to stop that all ranks grant at the same step."""
+"""SIGTERM (and SIGHUP and Ctrl-C, where a launcher started this rank) as a request to stop, which all ranks follow at the same step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 
 class StopSignal:
-    """Whether someone asked this rank to stop, and since when."""
+    """Whether this rank was asked to stop, and when."""
 
     def __init__(self) -> None:
         self.asked_s: float | None = None

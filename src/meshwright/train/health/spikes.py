@@ -1,10 +1,10 @@
 """Gradients that are far too large: the norm of a step against the usual one of the steps before it.
 
 A step is a spike where the logarithm of its norm lies above the running median by more than both a fixed factor and several times the usual
-spread. A spike is left out of what is usual; where the norm stays there, that is the new usual one, and the search starts anew. Nothing is
+spread. A spike is left out of what is usual; where the norm stays there, that is the new usual one, and the search starts again. Nothing is
 stopped: a large gradient may be sound, and clipping bounds what it does.
 
-Each rank's own norm, taken before replicas are summed, tells which rank it came from, and the largest part of that rank's gradients, which
+Each rank's own norm, taken before replicas are summed, shows which rank it came from, and the largest part of that rank's gradients, which
 parameter. A damaged number that leaves the norm of all gradients within the factor is not seen.
 """
 
@@ -26,8 +26,8 @@ from meshwright.train.replica import Replica
 
 FACTOR = 10.0  # times the usual norm
 SPREADS = 8.0  # and so many standard deviations of its logarithm
-NUM_USUAL = 50  # steps that tell what is usual
-NUM_FIRST = 10  # steps before anything can be told
+NUM_USUAL = 50  # steps that define what is usual
+NUM_FIRST = 10  # steps before any judgement
 NUM_STAYING = 5  # spikes in a row after which what is usual has changed
 SMALLEST = 1e-300
 LONGEST = 300  # bytes of a parameter's name
@@ -40,13 +40,13 @@ class Spike:
     step: int
     norm: float
     usual: float
-    ranks: tuple[int, ...]  # whose own gradients were; empty: nobody's by itself, or nobody knows
+    ranks: tuple[int, ...]  # whose own gradients were; empty: no single rank's, or not known
 
     def words(self, parameter: str = "") -> str:
         """What happened, for people; `parameter`: where the gradients are largest."""
         who = f", on rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks[:8]))}" if self.ranks else ""
         where = f", most of it in {parameter}" if parameter else ""
-        return f"the gradient norm of step {self.step} is {self.norm:.3g}, usually {self.usual:.3g}{who}{where}; training goes on"
+        return f"the gradient norm of step {self.step} is {self.norm:.3g}, usually {self.usual:.3g}{who}{where}; training continues"
 
 
 class Spikes:
@@ -73,7 +73,7 @@ class Spikes:
         return Spike(step, norm, usual, ranks if len(ranks) < len(own_norms) or len(ranks) == 1 else ())
 
     def _excess(self, logs: tuple[float, ...]) -> NDArray[np.float64] | None:
-        """By how much each logarithm passes its limit; None while nothing can be told."""
+        """By how much each logarithm passes its limit; None in the first steps."""
         if len(self._usual) < NUM_FIRST:
             return None
         past = np.array(self._usual)
@@ -96,5 +96,5 @@ def largest_parameter(replica: Replica) -> str:
         with torch.no_grad():
             squares = squares_of([gradient for _, gradient in spans]).cpu()
         mine = f"{float(squares.max())} {spans[int(squares.argmax())][0]}"
-    told = [text.partition(" ") for text in everyones_texts(mine, LONGEST, replica.mesh.device) if text]
-    return max(told, key=lambda entry: float(entry[0]))[2] if told else ""
+    sent = [text.partition(" ") for text in everyones_texts(mine, LONGEST, replica.mesh.device) if text]
+    return max(sent, key=lambda entry: float(entry[0]))[2] if sent else ""

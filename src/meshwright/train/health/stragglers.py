@@ -1,4 +1,4 @@
-"""Which ranks are slow: fed once a step with every rank's busy seconds (time not spent waiting for others), names those that lag.
+"""Which ranks are slow: updated once per step with every rank's busy seconds (time not spent waiting for others), names those that lag.
 
 Ranks of one pipeline stage do the same work, so each is compared with the median of the others of its stage, step by step. A rank is
 named when, over one of several windows, the median of that log ratio less several of its standard errors lies above the window's floor, and
@@ -34,7 +34,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from meshwright.record.summary import MAD_TO_STD
 
-FLOORS = {40: 1.08, 100: 1.08, 250: 1.06, 500: 1.06}  # window, in steps -> slowdown below which nobody is named
+FLOORS = {40: 1.08, 100: 1.08, 250: 1.06, 500: 1.06}  # window, in steps -> slowdown below which no rank is named
 STANDARD_ERRORS = 3.5
 BLOCK_ERRORS = 4.0  # more, because eight blocks do not know their own spread well
 NUM_CHECKS = 10  # in the time of a window
@@ -50,7 +50,7 @@ SHORTEST_S = 1e-9  # a clock's tick: no rank is busy for less
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A rank found slow, or sound again."""
+    """A rank found slow, or normal again."""
 
     rank: int
     step: int
@@ -90,7 +90,7 @@ class Stragglers:
         self.slow: dict[int, SlowRank] = {}
 
     def update(self, step: int, busy_s: ArrayLike) -> list[SlowRank]:
-        """Take in one step's busy seconds, by rank; return the ranks that turned out slow, or sound again, with it."""
+        """Take in one step's busy seconds, by rank; return the ranks that turned out slow, or normal again, with it."""
         busy = np.asarray(busy_s, dtype=np.float64)
         if busy.shape != self._log_ratio.shape[1:] or not np.isfinite(busy).all():
             raise ValueError(f"busy seconds of step {step} are {busy}, not a finite number for each of {self._log_ratio.shape[1]} ranks")
@@ -115,7 +115,7 @@ class Stragglers:
         return ratios
 
     def _against_history(self, log_busy: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Log of each rank's busy time over its own early one, less the same of the others: a longer batch is nobody's fault."""
+        """Log of each rank's busy time over its own early one, less the same of the others: a longer batch slows all ranks."""
         if self._num_steps <= NUM_HISTORY_STEPS:
             self._history[self._num_steps - 1] = log_busy
             if self._num_steps == NUM_HISTORY_STEPS:

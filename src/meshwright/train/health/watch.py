@@ -40,7 +40,7 @@ AXIS_NAMES = {"tp": "tensor-parallel", "cp": "context-parallel", "pp": "pipeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """What one rank last said of itself, and whether it still speaks."""
+    """The last state that one rank reported, and whether it still reports."""
 
     rank: int
     beat: int
@@ -55,7 +55,7 @@ class RankState:
 
     @property
     def at_fault(self) -> bool:
-        """Whether others would wait for this rank in vain: it waits for nobody and is over its time, or is gone."""
+        """Whether this rank blocks the others: it waits for no rank and is over its time limit, or is gone."""
         return not self.alive or self.finished or (self.waits is None and self.idle_s > self.limit_s)
 
     def holds_up(self, other: RankState) -> bool:
@@ -64,7 +64,7 @@ class RankState:
 
     @staticmethod
     def from_json(text: bytes | str) -> RankState:
-        """The state a peer published; ValueError where it is none."""
+        """The state that a peer published; ValueError where it is not valid."""
         entry = json.loads(text)
         try:
             waits = entry["waits"] and (str(entry["waits"][0]), str(entry["waits"][1]), tuple(int(rank) for rank in entry["waits"][2]))
@@ -75,7 +75,7 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why the ranks stand still: a sentence or two, the ranks at fault and those that wait."""
+    """Why the ranks hang: a sentence or two, the ranks at fault and those that wait."""
 
     text: str
     culprits: tuple[int, ...]
@@ -84,7 +84,7 @@ class Diagnosis:
 
 
 def diagnose(states: Sequence[RankState], missing: Sequence[int] = (), place: Callable[[int], str] | None = None) -> Diagnosis | None:
-    """Who holds everybody up; None while whoever is waited for is within its time. `missing` ranks never said anything."""
+    """Which ranks block the others; None while those are within their time limit. `missing` ranks never reported anything."""
     name = _namer(place)
     waiting = [state for state in states if state.waits is not None and not state.at_fault]
     at_fault = [state for state in states if state.at_fault]
@@ -111,23 +111,23 @@ def _fault(state: RankState) -> str:
         return "has ended its run"
     if not state.alive:
         last = f"in {_collective(state.waits)}" if state.waits else f"in {state.doing}"
-        return f"has stopped: its process says nothing any more; it was last heard of {last}{where}"
+        return f"has stopped: its process no longer reports; its last report was {last}{where}"
     line = f", at {state.at}" if state.at else ""
     return f"has not moved for {state.idle_s:.1f} s: it is in {state.doing}{where}{line}"
 
 
 def _waiters(rank: int, waiting: Sequence[RankState]) -> str:
-    """Who waits for `rank`, by collective, and how many more stand behind those."""
+    """Which ranks wait for `rank`, by collective, and how many more wait for those."""
     groups: dict[str, list[int]] = defaultdict(list)
     for state in waiting:
         if state.waits and rank in state.waits[2]:
             groups[_collective(state.waits)].append(state.rank)
-    said = [f"{_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for it in {what}" for what, ranks in groups.items()]
+    clauses = [f"{_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for it in {what}" for what, ranks in groups.items()]
     direct = {one for ranks in groups.values() for one in ranks}
     behind = [state.rank for state in waiting if state.rank not in direct]
-    if behind and said:
-        said.append(f"{_ranks(behind)} behind {'those' if len(direct) > 1 else 'that'}")
-    return ", ".join(said) or "nobody waits for it directly"
+    if behind and clauses:
+        clauses.append(f"{_ranks(behind)} behind {'those' if len(direct) > 1 else 'that'}")
+    return ", ".join(clauses) or "no rank waits for it directly"
 
 
 def _deadlock(waiting: Sequence[RankState], name: Callable[[int], str]) -> str:
@@ -140,8 +140,8 @@ def _deadlock(waiting: Sequence[RankState], name: Callable[[int], str]) -> str:
     if all(set(ranks) >= set(members) for (_, members), ranks in groups.items()):
         what = "; ".join(f"{_ranks(ranks)} in {collective}" for (collective, _), ranks in groups.items())
         return f"all ranks have waited for {idle_s:.1f} s, each group in one and the same collective, so the network lost a message: {what}"
-    said = "; ".join(f"{_ranks(ranks)} in {what} with {_ranks(members)}" for (what, members), ranks in groups.items())
-    return f"every rank has waited for {idle_s:.1f} s for another one: {said}"
+    clauses = "; ".join(f"{_ranks(ranks)} in {what} with {_ranks(members)}" for (what, members), ranks in groups.items())
+    return f"every rank has waited for {idle_s:.1f} s for another one: {clauses}"
 
 
 def _collective(waits: tuple[str, str, tuple[int, ...]]) -> str:
@@ -155,7 +155,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 @dataclass(slots=True)
 class Patience:
-    """How long a rank may stand still, and how long it has. Time is handed in, so that tests need not wait."""
+    """How long a rank may make no progress, and how long it has made none. Time is an argument, so that tests need not wait."""
 
     timeout_s: float
     start_allowance_s: float
@@ -167,7 +167,7 @@ class Patience:
     _seen: tuple[int, float] = (-1, 0.0)  # moves, clock
 
     def limit_s(self) -> float:
-        """Seconds without a mark that are still all right: the timeout or five slow steps, or an allowance that is longer."""
+        """Seconds without a mark that are allowed: the timeout or five slow steps, or an allowance that is longer."""
         return max(self.usual_limit_s(), self.allowance[0] if self.allowance else 0.0)
 
     def usual_limit_s(self) -> float:
@@ -196,7 +196,7 @@ class Patience:
 
     @property
     def overdue(self) -> bool:
-        """Whether the rank has stood still for too long."""
+        """Whether the rank has made no progress for too long."""
         return self.idle_s > self.limit_s()
 
 
@@ -209,7 +209,7 @@ class Peers:
         self._beats: dict[int, tuple[int, float]] = {}
 
     def read(self, now_s: float) -> None:
-        """Read everybody's state anew."""
+        """Read everybody's state again."""
         published = [rank for rank in range(self.num_ranks) if rank in self.states or self.store.check([_key(rank)])]
         for rank, text in zip(published, self.store.multi_get([_key(rank) for rank in published]), strict=True):
             with suppress(ValueError):
@@ -226,7 +226,7 @@ class Peers:
         return judged, [rank for rank in range(self.num_ranks) if rank not in self.states]
 
     def forget(self) -> None:
-        """Start anew: this rank moves again."""
+        """Start again: this rank moves again."""
         self.states.clear()
         self._beats.clear()
 
@@ -284,7 +284,7 @@ class Watch:
 
     @contextmanager
     def allow(self, seconds: float, why: str) -> Iterator[None]:
-        """Let this rank stand still for up to `seconds` at a time inside: a checkpoint, an evaluation."""
+        """Allow this rank to make no progress for up to `seconds` at a time inside: a checkpoint, an evaluation."""
         before, doing = self.patience.allowance, self.marks.doing
         self.patience.allowance = seconds, why
         self.marks.do(why)
@@ -340,7 +340,7 @@ class Watch:
                 self._end(self._alone(str(error)), first=True)
 
     def _alone(self, error: str) -> Diagnosis:
-        """What can be said when the store does not answer any more: whoever hosts it has gone."""
+        """The diagnosis when the store no longer answers: the process that hosts it has gone."""
         state = self._state()
         name = _namer(self.place)(self.rank)
         doing = f"waits in {_collective(state.waits)} with {_ranks(state.waits[2])}" if state.waits else f"is in {state.doing}"
@@ -362,7 +362,7 @@ class Watch:
 
 
 def _line_of(thread: int) -> str:
-    """The line of code a thread stands in, as "file.py line 12 (function)"."""
+    """The line of code that a thread is in, as "file.py line 12 (function)"."""
     frame = sys._current_frames().get(thread)
     return f"{os.path.basename(frame.f_code.co_filename)} line {frame.f_lineno} ({frame.f_code.co_name})" if frame else ""
 

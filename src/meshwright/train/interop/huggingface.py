@@ -84,7 +84,7 @@ def check_llama(model: Model) -> None:
     for what, is_so in foreign.items():
         if is_so:
             raise InputError(
-                f"{model.name} has {what}, and a Llama checkpoint has not", where=f"model {model.name}", fix="use a Llama model"
+                f"{model.name} has {what}, which a Llama checkpoint cannot hold", where=f"model {model.name}", fix="use a Llama model"
             )
 
 
@@ -147,11 +147,11 @@ class HuggingFaceWeights:
     def _check(self, name: str, tensor: Named) -> None:
         path = self._holder.get(tensor.theirs)
         if path is None:
-            fix = f"fetch all files again, or see whether {CONFIG} belongs to them"
+            fix = f"download all files again, or check that {CONFIG} belongs to them"
             raise InputError(f"{tensor.theirs} is missing", where=str(self.folder), fix=fix)
         entry = self._files[path].get_slice(tensor.theirs)
         if tuple(entry.get_shape()) != tensor.shape:
-            raise self._bad(name, f"has shape {entry.get_shape()}; by {CONFIG} it is {list(tensor.shape)}")
+            raise self._bad(name, f"has shape {entry.get_shape()}; according to {CONFIG} it is {list(tensor.shape)}")
         if entry.get_dtype() not in FLOATS:
             fix = "use the checkpoint before it was quantised"
             raise self._bad(name, f"holds {entry.get_dtype()}, which is none of {', '.join(FLOATS)}", fix=fix)
@@ -165,7 +165,7 @@ class HuggingFaceWeights:
             held = self._holder.get(theirs)
             if stated.get(theirs) != (held.name if held else None):
                 place = held.name if held else "no shard that the index names"
-                what = f"{theirs} stands in {place}; by the index in {stated.get(theirs, 'none')}"
+                what = f"{theirs} is in {place}; according to the index, in {stated.get(theirs, 'none')}"
                 raise InputError(what, where=str(self.folder / INDEX), fix="fetch the files again")
 
     def _check_tied(self) -> None:
@@ -187,9 +187,7 @@ class HuggingFaceWeights:
             known.add(ENDS["head.weight"])
         for theirs, path in self._holder.items():
             if theirs not in known and not theirs.endswith(ROTARY_BUFFER):
-                raise InputError(
-                    f"{theirs} has no place in this model", where=str(path), fix=f"see whether {CONFIG} belongs to the weights"
-                )
+                raise InputError(f"{theirs} has no place in this model", where=str(path), fix=f"check that {CONFIG} belongs to the weights")
 
     def _bad(self, name: str, what: str, fix: str = "") -> InputError:
         theirs = self.named[name].theirs
@@ -225,7 +223,7 @@ def _weight_map(path: Path) -> Mapping[str, str]:
         raise InputError("the index has no weight_map", where=str(path), fix="fetch the file again")
     for theirs, name in stated.items():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            what = f"{theirs} is said to stand in {name!r}, which names no safetensors file of this folder"
+            what = f"{theirs} should be in {name!r}, which is not a safetensors file of this folder"
             raise InputError(what, where=str(path), fix="fetch the file again")
     return stated
 
@@ -246,6 +244,6 @@ def _holders(files: Mapping[Path, safe_open]) -> dict[str, Path]:
     for path, file in files.items():
         for theirs in file.keys():  # noqa: SIM118  (not a mapping)
             if theirs in holder:
-                raise InputError(f"{theirs} stands also in {holder[theirs].name}", where=str(path), fix="fetch the files again")
+                raise InputError(f"{theirs} is also in {holder[theirs].name}", where=str(path), fix="fetch the files again")
             holder[theirs] = path
     return holder

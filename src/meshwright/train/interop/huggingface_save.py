@@ -90,7 +90,7 @@ def config_of(model: Model, *, context: int, dtype: torch.dtype, tokenizer: Toke
 
 
 def tokenizer_config(tokenizer: Tokenizer, context: int) -> dict[str, object]:
-    """What tells transformers to take tokenizer.json as it stands, and which token ends a document."""
+    """The settings that make transformers use tokenizer.json as it is, and name the token that ends a document."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": tokenizer.end_of_document_token,
@@ -135,7 +135,7 @@ def _write_weights(draft: Path, tensors: Iterable[tuple[str, Tensor]], shard_byt
 
 
 def _unnumbered(number: int) -> str:
-    """The name of a shard while nobody knows how many there will be."""
+    """The name of a shard while the number of shards is not known."""
     return f"part-{number}.safetensors"
 
 
@@ -158,7 +158,7 @@ def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
     try:
         save_file(part, path, metadata={"format": "pt"})
     except SafetensorError as error:  # holds the disk's refusal as text
-        raise CheckpointError(f"cannot write the weights: {error}", where=str(path.parent), fix="see whether the disk is full") from None
+        raise CheckpointError(f"cannot write the weights: {error}", where=str(path.parent), fix="check whether the disk is full") from None
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fchmod(fd, mode)
@@ -169,7 +169,7 @@ def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
 
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """A folder to write into that becomes `folder` once all in it is on the disk; nothing is left of one broken off."""
+    """A folder to write into that becomes `folder` once all in it is on the disk; nothing is left if it is interrupted."""
     check_new_folder(folder)
     draft = folder.with_name(f".{secrets.token_hex(8)}.new")
     with explained(f"cannot write {folder.name}", folder):

@@ -25,11 +25,11 @@ WEIGHTS = "weights/"  # what names of weights begin with in a checkpoint
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trained:
-    """A model that can be asked, with the tokenizer it was trained with."""
+    """A model ready to generate, with the tokenizer it was trained with."""
 
     transformer: Transformer
     tokenizer: Tokenizer
-    context: int | None  # tokens of the longest sequence it was made for; None where nobody says
+    context: int | None  # tokens of the longest sequence it was made for; None where it is not known
     source: str  # which weights these are
     notes: tuple[str, ...] = ()
     template: bool = False  # whether the tokenizer puts its own tokens around a text, as Hugging Face's do
@@ -56,7 +56,7 @@ def load_trained(folder: Path, device: torch.device) -> Trained:
 
 
 def _from_run(folder: Path, device: torch.device) -> Trained:
-    plan = checked_plan(folder, "put the run's own plan back: by another one these weights may be another model")
+    plan = checked_plan(folder, "put the run's own plan back: with another plan these weights may be another model")
     weights: dict[str, Tensor] = {}
 
     def read(path: Path) -> None:
@@ -65,7 +65,7 @@ def _from_run(folder: Path, device: torch.device) -> Trained:
     found = newest_loadable(folder / CHECKPOINTS, check=read)
     skipped = tuple(f"skipped {path.name}: {why}" for path, why in found.skipped)
     if found.path is None:
-        what = "; ".join(skipped) or "it has none yet"
+        what = "; ".join(skipped) or "there is none yet"
         raise InputError(f"the run has no checkpoint to use: {what}", where=str(folder / CHECKPOINTS), fix="train until one is saved")
     return Trained(
         transformer=_assembled(plan.model, weights, device),

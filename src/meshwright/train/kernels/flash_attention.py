@@ -49,8 +49,8 @@ def installed() -> str:
         return ""
 
 
-def takes(query: Tensor, key: Tensor) -> bool:
-    """Whether causal attention of these heads is done here: such ones were tried, and all was right."""
+def supports(query: Tensor, key: Tensor) -> bool:
+    """Whether this kernel computes causal attention of these heads: a trial of the same shapes gave the right result."""
     heads = (query.device.type, query.shape[2] // key.shape[2], query.shape[3], min(query.shape[1], TRIAL_TOKENS))
     return query.dtype == DTYPE and query.shape[1] == key.shape[1] and _able.get(heads) == ""
 
@@ -68,10 +68,10 @@ def prepare(num_queries: int, num_keys: int, head_dim: int, num_tokens: int, dev
     heads = (device.type, num_queries // num_keys, head_dim, min(num_tokens, TRIAL_TOKENS))
     if heads not in _able:
         with suppress(Exception):  # a broken one shows in its trial
-            load()  # seconds: nobody is to wait for this one's
+            load()  # takes seconds, so it is not on anyone's critical path
         with _one_at_a_time():
             _able[heads] = trial(*heads[1:], device)
-        warnings.filterwarnings("ignore", module=NOISY)  # of its compiler, should it compile again: nothing that a user could mend
+        warnings.filterwarnings("ignore", module=NOISY)  # of its compiler, should it compile again: nothing that a user could fix
         if _able[heads]:
             warnings.warn(f"{installed()} is installed and is not used: {_able[heads]}", UnusedKernel, stacklevel=2)
     return "" if _able[heads] else installed()

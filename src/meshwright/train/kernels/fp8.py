@@ -3,7 +3,7 @@
 Inputs and weights are rounded to e4m3 (three bits of mantissa), gradients to e5m2 (two, over a wider range); Micikevicius et al. 2022,
 arXiv:2209.05433. On a processor the same rounding is followed by an ordinary product, so that tests see the same numbers.
 
-The backward rounds the input anew instead of keeping it rounded. Where the input is `Made`, it makes that again too, in the same pass: a
+The backward rounds the input again instead of keeping it rounded. Where the input is `Made`, it makes that again too, in the same pass: a
 layer then keeps nothing of what its norms and its gate gave, since it keeps what they were made of in any case.
 """
 

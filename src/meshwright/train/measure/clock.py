@@ -78,13 +78,13 @@ def seconds_of(work: Work, device: torch.device, budget_s: float) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait until the device has finished its queue."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def release(device: torch.device) -> None:
-    """Give back what nobody holds any more."""
+    """Free memory that is no longer used."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

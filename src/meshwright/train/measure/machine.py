@@ -260,7 +260,7 @@ def _cpu_batches(one: Asked) -> tuple[int, ...]:
 
 
 def _slices(started: Sequence[Worker], found: Found, report: Report, until_s: float) -> None:
-    """Slices one by one, once all are compiled for; one that fails, or that time is too short for, is left out, and that is said."""
+    """Slices one by one, once all are compiled for; one that fails, or for which no time is left, is left out and reported."""
     report(f"compiling for {len(started)} slices at once")
     failed = compiled(started, until_s - SLICE_S * ((len(started) + 1) // 2), report)
     num_left = len(started) - len(failed)
@@ -296,28 +296,30 @@ def _rank(place: Place, asked: Sequence[Asked], folder: Path, report: Report, ef
     torch.set_num_threads(max(num_cores() // place.num_ranks, 1))
     share_cores(place.num_ranks, num_cores())
     device = torch.device("cpu")
-    tell = report if place.rank == 0 else (lambda what: None)
+    report_on_rank_0 = report if place.rank == 0 else (lambda what: None)
     _meet(place, "kernels")
-    found = _kernels(asked, device, tell, effort)
+    found = _kernels(asked, device, report_on_rank_0, effort)
     undo = alone(device)
     for one in asked:
         for precision in one.precisions:
             for micro_batch in _cpu_batches(one) if effort.small_batch else (one.micro_batch,):
                 cut = Cut(model=one.model, precision=precision, micro_batch=micro_batch, seq_len=one.seq_len, packed=one.packed)
-                tell(f"timing slices of {cut.words}")
+                report_on_rank_0(f"timing slices of {cut.words}")
                 _meet(place, cut.words)
                 found.slices.append(slice_of(cut, device, layers=CPU_LAYERS, rounds=effort.rounds))
     undo()
-    _shared_slices(place, asked, device, found, tell, effort)
+    _shared_slices(place, asked, device, found, report_on_rank_0, effort)
     if place.num_ranks > 1:
         timeout = datetime.timedelta(seconds=STALLED_S)
         dist.init_process_group("gloo", store=place.store, rank=place.rank, world_size=place.num_ranks, timeout=timeout)
-        found.collectives = collectives_s(place.num_ranks, effort.calls, tell)
+        found.collectives = collectives_s(place.num_ranks, effort.calls, report_on_rank_0)
         dist.destroy_process_group()
     (folder / f"{place.rank}.json").write_text(json.dumps(asdict(found)))
 
 
-def _shared_slices(place: Place, asked: Sequence[Asked], device: torch.device, found: Found, tell: Report, effort: Effort) -> None:
+def _shared_slices(
+    place: Place, asked: Sequence[Asked], device: torch.device, found: Found, report_on_rank_0: Report, effort: Effort
+) -> None:
     """Slices that neighbours make together, all groups of them at once: what exchanges in a layer, and between stages, cost in training.
 
     Those of stages do without tied embeddings: the sum of their gradients is a step's, not a micro-batch's.
@@ -340,7 +342,7 @@ def _shared_slices(place: Place, asked: Sequence[Asked], device: torch.device, f
             if refusal := cut.refusal:
                 found.left_out.append(f"slices of {cut.words}: {refusal}")
                 continue
-            tell(f"timing slices of {cut.words}")
+            report_on_rank_0(f"timing slices of {cut.words}")
             _meet(place, cut.words)
             found.shared_slices.append(slice_of(cut, device, layers=CPU_LAYERS, rounds=effort.rounds))
     dist.destroy_process_group()

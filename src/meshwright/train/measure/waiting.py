@@ -1,4 +1,4 @@
-"""Processes that load torch while their parent still does, and wait to be told what to do.
+"""Processes that load torch while their parent still does, and wait for a request.
 
 Importing torch takes seconds, in the parent and once more in each process that it starts. Nothing here needs torch: a command that will
 want such processes can start them before it imports it.
@@ -23,7 +23,7 @@ ENVIRONMENT = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCHINDUCTOR_COMPILE_THREADS": 
 class Waiting:
     """A process that runs a module with two words: the pipe to answer through, and its parent's number.
 
-    What it is told comes in by its standard input. It answers through a pipe of its own: whatever else it prints goes nowhere.
+    Requests come in on its standard input. It answers through a pipe of its own: whatever else it prints is dropped.
     """
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
@@ -39,7 +39,7 @@ class Waiting:
         )
         os.close(writing)
 
-    def tell(self, what: object) -> None:
+    def send(self, what: object) -> None:
         """Hand it an object; one that has ended does not mind, and will not answer either."""
         assert self.process.stdin is not None
         with suppress(OSError):
@@ -54,7 +54,7 @@ class Waiting:
             self.process.wait()
         assert self.process.stdin is not None
         for pipe in (self.process.stdin, self.answers):
-            with suppress(OSError):  # what it was told last may be unread
+            with suppress(OSError):  # the last request may be unread
                 pipe.close()
 
 

@@ -27,7 +27,7 @@ from meshwright.train.measure.slices import Cut, Runner, alone, slice_of
 from meshwright.train.measure.waiting import ENVIRONMENT, TIMER, Waiting, send
 
 ONE = 1  # layer is enough to compile for: all have the same shapes
-PATIENCE_S = 5.0  # a process that has told what it found gets this long to end
+PATIENCE_S = 5.0  # time that a process has to end after its result
 LATE = "they would have taken longer than allowed (--seconds)"
 LEFT = "its process has ended"
 
@@ -37,18 +37,18 @@ class SliceError(MeshwrightError):
 
 
 class Worker:
-    """The process that times one slice. It is told the slice, answers when it has compiled, is asked, and answers with what it found."""
+    """The process that times one slice. It gets the slice, answers once it has compiled, gets a time limit, and answers with the result."""
 
     def __init__(self, cut: Cut, device: torch.device, process: Waiting) -> None:
         self.cut, self.process, self.answers = cut, process, process.answers
-        process.tell((cut, device))
+        process.send((cut, device))
 
     def slice(self, until_s: float, within_s: float = math.inf) -> Slice:
         """Its slice, timed now; raises where that is not before `until_s`, by the performance counter.
 
         It is to take `within_s`, so that others have their time, and takes fewer rounds for that.
         """
-        self.process.tell(within_s)
+        self.process.send(within_s)
         if not _speaking([self], until_s):
             raise SliceError(LATE)
         found = self.hear()
@@ -59,12 +59,12 @@ class Worker:
     def hear(self) -> object:
         """What it answers; raises where that is why it cannot."""
         try:
-            said = pickle.load(self.answers)
+            answer = pickle.load(self.answers)
         except Exception as error:  # of half an answer, whatever it makes of it
             raise SliceError(LEFT) from error
-        if isinstance(said, str):
-            raise SliceError(said)
-        return said
+        if isinstance(answer, str):
+            raise SliceError(answer)
+        return answer
 
     def end(self, patience_s: float = 0.0) -> None:
         """End the process, which gets this long to end of itself."""
@@ -72,7 +72,7 @@ class Worker:
 
 
 def _speaking(some: Sequence[Worker], until_s: float) -> list[Worker]:
-    """Those who answer, as soon as one does; nobody where time is up."""
+    """The processes that have answered, as soon as one has; none if time is up."""
     heard = select.select([worker.answers for worker in some], [], [], max(until_s - time.perf_counter(), 0.0))[0]
     return [worker for worker in some if worker.answers in heard]
 
@@ -108,16 +108,16 @@ def workers(cuts: Sequence[Cut], device: torch.device, ready: list[Waiting] | No
 
 
 def main() -> None:
-    """Compile for the slice that standard input names, wait to be asked, time it; what goes wrong is told, not printed."""
+    """Compile for the slice that standard input names, wait for the request, time it; errors are sent as an answer, not printed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked ends this process
     pipe, parent = (int(word) for word in sys.argv[1:3])
     end_with(parent)
     asker, answers = sys.stdin.buffer, os.fdopen(pipe, "wb")
     if flash_attention.installed():
         with suppress(Exception):  # a broken one shows in its trial
-            flash_attention.load()  # seconds that would otherwise follow after what this process is told
+            flash_attention.load()  # takes seconds that would otherwise count as compiling
     cut, device = pickle.load(asker)
-    with suppress(EOFError, BrokenPipeError):  # nobody asks any more
+    with suppress(EOFError, BrokenPipeError):  # the parent has gone
         try:
             undo = alone(device)
             _compile(cut, device)
@@ -130,8 +130,8 @@ def main() -> None:
         except torch.OutOfMemoryError:
             send("out of memory", answers)
         except Exception as error:  # of a compiler or a kernel: the others must go on
-            said = str(error).strip().splitlines()
-            send(f"{type(error).__name__}: {said[0] if said else 'no message'}", answers)
+            lines = str(error).strip().splitlines()
+            send(f"{type(error).__name__}: {lines[0] if lines else 'no message'}", answers)
 
 
 def _compile(cut: Cut, device: torch.device) -> None:

@@ -1,1 +1,1 @@
-"""The transformer, unaware of being split."""
+"""The transformer, as if it were not split."""

@@ -1,4 +1,4 @@
-"""Tokens that a trained transformer goes on with, one at a time.
+"""The tokens with which a trained transformer continues a text, one at a time.
 
 Keys and values of earlier tokens are kept, so that each new token costs one token's work. The cache sits in the transformer's `attend`
 ports, and only while a step runs: between two tokens the model is as it was.
@@ -94,7 +94,7 @@ def cached(model: Transformer, caches: Sequence[Cache]) -> Iterator[None]:
 
 def next_logits(model: Transformer, fresh: Sequence[int], first: int, caches: Sequence[Cache]) -> Tensor:
     """Scores of what follows the `fresh` tokens, which stand at positions from `first` on; [V] in fp32 on the CPU."""
-    assert model.embed is not None and model.head is not None, "`generate` takes whole models alone"
+    assert model.embed is not None and model.head is not None, "`generate` works on whole models only"
     device = model.embed.weight.device
     context = Context(positions=torch.arange(first, first + len(fresh), device=device))
     with torch.no_grad(), cached(model, caches):
@@ -122,7 +122,7 @@ def _check(model: Transformer, tokens: Sequence[int], num_new: int, vocab_size: 
     if model.embed is None or model.head is None:
         raise InputError("this is one stage of a model, not the whole", where="generate", fix="load the model on one rank")
     if not tokens:
-        raise InputError("there is no token to go on from", where="the prompt", fix="give a prompt of at least one token")
+        raise InputError("there is no token to continue from", where="the prompt", fix="give a prompt of at least one token")
     known = model.model.vocab_size
     for token in tokens:
         if not 0 <= token < known:

@@ -1,4 +1,4 @@
-"""The transformer, unaware of being split: Llama's and GPT-3's blocks over whole tensors.
+"""The transformer, as if it were not split: Llama's and GPT-3's blocks over whole tensors.
 
 Three kinds of port let the axes in: `enter` and `leave` stand where a block's matrix products begin and end (tensor parallelism gathers
 and scatters there), `attend` is the attention itself (context parallelism puts its own there), and a `Transformer` may hold any run of
@@ -35,7 +35,7 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines of positions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a micro-batch's layers need beside hidden states: where its tokens stand, and which documents they belong to."""
+    """What a micro-batch's layers need in addition to hidden states: the positions of its tokens, and their documents."""
 
     positions: Tensor  # [T], in the whole sequence
     documents: Tensor | None = None  # [B, T]; None: a sequence is one document
@@ -44,7 +44,7 @@ class Context:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
     """Causal attention within documents; [B, T, N, D], keys and values with as many heads or a divisor of them."""
-    if context.documents is None and flash_attention.takes(query, key):
+    if context.documents is None and flash_attention.supports(query, key):
         return flash_attention.attended(query, key, value)
     mask = None
     if context.documents is not None:
@@ -64,12 +64,12 @@ def visible(query_positions: Tensor, query_documents: Tensor | None, key_positio
 
 
 def same(x: X) -> X:
-    """The tensor itself: a port that nobody uses."""
+    """The tensor itself: a port that is not used."""
     return x
 
 
 def rotary_frequencies(head_dim: int, theta: float, scaling: RotaryScaling | None) -> Tensor:
-    """Radians a token of each pair of a head's dimensions, [D / 2]; with Llama 3's scaling for longer contexts.
+    """Radians per token of each pair of a head's dimensions, [D / 2]; with Llama 3's scaling for longer contexts.
 
     Wavelengths longer than the original context allowed are stretched by `factor`, short ones kept, those between blended. In fp32 and
     in transformers' order of operations: far into a context one bit of a frequency is 1e-3 of an angle.

@@ -13,7 +13,7 @@ from meshwright.train.parallel.tensor import decays, is_partial
 
 
 class Alone:
-    """One chunk's weights where nobody else holds the same: nothing is reduced, gathered or copied."""
+    """One chunk's weights where no other rank holds the same: nothing is reduced, gathered or copied."""
 
     loss_scale = 1.0
 
@@ -52,7 +52,7 @@ class Alone:
             shard.gradient = None if parameter.grad is None else parameter.grad.view(-1)
 
     def publish(self) -> None:
-        """Nothing to bring: nobody else holds these weights."""
+        """Nothing to bring: no other rank holds these weights."""
 
     def ready(self) -> None:
         """Nothing to wait for."""

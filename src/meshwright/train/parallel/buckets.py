@@ -62,7 +62,7 @@ class DataParallel:
         self.zero_stage = mesh.layout.zero_stage if mesh.shard.size > 1 else 0
         self.num_contributions = num_micro_batches
         self.overlaps = mesh.layout.overlap_dp
-        self.own_squares: list[Tensor] = []  # of this rank's gradients before they are summed: who sent a bad one is told by them
+        self.own_squares: list[Tensor] = []  # of this rank's gradients before they are summed: they show which rank sent a bad one
         cuts = cuts_of(chunk, mesh.tp)
         self.buckets = [
             self._bucket(names, chunk, [cuts[name] for name in names]) for names in list(grouped_parameters(chunk, bucket_parameters))

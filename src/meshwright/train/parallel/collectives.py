@@ -89,8 +89,8 @@ class Axis:
 
 def everyones_texts(text: str, most_bytes: int, device: torch.device) -> list[str]:
     """What every rank of the world says, by rank; all must call it. What is longer than `most_bytes` is cut."""
-    said = text.encode()[:most_bytes].ljust(most_bytes)
-    mine = torch.frombuffer(bytearray(said), dtype=torch.uint8).to(device)
+    padded = text.encode()[:most_bytes].ljust(most_bytes)
+    mine = torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(device)
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, mine)
     return [bytes(entry.tolist()).decode(errors="ignore").strip() for entry in everyones]

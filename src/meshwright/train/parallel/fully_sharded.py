@@ -90,7 +90,7 @@ def set_prefetch(chunk: Transformer) -> None:
     parts = units(chunk)[:-1]
     ordered = sorted(parts, key=lambda unit: (unit is not chunk.embed, unit is chunk.head))  # layers keep their order
     for before, unit in zip((ordered[0], *ordered), (*ordered, chunk), strict=True):
-        assert isinstance(before, FSDPModule) and isinstance(unit, FSDPModule), "units are sharded before they are told what to fetch"
+        assert isinstance(before, FSDPModule) and isinstance(unit, FSDPModule), "units must be sharded before their prefetch is set"
         unit.set_modules_to_backward_prefetch([before])  # itself: already there, so nothing
 
 

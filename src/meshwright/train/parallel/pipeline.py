@@ -87,7 +87,7 @@ def operations(schedule: Schedule, stage: int) -> tuple[list[Operation], Mapping
 
 
 class Mailbox:
-    """Messages between stages: receives posted in the sender's order, sends that nobody waits for until the end."""
+    """Messages between stages: receives posted in the sender's order, sends that are waited for only at the end."""
 
     def __init__(self, mesh: Mesh, shape: Sequence[int], dtype: torch.dtype, num_coming: Mapping[int, int]) -> None:
         self.axis, self.lanes, self.shape, self.dtype = mesh.pp, mesh.lanes, tuple(shape), dtype

@@ -18,7 +18,7 @@ Pair = tuple[str, torch.cuda.Event, torch.cuda.Event]  # of a part: where it beg
 
 
 class HostTimer:
-    """Parts of a step on a device that works as it is told: the host's clock is the device's."""
+    """Parts of a step on a device that runs synchronously: the host's clock is the device's."""
 
     def __init__(self) -> None:
         self._spans: Spans = defaultdict(list)
@@ -38,7 +38,7 @@ class HostTimer:
         return taken
 
     def later(self) -> Callable[[], Spans]:
-        """The same, for who may not wait now: what gives them."""
+        """The same as a function that gives them later, for callers that must not wait now."""
         taken = self.take()
         return lambda: taken
 
@@ -46,7 +46,7 @@ class HostTimer:
 class StreamTimer:
     """Parts of a step on a GPU: pairs of events on the current stream, read once the step is over.
 
-    A step is best read when the next one is under way: then nobody waits for it, and the device has work meanwhile.
+    A step is best read when the next one is under way: then nothing waits for it, and the device has work meanwhile.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class StreamTimer:
         return self.later()()
 
     def later(self) -> Callable[[], Spans]:
-        """The same, for who may not wait now: what gives them, once, and waits for the last of them."""
+        """The same as a function that gives them later, once, and waits for the last of them."""
         pairs, self._pairs = self._pairs, []
         return lambda: self._read(pairs)
 

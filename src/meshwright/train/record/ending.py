@@ -1,4 +1,4 @@
-"""How a run ended that did not come to its own end: written by whoever is left to write it.
+"""How an interrupted run ended: written by whichever process is left to write it.
 
 Rank 0 writes the run's folder while it trains. Where it is killed, or hangs, the process that started the ranks writes the end; under
 another launcher, a rank that is still there.
@@ -24,7 +24,7 @@ TAIL_BYTES = 65536  # of steps.jsonl, which hold its last line
 
 
 def opened(store: dist.Store) -> None:
-    """Say that the run's folder is this run's from now on."""
+    """Mark the run folder as this run's from now on."""
     store.set(OPENED, "1")
 
 
@@ -34,25 +34,25 @@ def record_failure(folder: Path, failure: Failure, store: dist.Store) -> None:
         was_refused = failure.reason == "input" and is_unstarted(folder)  # then its folder is removed, and the name is free again
         if store.check([OPENED]) and not was_refused:
             detail = {"exit_code": failure.exit_code} if failure.exit_code is not None else {}
-            record_end(folder, failure.reason, failure.rank, failure.said, **detail)
+            record_end(folder, failure.reason, failure.rank, failure.message, **detail)
 
 
-def record_end(folder: Path, reason: str, rank: int | None, said: str, **detail: Any) -> None:
-    """Append an event `failed`, unless a hang has its own already, and let the run's status be that if nobody has set one.
+def record_end(folder: Path, reason: str, rank: int | None, message: str, **detail: Any) -> None:
+    """Append an event `failed`, unless a hang has recorded its own, and set the run's status to `failed` if none is set yet.
 
-    What cannot be written is left: this runs while something else has failed, which is what must be told.
+    Errors of writing are ignored: this runs after another failure, and that failure is the one to report.
     """
     with suppress(MeshwrightError, OSError):
         if reason != "hang":
             who = {} if rank is None else {"rank": rank}
-            told = {"reason": reason, **who, **detail, "said": said}
-            append_event(folder, Event(time_s=elapsed_s(folder), kind="failed", step=last_step(folder), detail=told))
+            content = {"reason": reason, **who, **detail, "message": message}
+            append_event(folder, Event(time_s=elapsed_s(folder), kind="failed", step=last_step(folder), detail=content))
         if read_header(folder).status == RUNNING:
             set_status(folder, "failed")
 
 
 def last_step(folder: Path) -> int:
-    """The last step that a run's folder holds whole; 0 for none."""
+    """The last complete step in a run folder; 0 for none."""
     with open(folder / "steps.jsonl", "rb") as file:
         size = file.seek(0, 2)
         file.seek(max(size - TAIL_BYTES, 0))

@@ -35,7 +35,7 @@ from meshwright.units import seconds
 
 LINE_S = 0.25  # between two refreshes of the live line on a terminal
 PLAIN_S = 10.0  # between two lines where there is no terminal
-RECENT = 20  # steps over which speed is told
+RECENT = 20  # steps over which the step time is averaged
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, of the kernel's figure for resident memory
 
 
@@ -78,7 +78,7 @@ class Logbook:
         self, job: TrainingJob, writer: RunWriter | None, log: MlperfLog, out: TextIO | None = None, meter: Meter | None = None
     ) -> None:
         self.job, self.writer, self.log, self.meter = job, writer, log, meter
-        self.live = LiveLine(job, out or told_to(job)) if writer else None
+        self.live = LiveLine(job, out or progress_stream(job)) if writer else None
         self.recording_s = 0.0  # that the last step's record took
         self._waiting: Step | None = None
         self._begun_s = time.monotonic()
@@ -86,11 +86,11 @@ class Logbook:
         self.rank_times = RankTimes(writer.folder) if writer else None
 
     def block_start(self, progress: Counts) -> None:
-        """Training begins, or goes on after an evaluation."""
+        """Training begins, or continues after an evaluation."""
         self.log.block_start(progress.samples, progress.step)
 
     def step(self, done: Step) -> None:
-        """One step is done; `flush` writes it down once all ranks' times are here. Until then it stands aside: a kill keeps it."""
+        """One step is done; `flush` writes it down once all ranks' times are here. Until then it is set aside: a kill keeps it."""
         self._waiting = done
         if self.writer is not None:
             self.writer.step_aside(self._record(done, {}))
@@ -108,7 +108,7 @@ class Logbook:
         self.log.step(done.step, done.samples, done.result.loss, done.step_s, done.rate)
         self.rank_times.update(done.step, measured.busy_s(everyones))
         for found in self.stragglers.update(done.step, measured.busy_s(everyones)):
-            self.event("recovered_rank" if found.recovered else "slow_rank", done, rank=found.rank, said=str(found))
+            self.event("recovered_rank" if found.recovered else "slow_rank", done, rank=found.rank, message=str(found))
             self.live.say(str(found))
         self.live.step(done, done.result.loss, done.step_s, parts_s)
 
@@ -147,8 +147,8 @@ class Logbook:
         """Saves that ended since the last step."""
         for report in reports:
             if report.failure is not None:
-                said = str(report.failure.what)
-                self.event("checkpoint_failed", progress, saved_step=report.step, said=said, stall_s=report.stall_s)
+                message = str(report.failure.what)
+                self.event("checkpoint_failed", progress, saved_step=report.step, message=message, stall_s=report.stall_s)
                 if self.live:
                     self.live.say(f"checkpoint of step {report.step} failed: {report.failure.what}; the last good one is kept")
             else:
@@ -158,11 +158,11 @@ class Logbook:
 
     def spike(self, progress: Counts, found: Spike, parameter: str) -> None:
         """The step that is under way has gradients far larger than usual."""
-        said = found.words(parameter)
+        message = found.words(parameter)
         detail = {"norm": found.norm, "usual_norm": found.usual, "ranks": list(found.ranks), "parameter": parameter}
-        self.event("gradient_spike", progress, **detail, said=said)
+        self.event("gradient_spike", progress, **detail, message=message)
         if self.live:
-            self.live.say(said)
+            self.live.say(message)
 
     def event(self, kind: str, progress: Counts, **detail: Any) -> None:
         """Something that happened."""
@@ -170,7 +170,7 @@ class Logbook:
             self.writer.event(kind, progress.step, **detail)
 
     def begun(self, progress: Counts, starting_s: float, attention: str = "") -> None:
-        """The run starts, or goes on: with what it pays, how long this start took, and by which package it attends if not by torch."""
+        """The run starts or continues: its price, how long the start took, and the package for attention if it is not torch."""
         job = self.job
         detail: dict[str, Any] = {"layout": str(job.plan.layout), "num_ranks": job.plan.layout.num_ranks}
         if attention:
@@ -193,12 +193,12 @@ class Logbook:
             self.writer.keep_money((str(budget.usd), f"{spent_usd:.6f}") if budget else None)
 
     def over_budget(self, progress: Counts, budget: Budget, spent_usd: Decimal) -> str:
-        """Another step would pass the budget; what to tell of it."""
-        said = f"another step would pass the budget of {amount(budget.usd)}: {amount(spent_usd)} are spent by step {progress.step}"
-        self.event("budget", progress, said=said, budget_usd=str(budget.usd), spent_usd=f"{spent_usd:.6f}")
+        """Record that another step would pass the budget; returns the message."""
+        message = f"another step would pass the budget of {amount(budget.usd)}: {amount(spent_usd)} are spent at step {progress.step}"
+        self.event("budget", progress, message=message, budget_usd=str(budget.usd), spent_usd=f"{spent_usd:.6f}")
         if self.live:
-            self.live.say(said)
-        return said
+            self.live.say(message)
+        return message
 
     def finish(self, progress: Counts, status: str) -> None:
         """The run is over."""
@@ -223,8 +223,8 @@ def of_step(everyones: NDArray[np.float64], layout: Layout, step_s: float) -> di
     return {part: value * step_s / total_s for part, value in parts_s.items()} if total_s > 0 else parts_s
 
 
-def told_to(job: TrainingJob) -> TextIO:
-    """Where people read how it goes: standard output, unless that is kept for the result alone."""
+def progress_stream(job: TrainingJob) -> TextIO:
+    """Where progress is printed: standard output, unless that is reserved for the JSON result."""
     return sys.stderr if job.prints_json else sys.stdout
 
 

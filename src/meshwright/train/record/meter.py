@@ -1,4 +1,4 @@
-"""What the GPUs of a run have drawn, by their own counters.
+"""The energy that the GPUs of a run have used, from their own counters.
 
 A thread reads them a few times a second, so that no step waits for it; a step asks for what lies between two moments. NVML comes with the
 driver and is called without a package of its own. Counters of another machine cannot be read from here: a run on several has no meter.
@@ -35,13 +35,13 @@ class Meter:
         self._thread.start()
 
     def between(self, start_s: float, end_s: float) -> float | None:
-        """Joules drawn between two moments; None where nobody looked. Ask in order: what lies before the first is forgotten."""
+        """Joules drawn between two moments; None where there was no reading. Ask in order: earlier readings are dropped."""
         with self._lock:
             if self._failed or len(self._times) < 2 or start_s < self._times[0]:
                 return None
             drawn = self._at(end_s) - self._at(start_s)
             before = max(bisect_right(self._times, start_s) - 1, 0)
-            if before < len(self._times) - 2:  # two are kept: they tell the power that goes on
+            if before < len(self._times) - 2:  # two are kept: they give the power at present
                 del self._times[:before], self._joules[:before]
         return max(drawn, 0.0)
 

@@ -75,7 +75,7 @@ class MlperfLog:
         self._mark("start", "run_start")
 
     def block_start(self, samples: int, step: int) -> None:
-        """Training goes on after `samples`, until the next evaluation."""
+        """Training continues after `samples`, until the next evaluation."""
         self._block = samples, time.monotonic()
         self._mark("start", "block_start", samples_count=samples, step=step)
 
@@ -122,7 +122,7 @@ class MlperfLog:
             self._handler = None
 
     def _go_on(self, path: Path) -> None:
-        """Take up what an earlier life of the run wrote, less a torn last line and its end: the run goes on."""
+        """Take up what an earlier life of the run wrote, without a torn last line and without its end: the run continues."""
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
         kept = b"".join(line for line in whole.splitlines(keepends=True) if b'"key": "run_stop"' not in line)
@@ -200,7 +200,7 @@ def _setting_lines(benchmark: str, settings: LogSettings) -> Iterator[tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What MLPerf's compliance checker says of a log."""
+    """The result of MLPerf's compliance checker for a log."""
 
     passed: bool
     complaints: tuple[str, ...]
@@ -212,7 +212,7 @@ class CheckResult:
 
 
 def check_log(path: str | Path) -> CheckResult:
-    """Hold a log against the rules of its benchmark, with the checker itself, in a process of its own; no network needed."""
+    """Check a log against the rules of its benchmark with the official checker, in a process of its own; no network needed."""
     path = Path(path)
     own = read_log(path).benchmark == OWN
     rules = f"official common rules of ruleset {RULESET} + " + ("meshwright's own benchmark file" if own else "the official benchmark file")

@@ -1,4 +1,4 @@
-"""Every rank's busy time over the last steps, left in the run's folder as `ranks.json` for those who look."""
+"""Every rank's busy time over the last steps, written to the run folder as `ranks.json` for the live page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from meshwright.files import replace_file
 
-WINDOW = 50  # steps of which a median is told
+WINDOW = 50  # steps that the medians are over
 EVERY_S = 5.0  # between two writes
 
 
@@ -35,6 +35,6 @@ class RankTimes:
     def write(self, step: int) -> None:
         """Write the medians. A disk that is full stops the run where its steps are written, not here."""
         median_s = np.median(np.stack(self._recent), axis=0)
-        told = {"step": step, "num_steps": len(self._recent), "busy_s": [float(f"{value:.5g}") for value in median_s]}
+        content = {"step": step, "num_steps": len(self._recent), "busy_s": [float(f"{value:.5g}") for value in median_s]}
         with suppress(OSError):
-            replace_file(self.path, (json.dumps(told) + "\n").encode(), ".ranks.json.new")
+            replace_file(self.path, (json.dumps(content) + "\n").encode(), ".ranks.json.new")

@@ -1,4 +1,4 @@
-"""Text for whoever watches a run, handed to a thread: a reader that stops reading must not stop the training."""
+"""Text for people who watch a run, printed by a thread: a reader that stops reading must not stop the training."""
 
 from __future__ import annotations
 
