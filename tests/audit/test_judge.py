@@ -126,7 +126,7 @@ def rows() -> Iterator[tuple[str, dict[str, Any]]]:
             facts |= {
                 "gpus": int(row["num_accelerators"]),
                 "global_batch": int(row["global_batch_size"]),
-                "step_s": float(row["step_s"]),
+                "step_s": float(row["step_time_s"]),
             }
             if row["time_to_train_min"]:
                 facts["minutes"] = float(row["time_to_train_min"])

@@ -33,6 +33,12 @@ from meshwright.units import seconds
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default plan is that of cores, whatever this machine has."""
+    monkeypatch.setattr("meshwright.cli.train_run.gpu_names", tuple)
+
+
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     workload = replace(load_workload("pretrain-1t"), global_batch=256, seq_len=4096)

@@ -89,7 +89,7 @@ def test_rows_that_can_all_not_be_expressed(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"step_s": "-1"}, ("step_s", "-1", "line 2")), ({"num_accelerators": "many"}, ("num_accelerators", "many"))],
+    [({"step_time_s": "-1"}, ("step_time_s", "-1", "line 2")), ({"num_accelerators": "many"}, ("num_accelerators", "many"))],
 )
 def test_a_bad_value(capsys, tmp_path, changes, words):
     path = write(tmp_path / "bad.csv", [{**rows_of(MEASURED_CSV)[0], **changes}])

@@ -40,7 +40,7 @@ RECORD = {
     "dp": "128",
     "ep": "",
     "precision": "fp4 (nvfp4)",
-    "step_s": "1.27035",
+    "step_time_s": "1.27035",
     "activation_recompute": "none",
     "tp_comm_overlap": "no",
     "dp_overlap_grad_reduce": "yes",
@@ -72,7 +72,7 @@ BRIDGE = {
     "dp": "64",
     "precision": "FP8-CS (FP8-MX)",
     "recompute": "",
-    "step_s": "",
+    "step_time_s": "",
     "tokens_s_gpu": "4096",
     "memory_gib": "",
     "note": "FSDP=64",
@@ -216,7 +216,7 @@ def test_a_vendor_table_row_gives_a_step_time_from_tokens(tmp_path: Path) -> Non
 
 def test_a_stated_step_time_wins_and_a_missing_dp_column_is_derived(tmp_path: Path) -> None:
     row = {column: cell for column, cell in BRIDGE.items() if column not in ("dp", "vp", "cp", "ep", "note", "recompute", "memory_gib")}
-    run = one(tmp_path, row, step_s="7.5")
+    run = one(tmp_path, row, step_time_s="7.5")
     assert (run.measured_s, run.layout.dp, run.layout.zero_stage) == (7.5, 64, 1)
 
 
@@ -270,7 +270,7 @@ def test_deepseek_without_multi_token_prediction_has_no_such_layer(tmp_path: Pat
 
 def test_a_cut_down_model_keeps_its_shape_and_states_its_memory(tmp_path: Path) -> None:
     simumax = {"source": "SimuMax v1.2 docs", "section": "B200 8-GPU node", "gpu": "B200-SXM", "n_gpus": "8", "precision": "BF16"}
-    simumax |= {"gbs": "16", "mbs": "1", "pp": "2", "dp": "4", "recompute": "none", "step_s": "0.843", "memory_gib": "66.55"}
+    simumax |= {"gbs": "16", "mbs": "1", "pp": "2", "dp": "4", "recompute": "none", "step_time_s": "0.843", "memory_gib": "66.55"}
     run = one(tmp_path, BRIDGE | simumax, model="llama3_70b_l12_tp1_pp2_dp4_mbc4_cef", note="layers cut to 12; predicted -1.69%")
     assert (run.model.name, run.model.num_layers, run.model.hidden) == ("llama-3.1-70b-l12", 12, 8192)
     assert run.peak_memory_bytes == 66.55 * GIB
@@ -281,7 +281,7 @@ def test_a_cut_down_model_keeps_its_shape_and_states_its_memory(tmp_path: Path) 
 
 def test_a_gpt_is_built_from_the_shape_in_its_note(tmp_path: Path) -> None:
     vtrain = {"source": "vTrain (MICRO'24)", "section": "single node", "model": "GPT", "seq": "1024", "gpu": "A100", "n_gpus": "4"}
-    vtrain |= {"gbs": "16", "mbs": "4", "pp": "2", "dp": "2", "precision": "FP16", "recompute": "full", "step_s": "0.41049"}
+    vtrain |= {"gbs": "16", "mbs": "4", "pp": "2", "dp": "2", "precision": "FP16", "recompute": "full", "step_time_s": "0.41049"}
     run = one(tmp_path, BRIDGE | vtrain, note="h=2048 l=24 heads=16; Megatron-DeepSpeed")
     assert run.model.num_parameters == pytest.approx(1.31e9, rel=0.01)
     assert (run.workload.precision, run.layout.recompute, run.layout.zero_stage) == ("bf16", "full", 0)
@@ -330,10 +330,10 @@ def test_a_missing_column_of_the_other_format_is_named(tmp_path: Path, column: s
         ("num_accelerators", "", "num_accelerators is empty"),
         ("num_accelerators", "9" * 400, "num_accelerators is '" + "9" * 37 + "...', not a number"),
         ("seq_len", "8k", "seq_len is '8k', not a number"),
-        ("step_s", "nan", "step_s is 'nan', not a number"),
-        ("step_s", "inf", "step_s is 'inf', not a number"),
-        ("step_s", "-1.27", "step_s is '-1.27', and must be above 0"),
-        ("step_s", "", "step_s is empty"),
+        ("step_time_s", "nan", "step_time_s is 'nan', not a number"),
+        ("step_time_s", "inf", "step_time_s is 'inf', not a number"),
+        ("step_time_s", "-1.27", "step_time_s is '-1.27', and must be above 0"),
+        ("step_time_s", "", "step_time_s is empty"),
         ("benchmark", " ", "benchmark is empty"),
     ],
 )
