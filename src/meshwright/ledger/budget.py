@@ -19,7 +19,7 @@ UNDERSTOOD = "write 500USD, $500, 500 or 1.2kUSD"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """So many USD for `num_gpus` accelerators at a rate, of which some may be spent."""
+    """An amount of USD for `num_gpus` accelerators at a rate; some of it may be spent."""
 
     usd: Decimal
     rate: Rate
@@ -41,7 +41,7 @@ class Budget:
         return self.spent_usd + self.usd_per_s * Decimal(repr(float(seconds)))
 
     def check(self, takes_s: Spread) -> None:
-        """Raise where the run cannot end inside the budget by the seconds it is predicted to take; say by how much it would pass.
+        """Raise where the run is predicted to exceed the budget; the error says by how much.
 
         The predicted value decides, not an end of its interval: a run that turns out slower is stopped when it comes to that.
         """
@@ -82,7 +82,7 @@ def predicted_s(plan: Plan, num_steps: int, after: int = 0) -> Spread:
 
 
 def evaluation_s(plan: Plan) -> float:
-    """Seconds of one evaluation by the plan's prediction: what its time to train has beside the steps."""
+    """Seconds of one evaluation by the plan's prediction: its time to train without the steps."""
     whole, count = plan.workload.num_steps(), plan.workload.num_evaluations(plan.workload.num_steps())
     beside_s = plan.time_to_train_s - whole * plan.step_s
     return max(beside_s / count, 0.0) if count and math.isfinite(beside_s) else 0.0
