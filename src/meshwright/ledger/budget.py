@@ -40,25 +40,25 @@ class Budget:
         """What so many seconds more cost, with what is spent."""
         return self.spent_usd + self.usd_per_s * Decimal(repr(float(seconds)))
 
-    def check(self, takes_s: Spread) -> None:
+    def check(self, run_s: Spread) -> None:
         """Raise where the run is predicted to exceed the budget; the error says by how much.
 
         The predicted value decides, not an end of its interval: a run that turns out slower is stopped when it comes to that.
         """
-        would = self.cost_usd(takes_s.value)
+        would = self.cost_usd(run_s.value)
         if would <= self.usd:
             return
         spent = f", {amount(self.spent_usd)} of it spent already" if self.spent_usd else ""
         raise InputError(
-            f"not started: the run is predicted to cost {amount(would)}{self._interval(takes_s)}{spent}; "
+            f"not started: the run is predicted to cost {amount(would)}{self._interval(run_s)}{spent}; "
             f"that is {amount(would - self.usd)} over the budget of {amount(self.usd)}",
             where=f"--budget; {self.num_gpus:,} accelerators at {self.rate}",
-            fix=f"give --budget {self.enough_usd(takes_s.value)}USD or more, ask for fewer steps, or choose a cheaper plan",
+            fix=f"give --budget {self.enough_usd(run_s.value)}USD or more, ask for fewer steps, or choose a cheaper plan",
         )
 
-    def _interval(self, takes_s: Spread) -> str:
+    def _interval(self, run_s: Spread) -> str:
         """The 80 % interval in brackets; of one that lies on one side of its value, why; nothing where the value is certain."""
-        low, value, high = takes_s.low, takes_s.value, takes_s.high
+        low, value, high = run_s.low, run_s.value, run_s.high
         if low == high:
             return ""
         beside = {

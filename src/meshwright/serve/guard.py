@@ -59,7 +59,7 @@ class Door:
 
     token: str | None = field(default=None, repr=False)
     names: frozenset[str] = LOCAL_NAMES
-    takes_any_address: bool = False  # bound to all of the machine's: a literal address cannot be rebound by a name server
+    allows_any_address: bool = False  # bound to all of the machine's: a literal address cannot be rebound by a name server
     cookie: str = "meshwright"
     is_encrypted: bool = False
     ticket: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)  # of the link that is good for one entry
@@ -98,7 +98,7 @@ class Door:
     def knows(self, host: str) -> bool:
         """Whether a Host header names this page; a foreign name means that a name server was made to point here."""
         name = host_name(host)
-        return name in self.names or (self.takes_any_address and _is_address(name))
+        return name in self.names or (self.allows_any_address and _is_address(name))
 
 
 def check_token(token: str) -> str:

@@ -137,7 +137,7 @@ def test_an_end_that_is_not_there(trained, tmp_path):
 def test_a_file_that_is_no_tokenizer(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"this is no tokenizer\.json") as caught:
+    with pytest.raises(InputError, match=r"this is not a tokenizer\.json") as caught:
         read_tokenizer(path)
     assert caught.value.where == str(path)
 

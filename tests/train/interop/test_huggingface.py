@@ -219,7 +219,7 @@ def test_a_missing_tensor(folder):
 
 def test_a_tensor_of_another_shape(folder):
     rewritten(folder, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(33)}))
-    expect_refusal(folder, "model.norm.weight has shape [33]; by config.json it is [32]", WEIGHTS)
+    expect_refusal(folder, "model.norm.weight has shape [33]; according to config.json it is [32]", WEIGHTS)
 
 
 def test_a_tensor_too_many(folder):
