@@ -78,7 +78,7 @@ def test_a_new_token_is_made_and_printed_once(run, served):
     assert out.count(door.token) == 1
     assert f"/enter/{door.ticket}" in out
     assert "not encrypted" in out
-    assert (door.takes_any_address, door.knows("10.1.2.3"), door.knows("evil.example")) == (True, True, False)
+    assert (door.allows_any_address, door.knows("10.1.2.3"), door.knows("evil.example")) == (True, True, False)
 
 
 def test_a_given_token_is_not_printed(run, served, monkeypatch):

@@ -164,7 +164,7 @@ def test_the_machine_s_own_names_are_known_at_any_port(shelf, host):
 
 
 def test_bound_to_all_addresses_any_of_them_will_do_and_no_name(shelf):
-    app = guarded(shelf, Door(token=TOKEN, takes_any_address=True, names=LOCAL_NAMES | {"trainer"}))
+    app = guarded(shelf, Door(token=TOKEN, allows_any_address=True, names=LOCAL_NAMES | {"trainer"}))
     assert [asked(app, "GET", "/", BEARER, host=host).status for host in ("10.1.2.3:80", "trainer", "[fe80::1]", "evil.example")] == [
         200,
         200,

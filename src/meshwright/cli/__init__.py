@@ -40,7 +40,7 @@ def _open_standard_streams() -> None:
 
 
 def _let_go_of_output() -> None:
-    """Let what is still held back for a reader that has gone away lead nowhere."""
+    """Drop what is still buffered for a reader that has gone away."""
     try:
         sys.stdout.flush()
     except OSError:

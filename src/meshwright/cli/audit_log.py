@@ -1,4 +1,4 @@
-"""Recompute MLPerf logs: time to train, score, steps, evaluations; whether the log is complete and keeps the rules."""
+"""Recompute MLPerf logs: time to train, score, steps, evaluations; whether the log is complete and follows the rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turn runs, or profiles, into a page to show: where time, money and energy went, predicted beside measured."""
+"""Turn runs, or profiles, into a page to show: where time, money and energy went, predicted next to measured."""
 
 from __future__ import annotations
 

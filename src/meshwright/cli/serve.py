@@ -146,7 +146,7 @@ def door_of(token: str | None, host: str, port: int, allowed: list[str], encrypt
     return Door(
         token=token,
         names=frozenset(names - set(EVERYWHERE)),
-        takes_any_address=is_everywhere,
+        allows_any_address=is_everywhere,
         cookie=f"meshwright-{port}",
         is_encrypted=encryption is not None,
         on_entry=print_next,

@@ -1,4 +1,4 @@
-"""The best plan at several numbers of accelerators: weak or strong scaling, with error bars."""
+"""The best plan at several numbers of accelerators: weak or strong scaling, with intervals."""
 
 from __future__ import annotations
 

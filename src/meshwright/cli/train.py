@@ -73,7 +73,7 @@ def train(
     price: PriceGiven = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a plan to its target, and show the result beside the forecast.
+    """Train a plan to its target, and show the result next to the forecast.
 
     Examples:
 

@@ -59,13 +59,13 @@ class Wishes:
 
 
 def kept_arguments(wishes: Wishes, corpus: Path | None) -> dict[str, Any]:
-    """What the run's header keeps: paths in full, since the run may go on from another folder."""
+    """What the run's header keeps: paths in full, since the run may be continued from another folder."""
     values = {name: getattr(wishes, name) for name in KEPT} | {"corpus": corpus}
     return {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 def with_kept(wishes: Wishes) -> Wishes:
-    """The wishes of a command that goes on with a run: what it does not say is as the run was started with."""
+    """The options of a command that continues a run: those not given are as the run was started with."""
     folder = wishes.runs / wishes.name
     header = read_header(folder)
     kept = _checked(header, folder)

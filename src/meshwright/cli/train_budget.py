@@ -42,7 +42,7 @@ def with_budget(job: TrainingJob, budget: str | None, price: str | None) -> Trai
 
 
 def _check_kept(past: Run) -> None:
-    """Pass where the budget of a run that goes on, and the record of what it spent, are as the run wrote them."""
+    """Pass where the budget of a run that continues, and the record of what it spent, are as the run wrote them."""
     problem = money_problem(past.folder, past.header)
     if not problem:
         return
@@ -86,13 +86,13 @@ def _given_before(past: Run | None) -> Rate | None:
 
 
 def _saved_step(past: Run | None) -> int:
-    """Steps that the run goes on after: those of its last save."""
+    """Steps after which the run continues: those of its last save."""
     saved = [event.detail.get("saved_step") for event in past.events if event.kind == "checkpoint"] if past else []
     return max((step for step in saved if isinstance(step, int)), default=0)
 
 
 def more_money(job: TrainingJob) -> list[str]:
-    """What to add to the command that goes on with a run which its budget stopped."""
+    """What to add to the command that continues a run which its budget stopped."""
     run = read_run(job.folder)
     if job.budget is None or not any(event.kind == "stopped" and event.detail.get("reason") == "budget" for event in run.events[-1:]):
         return []

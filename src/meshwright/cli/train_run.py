@@ -1,4 +1,4 @@
-"""A training command's way: the plan, the corpus, the ranks, and in the end what came of it."""
+"""What a training command does: find the plan and the corpus, start the ranks, show the result."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def run(wishes: Wishes) -> int:
 
 
 def settled(wishes: Wishes) -> Wishes:
-    """The wishes with the run that is meant: whether it goes on, and if so all that it was started with."""
+    """The options with the run that is meant: whether it continues, and if so all options that it was started with."""
     if wishes.resume_if_exists:
         if not wishes.name:
             raise InputError("which run should be started or continued?", where="--resume-if-exists", fix="name it: --name NAME")
@@ -110,7 +110,7 @@ def is_launched(environment: Mapping[str, str]) -> bool:
 
 
 def run_launched(wishes: Wishes) -> int:
-    """Train as the one rank that a launcher has made of this process. What every rank finds wrong alike, rank 0 says alone."""
+    """Train as the one rank that a launcher has made of this process. An error that all ranks find is printed by rank 0 only."""
     from meshwright.train.checks import check_job
     from meshwright.train.launch import ReportedElsewhere, explain_failure
     from meshwright.train.meeting import meet
@@ -153,7 +153,7 @@ def run_launched(wishes: Wishes) -> int:
 
 
 def show_end(job: TrainingJob, wishes: Wishes) -> None:
-    """Print how the run went, and how a run that was stopped goes on."""
+    """Print how the run went, and how to continue a run that was stopped."""
     status = show_run(job.folder, job.plan, as_json=wishes.as_json)
     show_next(job)
     if status == "stopped":

@@ -21,7 +21,7 @@ INDUSTRY = "industry"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What one provider lists for one accelerator and hour."""
+    """What one provider lists per accelerator-hour."""
 
     provider: str
     accelerator: str
@@ -54,7 +54,7 @@ class Facility:
 
     name: str
     pue: float  # energy at the meter over energy of the computers
-    wue_l_per_kwh: float  # litres of water on site for a kWh of the computers; nan where nobody says
+    wue_l_per_kwh: float  # litres of water on site per kWh of the computers; nan where it is not published
     year: int
     source: Source
 

@@ -19,7 +19,7 @@ UNDERSTOOD = "write 500USD, $500, 500 or 1.2kUSD"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """So many USD for `num_gpus` accelerators at a rate, of which some may be spent."""
+    """An amount of USD for `num_gpus` accelerators at a rate; some of it may be spent."""
 
     usd: Decimal
     rate: Rate
@@ -40,25 +40,25 @@ class Budget:
         """What so many seconds more cost, with what is spent."""
         return self.spent_usd + self.usd_per_s * Decimal(repr(float(seconds)))
 
-    def check(self, takes_s: Spread) -> None:
-        """Raise where the run cannot end inside the budget by the seconds it is predicted to take; say by how much it would pass.
+    def check(self, run_s: Spread) -> None:
+        """Raise where the run is predicted to exceed the budget; the error says by how much.
 
         The predicted value decides, not an end of its interval: a run that turns out slower is stopped when it comes to that.
         """
-        would = self.cost_usd(takes_s.value)
+        would = self.cost_usd(run_s.value)
         if would <= self.usd:
             return
         spent = f", {amount(self.spent_usd)} of it spent already" if self.spent_usd else ""
         raise InputError(
-            f"not started: the run is predicted to cost {amount(would)}{self._interval(takes_s)}{spent}; "
+            f"not started: the run is predicted to cost {amount(would)}{self._interval(run_s)}{spent}; "
             f"that is {amount(would - self.usd)} over the budget of {amount(self.usd)}",
             where=f"--budget; {self.num_gpus:,} accelerators at {self.rate}",
-            fix=f"give --budget {self.enough_usd(takes_s.value)}USD or more, ask for fewer steps, or choose a cheaper plan",
+            fix=f"give --budget {self.enough_usd(run_s.value)}USD or more, ask for fewer steps, or choose a cheaper plan",
         )
 
-    def _interval(self, takes_s: Spread) -> str:
+    def _interval(self, run_s: Spread) -> str:
         """The 80 % interval in brackets; of one that lies on one side of its value, why; nothing where the value is certain."""
-        low, value, high = takes_s.low, takes_s.value, takes_s.high
+        low, value, high = run_s.low, run_s.value, run_s.high
         if low == high:
             return ""
         beside = {
@@ -82,7 +82,7 @@ def predicted_s(plan: Plan, num_steps: int, after: int = 0) -> Spread:
 
 
 def evaluation_s(plan: Plan) -> float:
-    """Seconds of one evaluation by the plan's prediction: what its time to train has beside the steps."""
+    """Seconds of one evaluation by the plan's prediction: its time to train without the steps."""
     whole, count = plan.workload.num_steps(), plan.workload.num_evaluations(plan.workload.num_steps())
     beside_s = plan.time_to_train_s - whole * plan.step_s
     return max(beside_s / count, 0.0) if count and math.isfinite(beside_s) else 0.0

@@ -25,7 +25,7 @@ _AMOUNT = re.compile(rf"(?:(?:US)?\$|(?i:USD))?\s*(?P<number>{_NUMBER})\s*(?P<ti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """USD for one accelerator and hour, with who asks it, how and since when."""
+    """USD per accelerator-hour, with provider, kind and date."""
 
     usd_per_gpu_hour: Decimal
     provider: str

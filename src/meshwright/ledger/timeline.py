@@ -203,7 +203,7 @@ class _Walk:
         return self.made
 
     def _steps(self, steps: Sequence[StepRecord]) -> None:
-        """Steps end to end; those that were done again, and those that a meter saw, stand apart."""
+        """Steps end to end; those that were done again, and those that a meter saw, are separate spans."""
         for _, alike in groupby(steps, key=lambda record: (record.step in self.life.lost, _metered_j(record) is None)):
             self._stretch(list(alike))
 
@@ -258,7 +258,7 @@ def _metered_j(record: StepRecord) -> float | None:
 def step_uses_s(record: StepRecord, stall_s: float = 0.0) -> dict[str, float]:
     """Seconds of a step by part; what no part accounts for is `unaccounted`, and a simulated stall is taken out of the overhead it is in.
 
-    Parts that are longer than the step together are shortened alike. A step of which nobody measured a part counts as compute.
+    Parts whose sum is longer than the step are shortened in proportion. A step without measured parts counts as compute.
     """
     parts_s = {part: record.parts_s[part] for part in PARTS if record.parts_s.get(part, 0.0) > 0}
     if not parts_s:
@@ -278,7 +278,7 @@ def _tells_of_weeks(run: Run) -> bool:
 
 
 def _weeks(run: Run) -> Iterator[Span]:
-    """Weeks from interruption to interruption: coming back, work and saves, work that was lost; and the spares that stood by."""
+    """Weeks from interruption to interruption: coming back, work and saves, work that was lost; and idle spares."""
     start = next(event for event in run.events if event.kind == "start")
     rate, work, now_s = Rate.from_json(start.detail.get("price")), _work_shares(run.records), 0.0
     for event in (event for event in run.events if event.kind in ("fault", *ENDS)):
@@ -315,7 +315,7 @@ def _between(event: Event, passed_s: float) -> Iterator[tuple[str, float, bool]]
 
 
 def _work_shares(records: Sequence[StepRecord]) -> dict[str, float]:
-    """Shares of work by part, of the sampled steps without the first, which is no usual one."""
+    """Shares of work by part, of the sampled steps without the first, which is not a usual one."""
     sample = records[1:] or records
     total_s = sum(record.step_s for record in sample)
     if not total_s:

@@ -1,4 +1,4 @@
-"""A run as a folder: its header, its plan, one JSON line a step, one an event; the same for trained and simulated runs.
+"""A run as a folder: its header, its plan, one JSON line per step and per event; the same for trained and simulated runs.
 
     runs/NAME/run.json  plan.json  steps.jsonl  events.jsonl  [abandoned.jsonl]  and what else a run leaves: logs, checkpoints
 

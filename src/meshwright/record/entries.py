@@ -46,7 +46,7 @@ class StepRecord:
                 raise InputError(f"{name} of step {self.step} is {seconds}, which is not a possible duration")
 
     def to_json(self) -> dict[str, Any]:
-        """The record as one flat JSON object: `compute_s`, `exposed_tp_s`, ... beside the rest."""
+        """The record as one flat JSON object: `compute_s`, `exposed_tp_s`, ... next to the rest."""
         entry = {name: getattr(self, name) for name in STEP_FIELDS}
         return {**entry, **{f"{part}_s": seconds for part, seconds in self.parts_s.items()}, **self.extra}
 

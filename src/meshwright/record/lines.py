@@ -1,4 +1,4 @@
-"""One JSON object a line, written and read: strict JSON, in which a number that it cannot hold is a text; fields by their type."""
+"""One JSON object per line, written and read: strict JSON, in which a number that it cannot hold is a text; fields by their type."""
 
 from __future__ import annotations
 

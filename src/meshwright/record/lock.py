@@ -72,6 +72,6 @@ def _lock(fd: int, folder: Path) -> None:
 
 
 def check_free(folder: Path) -> None:
-    """Pass where nobody writes the run in `folder` now."""
+    """Pass if no process writes the run in `folder` now."""
     if (folder / LOCK).exists():
         RunLock.take(folder).release()

@@ -1,4 +1,4 @@
-"""MLPerf training logs: the `:::MLLOG {json}` lines of a run among whatever else its processes print, rounds v3.0 on.
+"""MLPerf training logs: the `:::MLLOG {json}` lines of a run among whatever else its processes print, from round v3.0 on.
 
 What a log says about its steps changed over the rounds; `step_times` reads, in this order of preference,
 
@@ -500,7 +500,7 @@ SEPARATOR = "\n" + "-" * 30 + "\n"  # between the messages of the checker's repo
 
 
 def complaints(report: str, errors: str) -> tuple[str, ...]:
-    """The messages of the checker that found fault with a log, a line each; where it broke down, its last words."""
+    """The messages of the checker that found fault with a log, a line each; if it crashed, its last message."""
     _, _, messages = report.partition("WARNING -  ")
     messages = messages.removesuffix("\n").removesuffix("ERROR - FAILED")
     found = tuple(_short(message) for message in messages.split(SEPARATOR) if message.strip())

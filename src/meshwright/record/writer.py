@@ -1,4 +1,4 @@
-"""A run's folder as it is written: begun, gone on with behind a step, and ended; lines whole and at once."""
+"""A run's folder as it is written: begun, continued after a step, and ended; each line is written whole and at once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RunWriter:
 
     @classmethod
     def resume(cls, folder: str | Path, after_step: int, plan: bytes | None = None) -> Self:
-        """A writer that goes on in an existing folder behind `after_step`: later steps move to abandoned.jsonl.
+        """A writer that continues an existing folder after `after_step`: later steps move to abandoned.jsonl.
 
         A `plan` that is not the folder's takes its place; the old one stays as plan-until-step-N.json.
         """
@@ -110,7 +110,7 @@ class RunWriter:
             os.pwrite(self._aside, line[:-1].ljust(self._aside_bytes - 1) + b"\n", 0)
 
     def steps(self, records: Iterable[StepRecord]) -> None:
-        """Append many steps, thousands of lines in a write: for runs that are not lived through."""
+        """Append many steps, thousands of lines in a write: for simulated runs."""
         remaining = iter(records)
         while block := b"".join(line_of(record.to_json()) for record in islice(remaining, BULK_LINES)):
             self._steps.append(block)
@@ -131,7 +131,7 @@ class RunWriter:
         self.update(money=amounts and sealed_money(self.folder, self.header, *amounts))
 
     def sync(self) -> None:
-        """Put what was written on the disk itself: after a checkpoint, so that steps and weights agree after a power cut."""
+        """Sync what was written to the disk: after a checkpoint, so that steps and weights agree after a power cut."""
         self._steps.sync()
         self._events.sync()
 
@@ -167,7 +167,7 @@ class RunWriter:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a new run can be begun in `folder`: nothing is there but the lock of who is about to."""
+    """Whether a new run can be begun in `folder`: nothing is there but the lock of the process that is about to."""
     return all(entry.name == LOCK for entry in folder.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""The live page: every run of a folder, one of them as it goes, several side by side. It reads, and can do nothing else.
+"""The live page: every run of a folder, one of them as it goes, several side by side. It only reads.
 
 files.py    what may be opened      tail.py      new lines of a growing file    steps.py   steps as columns, thinned for a screen
 live.py     one run as it stands    outlook.py   when it ends, what it costs    racks.py   which rank is where   books.py   ledgers

@@ -21,7 +21,7 @@ LARGEST = 2**53
 
 
 def make_app(shelf: Shelf) -> FastAPI:
-    """The application without its door."""
+    """The application without the guard."""
     from fastapi import FastAPI
 
     @asynccontextmanager
@@ -37,7 +37,7 @@ def make_app(shelf: Shelf) -> FastAPI:
 
 
 def guarded(shelf: Shelf, door: Door) -> Guard:
-    """The application behind its door: what the server runs."""
+    """The application behind the guard: what the server runs."""
     return Guard(make_app(shelf), door)
 
 
@@ -89,7 +89,7 @@ def _json(value: Any) -> Any:
 
 
 async def _refused(_: object, error: Exception) -> Any:
-    """What was wrong with a request: a name that is no run's."""
+    """The answer to a request for a run that does not exist."""
     from starlette.responses import JSONResponse
 
     assert isinstance(error, MeshwrightError)

@@ -19,7 +19,7 @@ MOST_BYTES = 64 << 20  # of steps: beyond, a ledger would take a gigabyte; the p
 
 @dataclass(slots=True)
 class Page:
-    """The newest ledger of one run, and the one in the making."""
+    """The newest ledger of one run, and the one that is being made."""
 
     ledger: Ledger | None = None
     made_s: float = 0.0  # by the monotonic clock
@@ -29,7 +29,7 @@ class Page:
 
 
 class Books:
-    """One page a run; a single thread fills them."""
+    """One ledger per run; a single thread makes them."""
 
     def __init__(self) -> None:
         self._pages: dict[Path, Page] = {}
@@ -37,7 +37,7 @@ class Books:
         self._is_open = True
 
     def ledger(self, run: LiveRun) -> Ledger | None:
-        """The run's newest ledger, or None until the first is made; asking for it has it renewed."""
+        """The run's newest ledger, or None until the first is made; asking for it renews it."""
         page = self._pages.setdefault(run.folder, Page())
         if page.job is not None and page.job.done():
             page.ledger, page.took_s = page.job.result()
@@ -60,7 +60,7 @@ class Books:
         self._pages.pop(run.folder, None)
 
     def close(self) -> None:
-        """Let no further ledger begin."""
+        """Start no more ledgers."""
         self._is_open = False
         self._clerk.shutdown(wait=False, cancel_futures=True)
 

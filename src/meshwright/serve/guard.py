@@ -59,7 +59,7 @@ class Door:
 
     token: str | None = field(default=None, repr=False)
     names: frozenset[str] = LOCAL_NAMES
-    takes_any_address: bool = False  # bound to all of the machine's: a literal address cannot be rebound by a name server
+    allows_any_address: bool = False  # bound to all of the machine's: a literal address cannot be rebound by a name server
     cookie: str = "meshwright"
     is_encrypted: bool = False
     ticket: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)  # of the link that is good for one entry
@@ -71,12 +71,12 @@ class Door:
             check_token(self.token)
 
     def has_token(self, authorization: str) -> bool:
-        """Whether the header bears the token; takes as long for a wrong one as for the right one."""
+        """Whether the header has the token; takes equally long for a wrong and a right one."""
         scheme, _, given = authorization.partition(" ")
         return self.token is not None and hmac.compare_digest(_digest(given.strip()), _digest(self.token)) and scheme.lower() == "bearer"
 
     def has_session(self, cookies: str) -> bool:
-        """Whether a cookie of someone who came in by a link is there and has not run out."""
+        """Whether there is a valid cookie of someone who used a link."""
         try:
             found = SimpleCookie(cookies).get(self.cookie)
         except CookieError:
@@ -84,7 +84,7 @@ class Door:
         return found is not None and self._sessions.get(_digest(found.value), 0.0) > time.monotonic()
 
     def enter(self, ticket: str) -> str | None:
-        """The cookie for whoever brings the ticket, which is good no more; None for a wrong one."""
+        """The cookie for the bearer of the ticket, which is then used up; None for a wrong ticket."""
         if not hmac.compare_digest(_digest(ticket), _digest(self.ticket)):
             return None
         now_s, session = time.monotonic(), secrets.token_urlsafe(32)
@@ -96,13 +96,13 @@ class Door:
         return f"{self.cookie}={session}; HttpOnly; SameSite=Strict; Path=/; Max-Age={SESSION_S:.0f}{secure}"
 
     def knows(self, host: str) -> bool:
-        """Whether a Host header names this page; a foreign name is one that a name server was made to point here."""
+        """Whether a Host header names this page; a foreign name means that a name server was made to point here."""
         name = host_name(host)
-        return name in self.names or (self.takes_any_address and _is_address(name))
+        return name in self.names or (self.allows_any_address and _is_address(name))
 
 
 def check_token(token: str) -> str:
-    """`token`, if it is long enough and can stand in a header."""
+    """`token`, if it is long enough and valid in a header."""
     if not token.isascii() or not token.isprintable() or " " in token:
         raise InputError("the token holds a space or a letter that no header can carry", where="token", fix="use letters, digits, - and _")
     if len(token) < SHORTEST_TOKEN:
@@ -134,13 +134,13 @@ def _digest(text: str) -> str:
 
 
 class Guard:
-    """An ASGI application around another: asks the door first."""
+    """An ASGI application around another, which checks each request first."""
 
     def __init__(self, inner: Application, door: Door) -> None:
         self.inner, self.door = inner, door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or hand it in."""
+        """Refuse a request, or pass it on."""
         if scope["type"] == "lifespan":
             return await self.inner(scope, receive, send)
         if scope["type"] != "http":
@@ -170,7 +170,7 @@ class Guard:
         return None
 
     def _entry(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> Refusal | None:
-        """None for one who may come in; for one with a fresh link, the way on; for all others 401."""
+        """None for a request that is allowed; a redirect for a new link; 401 for all others."""
         tokens = _values(headers, b"authorization")
         if any(map(self.door.has_token, tokens)) or any(map(self.door.has_session, _values(headers, b"cookie"))):
             return None

@@ -1,4 +1,4 @@
-"""One run as it stands now: its folder, read only where it has grown since the last look."""
+"""The present state of one run: only what is new in its folder is read."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class LiveRun:
         return changed
 
     def _unreadable(self) -> MeshwrightError | None:
-        """Why no step can be read of a run that has done some; None for a sound one, be it that it ended before its first."""
+        """Why no step can be read of a run that has done some; None for a sound run, also for one that ended before its first step."""
         tail = self._steps_tail
         if len(self.steps) or self.share_read < 1:
             return None
@@ -148,7 +148,7 @@ class LiveRun:
 
     @property
     def status(self) -> str:
-        """The header's word; `damaged` without one, or without a step that can be read; `quiet` for a run that writes no longer."""
+        """The header's word; `damaged` without one, or without a step that can be read; `quiet` for a run that no longer writes."""
         if self.header is None or self.problem is not None:
             return "damaged"
         return "quiet" if self.header.status == RUNNING and self.quiet_s > self.patience_s else self.header.status
@@ -214,7 +214,7 @@ class LiveRun:
         return int(self._steady().sum())
 
     def _steady(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Of the steps that count, which follow another one with nothing between; all, where none does."""
+        """Which of the steps that count are steady: they follow another one directly; all of them, where none does."""
         step = self.steps.column("step", self.first_counted)
         before = [event.step for event in self.events if event.kind in SLOW_AFTER]
         steady = ~np.isin(step - 1, before)
@@ -256,7 +256,7 @@ class LiveRun:
 
     @property
     def written(self) -> str | None:
-        """When the folder was last written to, UTC, ISO 8601; None where its clock was out of its mind."""
+        """When the folder was last written to, UTC, ISO 8601; None where the time is not a valid date."""
         try:
             return datetime.fromtimestamp(self.touched, UTC).isoformat(timespec="seconds")
         except (OverflowError, ValueError, OSError):
@@ -264,7 +264,7 @@ class LiveRun:
 
 
 def between_steps_s(event: Event) -> float:
-    """Seconds that an event kept training from going on: an evaluation, or a save's stall."""
+    """Seconds for which an event interrupted training: an evaluation, or the stall of a save."""
     seconds = number_in(event.detail.get({"evaluation": "seconds", "checkpoint": "stall_s"}.get(event.kind, "")))
     return seconds if seconds is not None and 0 < seconds <= LONGEST_S else 0.0
 

@@ -35,7 +35,7 @@ class Outlook:
 
 
 def outlook_of(run: LiveRun, ledger: Ledger | None = None) -> Outlook:
-    """What the run will take; all None for one without a plan, or with one whose numbers make no sense."""
+    """What the run will take; all None for one without a plan, or with a plan of senseless numbers."""
     try:
         return _reckoned(run, ledger)
     except (ArithmeticError, ValueError, MeshwrightError):
@@ -123,7 +123,7 @@ def _budget_s(run: LiveRun, ledger: Ledger | None, usd_per_s: float | None) -> f
 
 
 def _predicted_s(run: LiveRun, num_steps: int | None) -> float | None:
-    """Seconds of so many steps by the plan; None for simulated weeks, which are no matter of steps."""
+    """Seconds of so many steps by the plan; None for simulated weeks, which do not end after a number of steps."""
     if run.plan is None or not num_steps or run.end_of_sample is not None:
         return None
     return _finite(predicted_s(run.plan, num_steps).value)
@@ -134,7 +134,7 @@ def _usd_per_s(run: LiveRun, rate: Rate | None) -> float | None:
 
 
 def _progress(run: LiveRun, num_steps: int | None) -> float | None:
-    """Steps done of those expected. To have ended is not to be done: a run may have been asked for a few steps, or stopped."""
+    """Steps done of those expected. A run that has ended is not always done: it may have had few steps to do, or was stopped."""
     if run.status == TARGET_REACHED:
         return 1.0
     return min(run.num_done / num_steps, 1.0) if num_steps else None

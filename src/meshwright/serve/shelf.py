@@ -76,7 +76,7 @@ class Shelf:
             return {**_facts(run, self.books.ledger(run)), "life": run.life, "steps": shown}
 
     def racks(self, name: str) -> dict[str, Any]:
-        """Where the ranks of one run stand; an error where it has no plan."""
+        """Where the ranks of one run are; an error where it has no plan."""
         with self._lock:
             run = self._run(name)
             if run.plan is None:
@@ -223,7 +223,7 @@ def printable(text: str) -> str:
 
 
 def plain(value: Any, depth: int = 8) -> Any:
-    """A value from a file as JSON can hold it: no number that is none, no endless text, nothing nested without end."""
+    """A value from a file as JSON can hold it: no NaN, no endless text, no endless nesting."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):

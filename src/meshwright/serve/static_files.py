@@ -30,7 +30,7 @@ def static_files() -> Mapping[str, tuple[bytes, str]]:
 
 
 def _report_style() -> bytes:
-    """The reports' own colours and style, so that the live page is of one family with them."""
+    """The reports' own colours and style, so that the live page looks like them."""
     style = resources.files("meshwright.report.page").joinpath("style.css").read_text(encoding="utf-8")
     light, dark = (f":root{{{colours.variables(is_dark)}}}" for is_dark in (False, True))
     return f"{light}\n@media (prefers-color-scheme: dark){{{dark}}}\n{style}".encode()

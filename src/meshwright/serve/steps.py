@@ -27,7 +27,7 @@ Column = NDArray[np.float64]
 
 
 class Steps:
-    """The steps of a run so far, a column a field; nan where a step does not have it."""
+    """The steps of a run so far, one column per field; nan where a step does not have it."""
 
     def __init__(self) -> None:
         self.columns = {name: array("d") for name in FIELDS}
@@ -95,7 +95,7 @@ class Steps:
 
 
 def _is_plain(entry: Mapping[str, Any]) -> bool:
-    """Whether a line is beyond doubt: all numbers, and seconds that are some. Most are, and need no slower look by `StepRecord`."""
+    """Whether a line is certainly valid: only numbers, with positive seconds. Most are, and need no slower check by `StepRecord`."""
     if not {type(value) for value in entry.values()} <= _NUMBERS:
         return False
     seconds = [entry.get(name, 0.0) for name in ("step_s", *PART_FIELDS)]
@@ -124,5 +124,5 @@ def mean_of_known(values: Column, edges: NDArray[np.int64]) -> Column:
 
 
 def sendable(values: Iterable[float]) -> list[float | None]:
-    """Numbers to seven digits as JSON can hold them: None for what is no number."""
+    """Numbers to seven digits as JSON can hold them: None for NaN and infinity."""
     return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values]

@@ -25,12 +25,12 @@ class Tail:
 
     @property
     def share_read(self) -> float:
-        """How much of the file has been read, 0 to 1; what is left is at most a block behind, or a line in the making."""
+        """How much of the file has been read, 0 to 1; what is left is at most a block, or an unfinished line."""
         return min(self.offset / self.size, 1.0) if self.size else 1.0
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is more to read than a line in the making."""
+        """Whether there is more to read than an unfinished line."""
         return self.size - self.offset > LONGEST_LINE_BYTES
 
     @property

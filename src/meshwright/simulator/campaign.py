@@ -166,7 +166,7 @@ class _Loop:
         self.story: list[tuple[float, int, float, float, float, float]] = []  # of the first seed, as Weeks has it
 
     def run(self, report: Report | None = None) -> Weeks:
-        """Go from interruption to interruption until every seed has ended, or the user breaks it off."""
+        """Go from interruption to interruption until every seed has ended, or the user interrupts it."""
         complete = True
         try:
             while self.active.any():
@@ -180,7 +180,7 @@ class _Loop:
         return self._weeks(complete)
 
     def _progress(self) -> tuple[int, int]:
-        """How far the seeds have come, in thousandths."""
+        """Progress of the seeds, in thousandths."""
         ended = self.work_s / self.target_s if math.isinf(self.horizon_s) else self.now_s / self.horizon_s
         return int(1000 * np.mean(np.where(self.active, ended, 1.0))), 1000
 
@@ -245,7 +245,7 @@ class _Loop:
         return done
 
     def _interrupt(self) -> None:
-        """What strikes the seeds that go on, and what it takes to start them again."""
+        """What interrupts the seeds that continue, and how long it takes to start them again."""
         which = np.minimum(np.searchsorted(self.chances, self.rng.random(len(self.now_s)), side="right"), len(self.chances) - 1)
         hit = np.flatnonzero(self.active)
         self.counts[hit, which[hit]] += 1
@@ -271,6 +271,6 @@ class _Loop:
 
 
 def _most_out(campaign: Campaign) -> int:
-    """Nodes that may be out at once: as many as break within a repair in the worst of luck, or all there are."""
+    """Nodes that may be out at once: as many as break within a repair in the worst case, or all."""
     usual = campaign.per_s * campaign.failures.repair_s
     return min(math.ceil(usual + 10 * math.sqrt(usual)) + 16 + campaign.dead_nodes, campaign.num_nodes + campaign.num_spares)

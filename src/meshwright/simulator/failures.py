@@ -1,4 +1,4 @@
-"""What breaks, how often, and how long it takes to go on: published rates, or a user's own file."""
+"""What breaks, how often, and how long it takes to continue: published rates, or a user's own file."""
 
 from __future__ import annotations
 

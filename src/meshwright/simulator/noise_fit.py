@@ -117,7 +117,7 @@ class Checked:
 
 
 class NoiseFit:
-    """A fit of the constants, all logs or all but one; what is dear is done once."""
+    """A fit of the constants, all logs or all but one; expensive work is done once."""
 
     def __init__(self, logs: Sequence[StepLog], report: Callable[[str, int, int], None] | None = None) -> None:
         self.logs = tuple(logs)
@@ -197,7 +197,7 @@ def _missed(log_ratio: float) -> float:
 
 
 def _stalls(logs: Sequence[StepLog]) -> tuple[float, float]:
-    """Stalls an hour of one accelerator, and their mean length beyond the threshold (exponential: the same as in all)."""
+    """Stalls per hour of one accelerator, and their mean length beyond the threshold (exponential: the same as in all)."""
     exposure_h, lengths_s = 0.0, []
     for log in logs:
         steady_s, median_s = log.times.steady_s, log.times.median_s

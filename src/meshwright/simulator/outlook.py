@@ -1,4 +1,4 @@
-"""What weeks of a plan come to: effective time, cost of the waste, chances of a date and an amount, and the same for other sizes."""
+"""The results of weeks of a plan: effective time, cost of the waste, chances of a date and an amount, and the same for other sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan simulated: hundreds of steps with noise and broken links, or weeks with failures; from options to one value that says it all.
+"""A plan simulated: hundreds of steps with noise and broken links, or weeks with failures; from options to one value with all results.
 
 `simulate` is what the command line and notebooks call.
 """

@@ -34,7 +34,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is simulated beside the plan: how strong the noise is, who is slow, and what each stage's rings have of their NICs."""
+    """What is simulated in addition to the plan: how strong the noise is, who is slow, and what each stage's rings have of their NICs."""
 
     noise: Noise = QUIET
     slow: tuple[Slow, ...] = ()
@@ -60,7 +60,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Walked:
-    """What a walk of the pipelines gives, one entry a step."""
+    """What a walk of the pipelines gives, one entry per step."""
 
     pipeline_s: Floats  # when the last replica has drained
     waited_s: Floats  # of that: what replicas wait for the last one, the mean of all

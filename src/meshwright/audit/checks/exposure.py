@@ -117,13 +117,13 @@ class Wire:
 
 def _stated_wire(claim: Claim, exposed_s: float) -> Statement:
     """The statement on traffic whose bytes and bandwidth the claim itself gives."""
-    takes_s = claim.traffic_gb / claim.traffic_gb_per_s
-    line = f"{figure(claim.traffic_gb)} GB per GPU and step / {figure(claim.traffic_gb_per_s)} GB/s = {figure(takes_s)} s"
-    wire = Wire(takes_s, takes_s, (line,))
+    traffic_s = claim.traffic_gb / claim.traffic_gb_per_s
+    line = f"{figure(claim.traffic_gb)} GB per GPU and step / {figure(claim.traffic_gb_per_s)} GB/s = {figure(traffic_s)} s"
+    wire = Wire(traffic_s, traffic_s, (line,))
     if claim.run.step_s:
         return _hidden(wire, claim.run.step_s.value, exposed_s, OWN)
     lines = (line, f"claimed to be exposed: {figure(exposed_s)} s")
-    why = f"the traffic takes {figure(takes_s)} s; how much of it can hide depends on the step time, which the claim does not give"
+    why = f"the traffic takes {figure(traffic_s)} s; how much of it can hide depends on the step time, which the claim does not give"
     return Statement(about=OWN, verdict=UNKNOWN, why=why, arithmetic=lines)
 
 
@@ -146,9 +146,9 @@ def _hidden(wire: Wire, step_s: float, exposed_s: float, about: str, *more: str)
     if wire.plain_s and exposed_s > SLOWEST * wire.plain_s:
         why = f"the traffic takes {figure(wire.plain_s)} s in all; more than that cannot come from it"
         return Statement(about=about, verdict=IMPLAUSIBLE, why=why, arithmetic=lines)
-    takes_s = wire.plain_s if wire.plain_s <= step_s else wire.least_s
-    added = "" if takes_s == wire.plain_s else ", where a domain adds up first,"
-    why = f"{figure(takes_s)} s of traffic{added} can hide behind {figure(step_s)} s"
+    traffic_s = wire.plain_s if wire.plain_s <= step_s else wire.least_s
+    added = "" if traffic_s == wire.plain_s else ", where a domain adds up first,"
+    why = f"{figure(traffic_s)} s of traffic{added} can hide behind {figure(step_s)} s"
     if least_s:
         why = f"{figure(least_s)} s of the traffic cannot hide, and the claim says that no less is exposed"
     return Statement(about=about, verdict=CONSISTENT, why=why, arithmetic=lines)
