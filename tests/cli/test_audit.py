@@ -46,7 +46,7 @@ def test_a_claim_as_a_memo(run):
         "\n"
         "  impossible  price: $297 per GPU-hour is 24.15 times the highest list price\n"
         "      time: 1,024 GPUs x 592.2 s / 3,600 = 168.4 GPU-hours\n"
-        "      price: $50,000 / 168.4 GPU-hours = $297 a GPU-hour\n"
+        "      price: $50,000 / 168.4 GPU-hours = $297 per GPU-hour\n"
         "      list prices of h100: $2.15 (nebius spot, 2026-07-22) to $12.29 (azure on-demand, 2026-11-09)\n"
         "      $297 is 24.15 times the highest list price\n"
         "\n"
@@ -148,7 +148,7 @@ def test_the_shipped_claims_are_listed(run):
         (["--accelerator", "h101", "--price", "3"], "no accelerator named 'h101'"),
         (["--benchmark", "bert"], "no benchmark named 'bert'"),
         (["--gpus", "8"], "nothing in the claim can be checked"),
-        (["--round", "soon", "--minutes", "3"], "'soon' is no round"),
+        (["--round", "soon", "--minutes", "3"], "'soon' is not a round"),
         (["--accelerator", "h100", "--price", "3", "--fail-on", "bad"], "no verdict named 'bad'"),
         (["--efficiency", "0.998"], "it is in per cent"),
         (["--gpu", "8"], "no such option: --gpu"),
@@ -243,7 +243,7 @@ def test_logs_as_markdown(run):
     [
         (["nowhere.txt"], "cannot read the log"),
         ([], "missing argument"),
-        ([str(FIXTURES / "timer_every_step.log"), "--round", "last"], "'last' is no round"),
+        ([str(FIXTURES / "timer_every_step.log"), "--round", "last"], "'last' is not a round"),
         ([str(FIXTURES / "timer_every_step.log"), "--rounds", "v5.1"], "no such option"),
     ],
 )
