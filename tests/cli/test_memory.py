@@ -14,7 +14,7 @@ llama-3.1-70b in fp8 on h200
 accelerators         4
 sequences asked for  8 of 131,072 tokens
 sequences that fit   11
-weights in all       67.7 GiB
+weights in total     67.7 GiB
 KV cache in total    320.0 GiB in bf16, 327,680 bytes per token
 
 on each accelerator

@@ -29,7 +29,7 @@ def _blocks(title: str, request: Request, held: Serving) -> Iterator[Block]:
         ("accelerators", str(held.tp), ""),
         ("sequences asked for", f"{request.concurrency} of {request.context:,} tokens", ""),
         ("sequences that fit", f"{held.max_concurrency:,}", ""),
-        ("weights in all", gib(held.total_weight_bytes), ""),
+        ("weights in total", gib(held.total_weight_bytes), ""),
         ("KV cache in total", f"{gib(held.total_kv_bytes)} in {request.kv_precision}, {per_token}", ""),
     )
     yield Pairs(title, pairs)
