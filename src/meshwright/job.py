@@ -66,10 +66,10 @@ class Job:
         """
         _check_types(model, cluster, workload, software, gpus)
         machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-        used = machine if gpus is None else machine.resized(gpus)
         trained = model if isinstance(model, Model) else load_model(model)
         task = workload if isinstance(workload, Workload) else load_workload(workload)
-        used, task = changed(used, task, changes)
+        used, task = changed(machine, task, changes)
+        used = used if gpus is None else used.resized(gpus)  # last, since a change of the domains changes the number too
         _check_batch(task)
         used.accelerator.peak_flops_per_s(task.precision)  # refuses a precision that the accelerator lacks
         object.__setattr__(self, "model", trained)

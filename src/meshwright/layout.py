@@ -92,6 +92,11 @@ class Layout:
         return self.zero_ranks or self.dp * self.cp
 
     @property
+    def is_zero_bubble(self) -> bool:
+        """Whether the pipeline puts weight gradients off. Without a pipeline every schedule is the same, whatever its name."""
+        return self.schedule == "zero-bubble" and self.pp > 1
+
+    @property
     def num_ranks(self) -> int:
         """Accelerators the layout takes."""
         return self.tp * self.cp * self.pp * self.dp
@@ -251,6 +256,11 @@ class Layouts:
     def sharing_ranks(self) -> IntColumn:
         """Replicas that share one copy of what ZeRO shards, for every row."""
         return np.where(self.zero_ranks > 0, self.zero_ranks, self.dp * self.cp)
+
+    @property
+    def is_zero_bubble(self) -> NDArray[np.bool_]:
+        """Whether the pipeline puts weight gradients off, for every row."""
+        return np.asarray((self.schedule == SCHEDULES.index("zero-bubble")) & (self.pp > 1))
 
     def stride(self, axis: str) -> IntColumn:
         """Ranks between two neighbours on `axis`, for every row."""

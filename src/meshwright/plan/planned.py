@@ -20,7 +20,6 @@ from meshwright.plan.sizes import (
     Survey,
     check_sizes,
     chosen,
-    machines_of,
     machines_up_to,
     reserve_with,
     survey,
@@ -42,6 +41,26 @@ class Spares:
     def total(self) -> int:
         """All of them."""
         return self.per_domain * self.num_domains
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The best plan beside the best without the changes of `--set`, like with like: by time per token where the steps differ in size."""
+
+    before: Forecast
+    after: Forecast
+
+    @property
+    def same_tokens(self) -> bool:
+        """Whether both steps train on as many tokens."""
+        return self.before.job.workload.tokens_per_step == self.after.job.workload.tokens_per_step
+
+    @property
+    def longer_pct(self) -> float:
+        """By how many per cent a step, or a token where the steps differ in size, takes longer with the changes; negative: shorter."""
+        if self.same_tokens:
+            return 100 * (self.after.step_s / self.before.step_s - 1)
+        return 100 * (self.before.tokens_per_s / self.after.tokens_per_s - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +97,11 @@ class Planned:
     def ranks(self) -> RankMap:
         """Where the ranks of the best stand."""
         return rank_map(self.forecast.layout, self.forecast.job.cluster)
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The best beside the best without the changes of `--set`; None where nothing was changed."""
+        return Comparison(before=self.before, after=self.forecast) if self.before else None
 
     @property
     def spares(self) -> Spares:
@@ -176,7 +200,7 @@ def _machines(ask: Ask, gpus: int | None, max_gpus: int | None, pareto: bool) ->
     """Clusters to search: the one described, those of a given size, or all up to a limit where the size is part of the question."""
     cluster = ask.job.cluster
     if gpus is not None:
-        return machines_of(cluster, gpus)
+        return [cluster.resized(gpus)]  # as `Job(gpus=...)` and `meshwright predict` take it
     if max_gpus is None and (ask.sized or not (ask.aim.compares_sizes or pareto)):
         return [cluster]
     found = machines_up_to(cluster, max_gpus or cluster.num_accelerators)

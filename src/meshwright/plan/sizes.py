@@ -145,19 +145,6 @@ def machines_up_to(cluster: Cluster, most: int) -> list[Cluster]:
     return [found[key] for key in sorted(found, reverse=True)]
 
 
-def machines_of(cluster: Cluster, size: int) -> list[Cluster]:
-    """Machines like this one of exactly `size` accelerators, which differ in how many of a domain they use."""
-    machines = [cluster.resized(size)]
-    if len(cluster.tiers) > 1:
-        others = [using(cluster, 0, used) for used in used_per_domain(cluster) if size % used == 0]
-        others += [using(cluster, 0, size)] if size <= cluster.tiers[0].num_installed else []
-        machines += [machine.resized(size) for machine in others if machine.takes(size)]
-    found: dict[int, Cluster] = {}
-    for machine in machines:
-        found.setdefault(machine.tiers[0].num_accelerators, machine)
-    return [found[used] for used in sorted(found, reverse=True)]
-
-
 # -- choosing -------------------------------------------------------------------------------------------
 
 

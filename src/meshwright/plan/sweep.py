@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.errors import InputError, MeshwrightError, nearest
-from meshwright.plan.sizes import Ask, Progress, chosen, machines_of, survey
+from meshwright.plan.sizes import Ask, Progress, chosen, survey
 from meshwright.predict.forecast import Forecast
 
 MODES = ("weak", "strong")
@@ -131,7 +131,7 @@ def _batch(batch: int, size: int, base: int, sizes: Sequence[int]) -> int:
 
 
 def _best(ask: Ask, size: int, progress: Progress) -> Forecast:
-    return chosen(ask, survey(ask, machines_of(ask.job.cluster, size), front=False, progress=progress)).best
+    return chosen(ask, survey(ask, [ask.job.cluster.resized(size)], front=False, progress=progress)).best
 
 
 def _point(first: tuple[int, int, Forecast], one: tuple[int, int, Forecast]) -> Point:
