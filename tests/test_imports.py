@@ -36,7 +36,7 @@ ARROW = (
     ("describe",),
     ("record",),
     ("files", "frames"),
-    ("units",),
+    ("units", "arguments"),
     ("errors",),
 )
 LEVEL = {part: level for level, parts in enumerate(ARROW) for part in parts}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.arguments import typed
 from meshwright.describe.cluster import Cluster
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.job import Job
@@ -121,6 +122,9 @@ class Planned:
         largest = max((point.best for point in self.front), key=lambda one: one.job.num_accelerators, default=self.forecast)
         return tuple(dict.fromkeys((*self.forecast.notes, *largest.notes)))
 
+    def __repr__(self) -> str:
+        return f"Planned({self})"
+
     def __str__(self) -> str:
         return f"best of {self.best.found.num_layouts:,} layouts by {self.ask.aim.objective}: {self.forecast}"
 
@@ -157,6 +161,7 @@ def planned(
     )
 
 
+@typed
 def plan_job(
     job: Job,
     *,

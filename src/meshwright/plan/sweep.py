@@ -59,6 +59,9 @@ class Sweep:
         """Where numbers are not what they look like, each once."""
         return tuple(dict.fromkeys(note for point in self.points for note in point.best.notes))
 
+    def __repr__(self) -> str:
+        return f"Sweep({self})"
+
     def __str__(self) -> str:
         sizes = ", ".join(f"{point.num_accelerators:,} ({point.efficiency:.1%})" for point in self.points)
         return f"{self.ask.job.name}, {self.mode} scaling: {sizes}"

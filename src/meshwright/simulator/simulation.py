@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.arguments import typed
 from meshwright.cost.money import cost_usd
 from meshwright.describe.load import load_cluster
 from meshwright.errors import InputError
@@ -133,6 +134,9 @@ class Simulation:
 
         return simulation_document(self).to_json()
 
+    def __repr__(self) -> str:
+        return f"Simulation({self})"
+
     def __str__(self) -> str:
         what = f"{self.days:g} days, effective time {self.goodput:.2%}" if self.outlook else f"median step {self.step_s:.4g} s"
         return f"{self.plan.name}, seed {self.seed}: {what}"
@@ -144,6 +148,7 @@ class Simulation:
         return fragment(simulation_document(self))
 
 
+@typed
 def simulate(
     plan: Plan | Forecast | str | Path,
     *,
