@@ -23,7 +23,9 @@ from meshwright.record.entries import StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.writer import RunWriter
 
-JOB = mw.Job("llama-3.2-1b", "dgx-h100-superpod", "pretrain-1t", gpus=8).changed("workload.global_batch=8", "workload.seq_len=1024")
+JOB = mw.Job("llama-3.2-1b", "dgx-h100-superpod", "pretrain-1t", gpus=8).changed(
+    "workload.global_batch=8", "workload.seq_len=1024", "workload.num_tokens=1e5"
+)
 LAYOUT = "tp=2,cp=1,pp=2,vp=1,mbs=1,zero=1,recompute=none,schedule=1f1b"
 FORECAST = JOB.forecast(LAYOUT)
 PLAN = mw.plan_of(FORECAST)
@@ -122,6 +124,7 @@ CALLS: Mapping[str, Mapping[str, Any]] = {
     "Workload.duration_s": {"step_s": 1.0, "evaluation_s": 1.0},
     "Workload.evaluated_steps": {"num_steps": 100},
     "Workload.is_evaluated_after": {"step": 1, "num_steps": 100},
+    "Workload.num_steps": {},
     "Workload.num_evaluations": {"num_steps": 100, "after": 0},
     "load_cluster": {"name": "dgx-h100-superpod"},
     "load_model": {"name": "llama-3.2-1b"},
@@ -257,6 +260,8 @@ TRIED = [(name, argument) for name in CALLS if name not in OPEN for argument in 
 @pytest.mark.parametrize("name, argument", TRIED, ids=[f"{name}-{argument}" for name, argument in TRIED])
 def test_no_traceback_reaches_a_user(name: str, argument: str, folder: mw.Run) -> None:
     for silly in SILLY:
+        if argument == "progress" and callable(silly):
+            continue  # a function of the user's own, which may raise what it likes
         called(name, folder, {**CALLS[name], argument: [silly] if argument == "assignments" else silly})
 
 

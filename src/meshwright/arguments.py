@@ -36,7 +36,7 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 
 def check_types(value: Any) -> None:
     """Raise an InputError where a field of a dataclass is not of its annotated type."""
-    kind = type(value)
+    kind: Any = type(value)
     for name, hint in _field_hints(kind).items():
         check_type(name, getattr(value, name), hint, kind.__name__)
 
@@ -92,25 +92,27 @@ def wording(hint: Any) -> str:
     if origin and isinstance(origin, type):
         if issubclass(origin, Mapping):
             return "a mapping"
-        return "a function" if origin is Callable else f"a list of {WORDS.get(inner[0], getattr(inner[0], '__name__', 'values'))}"
+        return (
+            "a function" if origin.__name__ == "Callable" else f"a list of {WORDS.get(inner[0], getattr(inner[0], '__name__', 'values'))}"
+        )
     name = getattr(hint, "__name__", str(hint))
     return WORDS.get(hint, f"{'an' if name[0] in 'AEIO' else 'a'} {name}")
 
 
 @cache
-def _field_hints(kind: type) -> Mapping[str, Any]:
-    return {name: hint for name, hint in typing.get_type_hints(kind).items() if name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
+def _field_hints(kind: Any) -> Mapping[str, Any]:
+    return {name: hint for name, hint in typing.get_type_hints(kind).items() if name in kind.__dataclass_fields__}
 
 
 @cache
 def _argument_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """What the parameters are annotated with; names that only a type checker imports are looked up among the public ones, else left open."""
+    """What the parameters are annotated with. Names that only a type checker imports are looked up among the public ones, or left open."""
     public = sys.modules["meshwright"]
     found: dict[str, Any] = {}
     for name, text in function.__annotations__.items():
         known = {word: getattr(public, word) for word in public.__all__ if isinstance(text, str) and word in text}
         try:
-            found[name] = eval(text, function.__globals__, known) if isinstance(text, str) else text  # noqa: S307 - our own source
+            found[name] = eval(text, function.__globals__, known) if isinstance(text, str) else text  # text of our own source
         except NameError:
             found[name] = Any
     return found

@@ -107,6 +107,8 @@ class Layout:
     def num_micro_batches(self, global_batch: int) -> int:
         """Micro-batches each replica runs in a step."""
         per_round = self.dp * self.micro_batch
+        if global_batch < 1:
+            raise InputError(f"a step of {global_batch} sequences is none", where="global_batch", fix="give 1 or more")
         if global_batch % per_round:
             raise InputError(
                 f"dp={self.dp} x mbs={self.micro_batch} = {per_round} does not divide the global batch {global_batch}",
@@ -117,7 +119,7 @@ class Layout:
 
     def stride(self, axis: str) -> int:
         """Ranks between two neighbours on `axis`."""
-        if axis not in AXES:
+        if not isinstance(axis, str) or axis not in AXES:
             raise InputError(f"no axis is named {axis!r}", where="Layout.stride: axis", fix=f"choose from {', '.join(AXES)}")
         inner = self.order[: self.order.index(axis)]
         return math.prod(getattr(self, a) for a in inner)

@@ -137,6 +137,8 @@ class Cluster:
     @typed
     def nearest_sizes(self, num_accelerators: int, multiple_of: int = 1) -> list[int]:
         """The nearest numbers of accelerators below and above that the machine can be resized to, as far as there are any."""
+        if multiple_of < 1:
+            raise InputError(f"multiples of {multiple_of} are no sizes", where="Cluster.nearest_sizes: multiple_of", fix="give 1 or more")
         reach = 2 * max(tier.num_installed for tier in self.tiers[:-1] or self.tiers)  # some whole domain lies within
         first = num_accelerators // multiple_of * multiple_of
         below = range(first, max(num_accelerators - reach * multiple_of, 0), -multiple_of)

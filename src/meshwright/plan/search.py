@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arguments import typed
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
@@ -131,6 +132,7 @@ def search(
     )
 
 
+@typed
 def best_forecasts(
     job: Job,
     *,

@@ -43,6 +43,10 @@ class Ask:
     reserve_bytes: float = RESERVE_BYTES
     sized: bool = False  # whether the number of accelerators was set, so that no other is searched
 
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise InputError(f"keep is {self.keep}, and a plan keeps at least one layout", where="keep", fix="give 1 or more")
+
     def on(self, cluster: Cluster) -> Ask:
         """The same question of another machine."""
         return replace(self, job=self.job.on(cluster))

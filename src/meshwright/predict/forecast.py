@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshwright.arguments import typed
+from meshwright.arguments import check_type, typed
 from meshwright.describe.cluster import beyond_note
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError, nearest
@@ -132,7 +132,10 @@ def table(forecasts: Iterable[Forecast]) -> DataFrame:
     `cp`, `pp`, ...); each part of the step has a column in seconds (`compute_s`, `exposed_tp_s`, ...). Lists, such as the memory of each
     stage, are left out. An InputError says how to get pandas where it is not installed.
     """
-    return data_frame([_row(forecast.to_json()) for forecast in forecasts])
+    rows = list(forecasts)
+    for forecast in rows:
+        check_type("forecasts", forecast, Forecast, "table")
+    return data_frame([_row(forecast.to_json()) for forecast in rows])
 
 
 def _row(values: dict[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,17 @@ SlowRanks = Mapping[int, float] | Sequence[str]  # factor by rank, or `RANK=FACT
 FINISH_SEEDS = 1000
 LEDGER_STEPS = 20_000  # that are read back for the closing lines: a second at most
 MOST_SIZE_SEEDS = 20  # of each size: large machines are interrupted many times
+RANGES = {  # of the options that are numbers, as the command line has them
+    "steps": (1, 1_000_000),
+    "days": (0, 10_000),
+    "seed": (0, 2**62),
+    "seeds": (1, 100_000),
+    "jitter": (0, 1000),
+    "planes_lost": (0, 1_000_000),
+    "nics_hit": (0, 1_000_000_000),
+    "spares": (0, 100_000),
+    "failed_nodes": (0, 1_000_000_000),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +194,9 @@ def simulate(
 
     The options are those of `meshwright simulate`. With `runs` the first seed's run is written there as a run folder.
     """
+    numbers = {"steps": steps, "days": days, "seed": seed, "seeds": seeds, "jitter": jitter, "planes_lost": planes_lost}
+    numbers |= {"nics_hit": nics_hit, "spares": spares, "failed_nodes": failed_nodes}
+    _check_ranges({name: number for name, number in numbers.items() if number is not None})
     plan_file = Path(plan) if isinstance(plan, str | Path) else None
     chosen = read_plan(plan_file) if plan_file else plan_of(plan) if isinstance(plan, Forecast) else plan
     assert isinstance(chosen, Plan)
@@ -338,6 +352,14 @@ def _weeks(asked: Simulation, campaign: Campaign, folder: _Folder, sizes: bool, 
         is_cut=is_cut,
         interrupted=interrupted,
     )
+
+
+def _check_ranges(numbers: Mapping[str, float]) -> None:
+    for name, number in numbers.items():
+        least, most = RANGES[name]
+        if not least <= number <= most:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} cannot be {number}", where=option, fix=f"give a number from {least:,} to {most:,}")
 
 
 def _check_folder(runs: Path, name: str) -> None:
