@@ -15,6 +15,7 @@ from meshwright.errors import InputError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", type(None): "None"}
 
 
@@ -92,9 +93,7 @@ def wording(hint: Any) -> str:
     if origin and isinstance(origin, type):
         if issubclass(origin, Mapping):
             return "a mapping"
-        return (
-            "a function" if origin.__name__ == "Callable" else f"a list of {WORDS.get(inner[0], getattr(inner[0], '__name__', 'values'))}"
-        )
+        return "a function" if origin.__name__ == "Callable" else f"a list of {PLURALS.get(inner[0], 'values') if inner else 'values'}"
     name = getattr(hint, "__name__", str(hint))
     return WORDS.get(hint, f"{'an' if name[0] in 'AEIO' else 'a'} {name}")
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -264,7 +265,7 @@ class _Folder:
             return self.name
         base = f"{stem}-seed{seed}"
         name, number = base, 2
-        while (self.runs / name).exists():
+        while os.path.exists(self.runs / name):
             name, number = f"{base}-{number}", number + 1
         return name
 
@@ -365,7 +366,7 @@ def _check_ranges(numbers: Mapping[str, float]) -> None:
 def _check_folder(runs: Path, name: str) -> None:
     check_name(name)
     folder = runs / name
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if os.path.exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("the run's folder exists and is not empty", where=str(folder), fix="use another --name")
 
 
