@@ -36,7 +36,7 @@ ARROW = (
     ("describe",),
     ("record",),
     ("files", "frames"),
-    ("units",),
+    ("units", "arguments"),
     ("errors",),
 )
 LEVEL = {part: level for level, parts in enumerate(ARROW) for part in parts}
@@ -64,7 +64,7 @@ FORWARDS = {
     ("record", "say"),
     ("record", "report"),
 }
-NARROWER = {"layout": {"errors"}, "cost": {"units", "errors"}}  # pure arithmetic knows no files, shapes or layouts
+NARROWER = {"layout": {"arguments", "errors"}, "cost": {"units", "errors"}}  # pure arithmetic knows no files, shapes or layouts
 ROOT = ("__init__", "__main__", "predict.__init__")  # the public names, and the door to the command line: they may see everything
 BASE_INSTALL = {"meshwright", "numpy", "pydantic", "typer", "rich", *sys.stdlib_module_names}
 TRAIN_ONLY = {"torch"}

@@ -315,9 +315,9 @@ def test_other_types_are_refused_like_any_wrong_input(wrong: object) -> None:
     for place in range(4):
         nouns: list[object] = [*GPT_3, "v5.1"]
         nouns[place] = wrong
-        with pytest.raises(InputError, match="not a name, a path or a"):
+        with pytest.raises(InputError, match=r"is .+, not a \w+, a text or a Path"):
             Job(*nouns)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="a layout is a text or a Layout"):
+    with pytest.raises(InputError, match=r"layout is .+, not a Layout or a text"):
         Job(*GPT_3, gpus=512).forecast(wrong)  # type: ignore[arg-type]
 
 

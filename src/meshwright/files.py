@@ -78,10 +78,21 @@ def replace_file(path: Path, data: bytes, draft_name: str = "") -> None:
         raise
 
 
+def check_path(path: Path | str) -> None:
+    """Raise OSError, as for any other path that cannot be, where no file can have this name: a zero byte or half a character in it."""
+    try:
+        if b"\0" not in os.fsencode(path):
+            return
+    except UnicodeEncodeError:
+        pass
+    raise OSError(errno.EINVAL, "no file can have this name", str(path))
+
+
 def is_stream(path: Path) -> bool:
     """Whether what is written to `path` goes on to a reader at once: a pipe, an open descriptor, /dev/null. A device raises OSError."""
     if DESCRIPTOR.fullmatch(str(path)):
         return True
+    check_path(path)
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -116,6 +127,7 @@ def _descriptor(path: Path) -> int | None:
 
 def read_bytes(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
     """What a plain file or a pipe holds; anything else, and more than `most_bytes`, raises OSError."""
+    check_path(path)
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.arguments import typed
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.model import Model
@@ -46,6 +47,7 @@ class Job:
     software: Software  # with the hardware profile that it is priced by, if any
     described: Cluster = field(compare=False)  # the cluster before its number of accelerators was changed
 
+    @typed
     def __init__(
         self,
         model: Model | str | Path,
@@ -64,12 +66,12 @@ class Job:
         hardware profile of `meshwright measure`; `none` prices without one. On `this-machine` its own profile is used where there is one.
         `gpus` is the number of accelerators in use, where it is not all of the cluster. `changes` are values to set, as for `changed`.
         """
-        _check_types(model, cluster, workload, software, gpus)
+        _check_gpus(gpus)
         machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-        used = machine if gpus is None else machine.resized(gpus)
         trained = model if isinstance(model, Model) else load_model(model)
         wanted = workload if isinstance(workload, Workload) else load_workload(workload)
-        used, wanted = changed(used, wanted, changes)
+        used, wanted = changed(machine, wanted, changes)
+        used = used if gpus is None else used.resized(gpus)  # last, since a change of the domains changes the number too
         _check_batch(wanted)
         used.accelerator.peak_flops_per_s(wanted.precision)  # refuses a precision that the accelerator lacks
         object.__setattr__(self, "model", trained)
@@ -98,10 +100,12 @@ class Job:
         """ln of the time of this job's compute with its software over that with the reference release."""
         return self.software.log_factor_of(self.workload.adapters is not None, self.generation)
 
+    @typed
     def on(self, cluster: Cluster) -> Job:
         """The same job on a cluster of another size."""
         return replace(self, cluster=cluster)
 
+    @typed
     def changed(self, *assignments: str) -> Job:
         """The job with values changed by their keys: `job.changed("fabric.planes=7", "workload.global_batch=2048")`."""
         cluster, workload = changed(self.cluster, self.workload, assignments)
@@ -118,6 +122,7 @@ class Job:
             overlap_tp=recipe(self.workload.precision).overlaps_tensor_traffic, cuda_graphs=self.generation == BLACKWELL, order=order
         )
 
+    @typed
     def layout(self, text: str) -> Layout:
         """The layout that `tp=4,pp=8,...` describes; other switches are the usual ones, and without `dp` replicas fill the cluster."""
         items = {item.partition("=")[0].strip(): item for item in text.split(",")}
@@ -134,18 +139,19 @@ class Job:
             )
         return parse_layout(text, replace(usual, dp=self.num_accelerators // inner))
 
+    @typed
     def check(self, layout: Layout) -> None:
         """Raise an InputError where the layout does not divide the model, the batch or the cluster; it says which number would."""
         check_layout(self.model, self.cluster, self.workload, layout)
 
+    @typed
     def forecast(self, layout: Layout | str, **options: Any) -> Forecast:
         """What one layout of this job will do: step time, memory, cost and the whole run; `predict.forecast.forecast` has the options."""
         from meshwright.predict.forecast import forecast
 
-        if not isinstance(layout, Layout | str):
-            raise InputError(f"a layout is a text or a Layout, not {layout!r}", where="forecast", fix="write tp=4,pp=8,..., for example")
         return forecast(self, self.layout(layout) if isinstance(layout, str) else layout, **options)
 
+    @typed
     def search(
         self,
         *,
@@ -159,6 +165,7 @@ class Job:
 
         return best_forecasts(self, keep=keep, layout=layout, features=features, progress=progress)
 
+    @typed
     def plan(self, *, keep: int = 5, layout: str = "", gpus: int | None = None, terms: Terms | None = None, **aim: Any) -> Planned:
         """The best `keep` layouts with the reasons for them, as `meshwright plan` prints them; `plan.planned.plan_job` has the aims.
 
@@ -168,6 +175,7 @@ class Job:
 
         return plan_job(self, keep=keep, layout=layout, gpus=gpus, terms=terms, **aim)
 
+    @typed
     def sweep(self, gpus: Sequence[int], *, mode: str = "weak", base: int | None = None, layout: str = "") -> Sweep:
         """The best plan at each number of accelerators, as `meshwright sweep` prints it: weak or strong scaling, with intervals."""
         from meshwright.plan.candidates import fixed_by
@@ -188,17 +196,8 @@ def _software(given: Software | str | Path, model: Model, cluster: Cluster, work
     return with_profile(software(str(given)), model, cluster, workload, profile)
 
 
-def _check_types(model: object, cluster: object, workload: object, software: object, gpus: object) -> None:
-    """Raise an InputError where an argument is neither a value of its kind, nor a name or path."""
-    given = {"model": (model, Model), "cluster": (cluster, Cluster), "workload": (workload, Workload), "software": (software, Software)}
-    for name, (value, kind) in given.items():
-        if not isinstance(value, kind | str | Path):
-            raise InputError(
-                f"{name} is {value!r}, not a name, a path or a {kind.__name__}",
-                where=f"Job: {name}",
-                fix="`meshwright describe` lists the names",
-            )
-    if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool) or not 1 <= gpus <= MOST_ACCELERATORS):
+def _check_gpus(gpus: int | None) -> None:
+    if gpus is not None and not 1 <= gpus <= MOST_ACCELERATORS:
         raise InputError(
             f"gpus is {gpus!r}, not a whole number from 1 to {MOST_ACCELERATORS:,}", where="Job: gpus", fix="give a number such as 512"
         )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arguments import check_type, check_types, typed
 from meshwright.errors import InputError, nearest
 
 AXES = ("tp", "cp", "pp", "dp")  # ep is laid over dp (and cp): it takes no ranks of its own
@@ -53,6 +54,7 @@ class Layout:
     last_stage_layers: int = 0
 
     def __post_init__(self) -> None:
+        check_types(self)
         for key, least in (*((key, 1) for key in _DEGREES), *((key, 0) for key in _OPTIONAL)):
             value = getattr(self, key)
             if value < least:
@@ -92,13 +94,21 @@ class Layout:
         return self.zero_ranks or self.dp * self.cp
 
     @property
+    def is_zero_bubble(self) -> bool:
+        """Whether the pipeline puts weight gradients off. Without a pipeline every schedule is the same, whatever its name."""
+        return self.schedule == "zero-bubble" and self.pp > 1
+
+    @property
     def num_ranks(self) -> int:
         """Accelerators the layout takes."""
         return self.tp * self.cp * self.pp * self.dp
 
+    @typed
     def num_micro_batches(self, global_batch: int) -> int:
         """Micro-batches each replica runs in a step."""
         per_round = self.dp * self.micro_batch
+        if global_batch < 1:
+            raise InputError(f"a step of {global_batch} sequences is none", where="global_batch", fix="give 1 or more")
         if global_batch % per_round:
             raise InputError(
                 f"dp={self.dp} x mbs={self.micro_batch} = {per_round} does not divide the global batch {global_batch}",
@@ -109,15 +119,21 @@ class Layout:
 
     def stride(self, axis: str) -> int:
         """Ranks between two neighbours on `axis`."""
+        if not isinstance(axis, str) or axis not in AXES:
+            raise InputError(f"no axis is named {axis!r}", where="Layout.stride: axis", fix=f"choose from {', '.join(AXES)}")
         inner = self.order[: self.order.index(axis)]
         return math.prod(getattr(self, a) for a in inner)
 
     def coordinate(self, rank: int) -> dict[str, int]:
         """Position of `rank` on every axis."""
+        check_type("rank", rank, int, "Layout.coordinate")
         return {axis: rank // self.stride(axis) % getattr(self, axis) for axis in AXES}
 
     def rank(self, coordinate: Mapping[str, int]) -> int:
         """The rank at a position: the inverse of `coordinate`."""
+        check_type("coordinate", coordinate, Mapping, "Layout.rank")
+        for axis in AXES:
+            check_type(axis, coordinate.get(axis), int, "Layout.rank: coordinate")
         return sum(coordinate[axis] * self.stride(axis) for axis in AXES)
 
     def __str__(self) -> str:
@@ -251,6 +267,11 @@ class Layouts:
     def sharing_ranks(self) -> IntColumn:
         """Replicas that share one copy of what ZeRO shards, for every row."""
         return np.where(self.zero_ranks > 0, self.zero_ranks, self.dp * self.cp)
+
+    @property
+    def is_zero_bubble(self) -> NDArray[np.bool_]:
+        """Whether the pipeline puts weight gradients off, for every row."""
+        return np.asarray((self.schedule == SCHEDULES.index("zero-bubble")) & (self.pp > 1))
 
     def stride(self, axis: str) -> IntColumn:
         """Ranks between two neighbours on `axis`, for every row."""

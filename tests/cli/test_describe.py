@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.describe import economics, load
+from meshwright.describe.recipe import recipes
 from meshwright.say.vocabulary import problems
 
 
@@ -172,6 +173,30 @@ def test_every_entry_as_text_and_as_json(run, kind):
         assert problems(entry) == []
         assert entry["sources"]
         assert run(name)[0] == 0
+
+
+RECIPE = """\
+recipe nvfp4
+meaning               fp4 products with one scale for each block of 16 elements
+products in           fp4
+a weight              3.125 bytes
+a gradient            2 bytes, accumulated over micro-batches
+the optimizer         12 bytes a parameter
+sent for a parameter  2 bytes to gather weights, 2 bytes to reduce gradients
+an activation         2 bytes between operations, 0.5625 bytes kept as the input of a product
+a cast                9 bytes of memory traffic an element
+other names           fp4
+"""
+
+
+def test_every_precision_recipe_is_listed_and_described(run):
+    assert run("nvfp4")[1].startswith(RECIPE) and run("fp4")[1].startswith(RECIPE)
+    assert json.loads(run("--json")[1])["recipes"] == list(recipes())
+    for name in recipes():
+        entry = json.loads(run(name, "--json")[1])
+        assert (entry["schema"], entry["name"]) == ("meshwright/recipe/1", name) and entry["sources"]
+        assert problems(entry) == []
+    assert "on accelerators that have fp4 too" in run("mxfp8")[1] and "1 on accelerators that have fp4" in run("fp8")[1]
 
 
 def test_derived_numbers_in_json(run):

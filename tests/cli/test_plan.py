@@ -112,6 +112,22 @@ def test_whole_layouts_are_printed_also_of_the_front(run, capsys):
     assert [plan["layout"]["text"] for plan in again["plans"]] == [rows[0][1]]
 
 
+def test_a_front_on_racks_gives_all_that_predict_needs(run, capsys):
+    racks = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
+    options = ("--max-gpus", "1152", "--pareto", "--no-explain", "--keep", "1", "--layout", "tp=4,cp=2,mbs=1")
+    _, out, _ = run(*racks, *options)
+    rows = out[out.index("for --layout, whole") :].split("\n\n")[0].splitlines()[1:]
+    told = [line.replace(",", "", line.split()[0].count(",")).split() for line in rows]
+    assert any("rack.num_accelerators=72" in line for line in told)
+    capsys.readouterr()
+    assert main(["plan", *racks, *options, "--json"]) == 0
+    front = json.loads(capsys.readouterr().out)["pareto"]
+    for (size, text, *sets), point in zip(told, front, strict=True):
+        assert sets[1:] == point["domain_sets"]
+        assert main(["predict", *racks, "--gpus", size, "--layout", text, *sets, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["step_s"] == point["step_s"]
+
+
 AMD = """\
 accelerator = "mi300x"
 accelerators_per_node = 8

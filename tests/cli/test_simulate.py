@@ -16,45 +16,16 @@ from meshwright.record.run import read_run
 from meshwright.say.vocabulary import problems
 from meshwright.units import seconds
 
-JOB = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
-LAYOUT = "tp=4,cp=2,pp=8,vp=8,dp=4,mbs=1,order=tp-cp-pp-dp"
-
 
 @pytest.fixture
 def verb():
     return "simulate"
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    path = tmp_path_factory.mktemp("plans") / "racks.json"
-    assert (
-        main(
-            [
-                "plan",
-                *JOB,
-                "--gpus",
-                "256",
-                "--set",
-                "workload.global_batch=32",
-                "--layout",
-                LAYOUT,
-                "--no-explain",
-                "--keep",
-                "1",
-                "--out",
-                str(path),
-            ]
-        )
-        == 0
-    )
-    return path
-
-
 @pytest.fixture
-def plan(written, tmp_path, monkeypatch):
+def plan(racks_plan, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return str(written)
+    return str(racks_plan)
 
 
 def test_json_has_the_figures_of_a_run_and_names_its_folder(answer, plan, tmp_path):

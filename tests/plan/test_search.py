@@ -13,7 +13,7 @@ from meshwright.describe.model import Experts, Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import FitError, InputError
 from meshwright.job import Job
-from meshwright.layout import Layout, Layouts
+from meshwright.layout import SCHEDULES, Layout, Layouts
 from meshwright.plan.candidates import DEGREES, Fixed, Space, degrees
 from meshwright.plan.explain import explain
 from meshwright.plan.features import Features
@@ -287,3 +287,24 @@ def test_tensor_groups_of_the_best_plan_stay_in_their_node(model, cluster, num_g
     asked = job(model, cluster, num_gpus, batch, 8192)
     found = search(asked, keep=3)
     assert not any(is_tp_on_fabric(layout, asked.cluster) for layout in found.layouts)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_without_a_pipeline_every_schedule_is_the_same_to_search_and_forecast(zero):
+    one = JOBS["one node"]
+    texts = [f"tp=2,cp=1,pp=1,mbs=1,zero={zero},recompute=none,schedule={name}" for name in SCHEDULES]
+    forecasts = [one.forecast(text) for text in texts]
+    found = [one.search(keep=1, layout=text)[0] for text in texts]
+    assert len({forecast.step_s for forecast in (*forecasts, *found)}) == 1
+    assert len({forecast.peak_memory_bytes for forecast in (*forecasts, *found)}) == 1
+    assert [forecast.layout.schedule for forecast in found] == list(SCHEDULES)
+
+
+@pytest.mark.parametrize("schedules", [("zero-bubble",), ("interleaved", "zero-bubble"), ("1f1b", "zero-bubble")])
+def test_layouts_without_a_pipeline_are_counted_once_whatever_schedules_are_open(schedules):
+    one, features = JOBS["one node"], Features(schedules=schedules)
+    rows = degrees(one.model, one.cluster, one.workload, features, Fixed({"pp": 1}))
+    space = Space.of(one.model, one.cluster, rows, features, Fixed())
+    batches = [batch for batch, _ in space.batches(features.zero_stages, features.recompute)]
+    assert sum(map(len, batches)) == space.num_layouts() > 0
+    assert {int(schedule) for batch in batches for schedule in batch.schedule} == {min(map(SCHEDULES.index, schedules))}

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.describe.load import load_cluster, load_workload
+from meshwright.describe.whatif import domain_changes
 from meshwright.errors import FitError, InputError
 from meshwright.job import Job
 from meshwright.plan.objective import OBJECTIVES, Aim, read_duration
-from meshwright.plan.sizes import Ask, chosen, ladder, machines_of, machines_up_to, searched, survey
+from meshwright.plan.sizes import Ask, chosen, ladder, machines_up_to, searched, survey
 
 RECORD = load_cluster("azure-gb200-128")
 SMALL = Ask(
@@ -49,11 +50,24 @@ def test_machines_use_a_domain_as_described_or_whole():
     assert max(machines) == (9216, 72) and all(size <= 9216 for size, _ in machines)
 
 
-def test_a_given_size_is_tried_with_the_domains_that_divide_it():
-    assert [m.tiers[0].num_accelerators for m in machines_of(RECORD, 576)] == [72, 64]
-    assert [m.tiers[0].num_accelerators for m in machines_of(RECORD, 8192)] == [64]
-    assert machines_of(RECORD, 72)[0].tiers[0].num_accelerators == 72
-    assert all(m.num_accelerators == 576 for m in machines_of(RECORD, 576))
+@pytest.mark.parametrize("size", [576, 4608])
+def test_a_given_number_is_spread_the_same_by_plan_sweep_and_predict(size):
+    job = Job("llama-3.1-405b", RECORD, "mlperf-llama31-405b")
+    layout = "tp=4,cp=2,mbs=1"
+    planned = job.plan(gpus=size, keep=1, layout=layout).forecast
+    given = Job("llama-3.1-405b", RECORD, "mlperf-llama31-405b", gpus=size)
+    assert planned.job.cluster == given.cluster == given.plan(keep=1, layout=layout).forecast.job.cluster
+    assert planned.step_s == given.forecast(str(planned.layout)).step_s
+    assert job.sweep([size], layout=layout).points[0].best.job.cluster == given.cluster
+
+
+def test_a_size_that_was_chosen_says_how_many_of_a_domain_it_uses():
+    assert RECORD.resized(4608).tiers[0].num_accelerators == 64
+    assert {m.tiers[0].num_accelerators for m in machines_up_to(RECORD, 9216) if m.num_accelerators == 4608} == {72}
+    for machine in machines_up_to(RECORD, 9216):
+        job = Job("llama-3.1-405b", RECORD, "mlperf-llama31-405b", gpus=machine.num_accelerators, changes=domain_changes(RECORD, machine))
+        assert [tier.num_accelerators for tier in job.cluster] == [tier.num_accelerators for tier in machine]
+    assert domain_changes(RECORD, RECORD) == ()
 
 
 @settings(max_examples=8, deadline=None)
@@ -120,13 +134,13 @@ def test_a_node_is_not_stretched_to_what_is_allowed():
     workstation = load_cluster("workstation-8x")
     assert [m.num_accelerators for m in machines_up_to(workstation, 512)] == [8, 7, 6, 5, 4, 3, 2, 1]
     with pytest.raises(InputError, match="64 accelerators are more than the 8"):
-        machines_of(workstation, 64)
+        workstation.resized(64)
 
 
 def test_a_plan_beyond_what_is_described_says_so():
     node, fabric = SMALL.job.cluster.tiers
     described = replace(SMALL.job.cluster, tiers=(node, replace(fabric, num_accelerators=8, num_installed=8)))
     ask = replace(SMALL, job=Job(SMALL.job.model, described, SMALL.job.workload))
-    within, beyond = (chosen(ask, survey(ask, machines_of(described, size), front=False)).best for size in (8, 16))
+    within, beyond = (chosen(ask, survey(ask, [described.resized(size)], front=False)).best for size in (8, 16))
     assert not any("described" in note for note in within.notes)
     assert any("16 accelerators are more than the 8 described" in note for note in beyond.notes)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from meshwright.describe.cluster import Cluster, Tier
-from meshwright.describe.hardware import Accelerator
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.model import Experts, Model
 from meshwright.describe.profile import load_profile
@@ -22,19 +21,12 @@ from meshwright.predict.prices import MeasuredPricer, Pricer
 from meshwright.predict.software import Constants, software
 from meshwright.predict.stages import Split, stage_layers
 
+from .by_hand import CHIP, PLAIN
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 TOKENS, HIDDEN, FFN, VOCAB, LAYERS = 128, 64, 256, 1000, 4
 MODEL = Model(
     name="tiny", num_layers=LAYERS, hidden=HIDDEN, ffn_hidden=FFN, num_heads=4, num_kv_heads=4, head_dim=16, vocab_size=VOCAB, gated=False
-)
-CHIP = Accelerator(
-    name="by hand",
-    vendor="NVIDIA",
-    architecture="hopper",
-    memory_bytes=1e9,
-    memory_bytes_per_s=1e9,
-    dense_flops_per_s={"bf16": 1e12},
-    power_cap_w=1e12,  # no limit
 )
 RATE = 0.95e12  # FLOP/s of products: what the best kernels reach
 NODE_BYTES_PER_S, NODE_S = 1e9, 1e-6
@@ -49,24 +41,7 @@ MACHINE = Cluster(
     accelerators_per_node=4,
 )
 WORKLOAD = Workload(name="w", model="", seq_len=TOKENS, global_batch=64, precision="bf16")
-PLAIN = Constants(
-    hopper_fp8_pj=0.1,
-    blackwell_fp8_pj=0.1,
-    blackwell_fp4_pj=0.1,
-    hopper_attention=0.5,
-    blackwell_attention=0.5,
-    softmax_exponent=0.0,
-    memory_efficiency=1.0,
-    layer_s=1e-4,
-    eager_layer_s=2e-4,
-    eager_chunk_s=0.0,
-    fabric_efficiency=1.0,
-    hashed_efficiency=1.0,
-    round_s=0.0,
-    hopper_contention=0.0,
-    blackwell_contention=0.0,
-    chip_spread=0.0,
-)
+CONSTANTS = replace(PLAIN, eager_layer_s=2e-4)
 
 
 def inputs(model: Model, cluster: Cluster, workload: Workload, log_factor: float = 0.0) -> Inputs:
@@ -74,7 +49,7 @@ def inputs(model: Model, cluster: Cluster, workload: Workload, log_factor: float
     return replace(inputs_of(Job(model, cluster, workload)), log_factor=log_factor)
 
 
-def prices(model: Model = MODEL, workload: Workload = WORKLOAD, constants: Constants = PLAIN, **layout: object) -> Pricer:
+def prices(model: Model = MODEL, workload: Workload = WORKLOAD, constants: Constants = CONSTANTS, **layout: object) -> Pricer:
     """Prices of one layout on the machine of round numbers."""
     return Pricer(inputs(model, MACHINE, workload), Layouts.of([Layout(**layout)]), constants)  # type: ignore[arg-type]
 
@@ -107,7 +82,7 @@ def test_without_cuda_graphs_the_host_is_in_every_layer() -> None:
 
 
 def test_a_release_slows_compute_and_not_the_wire() -> None:
-    slow = Pricer(inputs(MODEL, MACHINE, WORKLOAD, np.log(2.0)), Layouts.of([Layout(tp=2)]), PLAIN)
+    slow = Pricer(inputs(MODEL, MACHINE, WORKLOAD, np.log(2.0)), Layouts.of([Layout(tp=2)]), CONSTANTS)
     fast = prices(tp=2)
     assert slow.layer().compute_s(0)[0] == pytest.approx(2 * fast.layer().compute_s(0)[0])
     assert slow.tensor_s()[0] == fast.tensor_s()[0]
@@ -258,7 +233,7 @@ def test_what_is_not_overlapped_between_replicas_is_all_exposed() -> None:
 
 
 def test_what_is_hidden_between_replicas_is_paid_by_its_contention() -> None:
-    costly, free, cut = prices(constants=replace(PLAIN, hopper_contention=0.5), **PIPED), prices(**PIPED), split(pp=2, vp=2)
+    costly, free, cut = prices(constants=replace(CONSTANTS, hopper_contention=0.5), **PIPED), prices(**PIPED), split(pp=2, vp=2)
     between = free.between(cut)
     open_s = free.data_parallel_s(cut, free.layer())
     hidden_s = between.gathered_s + between.reduced_s - open_s

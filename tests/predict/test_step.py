@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.describe.cluster import Cluster, Tier
-from meshwright.describe.hardware import Accelerator
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
@@ -18,9 +17,11 @@ from meshwright.job import Job
 from meshwright.layout import ORDERS, Layout, Layouts, parse_layout
 from meshwright.predict import software as sw
 from meshwright.predict.inputs import Inputs, inputs_of
-from meshwright.predict.software import Constants, software
+from meshwright.predict.software import software
 from meshwright.predict.stages import stage_layers
 from meshwright.predict.step import PARTS, StepParts, price
+
+from .by_hand import CHIP, PLAIN
 
 CONSTANTS = software("v5.1").constants
 PRETRAIN = load_workload("pretrain-1t")
@@ -46,38 +47,11 @@ def step_s(layout: Layout, **given: object) -> float:
 
 
 TINY = Model(name="tiny", num_layers=2, hidden=64, ffn_hidden=256, num_heads=4, num_kv_heads=4, head_dim=16, vocab_size=1000, gated=False)
-CHIP = Accelerator(
-    name="by hand",
-    vendor="NVIDIA",
-    architecture="hopper",
-    memory_bytes=1e9,
-    memory_bytes_per_s=1e9,
-    dense_flops_per_s={"bf16": 1e12},
-    power_cap_w=1e12,  # no limit
-)
 ALONE = Cluster(
     name="alone",
     accelerator=CHIP,
     tiers=(Tier(name="node", link="none", num_accelerators=1, num_installed=1, bytes_per_s=1.0, latency_s=1.0),),
     accelerators_per_node=1,
-)
-PLAIN = Constants(
-    hopper_fp8_pj=0.1,
-    blackwell_fp8_pj=0.1,
-    blackwell_fp4_pj=0.1,
-    hopper_attention=0.5,
-    blackwell_attention=0.5,
-    softmax_exponent=0.0,
-    memory_efficiency=1.0,
-    layer_s=1e-4,
-    eager_layer_s=0.0,
-    eager_chunk_s=0.0,
-    fabric_efficiency=1.0,
-    hashed_efficiency=1.0,
-    round_s=0.0,
-    hopper_contention=0.0,
-    blackwell_contention=0.0,
-    chip_spread=0.0,
 )
 
 

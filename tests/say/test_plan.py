@@ -110,10 +110,31 @@ def test_what_set_changed_is_compared_with_the_plan_without_it() -> None:
     assert compared.before is not None
     values = plan_document(compared, explained=False)
     assert values.to_json()["without_set"]["step_s"] == compared.before.step_s < compared.forecast.step_s
+    assert values.to_json()["change_with_set"]["what"] == "step_s"
     (answer,) = [block for block in values.blocks if isinstance(block, Pairs)]
     (line,) = [row for row in answer.rows if row[0] == "without --set"]
     assert line[1] == seconds(compared.before.step_s)
     assert line[2].startswith(f"{compared.forecast.step_s / compared.before.step_s - 1:,.1%} longer with it")
+
+
+def test_a_change_of_the_batch_is_compared_by_time_per_token() -> None:
+    compared = planned(Ask(job=JOB.changed("workload.global_batch=64"), keep=1), unchanged=Ask(job=JOB, keep=1))
+    before, after = compared.before, compared.forecast
+    assert before is not None and before.tokens_per_s < after.tokens_per_s
+    said = plan_document(compared, explained=False)
+    assert said.to_json()["change_with_set"] == {
+        "what": "time_per_token",
+        "longer_pct": pytest.approx(100 * (before.tokens_per_s / after.tokens_per_s - 1)),
+    }
+    (line,) = [row for block in said.blocks if isinstance(block, Pairs) for row in block.rows if row[0] == "without --set"]
+    assert line[1] == f"{seconds(before.step_s)} for 32 x 2,048 tokens"
+    assert line[2].startswith(f"{1 - before.tokens_per_s / after.tokens_per_s:.1%} less time per token with it; ")
+
+
+def test_where_the_layout_fixes_everything_nothing_is_called_open(found: Planned) -> None:
+    whole = plan_document(planned(Ask(job=JOB, fixed=fixed_by(str(found.forecast.layout)), keep=3)), explained=False)
+    (searched,) = [row for block in whole.blocks if isinstance(block, Pairs) for row in block.rows if row[0] == "searched"]
+    assert searched == ("searched", "1 layout", "--layout leaves no choice open: `meshwright predict` prices the same layout")
 
 
 def test_every_name_is_escaped() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from meshwright.cli.main import main
 from meshwright.record.entries import StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.writer import RunWriter
@@ -21,8 +20,6 @@ from meshwright.record.writer import RunWriter
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
-JOB = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
-LAYOUT = "tp=4,cp=2,pp=8,vp=8,dp=4,mbs=1,order=tp-cp-pp-dp"
 PARTS_S = {"compute": 0.7, "exposed_dp": 0.2, "bubble": 0.1}
 
 
@@ -40,25 +37,8 @@ def runs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def plan_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("plans") / "racks.json"
-    asked = [
-        "plan",
-        *JOB,
-        "--gpus",
-        "256",
-        "--set",
-        "workload.global_batch=32",
-        "--layout",
-        LAYOUT,
-        "--no-explain",
-        "--keep",
-        "1",
-        "--out",
-        str(path),
-    ]
-    assert main(asked) == 0
-    return path.read_bytes()
+def plan_bytes(racks_plan: Path) -> bytes:
+    return racks_plan.read_bytes()
 
 
 Writer = Callable[..., RunWriter]

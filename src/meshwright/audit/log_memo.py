@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from meshwright.audit.compare import Comparison, comparisons
 from meshwright.audit.compliance import FAILED, NOT_RUN, PASSED, Compliance
 from meshwright.audit.figures import figure, percent
-from meshwright.audit.printable import escaped, printable
+from meshwright.audit.printable import escaped, one_line
 from meshwright.audit.runs import LoggedRun
 from meshwright.audit.score import LoggedSubmission
 from meshwright.audit.submissions import Submission, noise, submissions
@@ -59,7 +59,7 @@ def title(one: LoggedSubmission) -> str:
     who = [str(event.value) for key in ("submission_org", "submission_platform") if log and (event := log.first(key))]
     round_words = f"{one.round} (by its date)" if one.is_round_inferred and one.round else one.round or "round not known"
     unnamed = "benchmark not legible" if log and log.damaged else "no benchmark named"
-    return printable(", ".join([one.benchmark or unnamed, round_words, *who]))
+    return one_line(", ".join([one.benchmark or unnamed, round_words, *who]))
 
 
 def run_rows(one: LoggedSubmission) -> list[tuple[str, ...]]:
@@ -99,7 +99,7 @@ def _step_row(path: str, steps: StepTimes) -> tuple[str, ...]:
 
 def findings(one: LoggedSubmission) -> Iterator[str]:
     """Remarks on a submission, one sentence each."""
-    yield from map(printable, _findings(one))
+    yield from map(one_line, _findings(one))
 
 
 def _findings(one: LoggedSubmission) -> Iterator[str]:

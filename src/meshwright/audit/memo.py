@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.audit.claim import Claim
 from meshwright.audit.judge import Judgement
-from meshwright.audit.printable import escaped, printable
+from meshwright.audit.printable import escaped, one_line
 from meshwright.audit.verdict import MEANING, Statement
 from meshwright.say.document import Block, Document, Finding, Table, Text
 
@@ -21,13 +21,13 @@ def claims_document(judgements: Sequence[Judgement]) -> Document:
 
 def _blocks(judgement: Judgement) -> Iterator[Block]:
     claim = judgement.claim
-    yield Text(printable(claim.text) or "the claim")
-    yield Finding(judgement.verdict, "", printable(judgement.why))
+    yield Text(one_line(claim.text) or "the claim")
+    yield Finding(judgement.verdict, "", one_line(judgement.why))
     for name, value in (("source", claim.source), ("file", claim.where), ("expected", _expected(judgement))):
         if value:
-            yield Text(f"{name}: {printable(value)}")
+            yield Text(f"{name}: {one_line(value)}")
     for one in judgement.statements:
-        yield Finding(one.verdict, one.about, printable(one.why), tuple(map(printable, one.arithmetic)))
+        yield Finding(one.verdict, one.about, one_line(one.why), tuple(map(one_line, one.arithmetic)))
 
 
 def _expected(judgement: Judgement) -> str:

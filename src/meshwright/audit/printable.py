@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-REPLACED = "\N{REPLACEMENT CHARACTER}"
+from meshwright.errors import printable
 
 
-def printable(text: str) -> str:
+def one_line(text: str) -> str:
     """The text on one line, without what a terminal would obey."""
-    return "".join(character if character.isprintable() else REPLACED for character in " ".join(text.split()))
+    return printable(" ".join(text.split()))
 
 
 def escaped(text: str) -> str:
     """The same as Markdown shows it literally."""
-    safe = printable(text)
+    safe = one_line(text)
     for character in "\\`*_[]<>|#":
         safe = safe.replace(character, f"\\{character}")
     return safe

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from meshwright.arguments import check_types, typed
 from meshwright.describe.bounds import check_numbers
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.source import Sources
@@ -54,6 +55,7 @@ class Cluster:
     sources: Sources = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_numbers(self, f"cluster {self.name}", unstated=("storage_bytes_per_s", "power_cap_w"))
         if self.accelerators_per_node < 1:
             raise InputError("a node has no accelerator", where=f"cluster {self.name}: accelerators_per_node", fix="give at least 1")
@@ -92,15 +94,23 @@ class Cluster:
         holding = next((tier for tier in self.tiers if tier.num_installed > self.accelerators_per_node), self.tiers[-1])
         return self.num_accelerators // holding.num_accelerators * math.ceil(holding.num_accelerators / self.used_per_node)
 
+    @typed
     def is_fabric(self, tier: Tier) -> bool:
         """Whether a tier is a network between nodes, and not the inside of a node or of a scale-up domain."""
+        if tier not in self.tiers:
+            raise InputError(f"{self.name} has no such tier as {tier.name}", where="Cluster.is_fabric: tier", fix="give one of its tiers")
         inner = self.tiers[: self.tiers.index(tier)]
         spans_nodes = max(tier.num_installed, *(below.num_installed + 1 for below in inner), 0) > self.accelerators_per_node
         return tier.routing != "scale-up" and spans_nodes
 
+    def __repr__(self) -> str:
+        tiers = ", ".join(f"{tier.name} of {tier.num_accelerators:,}" for tier in self.tiers)
+        return f"Cluster({self.name!r}, {self.num_accelerators:,} {self.accelerator.name}: {tiers})"
+
     def __iter__(self) -> Iterator[Tier]:
         return iter(self.tiers)
 
+    @typed
     def resized(self, num_accelerators: int) -> Cluster:
         """The same kind of machine with another number of accelerators in use, spread evenly over its domains.
 
@@ -118,13 +128,17 @@ class Cluster:
         tiers.append(replace(last, num_accelerators=num_accelerators, num_installed=max(last.num_installed, num_accelerators)))
         return replace(self, tiers=tuple(tiers))
 
+    @typed
     def can_have(self, num_accelerators: int) -> bool:
         """Whether the machine can be resized to so many accelerators."""
         grows = self.is_fabric(self.tiers[-1]) or num_accelerators <= self.num_installed
         return num_accelerators >= 1 and grows and self._spread(num_accelerators) is not None
 
+    @typed
     def nearest_sizes(self, num_accelerators: int, multiple_of: int = 1) -> list[int]:
         """The nearest numbers of accelerators below and above that the machine can be resized to, as far as there are any."""
+        if multiple_of < 1:
+            raise InputError(f"multiples of {multiple_of} are no sizes", where="Cluster.nearest_sizes: multiple_of", fix="give 1 or more")
         reach = 2 * max(tier.num_installed for tier in self.tiers[:-1] or self.tiers)  # some whole domain lies within
         first = num_accelerators // multiple_of * multiple_of
         below = range(first, max(num_accelerators - reach * multiple_of, 0), -multiple_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -75,7 +76,7 @@ class Config:
 
 def load_config(path: Path) -> Model:
     """The model that a config.json, or a folder holding one, describes."""
-    file = path / CONFIG if path.is_dir() else path
+    file = path / CONFIG if os.path.isdir(path) else path
     values = _read(file)
     config = Config(values, str(file))
     model_type = config["model_type"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from meshwright.describe import economics, load
 from meshwright.describe.config_json import CONFIG
+from meshwright.describe.recipe import recipe, recipe_of_spelling, recipes
 from meshwright.errors import InputError, close_names, nearest
 
 
@@ -18,6 +19,7 @@ def finders() -> Mapping[str, tuple[Callable[[], Iterable[str]], Callable[[str],
         kinds[kind] = (partial(load.names, kind), loader)
     kinds["regions"] = (economics.regions, economics.region)
     kinds["facilities"] = (economics.facilities, economics.facility)
+    kinds["recipes"] = (recipes, recipe)
     kinds["providers"] = (economics.providers, economics.provider)
     return kinds
 
@@ -41,6 +43,7 @@ def find(name: str) -> tuple[object, str]:
     for kind, spellings, get in (
         ("regions", economics.spellings("regions"), economics.region),
         ("facilities", economics.spellings("facilities"), economics.facility),
+        ("recipes", recipe_of_spelling(), lambda spelling: recipe(recipe_of_spelling()[spelling])),
     ):
         if wanted in spellings:
             return get(wanted), load.note(kind, wanted)

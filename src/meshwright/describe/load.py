@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from meshwright.arguments import typed
 from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.form import Checked, checked, located
 from meshwright.describe.hardware import Accelerator, Link
@@ -429,6 +430,7 @@ def _catalogue_link(name: str) -> Link:
     return entry.value(name, sources_of(entry, found.citations, found.where))
 
 
+@typed
 def load_model(name: str | Path) -> Model:
     """The model of that name, or the one that a TOML file, a config.json or a folder holding one describes."""
     if looks_like_path(name):
@@ -453,6 +455,7 @@ def _catalogue_model(name: str) -> Model:
     return model_from(_in_catalogue("models", name))
 
 
+@typed
 def load_cluster(name: str | Path) -> Cluster:
     """The cluster of that name (`this-machine` is looked at on the spot), or the one in a TOML file."""
     if looks_like_path(name):
@@ -480,6 +483,7 @@ def _catalogue_cluster(name: str) -> Cluster:
     return cluster_from(_in_catalogue("clusters", name))
 
 
+@typed
 def load_workload(name: str | Path) -> Workload:
     """The workload of that name, or the one in a TOML file."""
     if looks_like_path(name):

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from meshwright.arguments import check_types, typed
 from meshwright.describe.bounds import check_numbers
 from meshwright.describe.source import Sources
 from meshwright.errors import InputError
+from meshwright.units import parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ class Model:
     sources: Sources = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_types(self)
         for key in ("num_layers", "hidden", "ffn_hidden", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
             if getattr(self, key) < 1:
                 raise InputError(f"{key} must be at least 1, not {getattr(self, key)}", where=f"model {self.name}: {key}")
@@ -91,6 +94,9 @@ class Model:
                 fix="choose a divisor of num_heads",
             )
         check_numbers(self, f"model {self.name}")
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, {parameters(self.num_parameters)} parameters, {self.num_layers} layers, hidden {self.hidden})"
 
     @property
     def query_dim(self) -> int:
@@ -107,6 +113,7 @@ class Model:
         """Width of keys (or of values) of all key-value heads together, as attention reads them."""
         return self.query_dim if self.latent else self.num_kv_heads * self.head_dim
 
+    @typed
     def key_copies(self, tp: int) -> int:
         """How many of `tp` tensor-parallel ranks hold the same key-value head: one, unless ranks outnumber heads."""
         return 1 if self.latent else max(tp // self.num_kv_heads, 1)
@@ -125,6 +132,7 @@ class Model:
         up = latent.key_value_rank * self.num_heads * (latent.nope_dim + latent.value_dim)
         return queries + down + up + self.value_dim * self.hidden
 
+    @typed
     def attended_tokens(self, seq_len: int) -> float:
         """Mean number of earlier tokens a token attends to, over all layers: half the sequence, or a window's."""
         full = seq_len / 2
@@ -135,6 +143,7 @@ class Model:
         share = self.num_windowed_layers / self.num_layers
         return share * windowed + (1 - share) * full
 
+    @typed
     def attention_flops_per_token(self, seq_len: int) -> float:
         """Forward FLOPs of one layer's score and value products for one token."""
         return 2 * (self.query_dim + self.value_dim) * self.attended_tokens(seq_len)
@@ -243,11 +252,13 @@ class Model:
             count += self.num_expert_layers * visited
         return count / self.num_layers
 
+    @typed
     def flops_per_token(self, seq_len: int) -> float:
         """Forward and backward FLOPs of one token in pre-training, nothing recomputed, causal attention once."""
         layer = 2 * self.layer_matrix_parameters_per_token + self.attention_flops_per_token(seq_len)
         return 3 * (self.num_layers * layer + 2 * self.head_parameters)
 
+    @typed
     def cut_to(self, num_layers: int) -> Model:
         """The same model with fewer layers, as people cut one down to fit a small machine."""
         windowed = round(self.num_windowed_layers * num_layers / self.num_layers)

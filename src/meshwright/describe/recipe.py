@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
+from meshwright.describe.source import Source
 from meshwright.errors import InputError, nearest
 
 
@@ -38,6 +39,7 @@ class Recipe:
     trainer_reduce_bytes: float | None = None
     names: tuple[str, ...] = ()  # in files of measured runs
     mlperf_name: str = ""  # in MLPerf's logs
+    source: Source  # of the bytes
 
     def on(self, number_formats: Mapping[str, float]) -> Recipe:
         """The recipe on a chip with these number formats: those with fp4 need no transposed copy of fp8 weights."""
@@ -56,6 +58,7 @@ def recipes() -> Mapping[str, Recipe]:
     """Every recipe of the catalogue by its name."""
     entries = tomllib.loads((files("meshwright.describe") / "catalogue" / "recipes.toml").read_text(encoding="utf-8"))
     default = entries.pop("default")
+    default["source"] = Source(**default["source"])
     return {name: Recipe(name=name, **{**default, **entry, "names": tuple(entry.get("names", ()))}) for name, entry in entries.items()}
 
 

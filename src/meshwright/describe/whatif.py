@@ -138,6 +138,16 @@ def using(cluster: Cluster, index: int, num_used: int) -> Cluster:
     return replace(cluster, tiers=(*domain.tiers, *outer))
 
 
+def domain_changes(described: Cluster, used: Cluster) -> tuple[str, ...]:
+    """What to set on a cluster, beside its number of accelerators, so that as many of each domain are in use as in `used`."""
+    inner = used.tiers[0]
+    if described.can_have(used.num_accelerators):
+        usual = described.resized(used.num_accelerators)
+        if [tier.num_accelerators for tier in usual] == [tier.num_accelerators for tier in used]:
+            return ()
+    return (f"{inner.name}.num_accelerators={inner.num_accelerators}",)
+
+
 def _number(key: str, value: str) -> float:
     try:
         number = float(value)

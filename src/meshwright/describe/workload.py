@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from meshwright.arguments import check_types, typed
 from meshwright.describe.bounds import check_numbers
 from meshwright.describe.source import Sources
 from meshwright.errors import InputError
@@ -166,6 +167,7 @@ class Workload:
     sources: Sources = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.seq_len < 1 or self.global_batch < 1:
             raise InputError(
                 f"sequence length {self.seq_len} and global batch {self.global_batch} must be at least 1", where=f"workload {self.name}"
@@ -177,6 +179,9 @@ class Workload:
                 fix="choose bf16 or fp8",
             )
         check_numbers(self, f"workload {self.name}")
+
+    def __repr__(self) -> str:
+        return f"Workload({self.name!r}, {self.global_batch:,} x {self.seq_len:,} tokens a step, {self.precision})"
 
     @property
     def tokens_per_step(self) -> int:
@@ -202,19 +207,23 @@ class Workload:
             return math.ceil(self.convergence.samples(self.global_batch, self.precision) / self.global_batch)
         return math.ceil(self.num_tokens / self.tokens_per_step)
 
+    @typed
     def evaluated_steps(self, num_steps: int) -> list[int]:
         """The steps of a run of `num_steps` that an evaluation follows; none where the workload states no evaluation."""
         return self.evaluation.steps(num_steps, self.global_batch) if self.evaluation else []
 
+    @typed
     def num_evaluations(self, num_steps: int, after: int = 0) -> int:
         """Evaluations in a run of `num_steps`, those after its first `after` steps left out."""
         return self.evaluation.count(num_steps, self.global_batch, after) if self.evaluation else 0
 
+    @typed
     def duration_s(self, step_s: float, evaluation_s: float) -> float:
         """Seconds of the whole workload where every step and every evaluation takes so long; 0 where it has no end."""
         num_steps = self.num_steps()
         return num_steps * step_s + self.num_evaluations(num_steps) * evaluation_s
 
+    @typed
     def is_evaluated_after(self, step: int, num_steps: int) -> bool:
         """Whether an evaluation follows this step of a run of `num_steps`."""
         return self.evaluation is not None and self.evaluation.follows(step, num_steps, self.global_batch)

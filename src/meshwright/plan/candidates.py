@@ -193,12 +193,10 @@ class Space:
         tp, cp, pp, vp, dp, _, _ = np.array(self.rows[first:], dtype=np.int64).T
         orders = np.array([len(self.orders[(row[0], row[1], row[2], row[4])]) for row in self.rows[first:]])
         options = self.features
-        stages = {
-            name: np.where(dp * cp > 1, len([z for z in options.zero_stages if not _clash(name, z)]), 1) for name in options.schedules
-        }
-        schedules = sum(
-            (self._runs(SCHEDULES.index(name), pp, vp) * stages[name] for name in options.schedules), np.zeros(len(tp), dtype=np.int64)
-        )
+        schedules = np.zeros(len(tp), dtype=np.int64)
+        for name in options.schedules:
+            fewer = (3 in options.zero_stages) & (name == "zero-bubble") & (pp > 1)  # see `_crossed`
+            schedules += self._runs(SCHEDULES.index(name), pp, vp) * np.where(dp * cp > 1, len(options.zero_stages) - fewer, 1)
         kinds = sum((self._has(CP_KINDS.index(kind), tp, cp) for kind in options.cp_kinds), np.zeros(len(tp), dtype=np.int64))
         return int((orders * schedules * kinds * len(options.recompute)).sum())
 
@@ -240,7 +238,8 @@ class Space:
         zero, _, schedule, kind = choices.T[:, choice_of]
         # One name per thing: without replicas there is one ZeRO stage.
         legal = self._has(kind, tp, cp) & self._runs(schedule, pp, vp) & ((dp * cp > 1) | (zero == choices[:, 0].min()))
-        legal &= (schedule != ZERO_BUBBLE) | (zero < 3) | (dp * cp == 1)
+        # Zero bubble puts weight gradients off, and ZeRO 3 reduces them inside the backward.
+        legal &= (schedule != ZERO_BUBBLE) | (pp == 1) | (zero < 3) | (dp * cp == 1)
         place_of, choice_of = place_of[legal], choice_of[legal]
         columns = dict(zip(DEGREES, rows.T[:, place_of], strict=True))
         columns |= dict(zip(("zero_stage", "recompute", "schedule", "cp_kind"), choices.T[:, choice_of], strict=True))
@@ -258,9 +257,11 @@ class Space:
         return np.asarray(np.where(cp > 1, (kind != ALL_TO_ALL) | (self.num_kv_heads % (cp * tp) == 0), kind == only))
 
     def _runs(self, schedule: Any, pp: Ints, vp: Ints) -> NDArray[np.bool_]:
-        """Where a schedule may run: 1F1B has one chunk, interleaving several (or one, where it alone is open), zero bubble a pipeline."""
+        """Where a schedule may run: one for all without a pipeline; 1F1B has one chunk, interleaving several (or one, without 1F1B)."""
+        only = min(SCHEDULES.index(name) for name in self.features.schedules)
         several = (vp > 1) | ("1f1b" not in self.features.schedules)
-        return np.asarray(np.where(schedule == ZERO_BUBBLE, pp > 1, np.where(schedule == INTERLEAVED, several, vp == 1)))
+        in_pipeline = np.where(schedule == ZERO_BUBBLE, True, np.where(schedule == INTERLEAVED, several, vp == 1))
+        return np.asarray(np.where(pp > 1, in_pipeline, schedule == only))
 
     def bare(self, schedule: str) -> Layouts:
         """One layout per row of degrees with the cheapest of every choice but the schedule: what bounds all layouts of that row."""
@@ -273,11 +274,6 @@ class Space:
         chosen |= dict(zip(("first_stage_layers", "last_stage_layers"), self.ends, strict=True), zero_ranks=self.zero_ranks)
         columns = {key: np.full(len(grid), value, dtype=np.int64) for key, value in chosen.items()}
         return Layouts(**dict(zip(DEGREES, grid.T, strict=True)), **columns)
-
-
-def _clash(schedule: str, zero_stage: int) -> bool:
-    """Zero bubble puts weight gradients off, and ZeRO 3 reduces them inside the backward."""
-    return schedule == "zero-bubble" and zero_stage == 3
 
 
 def concatenated(batches: Sequence[Layouts]) -> Layouts:

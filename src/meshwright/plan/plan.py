@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from meshwright.arguments import check_types, typed
 from meshwright.describe.bounds import MOST_REAL, check_numbers
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
@@ -52,6 +53,7 @@ class Plan:
     profile: Profile | None = None  # what was timed on the machine, where the prediction is based on it
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.version != VERSION:
             raise InputError(
                 f"plan version {self.version}, but this is written for version {VERSION}",
@@ -76,11 +78,16 @@ class Plan:
                 fix="make the plan again with `meshwright plan`",
             )
 
-    def write(self, path: Path) -> None:
+    def __repr__(self) -> str:
+        return f"Plan({self.name!r}, layout={self.layout.degrees!r}, step_s={self.step_s:.4g})"
+
+    @typed
+    def write(self, path: str | Path) -> None:
         """Write the plan as JSON."""
-        write_whole(path, plan_bytes(self))
+        write_whole(Path(path), plan_bytes(self))
 
 
+@typed
 def plan_of(forecast: Forecast, name: str = "") -> Plan:
     """The plan of a forecast: what is written to a file, simulated and trained."""
     job, inner = forecast.job, forecast.job.cluster.tiers[0]
@@ -136,9 +143,12 @@ def plan_bytes(plan: Plan) -> bytes:
     return (json.dumps(values, indent=1) + "\n").encode()
 
 
-def read_plan(path: Path) -> Plan:
+@typed
+def read_plan(path: str | Path) -> Plan:
     """The plan in a file, checked."""
     from pydantic import ValidationError
+
+    path = Path(path)
 
     try:
         return _adapter().validate_json(_by_todays_names(read_bytes(path)))  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.arguments import typed
 from meshwright.describe.cluster import Cluster
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.job import Job
@@ -20,7 +21,6 @@ from meshwright.plan.sizes import (
     Survey,
     check_sizes,
     chosen,
-    machines_of,
     machines_up_to,
     reserve_with,
     survey,
@@ -42,6 +42,26 @@ class Spares:
     def total(self) -> int:
         """All of them."""
         return self.per_domain * self.num_domains
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The best plan beside the best without the changes of `--set`, like with like: by time per token where the steps differ in size."""
+
+    before: Forecast
+    after: Forecast
+
+    @property
+    def same_tokens(self) -> bool:
+        """Whether both steps train on as many tokens."""
+        return self.before.job.workload.tokens_per_step == self.after.job.workload.tokens_per_step
+
+    @property
+    def longer_pct(self) -> float:
+        """By how many per cent a step, or a token where the steps differ in size, takes longer with the changes; negative: shorter."""
+        if self.same_tokens:
+            return 100 * (self.after.step_s / self.before.step_s - 1)
+        return 100 * (self.before.tokens_per_s / self.after.tokens_per_s - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +100,11 @@ class Planned:
         return rank_map(self.forecast.layout, self.forecast.job.cluster)
 
     @property
+    def comparison(self) -> Comparison | None:
+        """The best beside the best without the changes of `--set`; None where nothing was changed."""
+        return Comparison(before=self.before, after=self.forecast) if self.before else None
+
+    @property
     def spares(self) -> Spares:
         """What the best leaves idle."""
         cluster = self.forecast.job.cluster
@@ -96,6 +121,9 @@ class Planned:
         """Reservations about the best plan and the points of the front, each once."""
         largest = max((point.best for point in self.front), key=lambda one: one.job.num_accelerators, default=self.forecast)
         return tuple(dict.fromkeys((*self.forecast.notes, *largest.notes)))
+
+    def __repr__(self) -> str:
+        return f"Planned({self})"
 
     def __str__(self) -> str:
         return f"best of {self.best.found.num_layouts:,} layouts by {self.ask.aim.objective}: {self.forecast}"
@@ -133,6 +161,7 @@ def planned(
     )
 
 
+@typed
 def plan_job(
     job: Job,
     *,
@@ -176,7 +205,7 @@ def _machines(ask: Ask, gpus: int | None, max_gpus: int | None, pareto: bool) ->
     """Clusters to search: the one described, those of a given size, or all up to a limit where the size is part of the question."""
     cluster = ask.job.cluster
     if gpus is not None:
-        return machines_of(cluster, gpus)
+        return [cluster.resized(gpus)]  # as `Job(gpus=...)` and `meshwright predict` take it
     if max_gpus is None and (ask.sized or not (ask.aim.compares_sizes or pareto)):
         return [cluster]
     found = machines_up_to(cluster, max_gpus or cluster.num_accelerators)

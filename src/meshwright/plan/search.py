@@ -21,12 +21,13 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arguments import typed
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.errors import FitError, InputError, MeshwrightError
 from meshwright.job import Job
-from meshwright.layout import RECOMPUTE, SCHEDULES, SHORT_NAMES, Layout, Layouts, value_text
+from meshwright.layout import RECOMPUTE, SHORT_NAMES, Layout, Layouts, value_text
 from meshwright.plan.candidates import DEGREES, Fixed, Row, Space, concatenated, degrees, fixed_by
 from meshwright.plan.features import Features
 from meshwright.plan.measure import STEP, Measure, Times
@@ -64,6 +65,11 @@ class Found:
     num_pruned: int  # legal, dropped unpriced: a lesser choice fits, or the degrees' bound is too slow already
     num_unfit: int  # legal, but too large for the memory
     search_s: float
+
+    @property
+    def num_legal(self) -> int:
+        """All legal layouts: 1 where nothing was left to choose."""
+        return self.num_layouts + self.num_pruned + self.num_unfit
 
 
 @dataclass(slots=True)
@@ -126,6 +132,7 @@ def search(
     )
 
 
+@typed
 def best_forecasts(
     job: Job,
     *,
@@ -234,7 +241,7 @@ class _Memory:
             # Without replicas all stages are one and the same.
             legal = sharing if stage > min(features.zero_stages) else np.ones(len(batch), dtype=bool)
             if stage == 3:  # zero bubble puts weight gradients off, and ZeRO 3 reduces them inside the backward
-                legal = legal & ~(sharing & (batch.schedule == SCHEDULES.index("zero-bubble")))
+                legal = legal & ~(sharing & batch.is_zero_bubble)
             for kind in kinds:
                 lesser = legal & _covered(fitted, (stage, kind), comparable)
                 tally.num_pruned += int(lesser.sum())
@@ -365,7 +372,7 @@ def _nothing_fits(cluster: Cluster, tally: _Tally, fixed: Fixed, reserve_bytes: 
         return InputError(
             f"no layout has all fixed choices: they exclude each other{_with_fixed(fixed, fixed.values)}",
             where="--layout",
-            fix="free one of them (1F1B has vp=1, zero bubble needs pp > 1, all-to-all needs cp x tp to divide the key-value heads)",
+            fix="free one of them (1F1B has vp=1, ZeRO 3 excludes zero bubble, all-to-all needs cp x tp to divide the key-value heads)",
         )
     room = f"{gib(chip.memory_bytes - reserve_bytes)} of {chip.name}'s {gib(chip.memory_bytes)} ({gib(reserve_bytes)} are reserved)"
     near = (

@@ -43,6 +43,10 @@ class Ask:
     reserve_bytes: float = RESERVE_BYTES
     sized: bool = False  # whether the number of accelerators was set, so that no other is searched
 
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise InputError(f"keep is {self.keep}, and a plan keeps at least one layout", where="keep", fix="give 1 or more")
+
     def on(self, cluster: Cluster) -> Ask:
         """The same question of another machine."""
         return replace(self, job=self.job.on(cluster))
@@ -140,19 +144,6 @@ def machines_up_to(cluster: Cluster, most: int) -> list[Cluster]:
     if cluster.num_accelerators <= most:
         found[(cluster.num_accelerators, cluster.tiers[0].num_accelerators)] = cluster
     return [found[key] for key in sorted(found, reverse=True)]
-
-
-def machines_of(cluster: Cluster, size: int) -> list[Cluster]:
-    """Machines like this one of exactly `size` accelerators, which differ in how many of a domain they use."""
-    machines = [cluster.resized(size)]
-    if len(cluster.tiers) > 1:
-        others = [using(cluster, 0, used) for used in used_per_domain(cluster) if size % used == 0]
-        others += [using(cluster, 0, size)] if size <= cluster.tiers[0].num_installed else []
-        machines += [machine.resized(size) for machine in others if machine.can_have(size)]
-    found: dict[int, Cluster] = {}
-    for machine in machines:
-        found.setdefault(machine.tiers[0].num_accelerators, machine)
-    return [found[used] for used in sorted(found, reverse=True)]
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.errors import InputError, MeshwrightError, nearest
-from meshwright.plan.sizes import Ask, Progress, chosen, machines_of, survey
+from meshwright.plan.sizes import Ask, Progress, chosen, survey
 from meshwright.predict.forecast import Forecast
 
 MODES = ("weak", "strong")
@@ -58,6 +58,9 @@ class Sweep:
     def notes(self) -> tuple[str, ...]:
         """Where numbers are not what they look like, each once."""
         return tuple(dict.fromkeys(note for point in self.points for note in point.best.notes))
+
+    def __repr__(self) -> str:
+        return f"Sweep({self})"
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{point.num_accelerators:,} ({point.efficiency:.1%})" for point in self.points)
@@ -131,7 +134,7 @@ def _batch(batch: int, size: int, base: int, sizes: Sequence[int]) -> int:
 
 
 def _best(ask: Ask, size: int, progress: Progress) -> Forecast:
-    return chosen(ask, survey(ask, machines_of(ask.job.cluster, size), front=False, progress=progress)).best
+    return chosen(ask, survey(ask, [ask.job.cluster.resized(size)], front=False, progress=progress)).best
 
 
 def _point(first: tuple[int, int, Forecast], one: tuple[int, int, Forecast]) -> Point:

@@ -62,7 +62,7 @@ def quick_excess_s(detail: StepParts, layout: Layout, row: int = 0) -> float:
     if pp == 1:
         return 0.0
     left = m % pp
-    uneven = left > 0 and layout.schedule == "zero-bubble" and 2 * pp * layout.vp * m <= QUICK_OPERATIONS
+    uneven = left > 0 and layout.is_zero_bubble and 2 * pp * layout.vp * m <= QUICK_OPERATIONS
     if m <= (LONG + 1) * pp or uneven:
         return schedule_excess_s(detail, layout, row)
     before_s, after_s = (schedule_excess_s(detail, layout, row, rounds * pp + left) for rounds in (LONG - 1, LONG))
@@ -83,7 +83,7 @@ def timeline(detail: StepParts, layout: Layout, row: int = 0, num_micro_batches:
         return np.maximum(cells, 0.0)  # a chunk without layers, but for rounding
 
     pp, vp = layout.pp, layout.vp
-    name = layout.schedule if layout.schedule == "zero-bubble" else ("interleaved" if vp > 1 else "1f1b")
+    name = "zero-bubble" if layout.is_zero_bubble else "interleaved" if vp > 1 else "1f1b"
     order = schedule_named(name, pp, vp, num_micro_batches or int(detail.num_micro_batches[row]))
     weight_s = grid(times.weight_s, times.first_weight_s, times.last_weight_s, layer.weight_s) if name == "zero-bubble" else None
     backward_s = grid(times.backward_s, times.first_backward_s, times.last_backward_s, layer.total_s(1))
@@ -130,5 +130,4 @@ def _times_of(times: ChunkTimes, row: int) -> ChunkTimes:
 def _closed_pipeline_s(detail: StepParts, layout: Layout, row: int, num_micro_batches: int = 0) -> float:
     m = num_micro_batches or int(detail.num_micro_batches[row])
     hop_s = float(detail.message_s[row]) if layout.overlap_pp else 0.0
-    zero_bubble = layout.schedule == "zero-bubble" and layout.pp > 1
-    return float(pipeline_s(m, layout.pp, layout.vp, _times_of(detail.times, row), hop_s, zero_bubble=zero_bubble))
+    return float(pipeline_s(m, layout.pp, layout.vp, _times_of(detail.times, row), hop_s, zero_bubble=layout.is_zero_bubble))

@@ -23,7 +23,7 @@ from meshwright.describe.recipe import Recipe
 from meshwright.describe.recipe import recipe as recipe_named
 from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import FitError
-from meshwright.layout import CP_KINDS, RECOMPUTE, SCHEDULES, Layout, Layouts
+from meshwright.layout import CP_KINDS, RECOMPUTE, Layout, Layouts
 from meshwright.predict.stages import Split, stage_layers
 from meshwright.units import GB, gib
 
@@ -255,8 +255,7 @@ def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | 
     cut = _Cut.of(shapes, layouts, split, stage)
     weights, gradients, optimizer = _static_bytes(shapes, layouts, cut)
     micro_batches = np.maximum(workload.global_batch // (layouts.dp * layouts.micro_batch), 1)
-    zero_bubble = (layouts.schedule == SCHEDULES.index("zero-bubble")) & (layouts.pp > 1)
-    chunks = peak_in_flight(micro_batches, layouts.pp, layouts.vp, stage, zero_bubble)
+    chunks = peak_in_flight(micro_batches, layouts.pp, layouts.vp, stage, layouts.is_zero_bubble)
     tokens = layouts.micro_batch * (workload.seq_len / layouts.cp)
     chunk_bytes = _saved_bytes(shapes, layouts, cut) * (tokens / layouts.tp) / layouts.vp
     extra, moment = _extra_bytes(shapes, layouts, cut, tokens, chunk_bytes)

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from meshwright.arguments import check_type, typed
 from meshwright.describe.cluster import beyond_note
 from meshwright.describe.workload import Workload
+from meshwright.errors import InputError, nearest
 from meshwright.frames import data_frame
 from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
@@ -91,8 +93,11 @@ class Forecast:
         """Joules of the whole run at the wall; None where the accelerator's power is not stated."""
         return self.outcome.energy_j
 
+    @typed
     def share(self, part: str) -> float:
         """Share of the step that a part takes, from 0 to 1."""
+        if part not in self.parts:
+            raise InputError(f"a step has no part named {part!r}", where="Forecast.share: part", fix=nearest(part, self.parts))
         return self.parts[part] / self.step_s
 
     def __repr__(self) -> str:
@@ -119,6 +124,7 @@ class Forecast:
         return table([self])
 
 
+@typed
 def table(forecasts: Iterable[Forecast]) -> DataFrame:
     """Forecasts as a pandas DataFrame, one row each: `table(job.search(keep=20))`.
 
@@ -126,7 +132,10 @@ def table(forecasts: Iterable[Forecast]) -> DataFrame:
     `cp`, `pp`, ...); each part of the step has a column in seconds (`compute_s`, `exposed_tp_s`, ...). Lists, such as the memory of each
     stage, are left out. An InputError says how to get pandas where it is not installed.
     """
-    return data_frame([_row(forecast.to_json()) for forecast in forecasts])
+    rows = list(forecasts)
+    for forecast in rows:
+        check_type("forecasts", forecast, Forecast, "table")
+    return data_frame([_row(forecast.to_json()) for forecast in rows])
 
 
 def _row(values: dict[str, Any]) -> dict[str, Any]:
@@ -145,6 +154,7 @@ def _row(values: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+@typed
 def forecast(job: Job, layout: Layout, *, terms: Terms | None = None, ignore_memory: bool = False) -> Forecast:
     """Price one layout; refuse one that does not divide the job or does not fit into memory (unless `ignore_memory`)."""
     job.check(layout)

@@ -28,8 +28,7 @@ def legal_rows(model: Model, cluster: Cluster, workload: Workload, layouts: Layo
     legal &= (model.num_kv_heads % tp == 0) | (tp % model.num_kv_heads == 0)
     legal &= workload.seq_len % np.where(cp > 1, 2 * cp * tp, tp) == 0
     legal &= model.experts.num_experts % layouts.ep == 0 if model.experts else layouts.ep == 1
-    zero_bubble = (layouts.schedule == SCHEDULES.index("zero-bubble")) & (layouts.pp > 1)
-    legal &= ~zero_bubble | (layouts.zero_stage < 3) | (dp * cp == 1)
+    legal &= ~layouts.is_zero_bubble | (layouts.zero_stage < 3) | (dp * cp == 1)
     all_to_all = (layouts.cp_kind == CP_KINDS.index("all-to-all")) & (cp > 1)
     return np.asarray(legal & (~all_to_all | (model.num_kv_heads % (cp * tp) == 0)))
 
@@ -53,7 +52,7 @@ def check_division(model: Model, workload: Workload, layout: Layout) -> None:
         raise InputError(
             f"1F1B runs one chunk per stage, and vp is {layout.vp}", where="layout.schedule", fix="use schedule=interleaved, or vp=1"
         )
-    if layout.schedule == "zero-bubble" and layout.pp > 1 and layout.zero_stage == 3 and layout.dp * layout.cp > 1:
+    if layout.is_zero_bubble and layout.zero_stage == 3 and layout.dp * layout.cp > 1:
         raise InputError(
             "a zero-bubble schedule delays weight gradients, and ZeRO 3 reduces them inside the backward",
             where="layout.zero",

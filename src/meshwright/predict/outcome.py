@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arguments import check_types
 from meshwright.cost.energy import (
     PowerConstants,
     accelerator_power_w,
@@ -97,6 +98,11 @@ class Outcome:
     unknown: Mapping[str, str]
     batch_beyond: str = ""  # `above` or `below` the batches whose samples to the target are known: `above`, all here are lower bounds
 
+    def __repr__(self) -> str:
+        spreads = {"time_to_train_s": self.time_to_train_s, "cost_usd": self.offer and self.offer.cost_usd, "energy_j": self.energy_j}
+        known = ", ".join(f"{name}={spread.value:.4g}" for name, spread in spreads.items() if spread)
+        return f"Outcome({self.num_steps:,} steps{', ' * bool(known)}{known})"
+
     @property
     def bound(self) -> str:
         """What to say before time to train and all that grows with it, a blank at the end; nothing inside the measured batches."""
@@ -111,6 +117,9 @@ class Terms:
     price_kind: str = ""  # on-demand, spot or reserved
     region: str = ""
     cooling: str = ""  # air or liquid: hosts and fans as on metered nodes, instead of what the cluster states
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
 
 def outcome(prediction: Prediction, row: int = 0, terms: Terms | None = None) -> Outcome:

@@ -18,7 +18,7 @@ from meshwright.cost.compute import layer_backward_bytes, layer_forward_bytes, m
 from meshwright.cost.measured import ends_time, exchange_s, layer_time, tensor_exchange_s
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.pipeline import ChunkTimes
-from meshwright.layout import CP_KINDS, RECOMPUTE, SCHEDULES, Layouts
+from meshwright.layout import CP_KINDS, RECOMPUTE, Layouts
 from meshwright.predict import software as sw
 from meshwright.predict import traffic
 from meshwright.predict.inputs import BY_COLUMNS, BY_ROWS, EXPERT, Inputs
@@ -409,8 +409,7 @@ class MeasuredPricer(Pricer):
                 weight_s=seen.weight_s * way * ones,
             )
         )
-        puts_off = (self.l.schedule == SCHEDULES.index("zero-bubble")) & (self.pp > 1)
-        stops_early = self.m.profile.shares_cores | (self.tp * self.cp > 1) | puts_off
+        stops_early = self.m.profile.shares_cores | (self.tp * self.cp > 1) | self.l.is_zero_bubble
         unread_s = np.where((self.l.recompute == RECOMPUTE.index("full")) & stops_early, seen.last_s * way, 0.0)
         return replace(layer, matmul=(layer.matmul[0], layer.matmul[1] - unread_s))
 

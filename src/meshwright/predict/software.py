@@ -198,6 +198,9 @@ class Software:
     note: str = ""
     profile: Profile | None = None  # what was timed on the machine: prices compute in place of the constants
 
+    def __repr__(self) -> str:
+        return f"Software({self.name!r}, release={self.release!r}{', with a hardware profile' if self.profile else ''})"
+
     def log_factor_of(self, has_adapters: bool, generation: str) -> float:
         """ln of the time of a job over the reference: adapters run another code path, with factors of its own."""
         return self.finetuning.get(generation, 0.0) if has_adapters else self.log_factor

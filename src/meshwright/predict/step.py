@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.pipeline import ChunkTimes, busiest_stage_s, pipeline_s
-from meshwright.layout import RECOMPUTE, SCHEDULES, Layouts
+from meshwright.layout import RECOMPUTE, Layouts
 from meshwright.predict.inputs import Inputs
 from meshwright.predict.measured import Measured
 from meshwright.predict.prices import Layer, MeasuredPricer, Pricer
@@ -87,7 +87,7 @@ def price(inputs: Inputs, layouts: Layouts, constants: Constants, measured: Meas
     message_s = pricer.message_s()
     times = _chunk_times(pricer, split, layer, head, embedding_s, message_s)
     m = pricer.num_micro_batches
-    zero_bubble = (layouts.schedule == SCHEDULES.index("zero-bubble")) & (layouts.pp > 1)
+    zero_bubble = layouts.is_zero_bubble
     overlapped = layouts.overlap_pp > 0
     total_s = pipeline_s(m, layouts.pp, layouts.vp, times, np.where(overlapped, message_s, 0.0), zero_bubble=zero_bubble)
     busy_s = busiest_stage_s(m, layouts.pp, layouts.vp, times)

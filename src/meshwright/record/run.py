@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arguments import typed
 from meshwright.errors import InputError
 from meshwright.files import MOST_LINES_BYTES, read_bytes
 from meshwright.frames import data_frame
@@ -99,6 +100,7 @@ def _column(name: str, entries: Iterable[Mapping[str, Any]]) -> NDArray[Any]:
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
+@typed
 def read_run(folder: str | Path) -> Run:
     """The run in `folder`, also while it is being written; damaged lines are left out and named."""
     folder = Path(folder)

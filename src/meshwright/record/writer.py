@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.files import refusal, replace_file
+from meshwright.files import check_path, refusal, replace_file
 from meshwright.record.entries import Event, StepRecord
 from meshwright.record.header import RUNNING, STATUSES, RunHeader, read_header
 from meshwright.record.lines import line_of, object_in
@@ -46,6 +46,7 @@ class RunWriter:
         """A writer for the new folder `runs`/NAME; `plan` is the content of the plan file as it is run."""
         folder = Path(runs) / header.name
         try:
+            check_path(folder)
             folder.mkdir(parents=True, exist_ok=True)
             clear_unstarted(folder)
             if not is_free(folder):

@@ -14,6 +14,7 @@ from meshwright.describe.economics import Facility, Price, Provider, Region
 from meshwright.describe.find import finders
 from meshwright.describe.hardware import Accelerator, Link
 from meshwright.describe.model import Model
+from meshwright.describe.recipe import Recipe
 from meshwright.describe.source import Source
 from meshwright.describe.workload import Workload
 from meshwright.say.document import Block, Document, Pairs, Table, Text
@@ -75,6 +76,8 @@ def _values(entry: Any) -> dict[str, Any]:
         return {**fields, "accelerator": hardware.name, "hardware": of_one, "network": network}
     if isinstance(entry, Provider):
         return {**fields, "prices": [_price_values(price) for price in entry.prices]}
+    if isinstance(entry, Recipe):  # a memory's optimizer_bytes are those of a stage
+        return {"optimizer_bytes_per_parameter" if key == "optimizer_bytes" else key: value for key, value in fields.items()}
     if isinstance(entry, Region):
         return {"carbon_method" if key == "method" else key: value for key, value in fields.items()}
     if isinstance(entry, Workload):
@@ -96,7 +99,7 @@ def _name(entry: object) -> str:
 
 
 def _sources(entry: object) -> Mapping[str, Source]:
-    if isinstance(entry, Region | Facility):
+    if isinstance(entry, Region | Facility | Recipe):
         return {"default": entry.source}
     return dict(getattr(entry, "sources", {}))
 
@@ -299,6 +302,28 @@ def _region_page(entry: Region) -> Description:
 def _facility_page(entry: Facility) -> Description:
     water = f"{entry.wue_l_per_kwh:g} L/kWh" if math.isfinite(entry.wue_l_per_kwh) else "not published"
     return Description(kind="facility", pairs=[("PUE", f"{entry.pue:g}"), ("WUE", water), ("year", entry.year)], derived={})
+
+
+@description.register
+def _recipe_page(entry: Recipe) -> Description:
+    formats = ", ".join(filter(None, [entry.number_format, entry.needs and f"on accelerators that have {entry.needs} too"]))
+    one_copy = entry.weight_bytes_one_copy
+    pairs: list[tuple[str, object]] = [
+        ("meaning", entry.meaning),
+        ("products in", formats),
+        ("a weight", f"{_bytes(entry.weight_bytes)}" + (f", {one_copy:g} on accelerators that have fp4" if one_copy is not None else "")),
+        ("a gradient", f"{_bytes(entry.gradient_bytes)}, accumulated over micro-batches"),
+        ("the optimizer", f"{_bytes(entry.optimizer_bytes)} a parameter"),
+        ("sent for a parameter", f"{_bytes(entry.gather_bytes)} to gather weights, {_bytes(entry.reduce_bytes)} to reduce gradients"),
+        ("an activation", f"{_bytes(entry.tensor_bytes)} between operations, {_bytes(entry.input_bytes)} kept as the input of a product"),
+        ("a cast", f"{_bytes(entry.cast_bytes)} of memory traffic an element"),
+        ("other names", ", ".join(name for name in entry.names if name != entry.name) or "none"),
+    ]
+    return Description(kind="recipe", pairs=pairs, derived={})
+
+
+def _bytes(count: float) -> str:
+    return f"{count:g} byte{'' if count == 1 else 's'}"
 
 
 def _hourly(entry: Cluster) -> economics.Price | None:

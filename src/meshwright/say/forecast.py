@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from meshwright.describe.whatif import domain_changes
 from meshwright.layout import AXES, SHORT_NAMES, Layout
 from meshwright.predict.footprint import PARTS as MEMORY_PARTS
 from meshwright.predict.footprint import reserve_for
@@ -14,7 +15,7 @@ from meshwright.predict.outcome import Offer, Outcome, Spread
 from meshwright.predict.placement import ranks_of, spanned
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.say.document import Block, Document, Note, Pairs, Table, Text
-from meshwright.units import KWH, gib, seconds, si, usd
+from meshwright.units import KWH, carbon, energy, gib, seconds, si, usd, water
 
 BAR_WIDTH = 40  # characters of a part that is the whole step
 EIGHTHS = ("", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589")
@@ -86,16 +87,16 @@ def outcome_lines(forecast: Forecast) -> Iterator[Line]:
     yield quantity(whole, "time to train", whole.time_to_train_s, seconds, _steps(whole), "time_to_train", middle)
     yield quantity(whole, "cost", offer.cost_usd if offer else None, usd, price_text(offer) if offer else "", "cost", middle)
     yield from _other_prices(whole)
-    yield quantity(whole, "energy", whole.energy_j, kwh, f"at the wall; hosts: {whole.hosts}", "energy", middle)
+    yield quantity(whole, "energy", whole.energy_j, energy, f"at the wall; hosts: {whole.hosts}", "energy", middle)
     if whole.facility_energy_j:
         pue = f"with PUE {facility.pue:g} ({facility.name}, {facility.year})"
-        yield quantity(whole, "facility", whole.facility_energy_j, kwh, pue, "energy", middle)
+        yield quantity(whole, "facility", whole.facility_energy_j, energy, pue, "energy", middle)
     if whole.carbon_kg:
         source = f"{grid.grid_gco2e_per_kwh:g} g CO2e/kWh, grid of {grid.name} ({grid.year}, {grid.method})"
-        yield quantity(whole, "carbon", whole.carbon_kg, kg, source, "energy", middle)
+        yield quantity(whole, "carbon", whole.carbon_kg, carbon, source, "energy", middle)
     if whole.energy_j:
         source = f"on site, {facility.wue_l_per_kwh:g} l/kWh ({facility.name}, {facility.year})"
-        yield quantity(whole, "water", whole.water_l, litres, source, "water", middle)
+        yield quantity(whole, "water", whole.water_l, water, source, "water", middle)
 
 
 def _steps(whole: Outcome) -> str:
@@ -112,25 +113,6 @@ def quantity(
         return name, "unknown", whole.unknown.get(key, "")
     usual = f", middle {shown(spread.value * middle)}" if middle > 1 else ""
     return name, f"{whole.bound}{shown(spread.value)}", f"{spread.between(shown)}{usual}" + (f"; {remark}" if remark else "")
-
-
-def kwh(energy_j: float) -> str:
-    """Energy in kWh."""
-    return _amount(energy_j / KWH, "kWh")
-
-
-def kg(mass_kg: float) -> str:
-    """A mass in kg."""
-    return _amount(mass_kg, "kg")
-
-
-def litres(volume_l: float) -> str:
-    """A volume in litres."""
-    return _amount(volume_l, "l")
-
-
-def _amount(value: float, unit: str) -> str:
-    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def price_text(offer: Offer) -> str:
@@ -211,6 +193,7 @@ def forecast_values(forecast: Forecast) -> dict[str, Any]:
         "precision": job.workload.precision,
         "software": job.software.name,
         "layout": layout_values(forecast.layout),
+        "domain_sets": domain_changes(job.described, job.cluster),
         "num_micro_batches": forecast.num_micro_batches,
         "placement": forecast.placement,
         "step_s": forecast.step_s,

@@ -6,16 +6,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from meshwright.describe.whatif import domain_changes
 from meshwright.layout import AXES, Layout
 from meshwright.plan.explain import AxisTraffic, Change, Explanation, explain
 from meshwright.plan.objective import Limit
-from meshwright.plan.planned import Planned
+from meshwright.plan.planned import Comparison, Planned
 from meshwright.plan.sizes import Searched
 from meshwright.predict.forecast import Forecast
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.say.document import Block, Document, Lines, Note, Pairs, Table, Text
-from meshwright.say.forecast import Line, choice_values, forecast_values, kwh, outcome_lines, speed_lines
-from meshwright.units import gib, seconds, si, usd
+from meshwright.say.forecast import Line, choice_values, forecast_values, outcome_lines, speed_lines
+from meshwright.units import energy, gib, seconds, si, usd
 
 NUM_RANKS_SHOWN = 6
 NUM_CHANGES_SHOWN = 6
@@ -38,14 +39,14 @@ def _blocks(found: Planned, title: str, why: Explanation | None) -> Iterator[Blo
     if found.front:
         columns = ("accelerators>", "time to train>", "cost>", "energy>", "degrees")
         yield Table("time against cost", columns, tuple(map(_front_row, found.front)))
-        yield whole_layouts((point.cluster.num_accelerators, point.best.layout) for point in found.front)
+        yield whole_layouts(point.best for point in found.front)
     if why:
         yield from _explanation(why)
     ranks = found.ranks
     first = ranks.rows(NUM_RANKS_SHOWN)
     names = tuple(f"{name}>" for name in ranks.columns)
     yield Table(f"ranks (the first {len(first)} of {len(ranks):,})", names, tuple(tuple(map(str, row)) for row in first))
-    yield whole_layouts([(found.forecast.job.num_accelerators, found.forecast.layout)])
+    yield whole_layouts([found.forecast])
     yield Text(_statistics(found))
     evidence = found.forecast.evidence
     yield Text(f"interval: from {evidence.num_runs} runs, {evidence.kin}")
@@ -59,8 +60,8 @@ def _answer(found: Planned) -> Iterator[Line]:
     yield "layout", layout.degrees, f"{', '.join(filter(None, [batches, _choices(layout)]))}, order {'-'.join(layout.order)}"
     yield "searched", *_searched(found)
     yield from speed_lines(best)
-    if found.before:
-        yield "without --set", *_against(found.before, best)
+    if found.comparison:
+        yield "without --set", *_against(found.comparison)
     room = gib(best.job.cluster.accelerator.memory_bytes)
     yield "memory", gib(best.peak_memory_bytes), f"of {room}, at the peak of the fullest stage"
     yield from outcome_lines(best)
@@ -71,19 +72,33 @@ def _answer(found: Planned) -> Iterator[Line]:
 
 def _searched(found: Planned) -> tuple[str, str]:
     """What was open to the search and what was fixed: the same layout text in `predict` fixes every switch."""
-    fixed = str(found.ask.fixed)
-    count = f"{found.best.found.num_layouts:,} layout{'' if found.best.found.num_layouts == 1 else 's'}"
+    fixed, best = str(found.ask.fixed), found.best.found
+    count = f"{best.num_layouts:,} layout{'' if best.num_layouts == 1 else 's'}"
     if not fixed:
         return count, "every choice open; to price one layout as it is, use `meshwright predict`"
+    if best.num_legal == 1:
+        return count, "--layout leaves no choice open: `meshwright predict` prices the same layout"
     return count, f"with {fixed} fixed and every other choice open; `meshwright predict` instead uses the usual switches"
 
 
-def _against(before: Forecast, after: Forecast) -> tuple[str, str]:
-    ratio = after.step_s / before.step_s - 1
-    change = f"{abs(ratio):,.1%} {'longer' if ratio > 0 else 'shorter'} with it" if abs(ratio) >= 5e-4 else "the same with it"
+def _against(compared: Comparison) -> tuple[str, str]:
+    """The step without the changes, and by how much it differs with them: per token where the steps are not of one size."""
+    before, after = compared.before, compared.after
+    change = f"{abs(compared.longer_pct):,.1f}%"
+    longer = compared.longer_pct > 0
+    if abs(compared.longer_pct) < 0.05:
+        words = "the same with it"
+    elif compared.same_tokens:
+        words = f"{change} {'longer' if longer else 'shorter'} with it"
+    else:
+        words = f"{change} {'more' if longer else 'less'} time per token with it"
     same = "the same layout" if before.layout == after.layout else str(before.layout)
-    sizes = "" if before.job.num_accelerators == after.job.num_accelerators else f" on {before.job.num_accelerators:,} accelerators"
-    return f"{seconds(before.step_s)}{sizes}", f"{change}; {same}"
+    step = seconds(before.step_s)
+    if not compared.same_tokens:
+        step += f" for {before.job.workload.global_batch:,} x {before.job.workload.seq_len:,} tokens"
+    if before.job.num_accelerators != after.job.num_accelerators:
+        step += f" on {before.job.num_accelerators:,} accelerators"
+    return step, f"{words}; {same}"
 
 
 def _spares(found: Planned) -> str:
@@ -155,9 +170,18 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def whole_layouts(sized: Iterable[tuple[int, Layout]]) -> Lines:
-    """Whole layouts, each on a line that no width folds: what is copied from it is the layout that was priced."""
-    return Lines("for --layout, whole", tuple(f"{num_accelerators:>7,}  {layout}" for num_accelerators, layout in sized))
+def whole_layouts(forecasts: Iterable[Forecast]) -> Lines:
+    """Whole layouts, each on a line that no width folds: what is copied from it is the layout that was priced.
+
+    In front stands `--gpus`; behind, what `--set` needs where another number of each domain is in use than `--gpus` alone gives.
+    """
+    return Lines("for --layout, whole", tuple(map(_whole_layout, forecasts)))
+
+
+def _whole_layout(forecast: Forecast) -> str:
+    job = forecast.job
+    sets = "".join(f"  --set {change}" for change in domain_changes(job.described, job.cluster))
+    return f"{job.num_accelerators:>7,}  {forecast.layout}{sets}"
 
 
 def _front_row(point: Searched) -> tuple[str, ...]:
@@ -166,7 +190,7 @@ def _front_row(point: Searched) -> tuple[str, ...]:
     shown = (
         f"{bound}{seconds(time_s.value)}" if time_s else "unknown",
         f"{bound}{usd(cost.value)}" if cost else "unknown",
-        f"{bound}{kwh(energy_j.value)}" if energy_j else "unknown",
+        f"{bound}{energy(energy_j.value)}" if energy_j else "unknown",
     )
     return f"{point.cluster.num_accelerators:,}", *shown, best.layout.degrees
 
@@ -221,12 +245,17 @@ def _values(found: Planned, why: Explanation | None) -> dict[str, Any]:
         "spares": {**asdict(found.spares), "total": found.spares.total},
         "pareto": [forecast_values(point.best) for point in found.front],
         "without_set": forecast_values(found.before) if found.before else None,
+        "change_with_set": _change_values(found.comparison) if found.comparison else None,
         "model": forecast.job.model.name,
         "cluster": forecast.job.cluster.name,
         "workload": forecast.job.workload.name,
         "software": forecast.job.software.name,
         "notes": found.notes,
     }
+
+
+def _change_values(compared: Comparison) -> dict[str, Any]:
+    return {"what": "step_s" if compared.same_tokens else "time_per_token", "longer_pct": compared.longer_pct}
 
 
 def _limit_values(limit: Limit) -> dict[str, Any]:

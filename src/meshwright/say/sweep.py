@@ -23,7 +23,7 @@ def sweep_document(found: Sweep) -> Document:
 
 def _blocks(found: Sweep, title: str) -> Iterator[Block]:
     yield Table(title, COLUMNS, tuple(_row(point, is_first=point is found.points[0]) for point in found.points))
-    yield whole_layouts((point.num_accelerators, point.best.layout) for point in found.points)
+    yield whole_layouts(point.best for point in found.points)
     yield from map(Text, found.sentences)
     yield from map(Note, found.notes)
     for size, error in found.misses:

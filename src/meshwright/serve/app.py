@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, printable
 from meshwright.serve.guard import Door, Guard
 from meshwright.serve.metrics import CONTENT_TYPE, exposition
-from meshwright.serve.shelf import Shelf, printable
+from meshwright.serve.shelf import Shelf
 from meshwright.serve.static_files import static_files
 from meshwright.serve.steps import NUM_POINTS
 

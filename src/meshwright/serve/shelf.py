@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError, MeshwrightError, printable
 from meshwright.ledger import Ledger
 from meshwright.record.entries import Event
 from meshwright.record.header import RUNNING
@@ -215,11 +215,6 @@ def _event(event: Event) -> dict[str, Any]:
 
 def _problem(error: MeshwrightError) -> dict[str, str]:
     return {"what": printable(error.what), "where": printable(error.where), "fix": printable(error.fix)}
-
-
-def printable(text: str) -> str:
-    """Text that any encoding can carry: what a file name holds beyond letters is spelled out."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def plain(value: Any, depth: int = 8) -> Any:

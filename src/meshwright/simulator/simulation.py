@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.arguments import typed
 from meshwright.cost.money import cost_usd
 from meshwright.describe.load import load_cluster
 from meshwright.errors import InputError
@@ -44,6 +46,17 @@ SlowRanks = Mapping[int, float] | Sequence[str]  # factor by rank, or `RANK=FACT
 FINISH_SEEDS = 1000
 LEDGER_STEPS = 20_000  # that are read back for the closing lines: a second at most
 MOST_SIZE_SEEDS = 20  # of each size: large machines are interrupted many times
+RANGES = {  # of the options that are numbers, as the command line has them
+    "steps": (1, 1_000_000),
+    "days": (0, 10_000),
+    "seed": (0, 2**62),
+    "seeds": (1, 100_000),
+    "jitter": (0, 1000),
+    "planes_lost": (0, 1_000_000),
+    "nics_hit": (0, 1_000_000_000),
+    "spares": (0, 100_000),
+    "failed_nodes": (0, 1_000_000_000),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +146,9 @@ class Simulation:
 
         return simulation_document(self).to_json()
 
+    def __repr__(self) -> str:
+        return f"Simulation({self})"
+
     def __str__(self) -> str:
         what = f"{self.days:g} days, effective time {self.goodput:.2%}" if self.outlook else f"median step {self.step_s:.4g} s"
         return f"{self.plan.name}, seed {self.seed}: {what}"
@@ -144,6 +160,7 @@ class Simulation:
         return fragment(simulation_document(self))
 
 
+@typed
 def simulate(
     plan: Plan | Forecast | str | Path,
     *,
@@ -178,6 +195,9 @@ def simulate(
 
     The options are those of `meshwright simulate`. With `runs` the first seed's run is written there as a run folder.
     """
+    numbers = {"steps": steps, "days": days, "seed": seed, "seeds": seeds, "jitter": jitter, "planes_lost": planes_lost}
+    numbers |= {"nics_hit": nics_hit, "spares": spares, "failed_nodes": failed_nodes}
+    _check_ranges({name: number for name, number in numbers.items() if number is not None})
     plan_file = Path(plan) if isinstance(plan, str | Path) else None
     chosen = read_plan(plan_file) if plan_file else plan_of(plan) if isinstance(plan, Forecast) else plan
     assert isinstance(chosen, Plan)
@@ -247,7 +267,7 @@ class _Folder:
             return self.name
         base = f"{stem}-seed{seed}"
         name, number = base, 2
-        while (self.runs / name).exists():
+        while os.path.exists(self.runs / name):
             name, number = f"{base}-{number}", number + 1
         return name
 
@@ -337,10 +357,18 @@ def _weeks(asked: Simulation, campaign: Campaign, folder: _Folder, sizes: bool, 
     )
 
 
+def _check_ranges(numbers: Mapping[str, float]) -> None:
+    for name, number in numbers.items():
+        least, most = RANGES[name]
+        if not least <= number <= most:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} cannot be {number}", where=option, fix=f"give a number from {least:,} to {most:,}")
+
+
 def _check_folder(runs: Path, name: str) -> None:
     check_name(name)
     folder = runs / name
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if os.path.exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError("the run's folder exists and is not empty", where=str(folder), fix="use another --name")
 
 

@@ -57,7 +57,7 @@ def check(plan: Plan) -> None:
     layout = plan.layout
     if layout.cp > 1 and layout.cp_kind != "all-to-all":
         raise _refused(f"has no context parallelism by {layout.cp_kind}, only Ulysses", "layout.cp_kind", "plan with cp_kind=all-to-all")
-    if layout.vp > 1 or (layout.schedule == "zero-bubble" and layout.pp > 1):
+    if layout.vp > 1 or layout.is_zero_bubble:
         what = f"{layout.vp} model chunks per stage" if layout.vp > 1 else "a zero-bubble schedule"
         raise _refused(f"has no {what}: its pipeline is 1F1B", "layout.schedule", "plan with vp=1,schedule=1f1b")
     if layout.pp > 1 and layout.zero_stage >= 2:

@@ -54,7 +54,7 @@ def groups(plan: Plan) -> list[Group]:
 def check(plan: Plan) -> None:
     """Refuse what Megatron-LM has no way to run."""
     layout = plan.layout
-    if layout.schedule == "zero-bubble" and layout.pp > 1:
+    if layout.is_zero_bubble:
         raise InputError(
             "Megatron-LM has no zero-bubble schedule",
             where="layout.schedule",

@@ -77,7 +77,7 @@ def sections(plan: Plan) -> list[tuple[str, str, Section]]:
 def check(plan: Plan) -> None:
     """Refuse what Megatron-Bridge has no way to run."""
     layout = plan.layout
-    if layout.schedule == "zero-bubble" and layout.pp > 1:
+    if layout.is_zero_bubble:
         raise InputError(
             "Megatron-Bridge has no zero-bubble schedule", where="layout.schedule", fix="plan with schedule=interleaved or schedule=1f1b"
         )

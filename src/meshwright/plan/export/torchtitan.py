@@ -72,7 +72,7 @@ def check(plan: Plan) -> None:
         raise _refused(
             "has no context parallelism by all-to-all of heads", "layout.cp_kind", "plan with cp_kind=ring or cp_kind=all-gather"
         )
-    if layout.schedule == "zero-bubble" and layout.vp == 1 and layout.pp > 1:
+    if layout.is_zero_bubble and layout.vp == 1:
         raise _refused(
             "has zero-bubble schedules for two or more chunks per stage, not for one", "layout.schedule", "plan with vp=2 or more"
         )
@@ -184,7 +184,7 @@ def _parallelism(plan: Plan) -> Section:
 
 def _pipeline(plan: Plan) -> Section:
     layout = plan.layout
-    schedule = "1F1B" if layout.vp == 1 else "InterleavedZeroBubble" if layout.schedule == "zero-bubble" else "Interleaved1F1B"
+    schedule = "1F1B" if layout.vp == 1 else "InterleavedZeroBubble" if layout.is_zero_bubble else "Interleaved1F1B"
     made: dict[str, Value] = {"pipeline_parallel_schedule": schedule, "pipeline_parallel_microbatch_size": layout.micro_batch}
     return made | {"module_fqns_per_model_part": model_parts(plan)}
 

@@ -14,7 +14,7 @@ def compiles(layout: Layout, device: torch.device) -> bool:
     Tensor and context parallelism wait for other ranks inside a layer, and a zero-bubble schedule keeps gradients for later: both are
     side effects that a compiled graph may not have. On a processor compiling takes longer than the small runs made there.
     """
-    puts_off = layout.schedule == "zero-bubble" and layout.pp > 1
+    puts_off = layout.is_zero_bubble
     return device.type == "cuda" and layout.tp == 1 and layout.cp == 1 and not puts_off
 
 
