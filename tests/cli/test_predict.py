@@ -228,7 +228,7 @@ cost $# $# to $#; azure on-demand, $27.04 per accelerator-hour (2025)
 or $# coreweave reserved, $# coreweave on-demand
 energy # kWh # kWh to # kWh; at the wall; hosts: 1,867 W per node, stated for azure-gb200-128
 facility # kWh # kWh to # kWh; with PUE 1.17 (azure, 2025)
-carbon # kg # kg to # kg; 369.473 g CO2e/kWh, grid of usa (2023, lifecycle)
+carbon # kg CO2e # kg CO2e to # kg CO2e; 369.473 g CO2e/kWh, grid of usa (2023, lifecycle)
 water # l # l to # l; on site, 0.27 l/kWh (azure, 2025)
 
 step
