@@ -61,7 +61,7 @@ CALLS: Mapping[str, Mapping[str, Any]] = {
     "Cluster.is_fabric": {"tier": JOB.cluster.tiers[0]},
     "Cluster.nearest_sizes": {"num_accelerators": 12, "multiple_of": 1},
     "Cluster.resized": {"num_accelerators": 4},
-    "Cluster.takes": {"num_accelerators": 4},
+    "Cluster.can_have": {"num_accelerators": 4},
     "Forecast": _fields_of(FORECAST),
     "Forecast.share": {"part": "compute"},
     "Forecast.to_json": {},

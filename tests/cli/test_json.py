@@ -59,6 +59,7 @@ CASES = (
     Case("region", "describe norway"),
     Case("facility", "describe google"),
     Case("provider", "describe nebius"),
+    Case("recipe", "describe nvfp4"),
     Case("forecast", f"predict {JOB} {FIXED}"),
     Case("forecast", "predict llama-3.1-8b this-machine pretrain-1t --layout dp=1,mbs=1 --ignore-memory"),  # where little is known
     Case("plan", f"plan {JOB} {FIXED} --keep 2 --pareto --set fabric.planes=1 --deadline 9d --budget 9000 --out {{dir}}/other.json"),

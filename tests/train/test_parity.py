@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import permutations, product
 
 import numpy as np
@@ -163,7 +163,7 @@ def reference(pools: Pools) -> Reference:
     found: dict[str, Steps] = {}
 
     def run(model: Model, workload: Workload) -> Steps:
-        key = repr((model, workload))
+        key = str(asdict(model)) + str(asdict(workload))
         if key not in found:
             whole = Layout(micro_batch=workload.global_batch)
             found[key] = joined(pools.of(1).run(run_steps, model, workload, whole, NUM_STEPS))

@@ -181,7 +181,7 @@ class Workload:
         check_numbers(self, f"workload {self.name}")
 
     def __repr__(self) -> str:
-        return f"Workload({self.name!r}, {self.global_batch:,} x {self.seq_len:,} tokens a step, {self.precision})"
+        return f"Workload({self.name!r}, {self.global_batch:,} x {self.seq_len:,} tokens per step, {self.precision})"
 
     @property
     def tokens_per_step(self) -> int:
