@@ -1,5 +1,6 @@
 """The command line as a whole: help, version, and every failure one message and an exit code."""
 
+import os
 import subprocess
 import sys
 
@@ -136,3 +137,13 @@ def test_ctrl_c_while_commands_are_loaded_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr("meshwright.cli.main.main", interrupted)
     assert run() == 130
     assert capsys.readouterr().err == "meshwright: interrupted\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_a_full_disk_is_one_message_with_a_true_fix():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "meshwright", "--version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2 and "No space left on device" in done.stderr and "free some space" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -242,6 +242,8 @@ def test_nothing_is_written_where_a_stack_cannot_run_the_plan(run, tmp_path):
         (("--layout", "order=tp-cp"), "must name each of"),
         (("--objective", "speed"), "no objective named 'speed'"),
         (("--deadline", "soon"), "cannot read a duration"),
+        (("--budget", "much"), "cannot read an amount of USD in 'much'"),
+        (("--budget", "1USD"), "over the budget"),
         (("--deadline", "1s"), "no plan meets the limits"),
         (("--max-gpus", "8"), "given twice"),
         (("--headroom", "70"), "no layout fits"),

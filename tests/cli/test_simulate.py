@@ -172,6 +172,7 @@ def test_tables_name_the_parts(run, plan):
         (("--jitter", "-1"), "--jitter"),
         (("--slow-rank", "256=1.3"), "no rank 256 among 256"),
         (("--slow-rank", "x"), "cannot read 'x'"),
+        (("--slow-rank", "5"), "write RANK=FACTOR"),
         (("--routing", "magic"), "no routing named 'magic'"),
         (("--links-lost", "1.5"), "links_lost is 1.5"),
         (("--storage", "0"), "storage of 0 GB/s"),

@@ -55,10 +55,12 @@ def test_a_size_without_a_plan_is_named_and_the_others_stand():
     assert [(size, "17 accelerators do not spread evenly over nodes of 8" in error.what) for size, error in found.misses] == [(17, True)]
 
 
-@pytest.mark.parametrize("sizes, mode", [([], "weak"), ([8], "sideways")])
-def test_bad_input_is_refused(sizes, mode):
+@pytest.mark.parametrize(
+    "sizes, mode, base", [([], "weak", None), ([8], "sideways", None), ([0], "weak", None), ([8, -8], "strong", None), ([8], "weak", 0)]
+)
+def test_bad_input_is_refused(sizes, mode, base):
     with pytest.raises(InputError):
-        sweep(SMALL, sizes, mode)
+        sweep(SMALL, sizes, mode, base)
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_what_would():

@@ -66,6 +66,9 @@ def test_a_header_that_could_not_be_read_back_is_not_made(changes: dict[str, obj
 def test_a_folder_without_a_header_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a run folder"):
         read_run(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="not a run folder"):
+        read_run(tmp_path / "file")
 
 
 @pytest.mark.parametrize("target", ["NaN", "Infinity", -1.0])

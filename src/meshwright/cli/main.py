@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sys
 from collections.abc import Sequence
@@ -125,7 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:  # a full disk, a folder that went away
         where = printable(str(error.filename or "the output"))
-        print(f"meshwright: cannot read or write: {error.strerror or error}\n  where: {where}", file=sys.stderr)
+        fix = "\n  fix:   free some space, or write to another disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        print(f"meshwright: cannot read or write: {error.strerror or error}\n  where: {where}{fix}", file=sys.stderr)
         return BAD_INPUT
     if code == INTERRUPTED:
         print("meshwright: interrupted", file=sys.stderr)

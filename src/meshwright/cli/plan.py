@@ -43,7 +43,7 @@ def plan(
     ] = "time",
     deadline: Annotated[str, typer.Option(metavar="TIME", help="The run must end within this time: 7d, 36h, 90min.")] = "",
     budget: Annotated[
-        float | None, typer.Option(metavar="USD", min=0.0, help="The run must cost at most this many US dollars.", show_default=False)
+        str | None, typer.Option(metavar="USD", help="500USD: the run must cost at most this many US dollars.", show_default=False)
     ] = None,
     headroom: Annotated[
         float, typer.Option(metavar="GIB", min=0.0, help="GiB to leave free on every accelerator, in addition to the reserve.")
@@ -82,6 +82,7 @@ def plan(
     from meshwright.cli.show import show
     from meshwright.errors import MeshwrightError
     from meshwright.job import Job
+    from meshwright.ledger import read_budget
     from meshwright.plan.candidates import fixed_by
     from meshwright.plan.objective import Aim, read_duration
     from meshwright.plan.planned import planned
@@ -99,7 +100,11 @@ def plan(
         job=job,
         fixed=fixed_by(layout),
         terms=Terms(provider=provider, price_kind=price_kind, region=region),
-        aim=Aim(objective=objective, deadline_s=read_duration(deadline) if deadline else None, budget_usd=budget),
+        aim=Aim(
+            objective=objective,
+            deadline_s=read_duration(deadline) if deadline else None,
+            budget_usd=None if budget is None else float(read_budget(budget)),
+        ),
         keep=keep,
         reserve_bytes=reserve_with(headroom, job),
         sized=any(text.partition("=")[0].strip() == "gpus" for text in sets or ()),

@@ -105,6 +105,9 @@ def sweep(
         raise InputError(f"no kind of scaling named {mode!r}", where="--mode", fix=nearest(mode, MODES))
     if not sizes:
         raise InputError("no number of accelerators is given", where="--gpus", fix="write --gpus 512,1024")
+    for name, size in [("gpus", size) for size in sizes] + ([("base", base)] if base is not None else []):
+        if size < 1:
+            raise InputError(f"{name} has {size}, and a cluster needs at least one accelerator", where=f"--{name}", fix="give 1 or more")
     ordered, workload = sorted(set(sizes)), ask.job.workload
     base = base or (ask.job.num_accelerators if ask.job.num_accelerators in ordered else ordered[0])
     found: list[tuple[int, int, Forecast]] = []

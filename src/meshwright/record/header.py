@@ -89,7 +89,7 @@ def read_header(folder: Path) -> RunHeader:
     path = folder / "run.json"
     try:
         entry = object_in(read_bytes(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise InputError(
             "not a run folder: it has no run.json", where=str(folder), fix="give a folder that train or simulate wrote"
         ) from None

@@ -37,12 +37,12 @@ class Outlook:
 def outlook_of(run: LiveRun, ledger: Ledger | None = None) -> Outlook:
     """What the run will take; all None for one without a plan, or with a plan of senseless numbers."""
     try:
-        return _reckoned(run, ledger)
+        return _computed(run, ledger)
     except (ArithmeticError, ValueError, MeshwrightError):
         return replace(NOTHING_KNOWN, progress=_progress(run, None))
 
 
-def _reckoned(run: LiveRun, ledger: Ledger | None) -> Outlook:
+def _computed(run: LiveRun, ledger: Ledger | None) -> Outlook:
     """The same, at the price that the ledger uses, or else the list price."""
     expected_steps, last_step = stated_steps(run)
     rate = ledger.price if ledger and ledger.price else rate_of(run.plan.cluster) if run.plan else None

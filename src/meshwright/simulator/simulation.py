@@ -150,7 +150,11 @@ class Simulation:
         return f"Simulation({self})"
 
     def __str__(self) -> str:
-        what = f"{self.days:g} days, effective time {self.goodput:.2%}" if self.outlook else f"median step {self.step_s:.4g} s"
+        what = (
+            f"{self.days:g} day{'s' * (self.days != 1)}, effective time {self.goodput:.2%}"
+            if self.outlook
+            else f"median step {self.step_s:.4g} s"
+        )
         return f"{self.plan.name}, seed {self.seed}: {what}"
 
     def _repr_html_(self) -> str:
@@ -420,9 +424,9 @@ def _slow_ranks(given: SlowRanks) -> tuple[Slow, ...]:
 
 
 def _slow(text: str) -> Slow:
-    rank, equals, factor = text.partition("=")
+    rank, _, factor = text.partition("=")
     try:
-        return Slow(rank=int(rank), factor=float(factor) if equals else 1.3)
+        return Slow(rank=int(rank), factor=float(factor))
     except ValueError:
         raise InputError(f"cannot read {text!r}", where="--slow-rank", fix="write RANK=FACTOR, such as 100=1.3") from None
 

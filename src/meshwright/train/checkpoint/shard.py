@@ -245,7 +245,7 @@ def parse_header(header: object, data_bytes: int, path: Path) -> dict[str, Entry
             raise CheckpointError(f"tensor {name!r} begins at byte {entry.offset_bytes:,}, not at {expected:,}", where=str(path))
         expected += entry.num_bytes
     if expected != data_bytes:
-        raise CheckpointError(f"the header of {path.name} speaks of {expected:,} bytes of data; there are {data_bytes:,}", where=str(path))
+        raise CheckpointError(f"the header of {path.name} states {expected:,} bytes of data; there are {data_bytes:,}", where=str(path))
     return entries
 
 
