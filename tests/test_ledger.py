@@ -146,7 +146,7 @@ def test_nothing_is_paid_between_a_kill_and_the_resume_and_abandoned_steps_are(t
     assert ledger.usd == Decimal("200.00") + Decimal("18.00")
     assert ledger.lost_gpu_seconds == pytest.approx(4 * 20) and ledger.lost_usd == Decimal("80.00")
     assert {(e.first_step, e.last_step) for e in ledger.entries if e.is_lost} == {(4, 5)}
-    assert "the price changed between starts: 1800 and 3600 USD per accelerator-hour" in ledger.notes
+    assert "the price changed between starts: $1800 and $3600 per accelerator-hour" in ledger.notes
 
 
 def test_every_life_has_its_own_steps_however_far_back_it_went(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def here(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("--budget", "0"), "0 is nothing"),
         (("--budget", ""), "no amount of USD"),  # of a shell variable that is not set
         (("--budget", "5EUR"), "cannot read an amount of USD in '5EUR'"),
-        (("--price", "1e9"), "USD per accelerator-hour"),
+        (("--price", "1e9"), "per accelerator-hour"),
         (("--budget", "5", "--no-save"), "a run that its budget stops must be saved"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from meshwright.cli import main as cli
-from meshwright.cli.help import help_of
+from meshwright.cli.help import examples_of, help_of
 from meshwright.cli.main import main
 from meshwright.describe.load import load_cluster, load_model, load_workload
 
@@ -31,7 +31,7 @@ OPTIONS = [(name, one) for name, command in COMMANDS.items() for one in command.
 
 def examples(command):
     """The lines below `Examples:`."""
-    return [line.strip() for line in command.help.partition("Examples:\n")[2].splitlines() if line.strip() not in ("", "\b")]
+    return [line.strip() for line in (command.epilog or "").partition("Examples:\n")[2].splitlines() if line.strip() not in ("", "\b")]
 
 
 @pytest.mark.parametrize("name, option", OPTIONS, ids=[f"{name} {one.name}" for name, one in OPTIONS])
@@ -66,6 +66,7 @@ def test_help_has_the_width_of_the_terminal_and_cuts_nothing(name, width, capsys
     command = COMMANDS[name]
     for example in examples(command):
         assert f"    {example}" in lines, "an example is one line, to be copied"
+    assert [line.strip() for line in lines if line.strip()][-2:] == examples(command), "help ends with the examples"
     others = [line for line in lines if line.strip() not in examples(command)]
     assert max(map(len, others)) <= width
     shown = "".join("".join(others).split())  # a line may also end at a hyphen
@@ -84,7 +85,7 @@ def test_a_docstring_without_examples_is_its_own_help():
     def command():
         """Do one thing."""
 
-    assert help_of(command) == "Do one thing."
+    assert help_of(command) == "Do one thing." and examples_of(command) == ""
 
 
 @pytest.mark.parametrize("words", [[], ["corpus"], ["audit"]], ids=["meshwright", "corpus", "audit"])
@@ -94,4 +95,4 @@ def test_the_list_of_commands_is_not_cut(words, width, capsys, monkeypatch):
     assert main([*words, "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not any(line.endswith("...") for line in lines[1:])
-    assert max(map(len, lines)) <= width
+    assert max(len(line) for line in lines if not line.startswith("    meshwright ")) <= width  # examples stay whole

@@ -47,7 +47,7 @@ def test_what_it_prints(run: Run, folder: Path) -> None:
 ledger of a: trained, finished
 paid for    8.333 min of 2 accelerators: 0.2778 accelerator-hours
 cost        2.00 USD
-price       7.2 USD per accelerator-hour, someone, spot, 2026-11-15
+price       $7.2 per accelerator-hour, someone, spot, 2026-11-15
 price from  a page
 energy      unknown
 water       unknown

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.cli.help import add
+from meshwright.cli.help import add, examples
 from meshwright.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ corpus = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     help="Make corpora for training from text, and look at them.",
+    epilog=examples(
+        "meshwright corpus build books/*.txt --tokenizer train:4096 --out corpora/books", "meshwright corpus show corpora/books"
+    ),
 )
 
 

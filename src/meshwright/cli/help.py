@@ -13,15 +13,27 @@ UNWRAPPED = "\b"  # click does not re-wrap a paragraph that begins with this cha
 
 
 def help_of(command: Callable[..., Any]) -> str:
-    """The docstring of a command; every example is one line, whatever the width of the terminal, so that it can be copied."""
-    about, heading, examples = (inspect.getdoc(command) or "").partition(f"\n{EXAMPLES}\n")
-    if not heading:
-        return about
-    lines = [f"  {line.strip()}" for line in examples.splitlines() if line.strip()]
-    return "\n".join([about.rstrip(), "", EXAMPLES, "", UNWRAPPED, *lines])
+    """The docstring of a command without its examples."""
+    return _parts(command)[0]
+
+
+def examples_of(command: Callable[..., Any]) -> str:
+    """The examples of a command, which its help ends with; each is one line, however wide, so that it can be copied."""
+    return examples(*(line.strip() for line in _parts(command)[1].splitlines() if line.strip()))
+
+
+def examples(*lines: str) -> str:
+    """Lines below a heading; nothing where there are none."""
+    return "\n".join([EXAMPLES, "", UNWRAPPED, *(f"  {line}" for line in lines)]) if lines else ""
+
+
+def _parts(command: Callable[..., Any]) -> tuple[str, str]:
+    """What the docstring says, and its examples."""
+    about, _, examples = (inspect.getdoc(command) or "").partition(f"\n{EXAMPLES}\n")
+    return about.rstrip(), examples
 
 
 def add(app: typer.Typer, command: Callable[..., Any]) -> None:
     """Add a command with all of its docstring: left to itself, typer cuts the first line in the list of commands."""
     whole = help_of(command)
-    app.command(help=whole, short_help=whole.partition("\n")[0])(command)
+    app.command(help=whole, short_help=whole.partition("\n")[0], epilog=examples_of(command) or None)(command)

@@ -261,7 +261,7 @@ def _notes(run: Run, spans: Sequence[Span], rates: Sequence[Rate | None], price:
         notes.append(f"{unread or 'no price was recorded with the run'}: today's price of the catalogue is used")
     known = {rate.usd_per_gpu_hour for rate in rates if rate}
     if len(known) > 1:
-        notes.append(f"the price changed between starts: {' and '.join(f'{usd:f}' for usd in sorted(known))} USD per accelerator-hour")
+        notes.append(f"the price changed between starts: {' and '.join(f'${usd:f}' for usd in sorted(known))} per accelerator-hour")
     if any("unmeasured" in span.uses_s for span in spans):
         notes.append("steps without measured parts count as compute")
     return notes

@@ -50,7 +50,7 @@ class Rate:
         return Rate(usd_per_gpu_hour=usd, **rest) if usd.is_finite() and usd >= 0 else None
 
     def __str__(self) -> str:
-        return f"{self.usd_per_gpu_hour.normalize():f} USD per accelerator-hour, {self.provider}, {self.kind}, {self.date}"
+        return f"${self.usd_per_gpu_hour.normalize():f} per accelerator-hour, {self.provider}, {self.kind}, {self.date}"
 
 
 def rate_of(cluster: Cluster) -> Rate | None:
@@ -72,7 +72,7 @@ def read_rate(text: str, where: str = "--price") -> Rate:
     amount = re.sub(r"\s*(?:/|per)\s*(?:(?:gpu|accelerator)[ -]?)?(?:h|hour)\s*$", "", text.strip(), flags=re.I)
     usd = read_usd(amount, where, UNDERSTOOD)
     if usd > 100_000:
-        raise InputError(f"{usd:f} USD per accelerator-hour", where=where, fix=UNDERSTOOD)
+        raise InputError(f"${usd:f} per accelerator-hour", where=where, fix=UNDERSTOOD)
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     return Rate(usd_per_gpu_hour=usd, provider="the user", kind=GIVEN, date=today, source=f"--price {text.strip()}")
 

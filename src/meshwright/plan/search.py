@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.arguments import typed
+from meshwright.arguments import check_type, typed
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
@@ -43,6 +43,7 @@ from meshwright.predict.step import price
 from meshwright.units import gib
 
 EXACT = 500  # of the best in closed form, priced again from the exact schedule
+MOST_KEPT = 500  # layouts of one search
 # The closed form adds up chains of operations that wait for each other, so the exact schedule never takes less (but for rounding, and by
 # what tests/plan/test_search.py has seen): layouts that are behind in closed form stay behind.
 CLOSED_EXCESS = 1.001
@@ -133,6 +134,12 @@ def search(
 
 
 @typed
+def check_kept(keep: int) -> None:
+    """Raise where a search is to keep no layout, or more than anyone reads: each one kept is timed by its exact schedule."""
+    if not 1 <= keep <= MOST_KEPT:
+        raise InputError(f"keep is {keep:,}, and a search keeps 1 to {MOST_KEPT} layouts", where="keep", fix=f"give 1 to {MOST_KEPT}")
+
+
 def best_forecasts(
     job: Job,
     *,
@@ -142,8 +149,8 @@ def best_forecasts(
     progress: Progress = lambda done, total: None,
 ) -> list[Forecast]:
     """The best layouts of a job by step time, each with its forecast; `layout` fixes some of the choices."""
-    if keep < 1:
-        raise InputError(f"keep is {keep}, and a search keeps at least one layout", where="search: keep", fix="give 1 or more")
+    check_kept(keep)
+    check_type("features", features, Features | None, "search")
     found = search(
         job, features=features, fixed=fixed_by(layout), keep=keep, reserve_bytes=reserve_for(job.cluster.accelerator), progress=progress
     )

@@ -19,7 +19,7 @@ from meshwright.plan.candidates import Fixed
 from meshwright.plan.features import Features
 from meshwright.plan.measure import STEP, Measure, run_energy, run_time
 from meshwright.plan.objective import Aim, Floor, floor
-from meshwright.plan.search import Found, least_of, search
+from meshwright.plan.search import Found, check_kept, least_of, search
 from meshwright.predict.footprint import RESERVE_BYTES, reserve_for
 from meshwright.predict.forecast import Forecast, forecast
 from meshwright.predict.outcome import Terms
@@ -44,8 +44,7 @@ class Ask:
     sized: bool = False  # whether the number of accelerators was set, so that no other is searched
 
     def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise InputError(f"keep is {self.keep}, and a plan keeps at least one layout", where="keep", fix="give 1 or more")
+        check_kept(self.keep)
 
     def on(self, cluster: Cluster) -> Ask:
         """The same question of another machine."""

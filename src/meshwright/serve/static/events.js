@@ -100,7 +100,7 @@ function shown(name, value) {
     return name === "loss" ? loss(value) : number(value, 5);
   }
   if (name === "price" && value?.usd_per_gpu_hour)
-    return [`${value.usd_per_gpu_hour} USD per accelerator-hour`, value.provider, value.kind, value.date].filter(Boolean).join(", ");
+    return [`$${value.usd_per_gpu_hour} per accelerator-hour`, value.provider, value.kind, value.date].filter(Boolean).join(", ");
   if (name === "cause") return String(value).replaceAll("_", " ");
   if (value && typeof value === "object")
     return `(${Object.entries(value)
