@@ -45,11 +45,28 @@ def test_a_processor_is_measured(monkeypatch):
 
 
 @pytest.fixture
-def measured_anew():
+def measured_anew(tmp_path, monkeypatch):
     """Nothing measured before, and nothing that the test measures is kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     this_machine.core_speed.cache_clear()
     yield
     this_machine.core_speed.cache_clear()
+
+
+def test_two_commands_see_the_same_speed_until_it_is_old(measured_anew, monkeypatch, tmp_path):
+    speeds = iter([5e10, 7e10, 9e10])
+    monkeypatch.setattr(this_machine, "_measured_speed", lambda: this_machine.CoreSpeed(flops_per_s=next(speeds), bytes_per_s=2e10))
+    seen = []
+    for damage in (None, None, "{", '{"processor": "another", "time_s": 0}'):
+        if damage is not None:
+            (tmp_path / "meshwright" / "core-speed.json").write_text(damage)
+        this_machine.core_speed.cache_clear()  # as a process of its own would
+        seen.append(this_machine.core_speed().flops_per_s)
+    assert seen == [5e10, 5e10, 7e10, 9e10]
+    monkeypatch.setattr(this_machine, "SPEED_LASTS_S", 0.0)
+    this_machine.core_speed.cache_clear()
+    with pytest.raises(StopIteration):
+        this_machine.core_speed()
 
 
 def test_a_processor_is_measured_once_in_a_process(measured_anew, monkeypatch):

@@ -15,7 +15,9 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -24,9 +26,11 @@ from meshwright.describe.hardware import Accelerator
 from meshwright.describe.load import accelerator, link, plain
 from meshwright.describe.source import Source
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.files import write_whole
 from meshwright.units import GB, MICROSECOND
 
 NAME = "this-machine"
+SPEED_LASTS_S = 6 * 3600.0  # that a measured speed is used for: machines are shared, and clocks change
 CORE_SPEED = Path(__file__).with_name("core_speed.py")
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 MOST_S = 60.0  # for a measurement that takes half a second on an idle machine
@@ -182,7 +186,23 @@ class CoreSpeed:
 
 @cache
 def core_speed() -> CoreSpeed:
-    """One core's speed, measured once in a process: by a program of its own, in which BLAS has one thread."""
+    """One core's speed, measured once in a few hours: between two commands it should be the same, or the same layout has two prices."""
+    from meshwright.describe.profile import cache_folder
+
+    path, processor = cache_folder() / "core-speed.json", processor_name()
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["processor"] == processor and 0 <= time.time() - kept["time_s"] < SPEED_LASTS_S:
+            return CoreSpeed(flops_per_s=float(kept["flops_per_s"]), bytes_per_s=float(kept["bytes_per_s"]))
+    speed = _measured_speed()
+    with suppress(OSError):  # a cache that cannot be written is no reason to stop
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps({"processor": processor, "time_s": time.time(), **asdict(speed)}))
+    return speed
+
+
+def _measured_speed() -> CoreSpeed:
+    """One core's speed now, by a program of its own, in which BLAS has one thread."""
     environment = os.environ | dict.fromkeys(BLAS_THREADS, "1") | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     # -P: the folder of the program has modules of its own that must not stand in for the standard library's.
     command = [sys.executable, "-P", str(CORE_SPEED)]
