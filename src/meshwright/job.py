@@ -18,6 +18,7 @@ from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.layout import AXES, Layout, parse_layout
 from meshwright.predict.legality import check_layout
+from meshwright.predict.practice import WHOLE_GRAPHS, Effects, ExpertPractice, expert_practice
 from meshwright.predict.profile_choice import with_profile
 from meshwright.predict.software import BLACKWELL, Software, generation_of, software
 
@@ -100,6 +101,12 @@ class Job:
         """ln of the time of this job's compute with its software over that with the reference release."""
         return self.software.log_factor_of(self.workload.adapters is not None, self.generation)
 
+    @property
+    def effects(self) -> Effects:
+        """How the compute of this job differs from that of the reference release on a fitted chip: by its software and by its chip."""
+        own = replace(self.software.effects, log_factor=self.log_factor)
+        return own + self.software.chips.get(self.cluster.accelerator.architecture, Effects())
+
     @typed
     def on(self, cluster: Cluster) -> Job:
         """The same job on a cluster of another size."""
@@ -114,13 +121,18 @@ class Job:
     def usual_layout(self) -> Layout:
         """The switches and the rank order that software of this kind uses where a user does not say, with all degrees 1.
 
-        As in the measured runs: tensor traffic is overlapped except with NVFP4, and CUDA graphs came with Blackwell. Experts need their
-        ranks close together, so pipeline stages are the outermost axis.
+        As in the measured runs: tensor traffic is overlapped except with NVFP4, and CUDA graphs came with Blackwell; with experts they came
+        later, with container 26.06. Experts need their ranks close together, so pipeline stages are the outermost axis.
         """
         order = ("tp", "cp", "dp", "pp") if self.model.experts else AXES
-        return Layout(
-            overlap_tp=recipe(self.workload.precision).overlaps_tensor_traffic, cuda_graphs=self.generation == BLACKWELL, order=order
-        )
+        graphs = self.generation == BLACKWELL and (self.model.experts is None or self.practice.graphs == WHOLE_GRAPHS)
+        return Layout(overlap_tp=recipe(self.workload.precision).overlaps_tensor_traffic, cuda_graphs=graphs, order=order)
+
+    @property
+    def practice(self) -> ExpertPractice:
+        """How the software runs a mixture of experts here."""
+        stack = self.software
+        return stack.practice or expert_practice(stack.release, self.cluster.accelerator, self.workload.precision)
 
     @typed
     def layout(self, text: str) -> Layout:

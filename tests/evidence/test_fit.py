@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright.evidence.fit import Rows, fit, leave_family_out
+from meshwright.evidence.fit import LATER, Rows, fit, leave_family_out
 from meshwright.evidence.refit import MEASURED_CSV, pretraining
 from meshwright.evidence.runs import read_runs
 from meshwright.predict.software import FITTED, RELEASES, fitted_values
@@ -40,7 +40,7 @@ def test_a_slower_release_takes_longer() -> None:
 
 
 def test_the_fit_recovers_constants_it_is_shown() -> None:
-    truth = {name: one.expected + 0.3 * one.spread for name, one in FITTED.items()}
+    truth = {name: one.expected + 0.3 * one.spread for name, one in FITTED.items() if name != LATER}
     made = replace(ROWS, measured_s=ROWS.measured_s * np.exp(ROWS.log_errors(truth)))
     found = fit(made)
     assert np.abs(made.log_errors(found)).mean() < 0.005  # what is expected beforehand pulls a little

@@ -9,7 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.evidence.refit import HERE, MEASURED_CSV, PUBLISHED_CSV, UNFITTED_CSV, Refit, dense_llama, pretraining, refit, stack_of
+from meshwright.evidence.classes import CHIPS, EFFECTS_FITTED
+from meshwright.evidence.mixtures import EXPERTS_FITTED
+from meshwright.evidence.refit import (
+    FSDP_CSV,
+    HERE,
+    MEASURED_CSV,
+    PUBLISHED_CSV,
+    UNFITTED_CSV,
+    Refit,
+    dense_llama,
+    pretraining,
+    refit,
+    stack_of,
+)
 from meshwright.evidence.runs import read_runs
 from meshwright.predict.software import REFERENCE_RELEASE, fitted_values
 
@@ -38,12 +51,22 @@ def test_one_factor_per_container_and_nothing_else_from_published_tables() -> No
 def test_a_residual_for_every_fitted_row_and_for_those_that_nothing_was_fitted_on() -> None:
     runs = RESIDUALS["runs"]
     num_fitted = sum(run["fitted"] for run in runs)
-    assert num_fitted > 200 and len(runs) - num_fitted >= len(read_runs(UNFITTED_CSV).rows)
-    assert not any(run["fitted"] for run in runs if run["architecture"] in ("cdna3", "ampere", "ada"))
+    dense = [run for run in (*read_runs(UNFITTED_CSV).rows, *read_runs(FSDP_CSV).rows) if not run.model.experts]
+    assert num_fitted > 200 + len(dense) and {run.release for run in dense} <= {run["family"][2] for run in runs}
+    assert all(run["fitted"] for run in runs if run["architecture"] in ("cdna3", "ampere"))
+
+
+def test_classes_and_experts_have_constants_within_their_bounds() -> None:
+    for (name, key), meaning in EFFECTS_FITTED.items():
+        value = CONSTANTS["chips" if name in CHIPS else "classes"][name][key]
+        assert meaning.low <= value <= meaning.high, (name, key)
+    for name, meaning in EXPERTS_FITTED.items():
+        assert meaning.low <= CONSTANTS["experts"][name]["value"] <= meaning.high, name
+    assert len(EXPERTS_FITTED) <= 12
 
 
 def test_software_of_another_kind_is_taken_as_the_reference_under_its_own_name() -> None:
-    run = read_runs(UNFITTED_CSV).rows[0]
+    run = replace(read_runs(UNFITTED_CSV).rows[0], release="homemade-1.0")
     stack = stack_of(run, fitted_values())
     assert (stack.release, stack.known, stack.log_factor) == (run.release, False, 0.0)
     assert REFERENCE_RELEASE in stack.note

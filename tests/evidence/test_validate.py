@@ -50,10 +50,13 @@ def test_what_is_validated_is_what_a_forecast_says() -> None:
 
 
 def test_the_fit_sees_the_same_errors_but_for_what_the_exact_schedule_adds() -> None:
-    """Constants are fitted by the closed form; a schedule timed whole takes longer by what layers dealt out unevenly cost, 1 % at most."""
+    """Constants are fitted by the closed form; a schedule timed whole takes longer by what uneven stages cost.
+
+    That is 6 % for DeepSeek-V3, whose last stage also predicts further tokens.
+    """
     closed = np.exp(log_errors(RUNS, fitted_values()))
     ratios = np.array([row.predicted_s / row.run.measured_s for row in CHECKED]) / closed
-    assert ((ratios > 1 - 1e-9) & (ratios < 1.01)).all() and np.median(ratios) == pytest.approx(1.0, abs=1e-9)
+    assert ((ratios > 1 - 1e-9) & (ratios < 1.07)).all() and np.median(ratios) == pytest.approx(1.0, abs=1e-9)
 
 
 def test_a_measured_time_twice_as_long_is_predicted_half() -> None:

@@ -17,6 +17,7 @@ CHIP = Accelerator(
 PLAIN = Constants(
     hopper_fp8_pj=0.1,
     blackwell_fp8_pj=0.1,
+    ultra_fp8_pj=0.1,
     blackwell_fp4_pj=0.1,
     hopper_attention=0.5,
     blackwell_attention=0.5,

@@ -17,6 +17,7 @@ from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
 from meshwright.predict.inputs import Inputs, inputs_of
 from meshwright.predict.measured import measured
+from meshwright.predict.practice import ExpertConstants
 from meshwright.predict.prices import MeasuredPricer, Pricer
 from meshwright.predict.software import Constants, software
 from meshwright.predict.stages import Split, stage_layers
@@ -46,7 +47,8 @@ CONSTANTS = replace(PLAIN, eager_layer_s=2e-4)
 
 def inputs(model: Model, cluster: Cluster, workload: Workload, log_factor: float = 0.0) -> Inputs:
     """The job as numbers, its compute at the speed of the reference release or slower by a factor."""
-    return replace(inputs_of(Job(model, cluster, workload)), log_factor=log_factor)
+    bare = replace(software(), experts=ExpertConstants())
+    return replace(inputs_of(Job(model, cluster, workload, bare)), log_factor=log_factor)
 
 
 def prices(model: Model = MODEL, workload: Workload = WORKLOAD, constants: Constants = CONSTANTS, **layout: object) -> Pricer:
@@ -132,7 +134,11 @@ def test_tokens_travel_to_their_experts_and_back() -> None:
     """Each of 128 tokens visits two of four experts on two ranks: half of what is sent stays at home."""
     model = replace(MODEL, experts=Experts(num_experts=4, num_active=2, hidden=128))
     each_s = 2 * (TOKENS * 2 * HIDDEN * 2) / 2 / NODE_BYTES_PER_S
-    assert prices(model, dp=2, ep=2).expert_s() == pytest.approx((each_s, each_s))
+    often = Pricer(replace(inputs(model, MACHINE, WORKLOAD), sends_once=0.0), Layouts.of([Layout(dp=2, ep=2)]), CONSTANTS)
+    assert often.expert_s() == pytest.approx((each_s, each_s))
+    once_s = 0.75 * each_s  # three of four tokens have an expert on the other rank; none is sent there twice
+    sent = Pricer(replace(inputs(model, MACHINE, WORKLOAD), sends_once=1.0), Layouts.of([Layout(dp=2, ep=2)]), CONSTANTS)
+    assert sent.expert_s() == pytest.approx((once_s, once_s))
     assert prices(model).expert_s() == (0.0, 0.0) and prices(dp=2).expert_s() == (0.0, 0.0)
 
 

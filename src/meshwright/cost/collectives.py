@@ -42,6 +42,20 @@ def all_to_all_s(sent_bytes: Quantity, members: Tiers, bytes_per_s: Tiers, hop_s
     return np.max(sent_bytes * share / bytes_per_s, axis=0) + np.where(members[-1] > 1, hop_s, 0.0)
 
 
+def sent_once_s(token_bytes: Quantity, num_targets: Quantity, members: Tiers, bytes_per_s: Tiers) -> Any:
+    """Seconds until every member has sent its tokens to the members that hold one or more of each token's `num_targets` targets.
+
+    A token crosses tier k once for each domain below that holds a target, and is passed on within. With targets drawn at random, of G
+    domains G x (1 - (1 - 1/G)^n) hold one of n.
+    """
+    size, inside = members[-1], _inside(members)
+    domains = size / inside
+    reached = domains * (1 - (1 - 1 / domains) ** num_targets)
+    share = (members - inside) / size
+    share[0] = (1 - 1 / size) * (members[0] > 1)  # what came in from elsewhere is passed on over the innermost tier
+    return np.max(token_bytes * reached * share / bytes_per_s, axis=0)
+
+
 def neighbour_s(message_bytes: Quantity, members: Tiers, bytes_per_s: Tiers, latency_s: Tiers) -> Any:
     """Seconds of a message to the next member, over the outermost tier that any such message crosses: a pipeline waits for its slowest."""
     crossed = members > _inside(members)

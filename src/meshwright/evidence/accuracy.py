@@ -23,9 +23,10 @@ from meshwright.job import Job
 from meshwright.layout import Layouts, parse_layout
 from meshwright.predict import software as assumptions
 from meshwright.predict.exact import exact_prediction
+from meshwright.predict.practice import MLPERF, class_of
 from meshwright.predict.prediction import Prediction, predict
-from meshwright.predict.software import FITTED, FittedValues, fitted_values
-from meshwright.predict.uncertainty import bounds, residuals, software_kind
+from meshwright.predict.software import FITTED, GENERATIONS, FittedValues, fitted_values
+from meshwright.predict.uncertainty import bounds, residuals
 from meshwright.units import MINUTE
 
 PEERS_TOML = Path(__file__).with_name("peers.toml")
@@ -131,7 +132,8 @@ def left_out(column: str, *kinds: str, table: Mapping[str, Any] | None = None) -
     `error_pct` is the error then, `covered` whether an interval made without the row, or its family, would have held.
     """
     runs = (table or residuals())["runs"]
-    entries = [run for run in runs if run["fitted"] and run["kind"] in kinds and software_kind(run["family"][2]) == "round"]
+    entries = [run for run in runs if run["fitted"] and run["kind"] in kinds and class_of(run["family"][2]) == MLPERF]
+    entries = [run for run in entries if run["architecture"] in GENERATIONS]
     return [{**run, "error_pct": 100 * float(np.expm1(run[column])), "covered": _would_hold(run, entries, column)} for run in entries]
 
 

@@ -18,8 +18,9 @@ from meshwright.evidence.memory import memory_evidence
 from meshwright.evidence.validate import Checked, Summary, family_name, grouped, summary
 from meshwright.layout import Layouts
 from meshwright.predict.footprint import footprint, recipe_for
+from meshwright.predict.practice import MLPERF, class_of
 from meshwright.predict.software import FITTED, fitted_values
-from meshwright.predict.uncertainty import kind_of, software_kind
+from meshwright.predict.uncertainty import kind_of
 from meshwright.units import KILO
 
 PLOT = "predicted-against-measured.svg"
@@ -381,7 +382,7 @@ def _short_section(rows: Evidence, choices: Sequence[Choice]) -> str:
     loosest = max(families, key=lambda name: summary(families[name]).mape_pct)
     entries = accuracy.left_out("family_out", "large", "small")
     releases = fitted_values().releases
-    rounds = [factor for name, factor in releases.items() if software_kind(name) == "round"]
+    rounds = [factor for name, factor in releases.items() if class_of(name) == MLPERF]
     spread_pct = 100 * float(np.expm1(max(rounds) - min(rounds)))
     return f"""## Weak points
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
@@ -12,7 +12,9 @@ from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.job import Job
 from meshwright.layout import Layout
+from meshwright.predict.practice import ExpertPractice
 from meshwright.predict.software import Software
+from meshwright.predict.stages import stage_layers
 
 MEGATRON_ORDER = ("tp", "cp", "dp", "pp")  # Megatron's default: pipeline stages outermost
 
@@ -39,6 +41,7 @@ class MeasuredRun:
     notes: str = ""
     kind: str = "pretrain"  # or "sft", "lora"
     peak_memory_bytes: float = 0.0  # measured on the fullest accelerator; 0 where nobody stated it
+    practice: ExpertPractice | None = None  # how experts were run, where it is known
     assumptions: tuple[str, ...] = ()  # what the row does not say and was taken for granted
 
     @property
@@ -48,7 +51,8 @@ class MeasuredRun:
 
     def job(self, software: Software) -> Job:
         """What was run, with the software it is predicted by."""
-        return Job(self.model, self.cluster, self.workload, software)
+        stack = replace(software, practice=self.practice) if self.practice else software
+        return Job(self.model, self.cluster, self.workload, stack)
 
     @property
     def accelerator(self) -> str:
@@ -133,6 +137,21 @@ def check_degrees(layout: Layout, num_accelerators: int, global_batch: int, num_
     if global_batch % per_round or (num_micro_batches and per_round * num_micro_batches != global_batch):
         times = f" x {num_micro_batches} micro-batches" if num_micro_batches else ""
         raise InputError(f"dp {layout.dp} x micro-batch {layout.micro_batch}{times} do not make up the global batch of {global_batch}")
+
+
+def with_stages(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
+    """The layout with stated stages where the layers do not divide over them, and what was assumed: the last stage has what is left.
+
+    So do NVIDIA's recipes for DeepSeek-V3: 61 layers over 4 stages are 16, 16, 16 and 13 beside the layer that predicts further tokens.
+    """
+    if layout.pp == 1 or stage_layers(model.num_layers, layout.pp, layout.vp).legal:
+        return layout, ()
+    each = -(-model.num_layers // (layout.pp * layout.vp)) * layout.vp
+    last = model.num_layers - each * (layout.pp - 1)
+    if last < 1 or not stage_layers(model.num_layers, layout.pp, layout.vp, each, last).legal:
+        return layout, ()
+    stated = replace(layout, first_stage_layers=each, last_stage_layers=last)
+    return stated, (f"stages: {each} layers each, and {last} on the last",)
 
 
 def missing_layout(columns: list[str]) -> InputError:

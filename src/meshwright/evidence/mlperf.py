@@ -10,7 +10,7 @@ from meshwright.describe.load import load_model, load_workload, names
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError, nearest
 from meshwright.evidence.machine import machine
-from meshwright.evidence.measured import MEGATRON_ORDER, MeasuredRun, check_degrees, missing_layout, recipe
+from meshwright.evidence.measured import MEGATRON_ORDER, MeasuredRun, check_degrees, missing_layout, recipe, with_stages
 from meshwright.evidence.table import Row
 from meshwright.layout import RECOMPUTE, Layout
 
@@ -44,9 +44,9 @@ def mlperf_run(row: Row) -> MeasuredRun:
     measured_s, benchmark = row.positive("step_time_s"), row.filled("benchmark")
     round_name, submitter, system = (row.filled(column) for column in ("round", "submitter", "system"))
     device = row.filled("accelerator")
-    layout = _layout(row, num_accelerators, global_batch)
-
     model_name, workload_name = _benchmark(benchmark)
+    model = load_model(model_name)
+    layout, split_assumptions = with_stages(_layout(row, num_accelerators, global_batch), model)
     built = machine(f"{submitter} {system}", device, num_accelerators, per_node, *_networks(row))
     precision, assumptions = _precision(row.text("precision"), built.cluster.accelerator)
     workload = replace(
@@ -61,7 +61,7 @@ def mlperf_run(row: Row) -> MeasuredRun:
         submitter=submitter,
         system=system,
         benchmark=benchmark,
-        model=load_model(model_name),
+        model=model,
         cluster=built.cluster,
         workload=workload,
         layout=layout,
@@ -74,7 +74,7 @@ def mlperf_run(row: Row) -> MeasuredRun:
         source_row=row.line,
         notes=row.text("notes"),
         kind="lora" if workload.adapters else "pretrain",
-        assumptions=(*built.assumptions, *assumptions, *_assumed_order(row, layout), *_assumed_overlap(row, layout)),
+        assumptions=(*built.assumptions, *assumptions, *split_assumptions, *_assumed_order(row, layout), *_assumed_overlap(row, layout)),
     )
 
 

@@ -14,16 +14,15 @@ from meshwright.describe.load import aliases, load_model, names, plain
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import InputError, nearest
+from meshwright.evidence.expert_recipes import expert_recipe
 from meshwright.evidence.machine import machine
-from meshwright.evidence.measured import MEGATRON_ORDER, MeasuredRun, check_degrees, missing_layout, recipe
+from meshwright.evidence.measured import MEGATRON_ORDER, MeasuredRun, check_degrees, missing_layout, recipe, with_stages
 from meshwright.evidence.table import Row
 from meshwright.layout import Layout
+from meshwright.predict.practice import WHOLE_GRAPHS, expert_practice
 from meshwright.units import GIB
 
-REQUIRED = (
-    *("source", "section", "model", "seq", "gpu", "n_gpus", "gbs", "mbs", "tp", "pp"),
-    *("precision", "step_time_s", "tokens_s_gpu"),
-)
+REQUIRED = ("source", "section", "model", "seq", "gpu", "n_gpus", "gbs", "mbs", "tp", "pp", "precision", "tokens_s_gpu")
 
 COUNTS = ("gbs", "mbs", "tp", "pp", "cp", "vp", "ep", "dp")  # may be empty, but not wrong
 
@@ -36,6 +35,7 @@ _SHAPE = re.compile(r"\bh=(\d{1,7}) l=(\d{1,5}) heads=(\d{1,5})\b")
 _CUT_NOTE = re.compile(r"\blayers cut to (\d{1,5})\b")
 _CUT_NAME = re.compile(r"_l(\d{1,5})(?=_|$)")
 _DEGREES_IN_NAME = re.compile(r"_(?=(?:l|tp|cp|pp|ep|dp|mbc|seq)\d+(?:_|$))")
+_AMP = re.compile(r"^amp_|/\w+$")  # `amp_bf16/DEFAULT`: Composer's precision, and what FSDP does with it
 _FSDP = re.compile(r"\bFSDP\b(?:=(\d+))?")
 
 
@@ -59,6 +59,8 @@ def software(source: str, section: str) -> Software:
     if nemo:
         return _nemo(nemo[1])
     month = re.search(r"(20\d\d)-?(\d\d)", source)
+    if "llm-foundry" in source:
+        return Software("fsdp-llm-foundry", zero_stage=3)
     if "torchtitan" in source and month:
         return Software(f"torchtitan-{month[1]}.{month[2]}", zero_stage=3)
     for word, made in _SOFTWARE.items():
@@ -102,7 +104,12 @@ def published_run(row: Row) -> MeasuredRun:
     layout, layout_assumptions = _layout(row, code, chip)
     check_degrees(layout, num_accelerators, global_batch, 0)
     kind = _kind(section)
-    precision = recipe(precision_name.partition("(")[0].strip())
+    precision = recipe(_AMP.sub("", precision_name).partition("(")[0].strip())
+    known = expert_recipe(code.release.removeprefix("nemo-"), model.name, chip.name, precision, layout) if _is_nemo(code, model) else None
+    if _is_nemo(code, model):
+        practice = known.practice if known else expert_practice(code.release, chip, precision)
+        layout = replace(layout, cuda_graphs=practice.graphs == WHOLE_GRAPHS)
+    layout, split_assumptions = with_stages(layout, model)
     chip.peak_flops_per_s(precision)  # refuses a format that the chip does not multiply in
     return MeasuredRun(
         round=code.release,
@@ -118,6 +125,7 @@ def published_run(row: Row) -> MeasuredRun:
             global_batch=global_batch,
             precision=precision,
             adapters=LORA if kind == "lora" else None,
+            attention_precision="fp8" if known and known.has_fp8_attention else "bf16",
         ),
         layout=layout,
         release=code.release,
@@ -128,13 +136,28 @@ def published_run(row: Row) -> MeasuredRun:
         notes=row.text("note"),
         kind=kind,
         peak_memory_bytes=memory_gib * GIB,
-        assumptions=(*built.assumptions, *model_assumptions, *layout_assumptions, *(_LORA_SAID if kind == "lora" else ())),
+        practice=known.practice if known else None,
+        assumptions=(
+            *built.assumptions,
+            *model_assumptions,
+            *layout_assumptions,
+            *split_assumptions,
+            *(_LORA_SAID if kind == "lora" else ()),
+        ),
     )
+
+
+def _is_nemo(code: Software, model: Model) -> bool:
+    """Whether the row is of a mixture of experts in the vendor's own containers, whose recipes are known."""
+    return model.experts is not None and code.release.startswith("nemo-")
 
 
 def _step_s(row: Row, num_accelerators: int, seq_len: int, global_batch: int) -> float:
     """Seconds of a step, as stated or from the tokens each accelerator gets through in a second."""
-    stated_s, tokens_per_s = row.positive_or("step_time_s", 0.0), row.positive_or("tokens_s_gpu", 0.0)
+    stated_s, tokens_per_s = (
+        row.positive_or("step_time_s", 0.0) if "step_time_s" in row.cells else 0.0,
+        row.positive_or("tokens_s_gpu", 0.0),
+    )
     if not global_batch:
         raise InputError("the global batch is not stated: gbs empty")
     if not stated_s and not tokens_per_s:
@@ -168,7 +191,7 @@ def _layout(row: Row, code: Software, chip: Accelerator) -> tuple[Layout, tuple[
         dp=dp or max(row.count("n_gpus") // (tp * cp * pp), 1),
         ep=ep,
         micro_batch=micro_batch,
-        zero_stage=3 if fsdp and fsdp[1] != "0" else code.zero_stage,
+        zero_stage=_zero_stage(row) if row.text("zero") else 3 if fsdp and fsdp[1] != "0" else code.zero_stage,
         recompute=_recompute(row.text("recompute")),
         cp_kind=code.cp_kind,
         order=MEGATRON_ORDER,
@@ -176,6 +199,13 @@ def _layout(row: Row, code: Software, chip: Accelerator) -> tuple[Layout, tuple[
         cuda_graphs=chip.architecture in code.graphs,
     )
     return layout, _assumptions(layout, code, recompute_stated=bool(row.text("recompute")))
+
+
+def _zero_stage(row: Row) -> int:
+    text = row.text("zero")
+    if text not in ("0", "1", "2", "3"):
+        raise InputError(f"no ZeRO stage {text!r}")
+    return int(text)
 
 
 def _recompute(text: str) -> str:
@@ -204,6 +234,8 @@ def _model(row: Row, seq_len: int) -> tuple[Model, tuple[str, ...]]:
         return _cut_model(_DEGREES_IN_NAME.split(text)[0], int(cut[1]))
     name, _, variant = text.partition("(")
     model = catalogue_model(name)
+    if 0 < model.num_positions < seq_len:
+        model = replace(model, num_positions=seq_len)  # learned positions: as many as the run's sequences have
     return (replace(model, num_prediction_layers=0) if variant.startswith("w/o MTP") else model), ()
 
 

@@ -4,8 +4,8 @@
 2. One factor per container release on the dense Llama tables of NeMo and Megatron-Bridge, and nothing else.
 3. One factor per generation and release on the Llama 2 70B LoRA rows.
 4. What an evaluation takes beside its forward passes, one constant.
-5. Residuals of runs that were left out, for the intervals; and of those that nothing was fitted on: mixtures of experts, chips and
-   software of other kinds.
+5. Effects of other classes of software and of chips of other generations (`classes.py`), and what experts cost (`mixtures.py`).
+6. Residuals of runs that were left out, for the intervals.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.describe.recipe import recipe
 from meshwright.errors import InputError
-from meshwright.evidence.fit import BENCHMARKS, Rows, fit, leave_family_out, leave_one_out
+from meshwright.evidence.classes import CHIPS, ClassRows, class_rows, effects_of
+from meshwright.evidence.fit import BENCHMARKS, LATER, Rows, fit, leave_family_out, leave_one_out
 from meshwright.evidence.measured import MeasuredRun
+from meshwright.evidence.mixtures import Mixtures, as_entries, mixtures
 from meshwright.evidence.runs import high_confidence_nvidia, read_runs
 from meshwright.layout import Layouts
 from meshwright.predict.prediction import evaluation_time_s, parts
@@ -37,12 +40,13 @@ from meshwright.predict.software import (
     values_of,
 )
 from meshwright.predict.step import StepParts
-from meshwright.predict.uncertainty import kind_of, software_kind
+from meshwright.predict.uncertainty import kind_of
 
 HERE = Path(__file__).parent
 MEASURED_CSV = HERE / "measured_runs.csv"
 PUBLISHED_CSV = HERE / "published_runs.csv"
-UNFITTED_CSV = HERE / "unfitted_runs.csv"  # software of kinds that no factor was fitted for; every tenth of vTrain's single-node rows
+UNFITTED_CSV = HERE / "unfitted_runs.csv"  # other software: Megatron, torchtitan; every tenth of vTrain's single-node rows
+FSDP_CSV = HERE / "fsdp_runs.csv"  # ordinary FSDP: llm-foundry's own tables
 FEWEST_RUNS = 2  # that make a factor
 Log = NDArray[np.float64]
 
@@ -79,8 +83,8 @@ def refit(measured: Path, published: Path, date: str, progress: Callable[[str], 
     adapters = [run for run in high_confidence_nvidia(runs) if run.kind == "lora"]
     progress("joint fit")
     values = fit(Rows.of(joint))
-    constants = _constants(values, len(joint), measured.name, date)
-    containers = _factors(llama, values_of(constants), lambda run: run.release)
+    constants = _constants({**values, LATER: values["blackwell_fp8_pj"]}, len(joint), measured.name, date)
+    containers = _containers_and_ultra(joint, llama, constants)
     constants["containers"] = {name: factor for name, factor in sorted(containers.items())}
     finetuning = _factors(adapters, values_of(constants), lambda run: (_generation(run), run.release))
     for (generation, release), factor in sorted(finetuning.items()):
@@ -94,12 +98,59 @@ def refit(measured: Path, published: Path, date: str, progress: Callable[[str], 
     entries = [_entry(run, a, b) for run, a, b in zip(joint, row_out, family_out, strict=True)]
     entries += _table_entries(llama, stacks, lambda run: containers)
     entries += _table_entries(adapters, stacks, lambda run: stacks.finetuning[_generation(run)])
-    experts = [run for run in tables if run.kind == "pretrain" and run.model.experts]
-    entries += [_entry(run, e, e) for run, e in zip(experts, log_errors(experts, stacks), strict=True)]
-    others = [run for run in runs if run.vendor != "NVIDIA" and run.is_high_confidence]
-    others += read_runs(UNFITTED_CSV).rows
-    entries += [_entry(run, e, e) for run, e in zip(others, log_errors(others, stacks), strict=True)]
+    entries += _of_classes([*runs, *read_runs(UNFITTED_CSV).rows, *read_runs(FSDP_CSV).rows], constants, progress)
+    entries += _of_mixtures([*tables, *runs], constants, progress)
     return Refit(constants, {"date": date, "measured": measured.name, "published": published.name, "runs": entries})
+
+
+def _containers_and_ultra(joint: Sequence[MeasuredRun], llama: Sequence[MeasuredRun], constants: dict[str, Any]) -> dict[str, float]:
+    """Factors of containers, and beside them the energy of an fp8 FLOP on Blackwell Ultra, which only the tables have runs enough of."""
+    from scipy.optimize import minimize_scalar
+
+    ultra = constants["constants"][LATER]
+    own = [run for run in (*joint, *llama) if _is_ultra_fp8(run)]
+    containers: dict[str, float] = {}
+    for _ in range(3 if own else 1):
+        containers = _factors(llama, values_of(constants), lambda run: run.release)
+        constants["containers"] = containers
+
+        def error(value: float) -> float:
+            ultra["value"] = value
+            return float(np.abs(log_errors(own, values_of(constants))).sum())
+
+        if own:
+            ultra["value"] = float(minimize_scalar(error, bounds=ultra["bounds"], method="bounded", options={"xatol": 1e-4}).x)
+    return containers
+
+
+def _is_ultra_fp8(run: MeasuredRun) -> bool:
+    return run.cluster.accelerator.architecture == "blackwell-ultra" and recipe(run.workload.precision).number_format == "fp8"
+
+
+def _of_classes(runs: Sequence[MeasuredRun], constants: dict[str, Any], progress: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Fit classes of software and generations of chips; residuals with each model, and each release, left out in turn."""
+    progress("classes of software")
+    own = class_rows(runs)
+    rows = ClassRows(own, values_of(constants))
+    found = rows.fit()
+    table = effects_of(found)
+    constants["classes"] = {name: asdict(table[name]) for name in table if name not in CHIPS}
+    constants["chips"] = {name: asdict(table[name]) for name in CHIPS}
+    progress("every model, and every release of other software, left out in turn")
+    size_out, release_out = rows.left_out(lambda run: run.model.name, found), rows.left_out(lambda run: run.release, found)
+    return [_entry(run, a, b) for run, a, b in zip(own, size_out, release_out, strict=True)]
+
+
+def _of_mixtures(runs: Sequence[MeasuredRun], constants: dict[str, Any], progress: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Fit what experts cost; residuals with each row, and each container, left out in turn."""
+    progress("mixtures of experts")
+    own = mixtures(runs)
+    rows = Mixtures(own, values_of(constants))
+    found = rows.fit()
+    constants["experts"] = as_entries(found)
+    progress("every container left out in turn")
+    container_out = rows.left_out(lambda run: run.release, found)
+    return [_entry(run, a, b) for run, a, b in zip(own, rows.row_out(found), container_out, strict=True)]
 
 
 def log_errors(runs: Sequence[MeasuredRun], values: FittedValues) -> Log:
@@ -182,7 +233,7 @@ def _entry(run: MeasuredRun, row: float, family_out: float) -> dict[str, Any]:
         "num_parameters": run.model.num_parameters,
         "row": round(float(row), 5),
         "family_out": round(float(family_out), 5),
-        "fitted": is_fitted(run.cluster.accelerator) and software_kind(run.release) != "other",
+        "fitted": is_fitted(run.cluster.accelerator) or run.cluster.accelerator.architecture in CHIPS,
     }
 
 

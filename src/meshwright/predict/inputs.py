@@ -21,7 +21,7 @@ from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.job import Job
-from meshwright.predict.software import BF16_PJ_PER_FLOP, CHIP_REFERENCE, generation_of, is_fitted
+from meshwright.predict.software import BF16_PJ_PER_FLOP, CHIP_REFERENCE, TP_HIDDEN, generation_of, is_fitted
 
 Value = float | NDArray[np.float64]  # one number, or a column with an entry for each row
 Columns = NDArray[np.float64]  # matrices x rows, tiers x rows
@@ -69,6 +69,7 @@ class Inputs:
     bf16_flops_per_s: Value
     bf16_pj: Value
     is_blackwell: Value
+    is_ultra: Value  # Blackwell Ultra: a die of its own
     is_fp4: Value
     is_bf16: Value
     fp8_attention: Value
@@ -87,7 +88,18 @@ class Inputs:
     tier_is_hashed: Columns
     tier_is_fabric: Columns  # between nodes or scale-up domains
     storage_bytes_per_s: Value
-    log_factor: Value = 0.0
+    # the software
+    log_factor: Value = 0.0  # ln of the time of all compute over the reference release's
+    log_attention: Value = 0.0  # ln of the further time of attention: kernels of another kind
+    log_memory: Value = 0.0  # ln of the further time of kernels that move bytes: fewer of them are fused
+    log_grouped: Value = 0.0  # ln of the further time of the experts' products
+    expert_bytes: Value = 8.0  # moved for an element that goes to an expert and back, each way
+    host_s: Value = 0.0  # that the host needs to launch the forward pass of a layer without CUDA graphs
+    expert_sync_s: Value = 0.0  # that a layer with experts stands still while its host learns how many tokens each expert got, each way
+    expert_mlp_bytes: Value = 0.0  # moved for an element of the experts' hidden layer beyond what a fused activation moves, each way
+    expert_hidden: Value = 0.0  # share of the experts' all-to-all that hides behind compute where it is overlapped
+    tp_hidden: Value = TP_HIDDEN  # share of tensor traffic that hides behind the products beside it where it is overlapped
+    sends_once: Value = 0.0  # 1 where a token goes to a rank or domain once, however many of its experts live there
 
 
 def inputs_of(job: Job) -> Inputs:
@@ -121,8 +133,23 @@ def inputs_of(job: Job) -> Inputs:
         num_accelerators=cluster.num_accelerators,
         **_tiers(cluster),
         storage_bytes_per_s=cluster.storage_bytes_per_s,
-        log_factor=job.log_factor,
+        **_software(job),
     )
+
+
+def _software(job: Job) -> dict[str, Any]:
+    """What the software adds to the price: effects of its class and of the chip's generation, and how it runs experts."""
+    effects, model = job.effects, job.model
+    found: dict[str, Any] = {
+        "log_factor": effects.log_factor,
+        "log_attention": effects.log_attention,
+        "log_memory": effects.log_memory,
+        "host_s": effects.host_s,
+        "tp_hidden": effects.tp_hidden,
+    }
+    if model.experts is None:
+        return found
+    return found | job.software.experts.inputs(job.practice, has_biases=model.biases)
 
 
 def stacked(questions: Sequence[Inputs]) -> Inputs:
@@ -202,6 +229,7 @@ def _chip(chip: Accelerator, workload: Workload) -> dict[str, Any]:
         "bf16_flops_per_s": bf16,
         "bf16_pj": BF16_PJ_PER_FLOP[generation],
         "is_blackwell": float(generation == "blackwell"),
+        "is_ultra": float(chip.architecture == "blackwell-ultra"),
         "is_fp4": float(number_format == "fp4"),
         "is_bf16": float(number_format in ("bf16", "tf32")),
         "fp8_attention": float(workload.attention_precision == "fp8" and "fp8" in chip.dense_flops_per_s),

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.collectives import all_to_all_s, gather_s, neighbour_s
+from meshwright.cost.collectives import all_to_all_s, gather_s, neighbour_s, sent_once_s
 from meshwright.cost.compute import layer_backward_bytes, layer_forward_bytes, matmul_flops_per_s, matmul_s
 from meshwright.cost.measured import ends_time, exchange_s, layer_time, tensor_exchange_s
 from meshwright.cost.overlap import exposed_s
@@ -93,14 +93,15 @@ class Pricer:
         q, c = inputs, constants
         blackwell = np.asarray(q.is_blackwell) > 0
         self.slowdown = np.exp(q.log_factor)
-        low_pj = np.where(blackwell, np.where(np.asarray(q.is_fp4) > 0, c.blackwell_fp4_pj, c.blackwell_fp8_pj), c.hopper_fp8_pj)
+        blackwell_fp8_pj = np.where(np.asarray(q.is_ultra) > 0, c.ultra_fp8_pj, c.blackwell_fp8_pj)
+        low_pj = np.where(blackwell, np.where(np.asarray(q.is_fp4) > 0, c.blackwell_fp4_pj, blackwell_fp8_pj), c.hopper_fp8_pj)
         pj = np.where(np.asarray(q.is_bf16) > 0, q.bf16_pj, low_pj)
         self.matmul_flops_per_s = matmul_flops_per_s(q.peak_flops_per_s, sw.MATMUL_CEILING, pj * 1e-12, q.power_cap_w)
         self.bf16_flops_per_s = matmul_flops_per_s(q.bf16_flops_per_s, sw.MATMUL_CEILING, np.asarray(q.bf16_pj) * 1e-12, q.power_cap_w)
         share = np.where(blackwell, c.blackwell_attention, c.hopper_attention) * np.power(q.softmax_speedup, c.softmax_exponent)
         fp8 = np.where(np.asarray(q.fp8_attention) > 0, sw.FP8_ATTENTION_SPEEDUP, 1.0)
-        self.attention_flops_per_s = self.bf16_flops_per_s * share * fp8
-        self.memory_bytes_per_s = q.memory_bytes_per_s * np.asarray(c.memory_efficiency)
+        self.attention_flops_per_s = self.bf16_flops_per_s * share * fp8 * np.exp(-np.asarray(q.log_attention))
+        self.memory_bytes_per_s = q.memory_bytes_per_s * np.asarray(c.memory_efficiency) * np.exp(-np.asarray(q.log_memory))
         self.contention = np.where(blackwell, c.blackwell_contention, c.hopper_contention)
         fabric = np.where(q.tier_is_hashed > 0, c.fabric_efficiency * c.hashed_efficiency, c.fabric_efficiency)
         self.tier_bytes_per_s = q.tier_bytes_per_s * np.where(q.tier_is_scale_up > 0, sw.SCALE_UP_EFFICIENCY, fabric)
@@ -123,27 +124,43 @@ class Pricer:
 
     def layer(self) -> Layer:
         """Seconds of a layer for one micro-batch."""
+        q = self.q
         forward_s, beside_s = self._matmul_forward_s()
-        attention_s = self.tokens * self.q.attention_flops / self.tp / self.attention_flops_per_s
+        attention_s = self.tokens * q.attention_flops / self.tp / self.attention_flops_per_s
         memory = self._memory_s()
         rounds = (self.cp - 1) * (self.l.cp_kind == CP_KINDS.index("ring"))
         gap_s = self.c.layer_s + np.where(self.graphs, 0.0, self.c.eager_layer_s) + sw.RING_ROUND_S * rounds
+        sync_s = np.where(self.graphs, 0.0, q.expert_sync_s) * np.asarray(q.expert_layers)
         matmul = self._slowed(forward_s, self.train_matmuls * forward_s)
         attention = self._slowed(attention_s, sw.BACKWARD_ATTENTION * attention_s)
         exposed_tp = self.exposed_tensor_s(self._slowed(beside_s, self.train_matmuls * beside_s))
         exposed_cp = self.context_s(attention[0])
-        return self._recompute(
+        moved, gaps = self._slowed(*memory), self._slowed(gap_s + sync_s, 2 * gap_s + sync_s)
+        beside = [matmul[way] + attention[way] + moved[way] + gaps[way] for way in (0, 1)]
+        layer = self._recompute(
             Layer(
                 matmul=matmul,
                 attention=attention,
-                memory=self._slowed(*memory),
-                gaps=self._slowed(gap_s, 2 * gap_s),
+                memory=moved,
+                gaps=gaps,
                 exposed_tp=exposed_tp,
                 exposed_cp=exposed_cp,
-                exposed_ep=self.expert_s(),
+                exposed_ep=self.exposed_expert_s((beside[0], beside[1])),
                 weight_s=(self.train_matmuls - 1) * matmul[0],
             )
         )
+        return self._launched(layer)
+
+    def _launched(self, layer: Layer) -> Layer:
+        """The layer with the time that the accelerator waits for its host, which launches one kernel after another."""
+        q = self.q
+        host_s = np.where(self.graphs, 0.0, q.host_s) * np.ones_like(self.tokens)
+        if not host_s.any():
+            return layer
+        host_s = host_s * (1 + sw.TP_HOST * (self.tp > 1))
+        again = self.l.recompute == RECOMPUTE.index("full")
+        waits = [_waited_s(layer.total_s(way), launched_s) for way, launched_s in enumerate((host_s, host_s * (1.0 + again)))]
+        return replace(layer, gaps=(layer.gaps[0] + waits[0], layer.gaps[1] + waits[1]))
 
     def _slowed(self, forward_s: Any, backward_s: Any) -> tuple[Column, Column]:
         """Both ways under the release's factor, broadcast to all rows."""
@@ -161,7 +178,7 @@ class Pricer:
         rows = np.where(is_expert, self.tokens / self.tp * q.experts_per_token / num_local, self.tokens)
         count = np.where(is_expert, q.matrix_count * num_local, q.matrix_count)
         each_s = matmul_s(rows, columns, inner, self.matmul_flops_per_s, sw.MATMUL_HALF_SIZE)
-        products_s = count * each_s
+        products_s = count * each_s * np.where(is_expert, np.exp(q.log_grouped), 1.0)
         return np.asarray(np.sum(products_s, axis=0)), np.asarray(np.sum(np.where(is_expert, 0.0, products_s), axis=0))
 
     def _memory_s(self) -> tuple[Column, Column]:
@@ -171,7 +188,9 @@ class Pricer:
         forward = layer_forward_bytes(q.hidden, qkv, q.ffn_active, q.gated, q.cast_bytes, q.query_dim)
         backward = layer_backward_bytes(q.hidden, qkv, q.ffn_active, q.gated, q.cast_bytes)
         ring = (self.cp - 1) * (self.l.cp_kind == CP_KINDS.index("ring"))  # each further round corrects the sums of the one before
-        sorted_bytes = 4 * BF16_BYTES * q.hidden * q.experts_per_token * q.expert_layers  # tokens to experts and back, read and written
+        # Tokens to experts and back, read and written, and cast for the products.
+        sorted_bytes = (np.asarray(q.expert_bytes) + np.asarray(q.cast_bytes)) * q.hidden * q.experts_per_token * q.expert_layers
+        sorted_bytes = sorted_bytes + np.asarray(q.expert_mlp_bytes) * q.ffn_active
         per_token_s = self.tokens / self.tp / self.memory_bytes_per_s
         return (forward + ring * q.query_dim * 12 + sorted_bytes) * per_token_s, (backward + ring * qkv * 8 + sorted_bytes) * per_token_s
 
@@ -192,7 +211,7 @@ class Pricer:
         Products take in and hand out pieces through memory that the ranks map of each other (Transformer Engine's userbuffers, PyTorch's
         symmetric memory), which reaches as far as a node or a scale-up domain does.
         """
-        share = np.where(np.asarray(self.q.frozen) > 0, sw.ADAPTER_TP_HIDDEN, sw.TP_HIDDEN)
+        share = np.where(np.asarray(self.q.frozen) > 0, sw.ADAPTER_TP_HIDDEN, self.q.tp_hidden)
         hides = (self.l.overlap_tp > 0) & self.hides & ~self._crosses_fabric("tp")
         return np.where(hides, share, 0.0)
 
@@ -220,10 +239,19 @@ class Pricer:
     def expert_s(self) -> tuple[Column, Column]:
         """Seconds of sending tokens to their experts and back, each way of a layer."""
         q = self.q
-        sent = self.tokens / self.tp * q.experts_per_token * q.hidden * BF16_BYTES * q.expert_layers
+        sent = self.tokens / self.tp * q.hidden * BF16_BYTES * q.expert_layers
         members = np.minimum(self.placement.joint("tp", "cp", "dp"), self.ep)  # experts take the innermost ranks of a stage
-        each_s = 2 * all_to_all_s(sent, members, self.tier_bytes_per_s)
+        plain_s = all_to_all_s(sent * q.experts_per_token, members, self.tier_bytes_per_s)
+        once_s = sent_once_s(sent, np.asarray(q.experts_per_token, dtype=np.float64), members, self.tier_bytes_per_s)
+        each_s = 2 * np.where(np.asarray(q.sends_once) > 0, once_s, plain_s)
         return each_s, each_s
+
+    def exposed_expert_s(self, beside_s: tuple[Column, Column]) -> tuple[Column, Column]:
+        """Seconds that the experts' traffic adds to a layer, both ways: at least what outlasts a layer of the other micro-batch."""
+        whole_s = self.expert_s()
+        share = np.asarray(self.q.expert_hidden) if self.hides else 0.0
+        open_s = [np.maximum(whole_s[way] * (1 - share), np.where(share > 0, whole_s[way] - beside_s[way], 0.0)) for way in (0, 1)]
+        return open_s[0], open_s[1]
 
     def _recompute(self, layer: Layer) -> Layer:
         """The layer with what recomputing adds to its backward: attention (selective), or the whole forward (full)."""
@@ -370,6 +398,11 @@ class Pricer:
     def core_share(self, total_s: Column, times: ChunkTimes) -> Any:
         """What a pipeline's seconds shrink by where ranks that wait leave their cores to the others: 1, where each has its own."""
         return 1.0
+
+
+def _waited_s(gpu_s: Column, host_s: Column) -> Column:
+    """Seconds that a layer takes beyond its kernels where the host needs `host_s` to launch them: it runs ahead while it is faster."""
+    return np.asarray((gpu_s**sw.HOST_SHARPNESS + host_s**sw.HOST_SHARPNESS) ** (1 / sw.HOST_SHARPNESS) - gpu_s)
 
 
 class MeasuredPricer(Pricer):

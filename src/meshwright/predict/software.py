@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from meshwright.describe.hardware import Accelerator
 from meshwright.describe.profile import Profile
 from meshwright.errors import InputError, nearest
 from meshwright.files import read_text
+from meshwright.predict.practice import CLASSES, MLPERF, NEMO, Effects, ExpertConstants, ExpertPractice, class_of
+from meshwright.predict.practice import TP_HIDDEN as TP_HIDDEN
 
 CONSTANTS_FILE = Path(__file__).parents[1] / "evidence" / "constants.json"
 REFERENCE_RELEASE = "v5.1"  # the release with the most rows: others are so much slower or faster
@@ -32,7 +34,6 @@ BF16_PJ_PER_FLOP = {"hopper": 0.137, "blackwell": 0.120}
 FP8_ATTENTION_SPEEDUP = 1.35
 BACKWARD_ATTENTION = 2.5
 SCALE_UP_EFFICIENCY = 0.85
-TP_HIDDEN = 0.9
 ADAPTER_TP_HIDDEN = 0.0
 RING_ROUND_S = 15e-6
 GRAPH_CHUNK_S = 100e-6
@@ -41,6 +42,8 @@ BUCKET_PARAMETERS = 134_217_728.0
 OPTIMIZER_BYTES = 30.0
 STEP_BYTES = 12.0
 STEP_S = 0.004
+TP_HOST = 0.2
+HOST_SHARPNESS = 6.0
 LOSS_BYTES = 8.0
 CHIP_REFERENCE = (700.0, 989e12)
 
@@ -72,6 +75,8 @@ ASSUMED: Mapping[str, Assumed] = {
     "OPTIMIZER_BYTES": Assumed("Adam on a parameter's shard", "bytes", "gradient, master, two moments read; three written, and the weight"),
     "STEP_BYTES": Assumed("a parameter and step beside that", "bytes", "gradients zeroed and cast, gathered weights copied and cast"),
     "STEP_S": Assumed("host work at the end of a step", "s", "norm, clipping, logging"),
+    "TP_HOST": Assumed("more of the host's time for a layer under tensor parallelism", "", "four collectives beside about fifteen kernels"),
+    "HOST_SHARPNESS": Assumed("how sharply a layer turns from kernel-bound to host-bound", "", "the queue between them hides short waits"),
     "LOSS_BYTES": Assumed("a logit, forward or backward", "bytes", "written once in bf16, read in fp32 halves"),
     "CHIP_REFERENCE": Assumed(
         "W and bf16 FLOP/s that unfitted chips are scaled from",
@@ -109,6 +114,9 @@ FITTED: Mapping[str, Fitted] = {
     ),
     "blackwell_fp8_pj": Fitted(
         meaning="energy of an fp8 FLOP on Blackwell at the cap", unit="pJ/FLOP", expected=0.09, spread=0.03, low=0.01, high=0.4
+    ),
+    "ultra_fp8_pj": Fitted(
+        meaning="energy of an fp8 FLOP on Blackwell Ultra at the cap", unit="pJ/FLOP", expected=0.13, spread=0.04, low=0.01, high=0.4
     ),
     "blackwell_fp4_pj": Fitted(
         meaning="energy of an fp4 FLOP on Blackwell at the cap", unit="pJ/FLOP", expected=0.06, spread=0.03, low=0.005, high=0.3
@@ -168,6 +176,7 @@ class Constants:
 
     hopper_fp8_pj: Any
     blackwell_fp8_pj: Any
+    ultra_fp8_pj: Any
     blackwell_fp4_pj: Any
     hopper_attention: Any
     blackwell_attention: Any
@@ -197,6 +206,15 @@ class Software:
     evaluation_s: float = 0.0  # what an evaluation takes beside its forward passes
     note: str = ""
     profile: Profile | None = None  # what was timed on the machine: prices compute in place of the constants
+    effects: Effects = field(default_factory=Effects)  # of its class; log_factor is the field above
+    chips: Mapping[str, Effects] = field(default_factory=dict)  # of generations that the constants were not fitted for, by architecture
+    experts: ExpertConstants = field(default_factory=ExpertConstants)
+    practice: ExpertPractice | None = None  # how experts are run; None: as the release does on the chip
+
+    @property
+    def kind(self) -> str:
+        """The class of the software: mlperf, nemo, megatron, torchtitan, fsdp or meshwright; empty for none of them."""
+        return class_of(self.release)
 
     def __repr__(self) -> str:
         return f"Software({self.name!r}, release={self.release!r}{', with a hardware profile' if self.profile else ''})"
@@ -216,9 +234,39 @@ class FittedValues:
     fitted_on: str
     date: str
     evaluation_s: float = 0.0  # what an evaluation takes beside its forward passes
+    classes: Mapping[str, Effects] = field(default_factory=dict)  # of software whose releases have no factors of their own
+    chips: Mapping[str, Effects] = field(default_factory=dict)
+    experts: ExpertConstants = field(default_factory=ExpertConstants)
 
     def software(self, release: str) -> Software:
-        """The stack of a release; of one that was never fitted, its nearest relative by version."""
+        """The stack of a release or class; of a release that was never fitted, its nearest relative by version."""
+        kind = class_of(release)
+        if release in (MLPERF, NEMO):
+            release = max((name for name in self.releases if _version(name)[0] == release), key=lambda name: _version(name)[1])
+        elif kind and kind not in (MLPERF, NEMO):
+            return self._of_class(release, kind)
+        return self._of_release(release)
+
+    def _of_class(self, release: str, kind: str) -> Software:
+        """The stack of a class that has effects of its own, or of the class that it is taken as."""
+        known = kind in self.classes
+        relative = kind if known else CLASSES[kind].relative
+        effects = self.classes.get(relative, Effects())
+        return Software(
+            name=release,
+            constants=self.constants,
+            release=release,
+            log_factor=effects.log_factor,
+            finetuning=dict.fromkeys(GENERATIONS.values(), effects.log_factor),
+            known=known,
+            evaluation_s=self.evaluation_s,
+            note="" if known else f"no run of {kind} was fitted: taken as {relative}, its nearest relative",
+            effects=effects,
+            chips=self.chips,
+            experts=self.experts,
+        )
+
+    def _of_release(self, release: str) -> Software:
         if release not in self.releases and f"v{release.lower().lstrip('v')}" in self.releases:
             release = f"v{release.lower().lstrip('v')}"
         known = release in self.releases
@@ -236,6 +284,8 @@ class FittedValues:
             known=known,
             evaluation_s=self.evaluation_s,
             note="" if known else f"no run of {release} was fitted: taken as {relative}, its nearest relative",
+            chips=self.chips,
+            experts=self.experts,
         )
 
 
@@ -291,6 +341,9 @@ def values_of(data: Mapping[str, Any]) -> FittedValues:
         fitted_on=str(data["fitted_on"]),
         date=str(data["date"]),
         evaluation_s=float(data["evaluation_s"]),
+        classes={name: Effects(**effects) for name, effects in data.get("classes", {}).items()},
+        chips={name: Effects(**effects) for name, effects in data.get("chips", {}).items()},
+        experts=ExpertConstants(**{name: float(entry["value"]) for name, entry in data.get("experts", {}).items()}),
     )
 
 
@@ -300,7 +353,7 @@ def on_profile(stack: Software, profile: Profile) -> Software:
     The release's factor goes: it says how much slower others' code is, and the profile timed ours.
     """
     note = "; ".join(filter(None, (stack.note, f"compute as timed here: {profile.words}")))
-    return replace(stack, profile=profile, log_factor=0.0, finetuning={}, note=note)
+    return replace(stack, profile=profile, log_factor=0.0, finetuning={}, note=note, effects=Effects(), chips={})
 
 
 def software(name: str = "") -> Software:
@@ -316,10 +369,11 @@ def read_profile(path: Path) -> Software:
     try:
         data = json.loads(read_text(path))
         stack = fitted_values().software(str(data["release"]))
+        constants = {"ultra_fp8_pj": data["constants"].get("blackwell_fp8_pj"), **data["constants"]}  # version 0.1 had one for both
         return replace(
             stack,
             name=str(data["name"]),
-            constants=Constants(**{f.name: _finite(data["constants"][f.name]) for f in fields(Constants)}),
+            constants=Constants(**{f.name: _finite(constants[f.name]) for f in fields(Constants)}),
             log_factor=_finite(data["log_factor"]),
             finetuning={str(generation): _finite(factor) for generation, factor in data["finetuning"].items()},
             evaluation_s=_finite(data["evaluation_s"]),

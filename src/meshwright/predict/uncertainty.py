@@ -23,7 +23,8 @@ from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.job import Job
-from meshwright.predict.software import is_fitted
+from meshwright.predict.practice import FSDP, MEGATRON, MESHWRIGHT, MLPERF, NEMO, TORCHTITAN, class_of
+from meshwright.predict.software import GENERATIONS, is_fitted
 from meshwright.units import parameters, si
 
 RESIDUALS_FILE = Path(__file__).parents[1] / "evidence" / "residuals.json"
@@ -55,7 +56,7 @@ class Likeness:
     """What makes two runs comparable."""
 
     kind: str  # "large", "small", "experts", "adapters"
-    software: str  # "round", "container", "other"
+    software: str  # class of the software; empty for none
     architecture: str
     family: tuple[str, str, str]  # accelerator, precision, release
 
@@ -83,15 +84,16 @@ def _compared(job: Job, runs: Sequence[Entry]) -> Interval:
     model, cluster, workload, stack = job.model, job.cluster, job.workload, job.software
     asked = Likeness(
         kind=kind_of(model, workload),
-        software=software_kind(stack.release),
+        software=class_of(stack.release),
         architecture=cluster.accelerator.architecture,
-        family=(cluster.accelerator.name, workload.precision, stack.release),
+        family=(cluster.accelerator.name, workload.precision, named_release(stack.release)),
     )
     fitted = [run for run in runs if run["fitted"]]
-    if not is_fitted(cluster.accelerator):
-        return _far(asked, runs, f"no constant was fitted for {cluster.accelerator.name} or chips of its generation")
-    if asked.software == "other":
-        return _far(asked, runs, f"no factor was fitted for {stack.release} or software of its kind")
+    chip = cluster.accelerator
+    if not is_fitted(chip) and chip.architecture not in stack.chips and not stack.profile:
+        return _far(fitted, f"no constant was fitted for {chip.name} or chips of its generation")
+    if not asked.software:
+        return _far(fitted, f"no factor was fitted for {stack.release} or software of its kind")
     beyond = _beyond(asked, fitted, model.num_parameters, cluster)
     if not stack.known:  # its own note says what it was taken as
         return _near(asked, fitted, beyond or f"nothing was measured with {stack.name}")
@@ -107,13 +109,6 @@ def kind_of(model: Model, workload: Workload) -> str:
     return "large" if model.num_parameters >= LARGE else "small"
 
 
-def software_kind(release: str) -> str:
-    """Submissions of a round are tuned run by run; containers are run as published; anything else was not fitted."""
-    if release.startswith("nemo-"):
-        return "container"
-    return "round" if release.startswith("v") else "other"
-
-
 def _measured(asked: Likeness, fitted: Sequence[Entry]) -> Interval:
     alike = _alike(asked)
     pools = {
@@ -126,28 +121,18 @@ def _measured(asked: Likeness, fitted: Sequence[Entry]) -> Interval:
 def _near(asked: Likeness, fitted: Sequence[Entry], note: str) -> Interval:
     pools = {
         f"{_named(asked)}": _alike(asked),
+        f"runs of {ORIGIN[asked.software]}": lambda run: class_of(run["family"][2]) == asked.software,
         f"{asked.kind} models": lambda run: run["kind"] == asked.kind,
         "all fitted runs": lambda run: True,
     }
     return _closest(fitted, pools, "family_out", "whole families left out", "near", note)
 
 
-def _far(asked: Likeness, runs: Sequence[Entry], note: str) -> Interval:
-    unfitted = [run for run in runs if not run["fitted"]]
-    alike = _alike(asked)
-
-    def same_chip(run: Entry) -> bool:
-        return bool(run["architecture"] == asked.architecture)
-
-    pools = {
-        f"{_named(asked)} on {asked.architecture}": lambda run: alike(run) and same_chip(run),
-        f"runs on {asked.architecture}": same_chip,
-        f"{_named(asked)} on chips that nothing was fitted for": alike,
-        "runs on chips or software that nothing was fitted for": lambda run: True,
-    }
-    found = _closest(unfitted, pools, "row", "predicted as they stand", "far", note)
-    lopsided = f" (such runs took longer than predicted, half of them {found.middle:.2f} times as long or more)" if found.middle > 1 else ""
-    return replace(found, note=note + lopsided)
+def _far(fitted: Sequence[Entry], note: str) -> Interval:
+    """As far off as runs of other software and on other chips were when nothing of theirs was known."""
+    strange = [run for run in fitted if class_of(run["family"][2]) not in (MLPERF, NEMO) or run["architecture"] not in GENERATIONS]
+    pools = {"runs with other software or on other chips": lambda run: True}
+    return _closest(strange, pools, "family_out", "whole families left out", "far", note)
 
 
 def _closest(
@@ -182,17 +167,34 @@ def middle(errors: Sequence[float], low: float) -> float:
 
 
 def _alike(asked: Likeness) -> Callable[[Entry], bool]:
-    return lambda run: run["kind"] == asked.kind and software_kind(run["family"][2]) == asked.software
+    return lambda run: run["kind"] == asked.kind and class_of(run["family"][2]) == asked.software
 
 
 def _family(run: Entry) -> tuple[str, ...]:
-    return tuple(run["family"])
+    accelerator, precision, release = run["family"]
+    return accelerator, precision, named_release(release)
+
+
+def named_release(release: str) -> str:
+    """The release, or the class where its releases have no factors of their own."""
+    kind = class_of(release)
+    return release if kind in (MLPERF, NEMO, "") else kind
+
+
+JOBS = {"large": "large dense models", "small": "small dense models", "experts": "mixtures of experts", "adapters": "adapters"}
+ORIGIN = {
+    MLPERF: "MLPerf rounds",
+    NEMO: "published container tables",
+    MEGATRON: "Megatron as others ran it",
+    TORCHTITAN: "torchtitan",
+    FSDP: "ordinary FSDP",
+    MESHWRIGHT: "meshwright's trainer",
+    "": "other tables",
+}
 
 
 def _named(asked: Likeness) -> str:
-    jobs = {"large": "large dense models", "small": "small dense models", "experts": "mixtures of experts", "adapters": "adapters"}
-    origin = {"round": "MLPerf rounds", "container": "published container tables"}
-    return f"{jobs[asked.kind]} in {origin.get(asked.software, 'other tables')}"
+    return f"{JOBS[asked.kind]} in {ORIGIN[asked.software]}"
 
 
 def _beyond(asked: Likeness, fitted: Sequence[Entry], num_parameters: float, cluster: Cluster) -> str:
