@@ -31,6 +31,7 @@ ARROW = (
     ("predict.profile_choice",),
     ("predict.measured", "predict.placement", "predict.footprint", "predict.traffic", "predict.legality"),
     ("predict.stages", "predict.software"),
+    ("predict.practice",),
     ("layout",),
     ("cost",),
     ("describe",),

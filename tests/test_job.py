@@ -322,5 +322,5 @@ def test_other_types_are_refused_like_any_wrong_input(wrong: object) -> None:
 
 
 def test_a_search_keeps_at_least_one_layout() -> None:
-    with pytest.raises(InputError, match="keeps at least one layout"):
+    with pytest.raises(InputError, match="keeps 1 to 500 layouts"):
         Job("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", gpus=8).search(keep=0)

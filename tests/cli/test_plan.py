@@ -142,21 +142,21 @@ num_accelerators = 64
 """
 
 
-def test_limits_are_not_kept_by_a_best_case(run, answer, tmp_path):
+def test_limits_on_other_chips_say_how_far_the_interval_reaches(run, answer, tmp_path):
     (tmp_path / "amd.toml").write_text(AMD)
     asked = ("llama-3.1-8b", str(tmp_path / "amd.toml"), "pretrain-1t", "--gpus", "64", "--keep", "1", "--no-explain")
     free = answer(*asked)
     best = free["plans"][0]
-    assert free["limits"] == [] and best["low_s"] == best["step_s"] < best["middle_s"] < best["high_s"]
+    assert free["limits"] == [] and best["low_s"] < best["step_s"] == best["middle_s"] < best["high_s"]  # never the low end of its interval
     days = best["time_to_train_s"] / 86400
-    code, _, err = run(*asked, "--deadline", f"{1.01 * days:.4f}d")
-    assert code != 0 and "past the deadline, judged at" in err and "half of the comparable runs took that or more" in err
-    kept = 1.01 * days * best["middle_s"] / best["step_s"]
+    code, _, err = run(*asked, "--deadline", f"{0.9 * days:.4f}d")
+    assert code != 0 and "past the deadline" in err
+    kept = 1.01 * days
     (limit,) = answer(*asked, "--deadline", f"{kept:.4f}d")["limits"]
-    assert limit["what"] == "deadline" and limit["predicted_s"] < limit["judged_s"] <= limit["allowed_s"] < limit["high_s"]
+    assert limit["what"] == "deadline" and limit["predicted_s"] == limit["judged_s"] <= limit["allowed_s"] < limit["high_s"]
     assert not limit["is_sure"] and "holds at" in limit["text"] and "the interval reaches" in limit["text"]
     out = run(*asked, "--deadline", f"{kept:.4f}d")[1]
-    assert f"deadline       {limit['text']}\n" in out and re.search(r"time to train  .*, middle .*; .* steps", out)
+    assert f"deadline       {limit['text']}\n" in out
 
 
 def test_every_file_is_written_whole(run, tmp_path):

@@ -61,7 +61,7 @@ def test_classes_and_experts_have_constants_within_their_bounds() -> None:
         value = CONSTANTS["chips" if name in CHIPS else "classes"][name][key]
         assert meaning.low <= value <= meaning.high, (name, key)
     for name, meaning in EXPERTS_FITTED.items():
-        assert meaning.low <= CONSTANTS["experts"][name]["value"] <= meaning.high, name
+        assert meaning.low <= CONSTANTS["expert_constants"][name]["value"] <= meaning.high, name
     assert len(EXPERTS_FITTED) <= 12
 
 

@@ -8,6 +8,7 @@ from meshwright.describe.load import accelerator, load_cluster, load_model, load
 from meshwright.job import Job
 from meshwright.plan.objective import Aim, Limit
 from meshwright.predict.forecast import Forecast
+from meshwright.predict.outcome import Spread
 from meshwright.units import DAY
 
 CLUSTER = load_cluster("dgx-h100-superpod").resized(64)
@@ -20,6 +21,15 @@ def planned(chip: str) -> Forecast:
     return Job(MODEL, cluster, WORKLOAD).forecast("tp=2,dp=32")
 
 
+def lopsided(forecast: Forecast) -> Forecast:
+    """The forecast as if its like had all taken longer, half of them 1.2 times as long."""
+    raised = Spread(
+        forecast.outcome.time_to_train_s.value, forecast.outcome.time_to_train_s.value, 2 * forecast.outcome.time_to_train_s.value
+    )
+    evidence = replace(forecast.evidence, low=1.0, middle=1.2, high=2.0)
+    return replace(forecast, evidence=evidence, outcome=replace(forecast.outcome, time_to_train_s=raised))
+
+
 @pytest.fixture(scope="module")
 def measured() -> Forecast:
     """On a chip whose runs fell on both sides of their predictions."""
@@ -28,8 +38,8 @@ def measured() -> Forecast:
 
 @pytest.fixture(scope="module")
 def biased() -> Forecast:
-    """On a chip whose runs all took longer than predicted."""
-    return planned("mi300x")
+    """Compared with runs that all took longer than predicted."""
+    return lopsided(planned("mi300x"))
 
 
 def test_a_two_sided_prediction_is_judged_as_it_stands(measured):

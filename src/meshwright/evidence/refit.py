@@ -147,7 +147,7 @@ def _of_mixtures(runs: Sequence[MeasuredRun], constants: dict[str, Any], progres
     own = mixtures(runs)
     rows = Mixtures(own, values_of(constants))
     found = rows.fit()
-    constants["experts"] = as_entries(found)
+    constants["expert_constants"] = as_entries(found)
     progress("every container left out in turn")
     container_out = rows.left_out(lambda run: run.release, found)
     return [_entry(run, a, b) for run, a, b in zip(own, rows.row_out(found), container_out, strict=True)]

@@ -343,7 +343,7 @@ def values_of(data: Mapping[str, Any]) -> FittedValues:
         evaluation_s=float(data["evaluation_s"]),
         classes={name: Effects(**effects) for name, effects in data.get("classes", {}).items()},
         chips={name: Effects(**effects) for name, effects in data.get("chips", {}).items()},
-        experts=ExpertConstants(**{name: float(entry["value"]) for name, entry in data.get("experts", {}).items()}),
+        experts=ExpertConstants(**{name: float(entry["value"]) for name, entry in data.get("expert_constants", {}).items()}),
     )
 
 
