@@ -37,7 +37,7 @@ ARROW = (
     ("describe",),
     ("record",),
     ("files", "frames"),
-    ("units", "arguments"),
+    ("units", "arguments", "frozen"),
     ("errors",),
 )
 LEVEL = {part: level for level, parts in enumerate(ARROW) for part in parts}

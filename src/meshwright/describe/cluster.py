@@ -52,7 +52,7 @@ class Cluster:
     node_overhead_w: float = 0.0  # fans, CPUs, NICs of one node at full load, beside its accelerators
     provider: str = ""
     region: str = ""
-    sources: Sources = field(default_factory=dict)
+    sources: Sources = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         check_types(self)

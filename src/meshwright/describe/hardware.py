@@ -23,10 +23,10 @@ class Accelerator:
     architecture: str  # generation of the cores: decides which fitted efficiencies apply
     memory_bytes: float
     memory_bytes_per_s: float
-    dense_flops_per_s: Mapping[str, float]  # by number format: bf16, fp8, fp4, tf32
+    dense_flops_per_s: Mapping[str, float] = field(hash=False)  # by number format: bf16, fp8, fp4, tf32
     power_cap_w: float  # nan where the vendor publishes none
     softmax_speedup: float = 1.0  # exponentials a clock against the first chip of its generation
-    sources: Sources = field(default_factory=dict)
+    sources: Sources = field(default_factory=dict, hash=False)
 
     def can_run(self, precision: str) -> bool:
         """Whether the chip multiplies in what a precision recipe needs."""
@@ -56,4 +56,4 @@ class Link:
     latency_s: float
     num_planes: int = 1
     routing: str = "adaptive"  # one of ROUTINGS
-    sources: Sources = field(default_factory=dict)
+    sources: Sources = field(default_factory=dict, hash=False)

@@ -80,7 +80,7 @@ class Model:
     num_prediction_layers: int = 0  # extra multi-token-prediction layers
     experts: Experts | None = None
     latent: LatentAttention | None = None
-    sources: Sources = field(default_factory=dict)
+    sources: Sources = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         check_types(self)

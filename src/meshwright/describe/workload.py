@@ -28,8 +28,8 @@ class Adapters:
 class Convergence:
     """Samples to reach the target, measured at several global batch sizes."""
 
-    samples_by_batch: Mapping[int, float]
-    samples_by_precision: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # recipes that converge differently
+    samples_by_batch: Mapping[int, float] = field(hash=False)
+    samples_by_precision: Mapping[str, Mapping[int, float]] = field(default_factory=dict, hash=False)  # recipes that converge differently
 
     def __post_init__(self) -> None:
         for table in (self.samples_by_batch, *self.samples_by_precision.values()):
@@ -164,7 +164,7 @@ class Workload:
     training: Training | None = None  # what the trainer needs beside; None: only predicted
     packed: bool = False  # sequences hold several documents, and attention does not cross them
     target: str = ""  # the quality target in words
-    sources: Sources = field(default_factory=dict)
+    sources: Sources = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -165,14 +165,14 @@ def floor(cluster: Cluster, workload: Workload, step_s: float, usd_per_hour: flo
     return Floor(time_s, cluster.num_accelerators * time_s / HOUR * usd_per_hour, nodes * node_j)
 
 
-def read_duration(text: str) -> float:
-    """Seconds of `7d`, `36h`, `90min`, `20s`."""
+def read_duration(text: str, where: str = "--deadline") -> float:
+    """Seconds of `7d`, `36h`, `90min`, `20s`; `where` names the option that an error is about."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
     unit = text[len(number) :].strip()
     try:
         value = float(number) * _UNITS[unit]
     except (KeyError, ValueError):
-        raise InputError(f"cannot read a duration in {text!r}", where="--deadline", fix="write 7d, 36h, 90min or 20s") from None
+        raise InputError(f"cannot read a duration in {text!r}", where=where, fix="write 7d, 36h, 90min or 20s") from None
     if not 0 < value < 1e12:
-        raise InputError(f"a deadline of {text} is none", where="--deadline", fix="give a duration above 0")
+        raise InputError(f"{text} is no length of time", where=where, fix="give a duration above 0")
     return value

@@ -15,6 +15,7 @@ from meshwright.describe.cluster import beyond_note
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError, nearest
 from meshwright.frames import data_frame
+from meshwright.frozen import FrozenDict
 from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
 from meshwright.predict.exact import exact_prediction
@@ -57,6 +58,10 @@ class Forecast:
     notes: tuple[str, ...]  # what a reader should know before trusting the numbers
     terms: Terms = field(default_factory=Terms)
     prediction: Prediction = field(repr=False, compare=False)  # the same as columns of one row
+
+    def __post_init__(self) -> None:
+        for name in ("parts", "placement"):
+            object.__setattr__(self, name, FrozenDict(getattr(self, name)))
 
     @property
     def detail(self) -> StepParts:

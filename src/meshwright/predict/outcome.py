@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -95,7 +95,7 @@ class Outcome:
     water_l: Spread | None  # on site
     region: Region
     facility: Facility
-    unknown: Mapping[str, str]
+    unknown: Mapping[str, str] = field(hash=False)
     batch_beyond: str = ""  # `above` or `below` the batches whose samples to the target are known: `above`, all here are lower bounds
 
     def __repr__(self) -> str:

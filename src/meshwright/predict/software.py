@@ -201,13 +201,15 @@ class Software:
     constants: Constants
     release: str  # of MLPerf or a container; the nearest one fitted
     log_factor: float  # ln of its time over the reference release's
-    finetuning: Mapping[str, float]  # the same for jobs that train adapters, by generation of the chip
+    finetuning: Mapping[str, float] = field(hash=False)  # the same for jobs that train adapters, by generation of the chip
     known: bool  # whether runs of this very release were fitted
     evaluation_s: float = 0.0  # what an evaluation takes beside its forward passes
     note: str = ""
     profile: Profile | None = None  # what was timed on the machine: prices compute in place of the constants
     effects: Effects = field(default_factory=Effects)  # of its class; log_factor is the field above
-    chips: Mapping[str, Effects] = field(default_factory=dict)  # of generations that the constants were not fitted for, by architecture
+    chips: Mapping[str, Effects] = field(
+        default_factory=dict, hash=False
+    )  # of generations that the constants were not fitted for, by architecture
     experts: ExpertConstants = field(default_factory=ExpertConstants)
     practice: ExpertPractice | None = None  # how experts are run; None: as the release does on the chip
 

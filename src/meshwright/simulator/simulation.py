@@ -228,7 +228,7 @@ def simulate(
     _check_length(chosen, steps, days, [option for option, value in of_weeks.items() if value], finish_by, budget)
     campaign = None
     if days is not None:
-        interval_s = _duration_s(checkpoint_every, "--checkpoint-every", "write 10min, 300s or 1h") if checkpoint_every else None
+        interval_s = read_duration(checkpoint_every, "--checkpoint-every") if checkpoint_every else None
         campaign = campaign_of(chosen, failures_named(failures or "llama3"), interval_s, spares, failed_nodes)
     rate = read_rate(price) if price is not None else rate_of(chosen.cluster)
     asked = Simulation(
@@ -458,11 +458,4 @@ def _seconds_until(text: str) -> float:
         if seconds <= 0:
             raise InputError(f"{text} has passed", where="--finish-by", fix="give a later date")
         return seconds
-    return _duration_s(text, "--finish-by", "write 90d, or 2027-03-01")
-
-
-def _duration_s(text: str, where: str, fix: str) -> float:
-    try:
-        return read_duration(text)
-    except InputError as error:
-        raise InputError(error.what.replace("a deadline of", "a time of"), where=where, fix=fix) from None
+    return read_duration(text, "--finish-by")
