@@ -27,7 +27,7 @@ from meshwright.describe.source import Source, Sources
 from meshwright.describe.workload import Adapters, Convergence, Evaluation, Training, Workload
 from meshwright.errors import InputError, nearest
 from meshwright.files import read_text
-from meshwright.units import GB, GBIT, MICROSECOND, TERA
+from meshwright.units import GB, GBIT, MIB, MICROSECOND, TERA
 
 CATALOGUE = Path(str(resources.files("meshwright.describe").joinpath("catalogue")))
 THIS_MACHINE = "this-machine"
@@ -67,6 +67,8 @@ class AcceleratorTable(Entry):
     dense_TFLOP_per_s: Annotated[dict[str, Positive], Field(min_length=1)]
     power_cap_W: Positive | None = None
     softmax_speedup: Positive = 1.0
+    driver_memory_MiB: Positive | None = None
+    host_GB_per_s: Positive | None = None
 
     def value(self, name: str, sources: Sources) -> Accelerator:
         return Accelerator(
@@ -78,6 +80,8 @@ class AcceleratorTable(Entry):
             dense_flops_per_s={number_format: peak * TERA for number_format, peak in self.dense_TFLOP_per_s.items()},
             power_cap_w=math.nan if self.power_cap_W is None else self.power_cap_W,
             softmax_speedup=self.softmax_speedup,
+            driver_memory_bytes=(self.driver_memory_MiB or 0.0) * MIB,
+            host_bytes_per_s=(self.host_GB_per_s or 0.0) * GB,
             sources=sources,
         )
 

@@ -37,7 +37,7 @@ TIER_CHANGES: Mapping[str, TierChange] = {
     "latency_us": lambda tier, value: replace(tier, latency_s=value * MICROSECOND),
 }
 CHIP_CHANGES: Mapping[str, ChipChange] = {
-    "memory_GB": lambda chip, value: replace(chip, memory_bytes=value * GB),
+    "memory_GB": lambda chip, value: replace(chip, memory_bytes=value * GB, driver_memory_bytes=0.0),
     "memory_GB_per_s": lambda chip, value: replace(chip, memory_bytes_per_s=value * GB),
     "power_cap_W": lambda chip, value: replace(chip, power_cap_w=value),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from meshwright.predict.exact import exact_prediction
 from meshwright.predict.practice import FSDP, MLPERF, NEMO, class_of
 from meshwright.predict.prediction import Prediction, predict
 from meshwright.predict.software import FITTED, GENERATIONS, FittedValues, fitted_values
-from meshwright.predict.uncertainty import FEWEST, bounds, residuals
+from meshwright.predict.uncertainty import FEWEST, bounds, residuals, unknown_bounds, unknown_groups
 from meshwright.units import MINUTE
 
 PEERS_TOML = Path(__file__).with_name("peers.toml")
@@ -106,6 +107,10 @@ class Evidence:
         """Pre-training of mixtures of experts in published tables."""
         return [row for row in self.published if row.run.kind == "pretrain" and row.run.model.experts]
 
+    def experts(self) -> list[Checked]:
+        """Pre-training of mixtures of experts in published tables and MLPerf rounds."""
+        return self.expert_tables() + [row for row in self.measured if row.run.model.experts]
+
 
 def _picked(checked: Sequence[Checked], pick: Callable[[Sequence[MeasuredRun]], list[MeasuredRun]]) -> list[Checked]:
     kept = {id(run) for run in pick([row.run for row in checked])}
@@ -143,6 +148,18 @@ def other_left_out(column: str, table: Mapping[str, Any] | None = None) -> dict[
         ]
         for name, runs in sorted(groups.items())
     }
+
+
+def unknown_left_out(table: Mapping[str, Any] | None = None) -> dict[str, tuple[Summary, float]]:
+    """Of each class of software and generation of chips, its runs predicted as if nothing of it were known, and how far the interval
+    reaches that the others give."""
+    groups = unknown_groups((table or residuals())["runs"])
+    found = {}
+    for name, errors in groups.items():
+        low, high = unknown_bounds({other: rows for other, rows in groups.items() if other != name})
+        held = [low <= math.exp(-error) <= high for error in errors]
+        found[name] = summary_of([100 * math.expm1(error) for error in errors], held), 100 * (high - 1)
+    return found
 
 
 def _class_name(run: Mapping[str, Any]) -> str:
@@ -228,7 +245,7 @@ def time_figures(rows: Evidence, table: Mapping[str, Any]) -> list[Figure]:
         Figure(name="Each family left out whole, worst", reached=abs(family_out.worst_pct), at_most=20),
         Figure(name="Llama 2 70B LoRA, mean error", reached=summary(rows.adapters()).mape_pct, at_most=10),
         Figure(name="Dense Llama in published tables, mean error", reached=summary(rows.dense_tables()).mape_pct, at_most=8),
-        Figure(name="Mixtures of experts in published tables, mean error", reached=summary(rows.expert_tables()).mape_pct, at_most=10),
+        Figure(name="Mixtures of experts, mean error", reached=summary(rows.experts()).mape_pct, at_most=10),
         Figure(
             name="Mixtures of experts, each container left out, mean",
             reached=left_out_summary(other_left_out("family_out", table)["mixtures of experts"]).mape_pct,

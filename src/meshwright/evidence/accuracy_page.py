@@ -13,9 +13,10 @@ import numpy as np
 
 from meshwright.evidence import accuracy
 from meshwright.evidence.accuracy import Assumption, Energy, Evidence, Figure
+from meshwright.evidence.campaigns import campaigns
 from meshwright.evidence.classes import EFFECTS_FITTED
 from meshwright.evidence.experts import Choice, expert_choices
-from meshwright.evidence.memory import memory_evidence
+from meshwright.evidence.memory import logged_peaks, memory_evidence
 from meshwright.evidence.mixtures import EXPERTS_FITTED
 from meshwright.evidence.validate import Checked, Summary, family_name, grouped, summary
 from meshwright.layout import Layouts
@@ -23,7 +24,7 @@ from meshwright.predict.footprint import footprint, recipe_for
 from meshwright.predict.practice import MLPERF, class_of
 from meshwright.predict.software import FITTED, Fitted, fitted_values
 from meshwright.predict.uncertainty import kind_of
-from meshwright.units import KILO
+from meshwright.units import GIB, KILO
 
 PLOT = "predicted-against-measured.svg"
 SERIES = {  # colour-blind safe (Okabe and Ito)
@@ -76,7 +77,8 @@ def page(date: str, plot: str, assumptions: Sequence[Assumption]) -> str:
         _tables_section(rows),
         _adapters_section(rows),
         _unfitted_section(rows),
-        _memory_and_energy_section(metered),
+        _campaigns_section(),
+        _memory_and_energy_section(metered, rows),
         _peers_section(),
         _experts_section(choices),
         _assumptions_section(assumptions, summary(rows.large()).mape_pct),
@@ -137,7 +139,7 @@ def _constant(name: str, value: float, one: Fitted) -> tuple[str, ...]:
 
 def _effect(name: str, key: str) -> float:
     values = fitted_values()
-    return float(getattr((values.classes.get(name) or values.chips[name]), key))
+    return float(getattr((values.classes.get(name) or values.further[name]), key))
 
 
 def _fitted_value(name: str) -> float:
@@ -198,9 +200,9 @@ def _interval_section(rows: Evidence) -> str:
     ]
     return f"""## Intervals
 
-An interval comes from the errors on the closest nine or more runs that were not used in the fit, without a tenth of them on
-either side; `measured`, `near` and `far` say how close those runs are. Fitted rows lie inside more often than in 80 of 100 cases,
-because the interval is that of a run that was not fitted. The median interval of a class is given in per cent of the prediction.
+An interval comes from the errors on the closest nine or more runs that were not used in the fit, and reaches as far to either side as
+four of five of them do; `measured`, `near` and `far` say how close those runs are. Fitted rows lie inside more often than in 80 of 100
+cases, because the interval is that of a run that was not fitted. The median interval of a class is given in per cent of the prediction.
 GPT-3, 405B and 8B rows left out one by one lie
 inside in {left_out.coverage_pct:.0f} of 100 cases, LoRA rows in {adapters_out.coverage_pct:.0f};
 with whole families left out, in {family_out.coverage_pct:.0f} and {adapters_family.coverage_pct:.0f}.
@@ -262,9 +264,48 @@ others.
 
 {_left_out_classes()}
 
+### As if nothing were known
+
+Each class of software, and each generation of chips, is left out whole and predicted as unknown software is: by the mean of the other
+classes. The interval is that of all other groups.
+
+{_unknown_table()}
+
 ### By release
 
 {_summaries({**grouped(software, lambda row: f"{row.run.release}, {row.run.accelerator}"), "**all**": software}, "software")}"""
+
+
+def _unknown_table() -> str:
+    cells = [
+        (name, one.num_runs, f"{one.mape_pct:.1f}", f"{one.bias_pct:+.1f}", f"+- {reach_pct:.0f}", f"{one.coverage_pct:.0f}")
+        for name, (one, reach_pct) in sorted(accuracy.unknown_left_out().items())
+    ]
+    return _table(("software or chip", "rows", "mean error, %", "bias, %", "interval, %", "inside, %"), cells, right=range(1, 6))
+
+
+def _campaigns_section() -> str:
+    found = campaigns()
+    cells = [
+        (
+            f"{one.model}, {one.accelerator}",
+            f"{one.stated_h:,.0f}",
+            f"{one.predicted_h:,.0f}",
+            f"{one.error_pct:+.0f}",
+            f"{one.interval_h[0]:,.0f} to {one.interval_h[1]:,.0f}",
+            "; ".join(one.assumptions),
+        )
+        for one in found
+    ]
+    mean_pct = float(np.mean([abs(one.error_pct) for one in found]))
+    columns = ("model", "stated, hours", "predicted, hours", "error, %", "80 % interval, hours", "assumed")
+    return f"""## Whole campaigns
+
+Accelerator-hours that public model cards state for pre-training. Layouts and software are not published: the planner's best layout is
+taken, with the software that a job has where nobody names one. Mean error {mean_pct:.0f} %,
+{sum(one.is_covered for one in found)} of {len(found)} inside the interval.
+
+{_table(columns, cells, right=(1, 2, 3))}"""
 
 
 def _left_out_classes() -> str:
@@ -284,8 +325,11 @@ def _left_out_classes() -> str:
     return _table(columns, cells, right=range(1, 7))
 
 
-def _memory_and_energy_section(metered: Energy) -> str:
-    memory = memory_evidence()
+def _memory_and_energy_section(metered: Energy, rows: Evidence) -> str:
+    memory, logged = memory_evidence(), logged_peaks([row.run for row in rows.measured])
+    peaks = [
+        (row.name, f"{row.measured_bytes / GIB:.1f}", f"{row.predicted_bytes / GIB:.1f}", f"{row.error_pct:+.1f}") for row in logged.rows
+    ]
     cells = [
         (" ".join(run.run_name), run.meter, f"{run.num_accelerators:,}", f"{run.node_power_w / KILO:.2f}", f"{error:+.1f}")
         for run, error in zip(metered.runs, metered.held_out_pct, strict=True)
@@ -295,6 +339,12 @@ def _memory_and_energy_section(metered: Energy) -> str:
 Peak memory of {len(memory.rows)} cut-down models on eight B200 (SimuMax): mean error {memory.mean_abs_error_pct:.2f} %,
 bias {memory.bias_pct:+.2f} %, worst {memory.worst_pct:+.2f} %.
 No constant is fitted on these rows, but they were used to decide which tensors the software allocates.
+
+Peaks that {len(logged.rows)} MLPerf submissions logged, compared with the first stage, where the process is that writes the log: mean error
+{logged.mean_abs_error_pct:.1f} %, bias {logged.bias_pct:+.1f} %, worst {logged.worst_pct:+.1f} %. A row that does not say what is
+recomputed is taken to do the least with which it fits into what the driver reports for its accelerator.
+
+{_table(("run", "logged, GiB", "predicted, GiB", "error, %"), peaks, right=(1, 2, 3))}
 
 Power of a node: each metered run is predicted with constants fitted on the others. GPT-3 on 512 H100 with its duration predicted too:
 {metered.gpt3_kwh:.1f} kWh, metered {accuracy.METERED_KWH:g} kWh.
@@ -393,7 +443,7 @@ def _memory_of(choices: Sequence[Choice], accelerator: str, num_accelerators: in
     one = next(c for c in choices if c.run.accelerator == accelerator and c.run.num_accelerators == num_accelerators)
     run = one.run
     memory = footprint(run.model, run.workload, Layouts.of([one.best]), recipe_for(run.workload.precision, run.cluster.accelerator))
-    return 100 * float(memory.peak_bytes[0]) / run.cluster.accelerator.memory_bytes
+    return 100 * float(memory.peak_bytes[0]) / run.cluster.accelerator.room_bytes
 
 
 def _assumptions_section(assumptions: Sequence[Assumption], mape_pct: float) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from meshwright.describe.recipe import recipe
 from meshwright.errors import InputError
-from meshwright.evidence.classes import CHIPS, ClassRows, class_rows, effects_of
+from meshwright.evidence.classes import CHIPS, FURTHER, ClassRows, class_rows, effects_of
 from meshwright.evidence.fit import BENCHMARKS, LATER, Rows, fit, leave_family_out, leave_one_out
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.mixtures import Mixtures, as_entries, mixtures
@@ -31,7 +31,6 @@ from meshwright.layout import Layouts
 from meshwright.predict.prediction import evaluation_time_s, parts
 from meshwright.predict.software import (
     FITTED,
-    REFERENCE_RELEASE,
     FittedValues,
     Software,
     generation_of,
@@ -135,11 +134,12 @@ def _of_classes(runs: Sequence[MeasuredRun], constants: dict[str, Any], progress
     found = rows.fit()
     table = effects_of(found)
     stated = {name: {key: value for key, value in asdict(one).items() if value is not None} for name, one in table.items()}
-    constants["classes"] = {name: effects for name, effects in stated.items() if name not in CHIPS}
-    constants["chips"] = {name: stated[name] for name in CHIPS}
+    constants["classes"] = {name: effects for name, effects in stated.items() if name not in FURTHER}
+    constants["further"] = {name: stated[name] for name in FURTHER}
     progress("every model, and every release of other software, left out in turn")
     size_out, release_out = rows.left_out(lambda run: run.model.name, found), rows.left_out(lambda run: run.release, found)
-    return [_entry(run, a, b) for run, a, b in zip(own, size_out, release_out, strict=True)]
+    unknown = rows.unknown(found)
+    return [{**_entry(run, a, b), "unknown": round(float(c), 5)} for run, a, b, c in zip(own, size_out, release_out, unknown, strict=True)]
 
 
 def _of_mixtures(runs: Sequence[MeasuredRun], constants: dict[str, Any], progress: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -160,12 +160,11 @@ def log_errors(runs: Sequence[MeasuredRun], values: FittedValues) -> Log:
 
 
 def stack_of(run: MeasuredRun, values: FittedValues) -> Software:
-    """The stack of a run's own release; of software of a kind that was never fitted, the reference release under its name."""
+    """The stack of a run's own release; software of a kind that was never fitted is taken as the mean of the other classes."""
     try:
         return values.software(run.release)
     except InputError:
-        note = f"no factor was fitted for software such as {run.release}: taken as {REFERENCE_RELEASE}"
-        return replace(values.software(REFERENCE_RELEASE), name=run.release, release=run.release, known=False, note=note)
+        return values.unknown_software(run.release)
 
 
 def _parts(run: MeasuredRun, stack: Software) -> StepParts:
