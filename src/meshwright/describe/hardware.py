@@ -63,4 +63,5 @@ class Link:
     latency_s: float
     num_planes: int = 1
     routing: str = "adaptive"  # one of ROUTINGS
+    routing_assumed: bool = False  # whether ports of this kind come with several, and the one given is only the most common
     sources: Sources = field(default_factory=dict, hash=False)

@@ -92,6 +92,7 @@ class LinkTable(Entry):
     latency_us: NotNegative
     num_planes: Count = 1
     routing: Literal["scale-up", "adaptive", "spray", "hashed"] = "adaptive"
+    routing_assumed: bool = False
 
     def value(self, name: str, sources: Sources) -> Link:
         return Link(
@@ -100,6 +101,7 @@ class LinkTable(Entry):
             latency_s=self.latency_us * MICROSECOND,
             num_planes=self.num_planes,
             routing=self.routing,
+            routing_assumed=self.routing_assumed,
             sources=sources,
         )
 
@@ -189,6 +191,7 @@ class TierTable(Checked):
     Gbit_per_s: Positive | None = None
     latency_us: NotNegative | None = None
     num_planes: Count | None = None
+    routing: Literal["scale-up", "adaptive", "spray", "hashed"] | None = None
 
     def value(self) -> Tier:
         of = link(self.link) if isinstance(self.link, str) else self.link.value(self.name, {})
@@ -201,7 +204,8 @@ class TierTable(Checked):
             bytes_per_s=_bandwidth(self.GB_per_s, self.Gbit_per_s) if stated else of.bytes_per_s,
             latency_s=of.latency_s if self.latency_us is None else self.latency_us * MICROSECOND,
             num_planes=self.num_planes or of.num_planes,
-            routing=of.routing,
+            routing=self.routing or of.routing,
+            routing_assumed=of.routing_assumed and self.routing is None,
         )
 
 

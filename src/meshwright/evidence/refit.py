@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.describe.cluster import Cluster
 from meshwright.describe.recipe import recipe
 from meshwright.errors import InputError
 from meshwright.evidence.classes import CHIPS, FURTHER, ClassRows, class_rows, effects_of
@@ -99,7 +100,26 @@ def refit(measured: Path, published: Path, date: str, progress: Callable[[str], 
     entries += _table_entries(adapters, stacks, lambda run: stacks.finetuning[_generation(run)])
     entries += _of_classes([*runs, *read_runs(UNFITTED_CSV).rows, *read_runs(FSDP_CSV).rows], constants, progress)
     entries += _of_mixtures([*tables, *runs], constants, progress)
-    return Refit(constants, {"date": date, "measured": measured.name, "published": published.name, "runs": entries})
+    unstated = _unstated_routing(runs, values_of(constants))
+    head = {"date": date, "measured": measured.name, "published": published.name, "unstated_routing": round(unstated, 5)}
+    return Refit(constants, {**head, "runs": entries})
+
+
+def _unstated_routing(runs: Sequence[MeasuredRun], values: FittedValues) -> float:
+    """ln by which the step of runs on fabrics of unstated routing would change with the other kind, as a mean of squares."""
+    own = [run for run in runs if run.cluster.tiers[-1].routing_assumed and not _fits_a_domain(run)]
+    other = [replace(run, cluster=_with_routing(run.cluster, "adaptive")) for run in own]
+    if not own:
+        return 0.0
+    return float(np.sqrt(np.mean((log_errors(own, values) - log_errors(other, values)) ** 2)))
+
+
+def _fits_a_domain(run: MeasuredRun) -> bool:
+    return run.cluster.tiers[0].num_accelerators == run.num_accelerators
+
+
+def _with_routing(cluster: Cluster, routing: str) -> Cluster:
+    return replace(cluster, tiers=(*cluster.tiers[:-1], replace(cluster.tiers[-1], routing=routing, routing_assumed=False)))
 
 
 def _containers_and_ultra(joint: Sequence[MeasuredRun], llama: Sequence[MeasuredRun], constants: dict[str, Any]) -> dict[str, float]:

@@ -321,6 +321,19 @@ class Pricer:
         message = self.tokens * self.q.hidden / self.tp * BF16_BYTES
         return np.asarray(neighbour_s(message, self.placement.members["pp"], self.tier_bytes_per_s, self.q.tier_latency_s))
 
+    def message_share(self) -> Column:
+        """Share of time in which a rank's port to the fabric carries messages between stages, beside the traffic of replicas.
+
+        A chunk sends one message forward and one back, in the time of its forward and of a backward twice as long.
+        """
+        both, q = self._crosses_fabric("pp") & self._crosses_fabric("dp"), self.q
+        if not both.any():
+            return np.zeros_like(self.tokens)
+        sent_s = 2 * self.tokens * q.hidden / self.tp * BF16_BYTES / self.tier_bytes_per_s[-1]
+        active = np.asarray(q.layer_parameters) + q.experts_per_token * np.asarray(q.expert_parameters) / q.num_experts
+        flops = (2 * active + q.attention_flops) * self.tokens / self.tp * np.asarray(q.num_layers) / (self.pp * self.vp)
+        return np.where(both, sent_s / (sent_s + 3 * flops / self.matmul_flops_per_s), 0.0)
+
     def parameters(self, split: Split) -> tuple[Column, Column]:
         """Trained parameters on the fullest rank: those all data-parallel ranks share, and routed experts."""
         q = self.q
@@ -384,12 +397,13 @@ class Pricer:
 
         Gradients of a chunk leave when its last micro-batch has gone backward; weights of a chunk arrive before its first goes forward:
         all but one of `vp` chunks hide behind the others' turns of `pp` micro-batches. Without a pipeline they hide layer by layer
-        behind one micro-batch.
+        behind one micro-batch. Messages between stages that go through the same port leave less time to hide behind.
         """
         piped = self.pp > 1
         turns = np.where(piped, np.minimum(self.pp, self.num_micro_batches) * (self.vp - 1) / self.vp, 1 - 1 / split.middle)
         layers = split.middle.astype(np.float64)
-        hiding = [turns * layers * layer.total_s(way) for way in (0, 1)]
+        alone = 1 - self.message_share()
+        hiding = [turns * layers * layer.total_s(way) * alone for way in (0, 1)]
         pieces = np.where(piped, self.vp, np.maximum(parameters / sw.BUCKET_PARAMETERS, 1.0))
         zero = self.l.zero_stage
         micro_hiding = [layers * layer.total_s(way) for way in (0, 1)]

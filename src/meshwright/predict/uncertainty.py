@@ -73,8 +73,10 @@ def interval(job: Job, table: Mapping[str, Any] | None = None) -> Interval:
     far: a chip or software of a kind that no constant was fitted for; errors on those that were measured all the same. Also whatever is
     beyond the sizes of all runs.
     """
-    runs: Sequence[Entry] = (table or residuals())["runs"]
-    return _widened(_compared(job, runs), job.model, job.cluster, runs)
+    found = table or residuals()
+    runs: Sequence[Entry] = found["runs"]
+    known = _widened(_compared(job, runs), job.model, job.cluster, runs)
+    return _unrouted(known, job.cluster, float(found.get("unstated_routing", 0.0)))
 
 
 def _compared(job: Job, runs: Sequence[Entry]) -> Interval:
@@ -242,6 +244,19 @@ def _widened(found: Interval, model: Model, cluster: Cluster, runs: Sequence[Ent
     reason = f"predictions rest on {' and '.join(outside)}, so the interval reaches {100 * (more - 1):.0f} % further at either end"
     note = f"{found.note}; {reason}" if found.note else reason
     return replace(found, low=found.low / more, high=found.high * more, distance="far", note=note)
+
+
+def _unrouted(found: Interval, cluster: Cluster, spread: float) -> Interval:
+    """The interval where a fabric is used and nobody stated how it spreads flows: wider by what that changed in the measured runs."""
+    fabric = cluster.tiers[-1]
+    if not fabric.routing_assumed or cluster.tiers[0].num_accelerators == cluster.num_accelerators or not spread:
+        return found
+    reach = math.hypot(math.log(found.high), spread)
+    reason = (
+        f"how {fabric.name} spreads flows over its paths is not stated: taken as {fabric.routing} (--set {fabric.name}.routing=adaptive)"
+    )
+    note = f"{found.note}; {reason}" if found.note else reason
+    return replace(found, low=math.exp(-reach), high=math.exp(reach), note=note)
 
 
 def _doublings(value: float, known: Sequence[float]) -> float:
