@@ -25,3 +25,9 @@ def pools() -> Iterator[Pools]:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     """The corpus of small runs, and plans for it."""
     return Small(corpus=make_corpus(tmp_path_factory.mktemp("small")))
+
+
+@pytest.fixture(scope="session")
+def plan_of_two(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan file for two ranks."""
+    return small.plan_file(tmp_path_factory.mktemp("plan") / "plan.json", "dp=2")
