@@ -71,7 +71,9 @@ def test_large_scores_neither_overflow_nor_vanish(kernel_device: torch.device) -
     labels = torch.tensor([1, 0], device=kernel_device)
     wanted, d_logits = exact(logits, labels)
     loss, gradient = score_in_place(logits, labels)
-    assert loss.item() == pytest.approx(wanted.item()) and torch.allclose(gradient.double(), d_logits, atol=1e-3)  # fp32 has so many digits at 10,000
+    assert loss.item() == pytest.approx(wanted.item()) and torch.allclose(
+        gradient.double(), d_logits, atol=1e-3
+    )  # fp32 has so many digits at 10,000
 
 
 def test_on_a_processor_plain_operations_score() -> None:
