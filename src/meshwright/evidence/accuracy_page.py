@@ -13,13 +13,15 @@ import numpy as np
 
 from meshwright.evidence import accuracy
 from meshwright.evidence.accuracy import Assumption, Energy, Evidence, Figure
+from meshwright.evidence.classes import EFFECTS_FITTED
 from meshwright.evidence.experts import Choice, expert_choices
 from meshwright.evidence.memory import memory_evidence
+from meshwright.evidence.mixtures import EXPERTS_FITTED
 from meshwright.evidence.validate import Checked, Summary, family_name, grouped, summary
 from meshwright.layout import Layouts
 from meshwright.predict.footprint import footprint, recipe_for
 from meshwright.predict.practice import MLPERF, class_of
-from meshwright.predict.software import FITTED, fitted_values
+from meshwright.predict.software import FITTED, Fitted, fitted_values
 from meshwright.predict.uncertainty import kind_of
 from meshwright.units import KILO
 
@@ -31,7 +33,7 @@ SERIES = {  # colour-blind safe (Okabe and Ito)
     "Llama 2 70B LoRA": "#CC79A7",
     "dense models, published tables": "#56B4E9",
     "mixtures of experts": "#E69F00",
-    "chips that nothing was fitted for": "#999999",
+    "chips of other vendors": "#999999",
 }
 SERIES_OF_BENCHMARK = {
     "gpt3": "GPT-3 175B",
@@ -113,15 +115,29 @@ def _verdict(figure: Figure) -> str:
 
 def _constants_section() -> str:
     values = fitted_values()
-    cells = [
-        (name, f"{_fitted_value(name):.4g}", one.unit, f"{one.expected:g} +- {one.spread:g}", f"{one.low:g} to {one.high:g}", one.meaning)
-        for name, one in FITTED.items()
-    ]
+    joint = [_constant(name, _fitted_value(name), one) for name, one in FITTED.items()]
+    later = [_constant(f"{name}, {key}", _effect(name, key), one) for (name, key), one in EFFECTS_FITTED.items()]
+    later += [_constant(f"experts, {name}", getattr(values.experts, name), one) for name, one in EXPERTS_FITTED.items()]
     columns = ("constant", "value", "unit", "expected", "bounds", "meaning")
-    summary = (
-        f"{len(FITTED)} constants, one joint fit: {values.fitted_on}. `meshwright fit` computes them; no row or system has one of its own."
-    )
-    return f"## Fitted constants\n\n{summary}\n\n" + _table(columns, cells, right=(1,))
+    return f"""## Fitted constants
+
+{len(FITTED)} constants, one joint fit: {values.fitted_on}. `meshwright fit` computes them; no row or system has one of its own.
+
+{_table(columns, joint, right=(1,))}
+
+Fitted afterwards: {len(EFFECTS_FITTED)} effects of classes of software and of chips, and {len(EXPERTS_FITTED)} constants of mixtures
+of experts.
+
+{_table(columns, later, right=(1,))}"""
+
+
+def _constant(name: str, value: float, one: Fitted) -> tuple[str, ...]:
+    return name, f"{value:.4g}", one.unit, f"{one.expected:g} +- {one.spread:g}", f"{one.low:g} to {one.high:g}", one.meaning
+
+
+def _effect(name: str, key: str) -> float:
+    values = fitted_values()
+    return float(getattr((values.classes.get(name) or values.chips[name]), key))
 
 
 def _fitted_value(name: str) -> float:
@@ -206,13 +222,16 @@ def _tables_section(rows: Evidence) -> str:
     dense, experts = rows.dense_tables(), rows.expert_tables()
     return f"""## Other people's tables
 
-NeMo's and Megatron-Bridge's own tables, read by container release. Only one factor per release is fitted, on the dense Llama rows.
+NeMo's and Megatron-Bridge's own tables, read by container release. One factor per release is fitted, on the dense Llama rows; the energy of
+an fp8 FLOP on Blackwell Ultra is fitted on those of GB300; and {len(EXPERTS_FITTED)} constants are fitted on mixtures of experts.
 
 ### Dense Llama models
 
 {_summaries({**grouped(dense, lambda row: row.run.release), "**all**": dense}, "release")}
 
-### Mixtures of experts, nothing fitted
+### Mixtures of experts
+
+How each container ran experts comes from the vendor's public recipes (`evidence/expert_recipes.csv`), not from the tables.
 
 {_summaries({**grouped(experts, lambda row: row.run.model.name), "**all**": experts}, "model")}"""
 
@@ -228,15 +247,41 @@ One factor per generation and round is fitted on these rows.
 
 def _unfitted_section(rows: Evidence) -> str:
     others, software = rows.other_vendors(), list(rows.unfitted)
-    return f"""## Chips and software without fitted constants
+    return f"""## Other chips and other software
 
-Chips of other vendors are assumed to reach the same share of their peak as the H100, with NVIDIA's software of the round.
+Chips of other vendors have one factor per generation (`evidence.classes`), with NVIDIA's software of the round.
 
 {_summaries({**grouped(others, lambda row: f"{row.run.accelerator}, {row.run.benchmark}"), "**all**": others}, "accelerator")}
 
-Software of other kinds is assumed to be as fast as the reference release, which is better tuned than most: predictions are too short.
+Software that was not tuned for a record has four effects per class (torchtitan five), fitted on these rows and those of ordinary FSDP.
+
+### With models or releases left out
+
+Each model (each row, for mixtures of experts) is left out in turn, then each release (each container), and predicted by a fit on the
+others.
+
+{_left_out_classes()}
+
+### By release
 
 {_summaries({**grouped(software, lambda row: f"{row.run.release}, {row.run.accelerator}"), "**all**": software}, "software")}"""
+
+
+def _left_out_classes() -> str:
+    by_row, by_family = accuracy.other_left_out("row"), accuracy.other_left_out("family_out")
+    cells = []
+    for name, entries in by_row.items():
+        one, other = accuracy.left_out_summary(entries), accuracy.left_out_summary(by_family[name])
+        figures = (
+            f"{one.mape_pct:.1f}",
+            f"{one.bias_pct:+.1f}",
+            f"{one.coverage_pct:.0f}",
+            f"{other.mape_pct:.1f}",
+            f"{other.coverage_pct:.0f}",
+        )
+        cells.append((name, len(entries), *figures))
+    columns = ("software or chip", "rows", "models out: mean, %", "bias, %", "inside, %", "releases out: mean, %", "inside, %")
+    return _table(columns, cells, right=range(1, 7))
 
 
 def _memory_and_energy_section(metered: Energy) -> str:
@@ -390,12 +435,14 @@ def _short_section(rows: Evidence, choices: Sequence[Choice]) -> str:
 - The record machine is within 2 % because rows that no wall clock confirms count half (`evidence.fit.UNCONFIRMED`), a rule made after the
   two rows of round v6.0 were found to contradict each other. With equal weights its step is {even.record_pct:+.1f} % off, and the mean and
   worst of GPT-3 and 405B are {even.large_pct:.2f} % and {even.worst_pct:+.1f} %.
-- Mixtures of experts: {experts.mape_pct:.0f} % off on average, bias {experts.bias_pct:+.0f} %.
-  Sorting tokens and sending them to experts are priced as bandwidth only, and experts as evenly loaded;
-  the tables do not state dispatch, overlap or recompute.
-- Chips of other vendors: bias {others.bias_pct:+.0f} %, worst {others.worst_pct:+.0f} %. Nothing was fitted on them; one measured run and
-  `meshwright calibrate` give them a software profile of their own.
-- Software of other kinds: bias {unfitted.bias_pct:+.0f} %, for the same reason.
+- Mixtures of experts: {experts.mape_pct:.0f} % off on average, worst {experts.worst_pct:+.0f} %.
+  Experts are assumed to be evenly loaded, recomputing single parts of a layer is assumed to cost nothing, and which version of a recipe
+  a row was run with is inferred.
+- Chips of other vendors: {others.mape_pct:.0f} % off on average, worst {others.worst_pct:+.0f} %.
+  They have one factor per generation; one measured run and `meshwright calibrate` give them a software profile of their own.
+- Other software: {unfitted.mape_pct:.0f} % off on average, worst {unfitted.worst_pct:+.0f} %.
+  Attention without fused kernels (Megatron of 2023) and fp8 scaled by rows (torchtitan) are not described. A release of which no run
+  is known may be off by as much as the last columns of the table above say.
 - LoRA: worst {off.error_pct:+.0f} % ({_name(off)});
   the family with the largest error is {loosest}, {summary(families[loosest]).mape_pct:.0f} % on average.
 - A release without measurements: of the {accuracy.left_out_summary(entries).mape_pct:.1f} % that families left out are off by,
@@ -476,7 +523,7 @@ def scatter(path: Path, rows: Evidence) -> None:
 def series(row: Checked) -> str:
     """Which colour a row has."""
     if not row.run.is_nvidia:
-        return "chips that nothing was fitted for"
+        return "chips of other vendors"
     if row.run.model.experts:
         return "mixtures of experts"
     return SERIES_OF_BENCHMARK.get(row.run.benchmark, "dense models, published tables")

@@ -18,7 +18,7 @@ from meshwright.evidence.measured import MeasuredRun
 from meshwright.layout import Layouts
 from meshwright.predict.inputs import Inputs, inputs_of, stacked
 from meshwright.predict.practice import FSDP, MEGATRON, MLPERF, NEMO, TORCHTITAN, Effects, class_of
-from meshwright.predict.software import REFERENCE_RELEASE, Fitted, FittedValues, is_fitted
+from meshwright.predict.software import REFERENCE_RELEASE, TP_HIDDEN, Fitted, FittedValues, is_fitted
 from meshwright.predict.step import price
 
 SPREAD = 0.1  # ln by which such rows differ from what any such model can say
@@ -80,7 +80,8 @@ class ClassRows:
         table = effects_of(found)
         none = Effects()
         own = [table.get(kind, none) + table.get(chip, none) for kind, chip in zip(self.kinds, self.chips, strict=True)]
-        columns = {key: np.array([getattr(one, key) for one in own]) for key in asdict(none)}
+        columns = {key: np.array([getattr(one, key) for one in own]) for key in asdict(none) if key != "tp_hidden"}
+        columns["tp_hidden"] = np.array([TP_HIDDEN if one.tp_hidden is None else one.tp_hidden for one in own])
         columns["log_factor"] = columns["log_factor"] + np.asarray(self.inputs.log_factor)
         return np.asarray(np.log(price(replace(self.inputs, **columns), self.layouts, self.values.constants).step_s / self.measured_s))
 
@@ -120,8 +121,3 @@ def effects_of(found: Found) -> dict[str, Effects]:
     for (name, key), value in found.items():
         table.setdefault(name, {})[key] = value
     return {name: Effects(**values) for name, values in table.items()}
-
-
-def size_of(run: MeasuredRun) -> str:
-    """The size of a model, as rows of one size are left out together: its name without what was cut off."""
-    return run.model.name.partition("-l")[0] if "-l" in run.model.name[-4:] else run.model.name

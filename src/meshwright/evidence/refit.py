@@ -134,8 +134,9 @@ def _of_classes(runs: Sequence[MeasuredRun], constants: dict[str, Any], progress
     rows = ClassRows(own, values_of(constants))
     found = rows.fit()
     table = effects_of(found)
-    constants["classes"] = {name: asdict(table[name]) for name in table if name not in CHIPS}
-    constants["chips"] = {name: asdict(table[name]) for name in CHIPS}
+    stated = {name: {key: value for key, value in asdict(one).items() if value is not None} for name, one in table.items()}
+    constants["classes"] = {name: effects for name, effects in stated.items() if name not in CHIPS}
+    constants["chips"] = {name: stated[name] for name in CHIPS}
     progress("every model, and every release of other software, left out in turn")
     size_out, release_out = rows.left_out(lambda run: run.model.name, found), rows.left_out(lambda run: run.release, found)
     return [_entry(run, a, b) for run, a, b in zip(own, size_out, release_out, strict=True)]

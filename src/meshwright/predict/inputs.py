@@ -21,7 +21,8 @@ from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.job import Job
-from meshwright.predict.software import BF16_PJ_PER_FLOP, CHIP_REFERENCE, TP_HIDDEN, generation_of, is_fitted
+from meshwright.predict import software as sw
+from meshwright.predict.software import BF16_PJ_PER_FLOP, CHIP_REFERENCE, generation_of, is_fitted
 
 Value = float | NDArray[np.float64]  # one number, or a column with an entry for each row
 Columns = NDArray[np.float64]  # matrices x rows, tiers x rows
@@ -98,7 +99,7 @@ class Inputs:
     expert_sync_s: Value = 0.0  # that a layer with experts stands still while its host learns how many tokens each expert got, each way
     expert_mlp_bytes: Value = 0.0  # moved for an element of the experts' hidden layer beyond what a fused activation moves, each way
     expert_hidden: Value = 0.0  # share of the experts' all-to-all that hides behind compute where it is overlapped
-    tp_hidden: Value = TP_HIDDEN  # share of tensor traffic that hides behind the products beside it where it is overlapped
+    tp_hidden: Value = sw.TP_HIDDEN  # share of tensor traffic that hides behind the products beside it where it is overlapped
     sends_once: Value = 0.0  # 1 where a token goes to a rank or domain once, however many of its experts live there
 
 
@@ -145,7 +146,7 @@ def _software(job: Job) -> dict[str, Any]:
         "log_attention": effects.log_attention,
         "log_memory": effects.log_memory,
         "host_s": effects.host_s,
-        "tp_hidden": effects.tp_hidden,
+        "tp_hidden": sw.TP_HIDDEN if effects.tp_hidden is None else effects.tp_hidden,
     }
     if model.experts is None:
         return found

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.recipe import recipe
 
-TP_HIDDEN = 0.9  # `predict.software.ASSUMED` says why
 MLPERF, NEMO, MEGATRON, TORCHTITAN, FSDP, MESHWRIGHT = "mlperf", "nemo", "megatron", "torchtitan", "fsdp", "meshwright"
 
 
@@ -101,7 +100,7 @@ class Effects:
     log_attention: float = 0.0  # further time of attention
     log_memory: float = 0.0  # further time of kernels that move bytes
     host_s: float = 0.0  # seconds of the host to launch a layer's forward pass without CUDA graphs
-    tp_hidden: float = TP_HIDDEN  # of tensor traffic, hidden where it is overlapped
+    tp_hidden: float | None = None  # of tensor traffic, hidden where it is overlapped; None: as is assumed of all software
 
     def __add__(self, other: Effects) -> Effects:
         return Effects(
@@ -109,7 +108,7 @@ class Effects:
             log_attention=self.log_attention + other.log_attention,
             log_memory=self.log_memory + other.log_memory,
             host_s=max(self.host_s, other.host_s),
-            tp_hidden=min(self.tp_hidden, other.tp_hidden),
+            tp_hidden=self.tp_hidden if other.tp_hidden is None else other.tp_hidden,
         )
 
 

@@ -19,7 +19,6 @@ from meshwright.describe.profile import Profile
 from meshwright.errors import InputError, nearest
 from meshwright.files import read_text
 from meshwright.predict.practice import CLASSES, MLPERF, NEMO, Effects, ExpertConstants, ExpertPractice, class_of
-from meshwright.predict.practice import TP_HIDDEN as TP_HIDDEN
 
 CONSTANTS_FILE = Path(__file__).parents[1] / "evidence" / "constants.json"
 REFERENCE_RELEASE = "v5.1"  # the release with the most rows: others are so much slower or faster
@@ -34,6 +33,7 @@ BF16_PJ_PER_FLOP = {"hopper": 0.137, "blackwell": 0.120}
 FP8_ATTENTION_SPEEDUP = 1.35
 BACKWARD_ATTENTION = 2.5
 SCALE_UP_EFFICIENCY = 0.85
+TP_HIDDEN = 0.9
 ADAPTER_TP_HIDDEN = 0.0
 RING_ROUND_S = 15e-6
 GRAPH_CHUNK_S = 100e-6

@@ -57,7 +57,6 @@ class Likeness:
 
     kind: str  # "large", "small", "experts", "adapters"
     software: str  # class of the software; empty for none
-    architecture: str
     family: tuple[str, str, str]  # accelerator, precision, release
 
 
@@ -85,7 +84,6 @@ def _compared(job: Job, runs: Sequence[Entry]) -> Interval:
     asked = Likeness(
         kind=kind_of(model, workload),
         software=class_of(stack.release),
-        architecture=cluster.accelerator.architecture,
         family=(cluster.accelerator.name, workload.precision, named_release(stack.release)),
     )
     fitted = [run for run in runs if run["fitted"]]
