@@ -1,4 +1,4 @@
-"""Steps priced by a hardware profile: slices come back as they were taken, and what was not measured follows from what was."""
+"""What a hardware profile says of a job, and steps priced by it: slices come back as taken, and the rest follows from what was measured."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshwright.cost.measured import Correction, ends_time, layer_time
 from meshwright.describe.load import load_cluster, load_model, load_workload
-from meshwright.describe.profile import Profile, load_profile
+from meshwright.describe.profile import WAYS, Profile, load_profile
 from meshwright.errors import InputError
 from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
-from meshwright.predict.measured import measured
+from meshwright.predict.measured import format_of, measured
 from meshwright.predict.prediction import on_one_device, predict
 from meshwright.predict.software import on_profile, software
 from meshwright.predict.step import PARTS
@@ -200,3 +201,91 @@ def test_a_layer_without_a_gate_is_corrected_as_what_it_is(cores):
 def test_more_processes_on_the_same_cores_take_longer(cores):
     few = on_cores(replace(cores, num_processes=16), Layout(dp=8, micro_batch=2)).parts["compute"][0]
     assert on_cores(cores, Layout(dp=8, micro_batch=2)).parts["compute"][0] == pytest.approx(2 * few)
+
+
+def says(profile: Profile, model: str = "llama-3.1-8b", precision: str = "bf16-pure"):
+    return measured(load_model(model), replace(load_workload("pretrain-1t"), precision=precision), profile)
+
+
+def test_rates_are_work_over_seconds(card):
+    # products at 700 TFLOP/s; attention at 500, its backward 2.5 times the work
+    rates = says(card).rates
+    for way in WAYS:
+        shapes, flops_per_s = rates.products[way]
+        assert shapes.shape == (3, 3) and flops_per_s == pytest.approx([700e12] * 3)
+    for shapes, flops_per_s in rates.attention:
+        assert shapes.tolist() == [[32, 64], [8192, 4096], [128, 128]] and flops_per_s == pytest.approx([500e12] * 2)
+
+
+def test_norms_and_activations_share_their_bytes_evenly(card):
+    # a byte of each: 1 / 2 + 1 / 6 = 2 / 3 of a second for 2 bytes
+    mixed = replace(card, norm_bytes_per_s=2.0, activation_bytes_per_s=6.0)
+    assert says(mixed).rates.elementwise_bytes_per_s == pytest.approx(3.0)
+
+
+def test_only_products_of_the_jobs_number_format_count(card):
+    doubled = tuple(replace(p, number_format="fp8", seconds=p.seconds / 2) for p in card.products)
+    both = replace(card, products=card.products + doubled)
+    assert says(both).rates.products["forward"][1] == pytest.approx([700e12] * 3)
+    assert says(both, precision="fp8-current").rates.products["forward"][1] == pytest.approx([1400e12] * 3)
+
+
+def test_corrections_take_composed_seconds_to_those_of_the_slices(card):
+    seen = says(card)
+    layer_s = float(layer_time(seen.shape, 1, 8192, 1.0, seen.rates).total_s)
+    ends_s = sum(float(way) for way in ends_time(seen.shape, 8192, 8192, 1.0, seen.rates))
+    assert (seen.layer.of(layer_s), seen.ends.of(ends_s)) == (pytest.approx(0.02), pytest.approx(0.04))
+
+
+def test_slices_with_recompute_correct_nothing(card):
+    again = replace(card, slices=tuple(replace(cut, recompute="full", layer_s=9.0) for cut in card.slices))
+    assert says(again).layer == says(again).ends == Correction()
+
+
+def test_another_models_slices_correct_where_the_models_own_are_missing(card):
+    seen, own = says(card, "llama-2-7b"), says(card)
+    assert seen.slices == () and len(own.slices) == 1
+    assert (seen.layer, seen.ends) == (own.layer, own.ends)
+
+
+def test_rows_of_logits_are_those_timed_for_the_vocabulary_or_the_most_of_any(card):
+    heads = [replace(p, rows=2048) for p in card.products if p.columns == 128256]
+    others = [p for p in card.products if p.columns != 128256]
+    small = replace(card, products=(*others, *heads))
+    assert (says(small).block_rows, says(small, "llama-2-7b").block_rows) == (2048, 8192)
+
+
+def test_what_passes_between_operations_is_as_wide_as_its_format(card, cores):
+    assert (says(card).element_bytes, says(cores, "llama-2m", "fp32").element_bytes) == (2.0, 4.0)
+
+
+def test_factors_are_1_where_no_slice_was_shared(card, cores):
+    for seen in (says(card), says(cores, "llama-2m", "fp32")):
+        assert (seen.tensor, seen.pipeline) == (1.0, 1.0)
+
+
+def test_the_middle_of_several_shared_slices_is_their_geometric_mean(cores):
+    once, fourfold = (
+        replace(cores.slices[-1], tp=2, steps_s=steps_of(CUT_S + n * 8 * 2e-3, CUT_S + (n * 4 + 2 + 1) * 2e-3)) for n in (1, 4)
+    )
+    assert says(replace(cores, shared_slices=(once, fourfold)), "llama-2m", "fp32").tensor == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_products_without_one_of_their_gradients_price_nothing(way, card):
+    lame = replace(card, products=tuple(p for p in card.products if p.way != way))
+    with pytest.raises(InputError, match="no products in bf16, only in none") as caught:
+        says(lame)
+    assert "meshwright measure --model llama-3.1-8b --precision bf16-pure" in caught.value.fix
+
+
+def test_adapters_and_a_profile_without_attention_are_refused(card):
+    with pytest.raises(InputError, match="trained whole"):
+        measured(load_model("llama-2-70b"), load_workload("mlperf-llama2-70b-lora"), card)
+    with pytest.raises(InputError, match="no products in bf16"):
+        says(replace(card, attentions=()))
+
+
+@pytest.mark.parametrize(("precision", "name"), [("fp32", "fp32"), ("bf16-pure", "bf16"), ("fp8-current", "fp8")])
+def test_formats_have_the_names_of_profiles(precision, name):
+    assert format_of(precision) == name
