@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from meshwright.describe import economics
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.errors import InputError
 from meshwright.job import Job
 from meshwright.layout import parse_layout
 from meshwright.ledger import ledger_of
+from meshwright.ledger.book import STATE_OF
 from meshwright.ledger.energy import energy_of
-from meshwright.plan.plan import plan_of
-from meshwright.predict.outcome import outcome
+from meshwright.ledger.timeline import Span
+from meshwright.plan.plan import Plan, job_of, plan_of
+from meshwright.predict.outcome import DEFAULT_REGION, outcome, power_constants
 from meshwright.simulator.noise import QUIET
 from meshwright.simulator.run import Conditions, run_plan, write_run
 from meshwright.units import HOUR
@@ -89,3 +93,84 @@ def test_another_region_changes_the_carbon_alone(tmp_path: Path) -> None:
     assert here.energy_j == there.energy_j and there.carbon_kg < here.carbon_kg / 3
     with pytest.raises(InputError, match="no region named"):
         ledger_of(tmp_path / "a", region="atlantis")
+
+
+def span(uses_s: dict[str, float], *, start_s: float = 0.0, num_gpus: int = 4, metered_j: float | None = None, what: str = "steps") -> Span:
+    took_s = sum(uses_s.values())
+    return Span(start_s=start_s, end_s=start_s + took_s, what=what, uses_s=uses_s, num_gpus=num_gpus, metered_j=metered_j)
+
+
+def stated(power_cap_w: float = 1000.0, overhead_w: float = 400.0) -> Plan:
+    """The plan with a chip of so many watts, and nodes of four that state so many beside them."""
+    cluster = racks().cluster
+    chip = replace(cluster.accelerator, power_cap_w=power_cap_w)
+    return replace(racks(), cluster=replace(cluster, accelerator=chip, accelerators_per_node=4, node_overhead_w=overhead_w))
+
+
+def test_energy_worked_by_hand() -> None:
+    # A node of four: 4 x 1000 W and 400 W beside. Work at the cap but for the release's slowdown; waiting draws a fraction of it.
+    waiting = power_constants().waiting_fraction
+    found = energy_of([span({"compute": 6.0, "exposed_tp": 2.0, "bubble": 1.0, "exposed_dp": 1.0})], stated())
+    (by_use,) = found.by_span
+    assert by_use is not None
+    busy = 1.0 / max(math.exp(job_of(stated()).log_factor), 1.0)
+    assert by_use["compute"] == pytest.approx(6 * (4000 * (waiting + (1 - waiting) * busy) + 400))
+    assert by_use["exposed_tp"] == pytest.approx(2 * 4400)
+    assert by_use["bubble"] == by_use["exposed_dp"] == pytest.approx(4000 * waiting + 400)
+    assert found.wall_j == pytest.approx(sum(by_use.values())) and found.source == "modelled" and found.metered_j is None
+    halls, grid = economics.facility(stated().cluster.provider), economics.region(found.region)
+    assert found.facility_j == pytest.approx(found.wall_j * halls.pue)
+    assert found.carbon_kg == pytest.approx(found.facility_j / 3.6e6 * grid.grid_gco2e_per_kwh / 1000)
+
+
+def test_a_metered_span_of_stated_nodes_is_what_the_meter_saw_and_the_rest_of_the_node() -> None:
+    found = energy_of([span({"compute": 9.0, "bubble": 1.0}, metered_j=4 * 700.0 * 10)], stated())
+    assert found.wall_j == pytest.approx((4 * 700 + 400) * 10)
+    assert (found.source, found.metered_j) == ("metered", 28000.0)
+    (by_use,) = found.by_span
+    assert by_use is not None and sum(by_use.values()) == pytest.approx(found.wall_j) and by_use["compute"] > 9 * by_use["bubble"]
+
+
+def test_no_span_draws_nothing_that_is_known() -> None:
+    found = energy_of((), stated())
+    assert (found.wall_j, found.metered_j, found.facility_j, found.carbon_kg, found.water_l) == (None,) * 5
+    assert found.source == "unknown" and found.by_span == () and found.notes == ()
+
+
+def test_one_span_of_unknown_power_makes_the_sum_unknown_and_keeps_what_is_known() -> None:
+    known, unknown = span({"compute": 1.0}, metered_j=400.0), span({"compute": 1.0}, start_s=1.0)
+    found = energy_of([known, unknown], None)
+    assert found.wall_j is None and found.carbon_kg is None and found.metered_j == 400.0
+    assert found.by_span == ({"compute": 400.0}, None)
+    assert any("a meter measured the accelerators in 50% of their seconds" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("plan", [None, stated(power_cap_w=math.nan)])
+def test_metered_accelerators_of_unknown_power_are_known_and_their_hosts_are_left_out(plan: Plan | None) -> None:
+    found = energy_of([span({"compute": 2.0, "bubble": 2.0}, metered_j=4000.0)], plan)
+    assert (found.wall_j, found.source) == (4000.0, "metered")
+    assert found.by_span == ({"compute": 2000.0, "bubble": 2000.0},)
+    assert "a meter measured the accelerators in 100% of their seconds; hosts are left out" in found.notes
+    assert not any("energy is unknown" in note for note in found.notes)
+
+
+def test_software_that_is_not_at_hand_is_priced_at_the_cap_and_reported() -> None:
+    found = energy_of([span({"compute": 1.0})], replace(stated(), software="a-release-of-nobody"))
+    assert found.wall_j == pytest.approx(4400.0)
+    assert "the software 'a-release-of-nobody' is not at hand: compute is priced at the power cap" in found.notes
+
+
+def test_what_is_assumed_of_the_place_is_reported() -> None:
+    plan = stated()
+    nowhere = replace(plan, cluster=replace(plan.cluster, provider="", region=""))
+    notes = energy_of([span({"compute": 1.0})], nowhere).notes
+    assert f"{plan.cluster.name} names no region: the grid of {DEFAULT_REGION} is assumed" in notes
+    assert "cooling and distribution as in the industry's mean hall" in notes and "water is unknown: no provider is named" in notes
+    assert not any("names no region" in note for note in energy_of([span({"compute": 1.0})], nowhere, "norway").notes)
+
+
+def test_every_use_of_the_ledger_has_a_power() -> None:
+    found = energy_of([span(dict.fromkeys(STATE_OF, 1.0))], stated())
+    (by_use,) = found.by_span
+    assert by_use is not None and set(by_use) == set(STATE_OF)
+    assert all(400 <= joules <= 4400 for joules in by_use.values())
