@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from meshwright.errors import InputError
 from meshwright.ledger import STATES, ledger_csv, ledger_of, ledger_of_run, rate_of, read_rate
-from meshwright.ledger.book import in_cents, to_cent
+from meshwright.ledger.book import STATE_OF, in_cents, to_cent
 from meshwright.record.entries import PARTS, Event, StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.run import Run
+from meshwright.record.writer import RunWriter
 from meshwright.units import HOUR
 
 from .conftest import DOLLAR_A_SECOND, new, racks, start, step
@@ -170,3 +171,36 @@ def test_the_largest_numbers_a_folder_can_hold_are_added_up(tmp_path: Path) -> N
     ledger = ledger_of(tmp_path / "a")
     assert ledger.usd and sum((entry.usd or 0 for entry in ledger.entries), Decimal(0)) == ledger.usd > 10**29
     assert any("1 damaged lines are left out" in note for note in ledger.notes)
+
+
+def test_cents_that_many_small_amounts_need_are_given_one_by_one() -> None:
+    thirds = [Decimal(1) / 3] * 3
+    assert in_cents(thirds, ["a", "a", "a"]) == [Decimal("0.33"), Decimal("0.34"), Decimal("0.33")]
+    assert in_cents([Decimal("0.001")] * 10, ["a"] * 10).count(Decimal("0.01")) == 1
+    assert in_cents([], []) == [] and in_cents([Decimal(0)], ["a"]) == [Decimal("0.00")]
+
+
+def test_half_a_cent_goes_to_the_even_one() -> None:
+    assert [to_cent(Decimal(usd)) for usd in ("0.005", "0.015", "0.0151")] == [Decimal("0.00"), Decimal("0.02"), Decimal("0.02")]
+
+
+def test_every_use_that_a_timeline_or_a_step_knows_has_a_state() -> None:
+    assert set(STATE_OF.values()) == set(STATES) and set(PARTS) <= set(STATE_OF)
+
+
+def test_a_run_whose_plan_changed_says_whose_power_it_has(lived: Path) -> None:
+    (lived / "plan-until-step-2.json").write_text("{}")
+    assert ledger_of(lived).notes[0] == "the run changed its plan: power is that of the last one"
+
+
+def test_a_long_recorded_price_is_cut_and_one_life_without_a_price_leaves_the_whole_unknown(tmp_path: Path) -> None:
+    with new(tmp_path) as writer:
+        start(writer, 0.0)
+        writer.step(step(1))
+    with RunWriter.resume(tmp_path / "a", 1) as writer:
+        writer.event("resumed", 1, 50.0, price="x" * 500)
+        writer.step(step(2))
+    ledger = ledger_of(tmp_path / "a")
+    assert ledger.usd is None and ledger.lost_usd is None and {entry.usd for entry in ledger.entries} == {None}
+    (unread,) = (note for note in ledger.notes if "cannot be read" in note and "price" in note)
+    assert len(unread) < 100 and any("--price 2.5USD/h" in note for note in ledger.notes)

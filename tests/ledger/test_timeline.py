@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from meshwright.ledger import ledger_of, rate_of
-from meshwright.record.entries import StepRecord
+from meshwright.ledger.timeline import SPARES, abandoned, spans_of, step_uses_s, unbelievable
+from meshwright.record.entries import Event, StepRecord
+from meshwright.record.header import RunHeader
+from meshwright.record.run import Run
 from meshwright.record.writer import RunWriter
 from meshwright.simulator.failures import failures
 from meshwright.simulator.outlook import campaign_of, outlook
@@ -152,3 +158,114 @@ def test_a_start_that_makes_no_sense_is_as_if_it_had_no_content(tmp_path: Path, 
         writer.step(step(1))
     ledger = ledger_of(tmp_path / "a")
     assert sum(ledger.gpu_seconds.values()) == pytest.approx(40.0) and ledger.usd is None
+
+
+def run_of(*records: StepRecord, events: Sequence[Event] = (), kind: str = "trained", num_ranks: int = 4) -> Run:
+    header = RunHeader(name="a", kind=kind, seed=0, num_ranks=num_ranks, machine="four")
+    return Run(Path("nowhere"), header, records, tuple(events), ())
+
+
+def at(time_s: float, kind: str, step: int = 0, **detail: object) -> Event:
+    return Event(time_s=time_s, kind=kind, step=step, detail=detail)
+
+
+def test_a_run_of_nothing_has_no_span_and_steps_alone_begin_at_zero() -> None:
+    assert spans_of(run_of()) == []
+    (only,) = spans_of(run_of(step(1), step(2)))
+    assert (only.start_s, only.end_s, only.what, only.first_step, only.last_step, only.rate) == (0.0, 20.0, "steps", 1, 2, None)
+    assert sum(only.uses_s.values()) == pytest.approx(20.0) and only.uses_s["unaccounted"] == pytest.approx(1.0)
+
+
+def test_a_clock_that_is_ahead_of_an_event_is_not_put_back() -> None:
+    spans = spans_of(run_of(step(1), step(2), events=[at(0.0, "start"), at(15.0, "evaluation", 2, seconds=3.0)]))
+    assert [(one.what, one.start_s, one.end_s) for one in spans] == [("steps", 0.0, 20.0), ("evaluation", 20.0, 23.0)]
+
+
+def test_steps_with_and_without_a_meter_are_separate_and_zero_is_metered() -> None:
+    records = [
+        step(1, energy_j=5.0),
+        step(2, energy_j=7.0),
+        step(3),
+        step(4, energy_j=0.0),
+        step(5, energy_j=-1.0),
+        step(6, energy_j=math.inf),
+    ]
+    spans = spans_of(run_of(*records))
+    assert [(one.first_step, one.last_step, one.metered_j) for one in spans] == [(1, 2, 12.0), (3, 3, None), (4, 4, 0.0), (5, 6, None)]
+
+
+def test_a_simulated_stall_comes_out_of_the_overhead_it_is_in() -> None:
+    record = StepRecord(step=1, samples=1, loss=None, grad_norm=None, step_s=10.0, parts_s={"compute": 6.0, "overhead": 3.0})
+    assert step_uses_s(record) == {"compute": 6.0, "overhead": 3.0, "unaccounted": 1.0}
+    assert step_uses_s(record, 2.0) == {"compute": 6.0, "overhead": 1.0, "stalled": 2.0, "unaccounted": 1.0}
+    assert step_uses_s(record, 50.0) == {"compute": 6.0, "overhead": 0.0, "stalled": 3.0, "unaccounted": 1.0}
+    (one,) = spans_of(run_of(record, events=[at(4.0, "stall", 1, seconds=2.0)]))
+    assert one.uses_s["stalled"] == pytest.approx(2.0)
+
+
+def test_a_resume_that_began_before_the_record_of_the_kill_ended_does_not_overlap_it() -> None:
+    events = [at(0.0, "start"), at(12.0, "resumed", 2, starting_s=11.0), at(30.0, "stopped", 3)]
+    spans = spans_of(run_of(step(1), step(2), step(3), events=events))
+    assert all(one.end_s <= two.start_s for one, two in pairwise(spans))
+    assert sum(one.end_s - one.start_s for one in spans) == pytest.approx(30.0)
+
+
+def test_events_before_the_start_are_counted_and_left_out() -> None:
+    run = run_of(step(1), events=[at(-5.0, "resumed", 1), at(0.0, "start"), at(10.0, "stopped", 1)])
+    assert unbelievable(run) == 1
+    assert [(one.what, one.end_s) for one in spans_of(run)] == [("steps", 10.0)]
+
+
+def test_abandoned_steps_are_read_under_either_name_and_junk_is_passed_over(tmp_path: Path) -> None:
+    assert list(abandoned(tmp_path)) == []
+    old = {**step(7).to_json()}
+    old["step_time_s"] = old.pop("step_s")
+    lines = [json.dumps(step(6).to_json()), "", "[1]", '{"step": 1}', "{", '{"step_s": -1}', json.dumps(old)]
+    (tmp_path / "abandoned.jsonl").write_text("\n".join(lines))
+    assert [(record.step, record.step_s) for record in abandoned(tmp_path)] == [(6, 10.0), (7, 10.0)]
+
+
+def test_rows_of_abandoned_steps_that_damage_has_torn_still_belong_to_a_life(tmp_path: Path) -> None:
+    with new(tmp_path) as writer:
+        start(writer, 0.0)
+        for number in range(1, 6):
+            writer.step(step(number))
+    with RunWriter.resume(tmp_path / "a", 2) as writer:
+        start(writer, 100.0, "resumed", 2)
+        writer.step(step(3))
+    path = tmp_path / "a" / "abandoned.jsonl"
+    kept = [line for line in path.read_bytes().splitlines(keepends=True) if json.loads(line).get("step") != 3]
+    path.write_bytes(b"".join(kept))
+    ledger = ledger_of(tmp_path / "a")
+    assert ledger.lost_gpu_seconds == pytest.approx(4 * 20) and ledger.wall_s == pytest.approx(40 + 10)
+
+
+def test_weeks_worked_by_hand() -> None:
+    # 100 s of work and 10 s of saves, of which 20 s were lost; 30 s to come back, then 40 s of work; four accelerators and one spare.
+    events = [
+        at(0.0, "start", checkpoint_interval_s=60.0, num_spare_accelerators=1),
+        at(130.0, "fault", work_s=100.0, checkpoint_s=10.0, lost_s=20.0),
+        at(200.0, "finished", work_s=40.0, checkpoint_s=0.0, lost_s=0.0),
+    ]
+    spans = spans_of(run_of(step(1, 99.0), step(2), events=events, kind="simulated"))
+    assert [(one.what, one.start_s, one.end_s, one.is_lost, one.num_gpus) for one in spans] == [
+        ("steps", 0.0, 100.0, False, 4), ("checkpoint", 100.0, 110.0, False, 4), ("steps", 110.0, 130.0, True, 4),
+        ("restart", 130.0, 160.0, False, 4), ("steps", 160.0, 200.0, False, 4), (SPARES, 0.0, 200.0, False, 1),
+    ]  # fmt: skip
+    assert spans[0].uses_s["compute"] == pytest.approx(50.0)  # as in the second step: the first is not a usual one
+    assert all(sum(one.uses_s.values()) == pytest.approx(one.end_s - one.start_s) for one in spans)
+
+
+def test_weeks_whose_events_do_not_account_for_the_time_are_all_work() -> None:
+    events = [at(0.0, "start", checkpoint_interval_s=60.0), at(50.0, "fault"), at(80.0, "stopped")]
+    spans = spans_of(run_of(events=events, kind="simulated"))
+    assert [(one.what, one.end_s, dict(one.uses_s)) for one in spans] == [
+        ("steps", 50.0, {"unmeasured": 50.0}),
+        ("steps", 80.0, {"unmeasured": 30.0}),
+    ]
+
+
+def test_weeks_whose_events_account_for_more_than_passed_are_shortened_in_proportion() -> None:
+    events = [at(0.0, "start", checkpoint_interval_s=60.0), at(50.0, "finished", work_s=60.0, checkpoint_s=20.0, lost_s=20.0)]
+    spans = spans_of(run_of(step(1), events=events, kind="simulated"))
+    assert [(one.what, one.end_s - one.start_s) for one in spans] == [("steps", 30.0), ("checkpoint", 10.0), ("steps", 10.0)]
