@@ -14,17 +14,7 @@ from meshwright.plan.candidates import fixed_by
 from meshwright.plan.objective import Aim
 from meshwright.plan.plan import Plan, plan_of
 from meshwright.plan.rankmap import RankMap, rank_map
-from meshwright.plan.sizes import (
-    Ask,
-    Progress,
-    Searched,
-    Survey,
-    check_sizes,
-    chosen,
-    machines_up_to,
-    reserve_with,
-    survey,
-)
+from meshwright.plan.sizes import Ask, Progress, Searched, Survey, check_sizes, chosen, machines_up_to, reserve_with, survey
 from meshwright.predict.forecast import Forecast
 from meshwright.predict.outcome import Terms
 
