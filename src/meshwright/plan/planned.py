@@ -198,7 +198,7 @@ def _machines(ask: Ask, gpus: int | None, max_gpus: int | None, pareto: bool) ->
         return [cluster.resized(gpus)]  # as `Job(gpus=...)` and `meshwright predict` take it
     if max_gpus is None and (ask.sized or not (ask.aim.compares_sizes or pareto)):
         return [cluster]
-    found = machines_up_to(cluster, max_gpus or cluster.num_accelerators)
+    found = machines_up_to(cluster, cluster.num_accelerators if max_gpus is None else max_gpus)
     if not found:
         raise InputError(f"no machine has at most {max_gpus} accelerators", where="--max-gpus", fix="allow at least 1")
     return found
