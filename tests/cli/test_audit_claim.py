@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.cli.audit_claim import _changes, _set
+from meshwright.errors import InputError
 from meshwright.say.vocabulary import problems
 
 CLAIMS = Path(__file__).parents[2] / "examples" / "claims"
@@ -167,3 +169,47 @@ def test_an_unknown_key_lists_the_nearest_and_all(run, tmp_path):
     code, _, err = run("claim", str(tmp_path / "claim.toml"))
     assert code == 2
     assert "unknown key 'gpu'" in err and "did you mean gpus?" in err and "known keys: benchmark, model" in err
+
+
+def test_options_become_the_keys_of_a_claim_file():
+    given = {"files": None, "gpus": 8, "round_name": "v4.0", "price": 3.0, "record": False, "over_record": True, "minutes": None}
+    assert _changes(given | {"as_json": True, "set_keys": ["x=1"]}) == {
+        "gpus": 8,
+        "round": "v4.0",
+        "usd_per_gpu_hour": 3.0,
+        "baseline": {"record": True},
+    }
+    assert _changes({"baseline_gpus": 4, "baseline_step_s": 1.5}) == {"baseline": {"gpus": 4, "step_s": 1.5}} and _changes({}) == {}
+
+
+@pytest.mark.parametrize(
+    "items, table",
+    [
+        (["gpus=8"], {"gpus": 8}),
+        (["gpus = 8", "gpus=16"], {"gpus": 16}),
+        (["text=in a word"], {"text": "in a word"}),
+        (['text="quoted = sign"'], {"text": "quoted = sign"}),
+        (["baseline.minutes=3", "baseline.gpus=8"], {"baseline": {"minutes": 3, "gpus": 8}}),
+        (["baseline.text=free words"], {"baseline": {"text": "free words"}}),
+        (["variation_pct=[0.04,0.05]"], {"variation_pct": [0.04, 0.05]}),
+        (["hours=3", "minutes=5"], {"minutes": 5}),
+        ([], {}),
+    ],
+)
+def test_keys_and_values_are_read_as_a_file_has_them(items, table):
+    assert _set(items) == table
+
+
+@pytest.mark.parametrize("item", ["", "=", "gpus", "gpus=", "=8", "  = 8", "gpus= "])
+def test_what_is_no_key_and_value_is_refused(item):
+    with pytest.raises(InputError) as caught:
+        _set([item])
+    assert caught.value.what == f"{item!r} is not KEY=VALUE" and caught.value.where == "--set"
+
+
+def test_examples_that_are_not_installed_are_missed_in_words(run, monkeypatch, tmp_path):
+    from meshwright.cli import audit_claim
+
+    monkeypatch.setattr(audit_claim, "__file__", str(tmp_path / "a" / "b" / "c" / "audit_claim.py"))
+    code, out, err = run("claim", "--examples")
+    assert (code, out) == (2, "") and "there are no examples here" in err and "in the repository" in err

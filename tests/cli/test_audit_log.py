@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from meshwright.audit.log_memo import BLOCKS, strip
+from meshwright.cli.audit_log import _are_whole
 from meshwright.say.vocabulary import problems
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -109,3 +111,11 @@ def test_a_strip_is_flat_where_steps_are_and_high_where_they_stall():
     assert strip(np.full(600, 2.0)) == BLOCKS[0] * 60
     drawn = strip(np.array([1.0] * 30 + [3.0] * 30), width=4)
     assert drawn == BLOCKS[0] * 2 + BLOCKS[-1] * 2
+
+
+def test_one_damaged_run_of_any_submission_is_not_whole():
+    def submission(*are_whole):
+        return SimpleNamespace(runs=[SimpleNamespace(is_whole=is_whole) for is_whole in are_whole])
+
+    assert _are_whole([]) and _are_whole([submission(True, True), submission(True)])
+    assert not _are_whole([submission(True), submission(True, False)])
