@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from decimal import Decimal
 
@@ -96,3 +97,10 @@ def test_the_largest_and_the_smallest_amounts_that_are_read() -> None:
     assert read_usd("999999999.999999MUSD", "", "") == Decimal("999999999999999")
     assert read_usd("1e-30", "", "") == Decimal("1e-30")
     assert read_usd(".5", "", "") == Decimal("0.5") and read_usd("5.", "", "") == 5
+
+
+def test_a_price_is_of_today_and_beyond_a_limit_a_slip_of_the_keyboard() -> None:
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", read_rate("2.5").date)
+    assert read_rate("100kUSD/h").usd_per_gpu_hour == read_rate("100KUSD/h").usd_per_gpu_hour == 100_000
+    with pytest.raises(InputError, match=r"\$100000.01 per accelerator-hour"):
+        read_rate("100000.01USD/h")

@@ -28,7 +28,8 @@ def test_a_value_stands_where_its_share_of_the_axis_is() -> None:
 def test_a_logarithmic_axis_gives_every_decade_the_same_room() -> None:
     axis = Axis.logarithmic(1.0, 1000.0, "n", "{:g}".format)
     assert [axis.share(value) for value in (1.0, 10.0, 100.0, 1000.0)] == pytest.approx([0, 1 / 3, 2 / 3, 1])
-    assert axis.shares(column(1.0, 10.0)) == pytest.approx([0, 1 / 3])
+    tens = Axis.logarithmic(10.0, 1000.0, "n", "{:g}".format)
+    assert tens.share(100.0) == pytest.approx(0.5) and tens.shares(column(10.0, 100.0, 1000.0)) == pytest.approx([0, 0.5, 1])
     assert [value for value, _ in axis.marks] == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
     assert [words for _, words in Axis.logarithmic(1.0, 9.0, "n", "{:g}!".format, (2.0, 3.0)).marks] == ["2!", "3!"]
 
@@ -80,6 +81,8 @@ def test_the_whole_chart_is_one_picture_with_its_names_and_ticks() -> None:
     texts = [element.text for element in root.iter("text")]
     assert texts[: len(PLOT.y.marks)] == [words for _, words in PLOT.y.marks]
     anchors = [element.get("text-anchor") for element in root.iter("text")][len(PLOT.y.marks) :]
+    below = [float(element.get("y", "nan")) for element in root.iter("text")][len(PLOT.y.marks) :]
+    assert all(TOP + PLOT.frame < y <= PLOT.height for y in below)  # the words of ticks stand under the frame
     assert (anchors[0], anchors[-1]) == ("start", "end") and "middle" in anchors  # labels at the edges stay inside
 
 
