@@ -5,7 +5,20 @@ from __future__ import annotations
 import pytest
 
 from meshwright.predict.step import PARTS
-from meshwright.report.page.colours import PALETTE, contrast, ink_on, kind_colour, luminance, oklch, part_colour, resolved, stage_colour
+from meshwright.report.page.colours import (
+    PALETTE,
+    RUN_COLOURS,
+    contrast,
+    ink_on,
+    kind_colour,
+    luminance,
+    oklch,
+    part_colour,
+    resolved,
+    run_colour,
+    stage_colour,
+    var,
+)
 
 TEXT = 4.5  # WCAG AA for text, 3 for marks
 MARK = 3.0
@@ -49,3 +62,19 @@ def test_every_part_of_a_step_has_a_colour() -> None:
 
 def test_variables_are_written_out_for_slides() -> None:
     assert resolved('<rect fill="var(--tp)"/>') == f'<rect fill="{PALETTE["tp"][0]}"/>'
+
+
+def test_runs_beside_each_other_have_colours_of_their_own_and_then_the_same_again() -> None:
+    assert len({run_colour(number) for number in range(len(RUN_COLOURS))}) == len(RUN_COLOURS)
+    assert run_colour(len(RUN_COLOURS)) == run_colour(0)
+
+
+def test_a_colour_that_nobody_defined_is_an_error_of_ours() -> None:
+    with pytest.raises(AssertionError):
+        var("no such colour")
+
+
+@pytest.mark.parametrize("coordinates", [(1.2, 0.5, 30.0), (-0.1, 0.4, 200.0), (0.5, 9.0, 90.0)])
+def test_colours_beyond_what_a_screen_shows_are_cut(coordinates: tuple[float, float, float]) -> None:
+    shown = oklch(*coordinates)
+    assert len(shown) == 7 and 0 <= luminance(shown) <= 1

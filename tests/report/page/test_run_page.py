@@ -10,66 +10,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from pages import CHROMIUM, FLAGS, Elements, words
+from pages import CHROMIUM, FLAGS, check_alone, words
 
 from meshwright.plan.plan import Plan
 from meshwright.record.entries import PART_NAMES
-from meshwright.report.documents import profile_document, report_document
+from meshwright.report.documents import report_document
 from meshwright.report.facts import RunFacts, facts_of_runs
 from meshwright.report.page.run_page import run_page
-from meshwright.report.page.run_sections import beyond_chance
-from meshwright.report.page.trace_page import trace_page
-from meshwright.report.profile import profile_of
 from meshwright.say.html import fragment
 from meshwright.say.markdown import markdown
 from meshwright.units import seconds
 
-LARGEST_BYTES = 1_000_000
-FETCHING = ("src", "href", "srcset", "data", "action", "poster", "xlink:href")
 EVIL = "<script>alert(1)<_script>"
-EVENTS = (
-    ("start", 0, 2.0, {}),
-    ("evaluation", 50, 30.0, {"loss": 5.25, "seconds": 1.0, "samples": 800}),
-    ("slow_rank", 60, 36.0, {"rank": 3, "message": "rank 3 is 1.4 times as slow as its stage"}),
-    ("checkpoint", 70, 42.0, {"saved_step": 70, "stall_s": 0.25}),
-    ("fault", 80, 48.0, {"cause": "<b>network</b>"}),
-    ("restart", 80, 60.0, {}),
-)
-
-
-@pytest.fixture
-def trained(make_run, workstation: Plan, steps_around) -> Path:
-    times = steps_around(100)
-    return make_run("trained", plan=workstation, times_s=times, events=EVENTS, target=5.0, extra={"memory_bytes": 2e10}, batch=16)
-
-
-@pytest.fixture
-def simulated(make_run, workstation: Plan, steps_around) -> Path:
-    return make_run(
-        "simulated", plan=workstation, kind="simulated", times_s=steps_around(100, 0.6), batch=16, extra={"slowest_replica": 5.0}
-    )
-
-
-@pytest.fixture
-def profile_page(tmp_path: Path) -> str:
-    events = [
-        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": start, "dur": length, "args": {"stream": stream}}
-        for name, stream, start, length in (("gemm", 7, 0, 10), (f"nccl{EVIL}Kernel", 20, 8, 12), ("gemm", 7, 20, 10))
-    ]
-    (tmp_path / "trace.json").write_text(json.dumps({"distributedInfo": {"rank": 1}, "traceEvents": events}))
-    return trace_page(profile_of((tmp_path / "trace.json",)))
-
-
-def check_alone(page: str) -> None:
-    """One small well-formed file, no scripts, nothing fetched, no coordinate that is no number."""
-    assert len(page.encode()) < LARGEST_BYTES
-    elements = Elements(page).found
-    assert not {tag for tag, _ in elements} & {"script", "link", "iframe", "img", "object", "embed", "image", "use", "b_"}
-    assert not [key for _, attributes in elements for key in attributes if key in FETCHING or key.startswith("on")]
-    assert "url(" not in page and "@import" not in page
-    assert "nan" not in re.findall(r"[a-z]+", " ".join(v or "" for _, attributes in elements for v in attributes.values()))
-    ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
-    assert len(ids) == len(set(ids))
 
 
 def test_a_runs_page_says_what_the_run_says(trained: Path) -> None:
@@ -125,12 +77,6 @@ def test_thousands_of_steps_and_events_stay_small(make_run, workstation: Plan, s
     assert len(page) < 150_000 and "step 101: 50 s" in page
 
 
-def test_the_slowest_replica_is_named_where_it_is_no_chance(simulated: Path) -> None:
-    assert "replica 5" in run_page(facts_of_runs([simulated]))
-    assert beyond_chance(100, 100, 8) and beyond_chance(60, 324, 128)
-    assert not beyond_chance(3, 65, 128) and not beyond_chance(12, 100, 8)
-
-
 def test_runs_are_compared_and_scaled(make_run, workstation: Plan, steps_around) -> None:
     runs = [make_run(f"run{n}", plan=workstation, batch=16, times_s=steps_around(60, 0.5 + 0.1 * n)) for n in range(3)]
     page = run_page(facts_of_runs(runs))
@@ -168,16 +114,6 @@ def test_markdown_is_tables_with_names_escaped(make_run, trained: Path, workstat
     assert "# 2 runs compared" in text and r"a\|b\*c\<d\>" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) > 15 and all(line.endswith("|") for line in rows)
-
-
-def test_a_profiles_page_and_its_other_forms(tmp_path: Path, profile_page: str) -> None:
-    check_alone(profile_page)
-    text = words(profile_page)
-    assert "rank 1, GPU 0" in text and EVIL in text and "33.33 %" in text  # 10 of 30 us exposed
-    profile = profile_of((tmp_path / "trace.json",))
-    document = profile_document(profile)
-    assert document.to_json()["processes"][0]["exposed_pct"] == pytest.approx(100 / 3)
-    assert "| rank 1, GPU 0 | 30 us | 66.67 % | 33.33 % |" in markdown(document)
 
 
 # A window of its own for each width: the page inside sees a viewport that wide, narrower than a headless browser's can be.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import xml.etree.ElementTree as ET
 
 import pytest
 
-from meshwright.report.page.markup import Html, joined, legend, number, table, tag
+from meshwright.report.page.markup import Html, joined, legend, number, svg, table, tag
 
 
 def test_text_and_attributes_are_escaped_and_markup_is_not() -> None:
@@ -44,3 +45,31 @@ def test_a_table_aligns_numbers_right_and_scrolls_in_its_own_box() -> None:
 
 def test_a_legend_pairs_colours_with_words() -> None:
     assert legend([("#fff", "<x>")]) == '<p class="legend"><span class="key"><i style="background:#fff"></i>&lt;x&gt;</span></p>'
+
+
+@pytest.mark.parametrize("text", ["a\x00b", "\x1b[31m", "\ufffe", "\x0b"])
+def test_characters_that_xml_cannot_hold_are_shown_as_unknown(text: str) -> None:
+    drawn = svg(1, 1, text, tag("title", text))
+    (title,) = ET.fromstring(drawn)
+    assert title.text is not None and "\ufffd" in title.text and len(title.text) == len(text)
+
+
+def test_what_xml_can_hold_stays() -> None:
+    text = "tab\tline\nquote\"' & < > \u00e4 \U0001f600"
+    assert ET.fromstring(tag("p", text)).text == text
+    assert ET.fromstring(tag("p", x=text)).get("x") is not None
+
+
+def test_a_drawing_says_its_size_and_what_it_shows() -> None:
+    assert svg(10, 2.5, "a & b", class_="bar") == '<svg viewBox="0 0 10 2.5" role="img" aria-label="a &amp; b" class="bar"></svg>'
+
+
+def test_a_row_that_does_not_fit_its_columns_is_refused() -> None:
+    with pytest.raises(ValueError):
+        table(("a", "b"), [("1",)], "wrong")
+
+
+def test_a_table_of_nothing_has_its_head_and_cells_of_markup_stay() -> None:
+    assert table(("a>",), [], "none").count("<tr>") == 1
+    drawn = table(("a",), [(tag("b", "x"),), (None,), (3,)], "some")
+    assert "<td><b>x</b></td>" in drawn and "<td></td>" in drawn and "<td>3</td>" in drawn
