@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.describe.failures import failures
 from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.errors import InputError
 from meshwright.job import Job
@@ -42,7 +43,6 @@ from meshwright.record.entries import PARTS, Event, StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.run import Run
 from meshwright.record.writer import RunWriter
-from meshwright.simulator.failures import failures
 from meshwright.simulator.noise import QUIET
 from meshwright.simulator.outlook import campaign_of, outlook
 from meshwright.simulator.run import Conditions, Paid, run_plan, write_run

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshwright.describe.failures import failures
 from meshwright.ledger.timeline import spans_of
 from meshwright.plan.plan import job_of
 from meshwright.record.run import read_run
 from meshwright.simulator.exposure import exposed_between_replicas
-from meshwright.simulator.failures import failures
 from meshwright.simulator.noise import QUIET
 from meshwright.simulator.outlook import SAMPLED_STEPS, campaign_of, finish, mean_step, outlook, sizes
 from meshwright.simulator.run import Conditions, run_plan

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from meshwright.cost.checkpoints import daly_interval_s, young_interval_s
 from meshwright.cost.money import cost_usd
+from meshwright.describe.failures import Failures
 from meshwright.plan.plan import Plan
-from meshwright.simulator.campaign import Campaign, Report, Weeks, advised_interval_s, advised_spares, weeks
-from meshwright.simulator.failures import Failures
+from meshwright.predict.goodput import advised_interval_s, advised_spares
+from meshwright.simulator.campaign import Campaign, Report, Weeks, weeks
 from meshwright.simulator.run import Conditions, OverSeeds, run_plan
 from meshwright.units import DAY, HOUR
 

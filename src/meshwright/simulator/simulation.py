@@ -20,6 +20,7 @@ import numpy as np
 
 from meshwright.arguments import typed
 from meshwright.cost.money import cost_usd
+from meshwright.describe.failures import failures as failures_named
 from meshwright.describe.load import load_cluster
 from meshwright.errors import InputError
 from meshwright.ledger import Budget, Ledger, Rate, ledger_of, no_price, predicted_s, rate_of, read_budget, read_rate
@@ -31,7 +32,6 @@ from meshwright.record.header import check_name
 from meshwright.simulator.campaign import Campaign
 from meshwright.simulator.exposure import Exposed, exposed_between_replicas
 from meshwright.simulator.fabric import Fabric
-from meshwright.simulator.failures import failures as failures_named
 from meshwright.simulator.noise import QUIET, fitted_noise
 from meshwright.simulator.outlook import SAMPLED_STEPS, SIZES, Finish, Outlook, Size, campaign_of, finish, outlook
 from meshwright.simulator.outlook import sizes as other_sizes
