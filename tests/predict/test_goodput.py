@@ -11,6 +11,7 @@ from meshwright.cost.checkpoints import manned_share
 from meshwright.describe.failures import Cause, failures
 from meshwright.describe.load import load_cluster
 from meshwright.predict.goodput import advised_interval_s, advised_spares, expected_on, interruptions
+from meshwright.simulator.noise import fitted_noise
 from meshwright.units import HOUR
 
 LLAMA3 = failures("llama3")
@@ -59,3 +60,6 @@ def test_a_cluster_takes_the_advised_precautions() -> None:
     seen = expected_on(cluster)
     assert seen.interval_s == advised_interval_s(LLAMA3, 512) and seen.num_spares == advised_spares(LLAMA3, 512, 8) == 1
     assert 0.97 < seen.goodput < 0.99
+    noise = fitted_noise()
+    assert seen.stalls == pytest.approx(512 * noise.stalls_per_hour * noise.stall_s / HOUR)
+    assert seen.stretch == pytest.approx((1 + seen.stalls) / seen.goodput)

@@ -2,15 +2,18 @@
 
 The simulator draws interruptions at random with the same rates, times, checkpoint interval and spares (`simulator.campaign`). Interruptions
 come by the wall clock, whatever the run does. So a run trains at a moment if enough nodes were there a restart ago and nothing has
-interrupted it since, and these two are independent: the shares below are exact in the long run.
+interrupted it since, and these two are independent: the shares below are exact in the long run. Stalls of single accelerators, as logs have
+them, interrupt nothing: they make the steps of a long run longer on average than the median step that is predicted.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -22,6 +25,7 @@ from meshwright.units import DAY, HOUR
 LONG_S = DAY  # of a run without interruptions: above, they are counted
 FREE_INTERVAL_S = 60.0  # between checkpoints that cost nothing
 LEAST_GOODPUT = 1e-9  # below, nothing gets done
+NOISE_FILE = Path(__file__).parents[1] / "simulator" / "noise.json"  # fitted by `meshwright noise --fit`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,12 @@ class Interruptions:
     checkpoints: float  # waiting for checkpoints
     down: float  # detection and restart
     waiting: float  # for a node, beyond what detection and restart take
+    stalls: float  # that stalls add to steps, of their time without; the work above includes them
+
+    @property
+    def stretch(self) -> float:
+        """Seconds that the run takes for each one it would take if nothing failed; infinite where nothing gets done."""
+        return self.wall_s(1 + self.stalls)
 
     @property
     def goodput(self) -> float:
@@ -113,7 +123,15 @@ def interruptions(
         checkpoints=saving,
         down=manned - up,
         waiting=1.0 - manned,
+        stalls=_stalls_per_accelerator() * num_accelerators,
     )
+
+
+@cache
+def _stalls_per_accelerator() -> float:
+    """Seconds in which an accelerator stalls in a second of training, on average."""
+    constants = json.loads(NOISE_FILE.read_text(encoding="utf-8"))["constants"]
+    return float(constants["stalls_per_hour"]["value"]) * float(constants["stall_s"]["value"]) / HOUR
 
 
 def expected_on(cluster: Cluster) -> Interruptions:
