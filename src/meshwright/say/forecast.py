@@ -87,7 +87,9 @@ def outcome_lines(forecast: Forecast) -> Iterator[Line]:
     grid, facility, offer = whole.region, whole.facility, whole.offer
     yield quantity(whole, "time to train", whole.time_to_train_s, seconds, _steps(whole), "time_to_train", middle)
     if whole.interruptions and whole.time_to_train_s:
-        yield "goodput", f"{100 * whole.interruptions.goodput:.1f} %", interruptions_text(whole)
+        precautions, without = interruptions_text(whole)
+        yield "goodput", f"{100 * whole.interruptions.goodput:.1f} %", precautions
+        yield "", "", without
     yield quantity(whole, "cost", offer.cost_usd if offer else None, usd, price_text(offer) if offer else "", "cost", middle)
     yield from _other_prices(whole)
     yield quantity(whole, "energy", whole.energy_j, energy, f"at the wall; hosts: {whole.hosts}", "energy", middle)
@@ -108,15 +110,15 @@ def _steps(whole: Outcome) -> str:
     return f"{'at least ' * whole.is_lower_bound}{whole.num_steps:,} steps{evaluations}"
 
 
-def interruptions_text(whole: Outcome) -> str:
-    """What a long run has to expect, its precautions, and how long it would take without them."""
+def interruptions_text(whole: Outcome) -> tuple[str, str]:
+    """What a long run has to expect with its precautions, and how long it would take without."""
     failing = whole.interruptions
     assert failing is not None and whole.ideal_s is not None
     often = f"interrupted every {seconds(failing.between_s)}, " if math.isfinite(failing.between_s) else ""
     spares = f", {failing.num_spares} spare node{'' if failing.num_spares == 1 else 's'} paid for" if failing.num_spares else ""
     known = f"{often}a checkpoint every {seconds(failing.interval_s)}{spares}, failures as {failing.failures.name}"
-    stalls = f"; stalls add {100 * failing.stalls:.1f} % to the steps" if failing.stalls >= 0.001 else ""
-    return f"{known}{stalls}; {seconds(whole.ideal_s)} if nothing fails (--ideal)"
+    stalls = f"stalls add {100 * failing.stalls:.1f} % to the steps; " if failing.stalls >= 0.001 else ""
+    return known, f"{stalls}{seconds(whole.ideal_s)} if nothing fails (--ideal)"
 
 
 def quantity(

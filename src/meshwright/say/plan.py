@@ -67,7 +67,11 @@ def _answer(found: Planned) -> Iterator[Line]:
     yield from outcome_lines(best)
     for limit in found.ask.aim.limits(best):
         yield limit.what, limit.words, ""
-    yield "spares", _spares(found), ""
+    failing = best.outcome.interruptions
+    beside = (
+        f"; {failing.num_spares} more node{'' if failing.num_spares == 1 else 's'} on standby" if failing and failing.num_spares else ""
+    )
+    yield "spares", f"{_spares(found)}{beside}", ""
 
 
 def _searched(found: Planned) -> tuple[str, str]:

@@ -113,7 +113,7 @@ def _tiles(forecast: Forecast) -> Iterator[Html]:
     yield tile("Step time", seconds(forecast.step_s), f"{seconds(low_s)} \u2013 {seconds(high_s)}, 80 % interval")
     yield _spread("Time to train", whole, whole.time_to_train_s, seconds, steps, "time_to_train")
     if whole.interruptions and whole.time_to_train_s:
-        yield tile("Goodput", f"{100 * whole.interruptions.goodput:.1f} %", interruptions_text(whole))
+        yield tile("Goodput", f"{100 * whole.interruptions.goodput:.1f} %", "; ".join(interruptions_text(whole)))
     yield _spread("Cost", whole, forecast.cost, usd, paid, "cost")
     yield _spread("Energy at the wall", whole, whole.energy_j, energy, f"{100 * whole.busy:.0f} % busy", "energy")
     yield _spread("Carbon", whole, whole.carbon_kg, carbon, f"{whole.region.name}, {whole.region.grid_gco2e_per_kwh:.0f} g/kWh", "energy")
