@@ -209,13 +209,16 @@ class Job:
         return plan_job(self, keep=keep, layout=layout, gpus=gpus, terms=terms, **aim)
 
     @typed
-    def sweep(self, gpus: Sequence[int], *, mode: str = "weak", base: int | None = None, layout: str = "") -> Sweep:
+    def sweep(
+        self, gpus: Sequence[int], *, mode: str = "weak", base: int | None = None, layout: str = "", terms: Terms | None = None
+    ) -> Sweep:
         """The best plan at each number of accelerators, as `meshwright sweep` prints it: weak or strong scaling, with intervals."""
         from meshwright.plan.candidates import fixed_by
         from meshwright.plan.sizes import Ask
         from meshwright.plan.sweep import sweep
 
-        return sweep(Ask(job=self, fixed=fixed_by(layout), keep=1), gpus, mode, base)
+        ask = Ask(job=self, fixed=fixed_by(layout), keep=1)
+        return sweep(replace(ask, terms=terms) if terms else ask, gpus, mode, base)
 
     def __repr__(self) -> str:
         names = ", ".join(repr(noun.name) for noun in (self.model, self.cluster, self.workload))

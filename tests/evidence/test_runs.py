@@ -79,7 +79,7 @@ BRIDGE = {
 }
 
 
-PIPELINED = {"seq": "4096", "n_gpus": "256", "gbs": "2048", "mbs": "1", "pp": "4", "vp": "4", "ep": "64", "note": ""}  # as DeepSeek-V3 is run
+PIPELINED = {"seq": "4096", "n_gpus": "256", "gbs": "2048", "mbs": "1", "pp": "4", "vp": "4", "ep": "64", "note": ""}  # as DeepSeek-V3
 
 
 def write(folder: Path, *rows: dict[str, str]) -> Path:

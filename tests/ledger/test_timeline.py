@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshwright.describe.failures import failures
 from meshwright.ledger import ledger_of, rate_of
 from meshwright.ledger.timeline import SPARES, abandoned, spans_of, step_uses_s, unbelievable
 from meshwright.record.entries import Event, StepRecord
 from meshwright.record.header import RunHeader
 from meshwright.record.run import Run
 from meshwright.record.writer import RunWriter
-from meshwright.simulator.failures import failures
 from meshwright.simulator.outlook import campaign_of, outlook
 from meshwright.simulator.run import Conditions, Paid, run_plan
 from meshwright.simulator.weeks_record import write_weeks

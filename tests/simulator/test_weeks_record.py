@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshwright.describe.failures import Cause, Failures, failures
 from meshwright.ledger import Budget, Rate
 from meshwright.ledger.timeline import spans_of
 from meshwright.record.run import Run, read_run
 from meshwright.simulator.campaign import Campaign, Weeks
-from meshwright.simulator.failures import Cause, Failures, failures
 from meshwright.simulator.outlook import SAMPLED_STEPS, MeanStep, Outlook, campaign_of, outlook
 from meshwright.simulator.run import Conditions, Paid, run_plan
 from meshwright.simulator.weeks_record import write_weeks

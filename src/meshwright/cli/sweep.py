@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.options import AsJson, ClusterName, FixedLayout, ModelName, ProfileFile, Sets, SoftwareName, WorkloadName
+from meshwright.cli.options import AsJson, ClusterName, FixedLayout, Ideal, ModelName, ProfileFile, Sets, SoftwareName, WorkloadName
 from meshwright.errors import InputError
 
 
@@ -24,6 +24,7 @@ def sweep(
     sets: Sets = None,
     software: SoftwareName = "",
     profile: ProfileFile = "",
+    ideal: Ideal = False,
     as_json: AsJson = False,
 ) -> None:
     """Show how a job scales: the best plan at each size.
@@ -40,11 +41,12 @@ def sweep(
     from meshwright.plan.candidates import fixed_by
     from meshwright.plan.sizes import Ask
     from meshwright.plan.sweep import sweep as swept
+    from meshwright.predict.outcome import Terms
     from meshwright.say.sweep import sweep_document
 
     sizes = _sizes(gpus, sets or ())
     job = Job(model, cluster, workload, software, profile=profile, changes=sets or ())
-    ask = Ask(job=job, fixed=fixed_by(layout), keep=1)
+    ask = Ask(job=job, fixed=fixed_by(layout), terms=Terms(ideal=ideal), keep=1)
     with progress_bar() as progress:
         found = swept(ask, sizes, mode, base, progress)
     show(sweep_document(found), as_json=as_json)

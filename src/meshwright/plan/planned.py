@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.arguments import typed
@@ -164,17 +164,19 @@ def plan_job(
     budget_usd: float | None = None,
     terms: Terms | None = None,
     pareto: bool = False,
+    ideal: bool = False,
 ) -> Planned:
     """The best plans of a job, as `meshwright plan` searches them; `layout` fixes some of the choices.
 
     `objective` is what to minimise: time, cost, energy, carbon or tokens-per-dollar. `deadline_s` and `budget_usd` are limits of the whole
-    run. With `max_gpus` the number of accelerators is chosen too, and `pareto` adds time against cost for several numbers.
+    run. With `max_gpus` the number of accelerators is chosen too, and `pareto` adds time against cost for several numbers. `ideal` leaves
+    interruptions, restarts and checkpoints out of the whole run, as `Terms(ideal=True)` does.
     """
     check_sizes(gpus, max_gpus, ())
     ask = Ask(
         job=job,
         fixed=fixed_by(layout),
-        terms=terms or Terms(),
+        terms=replace(terms or Terms(), ideal=True) if ideal else terms or Terms(),
         aim=Aim(objective=objective, deadline_s=deadline_s, budget_usd=budget_usd),
         keep=keep,
         reserve_bytes=reserve_with(0.0, job),

@@ -89,13 +89,13 @@ def searched(ask: Ask, progress: Progress = lambda what, done, total: None) -> S
     by_energy = aim.objective in ENERGY
     limited = aim.deadline_s is not None or aim.budget_usd is not None
     if by_energy and not limited:
-        return _searched(ask, run_energy(ask.job), progress)
+        return _searched(ask, run_energy(ask.job, ideal=ask.terms.ideal), progress)
     fastest = _searched(ask, STEP if aim.objective == "time" else run_time(ask.job), progress)
     if not aim.allows(fastest.best):
         return fastest
     if by_energy:
         most_s = aim.most_s(fastest.best)
-        return _searched(ask, run_energy(ask.job, most_s), progress)
+        return _searched(ask, run_energy(ask.job, most_s, ideal=ask.terms.ideal), progress)
     return replace(fastest, plans=tuple(priced for priced in fastest.plans if aim.allows(priced)))
 
 
@@ -215,8 +215,8 @@ def _floor(ask: Ask, machine: Cluster) -> Callable[[float], Floor]:
         return least_of(job, ask.features, ask.fixed, measure)
 
     step_s = least(STEP)
-    node_j = least(run_energy(job)) if ask.aim.objective in ENERGY else 0.0
-    return lambda usd_per_hour: floor(machine, job.workload, step_s, usd_per_hour, node_j)
+    node_j = least(run_energy(job, ideal=ask.terms.ideal)) if ask.aim.objective in ENERGY else 0.0
+    return lambda usd_per_hour: floor(machine, job.workload, step_s, usd_per_hour, node_j, ideal=ask.terms.ideal)
 
 
 def _usd_per_hour(result: Survey) -> float:

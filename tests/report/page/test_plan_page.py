@@ -23,7 +23,7 @@ from meshwright.predict.forecast import Forecast
 from meshwright.predict.software import software
 from meshwright.report.page.curves import ParetoPoint, ScalingPoint
 from meshwright.report.page.plan_page import plan_page, write_plan_page
-from meshwright.units import gib, seconds, usd
+from meshwright.units import energy, gib, seconds, usd
 
 LARGEST_BYTES = 1_500_000
 FETCHING = ("src", "href", "srcset", "data", "action", "poster", "xlink:href")
@@ -54,6 +54,22 @@ def test_the_page_says_what_the_forecast_says(record_forecast: Forecast) -> None
         assert text in page
     for text in ("tp 4", "cp 2", "pp 8", "dp 128", "A replica is a rack", "8 spares per rack", "127 racks look the same"):
         assert text in page
+
+
+def test_the_page_of_a_long_run_shows_its_goodput_and_whose_failures_it_counts() -> None:
+    job = Job("llama-3.1-70b", "dgx-h100-superpod", "pretrain-1t", gpus=512)
+    forecast = job.forecast("tp=8,pp=8,mbs=1")
+    assert forecast.goodput and forecast.time_to_train and forecast.cost and forecast.energy
+    page = words(plan_page(forecast))
+    shown = (
+        seconds(forecast.time_to_train.value),
+        usd(forecast.cost.value),
+        energy(forecast.energy.value),
+        f"{100 * forecast.goodput:.1f} %",
+    )
+    for text in (*shown, "Goodput", "failures as llama3", "419 unexpected interruptions", "arXiv 2407.21783"):
+        assert text in page
+    assert "Goodput" not in words(plan_page(job.forecast("tp=8,pp=8,mbs=1", ideal=True)))
 
 
 @pytest.mark.parametrize("name", ["answer", "mapping", "step", "timeline", "memory", "assumptions"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.describe.failures import Cause, failures
 from meshwright.errors import InputError
-from meshwright.simulator.failures import Cause, failures
 
 OWN = """
 detection_s = 30

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from meshwright.describe.form import Checked, checked
-from meshwright.describe.load import read_toml
+from meshwright.describe.load import CATALOGUE, read_toml
 from meshwright.errors import InputError, nearest
+from meshwright.frozen import FrozenDict
 from meshwright.units import DAY, HOUR
 
-FAILURES_FILE = Path(__file__).parent / "failures.toml"
+FAILURES_FILE = CATALOGUE / "failures.toml"
+USUAL = "llama3"  # of a cluster whose own are not known: the largest run that published its counts
 HIGHEST_PER_HOUR = 1.0  # of one accelerator: more is a typing error
 
 
@@ -47,6 +50,7 @@ class Failures:
     checkpoint_s: float  # that training waits for a checkpoint
     repair_s: float  # until a lost node is back
     note: str = ""
+    sources: Mapping[str, str] = field(default_factory=FrozenDict)  # by the name of the number
 
     def __post_init__(self) -> None:
         for key in ("detection_s", "restart_s", "checkpoint_s", "repair_s"):
@@ -63,6 +67,17 @@ class Failures:
         """Seconds between interruptions of a machine; infinite where nothing breaks."""
         rate = self.per_accelerator_hour * num_accelerators
         return HOUR / rate if rate > 0 else math.inf
+
+    def nodes_out(self, num_accelerators: int) -> float:
+        """Nodes of a machine that are out for repair on average, where each one lost is replaced by another."""
+        per_hour = sum(cause.per_accelerator_hour for cause in self.causes if cause.loses_node)
+        return per_hour * num_accelerators * self.repair_s / HOUR
+
+
+@cache
+def usual_failures() -> Failures:
+    """Those of a cluster whose own are not known."""
+    return failures(USUAL)
 
 
 def failures(name: str) -> Failures:
@@ -113,6 +128,7 @@ def _of(name: str, data: Mapping[str, Any], file: str) -> Failures:
         checkpoint_s=entry.checkpoint_s,
         repair_s=entry.repair_h * HOUR,
         note=entry.note,
+        sources=FrozenDict(entry.sources),
     )
 
 
