@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.options import AsJson, ClusterName, FixedLayout, ModelName, ProfileFile, Sets, SoftwareName, WorkloadName
+from meshwright.cli.options import AsJson, ClusterName, FixedLayout, ModelName, ProfileFile, Sets, SoftwareName, StackName, WorkloadName
 from meshwright.errors import InputError
 
 
@@ -22,6 +22,7 @@ def sweep(
     ] = None,
     layout: FixedLayout = "",
     sets: Sets = None,
+    stack: StackName = "",
     software: SoftwareName = "",
     profile: ProfileFile = "",
     as_json: AsJson = False,
@@ -37,16 +38,13 @@ def sweep(
     from meshwright.cli.progress import progress_bar
     from meshwright.cli.show import show
     from meshwright.job import Job
-    from meshwright.plan.candidates import fixed_by
-    from meshwright.plan.sizes import Ask
-    from meshwright.plan.sweep import sweep as swept
+    from meshwright.plan.sweep import sweep_job
     from meshwright.say.sweep import sweep_document
 
     sizes = _sizes(gpus, sets or ())
     job = Job(model, cluster, workload, software, profile=profile, changes=sets or ())
-    ask = Ask(job=job, fixed=fixed_by(layout), keep=1)
     with progress_bar() as progress:
-        found = swept(ask, sizes, mode, base, progress)
+        found = sweep_job(job, sizes, mode=mode, base=base, layout=layout, stack=stack, progress=progress)
     show(sweep_document(found), as_json=as_json)
 
 
