@@ -212,6 +212,7 @@ class Software:
     further: Mapping[str, Effects] = field(default_factory=dict, hash=False)
     experts: ExpertConstants = field(default_factory=ExpertConstants)
     practice: ExpertPractice | None = None  # how experts are run; None: as the release does on the chip
+    is_default: bool = field(default=False, compare=False)  # whether nobody named it: a named stack then brings its own class
 
     @property
     def kind(self) -> str:
@@ -384,7 +385,7 @@ def software(name: str = "") -> Software:
     values = fitted_values()
     if name.endswith(".json"):
         return read_profile(Path(name))
-    return values.software(name or RELEASES[-1])
+    return values.software(name) if name else replace(values.software(RELEASES[-1]), is_default=True)
 
 
 def read_profile(path: Path) -> Software:
