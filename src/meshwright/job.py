@@ -255,7 +255,7 @@ def _on(cluster: Cluster, stack: Software) -> Software:
 
 
 def _usual_software(cluster: Cluster, workload: Workload) -> Software:
-    """The software where nobody says: the record holders' for their benchmarks, our own trainer on processors, else what most people run."""
+    """The software where nobody says: the record holders' for their benchmarks, our own trainer on processors, else what most run."""
     if cluster.accelerator.architecture == "cpu":
         return software(MESHWRIGHT)
     if workload.is_mlperf:
