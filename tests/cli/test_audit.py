@@ -116,12 +116,14 @@ def test_a_claim_as_a_page_with_its_forecast(run, tmp_path):
     page = tmp_path / "memo.html"
     code, out, err = run("claim", str(CLAIMS / "exposed-communication.toml"), "--html", str(page))
     assert (code, err) == (0, "") and "the layout that the claim states" in " ".join(out.split())
+    assert "wrote the page:" in out
     assert "inside the interval" in page.read_text() and "1.6 % of a step" in page.read_text()
 
 
 def test_logs_as_a_page(run, tmp_path):
     page = tmp_path / "memo.html"
-    assert run("log", str(FIXTURES / "timer_every_step.log"), "--no-compliance", "--html", str(page))[0] == 0
+    found = json.loads(run("log", str(FIXTURES / "timer_every_step.log"), "--no-compliance", "--html", str(page), "--json")[1])
+    assert problems(found) == [] and found["files"] == [{"what": "page", "path": str(page)}]
     assert "computed again from the logs" in page.read_text() and "timer_every_step.log" in page.read_text()
     code, _, err = run("log", str(FIXTURES / "timer_every_step.log"), "--no-compliance", "--html", str(tmp_path / "nowhere" / "memo.html"))
     assert code == 2 and "choose a folder that exists" in err
