@@ -14,13 +14,15 @@ from meshwright.simulator.exposure import exposed_between_replicas
 from meshwright.simulator.failures import failures
 from meshwright.simulator.noise import QUIET
 from meshwright.simulator.outlook import SAMPLED_STEPS, campaign_of, finish, mean_step, outlook, sizes
+from meshwright.simulator.planned_step import planned_step
 from meshwright.simulator.run import Conditions, run_plan
 from meshwright.simulator.weeks_record import write_weeks
 from meshwright.units import DAY
 
 
 def test_the_mean_of_a_sample_stands_for_many_steps(racks):
-    conditions = Conditions(noise=replace(Conditions().noise, stalls_per_hour=0.0, run_spread=0.0))
+    usual = Conditions().noise_on(planned_step(racks)).of_typical_run()
+    conditions = Conditions(noise=replace(usual, stalls_per_hour=0.0, run_spread=0.0))
     mean = mean_step(racks, conditions, seed=1)
     many = run_plan(racks, conditions, 1500, seed=2).steps.step_s[1:]
     assert mean.seconds == pytest.approx(np.mean(many), rel=0.002)

@@ -14,8 +14,9 @@ from meshwright.cost.money import cost_usd
 from meshwright.plan.plan import Plan
 from meshwright.simulator.campaign import Campaign, Report, Weeks, advised_interval_s, advised_spares, weeks
 from meshwright.simulator.failures import Failures
+from meshwright.simulator.noise import mean_stall_s
 from meshwright.simulator.run import Conditions, OverSeeds, run_plan
-from meshwright.units import DAY, HOUR
+from meshwright.units import DAY
 
 Floats = NDArray[np.float64]
 
@@ -35,6 +36,7 @@ class MeanStep:
     robust_std_pct: float
     evaluations_s: float  # of all evaluations of the whole workload
     workload_steps: int  # of the whole workload; 0 where it has no end
+    run_spread: float  # of the noise: how much slower a run is than the best of its kind, on average
 
     @property
     def workload_s(self) -> float:
@@ -47,10 +49,12 @@ def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
 
     Stalls are rare and long, so that a sample would have too many or too few of them.
     """
-    noise = conditions.noise
-    run = run_plan(plan, replace(conditions, noise=replace(noise, stalls_per_hour=0.0)), SAMPLED_STEPS + 1, seed)
+    planned = conditions.planned(plan)
+    noise = conditions.noise_on(planned)
+    without = replace(conditions, noise=replace(noise, stalls_per_hour=0.0), jitter=1.0)
+    run = run_plan(plan, without, SAMPLED_STEPS + 1, seed, planned=planned)
     step_s, parts_s = run.times.steady_s, run.mean_parts_s
-    stall_s = noise.stalls_per_hour * plan.layout.num_ranks * run.planned.step_s / HOUR * noise.stall_s
+    stall_s = mean_stall_s(plan.layout.num_ranks, planned.step_s, noise)
     return MeanStep(
         seconds=float(np.mean(step_s)) + stall_s,
         standard_error_s=float(np.std(step_s, ddof=1) / math.sqrt(len(step_s))),
@@ -59,6 +63,7 @@ def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
         robust_std_pct=run.times.robust_std_pct,
         evaluations_s=plan.workload.num_evaluations(plan.workload.num_steps()) * run.evaluation_s,
         workload_steps=plan.workload.num_steps(),
+        run_spread=noise.run_spread,
     )
 
 
