@@ -242,7 +242,7 @@ def test_noise_is_fitted_and_compared_with_logs(capsys, tmp_path, monkeypatch):
     assert document["num_logs"] == document["without_machines"]["num_logs"] == 2
     written = json.loads(out.read_text())
     assert set(written["constants"]) == set(document["constants"])
-    assert [entry["name"] for entry in document["noise_classes"]] == list(written["classes"]) == ["blackwell-fp4", "common"]
+    assert [entry["name"] for entry in document["noise_classes"]] == list(written["classes"]) == ["blackwell-fp4", "common", "unpipelined"]
     assert problems(document) == []
     assert document["files"] == [{"what": "constants", "path": str(out)}, {"what": "page", "path": str(page)}]
     for row in document["compared_logs"]:

@@ -53,8 +53,10 @@ def test_software_chips_and_number_format_decide_the_class(architecture, number_
 
 def test_a_job_has_the_noise_of_its_class():
     job = Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
-    assert class_of_job(job) == "blackwell-fp4"
-    assert usual_noise(job) == fitted_noise().of("blackwell-fp4") != fitted_noise().of("blackwell")
+    piped, whole = Layout(tp=4, cp=2, pp=8, dp=128), Layout(tp=64, dp=128)
+    assert (class_of_job(job, piped), class_of_job(job, whole)) == ("blackwell-fp4", "unpipelined")
+    assert usual_noise(job, piped) == fitted_noise().of("blackwell-fp4") != fitted_noise().of("blackwell")
+    assert usual_noise(job, whole) == fitted_noise().of("unpipelined")
 
 
 def test_a_run_draws_its_level_and_its_rate_of_stalls_from_those_of_its_kind():

@@ -11,6 +11,7 @@ import pytest
 from meshwright.simulator.logs import step_logs
 from meshwright.simulator.noise_classes import COMMON, fitted_noise, json_text, noise_of
 from meshwright.simulator.noise_fit import Checked, NoiseFit, compatible, simulated_as
+from meshwright.simulator.row_spreads import drift_without_pipeline
 from meshwright.simulator.stall_fit import Stalls, fitted_stalls
 
 
@@ -141,6 +142,13 @@ def test_one_troubled_log_spreads_the_rates_and_alike_logs_do_not():
     found = fitted_stalls([*calm, Stalls((0.2,) * 30, 1000.0)], ["a"] * 10)
     assert found.spread > 0.5 and found.per_hour["a"] == pytest.approx(0.0039)
     assert fitted_stalls([Stalls((), 10.0)], ["a"]).per_hour == {"a": 0.0, COMMON: 0.0}
+
+
+def test_jobs_without_a_pipeline_spread_as_rows_of_measured_runs_say():
+    found, noise = drift_without_pipeline(), fitted_noise().of("unpipelined")
+    assert (noise.drift, noise.level_spread) == (found.drift, found.level_spread)
+    assert found.num_rows == fitted_noise().num_logs["unpipelined"] > 100
+    assert found.drift < fitted_noise().of("hopper").drift / 2
 
 
 def test_constants_survive_their_file():

@@ -47,7 +47,7 @@ def noise(
         values = fitting.fitted()
         if fit:
             path = out or CONSTANTS_FILE
-            fitted_on = f"{len(logs)} step-time logs of MLPerf Training v3.0-v6.0, and the spread between runs of measured rows"
+            fitted_on = f"{len(logs)} step-time logs of MLPerf Training v3.0-v6.0, and what rows of measured runs state of spreads"
             write_whole(path, json_text(values, fitted_on, date.today().isoformat()))
             written.append(("constants", path))
         checked, without_machine = [], []

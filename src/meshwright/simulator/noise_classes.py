@@ -17,6 +17,7 @@ from meshwright.describe.recipe import recipe
 from meshwright.files import read_text
 from meshwright.frozen import FrozenDict
 from meshwright.job import Job
+from meshwright.layout import Layout
 from meshwright.predict.software import BLACKWELL, GENERATIONS
 from meshwright.simulator.noise import MEANING, Noise
 
@@ -25,21 +26,23 @@ CONSTANTS_FILE = Path(__file__).parent / "noise.json"
 FIRST_RELEASE = "v3.0"
 EARLY_RELEASES = ("v3.1", "v4.0", "v4.1")  # their timers leave out the time between steps, as those of v3.0 do
 COMMON = "common"
+UNPIPELINED = "unpipelined"
 # Why these: drift is what differs most between logs. It is small before v5.0 but for the first round, and from v5.0 on it is twice as large
-# on Blackwell in fp8 as on Hopper, and small again in fp4.
+# on Blackwell in fp8 as on Hopper, and small again in fp4. Without a pipeline it is small on all chips.
 CLASSES: Mapping[str, str] = {
     "first": "software of MLPerf v3.0",
     "early": "software of MLPerf v3.1 to v4.1",
     "hopper": "Hopper, software from v5.0 on",
     "blackwell": "Blackwell in fp8 or wider formats, software from v5.0 on",
     "blackwell-fp4": "Blackwell in fp4",
+    UNPIPELINED: "jobs without a pipeline, whatever their software and chips",
     COMMON: "all others, and what classes with few logs are drawn to",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class FittedNoise:
-    """The constants by class, `common` among them, and the number of logs behind each."""
+    """The constants by class, `common` among them, and the number of logs behind each (of `unpipelined`, of rows of measured runs)."""
 
     classes: Mapping[str, Noise]
     num_logs: Mapping[str, int]
@@ -49,13 +52,15 @@ class FittedNoise:
         return self.classes.get(name, self.classes[COMMON])
 
 
-def class_of_job(job: Job) -> str:
-    """The class of a job's runs."""
+def class_of_job(job: Job, layout: Layout) -> str:
+    """The class of a job's runs with a layout."""
+    if layout.pp == 1:
+        return UNPIPELINED
     return class_named(job.cluster.accelerator.architecture, recipe(job.workload.precision).number_format, job.software.release)
 
 
 def class_named(architecture: str, number_format: str, release: str) -> str:
-    """The class of runs on chips of an architecture, with products in a number format, by a release of software."""
+    """The class of pipelined runs on chips of an architecture, with products in a number format, by a release of software."""
     if release == FIRST_RELEASE:
         return "first"
     if release in EARLY_RELEASES:
@@ -66,9 +71,9 @@ def class_named(architecture: str, number_format: str, release: str) -> str:
     return "hopper" if generation else COMMON
 
 
-def usual_noise(job: Job) -> Noise:
-    """The noise that logs of a job's class show."""
-    return fitted_noise().of(class_of_job(job))
+def usual_noise(job: Job, layout: Layout) -> Noise:
+    """The noise that runs of a job's class show."""
+    return fitted_noise().of(class_of_job(job, layout))
 
 
 @cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,8 @@ from meshwright.record.mllog import MAD_TO_STD, StepTimes
 from meshwright.simulator import noise as draws
 from meshwright.simulator.logs import StepLog
 from meshwright.simulator.noise import SHORTEST_STALL, Noise, share_beyond
-from meshwright.simulator.noise_classes import COMMON, FittedNoise, class_of_job
+from meshwright.simulator.noise_classes import COMMON, UNPIPELINED, FittedNoise, class_of_job
+from meshwright.simulator.row_spreads import drift_without_pipeline
 from meshwright.simulator.stall_fit import Stalls, fitted_stalls
 from meshwright.simulator.step import simulate_typical
 
@@ -86,7 +87,7 @@ def _seen(log: StepLog) -> Seen:
     paths = [scale * draws.drift_path(len(log.times.steady_s), rng) for _ in range(UNIT_RUNS)]
     relative = log.times.steady_s / log.times.median_s
     return Seen(
-        kind=class_of_job(log.planned.forecast.job),
+        kind=class_of_job(log.planned.forecast.job, log.run.layout),
         spread=math.log(_spread_pct(relative)),
         change=math.log(_spread_pct(_changes(relative))),
         delay_unit=(_spread_pct(late), _spread_pct(_changes(late))),
@@ -202,6 +203,7 @@ class NoiseFit:
                 report("reading logs", number + 1, len(self.logs))
         self._losses = [seen.losses() for seen in self.seen]
         self._run_spread = _run_spread()
+        self._rows = drift_without_pipeline()
 
     def fitted(self, left_out: Collection[int] = ()) -> FittedNoise:
         """The constants, fitted on all logs but those with the numbers in `left_out`."""
@@ -228,7 +230,9 @@ class NoiseFit:
             )
             for name in (*by_class, COMMON)
         }
-        return FittedNoise(classes, {name: len(by_class.get(name, kept)) for name in classes})
+        rows = self._rows  # of other jobs than the logs, so that leaving out logs does not change them
+        classes[UNPIPELINED] = replace(classes[COMMON], drift=rows.drift, level_spread=rows.level_spread)
+        return FittedNoise(classes, {name: len(by_class.get(name, kept)) for name in classes} | {UNPIPELINED: rows.num_rows})
 
     def _levels(self, kept: Sequence[int]) -> Mapping[str, tuple[float, float]]:
         """Ln of delay and drift by class: the best point of the grid, and in turn the mean of the classes, which each is drawn to."""

@@ -58,7 +58,7 @@ class Conditions:
 
     def noise_on(self, planned: PlannedStep) -> Noise:
         """The noise of a plan's runs."""
-        usual = usual_noise(planned.forecast.job) if self.noise is None else self.noise
+        usual = usual_noise(planned.forecast.job, planned.plan.layout) if self.noise is None else self.noise
         return usual.scaled(self.jitter)
 
     def check(self, plan: Plan) -> None:

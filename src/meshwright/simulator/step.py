@@ -85,7 +85,7 @@ def simulate(
     setting = replace(setting, noise=setting.noise.of_one_run(np.random.default_rng([seed, 6])))
     firsts = np.array([0]) if first_steps is None else first_steps
     walked = _walked(planned, num_steps, seed, setting, report)
-    return _composed(planned, setting, walked, firsts, np.random.default_rng([seed, 2]))
+    return _composed(planned, setting, walked, firsts, undisturbed(planned), np.random.default_rng([seed, 2]))
 
 
 def simulate_typical(planned: PlannedStep, num_steps: int, seeds: Sequence[int], noise: Noise, first_steps: Ints) -> tuple[Steps, ...]:
@@ -94,8 +94,8 @@ def simulate_typical(planned: PlannedStep, num_steps: int, seeds: Sequence[int],
     Hundreds of steps say enough of how ranks jitter; of a slow drift a run says little, and many runs cost nothing that way.
     """
     setting = Setting(noise=noise.of_typical_run())
-    walked = _walked(planned, num_steps, seeds[0], setting, None)
-    return tuple(_composed(planned, setting, walked, first_steps, np.random.default_rng([seed, 2])) for seed in seeds)
+    walked, base = _walked(planned, num_steps, seeds[0], setting, None), undisturbed(planned)
+    return tuple(_composed(planned, setting, walked, first_steps, base, np.random.default_rng([seed, 2])) for seed in seeds)
 
 
 def _walked(planned: PlannedStep, num_steps: int, seed: int, setting: Setting, report: Report | None) -> Walked:
@@ -219,9 +219,8 @@ class Undisturbed:
     exposed_dp_s: float
 
 
-def _composed(planned: PlannedStep, setting: Setting, walked: Walked, firsts: Ints, rng: np.random.Generator) -> Steps:
+def _composed(planned: PlannedStep, setting: Setting, walked: Walked, firsts: Ints, base: Undisturbed, rng: np.random.Generator) -> Steps:
     """Steps from walked pipelines: with what disturbs the whole machine, the optimizer, the host and storage."""
-    base = undisturbed(planned)
     pipeline_s = walked.pipeline_s - walked.weights_s
     wide = _machine_wide(planned, setting.noise, len(pipeline_s), firsts, rng)
     parts = {part: np.full(len(pipeline_s), seconds) for part, seconds in planned.parts_s.items()}
