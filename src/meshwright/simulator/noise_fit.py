@@ -204,6 +204,7 @@ class NoiseFit:
         self._losses = [seen.losses() for seen in self.seen]
         self._run_spread = _run_spread()
         self._rows = drift_without_pipeline()
+        self._done: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Checked] = {}
 
     def fitted(self, left_out: Collection[int] = ()) -> FittedNoise:
         """The constants, fitted on all logs but those with the numbers in `left_out`."""
@@ -269,9 +270,12 @@ class NoiseFit:
         machine = self.logs[number].machine
         return self._checked(number, [i for i, log in enumerate(self.logs) if log.machine == machine], seeds)
 
-    def _checked(self, number: int, left_out: Collection[int], seeds: Sequence[int]) -> Checked:
-        log, values = self.logs[number], self.fitted(left_out).of(self.seen[number].kind)
-        return Checked(log, values, simulated_as(log, values, seeds))
+    def _checked(self, number: int, left_out: Sequence[int], seeds: Sequence[int]) -> Checked:
+        key = (number, tuple(left_out), tuple(seeds))
+        if key not in self._done:  # a machine with one log is left out with it
+            log, values = self.logs[number], self.fitted(left_out).of(self.seen[number].kind)
+            self._done[key] = Checked(log, values, simulated_as(log, values, seeds))
+        return self._done[key]
 
 
 def simulated_as(log: StepLog, values: Noise, seeds: Sequence[int]) -> tuple[StepTimes, ...]:
