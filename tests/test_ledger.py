@@ -261,7 +261,7 @@ def test_a_machine_without_a_price_or_a_power_says_so(tmp_path: Path) -> None:
         writer.step(step(1))
     ledger = ledger_of(tmp_path / "a")
     assert ledger.usd is None and ledger.usd_by_state is None and ledger.energy_j is None and ledger.carbon_kg is None
-    assert any("--price 2.5USD/h" in note for note in ledger.notes) and any("power of secret" in note for note in ledger.notes)
+    assert any("like 2.5USD/h" in note for note in ledger.notes) and any("power of secret" in note for note in ledger.notes)
     assert sum(ledger.gpu_seconds.values()) == pytest.approx(2560)
     assert "None" not in ledger_csv(ledger)
 
@@ -455,7 +455,7 @@ def test_amounts_as_people_write_them(text: str, usd: int | Decimal) -> None:
 def test_what_is_no_amount_is_refused_and_the_understood_is_reported(text: str) -> None:
     with pytest.raises(InputError) as caught:
         read_budget(text)
-    assert caught.value.where == "--budget" and "500USD" in caught.value.fix
+    assert caught.value.where == "budget" and "500USD" in caught.value.fix
 
 
 @pytest.mark.parametrize("text", ["2.5USD/h", "$2.5/h", "2.5", "2.5 USD per hour", "2.5USD/GPU-hour", "2.5/gpu h"])
@@ -468,7 +468,7 @@ def test_prices_as_people_write_them(text: str) -> None:
 def test_what_is_no_price_is_refused(text: str) -> None:
     with pytest.raises(InputError) as caught:
         read_rate(text)
-    assert caught.value.where == "--price" and "2.5USD/h" in caught.value.fix
+    assert caught.value.where == "price" and "2.5USD/h" in caught.value.fix
 
 
 def test_a_recorded_price_comes_back_and_a_damaged_one_is_none() -> None:
@@ -491,7 +491,7 @@ def test_a_budget_says_by_how_much_it_would_be_passed() -> None:
         budget.check(Spread(201.0, 150.0, 400.0))
     assert "predicted to cost 502.00 USD (80 % between 400.00 USD and 900.00 USD), 100.00 USD of it spent already" in caught.value.what
     assert caught.value.what.endswith("that is 2.00 USD over the budget of 500.00 USD")
-    assert "--budget 520USD" in caught.value.fix
+    assert "budget='520USD'" in caught.value.fix
     for seconds, message in {
         Spread(
             201.0, 201.0, 400.0

@@ -15,7 +15,7 @@ from meshwright.describe.profile import Profile
 from meshwright.describe.recipe import recipe
 from meshwright.describe.whatif import changed
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.layout import AXES, Layout, parse_layout
 from meshwright.predict.legality import check_layout
 from meshwright.predict.practice import WHOLE_GRAPHS, Effects, ExpertPractice, expert_practice
@@ -143,7 +143,7 @@ class Job:
             return parse_layout(text, usual)
         inner = parse_layout(",".join(item for key, item in items.items() if key in ("tp", "cp", "pp"))).num_ranks
         if self.num_accelerators % inner:
-            sizes = [f"--gpus {size}" for size in self.cluster.nearest_sizes(self.num_accelerators, inner)]
+            sizes = [argument("gpus", size) for size in self.cluster.nearest_sizes(self.num_accelerators, inner)]
             raise InputError(
                 f"tp x cp x pp = {inner} does not divide the {self.num_accelerators} accelerators of {self.cluster.name}",
                 where=f"layout {text}",
@@ -211,7 +211,9 @@ def _software(given: Software | str | Path, model: Model, cluster: Cluster, work
 def _check_gpus(gpus: int | None) -> None:
     if gpus is not None and not 1 <= gpus <= MOST_ACCELERATORS:
         raise InputError(
-            f"gpus is {gpus!r}, not a whole number from 1 to {MOST_ACCELERATORS:,}", where="Job: gpus", fix="give a number such as 512"
+            f"{argument('gpus')} is {gpus!r}, not a whole number from 1 to {MOST_ACCELERATORS:,}",
+            where=argument("gpus"),
+            fix="give a number such as 512",
         )
 
 

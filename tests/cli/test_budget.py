@@ -112,7 +112,7 @@ def test_a_machine_without_a_price_wants_one(run: Run, racks: str, tmp_path: Pat
     assert code == 2 and "no price is listed for secret" in err and "--price 2.5USD/h" in err
     assert run("simulate", str(secret), "--steps", "2", "--budget", "500USD", "--price", "2.5USD/h", "--name", "s")[0] == 0
     took = ledger_of("runs/s")
-    assert took.price is not None and took.price.kind == "given" and took.price.source == "--price 2.5USD/h"
+    assert took.price is not None and took.price.kind == "given" and took.price.source == "given as 2.5USD/h"
 
 
 @pytest.mark.parametrize(

@@ -63,5 +63,5 @@ def test_machines_drift_where_traffic_hides_behind_products_that_context_paralle
 def test_a_negative_constant_and_a_negative_factor_are_refused():
     with pytest.raises(InputError, match="jitter is -1"):
         Noise(**{f.name: 0.0 for f in fields(Noise)} | {"jitter": -1.0})
-    with pytest.raises(InputError, match="times"):
+    with pytest.raises(InputError, match="jitter is -1"):
         QUIET.scaled(-1.0)

@@ -31,7 +31,7 @@ from meshwright.cli.sweep import sweep
 from meshwright.cli.train import train
 from meshwright.cli.validate import validate
 from meshwright.cli.weights import weights
-from meshwright.errors import MeshwrightError, nearest, printable
+from meshwright.errors import MeshwrightError, message_of, nearest, printable
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -108,6 +108,16 @@ def translated(arguments: Sequence[str]) -> list[str]:
     return found
 
 
+# Arguments of Python functions whose option has another name.
+OPTIONS = {"changes": "--set", "deadline_s": "--deadline", "budget_usd": "--budget"}
+
+
+def as_option(name: str, text: str, _value: str) -> str:
+    """An argument of a Python function as the command line has it: `--links-lost 2`."""
+    option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
+    return f"{option} {text}" if text else option
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Every foreseen failure, ours or the parser's, is one message on stderr."""
     arguments = translated(sys.argv[1:] if argv is None else argv)
@@ -115,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         width = shutil.get_terminal_size().columns  # help would otherwise be at most 80 columns wide
         code = app(arguments or ["--help"], prog_name="meshwright", standalone_mode=False, max_content_width=width) or 0
     except MeshwrightError as error:
-        print(f"meshwright: {error}", file=sys.stderr)
+        print(f"meshwright: {message_of(error, as_option)}", file=sys.stderr)
         return BAD_INPUT
     except ParserError as error:
         print(f"meshwright: {printable(_parser_message(error))}", file=sys.stderr)

@@ -10,7 +10,7 @@ from meshwright.arguments import check_types, typed
 from meshwright.describe.bounds import check_numbers
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.source import Sources
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,9 @@ class Cluster:
         node or a scale-up domain has the size it has.
         """
         if num_accelerators < 1:
-            raise InputError(f"a cluster needs at least one accelerator, not {num_accelerators}", where="gpus")
+            raise InputError(
+                f"a cluster needs at least one accelerator, not {num_accelerators}", where=argument("gpus"), fix="give 1 or more"
+            )
         self._check_growth(num_accelerators)
         sizes = self._spread(num_accelerators)
         if sizes is None:
@@ -153,7 +155,7 @@ class Cluster:
         raise InputError(
             f"{num_accelerators:,} accelerators are more than the {last.num_installed:,} of {self.name}, "
             f"and its outermost tier, {last.name} ({last.link}), is no network that more could be joined to",
-            where="gpus",
+            where=argument("gpus"),
             fix=f"describe the network between such {last.name}s as a further tier, or use at most {last.num_installed:,}",
         )
 
@@ -163,7 +165,7 @@ class Cluster:
         sizes = " or ".join(f"{size:,}" for size in self.nearest_sizes(num_accelerators))
         return InputError(
             f"{num_accelerators:,} accelerators do not spread evenly over {inner.name}s of {inner.num_installed:,}{has}",
-            where="gpus",
+            where=argument("gpus"),
             fix=f"use {sizes}",
         )
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from meshwright.describe.form import Checked, checked
 from meshwright.describe.load import CATALOGUE, Entry, Positive, SourceTable, accelerator, plain, read_toml, sources_of
 from meshwright.describe.source import Source
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 
 KINDS = ("on-demand", "spot", "reserved")
 INDUSTRY = "industry"
@@ -107,9 +107,11 @@ def prices(accelerator_name: str, *, provider: str = "", kind: str = "") -> tupl
     """Listed prices of an accelerator, cheapest first; of one provider or kind where those are given."""
     name = accelerator(accelerator_name).name
     if provider and plain(provider) not in providers():
-        raise InputError(f"no provider named {provider!r} in the price list", where="provider", fix=nearest(provider, providers()))
+        raise InputError(
+            f"no provider named {provider!r} in the price list", where=argument("provider"), fix=nearest(provider, providers())
+        )
     if kind and kind not in KINDS:
-        raise InputError(f"no price kind named {kind!r}", where="price kind", fix=f"choose from {', '.join(KINDS)}")
+        raise InputError(f"no price kind named {kind!r}", where=argument("price_kind"), fix=f"choose from {', '.join(KINDS)}")
     found = (p for p in all_prices() if p.accelerator == name and plain(provider) in ("", p.provider) and kind in ("", p.kind))
     return tuple(sorted(found, key=lambda p: p.usd_per_accelerator_hour))
 
@@ -145,7 +147,7 @@ class Provider:
 def provider(name: str) -> Provider:
     """The price list of one provider, by accelerator."""
     if plain(name) not in providers():
-        raise InputError(f"no provider named {name!r} in the price list", where="provider", fix=nearest(name, providers()))
+        raise InputError(f"no provider named {name!r} in the price list", where=argument("provider"), fix=nearest(name, providers()))
     listed = (price for price in all_prices() if price.provider == plain(name))
     return Provider(plain(name), tuple(sorted(listed, key=lambda price: (price.accelerator, price.usd_per_accelerator_hour))))
 

@@ -11,7 +11,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from meshwright.describe.cluster import Cluster
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.predict.outcome import price_of
 
 GIVEN = "given"
@@ -67,14 +67,14 @@ def rate_of(cluster: Cluster) -> Rate | None:
     )
 
 
-def read_rate(text: str, where: str = "--price") -> Rate:
+def read_rate(text: str, where: str = argument("price")) -> Rate:
     """The price that a user gives: `2.5USD/h`."""
     amount = re.sub(r"\s*(?:/|per)\s*(?:(?:gpu|accelerator)[ -]?)?(?:h|hour)\s*$", "", text.strip(), flags=re.I)
     usd = read_usd(amount, where, UNDERSTOOD)
     if usd > 100_000:
         raise InputError(f"${usd:f} per accelerator-hour", where=where, fix=UNDERSTOOD)
     today = f"{datetime.now(UTC):%Y-%m-%d}"
-    return Rate(usd_per_gpu_hour=usd, provider="the user", kind=GIVEN, date=today, source=f"--price {text.strip()}")
+    return Rate(usd_per_gpu_hour=usd, provider="the user", kind=GIVEN, date=today, source=f"given as {text.strip()}")
 
 
 def read_usd(text: str, where: str, fix: str) -> Decimal:

@@ -25,7 +25,7 @@ from meshwright.arguments import check_type, typed
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
-from meshwright.errors import FitError, InputError, MeshwrightError
+from meshwright.errors import FitError, InputError, MeshwrightError, argument
 from meshwright.job import Job
 from meshwright.layout import RECOMPUTE, SHORT_NAMES, Layout, Layouts, value_text
 from meshwright.plan.candidates import DEGREES, Fixed, Row, Space, concatenated, degrees, fixed_by
@@ -137,7 +137,11 @@ def search(
 def check_kept(keep: int) -> None:
     """Raise where a search is to keep no layout, or more than anyone reads: each one kept is timed by its exact schedule."""
     if not 1 <= keep <= MOST_KEPT:
-        raise InputError(f"keep is {keep:,}, and a search keeps 1 to {MOST_KEPT} layouts", where="keep", fix=f"give 1 to {MOST_KEPT}")
+        raise InputError(
+            f"{argument('keep')} is {keep:,}, and a search keeps 1 to {MOST_KEPT} layouts",
+            where=argument("keep"),
+            fix=f"give 1 to {MOST_KEPT}",
+        )
 
 
 def best_forecasts(
@@ -378,7 +382,7 @@ def _nothing_fits(cluster: Cluster, tally: _Tally, fixed: Fixed, reserve_bytes: 
     if not tally.num_unfit:
         return InputError(
             f"no layout has all fixed choices: they exclude each other{_with_fixed(fixed, fixed.values)}",
-            where="--layout",
+            where=argument("layout"),
             fix="free one of them (1F1B has vp=1, ZeRO 3 excludes zero bubble, all-to-all needs cp x tp to divide the key-value heads)",
         )
     room = f"{gib(chip.memory_bytes - reserve_bytes)} of {chip.name}'s {gib(chip.memory_bytes)} ({gib(reserve_bytes)} are reserved)"

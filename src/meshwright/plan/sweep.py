@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright.errors import InputError, MeshwrightError, nearest
+from meshwright.errors import InputError, MeshwrightError, argument, nearest
 from meshwright.plan.sizes import Ask, Progress, chosen, survey
 from meshwright.predict.forecast import Forecast
 
@@ -102,12 +102,14 @@ def sweep(
 ) -> Sweep:
     """The best plan at every size; with weak scaling, `base` is the size at which the batch is the workload's."""
     if mode not in MODES:
-        raise InputError(f"no kind of scaling named {mode!r}", where="--mode", fix=nearest(mode, MODES))
+        raise InputError(f"no kind of scaling named {mode!r}", where=argument("mode"), fix=nearest(mode, MODES))
     if not sizes:
-        raise InputError("no number of accelerators is given", where="--gpus", fix="write --gpus 512,1024")
+        raise InputError("no number of accelerators is given", where=argument("gpus"), fix="give one or more, such as 512 and 1024")
     for name, size in [("gpus", size) for size in sizes] + ([("base", base)] if base is not None else []):
         if size < 1:
-            raise InputError(f"{name} has {size}, and a cluster needs at least one accelerator", where=f"--{name}", fix="give 1 or more")
+            raise InputError(
+                f"{argument(name)} has {size}, and a cluster needs at least one accelerator", where=argument(name), fix="give 1 or more"
+            )
     ordered, workload = sorted(set(sizes)), ask.job.workload
     base = base or (ask.job.num_accelerators if ask.job.num_accelerators in ordered else ordered[0])
     found: list[tuple[int, int, Forecast]] = []
@@ -130,8 +132,8 @@ def _batch(batch: int, size: int, base: int, sizes: Sequence[int]) -> int:
         step = base // math.gcd(batch, base)
         raise InputError(
             f"a batch of {batch} on {base:,} accelerators grows to {batch * size / base:.2f} on {size:,}, which is not a whole number",
-            where=f"--gpus {','.join(map(str, sizes))}",
-            fix=f"choose multiples of {step}, or another --base",
+            where=argument("gpus", sizes),
+            fix=f"choose multiples of {step}, or another {argument('base')}",
         )
     return batch * size // base
 

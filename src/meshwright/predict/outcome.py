@@ -35,7 +35,7 @@ from meshwright.describe.economics import Facility, Price, Region
 from meshwright.describe.source import Source
 from meshwright.describe.this_machine import CORE_W
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.predict.prediction import Prediction, evaluation_time_s
 
 Column = NDArray[np.float64]
@@ -219,7 +219,7 @@ def _core_price(cluster: Cluster, asked: str, unknown: dict[str, str]) -> Price 
         raise InputError(
             f"no {asked} price is listed for a processor: {CORE_USD_PER_HOUR} USD per core-hour is assumed",
             where=cluster.name,
-            fix="leave --provider and --price-kind out",
+            fix=f"leave {argument('provider')} and {argument('price_kind')} out",
         )
     if not math.isfinite(chip.power_cap_w):
         unknown.setdefault("cost", f"a processor's price is derived from its power, and the power of {chip.name} is {NOT_STATED}")
@@ -290,7 +290,7 @@ def node_w(cluster: Cluster, busy: float, constants: PowerConstants, cooling: st
             node_power_w(accelerators_w, cluster.node_overhead_w)
         ), f"{cluster.node_overhead_w:,.0f} W per node, stated for {cluster.name}"
     if cooling and cooling not in COOLING:
-        raise InputError(f"no cooling by {cooling!r}", where="cooling", fix=f"choose from {', '.join(COOLING)}")
+        raise InputError(f"no cooling by {cooling!r}", where=argument("cooling"), fix=f"choose from {', '.join(COOLING)}")
     cooling = cooling or ("liquid" if cluster.accelerator.name in LIQUID_RACKS else "air")
     fan_fraction = constants.fan_fraction if cooling == "air" else 0.0
     host_w = cluster.accelerators_per_node * constants.host_w_per_accelerator
@@ -299,7 +299,9 @@ def node_w(cluster: Cluster, busy: float, constants: PowerConstants, cooling: st
 
 def _processor_w(cluster: Cluster, cooling: str) -> tuple[float, str]:
     if cooling:
-        raise InputError(f"no node of processors cooled by {cooling} was metered", where="cooling", fix="leave --cooling out")
+        raise InputError(
+            f"no node of processors cooled by {cooling} was metered", where=argument("cooling"), fix=f"leave {argument('cooling')} out"
+        )
     beside = (
         f"and {cluster.node_overhead_w:,.0f} W per node, stated for {cluster.name}" if cluster.node_overhead_w > 0 else "nothing beside"
     )

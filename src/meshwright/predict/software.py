@@ -16,7 +16,7 @@ from typing import Any
 
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.profile import Profile
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 from meshwright.files import read_text
 from meshwright.predict.practice import CLASSES, MLPERF, NEMO, Effects, ExpertConstants, ExpertPractice, class_of
 from meshwright.predict.practice import TP_HIDDEN as TP_HIDDEN
@@ -296,7 +296,7 @@ def nearest_release(release: str, known: Mapping[str, float]) -> str:
     kind, version = _version(release)
     same = [name for name in known if _version(name)[0] == kind]
     if not same:
-        raise InputError(f"no software release named {release!r}", where="software", fix=nearest(release, known))
+        raise InputError(f"no software release named {release!r}", where=argument("software"), fix=nearest(release, known))
     return min(same, key=lambda name: (abs(_version(name)[1] - version), -_version(name)[1]))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.files import write_whole
 from meshwright.plan.objective import Aim
 from meshwright.plan.plan import Plan
@@ -32,9 +32,9 @@ def read_exports(texts: Iterable[str]) -> Exports:
     for text in texts:
         kind, equals, path = text.partition("=")
         if kind not in EXPORTS:
-            raise InputError(f"no export named {kind!r}", where="--export", fix=f"use one of {', '.join(EXPORTS)}")
+            raise InputError(f"no export named {kind!r}", where=argument("export"), fix=f"use one of {', '.join(EXPORTS)}")
         if not equals or not path:
-            raise InputError(f"{text!r} names no file", where="--export", fix=f"write --export {kind}=FILE")
+            raise InputError(f"{text!r} names no file", where=argument("export"), fix=f"write {argument('export', f'{kind}=FILE')}")
         found.append((kind, Path(path)))
     return tuple(found)
 
@@ -96,7 +96,9 @@ class Files:
                 raise InputError(f"the {what} is written as {' or '.join(endings)}, not {wanted.name}", where=str(wanted), fix=fix)
         if self.export_dir and ((self.export_dir.exists() and not self.export_dir.is_dir()) or not self.export_dir.parent.is_dir()):
             raise InputError(
-                f"{self.export_dir} cannot be a folder", where="--export-dir", fix="name a folder, or a new one in a folder that exists"
+                f"{self.export_dir} cannot be a folder",
+                where=argument("export_dir"),
+                fix="name a folder, or a new one in a folder that exists",
             )
 
     def write(self, found: Planned, progress: Progress, left_out: str = "") -> Written:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.checkpoints import best_interval_s, goodput
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.simulator.failures import Failures
 from meshwright.units import HOUR
 
@@ -41,12 +41,15 @@ class Campaign:
     def __post_init__(self) -> None:
         if not 0 <= self.dead_nodes <= self.num_nodes:
             raise InputError(
-                f"{self.dead_nodes} failed nodes of {self.num_nodes}", where="--failed-nodes", fix=f"give 0 to {self.num_nodes}"
+                f"{argument('failed_nodes')} is {self.dead_nodes}, and the cluster has {self.num_nodes} nodes",
+                where=argument("failed_nodes"),
+                fix=f"give 0 to {self.num_nodes}",
             )
         if self.num_spares < 0:
-            raise InputError(f"{self.num_spares} spare nodes", where="--spares", fix="give at least 0")
+            raise InputError(f"{argument('spares')} is {self.num_spares}", where=argument("spares"), fix="give 0 or more")
         if not (math.isfinite(self.interval_s) and self.interval_s > 0):
-            raise InputError(f"checkpoints every {self.interval_s:g} s", where="--checkpoint-every", fix="give more than 0 s")
+            place = argument("checkpoint_every")
+            raise InputError(f"{place} is {self.interval_s:g} s", where=place, fix="give more than 0 s")
 
     @property
     def num_nodes(self) -> int:
@@ -122,12 +125,14 @@ def weeks(
 ) -> Weeks:
     """The campaign until `horizon_s` of wall clock have passed or `work_s` of work are done (one number, or one a seed)."""
     if not (horizon_s < math.inf or np.all(np.isfinite(work_s))):
-        raise InputError("a campaign without an end", where="--days", fix="give --days, or a workload with tokens or a target")
+        raise InputError(
+            "the simulation has no end", where=argument("days"), fix="give a number of days, or a workload with tokens or a target"
+        )
     expected = campaign.per_s * min(horizon_s, _usual_s(campaign, float(np.max(work_s))))
     if expected > MOST_INTERRUPTIONS:
         raise InputError(
             f"an interruption every {1 / campaign.per_s:.3g} s would come more than {MOST_INTERRUPTIONS:,} times before the end",
-            where="--days, --failures",
+            where=f"{argument('days')}, {argument('failures')}",
             fix="give fewer days, lower rates or faster restarts",
         )
     return _Loop(campaign, np.random.default_rng([seed, 4]), num_seeds, horizon_s, work_s).run(report)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 from meshwright.files import write_whole
 from meshwright.plan.export import deepspeed, hostfile, megatron, megatron_bridge, torchtitan
 from meshwright.plan.features import Features
@@ -69,7 +69,7 @@ def runnable(features: Features, kinds: Iterable[str]) -> tuple[Features, str]:
             if not kept[key]:
                 raise InputError(
                     f"no {key.replace('_', ' ')} are left that {' and '.join(kinds)} all run",
-                    where="--export",
+                    where=argument("export"),
                     fix="plan for one stack at a time",
                 )
             left_out += [f"{choice} ({kind} has none)" for choice in open_before if choice not in able]
