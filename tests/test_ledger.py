@@ -458,6 +458,21 @@ def test_what_is_no_amount_is_refused_and_the_understood_is_reported(text: str) 
     assert caught.value.where == "budget" and "500USD" in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    "text, what",
+    [
+        ("0USD", "0USD is not above 0"),
+        ("1e99", "1e99 is too large an amount"),
+        ("1e999999999", "1e999999999 is too large an amount"),
+        ("1e-999999999", "1e-999999999 is too small an amount"),
+    ],
+)
+def test_an_amount_out_of_range_is_called_that(text: str, what: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_budget(text)
+    assert caught.value.what == what
+
+
 @pytest.mark.parametrize("text", ["2.5USD/h", "$2.5/h", "2.5", "2.5 USD per hour", "2.5USD/GPU-hour", "2.5/gpu h"])
 def test_prices_as_people_write_them(text: str) -> None:
     rate = read_rate(text)

@@ -233,6 +233,12 @@ def test_a_truncated_and_a_damaged_log_are_distinguished_and_exit_with_1(run, tm
     assert [(log["state"], log["line"]) for log in found] == [("truncated", 30), ("damaged", 21), ("whole", None)]
 
 
+@pytest.mark.parametrize("words", [("log", str(FIXTURES / "counts_tokens.log")), ("claim", str(CLAIMS / "llama3-faulty-gpu.toml"))])
+def test_json_and_markdown_together_are_refused(run, words):
+    code, out, err = run(*words, "--json", "--markdown")
+    assert (code, out) == (2, "") and "--json and --markdown are both given" in err
+
+
 def test_logs_as_markdown(run):
     code, out, _ = run("log", str(FIXTURES / "counts_tokens.log"), "--no-compliance", "--markdown")
     assert code == 0 and out.startswith("# gpt3, v3.1 (by its date)") and "## Findings" in out

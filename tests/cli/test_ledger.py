@@ -90,7 +90,7 @@ def test_another_price(answer: Callable[..., dict[str, object]], folder: Path) -
         ((".",), "not a run folder"),
         (("runs",), "not a run folder"),
         (("runs/a", "--price", "cheap"), "cannot read an amount of USD in 'cheap'"),
-        (("runs/a", "--price", "0"), "0 is nothing"),
+        (("runs/a", "--price", "0"), "0 is not above 0"),
         (("runs/a", "--region", "atlantis"), "no region named 'atlantis'"),
         (("runs/a", "--csv", "no/such/place.csv"), "cannot write place.csv"),
         (("runs/a", "--csv", "."), "cannot write a table over a folder"),

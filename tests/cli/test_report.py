@@ -154,7 +154,7 @@ def test_a_trace_gives_exposed_communication_per_stream(run, answer, trace, here
         (["runs"], "this is a folder of 1 runs, not a run"),
         (["runs/first", "runs/first"], "the same run is given twice"),
         (["runs/first", "trace.json"], "runs and traces do not go on one page"),
-        (["runs/first", "--json", "--markdown"], "JSON and Markdown at once"),
+        (["runs/first", "--json", "--markdown"], "--json and --markdown are both given"),
         (["runs/first", "--out", "nowhere/page.html"], "cannot write page.html: No such file or directory"),
         (["runs/first/run.json"], "this is not a Chrome trace: it has no traceEvents"),
         (["runs/first/steps.jsonl"], "this is not a Chrome trace: it has no traceEvents"),

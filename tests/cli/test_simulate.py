@@ -156,6 +156,7 @@ def test_tables_name_the_parts(run, plan):
         "predicted step",
         "median step",
         "exposed dp",
+        "this interval comes from the assumed uncertainty of the constants)",
         "Simulated parts are means of 4 steps; 1 that follows a start or an evaluation is left out.",
         "bubble",
         "written: runs/racks-seed0",

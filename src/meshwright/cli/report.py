@@ -26,7 +26,7 @@ def report(
 
       meshwright report runs/first runs/second --markdown
     """
-    from meshwright.cli.show import show
+    from meshwright.cli.show import check_format, show
     from meshwright.errors import InputError, printable
     from meshwright.report.chrome_trace import is_trace
     from meshwright.report.documents import profile_document, report_document
@@ -36,8 +36,7 @@ def report(
     from meshwright.report.profile import profile_of
     from meshwright.say.markdown import markdown
 
-    if as_json and as_markdown:
-        raise InputError("JSON and Markdown at once", where="--json, --markdown", fix="ask for one of them; --out FILE adds the page")
+    check_format(as_json=as_json, as_markdown=as_markdown)
     page = out or (None if as_json or as_markdown else Path("report.html"))
     traces = [path for path in paths if is_trace(path)]
     if traces and len(traces) < len(paths):

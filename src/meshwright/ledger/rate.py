@@ -86,11 +86,11 @@ def read_usd(text: str, where: str, fix: str) -> Decimal:
     if "," in number and not re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?", number):
         raise InputError(f"the comma in {text!r} could be a decimal point or a separator", where=where, fix=fix)
     plain = Decimal(number.replace(",", "").replace("_", ""))
-    if plain and abs(plain.adjusted()) > MOST_DIGITS:  # where a product would overflow
-        raise InputError(f"{text.strip()} is {'nothing' if plain.adjusted() < 0 else 'more than there is'}", where=where, fix=fix)
-    usd = plain * _TIMES[found["times"]]
-    if not 0 < usd < MOST_USD:
-        raise InputError(f"{text.strip()} is {'nothing' if usd <= 0 else 'more than there is'}", where=where, fix=fix)
+    is_extreme = plain and abs(plain.adjusted()) > MOST_DIGITS  # where a product would overflow
+    usd = plain if is_extreme else plain * _TIMES[found["times"]]
+    if is_extreme or not 0 < usd < MOST_USD:
+        size = "too large an amount" if usd >= MOST_USD else "too small an amount" if usd > 0 else "not above 0"
+        raise InputError(f"{text.strip()} is {size}", where=where, fix=fix)
     return usd
 
 

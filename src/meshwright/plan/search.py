@@ -353,7 +353,7 @@ def _least(prediction: Prediction, layouts: Mapping[int, Layout], times: Times, 
 def _no_degrees(model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed) -> InputError:
     """The complaint that nothing divides, with what would, were one of the fixed degrees free."""
     named = [key for key in fixed.values if key in (*DEGREES, *ENDS)]
-    fix = "choose a number of accelerators and a batch with common divisors (powers of two times the nodes)"
+    fix = "choose a number of accelerators and a batch that share many divisors, for example powers of two times the accelerators of a node"
     for key in named:
         others = Fixed({name: value for name, value in fixed.values.items() if name != key})
         rows: list[Row] = degrees(model, cluster, workload, features, others)

@@ -157,9 +157,9 @@ def _exposed(found: Simulation, run: SimulatedRun) -> str:
     text, known = f"{seconds(run.mean_exposed_s['dp'])} per step", found.exposed
     if known is None:
         return text
-    sure = "its constants were before the fit" + (" and its profile is" if run.planned.forecast.job.software.profile else "")
+    behind = "constants" + (" and of the hardware profile" if run.planned.forecast.job.software.profile else "")
     predicted = f"predicted {seconds(known.seconds)}, 80 % between {seconds(known.low_s)} and {seconds(known.high_s)}"
-    return f"{text} ({predicted}, by how sure {sure})"
+    return f"{text} ({predicted}; this interval comes from the assumed uncertainty of the {behind})"
 
 
 def _after(run: SimulatedRun) -> str:

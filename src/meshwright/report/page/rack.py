@@ -256,6 +256,6 @@ def _notes(rack: Rack) -> Iterator[str]:
     if inner.num_installed > MAX_CELLS:
         yield f"Drawn: the first {MAX_CELLS} of the {inner.num_installed:,} accelerators of a {inner.name}."
     if plan.layout.ep > 1:
-        crossed = " and ".join(tiers_of(plan.layout, plan.cluster).get("ep", ()))
+        crossed = " and ".join(f"the {tier}" for tier in tiers_of(plan.layout, plan.cluster).get("ep", ()))
         own = "they take no accelerators of their own"
-        yield f"Experts (ep {plan.layout.ep}) are laid over the ranks of dp, cp and tp; {own}, and their traffic crosses {crossed}."
+        yield f"Experts (ep {plan.layout.ep}) are laid over the ranks of dp, cp and tp; {own}. Their traffic goes through {crossed}."
