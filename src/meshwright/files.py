@@ -23,6 +23,7 @@ NAME_LETTERS = 60  # of a draft: even four bytes a letter fit into a name
 PIPE_WAIT_S = 10.0  # for the first and every further byte of a pipe
 DESCRIPTOR = re.compile(r"/(?:dev/(?:(stdin|stdout|stderr)|fd/(\d+))|proc/self/fd/(\d+))")
 STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
+READABLE = "give the path of a file that exists and can be read"
 FIXES = {
     errno.ENOENT: "choose a folder that exists",
     errno.ENOTDIR: "choose a folder that exists",

@@ -58,9 +58,9 @@ class Layout:
         for key, least in (*((key, 1) for key in _DEGREES), *((key, 0) for key in _OPTIONAL)):
             value = getattr(self, key)
             if value < least:
-                raise InputError(f"{key} must be at least {least}, not {value}", where=f"layout.{key}")
+                raise InputError(f"{SHORT_NAMES.get(key, key)} is {value}", where=f"layout.{key}", fix=f"give {least} or more")
             if value > LARGEST:
-                raise InputError(f"{key} must be at most {LARGEST}", where=f"layout.{key}")
+                raise InputError(f"{SHORT_NAMES.get(key, key)} is {value}", where=f"layout.{key}", fix=f"give at most {LARGEST:,}")
         if self.zero_stage not in (0, 1, 2, 3):
             raise InputError(f"ZeRO stage {self.zero_stage} does not exist", where="layout.zero", fix="choose 0, 1, 2 or 3")
         if self.zero_ranks and (self.dp * self.cp) % self.zero_ranks:

@@ -248,6 +248,7 @@ def test_logs_as_markdown(run):
     "arguments, complaint",
     [
         (["nowhere.txt"], "cannot read the log"),
+        (["nope"], "fix:   give the path of a file that exists"),
         ([], "missing argument"),
         ([str(FIXTURES / "timer_every_step.log"), "--round", "last"], "'last' is not a round"),
         ([str(FIXTURES / "timer_every_step.log"), "--rounds", "v5.1"], "no such option"),

@@ -305,7 +305,7 @@ def test_help_names_every_option(run):
         ((*NOUNS, "--layout", "tp=6,cp=2,pp=8,vp=8", "--gpus", "6144"), "tensor degree 6 does not divide 128 attention heads.*1, 2, 4"),
         ((*NOUNS, "--layout", "tp=4,cp=2,pp=8,vp=5"), "126 layers do not divide.*layout.*vp"),
         ((*NOUNS, "--layout", "tp=4,cp=2,pp=8,vp=8,mbs=3"), "= 384 does not divide the global batch 1024.*256, 512"),
-        ((*NOUNS, "--layout", "tp=4,cp=2,pp=8,vp=8,mbs=-1"), "micro_batch must be at least 1, not -1.*layout.micro_batch"),
+        ((*NOUNS, "--layout", "tp=4,cp=2,pp=8,vp=8,mbs=-1"), "mbs is -1.*layout.micro_batch.*give 1 or more"),
         ((*NOUNS, "--layout", "tp=4,cq=2"), "cannot read 'cq=2' in the layout.*did you mean cp"),
         ((*NOUNS, "--layout", "tp=four"), "tp is 'four', not a whole number"),
         ((*NOUNS, "--layout", "tp=4,tp=2"), "tp is given twice"),

@@ -37,7 +37,11 @@ class Tier:
                 fix="use at least one, and no more than are installed",
             )
         if not self.bytes_per_s > 0 or self.latency_s < 0:
-            raise InputError(f"tier {self.name!r} needs a positive bandwidth and a latency of at least 0", where=f"tier {self.name}")
+            raise InputError(
+                f"tier {self.name!r} has a bandwidth of {self.bytes_per_s:g} B/s and a latency of {self.latency_s:g} s",
+                where=f"tier {self.name}",
+                fix="give a bandwidth above 0 and a latency of at least 0",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

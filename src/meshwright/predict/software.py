@@ -383,11 +383,12 @@ def read_profile(path: Path) -> Software:
             note=str(data["note"]),
         )
     except OSError as error:
-        raise InputError(f"cannot read the software profile: {error.strerror or error}", where=str(path)) from None
+        raise InputError(f"cannot read the software profile: {error.strerror or error}", where=str(path), fix=_FIX) from None
     except (InputError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise InputError(
-            "this is not a software profile", where=str(path), fix="make one with `meshwright calibrate LOG --layout ... --out FILE`"
-        ) from None
+        raise InputError("this is not a software profile", where=str(path), fix=_FIX) from None
+
+
+_FIX = "give a file that `meshwright calibrate LOG --layout ... --out FILE` wrote"
 
 
 def _finite(value: Any) -> float:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.files import read_text
+from meshwright.files import READABLE, read_text
 
 MARKER = ":::MLLOG"
 STEP_TIMERS = ("train_step_time", "train_step_timing")  # the second until v4.1
@@ -38,6 +38,9 @@ _DECODE = json.JSONDecoder().raw_decode
 _KEY = re.compile(r'"key"\s*:\s*"(\w+)"')
 
 
+AS_WRITTEN = "use the log as the run wrote it"
+
+
 class UnreadableLog(InputError):
     """A file that cannot be opened or read."""
 
@@ -46,7 +49,7 @@ class DamagedLog(InputError):
     """A line of the log cannot be read, though others follow it."""
 
     def __init__(self, path: str, line: int, why: str) -> None:
-        super().__init__(f"a damaged {MARKER} line: {why}", where=f"{path}: line {line}", fix="use the log as the run wrote it")
+        super().__init__(f"a damaged {MARKER} line: {why}", where=f"{path}: line {line}", fix=AS_WRITTEN)
         self.line = line
 
 
@@ -282,14 +285,18 @@ class Log:
         start, stop = self.required(start_key), self.required(stop_key)
         if stop.time_ms < start.time_ms:
             raise InputError(
-                f"{stop_key} (line {stop.line}) is {_seconds(stop, start):.3f} s before {start_key} (line {start.line})", where=self.path
+                f"{stop_key} (line {stop.line}) is {_seconds(stop, start):.3f} s before {start_key} (line {start.line})",
+                where=self.path,
+                fix=AS_WRITTEN,
             )
         return _seconds(start, stop)
 
     def _count(self, key: str) -> int:
         event = self.required(key)
         if not _is_number(event.value) or event.value < 1 or event.value != int(event.value):
-            raise InputError(f"{key} is {event.value!r}, not a whole number of at least 1", where=f"{self.path}: line {event.line}")
+            raise InputError(
+                f"{key} is {event.value!r}, not a whole number of at least 1", where=f"{self.path}: line {event.line}", fix=AS_WRITTEN
+            )
         return int(event.value)
 
 
@@ -314,7 +321,7 @@ def salvage_log(path: str | Path) -> Log:
     try:
         text = read_text(path, errors="replace")
     except OSError as error:
-        raise UnreadableLog(f"cannot read the log: {error.strerror or error}", where=str(path)) from None
+        raise UnreadableLog(f"cannot read the log: {error.strerror or error}", where=str(path), fix=READABLE) from None
     return salvage(text, str(path))
 
 
@@ -468,7 +475,7 @@ def read_step_times(path: str | Path) -> StepTimes:
     try:
         text = read_text(path, encoding="utf-8-sig", errors="replace")
     except OSError as error:
-        raise InputError(f"cannot read the step times: {error.strerror or error}", where=str(path)) from None
+        raise InputError(f"cannot read the step times: {error.strerror or error}", where=str(path), fix=READABLE) from None
     rows = csv.DictReader(text.splitlines())
     columns = rows.fieldnames or ()
     times = "step_time_s" if "step_time_s" in columns else "step_s"
@@ -478,7 +485,9 @@ def read_step_times(path: str | Path) -> StepTimes:
     try:
         read = [(_positive_s(row, times, f"{path}: line {rows.line_num}"), row.get("first_after_eval")) for row in rows]
     except csv.Error as error:
-        raise InputError(f"not a CSV: {error}", where=f"{path}: line {rows.line_num}") from None
+        raise InputError(
+            f"not a CSV: {error}", where=f"{path}: line {rows.line_num}", fix="give a table with the columns step,step_s"
+        ) from None
     if not read:
         raise InputError("the file has no step", where=str(path), fix="give at least one row of step,step_s")
     is_first = [mark == "1" if mark is not None else i == 0 for i, (_, mark) in enumerate(read)]
@@ -492,7 +501,9 @@ def _positive_s(row: Mapping[str, Any], column: str, where: str) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{column} is {text!r}, not a positive number of seconds", where=where)
+        raise InputError(
+            f"{column} is {text!r}, not a positive number of seconds", where=where, fix="give the seconds of the step, such as 1.25"
+        )
     return value
 
 
