@@ -95,7 +95,7 @@ def test_another_price(answer: Callable[..., dict[str, object]], folder: Path) -
         (("runs/a", "--csv", "no/such/place.csv"), "cannot write place.csv"),
         (("runs/a", "--csv", "."), "cannot write a table over a folder"),
         (("runs/a", "runs/a"), "unexpected extra argument"),
-        ((), "missing argument"),
+        ((), "RUN is missing"),
     ],
 )
 def test_bad_input_is_one_message(run: Run, folder: Path, arguments: tuple[str, ...], what: str) -> None:

@@ -266,7 +266,7 @@ def test_nothing_is_written_where_a_stack_cannot_run_the_plan(run, tmp_path):
         (("--plot", "slide.png"), ".svg"),
         (("--export", "slurm=x"), "no export named 'slurm'"),
         (("--export", "megatron"), "names no file"),
-        (("--keep", "0"), "invalid value for '--keep'"),
+        (("--keep", "0"), "--keep is '0'"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_2(run, arguments, what):
