@@ -136,7 +136,7 @@ def test_a_plan_with_an_aim_is_what_plan_prints(printed: Printed) -> None:
 def test_a_sweep_is_what_sweep_prints(mode: str, printed: Printed) -> None:
     sweep = mw.Job(*JOB).sweep([8, 16], mode=mode, layout="tp=1,pp=1")
     assert same(sweep.to_json()) == printed("sweep", *JOB, "--gpus", "8,16", "--mode", mode, "--layout", "tp=1,pp=1")
-    assert f"{mode} scaling: 8 (100.0%), 16 (" in str(sweep) and "<table>" in sweep._repr_html_()
+    assert f"{mode} scaling: 8 (100.0 %), 16 (" in str(sweep) and "<table>" in sweep._repr_html_()
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,7 @@ def test_what_a_meter_counted_goes_before_the_model(tmp_path: Path) -> None:
     assert metered.energy.metered_j == pytest.approx(cap_w * 20 * 256) == pytest.approx(2 * half.energy.metered_j)
     assert metered.energy_j and half.energy_j and metered.energy_j > metered.energy.metered_j  # hosts come on top
     assert metered.energy_j - half.energy_j == pytest.approx(0.5 * cap_w * 20 * 256, rel=0.2)  # but for losses of the supply
-    assert any("a meter measured the accelerators in 50%" in note for note in partly.notes)
+    assert any("a meter measured the accelerators in 50 %" in note for note in partly.notes)
     assert sum(entry.joules or 0 for entry in metered.entries) == pytest.approx(metered.energy_j)
 
 

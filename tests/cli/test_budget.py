@@ -87,7 +87,7 @@ def test_weeks_end_when_their_budget_is_spent_spares_included(run: Run, racks: s
     assert (
         code == 0
         and "The budget of 1,000,000.00 USD ended the simulation" in out
-        and "For 1,000,000.00 USD or less: 100.0% of runs." in out
+        and "For 1,000,000.00 USD or less: 100.0 % of runs." in out
     )
     took = ledger_of("runs/weeks")
     assert took.status == "stopped" and abs(float(took.usd) - 1e6) < 0.02

@@ -53,14 +53,14 @@ energy      unknown
 water       unknown
 
 by state
-state       accelerator-hours    share   USD  energy
-compute                0.1667   60.00%  1.20       -
-exposed                0.0556   20.00%  0.40       -
-bubble                 0.0000    0.00%  0.00       -
-stalled                0.0000    0.00%  0.00       -
-checkpoint             0.0000    0.00%  0.00       -
-idle                   0.0556   20.00%  0.40       -
-total                  0.2778  100.00%  2.00       -
+state       accelerator-hours     share   USD  energy
+compute                0.1667   60.00 %  1.20       -
+exposed                0.0556   20.00 %  0.40       -
+bubble                 0.0000    0.00 %  0.00       -
+stalled                0.0000    0.00 %  0.00       -
+checkpoint             0.0000    0.00 %  0.00       -
+idle                   0.0556   20.00 %  0.40       -
+total                  0.2778  100.00 %  2.00       -
 
 note: the run's plan cannot be read: cannot read the plan: No such file or directory
 """

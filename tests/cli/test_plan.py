@@ -92,7 +92,7 @@ def test_the_answer_comes_first_and_everything_has_its_unit(run):
     assert all(name in out for name in ("step time", "throughput", "memory", "time to train", "cost", "energy", "carbon", "spares"))
     for title in ("the 2 best by time", "why: what each axis carries", "what one change would gain", "ranks (the first 6 of 16)"):
         assert title in out
-    last = next(i for i, line in enumerate(lines) if line.startswith("interval: from "))
+    last = next(i for i, line in enumerate(lines) if line.startswith("evidence: compared with "))
     assert "#2 against #1: " in out and "layouts priced" in lines[last - 1]
     assert "\x1b" not in out and max(map(len, lines)) <= 160
 

@@ -15,6 +15,7 @@ from meshwright.report.page.colours import var
 from meshwright.report.page.markup import Html, table, tag
 from meshwright.report.page.shell import document, section
 from meshwright.simulator.noise_fit import Checked
+from meshwright.units import per_cent
 
 HEIGHT = 170.0
 PERCENTILES = np.linspace(1, 99, 99)
@@ -48,7 +49,8 @@ def _verdict(checked: Sequence[Checked]) -> str:
     errors = [abs(one.median_error) for one in checked]
     near = sum(one.is_near for one in checked)
     return (
-        f"{len(checked)} logs. Medians are {np.mean(errors):.2%} off on average and {max(errors):.2%} at most; "
+        f"{len(checked)} logs. Medians are {per_cent(float(np.mean(errors)), '.2f')} off on average "
+        f"and {per_cent(max(errors), '.2f')} at most; "
         f"robust standard deviations are within a factor of 1.5 for {near} of them."
     )
 
@@ -65,7 +67,7 @@ def _figure(one: Checked) -> Html:
     )
     layers = [*(_curve(plot, curve, SIMULATED, 1.0) for curve in simulated), _curve(plot, logged, LOGGED, 2.0)]
     name = one.log.name.replace("_", " ")
-    figures = f"median {one.median_error:+.2%}, spread x{one.spread_ratio:.2f}{'' if one.is_near else ' (beyond 1.5)'}"
+    figures = f"median {per_cent(one.median_error, '+.2f')}, spread x{one.spread_ratio:.2f}{'' if one.is_near else ' (beyond 1.5)'}"
     drawn = plot.drawn(f"{name}: {figures}", layers, [plot.upright(0.0, var("soft"), "the log's median")])
     return tag("figure", drawn, tag("figcaption", name, tag("br"), tag("span", figures, class_="soft")))
 
@@ -87,7 +89,7 @@ def _table(checked: Sequence[Checked]) -> Html:
             f"{one.log.run.num_accelerators:,}",
             f"{one.log.times.median_s:.3f} s",
             f"{one.median_s:.3f} s",
-            f"{one.median_error:+.2%}",
+            per_cent(one.median_error, "+.2f"),
             f"{one.log.times.robust_std_pct:.3f} %",
             f"{one.robust_std_pct:.3f} %",
             f"{one.spread_ratio:.2f}",

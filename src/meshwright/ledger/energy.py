@@ -13,6 +13,7 @@ from meshwright.errors import InputError
 from meshwright.ledger.timeline import Span
 from meshwright.plan.plan import Plan, job_of
 from meshwright.predict.outcome import DEFAULT_REGION, NOT_STATED, node_w, power_constants
+from meshwright.units import per_cent
 
 WORKS = ("compute", "optimizer", "evaluation", "unmeasured")  # at the cap, but for what a slow release adds, as the predictor has it
 SHARES_CORES = ("exposed_tp", "exposed_cp", "exposed_ep")  # copies and reductions run on the same cores
@@ -87,7 +88,9 @@ def _source(spans: Sequence[Span], metered: Sequence[Span], wall_j: float | None
     steps_s, metered_s = (math.fsum(span.end_s - span.start_s for span in some if span.what == "steps") for some in (spans, metered))
     if metered:
         counted, paid = (math.fsum((span.end_s - span.start_s) * span.num_gpus for span in some) for some in (metered, spans))
-        notes.append(f"a meter measured the accelerators in {counted / paid:.0%} of their seconds; hosts, and the rest, are modelled")
+        notes.append(
+            f"a meter measured the accelerators in {per_cent(counted / paid, '.0f')} of their seconds; hosts, and the rest, are modelled"
+        )
         return "metered" if metered_s >= steps_s * (1 - 1e-9) else "metered in part"
     return "unknown" if wall_j is None else "modelled"
 

@@ -15,6 +15,7 @@ from typing import Any
 from meshwright.errors import InputError, MeshwrightError, argument, nearest
 from meshwright.plan.sizes import Ask, Progress, chosen, survey
 from meshwright.predict.forecast import Forecast
+from meshwright.units import per_cent
 
 MODES = ("weak", "strong")
 # Spread of the step between runs of one job on one machine: medians of the three logs of the MLPerf v6.0 record are 1.2957, 1.2701 and
@@ -63,7 +64,7 @@ class Sweep:
         return f"Sweep({self})"
 
     def __str__(self) -> str:
-        sizes = ", ".join(f"{point.num_accelerators:,} ({point.efficiency:.1%})" for point in self.points)
+        sizes = ", ".join(f"{point.num_accelerators:,} ({per_cent(point.efficiency)})" for point in self.points)
         return f"{self.ask.job.name}, {self.mode} scaling: {sizes}"
 
     def to_json(self) -> dict[str, Any]:
@@ -86,12 +87,13 @@ def _doubt(first: Point, point: Point) -> str:
     sizes = f"between {first.num_accelerators:,} and {point.num_accelerators:,} accelerators"
     if difference < RUN_TO_RUN:
         return (
-            f"The predicted difference {sizes} is {difference:.1%}, less than the {RUN_TO_RUN:.0%} by which runs of one job differ: "
-            f"a pair of runs cannot show it, and an efficiency of {point.efficiency:.1%} says no more than that the two are alike."
+            f"The predicted difference {sizes} is {per_cent(difference)}, "
+            f"less than the {per_cent(RUN_TO_RUN, '.0f')} by which runs of one job differ: "
+            f"a pair of runs cannot show it, and an efficiency of {per_cent(point.efficiency)} says no more than that the two are alike."
         )
     if difference < reach:
         return (
-            f"The predicted difference {sizes} is {difference:.1%}, within the {reach:.1%} that two predictions may be off: "
+            f"The predicted difference {sizes} is {per_cent(difference)}, within the {per_cent(reach)} that two predictions may be off: "
             "its size is uncertain, and so may be its direction."
         )
     return ""

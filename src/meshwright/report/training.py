@@ -14,7 +14,7 @@ from meshwright.report.facts import KINDS, predicted_parts_s, time_split, unpred
 from meshwright.report.tables import NONE, Line, Row
 from meshwright.say.document import Block, Document, Note, Pairs, Table
 from meshwright.say.forecast import layout_values
-from meshwright.units import KWH, energy, seconds, usd
+from meshwright.units import KWH, energy, per_cent, seconds, usd
 
 MAX_SLOW = 2  # slow ranks that are named, the last ones
 
@@ -66,7 +66,7 @@ def _values(run: Run, plan: Plan) -> dict[str, Any]:
 def _money(ledger: Ledger) -> dict[str, Any]:
     """Cost and energy of all that was paid for, starts and saves included, where the plan's machine has a price and a power."""
     total = sum(ledger.gpu_seconds.values())
-    shares = ", ".join(f"{state} {value / total:.0%}" for state, value in ledger.gpu_seconds.items() if value >= 0.005 * total)
+    shares = ", ".join(f"{state} {per_cent(value / total, '.0f')}" for state, value in ledger.gpu_seconds.items() if value >= 0.005 * total)
     return {
         "cost_usd": None if ledger.usd_unrounded is None else float(ledger.usd_unrounded),
         "energy_kwh": None if ledger.energy_j is None else ledger.energy_j / KWH,

@@ -46,9 +46,14 @@ def _blocks(forecast: Forecast, title: str) -> Iterator[Block]:
     yield Table(
         f"memory of {chip.name}: {gib(chip.memory_bytes)}, {gib(reserve_for(chip))} of it reserved", columns, tuple(_memory(forecast))
     )
-    evidence = forecast.evidence
-    yield Text(f"evidence: compared with {evidence.num_runs} runs ({evidence.kin}); this job is {DISTANCE[evidence.distance]}")
+    yield evidence_text(forecast)
     yield from map(Note, forecast.notes)
+
+
+def evidence_text(forecast: Forecast) -> Text:
+    """Which measured runs the interval comes from, and how close the job is to them."""
+    evidence = forecast.evidence
+    return Text(f"evidence: compared with {evidence.num_runs} runs ({evidence.kin}); this job is {DISTANCE[evidence.distance]}")
 
 
 def _question(forecast: Forecast) -> Iterator[Line]:

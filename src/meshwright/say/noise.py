@@ -11,6 +11,7 @@ import numpy as np
 from meshwright.say.document import Block, Document, Table, Text
 from meshwright.simulator.noise import MEANING, Noise
 from meshwright.simulator.noise_fit import ASKED_FACTOR, Checked
+from meshwright.units import per_cent
 
 NAME_WIDTH = 58  # characters of a log's name in a table
 
@@ -35,7 +36,7 @@ def _blocks(constants: Noise, checked: Sequence[Checked], written: Sequence[tupl
     yield Table("each log, simulated with constants fitted without it", columns, tuple(_cells(_row(one), one.is_near) for one in checked))
     found = _figures(checked)
     yield Text(f"Medians are off by {found['median_error_mean_pct']:.2f} % on average, {found['median_error_worst_pct']:.2f} % at most.")
-    near = f"{found['num_spread_within_factor']} of {found['num_logs']} logs ({found['share_spread_within_factor']:.0%})"
+    near = f"{found['num_spread_within_factor']} of {found['num_logs']} logs ({per_cent(found['share_spread_within_factor'], '.0f')})"
     yield Text(f"Robust standard deviations are within a factor of {ASKED_FACTOR:g} for {near}.")
     yield from (Text(f"wrote the {what}: {path}") for what, path in written)
 

@@ -15,8 +15,8 @@ from meshwright.plan.sizes import Searched
 from meshwright.predict.forecast import Forecast
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.say.document import Block, Document, Lines, Note, Pairs, Table, Text
-from meshwright.say.forecast import Line, choice_values, forecast_values, outcome_lines, speed_lines
-from meshwright.units import energy, gib, seconds, si, usd
+from meshwright.say.forecast import Line, choice_values, evidence_text, forecast_values, outcome_lines, speed_lines
+from meshwright.units import energy, gib, per_cent, seconds, si, usd
 
 NUM_RANKS_SHOWN = 6
 NUM_CHANGES_SHOWN = 6
@@ -48,8 +48,7 @@ def _blocks(found: Planned, title: str, why: Explanation | None) -> Iterator[Blo
     yield Table(f"ranks (the first {len(first)} of {len(ranks):,})", names, tuple(tuple(map(str, row)) for row in first))
     yield whole_layouts([found.forecast])
     yield Text(_statistics(found))
-    evidence = found.forecast.evidence
-    yield Text(f"interval: from {evidence.num_runs} runs, {evidence.kin}")
+    yield evidence_text(found.forecast)
     yield from map(Note, found.notes)
 
 
@@ -84,7 +83,7 @@ def _searched(found: Planned) -> tuple[str, str]:
 def _against(compared: Comparison) -> tuple[str, str]:
     """The step without the changes, and by how much it differs with them: per token where the steps are not of one size."""
     before, after = compared.before, compared.after
-    change = f"{abs(compared.longer_pct):,.1f}%"
+    change = per_cent(abs(compared.longer_pct) / 100, ",.1f")
     longer = compared.longer_pct > 0
     if abs(compared.longer_pct) < 0.05:
         words = "the same with it"
@@ -140,7 +139,7 @@ def _rows(found: Planned) -> Iterator[tuple[str, ...]]:
     for number, one in enumerate(found.forecasts, 1):
         degrees = [str(getattr(one.layout, key)) for key in _degrees(found).values()]
         spent = [seconds(sum(one.parts[part] for part in parts)) for parts in _parts(found).values()]
-        times = seconds(one.step_s), f"+{one.step_s / best_s - 1:.2%}" if number > 1 else "-", *spent
+        times = seconds(one.step_s), f"+{per_cent(one.step_s / best_s - 1, '.2f')}" if number > 1 else "-", *spent
         yield str(number), *degrees, _choices(one.layout), "-".join(one.layout.order), *times, gib(one.peak_memory_bytes)
 
 
@@ -159,7 +158,8 @@ def _behind(found: Planned, *, explained: bool) -> Iterator[str]:
 def _why(why: Explanation) -> Iterator[str]:
     """What the axes of a runner-up carry, where, and what limits it."""
     carried = [
-        f"{axis.name} {si(axis.num_bytes, 'B', 3)} over {' + '.join(axis.tiers) or '-'}, {axis.hidden_s / axis.traffic_s:.0%} hidden"
+        f"{axis.name} {si(axis.num_bytes, 'B', 3)} over {' + '.join(axis.tiers) or '-'}, "
+        f"{per_cent(axis.hidden_s / axis.traffic_s, '.0f')} hidden"
         for axis in why.axes
         if axis.traffic_s > 0
     ]
@@ -206,7 +206,7 @@ def _explanation(why: Explanation) -> Iterator[Block]:
 
 
 def _axis_row(axis: AxisTraffic) -> tuple[str, ...]:
-    share = f"{axis.hidden_s / axis.traffic_s:.0%}" if axis.traffic_s else "-"
+    share = per_cent(axis.hidden_s / axis.traffic_s, ".0f") if axis.traffic_s else "-"
     moved = [si(axis.num_bytes, "B", 3), f"{axis.num_messages:,.0f}", seconds(axis.traffic_s)]
     return axis.name, axis.ranks, " + ".join(axis.tiers) or "-", *moved, share, seconds(axis.exposed_s), axis.behind
 

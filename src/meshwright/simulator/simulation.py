@@ -39,7 +39,7 @@ from meshwright.simulator.planned_step import check_plan
 from meshwright.simulator.run import Conditions, OverSeeds, Paid, SimulatedRun, run_plan, write_run
 from meshwright.simulator.step import Slow
 from meshwright.simulator.weeks_record import write_weeks
-from meshwright.units import DAY, GB
+from meshwright.units import DAY, GB, per_cent
 
 Progress = Callable[[str, int, int], None]
 SlowRanks = Mapping[int, float] | Sequence[str]  # factor by rank, or `RANK=FACTOR`
@@ -151,7 +151,7 @@ class Simulation:
 
     def __str__(self) -> str:
         what = (
-            f"{self.days:g} day{'s' * (self.days != 1)}, effective time {self.goodput:.2%}"
+            f"{self.days:g} day{'s' * (self.days != 1)}, effective time {per_cent(self.goodput, '.2f')}"
             if self.outlook
             else f"median step {self.step_s:.4g} s"
         )
