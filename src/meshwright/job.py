@@ -196,6 +196,12 @@ class Job:
 
         return sweep(Ask(job=self, fixed=fixed_by(layout), keep=1), gpus, mode, base)
 
+    def _repr_html_(self) -> str:
+        from meshwright.say.html import fragment
+        from meshwright.say.job import job_document
+
+        return fragment(job_document(self))
+
     def __repr__(self) -> str:
         names = ", ".join(repr(noun.name) for noun in (self.model, self.cluster, self.workload))
         return f"Job({names}, software={self.software.name!r}, gpus={self.num_accelerators})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -54,7 +53,7 @@ class Facility:
 
     name: str
     pue: float  # energy at the meter over energy of the computers
-    wue_l_per_kwh: float  # litres of water on site per kWh of the computers; nan where it is not published
+    wue_l_per_kwh: float | None  # litres of water on site per kWh of the computers; None where it is not published
     year: int
     source: Source
 
@@ -199,7 +198,7 @@ def facility(provider: str) -> Facility:
     return Facility(
         name=found,
         pue=table.pue,
-        wue_l_per_kwh=math.nan if table.wue_L_per_kWh is None else table.wue_L_per_kWh,
+        wue_l_per_kwh=table.wue_L_per_kWh,
         year=table.year,
         source=sources_of(table, "regions", where)["default"],
     )

@@ -62,8 +62,7 @@ def energy_of(spans: Sequence[Span], plan: Plan | None, region: str = "") -> Ene
     if wall_j is not None and plan is not None:
         notes += _assumed(plan, region, halls.name)
     drawn_j = None if wall_j is None else float(facility_energy_j(wall_j, halls.pue))
-    has_water = wall_j is not None and math.isfinite(halls.wue_l_per_kwh)
-    if wall_j is not None and not has_water:
+    if wall_j is not None and halls.wue_l_per_kwh is None:
         notes.append(f"water is unknown: {f'{provider} publishes no litres per kWh' if provider else 'no provider is named'}")
     return Energy(
         wall_j=wall_j,
@@ -71,14 +70,14 @@ def energy_of(spans: Sequence[Span], plan: Plan | None, region: str = "") -> Ene
         source=_source(spans, metered, wall_j, notes),
         facility_j=drawn_j,
         carbon_kg=None if drawn_j is None else float(carbon_kg(drawn_j, grid.grid_gco2e_per_kwh)),
-        water_l=float(water_l(wall_j, halls.wue_l_per_kwh)) if wall_j is not None and has_water else None,
+        water_l=None if wall_j is None or halls.wue_l_per_kwh is None else float(water_l(wall_j, halls.wue_l_per_kwh)),
         region=grid.name,
         region_year=grid.year,
         method=grid.method,
         facility=halls.name,
         facility_year=halls.year,
         pue=halls.pue,
-        wue_l_per_kwh=halls.wue_l_per_kwh if math.isfinite(halls.wue_l_per_kwh) else None,
+        wue_l_per_kwh=halls.wue_l_per_kwh,
         by_span=by_span,
         notes=tuple(notes),
     )

@@ -86,7 +86,7 @@ class Outcome:
     accelerator_hours: Spread | None
     offer: Offer | None  # at the price that is used
     alternatives: tuple[Offer, ...]  # all that are listed for the accelerator, cheapest first
-    busy: float  # share of the run in which the accelerators work
+    busy: float | None  # share of the run in which the accelerators work
     node_w: float | None  # mean watts of a node at the wall
     hosts: str  # where the watts besides the accelerators come from
     energy_j: Spread | None  # at the wall, switches left out
@@ -135,8 +135,8 @@ def outcome(prediction: Prediction, row: int = 0, terms: Terms | None = None) ->
     time_s = _time_to_train_s(prediction, workload, row, unknown)
     hours = time_s.times(float(accelerator_hours(cluster.num_accelerators, 1.0))) if time_s else None
     price = price_of(cluster, terms.provider, terms.price_kind, unknown)
-    busy = float(busy_share(prediction)[row]) if time_s else math.nan
-    watts_w, hosts = node_w(cluster, busy, power_constants(), terms.cooling)
+    busy = float(busy_share(prediction)[row]) if time_s else None
+    watts_w, hosts = node_w(cluster, math.nan if busy is None else busy, power_constants(), terms.cooling)
     energy_j = _energy_j(watts_w, cluster, time_s, unknown)
     grid, halls = economics.region(terms.region or cluster.region or DEFAULT_REGION), economics.facility(provider)
     drawn_j = energy_j.times(float(facility_energy_j(1.0, halls.pue))) if energy_j else None
@@ -322,7 +322,7 @@ def _water_l(energy_j: Spread | None, halls: Facility, provider: str, unknown: d
     if energy_j is None:
         unknown["water"] = unknown["energy"]
         return None
-    if math.isnan(halls.wue_l_per_kwh):
+    if halls.wue_l_per_kwh is None:
         unknown["water"] = (
             f"{provider} publishes no litres per kWh" if provider else "no provider is named whose litres per kWh could be used"
         )

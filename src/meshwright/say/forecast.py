@@ -100,7 +100,8 @@ def outcome_lines(forecast: Forecast) -> Iterator[Line]:
         source = f"{grid.grid_gco2e_per_kwh:g} g CO2e/kWh, grid of {grid.name} ({grid.year}, {grid.method})"
         yield quantity(whole, "carbon", whole.carbon_kg, carbon, source, "energy", middle)
     if whole.energy_j:
-        source = f"on site, {facility.wue_l_per_kwh:g} l/kWh ({facility.name}, {facility.year})"
+        rate = facility.wue_l_per_kwh
+        source = "" if rate is None else f"on site, {rate:g} l/kWh ({facility.name}, {facility.year})"  # shown where the volume is known
         yield quantity(whole, "water", whole.water_l, water, source, "water", middle)
 
 

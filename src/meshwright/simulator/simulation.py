@@ -151,7 +151,7 @@ class Simulation:
 
     def __str__(self) -> str:
         what = (
-            f"{self.days:g} day{'s' * (self.days != 1)}, effective time {per_cent(self.goodput, '.2f')}"
+            f"{self.days:g} day{'s' * (self.days != 1)}, effective time {per_cent(self.outlook.goodput.mean, '.2f')}"
             if self.outlook
             else f"median step {self.step_s:.4g} s"
         )

@@ -113,7 +113,9 @@ def _tiles(forecast: Forecast) -> Iterator[Html]:
     yield tile("Step time", seconds(forecast.step_s), f"{seconds(low_s)} \u2013 {seconds(high_s)}, 80 % interval")
     yield _spread("Time to train", whole, whole.time_to_train_s, seconds, steps, "time_to_train")
     yield _spread("Cost", whole, forecast.cost, usd, paid, "cost")
-    yield _spread("Energy at the wall", whole, whole.energy_j, energy, f"{100 * whole.busy:.0f} % busy", "energy")
+    yield _spread(
+        "Energy at the wall", whole, whole.energy_j, energy, "" if whole.busy is None else f"{100 * whole.busy:.0f} % busy", "energy"
+    )
     yield _spread("Carbon", whole, whole.carbon_kg, carbon, f"{whole.region.name}, {whole.region.grid_gco2e_per_kwh:.0f} g/kWh", "energy")
     yield _spread("Water on site", whole, whole.water_l, water, f"{whole.facility.name}, {whole.facility.year}", "water")
     each = f"{forecast.tokens_per_s_per_gpu:,.0f} per accelerator; MFU {mfu_text(forecast.mfu)}, {job.workload.precision}"
