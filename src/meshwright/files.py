@@ -40,6 +40,21 @@ FIXES = {
 }
 
 
+FORMATS = {  # endings that promise a reader a format
+    ".csv", ".doc", ".docx", ".gif", ".gz", ".htm", ".html", ".ipynb", ".jpeg", ".jpg", ".json", ".jsonl", ".md", ".parquet", ".pdf",
+    ".png", ".ppt", ".pptx", ".py", ".sh", ".svg", ".toml", ".txt", ".webp", ".xls", ".xlsx", ".xml", ".yaml", ".yml", ".zip", ".zst",
+}  # fmt: skip
+
+
+def check_ending(path: Path | None, what: str, *endings: str) -> None:
+    """Raise where a file to be written has the ending of another format; no ending, or an unknown one, passes."""
+    ending = path.suffix.lower() if path else ""
+    if path and ending in FORMATS and ending not in endings:
+        raise InputError(
+            f"{what} is written as {' or '.join(endings)}, not {path.name}", where=str(path), fix=f"name it {path.with_suffix(endings[0])}"
+        )
+
+
 def refusal(what: str, path: Path | str, error: OSError) -> InputError:
     """The error for something that the system refused: what, where, and what would help."""
     reason = error.strerror or str(error)

@@ -35,13 +35,15 @@ def noise(
     from meshwright.cli.noise_page import write_page
     from meshwright.cli.progress import progress_bar
     from meshwright.cli.show import show
-    from meshwright.files import write_whole
+    from meshwright.files import check_ending, write_whole
     from meshwright.say.noise import noise_document
     from meshwright.simulator.logs import step_logs
     from meshwright.simulator.noise import CONSTANTS_FILE
     from meshwright.simulator.noise_fit import NoiseFit, json_text
 
     need_extra()
+    check_ending(out, "the file of constants", ".json")
+    check_ending(html, "the page", ".html", ".htm")
     written: list[tuple[str, Path]] = []
     with progress_bar() as progress:
         logs = step_logs()

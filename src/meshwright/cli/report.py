@@ -28,6 +28,7 @@ def report(
     """
     from meshwright.cli.show import check_format, show
     from meshwright.errors import InputError, printable
+    from meshwright.files import check_ending
     from meshwright.report.chrome_trace import is_trace
     from meshwright.report.documents import profile_document, report_document
     from meshwright.report.facts import facts_of_runs
@@ -37,6 +38,7 @@ def report(
     from meshwright.say.markdown import markdown
 
     check_format(as_json=as_json, as_markdown=as_markdown)
+    check_ending(out, "the page", ".html", ".htm")
     page = out or (None if as_json or as_markdown else Path("report.html"))
     traces = [path for path in paths if is_trace(path)]
     if traces and len(traces) < len(paths):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.errors import InputError, argument
-from meshwright.files import write_whole
+from meshwright.files import check_ending, write_whole
 from meshwright.plan.objective import Aim
 from meshwright.plan.plan import Plan
 from meshwright.say.document import Document, Text
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 
 Exports = tuple[tuple[str, Path], ...]
 PAGE_FACTORS = (0.25, 0.5, 1.0, 2.0)  # sizes on the page's curves, of the plan's own
+
+
+ENDINGS = {
+    "plan": (".json",),
+    "rank map": (".csv", ".json"),
+    "page": (".html", ".htm"),
+    "trace": (".json",),
+    "plot": (".svg",),
+}
+EXPORT_ENDINGS = (".txt", ".sh", ".py", ".toml", ".yaml", ".yml", ".json")
 
 
 def read_exports(texts: Iterable[str]) -> Exports:
@@ -90,6 +100,8 @@ class Files:
                 other = seen[path.resolve()]
                 raise InputError(f"{path} is named for both the {other} and the {what}", where=str(path), fix="name two files")
             seen[path.resolve()] = what
+        for what, path in self:
+            check_ending(path, f"the {what}", *ENDINGS.get(what, EXPORT_ENDINGS))
         for what, wanted, endings in (("rank map", self.rank_map, (".csv", ".json")), ("plot", self.plot, (".svg",))):
             if wanted and wanted.suffix not in endings:
                 fix = f"name it {wanted.with_suffix(endings[0])}"
