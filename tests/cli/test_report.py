@@ -123,8 +123,9 @@ def test_json_and_markdown_print_and_write_no_page(answer, run, here):
 
 
 def test_a_page_may_be_asked_for_beside_json(answer, here):
-    answer(str(make_run("first")), "--out", "page.html")
-    assert (here / "page.html").exists()
+    printed = answer(str(make_run("first")), "--out", "page.html")
+    assert (here / "page.html").exists() and printed["files"] == [{"what": "page", "path": "page.html"}]
+    assert answer("runs/first")["files"] == []
 
 
 PROFILE = """\

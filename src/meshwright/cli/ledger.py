@@ -39,6 +39,6 @@ def ledger(
     found = ledger_of(run, price=None if price is None else read_rate(price), region=region)
     if csv is not None:
         write_whole(csv, ledger_csv(found))
-    show(ledger_document(found), as_json=as_json)
+    show(ledger_document(found).with_files({"entries": csv}), as_json=as_json)
     if csv is not None and not as_json:
         print(f"written: {csv}")

@@ -56,6 +56,6 @@ def report(
     if as_markdown:
         print(printable(markdown(document)), end="")
     else:
-        show(document, as_json=as_json)
+        show(document.with_files({"page": page}), as_json=as_json)
     if page and not (as_json or as_markdown):
         print(printable(f"page: {page}"))
