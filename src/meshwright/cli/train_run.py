@@ -280,7 +280,7 @@ def wants_profile(wishes: Wishes, plan: Plan) -> bool:
 
 
 def with_measured_plan(job: TrainingJob, wishes: Wishes) -> TrainingJob:
-    """The job planned by a profile of this machine, which is measured and kept. Only that tells how long processes on shared cores wait."""
+    """The job planned by a profile of this machine, measured now and kept: only that shows how long processes on shared cores wait."""
     from meshwright.cli.measure import profile_cores
     from meshwright.describe.profile import usual_path
 

@@ -136,7 +136,7 @@ def _times(
 
 
 def _grid(schedule: Schedule, name: str, seconds: ArrayLike) -> Floats:
-    """Seconds `[stage][chunk]` as an array of the schedule's shape; one number stands for all."""
+    """Seconds `[stage][chunk]` as an array of the schedule's shape; one number is used for every chunk of every stage."""
     shape = (schedule.num_stages, schedule.num_chunks)
     values = np.asarray(seconds, dtype=np.float64)
     if values.shape not in ((), shape):

@@ -325,7 +325,7 @@ def _is_timed_on_cpu(category: str, name: str) -> bool:
 
 
 def kind_of(name: str, on_gpu: bool) -> Kind:
-    """What an event of that name is; for GPUs as HolisticTraceAnalysis tells them apart (its `get_kernel_type`)."""
+    """What an event of that name is; for GPUs as HolisticTraceAnalysis classifies them (its `get_kernel_type`)."""
     if not on_gpu:
         return Kind.COMMUNICATION if name.startswith(CPU_COMMUNICATION) else Kind.COMPUTE
     if name.startswith(GPU_COMMUNICATION):

@@ -173,7 +173,7 @@ def _sentence(text: str) -> str:
 def whole_layouts(forecasts: Iterable[Forecast]) -> Lines:
     """Whole layouts, each on a line that no width folds: what is copied from it is the layout that was priced.
 
-    In front stands `--gpus`; behind, what `--set` needs where another number of each domain is in use than `--gpus` alone gives.
+    `--gpus` comes first, and last what `--set` needs where `--gpus` alone would give another number of accelerators in each domain.
     """
     return Lines("for --layout, whole", tuple(map(_whole_layout, forecasts)))
 

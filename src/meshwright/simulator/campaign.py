@@ -21,7 +21,7 @@ from meshwright.units import HOUR
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-MOST_INTERRUPTIONS = 100_000  # of one run: more take minutes, and say only that nothing gets done
+MOST_INTERRUPTIONS = 100_000  # of one run: more would take minutes to simulate, and would only show that the run makes no progress
 FREE_INTERVAL_S = 60.0  # between checkpoints that cost nothing
 
 Report = Callable[[str, int, int], None]
@@ -35,7 +35,7 @@ class Campaign:
     num_accelerators: int
     accelerators_per_node: int
     interval_s: float  # of work between checkpoints
-    num_spares: int  # nodes that stand by
+    num_spares: int  # spare nodes, ready to replace broken ones
     dead_nodes: int = 0  # broken at the start: spares stand in as far as they go, and for the rest the run waits
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A plan as one page that stands alone: HTML with its style and its drawings inside, no script and nothing fetched."""
+"""A plan as one self-contained page: HTML with its style and its drawings inside, no script and nothing fetched."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def rack_picture(plan: Plan) -> Html:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """Where one group of an axis stands in a domain: so many columns of the first tray, or so many trays."""
+    """Where one group of an axis is in a domain: so many columns of the first tray, or so many trays."""
 
     axis: str
     degree: int
