@@ -320,7 +320,7 @@ def _version(release: str) -> tuple[str, float]:
     except (ValueError, OverflowError):
         raise InputError(
             f"cannot read a version in software release {release!r}",
-            where="software",
+            where=argument("software"),
             fix="write a round such as v5.1, or nemo-26.04; or the file of a profile, which ends in .json",
         ) from None
 
