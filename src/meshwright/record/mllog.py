@@ -344,7 +344,7 @@ class Log:
             raise InputError(
                 f"{stop_key} (line {stop.line}) is {_seconds(stop, start):.3f} s before {start_key} (line {start.line})",
                 where=self.path,
-                fix=AS_WRITTEN,
+                fix="use the log as the run wrote it",
             )
         return _seconds(start, stop)
 
