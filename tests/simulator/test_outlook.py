@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 
 from meshwright.describe.failures import failures
-from meshwright.ledger.timeline import spans_of
-from meshwright.plan.plan import job_of
-from meshwright.record.run import read_run
-from meshwright.simulator.exposure import exposed_between_replicas
 from meshwright.simulator.noise import QUIET
-from meshwright.simulator.outlook import SAMPLED_STEPS, campaign_of, finish, mean_step, outlook, sizes
+from meshwright.simulator.outlook import campaign_of, finish, mean_step, outlook, sizes
 from meshwright.simulator.run import Conditions, run_plan
-from meshwright.simulator.step import Slow
-from meshwright.simulator.weeks_record import write_weeks
 from meshwright.units import DAY
 
 
@@ -55,24 +49,3 @@ def test_larger_machines_are_interrupted_more_and_do_less():
     assert [row.interruptions_per_day for row in rows] == sorted(row.interruptions_per_day for row in rows)
     assert [row.goodput for row in rows] == sorted((row.goodput for row in rows), reverse=True)
     assert all(row.interval_s == pytest.approx(row.daly_s, rel=0.01) for row in rows)
-
-
-def test_weeks_are_written_with_every_interruption(racks, tmp_path):
-    racks.write(tmp_path / "racks.json")
-    campaign = campaign_of(racks, failures("llama3"), 600.0, 2)
-    seen = outlook(racks, Conditions(), campaign, 4, 3, 54 * DAY)
-    sample = run_plan(racks, Conditions(), SAMPLED_STEPS + 1, 4)
-    run = read_run(write_weeks(seen, sample, tmp_path, "weeks", tmp_path / "racks.json"))
-    faults = [event for event in run.events if event.kind == "fault"]
-    assert len(faults) == seen.weeks.interruptions[0].sum() > 0
-    assert len(run.records) == SAMPLED_STEPS + 1
-    assert run.events[-1].kind == run.header.status == "finished" and not run.damage
-    assert spans_of(run)[-2].end_s == pytest.approx(
-        54 * DAY
-    )  # the last before the spares: its end is read as that of weeks that were stopped
-
-
-def test_the_exposed_time_has_an_interval_around_it(record):
-    mean = exposed_between_replicas(job_of(record), record.layout)
-    assert 0 < mean.low_s < mean.seconds < mean.high_s
-    assert mean.seconds == pytest.approx(record.parts_s["exposed_dp"], rel=1e-9)

@@ -14,17 +14,7 @@ from meshwright.plan.candidates import fixed_by
 from meshwright.plan.objective import Aim
 from meshwright.plan.plan import Plan, plan_of
 from meshwright.plan.rankmap import RankMap, rank_map
-from meshwright.plan.sizes import (
-    Ask,
-    Progress,
-    Searched,
-    Survey,
-    check_sizes,
-    chosen,
-    machines_up_to,
-    reserve_with,
-    survey,
-)
+from meshwright.plan.sizes import Ask, Progress, Searched, Survey, check_sizes, chosen, machines_up_to, reserve_with, survey
 from meshwright.predict.forecast import Forecast
 from meshwright.predict.outcome import Terms
 
@@ -210,7 +200,7 @@ def _machines(ask: Ask, gpus: int | None, max_gpus: int | None, pareto: bool) ->
         return [cluster.resized(gpus)]  # as `Job(gpus=...)` and `meshwright predict` take it
     if max_gpus is None and (ask.sized or not (ask.aim.compares_sizes or pareto)):
         return [cluster]
-    found = machines_up_to(cluster, max_gpus or cluster.num_accelerators)
+    found = machines_up_to(cluster, cluster.num_accelerators if max_gpus is None else max_gpus)
     if not found:
         raise InputError(f"no machine has at most {max_gpus} accelerators", where="--max-gpus", fix="allow at least 1")
     return found

@@ -213,7 +213,7 @@ class _Memory:
 
     def __init__(self, job: Job, reserve_bytes: float, features: Features) -> None:
         chip, precision = job.cluster.accelerator, job.workload.precision
-        self.room_bytes = chip.memory_bytes - reserve_bytes
+        self.room_bytes = chip.room_bytes - reserve_bytes
         self._job = job
         recipe = recipe_for(precision, chip)
         copied = recipe.number_format == "fp8" and not recipe.needs and not features.low_weights
@@ -381,7 +381,7 @@ def _nothing_fits(cluster: Cluster, tally: _Tally, fixed: Fixed, reserve_bytes: 
             where="--layout",
             fix="free one of them (1F1B has vp=1, ZeRO 3 excludes zero bubble, all-to-all needs cp x tp to divide the key-value heads)",
         )
-    room = f"{gib(chip.memory_bytes - reserve_bytes)} of {chip.name}'s {gib(chip.memory_bytes)} ({gib(reserve_bytes)} are reserved)"
+    room = f"{gib(chip.room_bytes - reserve_bytes)} of {chip.name}'s {gib(chip.room_bytes)} ({gib(reserve_bytes)} are reserved)"
     near = (
         f"; the nearest miss, {tally.nearest}, lacks {gib(tally.nearest_bytes)} ({tally.nearest_bytes:,.0f} bytes)" if tally.nearest else ""
     )

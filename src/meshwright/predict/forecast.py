@@ -19,13 +19,14 @@ from meshwright.frozen import FrozenDict
 from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
 from meshwright.predict.exact import exact_prediction
-from meshwright.predict.footprint import StageMemory, check_fits, recipe_for, reserve_for, stage_rows, stages
+from meshwright.predict.footprint import StageMemory, check_fits, footprint, recipe_for, reserve_for, stage_rows, stages
 from meshwright.predict.outcome import Outcome, Spread, Terms, interruptions_note, outcome, samples_note
 from meshwright.predict.placement import overlap_note, tiers_of
 from meshwright.predict.prediction import Prediction, predict
+from meshwright.predict.recompute import fits
 from meshwright.predict.step import PARTS, StepParts
 from meshwright.predict.uncertainty import Interval
-from meshwright.units import si
+from meshwright.units import gib, si
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -217,8 +218,19 @@ def _notes(job: Job, layout: Layout, evidence: Interval, mfu: float, left_out: s
         samples_note(job.workload),
         left_out,
         _mfu_note(mfu, job),
+        _recompute_note(job, layout),
     )
     return tuple(note for note in notes if note)
+
+
+def _recompute_note(job: Job, layout: Layout) -> str:
+    """That a layout would not fit without what it recomputes; empty where it would."""
+    chip, kept = job.cluster.accelerator, replace(layout, recompute="none")
+    if layout.recompute == "none" or job.software.profile or fits(job.model, job.cluster, job.workload, kept):
+        return ""
+    priced = footprint(job.model, job.workload, Layouts.of([kept]), recipe_for(job.workload.precision, chip))
+    peak, room = gib(float(priced.peak_bytes[0])), gib(chip.room_bytes - reserve_for(chip))
+    return f"recompute={layout.recompute}: without it the layout needs {peak} of the {room} that {chip.name} leaves"
 
 
 def _other_model_note(model: str, workload: Workload) -> str:

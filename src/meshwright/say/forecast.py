@@ -14,6 +14,8 @@ from meshwright.predict.footprint import reserve_for
 from meshwright.predict.forecast import Forecast
 from meshwright.predict.outcome import Offer, Outcome, Spread
 from meshwright.predict.placement import ranks_of, spanned
+from meshwright.predict.practice import CLASSES
+from meshwright.predict.software import Software
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.say.document import Block, Document, Note, Pairs, Table, Text
 from meshwright.units import KWH, carbon, energy, gib, seconds, si, usd, water
@@ -45,7 +47,7 @@ def _blocks(forecast: Forecast, title: str) -> Iterator[Block]:
     yield Table("axes", ("axis", "ranks>", "crosses", "exposed>"), tuple(_axes(forecast)))
     columns = ("stage", "layers>", *(f"{part}>" for part in MEMORY_PARTS), "peak>", "full>", "peak at")
     yield Table(
-        f"memory of {chip.name}: {gib(chip.memory_bytes)}, {gib(reserve_for(chip))} of it reserved", columns, tuple(_memory(forecast))
+        f"memory of {chip.name}: {gib(chip.room_bytes)}, {gib(reserve_for(chip))} of it reserved", columns, tuple(_memory(forecast))
     )
     evidence = forecast.evidence
     yield Text(f"evidence: compared with {evidence.num_runs} runs ({evidence.kin}); this job is {DISTANCE[evidence.distance]}")
@@ -58,7 +60,17 @@ def _question(forecast: Forecast) -> Iterator[Line]:
     yield "layout", layout.degrees, f"{batches}, order {'-'.join(layout.order)}"
     chosen = [f"{layout.schedule} schedule"] * (layout.pp > 1) + [f"{layout.cp_kind} context"] * (layout.cp > 1)
     yield "", "", ", ".join([*chosen, f"TP overlap {_switch(layout.overlap_tp)}, CUDA graphs {_switch(layout.cuda_graphs)}"])
-    yield "step", f"{workload.global_batch:,} x {workload.seq_len:,} tokens", f"{workload.precision}, software {forecast.job.software.name}"
+    yield (
+        "step",
+        f"{workload.global_batch:,} x {workload.seq_len:,} tokens",
+        f"{workload.precision}, software {software_text(forecast.job.software)}",
+    )
+
+
+def software_text(stack: Software) -> str:
+    """The software's name and what its class is."""
+    meaning = CLASSES[stack.kind].meaning if stack.kind else "of a class of which nothing is known"
+    return f"{stack.name} ({meaning})"
 
 
 def _switch(on: bool) -> str:
@@ -173,7 +185,7 @@ def _axes(forecast: Forecast) -> Iterator[tuple[str, str, str, str]]:
 
 def _memory(forecast: Forecast) -> Iterator[tuple[str, ...]]:
     """The first stage, the fullest and the last, each once."""
-    every, room_bytes = forecast.memory, forecast.job.cluster.accelerator.memory_bytes
+    every, room_bytes = forecast.memory, forecast.job.cluster.accelerator.room_bytes
     fullest = max(every, key=lambda stage: stage.peak_bytes)
     names: dict[int, list[str]] = {}
     for name, stage in (("first", every[0]), ("fullest", fullest), ("last", every[-1])):

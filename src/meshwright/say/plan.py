@@ -62,7 +62,7 @@ def _answer(found: Planned) -> Iterator[Line]:
     yield from speed_lines(best)
     if found.comparison:
         yield "without --set", *_against(found.comparison)
-    room = gib(best.job.cluster.accelerator.memory_bytes)
+    room = gib(best.job.cluster.accelerator.room_bytes)
     yield "memory", gib(best.peak_memory_bytes), f"of {room}, at the peak of the fullest stage"
     yield from outcome_lines(best)
     for limit in found.ask.aim.limits(best):

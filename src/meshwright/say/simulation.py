@@ -98,7 +98,7 @@ def _steps_values(found: Simulation) -> dict[str, Any]:
         "without_slow_ranks": _run_values(found.without_slow) if found.without_slow else None,
         "complete": not (found.interrupted or found.is_cut),
         "over_budget": found.is_cut,
-        "folder": str(found.folder),
+        "folder": str(found.folder) if found.folder else None,
     }
 
 
@@ -233,7 +233,7 @@ def _weeks_values(found: Simulation) -> dict[str, Any]:
         "sizes": found.sizes,
         "complete": not (found.interrupted or found.is_cut),
         "over_budget": found.is_cut,
-        "folder": str(found.folder),
+        "folder": str(found.folder) if found.folder else None,
     }
 
 

@@ -446,7 +446,7 @@ def _check_machine(plan: Plan, name: str) -> None:
 
 def _seconds_until(text: str) -> float:
     """Seconds of `90d`, or from now to a date."""
-    if text[:1].isdigit() and text.count("-") == 2:
+    if text[:1].isdigit() and text.count("-") >= 2:  # a time zone west of Greenwich has one more
         try:
             date = datetime.fromisoformat(text)
             seconds = ((date if date.tzinfo else date.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
