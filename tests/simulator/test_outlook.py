@@ -11,6 +11,7 @@ from meshwright.describe.failures import failures
 from meshwright.simulator.noise import QUIET
 from meshwright.simulator.outlook import campaign_of, finish, mean_step, outlook, sizes
 from meshwright.simulator.run import Conditions, run_plan
+from meshwright.simulator.step import Slow
 from meshwright.units import DAY
 
 
