@@ -35,7 +35,7 @@ check: $(VENV)/installed-test
 fit: $(VENV)/installed-test  ## fit the constants that data sheets do not give
 	$(BIN)/meshwright fit
 
-noise: $(VENV)/installed-test  ## fit the simulator's noise on logged step times: about five minutes
+noise: $(VENV)/installed-test  ## fit the simulator's noise on logged step times, and compare: about five minutes
 	$(BIN)/meshwright noise --fit --html docs/simulator/step-times.html
 
 accuracy: $(VENV)/installed-test  ## write docs/accuracy.md from the measured runs

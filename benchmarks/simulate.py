@@ -29,13 +29,14 @@ import numpy as np
 from meshwright.describe.failures import failures
 from meshwright.describe.load import load_workload
 from meshwright.job import Job
-from meshwright.plan.plan import Plan, plan_of
+from meshwright.plan.plan import Plan, job_of, plan_of
 from meshwright.simulator.checkpoints import advice_errors
 from meshwright.simulator.exposure import exposed_between_replicas
 from meshwright.simulator.fabric import Fabric
 from meshwright.simulator.logs import step_logs
-from meshwright.simulator.noise import fitted_noise, group_jitter
+from meshwright.simulator.noise import group_jitter
 from meshwright.simulator.outlook import campaign_of, mean_step, outlook
+from meshwright.simulator.planned_step import planned_step
 from meshwright.simulator.run import Conditions, OverSeeds, run_plan, seeds_of
 from meshwright.simulator.step import Slow, undisturbed
 from meshwright.units import DAY
@@ -55,7 +56,7 @@ def llama3() -> Plan:
     """Llama 3 405B on 16,384 H100: 16 M tokens per step, tensor 8 and pipeline 16, the rest as `meshwright plan` lays it out."""
     workload = replace(load_workload("pretrain-15t"), seq_len=8192, global_batch=2048, precision="bf16")
     job = Job("llama-3.1-405b", "dgx-h100-superpod", workload, gpus=16384)
-    return plan_of(job.forecast("tp=8,pp=16,vp=8,mbs=1,zero=3,schedule=zero-bubble,order=cp-dp-tp-pp"))
+    return plan_of(job.forecast("tp=8,pp=16,vp=8,mbs=1,zero=2,schedule=zero-bubble,order=cp-dp-tp-pp"))
 
 
 def timed(body: Callable[[], object], num_runs: int = 3) -> str:
@@ -110,8 +111,8 @@ def record_rows() -> Iterator[str]:
 
 def fabric_rows() -> Iterator[str]:
     """Exposed time between replicas on the record machine, and what it becomes."""
-    plan, noise = record(), fitted_noise()
-    exposed = exposed_between_replicas(plan)
+    plan = record()
+    exposed = exposed_between_replicas(job_of(plan), plan.layout)
     yield f"exposed, predicted: {1e3 * exposed.seconds:.1f} ms (80 % {1e3 * exposed.low_s:.1f} to {1e3 * exposed.high_s:.1f})"
     cases = {
         "as it is": Conditions(),
@@ -121,7 +122,7 @@ def fabric_rows() -> Iterator[str]:
         "4/8 planes, all NICs": Conditions(fabric=Fabric(planes_lost=4)),
         "ECMP instead of spraying": Conditions(fabric=Fabric(routing="hashed")),
         "one rank 30 % slower": Conditions(slow=(Slow(rank=4000, factor=1.3),)),
-        "twice the jitter": Conditions(noise=noise.scaled(2)),
+        "twice the jitter": Conditions(jitter=2.0),
     }
     for name, conditions in cases.items():
         runs = list(seeds_of(plan, conditions, 64, 0, 10))
@@ -151,7 +152,8 @@ def average_rows() -> Iterator[str]:
     difference = f"differ by {np.mean(shares):.3%} of a step, at most {max(shares):.3%}"
     yield f"buckets walked against the closed form, {len(jobs)} logged layouts: {difference}"
     for name, plan in (("record", record()), ("Llama 3", llama3())):
-        means = np.array([mean_step(plan, Conditions(noise=replace(fitted_noise(), run_spread=0.0)), seed).seconds for seed in range(20)])
+        alike = Conditions(noise=replace(Conditions().noise_on(planned_step(plan)).of_typical_run(), run_spread=0.0))
+        means = np.array([mean_step(plan, alike, seed).seconds for seed in range(20)])
         yield f"mean of 64 steps for all, {name}: standard deviation {np.std(means, ddof=1) / np.mean(means):.3%} over 20 seeds"
 
 

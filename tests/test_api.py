@@ -117,7 +117,7 @@ def test_a_planned_job_is_what_plan_prints(printed: Printed) -> None:
     job = mw.Job(*JOB)
     values, command = same(job.plan(gpus=16, keep=3).to_json()), printed("plan", *JOB, "--gpus", "16", "--keep", "3")
     assert values.pop("search_s") > 0 and command.pop("search_s") > 0  # seconds by the clock
-    assert (command.pop("files"), command.pop("not_exported"), command.pop("left_out_for_exports")) == ([], {}, "")
+    assert (command.pop("files"), command.pop("not_exported")) == ([], {})
     assert values == command
     explained = [plan.pop("explanation") for plan in values["plans"]]
     found = [same(forecast.to_json()) for forecast in mw.Job(*JOB, gpus=16).search(keep=3)]

@@ -190,35 +190,49 @@ class Job:
         *,
         keep: int = 5,
         layout: str = "",
+        stack: str = "",
         features: Features | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[Forecast]:
-        """The best `keep` layouts of this job by step time, the best first; `layout` fixes some of the choices (`tp=4,pp=8`)."""
-        from meshwright.plan.search import best_forecasts
+        """The best `keep` layouts of this job by step time, the best first; `layout` fixes some of the choices (`tp=4,pp=8`).
 
-        return best_forecasts(self, keep=keep, layout=layout, features=features, progress=progress)
+        `stack` is who must run them: megatron, bridge, torchtitan, deepspeed, meshwright, or any for no stack in particular. By default one
+        that can. A named stack also prices the job as such software, unless the job names its software or is a benchmark of MLPerf.
+        """
+        from meshwright.plan.best import best_forecasts
+
+        return best_forecasts(self, keep=keep, layout=layout, stack=stack, features=features, progress=progress)
 
     @typed
-    def plan(self, *, keep: int = 5, layout: str = "", gpus: int | None = None, terms: Terms | None = None, **aim: Any) -> Planned:
+    def plan(
+        self, *, keep: int = 5, layout: str = "", stack: str = "", gpus: int | None = None, terms: Terms | None = None, **aim: Any
+    ) -> Planned:
         """The best `keep` layouts with the reasons for them, as `meshwright plan` prints them; `plan.planned.plan_job` has the aims.
 
-        `gpus` is the number of accelerators to plan for, where it is not that of the job.
+        `gpus` is the number of accelerators to plan for, where it is not that of the job; `stack` is who must run the plan, as in `search`.
         """
         from meshwright.plan.planned import plan_job
 
-        return plan_job(self, keep=keep, layout=layout, gpus=gpus, terms=terms, **aim)
+        return plan_job(self, keep=keep, layout=layout, stack=stack, gpus=gpus, terms=terms, **aim)
 
     @typed
     def sweep(
-        self, gpus: Sequence[int], *, mode: str = "weak", base: int | None = None, layout: str = "", terms: Terms | None = None
+        self,
+        gpus: Sequence[int],
+        *,
+        mode: str = "weak",
+        base: int | None = None,
+        layout: str = "",
+        stack: str = "",
+        terms: Terms | None = None,
     ) -> Sweep:
-        """The best plan at each number of accelerators, as `meshwright sweep` prints it: weak or strong scaling, with intervals."""
-        from meshwright.plan.candidates import fixed_by
-        from meshwright.plan.sizes import Ask
-        from meshwright.plan.sweep import sweep
+        """The best plan at each number of accelerators, as `meshwright sweep` prints it: weak or strong scaling, with intervals.
 
-        ask = Ask(job=self, fixed=fixed_by(layout), keep=1)
-        return sweep(replace(ask, terms=terms) if terms else ask, gpus, mode, base)
+        `stack` is who must run the plans, as in `search`.
+        """
+        from meshwright.plan.sweep import sweep_job
+
+        return sweep_job(self, gpus, mode=mode, base=base, layout=layout, stack=stack, terms=terms)
 
     def __repr__(self) -> str:
         names = ", ".join(repr(noun.name) for noun in (self.model, self.cluster, self.workload))
@@ -228,17 +242,22 @@ class Job:
 def _software(given: Software | str | Path, model: Model, cluster: Cluster, workload: Workload, profile: Profile | str | Path) -> Software:
     """The software by name, priced by the hardware profile that was chosen; one that is given as a value is taken as it is."""
     if isinstance(given, Software):
-        return with_profile(given, model, cluster, workload, profile) if profile else given
-    return with_profile(software(str(given)) if str(given) else _usual_software(cluster, workload), model, cluster, workload, profile)
+        return _on(cluster, with_profile(given, model, cluster, workload, profile) if profile else given)
+    found = software(str(given)) if str(given) else _usual_software(cluster, workload)
+    return _on(cluster, with_profile(found, model, cluster, workload, profile))
+
+
+def _on(cluster: Cluster, stack: Software) -> Software:
+    """The software on a machine: on processors, whose speed is timed, nothing is taken from what it does on GPUs."""
+    if cluster.accelerator.architecture != "cpu" or stack.profile or stack.effects == Effects():
+        return stack
+    return replace(stack, log_factor=0.0, finetuning={}, effects=Effects(), further={}, note="")
 
 
 def _usual_software(cluster: Cluster, workload: Workload) -> Software:
-    """The software where nobody says: the record holders' for their benchmarks, what most people run for other jobs.
-
-    On processors it is our own trainer: their speed is timed, so that nothing is taken from what software does on GPUs.
-    """
+    """The software where nobody says: the record holders' for their benchmarks, our own trainer on processors, else what most run."""
     if cluster.accelerator.architecture == "cpu":
-        return replace(software(MESHWRIGHT), log_factor=0.0, finetuning={}, effects=Effects(), further={}, note="")
+        return software(MESHWRIGHT)
     if workload.is_mlperf:
         return software()
     note = "the software is not named: taken as Megatron-LM as its users run it, with an interval for any software (see --software)"

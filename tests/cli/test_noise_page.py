@@ -17,9 +17,9 @@ from meshwright.cli.noise_page import page, write_page
 from meshwright.errors import InputError
 from meshwright.evidence.refit import MEASURED_CSV
 from meshwright.evidence.runs import read_runs
-from meshwright.record.mllog import StepTimes
+from meshwright.record.step_times import StepTimes
 from meshwright.simulator.logs import StepLog
-from meshwright.simulator.noise import fitted_noise
+from meshwright.simulator.noise_classes import COMMON, fitted_noise
 from meshwright.simulator.noise_fit import Checked
 
 RUN = read_runs(MEASURED_CSV).rows[0]
@@ -32,7 +32,7 @@ def times(scale: float = 1.0, spread: float = 1.0) -> StepTimes:
 
 
 def checked(name: str = "a_log", *simulated: StepTimes) -> Checked:
-    return Checked(StepLog(name, RUN, times()), fitted_noise(), simulated or (times(),))
+    return Checked(StepLog(name, RUN, times()), fitted_noise().of(COMMON), simulated or (times(),))
 
 
 def curves(made: str) -> list[list[tuple[float, float]]]:
@@ -63,7 +63,7 @@ def test_the_verdict_is_worked_by_hand():
 
 def test_names_are_escaped_and_a_flat_log_is_drawn():
     flat = StepTimes(np.full(20, 2.0), np.array([True, *[False] * 19]), "by hand")
-    jittery = Checked(StepLog("<b>flat</b>", RUN, times()), fitted_noise(), (flat,))
+    jittery = Checked(StepLog("<b>flat</b>", RUN, times()), fitted_noise().of(COMMON), (flat,))
     made = page([jittery])
     check_alone(made)
     assert "<b>flat" not in made and "&lt;b&gt;flat" in made

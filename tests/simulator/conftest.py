@@ -53,5 +53,6 @@ def racks_job(racks: Plan) -> PlannedStep:
 def loud() -> Noise:
     return replace(
         QUIET,
-        jitter=0.01, delay=0.001, drift=0.01, stalls_per_hour=0.05, stall_s=2.0, first_step_s=0.4, after_evaluation_s=0.1, run_spread=0.003,
+        jitter=0.01, delay=0.001, drift=0.01, level_spread=0.4, stalls_per_hour=0.05, stall_spread=1.0, stall_share=0.5, first_step_s=0.4,
+        after_evaluation_s=0.1, run_spread=0.003,
     )  # fmt: skip

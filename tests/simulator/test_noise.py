@@ -2,20 +2,74 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from meshwright.errors import InputError
+from meshwright.job import Job
 from meshwright.layout import Layout
-from meshwright.simulator.noise import MEANING, QUIET, Noise, drift_path, drift_scale, fitted_noise, group_jitter, latest_rank, stalls
+from meshwright.simulator.noise import (
+    MEANING,
+    QUIET,
+    Noise,
+    drift_path,
+    drift_scale,
+    group_jitter,
+    latest_rank,
+    mean_stall_s,
+    share_beyond,
+    stalls,
+)
+from meshwright.simulator.noise_classes import CLASSES, class_named, class_of_job, fitted_noise, usual_noise
 
 
-def test_there_are_no_more_than_eight_constants_and_all_are_fitted():
-    assert len(fields(Noise)) <= 8
+def test_every_class_has_every_constant_fitted():
+    assert set(fitted_noise().classes) == set(CLASSES)
     assert set(MEANING) == {f.name for f in fields(Noise)}
-    assert all(getattr(fitted_noise(), f.name) > 0 for f in fields(Noise))
+    for noise in fitted_noise().classes.values():
+        assert all(getattr(noise, f.name) > 0 for f in fields(Noise))
+
+
+@pytest.mark.parametrize(
+    "architecture, number_format, release, name",
+    [
+        ("hopper", "fp8", "v3.0", "first"),
+        ("hopper", "fp8", "v4.1", "early"),
+        ("blackwell", "fp8", "v4.1", "early"),
+        ("hopper", "bf16", "v5.0", "hopper"),
+        ("hopper", "fp8", "torchtitan-2025.06", "hopper"),
+        ("blackwell", "fp8", "v5.1", "blackwell"),
+        ("blackwell-ultra", "bf16", "nemo-26.04", "blackwell"),
+        ("blackwell-ultra", "fp4", "v6.0", "blackwell-fp4"),
+        ("cdna4", "fp4", "v5.1", "common"),
+        ("ampere", "bf16", "v6.0", "common"),
+    ],
+)
+def test_software_chips_and_number_format_decide_the_class(architecture, number_format, release, name):
+    assert class_named(architecture, number_format, release) == name
+
+
+def test_a_job_has_the_noise_of_its_class():
+    job = Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
+    piped, whole = Layout(tp=4, cp=2, pp=8, dp=128), Layout(tp=64, dp=128)
+    assert (class_of_job(job, piped), class_of_job(job, whole)) == ("blackwell-fp4", "unpipelined")
+    assert usual_noise(job, piped) == fitted_noise().of("blackwell-fp4") != fitted_noise().of("blackwell")
+    assert usual_noise(job, whole) == fitted_noise().of("unpipelined")
+
+
+def test_a_run_draws_its_level_and_its_rate_of_stalls_from_those_of_its_kind():
+    kind = replace(QUIET, jitter=1e-3, delay=1e-4, drift=1e-2, level_spread=0.4, stalls_per_hour=1e-3, stall_spread=2.0, stall_share=0.2)
+    runs = [kind.of_one_run(np.random.default_rng(seed)) for seed in range(4000)]
+    levels = np.log([run.drift / kind.drift for run in runs])
+    assert (np.mean(levels), np.std(levels)) == (pytest.approx(0.0, abs=0.02), pytest.approx(0.4, rel=0.03))
+    assert all(run.jitter / kind.jitter == pytest.approx(run.delay / kind.delay) for run in runs)
+    rates = np.array([run.stalls_per_hour for run in runs])
+    assert (rates.mean(), rates.var() / rates.mean() ** 2) == (pytest.approx(1e-3, rel=0.08), pytest.approx(2.0, rel=0.2))
+    typical = kind.of_typical_run()
+    assert typical.of_one_run(np.random.default_rng(0)) == typical and typical.drift == kind.drift
+    assert QUIET.of_one_run(np.random.default_rng(0)) == QUIET
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 8, 16])
@@ -47,17 +101,28 @@ def test_drift_forgets_itself_and_stalls_come_as_often_as_they_should():
     assert path.min() >= 0
     assert np.corrcoef(path[:-1], path[1:])[0, 1] > 0.8
     assert abs(np.corrcoef(path[:-200], path[200:])[0, 1]) < 0.05
-    noise = Noise(**{f.name: 0.0 for f in fields(Noise)} | {"stalls_per_hour": 0.36, "stall_s": 2.0})
-    added = stalls(100_000, 100, 10.0, noise, rng)  # 0.1 a step
-    assert added.mean() == pytest.approx(0.2, rel=0.03)
+    noise = replace(QUIET, stalls_per_hour=0.36, stall_share=0.2)
+    added = stalls(100_000, 100, 10.0, noise, rng)  # 0.1 a step, each a tenth of a step and 0.2 more
+    assert added.mean() == pytest.approx(0.3, rel=0.03) == mean_stall_s(100, 10.0, noise)
+    assert added[added > 0].min() >= 1.0
 
 
-def test_machines_drift_where_traffic_hides_behind_products_that_context_parallelism_cuts():
-    base = Layout(tp=4, cp=2, pp=8, dp=2, overlap_tp=True)
-    assert drift_scale(base, 10.0, 0.01) == pytest.approx(0.01)
-    assert drift_scale(base, 40.0, 0.01) == pytest.approx(0.005)
-    assert drift_scale(Layout(tp=4, cp=2, pp=8, dp=2), 10.0, 0.01) == 0
-    assert drift_scale(Layout(tp=4, pp=8, dp=2, overlap_tp=True), 10.0, 0.01) == 0
+def test_longer_steps_average_over_more_of_the_drift():
+    assert drift_scale(10.0, 0.01) == pytest.approx(0.01)
+    assert drift_scale(160.0, 0.01) == pytest.approx(0.005)
+
+
+def test_the_share_of_long_steps_is_that_of_the_draws():
+    layout, rng = Layout(tp=4, pp=2, dp=16), np.random.default_rng(0)
+    noise = replace(QUIET, delay=2e-3, stalls_per_hour=0.03, stall_share=0.15)
+    drawn = (
+        1
+        + stalls(200_000, layout.num_ranks, 10.0, noise, rng) / 10
+        + noise.delay * latest_rank(layout, (200_000, layout.dp), rng).max(axis=1)
+    )
+    for share in (0.1, 0.2, 0.5):
+        assert share_beyond(share, layout, 10.0, noise) == pytest.approx(np.mean(drawn > (1 + share) * np.median(drawn)), rel=0.12)
+    assert share_beyond(0.2, layout, 10.0, QUIET) == 0.0
 
 
 def test_a_negative_constant_and_a_negative_factor_are_refused():

@@ -10,13 +10,15 @@ import pytest
 from meshwright.describe.failures import failures
 from meshwright.simulator.noise import QUIET
 from meshwright.simulator.outlook import campaign_of, finish, mean_step, outlook, sizes
+from meshwright.simulator.planned_step import planned_step
 from meshwright.simulator.run import Conditions, run_plan
 from meshwright.simulator.step import Slow
 from meshwright.units import DAY
 
 
 def test_the_mean_of_a_sample_stands_for_many_steps(racks):
-    conditions = Conditions(noise=replace(Conditions().noise, stalls_per_hour=0.0))
+    usual = Conditions().noise_on(planned_step(racks)).of_typical_run()
+    conditions = Conditions(noise=replace(usual, stalls_per_hour=0.0, run_spread=0.0))
     mean = mean_step(racks, conditions, seed=1)
     many = run_plan(racks, conditions, 1500, seed=2).steps.step_s[1:]
     assert mean.seconds == pytest.approx(racks.step_s * np.mean(many) / np.median(many), rel=0.002)
@@ -26,7 +28,7 @@ def test_the_mean_of_a_sample_stands_for_many_steps(racks):
 def test_the_noise_of_a_healthy_machine_is_in_the_prediction_and_more_of_it_adds_to_a_step(racks):
     usual = mean_step(racks, Conditions(), 0)
     assert usual.median_s == pytest.approx(racks.step_s, rel=1e-12) and racks.step_s < usual.seconds < 1.01 * racks.step_s
-    noisy = mean_step(racks, Conditions(noise=Conditions().noise.scaled(4.0)), 0)
+    noisy = mean_step(racks, Conditions(jitter=4.0), 0)
     slow = mean_step(racks, Conditions(slow=(Slow(rank=3, factor=1.3),)), 0)
     assert usual.seconds < noisy.seconds < slow.seconds
     assert sum(slow.parts_s.values()) == pytest.approx(slow.seconds, rel=1e-9)

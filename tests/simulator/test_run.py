@@ -13,7 +13,7 @@ from meshwright.record.run import read_run
 from meshwright.record.summary import summary_of
 from meshwright.report.facts import facts_of
 from meshwright.simulator.fabric import Fabric
-from meshwright.simulator.noise import QUIET, fitted_noise
+from meshwright.simulator.noise import QUIET
 from meshwright.simulator.run import Conditions, OverSeeds, run_plan, write_run
 from meshwright.simulator.step import Slow
 
@@ -69,7 +69,7 @@ def test_the_folder_reads_back_and_the_same_seed_gives_the_same_bytes(racks, pla
 
 def test_events_tell_of_evaluations_and_stalls(record, tmp_path):
     record.write(tmp_path / "record.json")
-    noise = replace(fitted_noise(), stalls_per_hour=0.05, stall_s=3.0)
+    noise = replace(QUIET, stalls_per_hour=0.05, stall_share=2.0)
     run = run_plan(record, Conditions(noise=noise), 300, seed=1)
     events = read_run(write_run(run, tmp_path, "record", tmp_path / "record.json")).events
     assert [event.step for event in events if event.kind == "evaluation"] == [270, 288, 300]
@@ -100,14 +100,12 @@ def test_numbers_over_seeds_worked_by_hand():
 
 def test_a_runs_folder_says_what_the_machine_was_like(racks, plan_file, tmp_path):
     fabric = Fabric(planes_lost=1, links_lost=0.1)
-    conditions = Conditions(noise=fitted_noise().scaled(2.0), fabric=fabric, slow=(Slow(rank=100, factor=1.3),), storage_bytes_per_s=5e9)
+    conditions = Conditions(jitter=2.0, fabric=fabric, slow=(Slow(rank=100, factor=1.3),), storage_bytes_per_s=5e9)
     summary = ("jitter 2 times that of logs", "1 plane of every NIC lost", "10 % of the links between switches lost")
     assert conditions.words == (*summary, "rank 100 1.3 times as slow", "storage of 5 GB/s")
     assert Conditions().words == ("noise as logs show it",) and Conditions(noise=QUIET).words == ("no noise",)
-    assert replace(fitted_noise(), stall_s=1e3).words == "other noise than logs show"
-    assert {fitted_noise().scaled(i / 100).words for i in range(1001)} == {
-        f"jitter {i / 100:g} times that of logs" if i != 100 else "noise as logs show it" for i in range(1001)
-    }
+    assert Conditions(noise=replace(QUIET, stall_share=1e3)).words == ("other noise than logs show",)
+    assert Conditions(jitter=0.25).words == ("jitter 0.25 times that of logs",)
     conditions = replace(conditions, fabric=Fabric(), slow=())
     folder = write_run(run_plan(racks, conditions, 3), tmp_path, "like", plan_file)
     assert read_run(folder).header.conditions == ("jitter 2 times that of logs", "storage of 5 GB/s")

@@ -12,7 +12,9 @@ from meshwright.errors import InputError
 from meshwright.plan.plan import Plan, forecast_of
 from meshwright.record.run import read_run
 from meshwright.simulator import simulation
-from meshwright.simulator.noise import QUIET, fitted_noise
+from meshwright.simulator.noise import QUIET
+from meshwright.simulator.noise_classes import usual_noise
+from meshwright.simulator.planned_step import planned_step
 from meshwright.simulator.run import Conditions, run_plan
 from meshwright.simulator.simulation import RANGES, Simulation, simulate
 from meshwright.simulator.step import Slow
@@ -46,8 +48,9 @@ def test_without_noise_every_step_is_the_predicted_one(racks):
 
 
 def test_jitter_scales_the_noise_that_logs_show(racks):
-    assert simulate(racks, steps=1, jitter=2.0).conditions.noise == fitted_noise().scaled(2.0)
-    assert fitted_noise().scaled(2.0) != fitted_noise() == simulate(racks, steps=1).conditions.noise
+    planned = planned_step(racks)
+    usual, twice = (simulate(racks, steps=1, jitter=jitter).conditions.noise_on(planned) for jitter in (1.0, 2.0))
+    assert usual == usual_noise(planned.forecast.job, racks.layout) and twice == usual.scaled(2.0) != usual
 
 
 def test_without_a_number_of_steps_the_whole_workload_is_simulated(small):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshwright.cost.schedule import Hops, evaluate
 from meshwright.errors import MeshwrightError
 from meshwright.record.entries import PARTS
-from meshwright.simulator.noise import QUIET, Noise
+from meshwright.simulator.noise import QUIET
 from meshwright.simulator.planned_step import planned_step
 from meshwright.simulator.step import UNDISTURBED, Setting, Slow, simulate, undisturbed, walk
 
@@ -78,9 +78,8 @@ def test_parts_add_up_to_the_step(small, loud, layout, gpus):
 @same_plan
 @given(low=st.floats(0, 2), more=st.floats(0, 3), seed=st.integers(0, 1000))
 def test_more_noise_never_makes_a_step_faster(racks_job, low, more, seed):
-    noise = Noise(
-        jitter=0.002, delay=0.001, drift=0.01, stalls_per_hour=0.0, stall_s=0.0, first_step_s=0.1, after_evaluation_s=0.1, run_spread=0.003
-    )
+    shaken = {"jitter": 0.002, "delay": 0.001, "drift": 0.01, "level_spread": 0.4}
+    noise = replace(QUIET, **shaken, first_step_s=0.1, after_evaluation_s=0.1, run_spread=0.003)
     less, louder = (simulate(racks_job, 2, seed, Setting(noise=noise.scaled(by))) for by in (low, low + more))
     assert (louder.step_s >= less.step_s - 1e-12).all()
     assert (less.step_s >= racks_job.step_s - 1e-12).all()
@@ -90,8 +89,8 @@ def test_more_noise_never_makes_a_step_faster(racks_job, low, more, seed):
 @given(rate=st.floats(0, 5), more=st.floats(0, 5), longer=st.floats(0, 5), seed=st.integers(0, 1000))
 def test_more_or_longer_stalls_never_make_a_step_faster(small, rate, more, longer, seed):
     job = planned_step(small("tp=1,pp=1,dp=8,recompute=full", 8))
-    few = replace(QUIET, stalls_per_hour=rate, stall_s=1.0)
-    many = replace(QUIET, stalls_per_hour=rate + more, stall_s=1.0 + longer)
+    few = replace(QUIET, stalls_per_hour=rate, stall_spread=1.0, stall_share=1.0)
+    many = replace(few, stalls_per_hour=rate + more, stall_share=1.0 + longer)
     assert (simulate(job, 20, seed, Setting(noise=many)).step_s >= simulate(job, 20, seed, Setting(noise=few)).step_s - 1e-12).all()
 
 

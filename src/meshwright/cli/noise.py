@@ -1,4 +1,4 @@
-"""Compare the simulator with real logs, each simulated with constants fitted without it; and fit those constants."""
+"""Compare the simulator with real logs, each simulated with constants fitted without it or its machine; and fit those constants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def noise(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page of simulated and logged distributions.", show_default=False)
     ] = None,
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Number of simulated runs of each log.")] = 3,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Number of simulated runs of each log.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Fit the simulator's noise, and compare simulated with logged step times.
@@ -31,17 +31,15 @@ def noise(
     """
     from datetime import date
 
-    from meshwright.cli.fit import need_extra
     from meshwright.cli.noise_page import write_page
     from meshwright.cli.progress import progress_bar
     from meshwright.cli.show import show
     from meshwright.files import write_whole
-    from meshwright.say.noise import noise_document
+    from meshwright.say.noise import noise_document, verdicts
     from meshwright.simulator.logs import step_logs
-    from meshwright.simulator.noise import CONSTANTS_FILE
-    from meshwright.simulator.noise_fit import NoiseFit, json_text
+    from meshwright.simulator.noise_classes import CONSTANTS_FILE, json_text
+    from meshwright.simulator.noise_fit import NoiseFit
 
-    need_extra()
     written: list[tuple[str, Path]] = []
     with progress_bar() as progress:
         logs = step_logs()
@@ -49,14 +47,17 @@ def noise(
         values = fitting.fitted()
         if fit:
             path = out or CONSTANTS_FILE
-            fitted_on = f"{len(logs)} step-time logs of MLPerf Training v3.0-v6.0, and the spread between runs of measured rows"
+            fitted_on = f"{len(logs)} step-time logs of MLPerf Training v3.0-v6.0, and what rows of measured runs state of spreads"
             write_whole(path, json_text(values, fitted_on, date.today().isoformat()))
             written.append(("constants", path))
-        checked = []
+        checked, without_machine = [], []
         for number in range(len(logs)):
             checked.append(fitting.checked(number, range(1, seeds + 1)))
+            without_machine.append(fitting.checked_without_machine(number, range(1, seeds + 1)))
             progress("simulating logs", number + 1, len(logs))
     if html:
-        write_page(html, checked)
         written.append(("page", html))
-    show(noise_document(values, checked, written), as_json=as_json)
+    document = noise_document(values, checked, without_machine, written)
+    if html:
+        write_page(html, checked, verdicts(document.values))
+    show(document, as_json=as_json)

@@ -26,7 +26,19 @@ Sets = Annotated[
 ]
 SoftwareName = Annotated[
     str,
-    typer.Option(metavar="NAME|FILE", help="Software release (v5.1, nemo-26.04) or a profile made by `calibrate`; default: the newest."),
+    typer.Option(
+        metavar="NAME|FILE",
+        help="How fast the software is: a release (v5.1, nemo-26.04), a class (megatron, fsdp) or a profile made by `calibrate`; default: "
+        "the newest.",
+    ),
+]
+StackName = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Who runs the plan: megatron, bridge, torchtitan, deepspeed, meshwright or any; only layouts that it runs are searched. "
+        "Default: one that can.",
+    ),
 ]
 ProfileFile = Annotated[
     str,

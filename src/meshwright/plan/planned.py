@@ -15,6 +15,7 @@ from meshwright.plan.objective import Aim
 from meshwright.plan.plan import Plan, plan_of
 from meshwright.plan.rankmap import RankMap, rank_map
 from meshwright.plan.sizes import Ask, Progress, Searched, Survey, check_sizes, chosen, machines_up_to, reserve_with, survey
+from meshwright.plan.stack_choice import chosen_stack
 from meshwright.predict.forecast import Forecast
 from meshwright.predict.outcome import Terms
 
@@ -157,6 +158,7 @@ def plan_job(
     *,
     keep: int = 5,
     layout: str = "",
+    stack: str = "",
     gpus: int | None = None,
     max_gpus: int | None = None,
     objective: str = "time",
@@ -166,16 +168,19 @@ def plan_job(
     pareto: bool = False,
     ideal: bool = False,
 ) -> Planned:
-    """The best plans of a job, as `meshwright plan` searches them; `layout` fixes some of the choices.
+    """The best plans of a job, as `meshwright plan` searches them; `layout` fixes some of the choices, `stack` says who must run them.
 
     `objective` is what to minimise: time, cost, energy, carbon or tokens-per-dollar. `deadline_s` and `budget_usd` are limits of the whole
     run. With `max_gpus` the number of accelerators is chosen too, and `pareto` adds time against cost for several numbers. `ideal` leaves
     interruptions, restarts and checkpoints out of the whole run, as `Terms(ideal=True)` does.
     """
     check_sizes(gpus, max_gpus, ())
+    fixed = fixed_by(layout)
+    job, chosen = chosen_stack(job, stack, fixed)
     ask = Ask(
         job=job,
-        fixed=fixed_by(layout),
+        stack=chosen,
+        fixed=fixed,
         terms=replace(terms or Terms(), ideal=True) if ideal else terms or Terms(),
         aim=Aim(objective=objective, deadline_s=deadline_s, budget_usd=budget_usd),
         keep=keep,

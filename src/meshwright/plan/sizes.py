@@ -18,8 +18,11 @@ from meshwright.job import Job
 from meshwright.plan.candidates import Fixed
 from meshwright.plan.features import Features
 from meshwright.plan.measure import STEP, Measure, run_energy, run_time
+from meshwright.plan.noise import run_noise
 from meshwright.plan.objective import Aim, Floor, floor
 from meshwright.plan.search import Found, check_kept, least_of, search
+from meshwright.plan.stack import ANY
+from meshwright.plan.stack.rule import Stack
 from meshwright.predict.footprint import RESERVE_BYTES, reserve_for
 from meshwright.predict.forecast import Forecast, forecast
 from meshwright.predict.outcome import Terms
@@ -36,6 +39,7 @@ class Ask:
 
     job: Job
     features: Features | None = None  # None: as software of this kind usually is
+    stack: Stack = ANY  # who is to run the plan
     fixed: Fixed = field(default_factory=Fixed)
     terms: Terms = field(default_factory=Terms)
     aim: Aim = field(default_factory=Aim)
@@ -109,6 +113,8 @@ def _searched(ask: Ask, measure: Measure, progress: Progress) -> Searched:
         keep=ask.keep,
         reserve_bytes=ask.reserve_bytes,
         measure=measure,
+        stack=ask.stack,
+        noise=run_noise(),
         progress=lambda done, total: progress(name, done, total),
     )
     plans = [forecast(ask.job, layout, terms=ask.terms) for layout in found.layouts]
@@ -212,7 +218,7 @@ def _floor(ask: Ask, machine: Cluster) -> Callable[[float], Floor]:
     job = ask.job.on(machine)
 
     def least(measure: Measure) -> float:
-        return least_of(job, ask.features, ask.fixed, measure)
+        return least_of(job, ask.features, ask.fixed, measure, ask.stack)
 
     step_s = least(STEP)
     node_j = least(run_energy(job, ideal=ask.terms.ideal)) if ask.aim.objective in ENERGY else 0.0

@@ -13,13 +13,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.errors import InputError, MeshwrightError, nearest
+from meshwright.job import Job
+from meshwright.plan.candidates import fixed_by
+from meshwright.plan.noise import run_noise
 from meshwright.plan.sizes import Ask, Progress, chosen, survey
+from meshwright.plan.stack_choice import chosen_stack
 from meshwright.predict.forecast import Forecast
+from meshwright.predict.outcome import Terms
 
 MODES = ("weak", "strong")
-# Spread of the step between runs of one job on one machine: medians of the three logs of the MLPerf v6.0 record are 1.2957, 1.2701 and
-# 1.2704 s (MLCommons training_results_v6.0, 2026-06).
-RUN_TO_RUN = 0.02
+
+
+def _quietly(what: str, done: int, total: int) -> None:
+    """No progress is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +90,9 @@ def _doubt(first: Point, point: Point) -> str:
     difference = abs(point.efficiency - 1)
     reach = max(point.efficiency_high / point.efficiency, point.efficiency / point.efficiency_low) - 1
     sizes = f"between {first.num_accelerators:,} and {point.num_accelerators:,} accelerators"
-    if difference < RUN_TO_RUN:
+    if difference < run_noise():
         return (
-            f"The predicted difference {sizes} is {difference:.1%}, less than the {RUN_TO_RUN:.0%} by which runs of one job differ: "
+            f"The predicted difference {sizes} is {difference:.1%}, less than the {run_noise():.1%} by which runs of one layout differ: "
             f"a pair of runs cannot show it, and an efficiency of {point.efficiency:.1%} says no more than that the two are alike."
         )
     if difference < reach:
@@ -122,6 +128,23 @@ def sweep(
     if not found:
         raise misses[0][1]
     return Sweep(ask=ask, mode=mode, points=tuple(_point(found[0], one) for one in found), misses=tuple(misses))
+
+
+def sweep_job(
+    job: Job,
+    sizes: Sequence[int],
+    *,
+    mode: str,
+    base: int | None,
+    layout: str,
+    stack: str,
+    terms: Terms | None = None,
+    progress: Progress = _quietly,
+) -> Sweep:
+    """The best plan of a job at every size, with some choices fixed and for a stack."""
+    fixed = fixed_by(layout)
+    job, chosen_for = chosen_stack(job, stack, fixed)
+    return sweep(Ask(job=job, stack=chosen_for, fixed=fixed, terms=terms or Terms(), keep=1), sizes, mode, base, progress)
 
 
 def _batch(batch: int, size: int, base: int, sizes: Sequence[int]) -> int:

@@ -329,7 +329,7 @@ class Pricer:
         both, q = self._crosses_fabric("pp") & self._crosses_fabric("dp"), self.q
         if not both.any():
             return np.zeros_like(self.tokens)
-        sent_s = 2 * self.tokens * q.hidden / self.tp * BF16_BYTES / self.tier_bytes_per_s[-1]
+        sent_s = 2 * self.tokens * q.hidden / self.tp * BF16_BYTES / q.tier_bytes_per_s[-1]  # at line rate
         active = np.asarray(q.layer_parameters) + q.experts_per_token * np.asarray(q.expert_parameters) / q.num_experts
         flops = (2 * active + q.attention_flops) * self.tokens / self.tp * np.asarray(q.num_layers) / (self.pp * self.vp)
         return np.where(both, sent_s / (sent_s + 3 * flops / self.matmul_flops_per_s), 0.0)

@@ -212,6 +212,7 @@ class Software:
     further: Mapping[str, Effects] = field(default_factory=dict, hash=False)
     experts: ExpertConstants = field(default_factory=ExpertConstants)
     practice: ExpertPractice | None = None  # how experts are run; None: as the release does on the chip
+    is_default: bool = field(default=False, compare=False)  # whether nobody named it: a named stack then brings its own class
 
     @property
     def kind(self) -> str:
@@ -322,7 +323,9 @@ def nearest_release(release: str, known: Mapping[str, float]) -> str:
 
 
 def is_release(name: str) -> bool:
-    """Whether a stack's name is that of a round or container, fitted or not, and not of a profile from a file."""
+    """Whether a stack's name is that of a round, a container or a class, fitted or not, and not of a profile from a file."""
+    if class_of(name):
+        return True
     try:
         nearest_release(name, fitted_values().releases)
     except InputError:
@@ -384,7 +387,7 @@ def software(name: str = "") -> Software:
     values = fitted_values()
     if name.endswith(".json"):
         return read_profile(Path(name))
-    return values.software(name or RELEASES[-1])
+    return values.software(name) if name else replace(values.software(RELEASES[-1]), is_default=True)
 
 
 def read_profile(path: Path) -> Software:

@@ -15,7 +15,8 @@ from meshwright.say.document import Document, Text
 
 if TYPE_CHECKING:
     from meshwright.plan.planned import Planned
-    from meshwright.plan.sizes import Ask, Progress
+    from meshwright.plan.sizes import Progress
+    from meshwright.plan.stack.rule import Stack
     from meshwright.plan.sweep import Sweep
     from meshwright.predict.forecast import Forecast
     from meshwright.report.page.curves import ParetoPoint, ScalingPoint
@@ -39,25 +40,19 @@ def read_exports(texts: Iterable[str]) -> Exports:
     return tuple(found)
 
 
-def runnable(ask: Ask, exports: Exports) -> tuple[Ask, str]:
-    """The question with only those choices open that the stacks of the exports have, and what that leaves out."""
-    from meshwright.plan.export import runnable as runnable_features
-    from meshwright.plan.search import usual_features
+def stacks_of(exports: Exports) -> tuple[Stack, ...]:
+    """The stacks that files are exported for: all of them must run the plan."""
+    from meshwright.plan.stack import stack_of_export
 
-    if not exports:
-        return ask, ""
-    features = ask.features or usual_features(ask.job)
-    narrowed, left_out = runnable_features(features, [kind for kind, _ in exports])
-    return replace(ask, features=narrowed), left_out
+    return tuple(stack for kind, _ in exports if (stack := stack_of_export(kind)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What was written, what was not and why, and what was left out of the search so that it could be."""
+    """What was written, and what was not and why."""
 
     files: tuple[tuple[str, Path], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()  # kinds of --export-dir whose stack cannot run the plan
-    left_out: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +105,7 @@ class Files:
                 both = f"both the {seen[path.resolve()]} and the {kind} export"
                 raise InputError(f"{path} is named for {both} of --export-dir", where=str(path), fix="name another file")
 
-    def write(self, found: Planned, progress: Progress, left_out: str = "") -> Written:
+    def write(self, found: Planned, progress: Progress) -> Written:
         """Write all of them for the best plan; what a stack cannot run is refused before anything is written."""
         from meshwright.plan.export import exported
 
@@ -136,7 +131,7 @@ class Files:
         for path, text in (*texts, *((path, text) for _, path, text in in_folder)):
             write_whole(path, text)
         files = (*self, *((f"{kind} export", path) for kind, path, _ in in_folder))
-        return Written(files=files, refused=refused, left_out=left_out)
+        return Written(files=files, refused=refused)
 
 
 def _for_all_stacks(plan: Plan, folder: Path | None) -> tuple[list[tuple[str, Path, str]], tuple[tuple[str, str], ...]]:
@@ -155,13 +150,11 @@ def _for_all_stacks(plan: Plan, folder: Path | None) -> tuple[list[tuple[str, Pa
 
 def with_files(document: Document, written: Written) -> Document:
     """A planning document with what was written and what was not."""
-    texts = [f"note: left out of the search for the exports: {written.left_out}"] if written.left_out else []
-    texts += [f"wrote the {what}: {path}" for what, path in written.files]
+    texts = [f"wrote the {what}: {path}" for what, path in written.files]
     texts += [f"not written, {kind}: {why}" for kind, why in written.refused]
     values = {
         "files": [{"what": what, "path": str(path)} for what, path in written.files],
         "not_exported": dict(written.refused),
-        "left_out_for_exports": written.left_out,
     }
     return replace(document, blocks=(*document.blocks, *map(Text, texts)), values={**document.values, **values})
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright.describe.whatif import domain_changes
 from meshwright.layout import AXES, SHORT_NAMES, Layout
+from meshwright.plan.stack import refusals
 from meshwright.predict.footprint import PARTS as MEMORY_PARTS
 from meshwright.predict.footprint import reserve_for
 from meshwright.predict.forecast import Forecast
@@ -211,6 +212,7 @@ def forecast_values(forecast: Forecast) -> dict[str, Any]:
     """Everything a forecast holds, under the names that all commands use in their JSON."""
     job, whole, evidence = forecast.job, forecast.outcome, forecast.evidence
     tokens = whole.num_steps * job.workload.tokens_per_step
+    reasons = refusals(job, forecast.layout)
     return {
         "model": job.model.name,
         "cluster": job.cluster.name,
@@ -222,6 +224,8 @@ def forecast_values(forecast: Forecast) -> dict[str, Any]:
         "precision": job.workload.precision,
         "software": job.software.name,
         "layout": layout_values(forecast.layout),
+        "runs_on": [name for name, reason in reasons.items() if not reason],
+        "not_run_by": {name: reason for name, reason in reasons.items() if reason},
         "domain_sets": domain_changes(job.described, job.cluster),
         "num_micro_batches": forecast.num_micro_batches,
         "placement": forecast.placement,

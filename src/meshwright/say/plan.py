@@ -9,9 +9,11 @@ from typing import Any
 from meshwright.describe.whatif import domain_changes
 from meshwright.layout import AXES, Layout
 from meshwright.plan.explain import AxisTraffic, Change, Explanation, explain
+from meshwright.plan.noise import run_noise, run_spreads
 from meshwright.plan.objective import Limit
 from meshwright.plan.planned import Comparison, Planned
 from meshwright.plan.sizes import Searched
+from meshwright.plan.stack import ANY, STACKS, runs_on
 from meshwright.predict.forecast import Forecast
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.say.document import Block, Document, Lines, Note, Pairs, Table, Text
@@ -35,6 +37,7 @@ def plan_document(found: Planned, *, explained: bool = True) -> Document:
 def _blocks(found: Planned, title: str, why: Explanation | None) -> Iterator[Block]:
     yield Pairs(title, tuple(_answer(found)))
     yield Table(f"the {len(found.forecasts)} best by {found.ask.aim.objective}", _columns(found), tuple(_rows(found)))
+    yield from map(Text, _equal(found))
     yield from (Text(sentence) for sentence in _behind(found, explained=why is not None))
     if found.front:
         columns = ("accelerators>", "time to train>", "cost>", "energy>", "degrees")
@@ -58,6 +61,7 @@ def _answer(found: Planned) -> Iterator[Line]:
     layout, count = best.layout, best.num_micro_batches
     batches = f"{count:,} micro-batch{'' if count == 1 else 'es'}"
     yield "layout", layout.degrees, f"{', '.join(filter(None, [batches, _choices(layout)]))}, order {'-'.join(layout.order)}"
+    yield "stack", found.ask.stack.name, _stack_words(found)
     yield "searched", *_searched(found)
     yield from speed_lines(best)
     if found.comparison:
@@ -72,6 +76,29 @@ def _answer(found: Planned) -> Iterator[Line]:
         f"; {failing.num_spares} more node{'' if failing.num_spares == 1 else 's'} on standby" if failing and failing.num_spares else ""
     )
     yield "spares", f"{_spares(found)}{beside}", ""
+
+
+def _stack_words(found: Planned) -> str:
+    """Who else runs the plan, and as which software it is priced."""
+    job, stack = found.forecast.job, found.ask.stack
+    able = runs_on(job, found.forecast.layout)
+    others = [name for name in able if name != stack.name]
+    if stack is ANY or stack.name not in STACKS:
+        words = f"{' and '.join(others)} can run it" if others else "no stack that meshwright knows runs it as planned"
+    else:
+        words = f"{' and '.join(others)} can run it too" if others else "no other stack runs it as planned"
+    return f"{words}; priced as {job.software.name}"
+
+
+def _equal(found: Planned) -> Iterator[str]:
+    """Which of the plans are equal, and in which order they then stand."""
+    count = found.best.found.num_equal
+    if count > 1:
+        yield (
+            f"#1 to #{count} are equal: closer to the fastest than the {run_noise():.1%} by which runs of one layout differ (nine of ten "
+            f"of {len(run_spreads())} measured layouts). Of equal plans, one with more memory to spare comes first (up to a fifth of it), "
+            "then one with fewer unusual choices."
+        )
 
 
 def _searched(found: Planned) -> tuple[str, str]:
@@ -115,7 +142,7 @@ def _spares(found: Planned) -> str:
 
 def _columns(found: Planned) -> tuple[str, ...]:
     parts = (f"{part}>" for part in _parts(found))
-    return ("#>", *(f"{name}>" for name in _degrees(found)), "choices", "order", "step>", "vs best>", *parts, "memory>")
+    return ("#>", *(f"{name}>" for name in _degrees(found)), "choices", "order", "step>", "vs fastest>", *parts, "memory>", "runs on")
 
 
 def _degrees(found: Planned) -> dict[str, str]:
@@ -140,12 +167,13 @@ def _parts(found: Planned) -> dict[str, tuple[str, ...]]:
 
 
 def _rows(found: Planned) -> Iterator[tuple[str, ...]]:
-    best_s = found.forecast.step_s
+    best_s, num_equal = min(one.step_s for one in found.forecasts), found.best.found.num_equal
     for number, one in enumerate(found.forecasts, 1):
         degrees = [str(getattr(one.layout, key)) for key in _degrees(found).values()]
         spent = [seconds(sum(one.parts[part] for part in parts)) for parts in _parts(found).values()]
-        times = seconds(one.step_s), f"+{one.step_s / best_s - 1:.2%}" if number > 1 else "-", *spent
-        yield str(number), *degrees, _choices(one.layout), "-".join(one.layout.order), *times, gib(one.peak_memory_bytes)
+        behind = "-" if num_equal == 1 == number else "equal" if number <= num_equal else f"+{one.step_s / best_s - 1:.2%}"
+        where = _choices(one.layout), "-".join(one.layout.order), seconds(one.step_s), behind, *spent, gib(one.peak_memory_bytes)
+        yield str(number), *degrees, *where, ", ".join(runs_on(one.job, one.layout)) or "none known"
 
 
 def _behind(found: Planned, *, explained: bool) -> Iterator[str]:
@@ -236,6 +264,9 @@ def _values(found: Planned, why: Explanation | None) -> dict[str, Any]:
     plans = [{**forecast_values(one), **({"explanation": explanation_values(explain(one))} if why else {})} for one in found.forecasts]
     return {
         "plans": plans,
+        "stack": found.ask.stack.name,
+        "num_equal": best.num_equal,
+        "run_to_run": run_noise(),
         "fixed": choice_values(found.ask.fixed.values),
         "num_layouts": best.num_layouts,
         "num_pruned": best.num_pruned,

@@ -22,6 +22,7 @@ from meshwright.record.step_times import StepTimes, read_step_times
 from meshwright.simulator.planned_step import PlannedStep, planned_step
 
 FOLDER = Path(__file__).parent / "step_times"
+_SIZE = re.compile(r"^\d+x|[_.]n(gpu)?\d+.*$")  # of the part that was used, in the name of a system, and what follows it
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,11 @@ class StepLog:
     def first_steps(self) -> NDArray[np.int64]:
         """Numbers (from 0) of the steps after the start or an evaluation."""
         return np.flatnonzero(self.times.is_first)
+
+    @property
+    def machine(self) -> tuple[str, str]:
+        """Submitter and name of the machine, whatever part of it was used."""
+        return self.run.submitter, _SIZE.sub("", self.run.system)
 
     @property
     def timer_is_wall(self) -> bool:

@@ -1,48 +1,47 @@
-"""What disturbs a step: eight fitted constants, and draws from them.
+"""What disturbs a step: the constants of a kind of run, and draws from them.
 
 A disturbance only ever adds time. So the prediction is the undisturbed step, and with the same draws more noise never gives a faster
-step: both are tested. Draws come from a generator that is passed in; scaling a constant scales the same draws.
+step: both are tested. Draws come from a generator that is passed in; scaling a constant scales the same draws. Which constants a job
+has is decided in `noise_classes`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.files import read_text
 from meshwright.layout import Layout
 from meshwright.units import HOUR
 
 Floats = NDArray[np.float64]
 
-CONSTANTS_FILE = Path(__file__).parent / "noise.json"
-
 # Assumptions: shapes that were chosen, not fitted.
 TABLE_SIZE = 1 << 16  # quantiles of a group's jitter: draws are 16 bits, so its far tail ends at one in 65,536
 DELAY_TAIL = 2.0  # Pareto index of a rank's delay: the largest of n grows with the root of n
+SHORTEST_STALL = 0.1  # of a step: what is shorter is not told from the jitter
 MOST_STALLS = 1000  # in one step
 DRIFT_STEPS = 15.0  # steps after which the machine's drift is forgotten
 DRIFT_REFERENCE_S = 10.0  # step at which `drift` is what it says; longer steps average it out
+DRIFT_POWER = 0.25  # of the step time: how much they do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """The constants, each zero or more."""
+    """The constants of a kind of run, each zero or more."""
 
     jitter: float  # mean delay of one operation on one rank, of its duration (exponential)
     delay: float  # scale of how late a replica's latest rank is in a step, of the step (Pareto, index 2)
-    drift: float  # scale of the slow drift of the whole machine at tp=4 and steps of 10 s, where it drifts
+    drift: float  # scale of the slow drift of the whole machine at steps of 10 s
+    level_spread: float  # by how much runs of one kind differ in all three: the standard deviation of a logarithm
     stalls_per_hour: float  # of one accelerator
-    stall_s: float  # mean length (exponential)
+    stall_spread: float  # by how much runs of one kind differ in that rate: its variance over the square of its mean (gamma)
+    stall_share: float  # mean length of a stall beyond a tenth of the step, of the step (exponential)
     first_step_s: float  # mean additional time of the first step (exponential)
     after_evaluation_s: float  # the same of a step after an evaluation
     run_spread: float  # mean of what a whole run is slower than the best of its kind (exponential)
@@ -53,58 +52,42 @@ class Noise:
             if not (np.isfinite(value) and value >= 0):
                 raise InputError(f"{f.name} is {value}", where="noise", fix="give a number of at least 0")
 
-    @property
-    def words(self) -> str:
-        """The noise against that of logs, in words."""
-        usual = fitted_noise()
-        if self in (QUIET, usual):
-            return "no noise" if self == QUIET else "noise as logs show it"
-        factor = self.jitter / usual.jitter if usual.jitter else 1.0
-        wanted = usual.scaled(factor)
-        is_scaled = all(math.isclose(getattr(self, each.name), getattr(wanted, each.name), rel_tol=1e-9) for each in fields(Noise))
-        return f"jitter {factor:.6g} times that of logs" if is_scaled else "other noise than logs show"
-
     def scaled(self, factor: float) -> Noise:
         """The noise with all that jitters (operations, replicas, drift) so many times as strong."""
         if not (np.isfinite(factor) and factor >= 0):
             raise InputError(f"jitter of {factor} times", where="--jitter", fix="give a factor of at least 0")
         return replace(self, jitter=self.jitter * factor, delay=self.delay * factor, drift=self.drift * factor)
 
+    def of_typical_run(self) -> Noise:
+        """The noise of the run in the middle of its kind: no run differs from another in its level or its rate of stalls."""
+        return replace(self, level_spread=0.0, stall_spread=0.0)
 
-QUIET = Noise(jitter=0.0, delay=0.0, drift=0.0, stalls_per_hour=0.0, stall_s=0.0, first_step_s=0.0, after_evaluation_s=0.0, run_spread=0.0)
+    def of_one_run(self, rng: np.random.Generator) -> Noise:
+        """The noise of one run: its level and its rate of stalls, drawn from those of its kind."""
+        level = math.exp(self.level_spread * float(rng.standard_normal()))
+        rate = float(rng.standard_gamma(1 / self.stall_spread)) * self.stall_spread if self.stall_spread else 1.0
+        return replace(self.scaled(level).of_typical_run(), stalls_per_hour=self.stalls_per_hour * rate)
+
+
+QUIET = Noise(**{f.name: 0.0 for f in fields(Noise)})
 
 MEANING: Mapping[str, tuple[str, str]] = {  # unit, meaning
     "jitter": ("1", "mean delay of an operation on a rank, of its duration"),
     "delay": ("1", "scale of how late a replica's latest rank is in a step, of the step"),
-    "drift": ("1", "scale of the machine's slow drift at tp=4 and 10 s per step, where tensor traffic hides behind products and cp > 1"),
+    "drift": ("1", "scale of the machine's slow drift at 10 s per step"),
+    "level_spread": ("ln", "spread of the three above between runs of one kind"),
     "stalls_per_hour": ("1/h", "stalls of one accelerator"),
-    "stall_s": ("s", "mean length of a stall"),
+    "stall_spread": ("1", "spread of that rate between runs of one kind: its variance over the square of its mean"),
+    "stall_share": ("1", "mean length of a stall beyond a tenth of the step, of the step"),
     "first_step_s": ("s", "mean additional time of the first step"),
     "after_evaluation_s": ("s", "mean additional time of a step after an evaluation"),
     "run_spread": ("1", "mean slowdown of a run against the best of its kind"),
 }
 
 
-@cache
-def fitted_noise(path: Path = CONSTANTS_FILE) -> Noise:
-    """The constants that the package carries, written by `meshwright noise --fit`."""
-    return noise_of(json.loads(read_text(path)))
-
-
-def noise_of(data: Mapping[str, Any]) -> Noise:
-    """The constants from their JSON form."""
-    return Noise(**{f.name: float(data["constants"][f.name]["value"]) for f in fields(Noise)})
-
-
-def drift_scale(layout: Layout, step_s: float, drift: float) -> float:
-    """Scale of the machine's slow drift, of the step.
-
-    Empirical: the logs drift where tensor-parallel traffic hides behind the products of layers that are also cut by context
-    parallelism, less so at higher tensor degrees; and a longer step averages over more of it.
-    """
-    if not (layout.overlap_tp and layout.cp > 1):
-        return 0.0
-    return drift * 4.0 / layout.tp * math.sqrt(DRIFT_REFERENCE_S / step_s)
+def drift_scale(step_s: float, drift: float) -> float:
+    """Scale of the machine's slow drift, of the step: a longer step averages over more of it."""
+    return drift * math.pow(DRIFT_REFERENCE_S / step_s, DRIFT_POWER)
 
 
 @cache
@@ -142,7 +125,7 @@ def drift_path(num_steps: int, rng: np.random.Generator) -> Floats:
 
 
 def stalls(num_steps: int, num_accelerators: int, step_s: float, noise: Noise, rng: np.random.Generator) -> Floats:
-    """Seconds that stalls add to each step: any rank that stops stops everyone."""
+    """Seconds that stalls add to each step: any rank that stops stops everyone. In the logs they are shares of a step, not seconds."""
     expected = noise.stalls_per_hour * num_accelerators * step_s / HOUR
     uniform, lengths = rng.random(num_steps), np.random.Generator(np.random.PCG64(rng.integers(1 << 62)))
     added = np.zeros(num_steps)
@@ -152,7 +135,25 @@ def stalls(num_steps: int, num_accelerators: int, step_s: float, noise: Noise, r
         more = uniform >= below
         if not more.any():
             break
-        added += more * lengths.standard_exponential(num_steps)
+        added += more * (SHORTEST_STALL + noise.stall_share * lengths.standard_exponential(num_steps))
         chance *= expected / number
         below += chance
-    return added * noise.stall_s
+    return added * step_s
+
+
+def mean_stall_s(num_accelerators: int, step_s: float, noise: Noise) -> float:
+    """Seconds that stalls add to a step on average."""
+    return noise.stalls_per_hour * num_accelerators * step_s / HOUR * (SHORTEST_STALL + noise.stall_share) * step_s
+
+
+def share_beyond(share: float, layout: Layout, step_s: float, noise: Noise) -> float:
+    """The share of steps that take longer than the median by more than `share` of it, over all runs of the kind.
+
+    Stalls that long, and latest ranks that late: the tail of the largest of all replicas' delays is dp (delay / share)^2. A stall that
+    begins in a step of that length is counted once, and drift is too small to matter.
+    """
+    stalled = noise.stalls_per_hour * layout.num_ranks * step_s / HOUR
+    if share > SHORTEST_STALL:
+        stalled *= math.exp(-(share - SHORTEST_STALL) / noise.stall_share) if noise.stall_share else 0.0
+    levels = math.exp(0.5 * (DELAY_TAIL * noise.level_spread) ** 2)  # the mean of a run's level to that power
+    return -math.expm1(-stalled - layout.dp * levels * (noise.delay / share) ** DELAY_TAIL)

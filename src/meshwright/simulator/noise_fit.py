@@ -1,18 +1,16 @@
-"""The joint fit of the eight noise constants on step-time logs, and what it says of logs it has not seen.
+"""The fit of the noise on step-time logs, class by class, and what it says of logs and machines it has not seen.
 
-Jitter, delay and drift are fitted together on every log's robust standard deviation and median, through a fast stand-in for the walk
-(`_Stand`): the latest replica is drawn as the walk draws it, and jitter is linear in its size. As in the predictor's fit every one of
-the three has a value expected beforehand, which counts as an observation: what logs do not decide stays there. The other five follow
-from counts and means. What is reported of a log comes from the full simulator with constants fitted without it.
+Delay and drift of a class are fitted on two numbers of each log: the robust standard deviation of its steps, and that of the changes from
+one step to the next, which a slow drift hardly enters. Every class has the values expected that all classes have in common, which count as
+an observation: what few logs do not decide stays near them. Rates, lengths and first steps are drawn to the common ones in the same way.
+What is reported of a log comes from the full simulator with constants fitted without it.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,73 +20,99 @@ from meshwright.evidence.table import read_table
 from meshwright.record.step_times import MAD_TO_STD, StepTimes
 from meshwright.simulator import noise as draws
 from meshwright.simulator.logs import StepLog
-from meshwright.simulator.noise import MEANING, QUIET, Noise
-from meshwright.simulator.step import Setting, simulate, undisturbed, walk
-from meshwright.units import HOUR
+from meshwright.simulator.noise import SHORTEST_STALL, Noise, share_beyond
+from meshwright.simulator.noise_classes import COMMON, UNPIPELINED, FittedNoise, class_of_job
+from meshwright.simulator.row_spreads import drift_without_pipeline
+from meshwright.simulator.stall_fit import Stalls, fitted_stalls
+from meshwright.simulator.step import simulate_typical
 
 Floats = NDArray[np.float64]
 
 # How the fit weighs what it sees.
-ASKED_FACTOR = 1.5  # between simulated and logged standard deviations
-ASKED_EDGE = 0.045  # in ln: how soft the edge of that factor is
-SPREAD_SCALE = 0.3  # ln of a standard deviation: within the factor, an error of a third still counts
-MEDIAN_SCALE = 0.02  # of a step
-MEDIAN_WEIGHT = 0.25  # of a median against a standard deviation: medians are the predictor's to get right
-STALL_SHARE = 0.1  # of the median step: what is longer counts as a stall
-STAND_RUNS = 8  # a drift is slow: one run of a few hundred steps says little of its size
-STAND_SEED = 5
-PROBE_JITTER = 1e-3
-PROBE_REPLICAS = 4
-EXPECTED = {"jitter": 5e-4, "delay": 2.5e-4, "drift": 5e-3}  # assumed beforehand
-EXPECTED_SPREAD = 1.0  # of a logarithm
+SPREAD_SCALE = 0.3  # ln of a standard deviation: an error of a third
+CHANGE_WEIGHT = 0.5  # of the changes from step to step against the steps themselves
+CLASS_SPREAD = 1.0  # ln by which a class was expected to differ from the common values
+EXPECTED = (math.log(2.5e-4), math.log(2e-3))  # ln of delay and drift, assumed beforehand
+ROUNDS = 6  # of class values and common values in turn: they have settled long before
+JITTER = 5e-4  # assumed: step times do not determine it
+UNIT_STEPS = 4000  # drawn steps behind the unit of the delay
+UNIT_RUNS = 60  # drawn runs behind that of the drift, which one run of a few hundred steps says little of
+UNIT_SEED = 5
+DELAYS = np.linspace(math.log(2e-5), math.log(4e-3), 107)  # the grid of the fit
+DRIFTS = np.linspace(math.log(1e-4), math.log(5e-2), 125)
 RUNS_PER_ROW = 3  # logs behind a row's spread; the range of three exponentials is 1.5 means
 BENCHMARKS = ("gpt3", "llama31_405b")
 
+TIMERS = {False: "timer of the step", True: "wall clock"}
+
+# What is asked of a simulated log.
+ASKED_FACTOR = 1.5  # between simulated and logged standard deviations
+LONG_SHARE = 0.2  # of a median: steps that are longer by more count as long
+LONG_FACTOR = 2.0  # between simulated and logged numbers of long steps, and between first steps
+RARE = math.exp(-2.0)  # a count is compatible that chance gives as often: none where two are expected
+NORMAL_90 = 1.2815515655446004  # 80 % of a normal distribution lie within so many standard deviations
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Stand:
-    """A log's step without its walk: common draws, which constants scale."""
+class Seen:
+    """A log in the numbers of the fit, and what a delay and a drift of 1 would show in it."""
 
-    step_s: float
-    jitter_s: float  # what the step grows by with jitter of 1
-    latest: Floats  # runs x steps: the largest deviate of all replicas
-    drift: Floats  # runs x steps, with the layout's factor in it
-    log_spread: float  # of the log: ln of its robust standard deviation
-    median_s: float
+    kind: str
+    spread: float  # ln of the robust standard deviation of steps, per cent
+    change: float  # the same of changes between steps
+    delay_unit: tuple[float, float]  # per cent of spread and change
+    drift_unit: tuple[float, float]
 
-    def seen(self, values: Noise) -> tuple[float, float]:
-        """Median seconds of a steady step, and ln of the robust standard deviation in per cent: medians of the runs'."""
-        late_s = values.delay * self.step_s * self.latest
-        steps_s = self.step_s * (1 + values.drift * self.drift) + values.jitter * self.jitter_s + late_s
-        medians_s = np.median(steps_s, axis=1, keepdims=True)
-        spreads = 100 * MAD_TO_STD * np.median(np.abs(steps_s - medians_s), axis=1) / medians_s[:, 0]
-        return float(np.median(medians_s)), math.log(max(float(np.median(spreads)), 1e-6))
+    def predicted(self, delay: Floats | float, drift: Floats | float, of_change: int = 0) -> Floats:
+        """Ln of the spread, or of the change, with delay and drift of these logarithms: independent, so that their squares add up."""
+        return np.asarray(
+            np.logaddexp(2 * (delay + math.log(self.delay_unit[of_change])), 2 * (drift + math.log(self.drift_unit[of_change]))) / 2
+        )
+
+    def losses(self) -> Floats:
+        """How badly each point of the grid fits; a few logs are of troubled machines, so large errors count by their logarithm."""
+        delay, drift = DELAYS[:, None], DRIFTS[None, :]
+        spread, change = self.predicted(delay, drift) - self.spread, self.predicted(delay, drift, 1) - self.change
+        return np.asarray(_loss(spread) + CHANGE_WEIGHT * _loss(change))
 
 
-def _stand(log: StepLog) -> _Stand:
-    planned, rng = log.planned, np.random.default_rng(STAND_SEED)
-    num_steps = len(log.times.steady_s)
-    shape = (STAND_RUNS * num_steps, planned.plan.layout.dp)
-    probe = walk(planned, 1, Setting(noise=replace(QUIET, jitter=PROBE_JITTER)), rng, num_replicas=PROBE_REPLICAS)
-    quiet_s = undisturbed(planned).pipeline_s
-    return _Stand(
-        step_s=planned.step_s,
-        jitter_s=max(float(np.mean(probe.pipeline_s - probe.weights_s)) - quiet_s, 0.0) / PROBE_JITTER,
-        latest=draws.latest_rank(planned.plan.layout, shape, rng).max(axis=1).reshape(STAND_RUNS, num_steps),
-        drift=draws.drift_scale(planned.plan.layout, planned.step_s, 1.0)
-        * np.stack([draws.drift_path(num_steps, rng) for _ in range(STAND_RUNS)]),
-        log_spread=math.log(log.times.robust_std_pct),
-        median_s=log.times.median_s,
+def _loss(error: Floats) -> Floats:
+    return np.log1p((error / SPREAD_SCALE) ** 2 / 2)
+
+
+def _seen(log: StepLog) -> Seen:
+    rng, layout = np.random.default_rng(UNIT_SEED), log.run.layout
+    late = draws.latest_rank(layout, (UNIT_STEPS, layout.dp), rng).max(axis=1)
+    scale = draws.drift_scale(log.times.median_s, 1.0)
+    paths = [scale * draws.drift_path(len(log.times.steady_s), rng) for _ in range(UNIT_RUNS)]
+    relative = log.times.steady_s / log.times.median_s
+    return Seen(
+        kind=class_of_job(log.planned.forecast.job, log.run.layout),
+        spread=math.log(_spread_pct(relative)),
+        change=math.log(_spread_pct(_changes(relative))),
+        delay_unit=(_spread_pct(late), _spread_pct(_changes(late))),
+        drift_unit=(
+            float(np.median([_spread_pct(path) for path in paths])),
+            float(np.median([_spread_pct(_changes(path)) for path in paths])),
+        ),
     )
+
+
+def _changes(series: Floats) -> Floats:
+    return np.diff(series) / math.sqrt(2)
+
+
+def _spread_pct(values: Floats) -> float:
+    return float(100 * MAD_TO_STD * np.median(np.abs(values - np.median(values))))
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One log against the simulator with constants that were fitted without it."""
+    """One log against the simulator with constants that were fitted without it, or without its machine."""
 
     log: StepLog
     noise: Noise
-    simulated: tuple[StepTimes, ...]  # a run a seed, each with the log's number of steps and evaluations
+    simulated: tuple[StepTimes, ...]  # a typical run a seed, each with the log's number of steps and evaluations
 
     @property
     def median_s(self) -> float:
@@ -97,8 +121,19 @@ class Checked:
 
     @property
     def robust_std_pct(self) -> float:
-        """Of the simulated runs' robust standard deviations, the median."""
+        """Of the simulated runs' robust standard deviations, the median: that of a typical run."""
         return float(np.median([times.robust_std_pct for times in self.simulated]))
+
+    @property
+    def robust_std_80_pct(self) -> tuple[float, float]:
+        """Between what the standard deviations of 80 of 100 runs lie: all that jitters is as strong as the run's level."""
+        factor = math.exp(NORMAL_90 * self.noise.level_spread)
+        return self.robust_std_pct / factor, self.robust_std_pct * factor
+
+    @property
+    def first_step_s(self) -> float:
+        """Of the simulated first steps, the median."""
+        return float(np.median([times.seconds[0] for times in self.simulated]))
 
     @property
     def median_error(self) -> float:
@@ -115,109 +150,172 @@ class Checked:
         """Whether the standard deviations are within the factor that is asked for."""
         return 1 / ASKED_FACTOR <= self.spread_ratio <= ASKED_FACTOR
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether the logged standard deviation is one that 80 of 100 runs have."""
+        low, high = self.robust_std_80_pct
+        return low <= self.log.times.robust_std_pct <= high
+
+    @property
+    def num_long(self) -> int:
+        """Long steps of the log."""
+        return _num_long(self.log)
+
+    @property
+    def expected_long(self) -> float:
+        """Long steps that runs of the kind have in so many steps, on average."""
+        layout, median_s = self.log.run.layout, self.log.times.median_s
+        return share_beyond(LONG_SHARE, layout, median_s, self.noise) * len(self.log.times.steady_s)
+
+    @property
+    def is_long_near(self) -> bool:
+        """Whether the numbers of long steps are compatible."""
+        return compatible(self.num_long, self.expected_long)
+
+    @property
+    def is_first_near(self) -> bool:
+        """Whether the first steps are within the factor that is asked for."""
+        return 1 / LONG_FACTOR <= self.first_step_s / float(self.log.times.seconds[0]) <= LONG_FACTOR
+
+
+def compatible(seen: int, expected: float) -> bool:
+    """Whether a count is within a factor of two of what is expected, or so near that chance explains it.
+
+    Chance does where a Poisson count is as small or as large at least e^-2 of the time: nothing seen fits up to 2 expected, and one seen
+    fits from 0.15 expected on.
+    """
+    if seen and 1 / LONG_FACTOR <= expected / seen <= LONG_FACTOR:
+        return True
+    below = sum(math.exp(-expected) * expected**k / math.factorial(k) for k in range(seen))  # chance of fewer
+    exactly = math.exp(-expected) * expected**seen / math.factorial(seen)
+    return below + exactly >= RARE and 1 - below >= RARE
+
 
 class NoiseFit:
-    """A fit of the constants, all logs or all but one; expensive work is done once."""
+    """A fit of the constants on all logs, or on all but some; expensive work is done once."""
 
     def __init__(self, logs: Sequence[StepLog], report: Callable[[str, int, int], None] | None = None) -> None:
         self.logs = tuple(logs)
-        self._stands = []
+        self.seen: list[Seen] = []
         for number, log in enumerate(self.logs):
-            self._stands.append(_stand(log))
+            self.seen.append(_seen(log))
             if report:
                 report("reading logs", number + 1, len(self.logs))
-        self._spread = _run_spread()
-        self._start: tuple[float, float, float] | None = None
+        self._losses = [seen.losses() for seen in self.seen]
+        self._run_spread = _run_spread()
+        self._rows = drift_without_pipeline()
+        self._done: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Checked] = {}
 
-    def fitted(self, left_out: int = -1) -> Noise:
-        """The constants, fitted on all logs but number `left_out`."""
-        logs = [log for i, log in enumerate(self.logs) if i != left_out]
-        stands = [stand for i, stand in enumerate(self._stands) if i != left_out]
-        jitter, delay, drift = self._shaken(stands)
-        rate, length_s = _stalls(logs)
-        return Noise(
-            jitter=jitter,
-            delay=delay,
-            drift=drift,
-            stalls_per_hour=rate,
-            stall_s=length_s,
-            first_step_s=_exponential_mean([_first_excess_s(log) for log in logs]),
-            after_evaluation_s=_exponential_mean([excess for log in logs if log.timer_is_wall for excess in _after_excess_s(log)]),
-            run_spread=self._spread,
-        )
+    def fitted(self, left_out: Collection[int] = ()) -> FittedNoise:
+        """The constants, fitted on all logs but those with the numbers in `left_out`."""
+        kept = [i for i in range(len(self.logs)) if i not in left_out]
+        by_class = {name: [i for i in kept if self.seen[i].kind == name] for name in sorted({self.seen[i].kind for i in kept})}
+        levels, spread = self._levels(kept), self._level_spread(kept)
+        # What tells logs apart in their stalls is the timer: before v5.0 it left out the time between steps.
+        timers = {name: TIMERS[self.logs[numbers[0]].timer_is_wall] for name, numbers in by_class.items()} | {COMMON: COMMON}
+        stalls = fitted_stalls([stalls_of(self.logs[i]) for i in kept], [timers[self.seen[i].kind] for i in kept])
+        firsts = _drawn_together({name: [_first_excess_s(self.logs[i]) for i in numbers] for name, numbers in by_class.items()})
+        afters = _drawn_together({name: _after_excesses_s([self.logs[i] for i in numbers]) for name, numbers in by_class.items()})
+        classes = {
+            name: Noise(
+                jitter=JITTER,
+                delay=round(math.exp(levels[name][0]), 9),
+                drift=round(math.exp(levels[name][1]), 9),
+                level_spread=spread,
+                stalls_per_hour=stalls.per_hour[timers[name]],
+                stall_spread=stalls.spread,
+                stall_share=stalls.share[timers[name]],
+                first_step_s=firsts[name],
+                after_evaluation_s=afters[name],
+                run_spread=self._run_spread,
+            )
+            for name in (*by_class, COMMON)
+        }
+        rows = self._rows  # of other jobs than the logs, so that leaving out logs does not change them
+        classes[UNPIPELINED] = replace(classes[COMMON], drift=rows.drift, level_spread=rows.level_spread)
+        return FittedNoise(classes, {name: len(by_class.get(name, kept)) for name in classes} | {UNPIPELINED: rows.num_rows})
 
-    def _shaken(self, stands: Sequence[_Stand]) -> tuple[float, float, float]:
-        """Jitter, delay and drift: the best of several starts, each in logarithms so that none turns negative."""
-        from scipy.optimize import minimize
+    def _levels(self, kept: Sequence[int]) -> Mapping[str, tuple[float, float]]:
+        """Ln of delay and drift by class: the best point of the grid, and in turn the mean of the classes, which each is drawn to."""
+        totals: dict[str, Floats] = {}
+        for i in kept:
+            name = self.seen[i].kind
+            totals[name] = totals[name] + self._losses[i] if name in totals else self._losses[i]
+        levels: dict[str, tuple[float, float]] = {COMMON: EXPECTED}
+        for _ in range(ROUNDS):
+            middle = levels[COMMON]
+            away = ((DELAYS[:, None] - middle[0]) ** 2 + (DRIFTS[None, :] - middle[1]) ** 2) / (2 * CLASS_SPREAD**2)
+            for name, total in totals.items():
+                row, column = divmod(int(np.argmin(total + away)), len(DRIFTS))
+                levels[name] = (float(DELAYS[row]), float(DRIFTS[column]))
+            points = np.array([*(levels[name] for name in totals), EXPECTED])  # what was expected counts as a class
+            levels[COMMON] = (float(points[:, 0].mean()), float(points[:, 1].mean()))
+        return levels
 
-        starts = [self._start] if self._start else [(-7.0, -8.5, -5.0), (-9.0, -8.0, -4.5), (-8.0, -9.0, -5.5)]
-        found = [
-            minimize(_loss, start, args=(stands,), method="Nelder-Mead", options={"maxiter": 300, "xatol": 1e-3, "fatol": 1e-5})
-            for start in starts
-        ]
-        best = min(found, key=lambda one: float(one.fun))
-        if self._start is None:
-            self._start = (float(best.x[0]), float(best.x[1]), float(best.x[2]))
-        jitter, delay, drift = (round(math.exp(float(x)), 9) for x in best.x)
-        return jitter, delay, drift
+    def _level_spread(self, kept: Sequence[int]) -> float:
+        """Standard deviation of a run's level: 80 % of logs, each left out in turn, are off by no more than 1.28 of it."""
+        errors = []
+        for left_out in kept:
+            levels, seen = self._levels([i for i in kept if i != left_out]), self.seen[left_out]
+            delay, drift = levels.get(seen.kind, levels[COMMON])
+            errors.append(abs(float(seen.predicted(delay, drift)) - seen.spread))
+        return round(float(np.quantile(errors, 0.8)) / NORMAL_90, 4) if errors else 0.0
 
     def checked(self, number: int, seeds: Sequence[int] = (1, 2, 3)) -> Checked:
         """Log `number` simulated with constants fitted without it."""
-        log, values = self.logs[number], self.fitted(left_out=number)
-        return Checked(log, values, tuple(simulated_as(log, values, seed) for seed in seeds))
+        return self._checked(number, (number,), seeds)
+
+    def checked_without_machine(self, number: int, seeds: Sequence[int] = (1, 2, 3)) -> Checked:
+        """Log `number` simulated with constants fitted without any log of its machine."""
+        machine = self.logs[number].machine
+        return self._checked(number, [i for i, log in enumerate(self.logs) if log.machine == machine], seeds)
+
+    def _checked(self, number: int, left_out: Sequence[int], seeds: Sequence[int]) -> Checked:
+        key = (number, tuple(left_out), tuple(seeds))
+        if key not in self._done:  # a machine with one log is left out with it
+            log, values = self.logs[number], self.fitted(left_out).of(self.seen[number].kind)
+            self._done[key] = Checked(log, values, simulated_as(log, values, seeds))
+        return self._done[key]
 
 
-def simulated_as(log: StepLog, values: Noise, seed: int) -> StepTimes:
-    """A simulated run of as many steps and evaluations as the log has."""
-    steps = simulate(log.planned, len(log.times.seconds), seed, Setting(noise=values), log.first_steps)
-    return StepTimes(steps.step_s, steps.is_first, "simulated")
+def simulated_as(log: StepLog, values: Noise, seeds: Sequence[int]) -> tuple[StepTimes, ...]:
+    """Typical simulated runs of as many steps and evaluations as the log has."""
+    runs = simulate_typical(log.planned, len(log.times.seconds), seeds, values, log.first_steps)
+    return tuple(StepTimes(steps.step_s, steps.is_first, "simulated") for steps in runs)
 
 
-def _loss(logarithms: Sequence[float], stands: Sequence[_Stand]) -> float:
-    """How badly constants fit all logs, and how far they are from what was expected."""
-    jitter, delay, drift = (math.exp(min(float(x), 0.0)) for x in logarithms)
-    values = replace(QUIET, jitter=jitter, delay=delay, drift=drift)
-    total = sum(0.5 * ((x - math.log(EXPECTED[name])) / EXPECTED_SPREAD) ** 2 for name, x in zip(EXPECTED, logarithms, strict=True))
-    for stand in stands:
-        median_s, spread = stand.seen(values)
-        median = math.log(median_s / stand.median_s)
-        total += _missed(spread - stand.log_spread) + MEDIAN_WEIGHT * _bounded(median / MEDIAN_SCALE)
-    return total
+def stalls_of(log: StepLog) -> Stalls:
+    """The log's stalls as shares of its median step, and how long its accelerators were seen."""
+    shares = log.times.steady_s / log.times.median_s - 1
+    return Stalls.seen(shares[shares > SHORTEST_STALL], log.run.num_accelerators * float(np.sum(log.times.steady_s)))
 
 
-def _bounded(error: float) -> float:
-    """From 0 to 1: beyond some scales an error counts no more, since a few logs are of troubled machines."""
-    return 1 - math.exp(-0.5 * error * error)
-
-
-def _missed(log_ratio: float) -> float:
-    """From 0 to 1, rising where the ratio of two standard deviations leaves the factor that is asked for."""
-    beyond = (abs(log_ratio) - math.log(ASKED_FACTOR)) / ASKED_EDGE
-    return 0.8 / (1 + math.exp(-min(beyond, 50.0))) + 0.2 * _bounded(log_ratio / SPREAD_SCALE)
-
-
-def _stalls(logs: Sequence[StepLog]) -> tuple[float, float]:
-    """Stalls per hour of one accelerator, and their mean length beyond the threshold (exponential: the same as in all)."""
-    exposure_h, lengths_s = 0.0, []
-    for log in logs:
-        steady_s, median_s = log.times.steady_s, log.times.median_s
-        exposure_h += log.run.num_accelerators * float(np.sum(steady_s)) / HOUR
-        lengths_s += (steady_s[steady_s > (1 + STALL_SHARE) * median_s] - (1 + STALL_SHARE) * median_s).tolist()
-    return round(len(lengths_s) / exposure_h, 9), round(float(np.mean(lengths_s)), 4) if lengths_s else 0.0
+def _num_long(log: StepLog) -> int:
+    return int(np.sum(log.times.steady_s > (1 + LONG_SHARE) * log.times.median_s))
 
 
 def _first_excess_s(log: StepLog) -> float:
     return max(float(log.times.seconds[0]) - log.times.median_s, 0.0)
 
 
-def _after_excess_s(log: StepLog) -> list[float]:
-    after_s = log.times.seconds[log.first_steps[1:]] - log.times.median_s
-    return [max(float(np.median(after_s)), 0.0)] if len(after_s) else []
+def _after_excesses_s(logs: Sequence[StepLog]) -> list[float]:
+    """Of each log whose timer leaves nothing out, how much longer a step after an evaluation takes."""
+    excesses_s = (log.times.seconds[log.first_steps[1:]] - log.times.median_s for log in logs if log.timer_is_wall)
+    return [max(float(np.median(excess_s)), 0.0) for excess_s in excesses_s if len(excess_s)]
 
 
-def _exponential_mean(excesses_s: Sequence[float]) -> float:
-    """The mean of an exponential distribution with the same median: a few huge values do not decide. None seen: 0."""
-    return round(float(np.median(excesses_s)) / math.log(2), 4) if excesses_s else 0.0
+def _drawn_together(excesses_s: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """By class, the mean of an exponential distribution with the median of its logs: a few huge values do not decide.
+
+    The median of all logs counts as one more log of each class.
+    """
+    everything = [excess_s for values in excesses_s.values() for excess_s in values]
+    common = float(np.median(everything)) if everything else 0.0
+    medians = {
+        name: (len(values) * float(np.median(values)) + common) / (len(values) + 1) if values else common
+        for name, values in excesses_s.items()
+    }
+    return {name: round(median / math.log(2), 4) for name, median in (medians | {COMMON: common}).items()}
 
 
 def _run_spread() -> float:
@@ -226,11 +324,3 @@ def _run_spread() -> float:
     chosen = [row for row in rows if row.text("benchmark") in BENCHMARKS and row.text("vendor") == "NVIDIA"]
     ranges = [float(row.text("run_spread_pct")) for row in chosen if row.text("run_spread_pct")]
     return round(float(np.mean(ranges)) / 100 / sum(1 / k for k in range(1, RUNS_PER_ROW)), 6)
-
-
-def json_text(values: Noise, fitted_on: str, date: str) -> str:
-    """The constants as the package carries them."""
-    entries: dict[str, Any] = {
-        name: {"value": getattr(values, name), "unit": unit, "meaning": meaning} for name, (unit, meaning) in MEANING.items()
-    }
-    return json.dumps({"fitted_on": fitted_on, "date": date, "constants": entries}, indent=1) + "\n"

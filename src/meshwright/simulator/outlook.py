@@ -15,9 +15,10 @@ from meshwright.describe.failures import Failures
 from meshwright.plan.plan import Plan
 from meshwright.predict.goodput import advised_interval_s, advised_spares
 from meshwright.simulator.campaign import Campaign, Report, Weeks, weeks
-from meshwright.simulator.noise import QUIET
+from meshwright.simulator.noise import QUIET, mean_stall_s
+from meshwright.simulator.planned_step import PlannedStep
 from meshwright.simulator.run import Conditions, OverSeeds, SimulatedRun, run_plan
-from meshwright.units import DAY, HOUR
+from meshwright.units import DAY
 
 Floats = NDArray[np.float64]
 
@@ -39,6 +40,7 @@ class MeanStep:
     robust_std_pct: float
     evaluations_s: float  # of all evaluations of the whole workload
     workload_steps: int  # of the whole workload; 0 where it has no end
+    run_spread: float  # of the noise: how much slower a run is than the best of its kind, on average
 
     @property
     def workload_s(self) -> float:
@@ -53,14 +55,16 @@ def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
     What makes the mean longer than the median is added, stalls above all. They are rare and long, so that a sample would have too many or
     too few of them: their mean counts. Without noise, steps are as they are simulated.
     """
-    noise = conditions.noise
-    run = _sample(plan, conditions, seed)
+    planned = conditions.planned(plan)
+    noise = conditions.noise_on(planned)
+    run = _sample(plan, conditions, seed, planned)
     usual = Conditions(stack=conditions.stack)
     in_prediction = 1.0
     if noise != QUIET:
-        in_prediction = (run if conditions == usual else _sample(plan, usual, seed)).times.median_s / plan.step_s
+        alike = run if conditions == usual else _sample(plan, usual, seed, usual.planned(plan))
+        in_prediction = alike.times.median_s / plan.step_s
     step_s, parts_s = run.times.steady_s / in_prediction, {part: part_s / in_prediction for part, part_s in run.mean_parts_s.items()}
-    stall_s = noise.stalls_per_hour * plan.layout.num_ranks * run.planned.step_s / HOUR * noise.stall_s
+    stall_s = mean_stall_s(plan.layout.num_ranks, planned.step_s, noise)
     return MeanStep(
         seconds=float(np.mean(step_s)) + stall_s,
         standard_error_s=float(np.std(step_s, ddof=1) / math.sqrt(len(step_s))),
@@ -69,12 +73,14 @@ def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
         robust_std_pct=run.times.robust_std_pct,
         evaluations_s=plan.workload.num_evaluations(plan.workload.num_steps()) * run.evaluation_s,
         workload_steps=plan.workload.num_steps(),
+        run_spread=noise.run_spread,
     )
 
 
-def _sample(plan: Plan, conditions: Conditions, seed: int) -> SimulatedRun:
+def _sample(plan: Plan, conditions: Conditions, seed: int, planned: PlannedStep) -> SimulatedRun:
     """Steps that stand for all of them, without stalls."""
-    return run_plan(plan, replace(conditions, noise=replace(conditions.noise, stalls_per_hour=0.0)), SAMPLED_STEPS + 1, seed)
+    without = replace(conditions, noise=replace(conditions.noise_on(planned), stalls_per_hour=0.0), jitter=1.0)
+    return run_plan(plan, without, SAMPLED_STEPS + 1, seed, planned=planned)
 
 
 def usd_per_accelerator_hour(plan: Plan, conditions: Conditions) -> float | None:

@@ -21,7 +21,8 @@ from meshwright.record.header import RunHeader
 from meshwright.record.step_times import StepTimes
 from meshwright.record.writer import RunWriter
 from meshwright.simulator.fabric import Fabric, fabric_tier
-from meshwright.simulator.noise import Noise, fitted_noise
+from meshwright.simulator.noise import QUIET, Noise
+from meshwright.simulator.noise_classes import usual_noise
 from meshwright.simulator.planned_step import PlannedStep, Traffic, planned_step, traffic_of
 from meshwright.simulator.step import Report, Setting, Slow, Steps, simulate
 from meshwright.units import si
@@ -33,9 +34,10 @@ SLOWEST = 1000.0  # times as slow as others: a rank beyond that is dead
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What the machine is like while the plan runs; the default is as described, with the noise that logs show."""
+    """What the machine is like while the plan runs; the default is as described, with the noise that logs of such runs show."""
 
-    noise: Noise = field(default_factory=fitted_noise)
+    noise: Noise | None = None  # None: as logs of the plan's class show it
+    jitter: float = 1.0  # times as strong
     fabric: Fabric = field(default_factory=Fabric)
     slow: tuple[Slow, ...] = ()
     storage_bytes_per_s: float = 0.0  # 0: as described
@@ -46,7 +48,18 @@ class Conditions:
         """The conditions as a report lists them."""
         slow = (f"rank {one.rank} {one.factor:g} times as slow" for one in self.slow)
         storage = (f"storage of {si(self.storage_bytes_per_s, 'B/s')}",) if self.storage_bytes_per_s else ()
-        return (self.noise.words, *self.fabric.words, *slow, *storage, *((f"software {self.stack.name}",) if self.stack else ()))
+        return (self._noise_words, *self.fabric.words, *slow, *storage, *((f"software {self.stack.name}",) if self.stack else ()))
+
+    @property
+    def _noise_words(self) -> str:
+        if self.noise is not None:
+            return "no noise" if self.noise == QUIET else "other noise than logs show"
+        return "noise as logs show it" if self.jitter == 1 else f"jitter {self.jitter:.6g} times that of logs"
+
+    def noise_on(self, planned: PlannedStep) -> Noise:
+        """The noise of a plan's runs."""
+        usual = usual_noise(planned.forecast.job, planned.plan.layout) if self.noise is None else self.noise
+        return usual.scaled(self.jitter)
 
     def check(self, plan: Plan) -> None:
         """Raise an InputError where the plan's machine cannot be like that."""
@@ -73,10 +86,10 @@ class Conditions:
         """What a walk needs to know, with hashes and hit NICs drawn for this seed."""
         shares = self.fabric.stage_shares(planned.plan.cluster, planned.plan.layout, np.random.default_rng([seed, 3]))
         traffic: tuple[Traffic, ...] = ()
-        if (shares < 1).any():
+        if (shares != 1).any():
             by_share = {share: _traffic_at(planned, share) for share in np.unique(shares).tolist()}
             traffic = tuple(by_share[share] for share in shares.tolist())
-        return Setting(noise=self.noise, slow=self.slow, stage_traffic=traffic)
+        return Setting(noise=self.noise_on(planned), slow=self.slow, stage_traffic=traffic)
 
 
 def check_tiers(plan: Plan) -> None:

@@ -32,7 +32,7 @@ from meshwright.record.header import check_name
 from meshwright.simulator.campaign import Campaign
 from meshwright.simulator.exposure import Exposed, exposed_between_replicas
 from meshwright.simulator.fabric import Fabric
-from meshwright.simulator.noise import QUIET, fitted_noise
+from meshwright.simulator.noise import QUIET
 from meshwright.simulator.outlook import SAMPLED_STEPS, SIZES, Finish, Outlook, Size, campaign_of, finish, outlook
 from meshwright.simulator.outlook import sizes as other_sizes
 from meshwright.simulator.planned_step import check_plan
@@ -207,7 +207,8 @@ def simulate(
     _check_machine(chosen, cluster)
     stack = stack_of(chosen, software) if software else None
     conditions = Conditions(
-        noise=fitted_noise().scaled(jitter) if noise else QUIET,
+        noise=None if noise else QUIET,
+        jitter=jitter,
         fabric=Fabric(planes_lost=planes_lost, nics_hit=nics_hit, links_lost=links_lost, neighbour=neighbour, routing=routing),
         slow=_slow_ranks(slow_rank),
         storage_bytes_per_s=_storage(storage),
@@ -336,7 +337,7 @@ def _weeks(asked: Simulation, campaign: Campaign, folder: _Folder, sizes: bool, 
     table: list[Size] = []
     try:
         if not interrupted and (asked.finish_by_s is not None or asked.budget is not None):
-            ended = finish(plan, seen, conditions.noise.run_spread, asked.seed, max(asked.seeds, FINISH_SEEDS), progress)
+            ended = finish(plan, seen, seen.step.run_spread, asked.seed, max(asked.seeds, FINISH_SEEDS), progress)
         if not interrupted and sizes:
             per_node = plan.cluster.accelerators_per_node
             for size in other_sizes(campaign.failures, per_node, asked.seed, asked.days, min(asked.seeds, MOST_SIZE_SEEDS)):

@@ -6,8 +6,8 @@ traffic between replicas when the pipelines have drained is exposed; without a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +82,24 @@ def simulate(
     Broken off by the user, it returns the steps that are done; before any is, the interrupt goes on.
     """
     setting = setting or Setting()
+    setting = replace(setting, noise=setting.noise.of_one_run(np.random.default_rng([seed, 6])))
     firsts = np.array([0]) if first_steps is None else first_steps
+    walked = _walked(planned, num_steps, seed, setting, report)
+    return _composed(planned, setting, walked, firsts, undisturbed(planned), np.random.default_rng([seed, 2]))
+
+
+def simulate_typical(planned: PlannedStep, num_steps: int, seeds: Sequence[int], noise: Noise, first_steps: Ints) -> tuple[Steps, ...]:
+    """Typical runs of a job that share their pipelines, walked once, and differ in all that disturbs the whole machine.
+
+    Hundreds of steps say enough of how ranks jitter; of a slow drift a run says little, and many runs cost nothing that way.
+    """
+    setting = Setting(noise=noise.of_typical_run())
+    walked, base = _walked(planned, num_steps, seeds[0], setting, None), undisturbed(planned)
+    return tuple(_composed(planned, setting, walked, first_steps, base, np.random.default_rng([seed, 2])) for seed in seeds)
+
+
+def _walked(planned: PlannedStep, num_steps: int, seed: int, setting: Setting, report: Report | None) -> Walked:
+    """The pipelines of all steps, block by block; as many as were done when the user broke off."""
     pieces = []
     try:
         for first, count in _blocks(planned, num_steps):
@@ -92,8 +109,7 @@ def simulate(
     except KeyboardInterrupt:
         if not pieces:
             raise
-    walked = Walked(**{name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in Walked.__slots__})
-    return _composed(planned, setting, walked, firsts, np.random.default_rng([seed, 2]))
+    return Walked(**{name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in Walked.__slots__})
 
 
 def _blocks(planned: PlannedStep, num_steps: int) -> Iterator[tuple[int, int]]:
@@ -203,9 +219,8 @@ class Undisturbed:
     exposed_dp_s: float
 
 
-def _composed(planned: PlannedStep, setting: Setting, walked: Walked, firsts: Ints, rng: np.random.Generator) -> Steps:
+def _composed(planned: PlannedStep, setting: Setting, walked: Walked, firsts: Ints, base: Undisturbed, rng: np.random.Generator) -> Steps:
     """Steps from walked pipelines: with what disturbs the whole machine, the optimizer, the host and storage."""
-    base = undisturbed(planned)
     pipeline_s = walked.pipeline_s - walked.weights_s
     wide = _machine_wide(planned, setting.noise, len(pipeline_s), firsts, rng)
     parts = {part: np.full(len(pipeline_s), seconds) for part, seconds in planned.parts_s.items()}
@@ -260,7 +275,7 @@ def _exposed_dp_s(planned: PlannedStep, setting: Setting, walked: Walked) -> Flo
 
 def _machine_wide(planned: PlannedStep, noise: Noise, num_steps: int, firsts: Ints, rng: np.random.Generator) -> dict[str, Floats]:
     """Seconds that the whole machine loses in each step: to drift and a slow run, to stalls, to first steps."""
-    scale = draws.drift_scale(planned.plan.layout, planned.busy_s, noise.drift)
+    scale = draws.drift_scale(planned.busy_s, noise.drift)
     run = noise.run_spread * float(rng.standard_exponential())
     drift_s = planned.busy_s * (scale * draws.drift_path(num_steps, rng) + run)
     stall_s = draws.stalls(num_steps, planned.plan.layout.num_ranks, planned.step_s, noise, rng)

@@ -6,9 +6,12 @@ ranks is started on the accelerator that holds the same coordinates: that is wha
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
-from meshwright.layout import AXES, Layout
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.layout import AXES, ORDERS, Layout, Layouts
 
 Order = tuple[str, ...]  # axes, innermost first
 
@@ -18,21 +21,18 @@ DP_LAST: Order = ("tp", "cp", "pp", "dp")  # Megatron-LM with --use-tp-pp-dp-map
 
 def is_numbered(layout: Layout, order: Order) -> bool:
     """Whether numbering in `order` gives every rank the coordinates that the plan gives it; axes of one rank do not matter."""
-    foreign = replace(layout, order=order)
-    return all(layout.stride(axis) == foreign.stride(axis) for axis in AXES if getattr(layout, axis) > 1)
+    return bool(same_numbers(Layouts.of([layout]), order)[0])
+
+
+def same_numbers(rows: Layouts, order: Order) -> NDArray[np.bool_]:
+    """The same for every row of many layouts."""
+    columns = {f.name: getattr(rows, f.name) for f in fields(Layouts)}
+    foreign = Layouts(**{**columns, "order": np.full(len(rows), ORDERS.index(order), dtype=np.int64)})
+    same = [(getattr(rows, axis) == 1) | (rows.stride(axis) == foreign.stride(axis)) for axis in AXES]
+    return np.asarray(np.all(same, axis=0))
 
 
 def places(layout: Layout, order: Order) -> list[int]:
     """For every rank numbered in `order`, the rank of the plan with the same coordinates: the accelerator it must start on."""
     foreign = replace(layout, order=order)
     return [layout.rank(foreign.coordinate(rank)) for rank in range(layout.num_ranks)]
-
-
-def rank_note(layout: Layout, order: Order, stack: str) -> list[str]:
-    """What to say where the stack numbers its ranks in another order than the plan."""
-    if is_numbered(layout, order):
-        return []
-    return [
-        f"{stack} numbers ranks {'-'.join(order)} (innermost first), the plan places them {'-'.join(layout.order)}: "
-        "start it with the rank file of kind `rankfile-pp-last`, or the axes land on other tiers than planned"
-    ]
