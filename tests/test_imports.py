@@ -59,6 +59,7 @@ ROOMS = (
 FORWARDS = {
     ("job", "predict.forecast"),
     ("job", "plan"),
+    ("job", "say"),
     ("predict.forecast", "say"),
     ("plan", "say"),
     ("simulator", "say"),

@@ -15,7 +15,7 @@ from meshwright.describe.profile import Profile
 from meshwright.describe.recipe import recipe
 from meshwright.describe.whatif import changed
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.layout import AXES, Layout, parse_layout
 from meshwright.predict.legality import check_layout
 from meshwright.predict.practice import MEGATRON, MESHWRIGHT, WHOLE_GRAPHS, Effects, ExpertPractice, expert_practice, further_effects
@@ -164,7 +164,7 @@ class Job:
             return parse_layout(text, usual)
         inner = parse_layout(",".join(item for key, item in items.items() if key in ("tp", "cp", "pp"))).num_ranks
         if self.num_accelerators % inner:
-            sizes = [f"--gpus {size}" for size in self.cluster.nearest_sizes(self.num_accelerators, inner)]
+            sizes = [argument("gpus", size) for size in self.cluster.nearest_sizes(self.num_accelerators, inner)]
             raise InputError(
                 f"tp x cp x pp = {inner} does not divide the {self.num_accelerators} accelerators of {self.cluster.name}",
                 where=f"layout {text}",
@@ -234,6 +234,12 @@ class Job:
 
         return sweep_job(self, gpus, mode=mode, base=base, layout=layout, stack=stack, terms=terms)
 
+    def _repr_html_(self) -> str:
+        from meshwright.say.html import fragment
+        from meshwright.say.job import job_document
+
+        return fragment(job_document(self))
+
     def __repr__(self) -> str:
         names = ", ".join(repr(noun.name) for noun in (self.model, self.cluster, self.workload))
         return f"Job({names}, software={self.software.name!r}, gpus={self.num_accelerators})"
@@ -267,7 +273,9 @@ def _usual_software(cluster: Cluster, workload: Workload) -> Software:
 def _check_gpus(gpus: int | None) -> None:
     if gpus is not None and not 1 <= gpus <= MOST_ACCELERATORS:
         raise InputError(
-            f"gpus is {gpus!r}, not a whole number from 1 to {MOST_ACCELERATORS:,}", where="Job: gpus", fix="give a number such as 512"
+            f"{argument('gpus')} is {gpus!r}, not a whole number from 1 to {MOST_ACCELERATORS:,}",
+            where=argument("gpus"),
+            fix="give a number such as 512",
         )
 
 

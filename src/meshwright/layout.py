@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.arguments import check_type, check_types, typed
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 
 AXES = ("tp", "cp", "pp", "dp")  # ep is laid over dp (and cp): it takes no ranks of its own
 # Parts of a layer whose activations may be dropped or shrunk on their own, as Megatron-core names them: attention's inner part (its
@@ -66,9 +66,9 @@ class Layout:
         for key, least in (*((key, 1) for key in _DEGREES), *((key, 0) for key in _OPTIONAL)):
             value = getattr(self, key)
             if value < least:
-                raise InputError(f"{key} must be at least {least}, not {value}", where=f"layout.{key}")
+                raise InputError(f"{SHORT_NAMES.get(key, key)} is {value}", where=f"layout.{key}", fix=f"give {least} or more")
             if value > LARGEST:
-                raise InputError(f"{key} must be at most {LARGEST}", where=f"layout.{key}")
+                raise InputError(f"{SHORT_NAMES.get(key, key)} is {value}", where=f"layout.{key}", fix=f"give at most {LARGEST:,}")
         if self.zero_stage not in (0, 1, 2, 3):
             raise InputError(f"ZeRO stage {self.zero_stage} does not exist", where="layout.zero", fix="choose 0, 1, 2 or 3")
         if self.zero_ranks and (self.dp * self.cp) % self.zero_ranks:
@@ -214,13 +214,13 @@ def read_choices(text: str) -> dict[str, Any]:
         key, equals, value = item.partition("=")
         key = key.strip().replace("-", "_")
         if key not in names:
-            raise InputError(f"cannot read {item!r} in the layout", where="--layout", fix=f"write KEY=VALUE; {nearest(key, names)}")
+            raise InputError(f"cannot read {item!r} in the layout", where=argument("layout"), fix=f"write KEY=VALUE; {nearest(key, names)}")
         field_name = names[key]
         if not equals:
             example = value_text(known[field_name].default) if key not in AXES else "2"
-            raise InputError(f"{key} has no value in the layout", where=f"--layout {text}", fix=f"write {key}={example}, for example")
+            raise InputError(f"{key} has no value in the layout", where=argument("layout", text), fix=f"write {key}={example}, for example")
         if field_name in changes:
-            raise InputError(f"{key} is given twice", where=f"--layout {text}", fix=f"keep one {key}=")
+            raise InputError(f"{key} is given twice", where=argument("layout", text), fix=f"keep one {key}=")
         changes[field_name] = _read_value(field_name, value.strip(), known[field_name].default)
     return changes
 

@@ -64,6 +64,11 @@ def seconds(value: float) -> str:
     return f"{value / DAY:.3g} d" if size < 1000 * DAY else f"{value / DAY:,.0f} d"
 
 
+def per_cent(share: float, form: str = ".1f") -> str:
+    """A share of 1 in per cent, with a space as SI has it: 22.3 %."""
+    return f"{100 * share:{form}} %"
+
+
 def usd(value: float) -> str:
     """Dollars with thousands separated; cents only where they matter, and parts of one where there is no more."""
     if 0 < abs(value) < 0.1:

@@ -92,7 +92,7 @@ def test_the_answer_comes_first_and_everything_has_its_unit(run):
     assert all(name in out for name in ("step time", "throughput", "memory", "time to train", "cost", "energy", "carbon", "spares"))
     for title in ("the 2 best by time", "why: what each axis carries", "what one change would gain", "ranks (the first 6 of 16)"):
         assert title in out
-    last = next(i for i, line in enumerate(lines) if line.startswith("interval: from "))
+    last = next(i for i, line in enumerate(lines) if line.startswith("evidence: compared with "))
     assert "#2 against #1: " in out and "layouts priced" in lines[last - 1]
     assert "\x1b" not in out and max(map(len, lines)) <= 160
 
@@ -266,7 +266,7 @@ def test_nothing_is_written_where_a_stack_cannot_run_the_plan(run, tmp_path):
         (("--plot", "slide.png"), ".svg"),
         (("--export", "slurm=x"), "no export named 'slurm'"),
         (("--export", "megatron"), "names no file"),
-        (("--keep", "0"), "invalid value for '--keep'"),
+        (("--keep", "0"), "--keep is '0'"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_2(run, arguments, what):

@@ -182,6 +182,13 @@ def test_a_fixed_degree_that_divides_nothing_is_named():
     assert raised.value.fix == "with the rest as it is, choose tp from 1, 2, 4, 8, 16"
 
 
+def test_a_job_that_nothing_divides_is_told_what_would():
+    job = Job("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", gpus=1016).changed("workload.global_batch=7")
+    with pytest.raises(InputError, match="no degrees multiply to 1,016") as raised:
+        search(job)
+    assert "share many divisors, for example powers of two" in raised.value.fix
+
+
 def test_the_record_layout_is_among_the_five_best_and_the_reason_is_given():
     found = search(RECORD, features=MEGATRON, keep=20)
     meshes = list(dict.fromkeys((layout.tp, layout.cp, layout.pp, layout.dp) for layout in found.layouts))

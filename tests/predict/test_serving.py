@@ -122,8 +122,8 @@ def test_a_miss_names_the_bytes_and_what_would_fit():
     [
         ({"precision": "fp7"}, "no precision named 'fp7'"),
         ({"kv_precision": "int4"}, "no kv_precision named 'int4'"),
-        ({"context": 0}, "context must be at least 1"),
-        ({"concurrency": -1}, "concurrency must be at least 1"),
+        ({"context": 0}, "context is 0"),
+        ({"concurrency": -1}, "concurrency is -1"),
         ({"model": load_model("gpt-3-175b"), "context": 4096}, "learned 2048 positions"),
     ],
 )

@@ -159,7 +159,11 @@ def test_the_same_seed_gives_the_same_weeks():
 
 @pytest.mark.parametrize(
     "changes, what",
-    [({"dead_nodes": 2049}, "2049 failed nodes of 2048"), ({"num_spares": -1}, "-1 spare nodes"), ({"interval_s": 0.0}, "every 0 s")],
+    [
+        ({"dead_nodes": 2049}, "failed_nodes is 2049, and the cluster has 2048 nodes"),
+        ({"num_spares": -1}, "spares is -1"),
+        ({"interval_s": 0.0}, "checkpoint_every is 0 s"),
+    ],
 )
 def test_a_campaign_that_cannot_be_is_refused(changes, what):
     with pytest.raises(InputError, match=what):
@@ -167,7 +171,7 @@ def test_a_campaign_that_cannot_be_is_refused(changes, what):
 
 
 def test_a_campaign_must_end():
-    with pytest.raises(InputError, match="without an end"):
+    with pytest.raises(InputError, match="has no end"):
         weeks(campaign(), 0, 1)
 
 

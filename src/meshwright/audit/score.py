@@ -186,7 +186,9 @@ def _scaling(folder: Path) -> float:
             f"no scaling_factor can be read: {error}", where=str(path), fix="use the file as MLPerf's checker wrote it"
         ) from None
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
-        raise InputError(f"scaling_factor is {factor!r}, not a positive number", where=str(path))
+        raise InputError(
+            f"scaling_factor is {factor!r}, not a positive number", where=str(path), fix="use the file as MLPerf's checker wrote it"
+        )
     return float(factor)
 
 

@@ -108,6 +108,9 @@ def claim(
 
       meshwright audit claim --benchmark gpt3 --accelerator h100 --gpus 1024 --minutes 9.87 --json
     """
+    from meshwright.cli.show import check_format, show
+
+    check_format(as_json=as_json, as_markdown=as_markdown)
     if examples:
         _show_examples(as_json=as_json)
         return
@@ -117,14 +120,13 @@ def claim(
     from meshwright.audit.judge import with_forecast
     from meshwright.audit.verdict import severity
     from meshwright.cli.audit_page import with_page
-    from meshwright.cli.show import show
 
     least = severity(fail_on) if fail_on else None
     changes = changed(_changes(context.params), _set(set_keys or []))
     judgements = [_judged(path, changes) for path in files] if files else [_judged_flags(changes)]
     judgements = [with_forecast(judgement) for judgement in judgements] if forecast else judgements
     document = with_page(memo.claims_document(judgements), html, [claim_memo(judgement) for judgement in judgements] if html else ())
-    if as_markdown and not as_json:
+    if as_markdown:
         print("\n".join(memo.as_markdown(judgement) for judgement in judgements), end="")
     else:
         show(document, as_json=as_json)

@@ -42,11 +42,12 @@ def log(
     from meshwright.audit.rules import round_named
     from meshwright.audit.score import read_submissions
     from meshwright.cli.audit_page import with_page
-    from meshwright.cli.show import show
+    from meshwright.cli.show import check_format, show
 
+    check_format(as_json=as_json, as_markdown=as_markdown)
     found = read_submissions(files, round_named(round_name) if round_name else "", with_compliance=compliance)
     document = with_page(log_memo.logs_document(found), html, log_memos(found) if html else ())
-    if as_markdown and not as_json:
+    if as_markdown:
         lines = [f"- {escaped(line)}\n" for line in log_memo.comparison_lines(found)]
         print("\n".join([*map(log_memo.as_markdown, found), *lines]), end="")
     else:

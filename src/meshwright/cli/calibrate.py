@@ -46,9 +46,11 @@ def calibrate(
     from meshwright.cli.show import show
     from meshwright.evidence.calibrate import calibrate as calibrated
     from meshwright.evidence.calibrate import described, observe
+    from meshwright.files import check_ending
     from meshwright.layout import read_choices
     from meshwright.say.calibration import calibration_document
 
+    check_ending(out, "the profile", ".json")
     read_choices(layout)  # reports a typing error before any log is read
     observed = observe(logs)
     run = described(

@@ -70,7 +70,7 @@ def pipeline_s(
 
     Rows with one chunk per stage run 1F1B, with more the interleaved schedule, and where `zero_bubble` is set the schedule
     that puts off weight gradients. `hop_s` delays the receiver only: where
-    a stage stands still while it sends, the message is in its chunk times.
+    a stage does nothing while it sends, the time of the message is part of its chunk times.
     """
     zero = np.asarray(zero_bubble)
     result = np.asarray(one_f_one_b_s(num_micro_batches, pp, times, hop_s))

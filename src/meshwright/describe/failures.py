@@ -13,7 +13,7 @@ from pydantic import Field
 
 from meshwright.describe.form import Checked, checked
 from meshwright.describe.load import CATALOGUE, read_toml
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 from meshwright.frozen import FrozenDict
 from meshwright.units import DAY, HOUR
 
@@ -86,7 +86,7 @@ def failures(name: str) -> Failures:
         return _of(Path(name).stem, read_toml(Path(name)), name)
     known = read_toml(FAILURES_FILE)
     if name not in known:
-        raise InputError(f"no failures named {name!r}", where="--failures", fix=f"{nearest(name, known)}, or give a .toml file")
+        raise InputError(f"no failures named {name!r}", where=argument("failures"), fix=f"{nearest(name, known)}, or give a .toml file")
     return _of(name, known[name], FAILURES_FILE.name)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -17,6 +17,17 @@ class Checked(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
 
+EXAMPLES = {  # how to write a value, by how the kind of pydantic's finding begins
+    "int_": "write a whole number: {key} = 8",
+    "float_": "write a number: {key} = 1.5",
+    "finite_number": "write a finite number: {key} = 1.5",
+    "bool_": "write {key} = true or {key} = false",
+    "string_type": 'write a text in quotes: {key} = "..."',
+    "list_": "write a list: {key} = [...]",
+    "tuple_": "write a list: {key} = [...]",
+    "dict_": "write a table: [{key}], with its keys below",
+    "model_": "write a table: [{key}], with its keys below",
+}
 Form = TypeVar("Form", bound=Checked)
 
 
@@ -39,7 +50,7 @@ def located(where: str) -> Iterator[None]:
 
 def _complaint(form: type[Checked], error: ValidationError, where: str) -> InputError:
     """The first of pydantic's findings, in our words."""
-    findings = error.errors(include_url=False, include_context=False)
+    findings = error.errors(include_url=False)
     # A union reports each of its members: the deepest finding is the one about the form the user chose.
     found = max(findings, key=lambda f: len(f["loc"])) if len({f["loc"][:1] for f in findings}) == 1 else findings[0]
     path, kind = _path(found["loc"], found["type"]), found["type"]
@@ -53,7 +64,21 @@ def _complaint(form: type[Checked], error: ValidationError, where: str) -> Input
         return InputError(f"unknown key {path[-1]!r}{more}", where=place, fix=nearest(path[-1], _keys_at(form, path[:-1])))
     value = repr(found["input"])
     shown = value if len(value) < 60 else f"{value[:57]}..."
-    return InputError(f"{key} is {shown}: {_lower_first(found['msg'])}{more}", where=place, fix="correct the value")
+    named = next((part for part in reversed(path) if not part.isdigit()), "key")  # not the number of a list's entry
+    message = _lower_first(found["msg"]).replace("input ", "the value ", 1).replace("string ", "the text ", 1)
+    return InputError(f"{key} is {shown}{more}", where=place, fix=_fix(kind, found.get("ctx", {}), named) or message)
+
+
+def _fix(kind: str, limits: Mapping[str, Any], key: str) -> str:
+    """How to write a value that pydantic refused for this kind of reason; "" where its own message says it best."""
+    bounds = {"greater_than": ("above", "gt"), "greater_than_equal": ("of at least", "ge")}
+    bounds |= {"less_than": ("below", "lt"), "less_than_equal": ("of at most", "le")}
+    if kind in bounds:
+        word, name = bounds[kind]
+        return f"give a number {word} {limits[name]:g}"
+    if kind == "literal_error":
+        return f"use {limits['expected']}"
+    return next((example.format(key=key) for start, example in EXAMPLES.items() if kind.startswith(start)), "")
 
 
 def _path(location: tuple[int | str, ...], kind: str) -> list[str]:

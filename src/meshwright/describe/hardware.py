@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from meshwright.describe.recipe import recipe, recipes
 from meshwright.describe.source import Sources
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 
 # How a network spreads traffic over its paths: a switched scale-up domain; InfiniBand and Spectrum-X pick paths by load; packets
 # sprayed over planes; or a hash that sends each flow down one path, whatever else goes there.
@@ -49,7 +49,7 @@ class Accelerator:
             raise InputError(
                 f"{self.name} has no {what} tensor cores, which precision {precision!r} needs",
                 where=f"accelerator {self.name}",
-                fix=f"choose another precision (--set workload.precision=...): {', '.join(able)}",
+                fix=f"choose another precision ({argument('changes', 'workload.precision=...')}): {', '.join(able)}",
             )
         return self.dense_flops_per_s[wanted.number_format]
 

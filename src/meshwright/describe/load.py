@@ -396,7 +396,7 @@ def _resolved(kind: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """A table, what it is called, and where it stands."""
+    """A table, its name, and the file that it is in."""
 
     table: Table
     name: str

@@ -170,7 +170,9 @@ class Workload:
         check_types(self)
         if self.seq_len < 1 or self.global_batch < 1:
             raise InputError(
-                f"sequence length {self.seq_len} and global batch {self.global_batch} must be at least 1", where=f"workload {self.name}"
+                f"the sequence length is {self.seq_len} and the global batch {self.global_batch}",
+                where=f"workload {self.name}: seq_len, global_batch",
+                fix="give 1 or more for both",
             )
         if self.attention_precision not in ("bf16", "fp8"):
             raise InputError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 
 from meshwright.describe.cluster import Cluster
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.ledger.rate import Rate, read_usd
 from meshwright.plan.plan import Plan
 from meshwright.predict.outcome import Spread
@@ -52,8 +52,8 @@ class Budget:
         raise InputError(
             f"not started: the run is predicted to cost {amount(would)}{self._interval(run_s)}{spent}; "
             f"that is {amount(would - self.usd)} over the budget of {amount(self.usd)}",
-            where=f"--budget; {self.num_gpus:,} accelerators at {self.rate}",
-            fix=f"give --budget {self.enough_usd(run_s.value)}USD or more, ask for fewer steps, or choose a cheaper plan",
+            where=f"{argument('budget')}; {self.num_gpus:,} accelerators at {self.rate}",
+            fix=f"give {argument('budget', f'{self.enough_usd(run_s.value)}USD')} or more, ask for fewer steps, or choose a cheaper plan",
         )
 
     def _interval(self, run_s: Spread) -> str:
@@ -94,19 +94,19 @@ def recorded_budget(run: Run) -> Decimal | None:
     recorded = starts[-1].detail.get("budget_usd") if starts else None
     if recorded is None:
         return None
-    return read_usd(str(recorded), f"budget_usd in {run.folder / 'events.jsonl'}", "give a new budget, or --budget none")
+    return read_usd(str(recorded), f"budget_usd in {run.folder / 'events.jsonl'}", f"give a new budget, or {argument('budget', 'none')}")
 
 
 def no_price(cluster: Cluster) -> InputError:
     """The error where a budget is given and no price of the machine is known."""
     return InputError(
         f"no price is listed for {cluster.accelerator.name}, so a budget cannot be checked",
-        where="--budget",
-        fix="give the price of an accelerator-hour: --price 2.5USD/h",
+        where=argument("budget"),
+        fix=f"give the price of an accelerator-hour: {argument('price', '2.5USD/h')}",
     )
 
 
-def read_budget(text: str, where: str = "--budget") -> Decimal:
+def read_budget(text: str, where: str = argument("budget")) -> Decimal:
     """The amount of USD that a user gives: `500USD`."""
     return read_usd(text, where, UNDERSTOOD)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 from meshwright.predict.forecast import Forecast
 from meshwright.predict.goodput import LONG_S
 from meshwright.predict.outcome import Spread, expected_in
@@ -62,7 +62,7 @@ class Aim:
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
-            raise InputError(f"no objective named {self.objective!r}", where="--objective", fix=nearest(self.objective, OBJECTIVES))
+            raise InputError(f"no objective named {self.objective!r}", where=argument("objective"), fix=nearest(self.objective, OBJECTIVES))
 
     @property
     def compares_sizes(self) -> bool:
@@ -137,9 +137,13 @@ def _known(plan: Forecast, spread: Spread | None, key: str) -> Spread:
     if spread is not None:
         return spread
     has_length = plan.time_to_train is not None
-    fix = "choose another objective, or name --provider and --price-kind" if has_length else "set workload.num_tokens"
+    fix = (
+        f"choose another objective, or name {argument('provider')} and {argument('price_kind')}"
+        if has_length
+        else "set workload.num_tokens"
+    )
     reason = plan.outcome.unknown.get(key, "it is not known")
-    raise InputError(f"cannot calculate the {key.replace('_', ' ')}: {reason}", where="--objective", fix=fix)
+    raise InputError(f"cannot calculate the {key.replace('_', ' ')}: {reason}", where=argument("objective"), fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,7 @@ def floor(cluster: Cluster, workload: Workload, step_s: float, usd_per_hour: flo
     return Floor(time_s, num_paid * time_s / HOUR * usd_per_hour, nodes * node_j)
 
 
-def read_duration(text: str, where: str = "--deadline") -> float:
+def read_duration(text: str, where: str = argument("deadline_s")) -> float:
     """Seconds of `7d`, `36h`, `90min`, `20s`; `where` names the option that an error is about."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
     unit = text[len(number) :].strip()

@@ -20,7 +20,7 @@ from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.profile import Profile
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.files import read_bytes, write_whole
 from meshwright.job import Job
 from meshwright.layout import Layout
@@ -127,11 +127,11 @@ def forecast_of(plan: Plan, software: Software | str = "") -> Forecast:
 def stack_of(plan: Plan, name: str = "") -> Software:
     """The software that the plan's numbers come from, or the one called `name`, priced by the profile that the plan carries."""
     if not is_release(plan.software) and (not name or software(name).name != plan.software):
-        given = f"--software {name} is another" if name else "a plan file holds only its name"
+        given = f"{argument('software', name)} is another" if name else "a plan file holds only its name"
         raise InputError(
             f"the plan was made with the software profile {plan.software!r}, and {given}",
             where=f"software of the plan {plan.name!r}",
-            fix="give --software FILE, the file that `meshwright calibrate ... --out FILE` wrote; or make the plan again without a profile",
+            fix=f"give {argument('software')}, the file that `meshwright calibrate ... --out FILE` wrote; or plan again without it",
         )
     stack = software(name or plan.software)
     return on_profile(stack, plan.profile) if plan.profile else stack

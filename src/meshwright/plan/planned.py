@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.arguments import typed
 from meshwright.describe.cluster import Cluster
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError, MeshwrightError, argument
 from meshwright.job import Job
 from meshwright.plan.candidates import fixed_by
 from meshwright.plan.objective import Aim
@@ -207,5 +207,5 @@ def _machines(ask: Ask, gpus: int | None, max_gpus: int | None, pareto: bool) ->
         return [cluster]
     found = machines_up_to(cluster, cluster.num_accelerators if max_gpus is None else max_gpus)
     if not found:
-        raise InputError(f"no machine has at most {max_gpus} accelerators", where="--max-gpus", fix="allow at least 1")
+        raise InputError(f"no machine has at most {max_gpus} accelerators", where=argument("max_gpus"), fix="allow at least 1")
     return found

@@ -25,7 +25,7 @@ from meshwright.arguments import typed
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
-from meshwright.errors import FitError, InputError, MeshwrightError
+from meshwright.errors import FitError, InputError, MeshwrightError, argument
 from meshwright.job import Job
 from meshwright.layout import AXES, CP_KINDS, RECOMPUTE, SHORT_NAMES, Layout, Layouts, value_text
 from meshwright.plan.candidates import DEGREES, Allowed, Fixed, Row, Space, concatenated, degrees
@@ -149,7 +149,11 @@ def search(
 def check_kept(keep: int) -> None:
     """Raise where a search is to keep no layout, or more than anyone reads: each one kept is timed by its exact schedule."""
     if not 1 <= keep <= MOST_KEPT:
-        raise InputError(f"keep is {keep:,}, and a search keeps 1 to {MOST_KEPT} layouts", where="keep", fix=f"give 1 to {MOST_KEPT}")
+        raise InputError(
+            f"{argument('keep')} is {keep:,}, and a search keeps 1 to {MOST_KEPT} layouts",
+            where=argument("keep"),
+            fix=f"give 1 to {MOST_KEPT}",
+        )
 
 
 def opened(job: Job, features: Features | None, fixed: Fixed, stack: Stack) -> Features:
@@ -455,7 +459,7 @@ def num_unusual(rows: Layouts) -> NDArray[np.int64]:
 def _no_degrees(model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed) -> InputError:
     """The complaint that nothing divides, with what would, were one of the fixed degrees free."""
     named = [key for key in fixed.values if key in (*DEGREES, *ENDS)]
-    fix = "choose a number of accelerators and a batch with common divisors (powers of two times the nodes)"
+    fix = "choose a number of accelerators and a batch that share many divisors, for example powers of two times the accelerators of a node"
     for key in named:
         others = Fixed({name: value for name, value in fixed.values.items() if name != key})
         rows: list[Row] = degrees(model, cluster, workload, features, others)
@@ -491,7 +495,7 @@ def _nothing_fits(job: Job, tally: _Tally, fixed: Fixed, reserve_bytes: float, s
     if not tally.num_unfit:
         return InputError(
             f"no layout has all fixed choices: they exclude each other{_with_fixed(fixed, fixed.values)}",
-            where="--layout",
+            where=argument("layout"),
             fix="free one of them (1F1B has vp=1, ZeRO 3 excludes zero bubble, all-to-all needs cp x tp to divide the key-value heads)",
         )
     room = f"{gib(chip.room_bytes - reserve_bytes)} of {chip.name}'s {gib(chip.room_bytes)} ({gib(reserve_bytes)} are reserved)"

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.whatif import using
-from meshwright.errors import FitError, InputError, MeshwrightError
+from meshwright.errors import FitError, InputError, MeshwrightError, argument
 from meshwright.job import Job
 from meshwright.plan.candidates import Fixed
 from meshwright.plan.features import Features
@@ -63,14 +63,19 @@ def check_sizes(gpus: int | None, max_gpus: int | None, assignments: Iterable[st
     """Raise an InputError where the number of accelerators is given more than once."""
     is_set = any(text.partition("=")[0].strip() == "gpus" for text in assignments)
     if sum((gpus is not None, max_gpus is not None, is_set)) > 1:
-        raise InputError("the number of accelerators is given twice", where="--gpus", fix="keep one of --gpus, --max-gpus and --set gpus=")
+        ways = (argument("gpus"), argument("max_gpus"), argument("changes", "gpus=..."))
+        raise InputError("the number of accelerators is given twice", where=ways[0], fix=f"keep one of {ways[0]}, {ways[1]} and {ways[2]}")
 
 
 def reserve_with(headroom_gib: float, job: Job) -> float:
     """Bytes to keep free on every accelerator: the usual reserve and so many GiB more."""
     chip = job.cluster.accelerator
     if headroom_gib * GIB >= chip.room_bytes:
-        raise InputError(f"a headroom of {headroom_gib:g} GiB leaves nothing of {chip.name}'s {gib(chip.room_bytes)}", where="--headroom")
+        raise InputError(
+            f"a headroom of {headroom_gib:g} GiB leaves nothing of {chip.name}'s {gib(chip.room_bytes)}",
+            where=argument("headroom"),
+            fix=f"give less than {(chip.room_bytes - reserve_for(chip)) / GIB:.0f} GiB",
+        )
     return reserve_for(chip) + headroom_gib * GIB
 
 
@@ -254,8 +259,8 @@ def chosen(ask: Ask, result: Survey) -> Searched:
     wanted = ask.aim.missed(nearest.best)
     raise FitError(
         f"no plan meets the limits: the nearest, {nearest.cluster.num_accelerators:,} accelerators with {nearest.best.layout}, is {wanted}",
-        where="--deadline, --budget",
-        fix="allow more time, money or accelerators (--max-gpus), or another price (--price-kind)",
+        where=f"{argument('deadline_s')}, {argument('budget_usd')}",
+        fix=f"allow more time, money or accelerators ({argument('max_gpus')}), or another price ({argument('price_kind')})",
     )
 
 

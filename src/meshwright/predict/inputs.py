@@ -260,7 +260,9 @@ def _tiers(cluster: Cluster) -> dict[str, Any]:
     tiers = list(cluster)
     if len(tiers) > MAX_TIERS:
         raise InputError(
-            f"cluster {cluster.name!r} has {len(tiers)} tiers; at most {MAX_TIERS} are priced", where=f"cluster {cluster.name}"
+            f"cluster {cluster.name!r} has {len(tiers)} tiers; at most {MAX_TIERS} are priced",
+            where=f"cluster {cluster.name}",
+            fix="describe several tiers of the network as one",
         )
     tiers += [tiers[-1]] * (MAX_TIERS - len(tiers))
 

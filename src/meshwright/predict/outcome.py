@@ -36,7 +36,7 @@ from meshwright.describe.economics import Facility, Price, Region
 from meshwright.describe.source import Source
 from meshwright.describe.this_machine import CORE_W
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.predict.goodput import LONG_S, Interruptions, expected_on
 from meshwright.predict.prediction import Prediction, evaluation_time_s
 from meshwright.units import seconds
@@ -91,7 +91,7 @@ class Outcome:
     accelerator_hours: Spread | None  # spare nodes included
     offer: Offer | None  # at the price that is used
     alternatives: tuple[Offer, ...]  # all that are listed for the accelerator, cheapest first
-    busy: float  # share of the run in which the accelerators work
+    busy: float | None  # share of the run in which the accelerators work
     node_w: float | None  # mean watts of a node in use at the wall
     hosts: str  # where the watts besides the accelerators come from
     energy_j: Spread | None  # at the wall, switches left out
@@ -158,8 +158,8 @@ def outcome(prediction: Prediction, row: int = 0, terms: Terms | None = None) ->
     hours = time_s.times(float(accelerator_hours(num_paid, 1.0))) if time_s else None
     price = price_of(cluster, terms.provider, terms.price_kind, unknown)
     trains = (failing.work + failing.lost) / (1 + failing.stalls) if failing else 1.0
-    busy = float(busy_share(prediction)[row]) * trains if time_s else math.nan
-    watts_w, hosts = node_w(cluster, busy, power_constants(), terms.cooling)
+    busy = float(busy_share(prediction)[row]) * trains if time_s else None
+    watts_w, hosts = node_w(cluster, math.nan if busy is None else busy, power_constants(), terms.cooling)
     spare_w = node_w(cluster, 0.0, power_constants(), terms.cooling)[0] * (failing.num_spares if failing else 0)
     energy_j = _energy_j(watts_w, spare_w, cluster, time_s, unknown)
     grid, halls = economics.region(terms.region or cluster.region or DEFAULT_REGION), economics.facility(provider)
@@ -276,7 +276,7 @@ def _core_price(cluster: Cluster, asked: str, unknown: dict[str, str]) -> Price 
         raise InputError(
             f"no {asked} price is listed for a processor: {CORE_USD_PER_HOUR} USD per core-hour is assumed",
             where=cluster.name,
-            fix="leave --provider and --price-kind out",
+            fix=f"leave {argument('provider')} and {argument('price_kind')} out",
         )
     if not math.isfinite(chip.power_cap_w):
         unknown.setdefault("cost", f"a processor's price is derived from its power, and the power of {chip.name} is {NOT_STATED}")
@@ -347,7 +347,7 @@ def node_w(cluster: Cluster, busy: float, constants: PowerConstants, cooling: st
             node_power_w(accelerators_w, cluster.node_overhead_w)
         ), f"{cluster.node_overhead_w:,.0f} W per node, stated for {cluster.name}"
     if cooling and cooling not in COOLING:
-        raise InputError(f"no cooling by {cooling!r}", where="cooling", fix=f"choose from {', '.join(COOLING)}")
+        raise InputError(f"no cooling by {cooling!r}", where=argument("cooling"), fix=f"choose from {', '.join(COOLING)}")
     cooling = cooling or ("liquid" if cluster.accelerator.name in LIQUID_RACKS else "air")
     fan_fraction = constants.fan_fraction if cooling == "air" else 0.0
     host_w = cluster.accelerators_per_node * constants.host_w_per_accelerator
@@ -356,7 +356,9 @@ def node_w(cluster: Cluster, busy: float, constants: PowerConstants, cooling: st
 
 def _processor_w(cluster: Cluster, cooling: str) -> tuple[float, str]:
     if cooling:
-        raise InputError(f"no node of processors cooled by {cooling} was metered", where="cooling", fix="leave --cooling out")
+        raise InputError(
+            f"no node of processors cooled by {cooling} was metered", where=argument("cooling"), fix=f"leave {argument('cooling')} out"
+        )
     beside = (
         f"and {cluster.node_overhead_w:,.0f} W per node, stated for {cluster.name}" if cluster.node_overhead_w > 0 else "nothing beside"
     )
@@ -377,7 +379,7 @@ def _water_l(energy_j: Spread | None, halls: Facility, provider: str, unknown: d
     if energy_j is None:
         unknown["water"] = unknown["energy"]
         return None
-    if math.isnan(halls.wue_l_per_kwh):
+    if halls.wue_l_per_kwh is None:
         unknown["water"] = (
             f"{provider} publishes no litres per kWh" if provider else "no provider is named whose litres per kWh could be used"
         )

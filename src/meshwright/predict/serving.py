@@ -14,7 +14,7 @@ from math import floor
 from meshwright.cost.memory import BF16_BYTES, FP32_BYTES
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.model import Model
-from meshwright.errors import FitError, InputError, nearest
+from meshwright.errors import FitError, InputError, argument, nearest
 from meshwright.predict.footprint import RESERVE_BYTES
 from meshwright.units import gib
 
@@ -50,15 +50,18 @@ class Request:
     def __post_init__(self) -> None:
         for key, table in (("precision", WEIGHT_BYTES), ("kv_precision", KV_BYTES)):
             if getattr(self, key) not in table:
-                flag = f"--{key.replace('_', '-')}"
-                raise InputError(f"no {key} named {getattr(self, key)!r} for serving", where=flag, fix=nearest(getattr(self, key), table))
+                raise InputError(
+                    f"no {argument(key)} named {getattr(self, key)!r} for serving",
+                    where=argument(key),
+                    fix=nearest(getattr(self, key), table),
+                )
         for key in ("context", "concurrency"):
             if getattr(self, key) < 1:
-                raise InputError(f"{key} must be at least 1, not {getattr(self, key)}", where=f"--{key}")
+                raise InputError(f"{argument(key)} is {getattr(self, key)}", where=argument(key), fix="give 1 or more")
         if self.model.num_positions and self.context > self.model.num_positions:
             raise InputError(
                 f"{self.model.name} has learned {self.model.num_positions} positions, and the context is {self.context}",
-                where="--context",
+                where=argument("context"),
                 fix=f"use at most {self.model.num_positions}",
             )
 
@@ -169,7 +172,7 @@ def serve_on(request: Request, accelerator: Accelerator, tp: int) -> Serving:
     if tp not in legal_degrees(model):
         raise InputError(
             f"tensor degree {tp} does not divide {model.name}: {model.num_heads} heads, {model.num_kv_heads} of keys and values",
-            where="--tp",
+            where=argument("tp"),
             fix=f"choose tp from {', '.join(map(str, legal_degrees(model)))}",
         )
     weights = weight_bytes(model, request.precision, tp)

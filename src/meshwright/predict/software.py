@@ -17,7 +17,7 @@ from typing import Any
 
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.profile import Profile
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 from meshwright.files import read_text
 from meshwright.predict.practice import CLASSES, MLPERF, NEMO, Effects, ExpertConstants, ExpertPractice, class_of
 
@@ -318,7 +318,7 @@ def nearest_release(release: str, known: Mapping[str, float]) -> str:
     kind, version = _version(release)
     same = [name for name in known if _version(name)[0] == kind]
     if not same:
-        raise InputError(f"no software release named {release!r}", where="software", fix=nearest(release, known))
+        raise InputError(f"no software release named {release!r}", where=argument("software"), fix=nearest(release, known))
     return min(same, key=lambda name: (abs(_version(name)[1] - version), -_version(name)[1]))
 
 
@@ -344,7 +344,7 @@ def _version(release: str) -> tuple[str, float]:
     except (ValueError, OverflowError):
         raise InputError(
             f"cannot read a version in software release {release!r}",
-            where="software",
+            where=argument("software"),
             fix="write a round such as v5.1, or nemo-26.04; or the file of a profile, which ends in .json",
         ) from None
 
@@ -407,11 +407,12 @@ def read_profile(path: Path) -> Software:
             note=str(data["note"]),
         )
     except OSError as error:
-        raise InputError(f"cannot read the software profile: {error.strerror or error}", where=str(path)) from None
+        raise InputError(f"cannot read the software profile: {error.strerror or error}", where=str(path), fix=_FIX) from None
     except (InputError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise InputError(
-            "this is not a software profile", where=str(path), fix="make one with `meshwright calibrate LOG --layout ... --out FILE`"
-        ) from None
+        raise InputError("this is not a software profile", where=str(path), fix=_FIX) from None
+
+
+_FIX = "give a file that `meshwright calibrate LOG --layout ... --out FILE` wrote"
 
 
 def _finite(value: Any) -> float:

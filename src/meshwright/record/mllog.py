@@ -342,7 +342,9 @@ class Log:
         start, stop = self.required(start_key), self.required(stop_key)
         if stop.time_ms < start.time_ms:
             raise InputError(
-                f"{stop_key} (line {stop.line}) is {_seconds(stop, start):.3f} s before {start_key} (line {start.line})", where=self.path
+                f"{stop_key} (line {stop.line}) is {_seconds(stop, start):.3f} s before {start_key} (line {start.line})",
+                where=self.path,
+                fix=AS_WRITTEN,
             )
         return _seconds(start, stop)
 

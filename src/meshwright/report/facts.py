@@ -254,6 +254,9 @@ def samples_per_step(run: Run, plan: Plan | None) -> int:
     return plan.workload.global_batch if plan else int(samples[0] // max(step[0], 1))
 
 
+FAR = 1.5  # times the upper end of the interval
+
+
 def is_unpredicted(plan: Plan, kind: str) -> bool:
     """Whether a trained run's exposed times were not predicted: its processes share this machine's cores, and no profile timed them.
 
@@ -276,6 +279,18 @@ def unpredicted_note(plan: Plan | None, kind: str) -> str:
     return (
         f"Exposed times are not predicted: {plan.layout.num_ranks} processes take turns on this machine's cores, and how long they wait "
         "for each other was not measured. Run `meshwright measure`, which takes about a minute, and train again: the plan then uses it."
+    )
+
+
+def busy_note(plan: Plan | None, kind: str, median_step_s: float) -> str:
+    """Why steps on shared cores may have taken far longer than predicted; nothing where they did not."""
+    if plan is None or kind != "measured" or plan.cluster.accelerator.architecture != "cpu" or is_unpredicted(plan, kind):
+        return ""
+    if not median_step_s > FAR * plan.high_s:
+        return ""
+    return (
+        f"The median step took {median_step_s / plan.step_s:.1f} times as long as predicted, far outside the 80 % interval: other programs "
+        "probably used this machine's cores at the same time. Train again on an idle machine, or run `meshwright measure` again."
     )
 
 
@@ -310,7 +325,7 @@ def facts_of(run: Run, label: str = "") -> RunFacts:
         ledger=ledger_of_run(run, plan),
         notes=(
             *_notes(run),
-            *filter(None, [unpredicted_note(plan, KINDS[run.header.kind])]),
+            *filter(None, [unpredicted_note(plan, KINDS[run.header.kind]), busy_note(plan, KINDS[run.header.kind], summary.median_step_s)]),
             *([f"What was predicted is not shown: {problem}."] if problem else []),
         ),
     )

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.errors import InputError
-from meshwright.files import write_whole
+from meshwright.errors import InputError, argument
+from meshwright.files import check_ending, write_whole
 from meshwright.plan.objective import Aim
 from meshwright.plan.plan import Plan
 from meshwright.say.document import Document, Text
@@ -25,6 +25,16 @@ Exports = tuple[tuple[str, Path], ...]
 PAGE_FACTORS = (0.25, 0.5, 1.0, 2.0)  # sizes on the page's curves, of the plan's own
 
 
+ENDINGS = {
+    "plan": (".json",),
+    "rank map": (".csv", ".json"),
+    "page": (".html", ".htm"),
+    "trace": (".json",),
+    "plot": (".svg",),
+}
+EXPORT_ENDINGS = (".txt", ".sh", ".py", ".toml", ".yaml", ".yml", ".json")
+
+
 def read_exports(texts: Iterable[str]) -> Exports:
     """KIND=FILE, each kind one that there is."""
     from meshwright.plan.export import EXPORTS
@@ -33,9 +43,9 @@ def read_exports(texts: Iterable[str]) -> Exports:
     for text in texts:
         kind, equals, path = text.partition("=")
         if kind not in EXPORTS:
-            raise InputError(f"no export named {kind!r}", where="--export", fix=f"use one of {', '.join(EXPORTS)}")
+            raise InputError(f"no export named {kind!r}", where=argument("export"), fix=f"use one of {', '.join(EXPORTS)}")
         if not equals or not path:
-            raise InputError(f"{text!r} names no file", where="--export", fix=f"write --export {kind}=FILE")
+            raise InputError(f"{text!r} names no file", where=argument("export"), fix=f"write {argument('export', f'{kind}=FILE')}")
         found.append((kind, Path(path)))
     return tuple(found)
 
@@ -85,13 +95,17 @@ class Files:
                 other = seen[path.resolve()]
                 raise InputError(f"{path} is named for both the {other} and the {what}", where=str(path), fix="name two files")
             seen[path.resolve()] = what
+        for what, path in self:
+            check_ending(path, f"the {what}", *ENDINGS.get(what, EXPORT_ENDINGS))
         for what, wanted, endings in (("rank map", self.rank_map, (".csv", ".json")), ("plot", self.plot, (".svg",))):
             if wanted and wanted.suffix not in endings:
                 fix = f"name it {wanted.with_suffix(endings[0])}"
                 raise InputError(f"the {what} is written as {' or '.join(endings)}, not {wanted.name}", where=str(wanted), fix=fix)
         if self.export_dir and ((self.export_dir.exists() and not self.export_dir.is_dir()) or not self.export_dir.parent.is_dir()):
             raise InputError(
-                f"{self.export_dir} cannot be a folder", where="--export-dir", fix="name a folder, or a new one in a folder that exists"
+                f"{self.export_dir} cannot be a folder",
+                where=argument("export_dir"),
+                fix="name a folder, or a new one in a folder that exists",
             )
         self._check_folder(seen)
 

@@ -301,7 +301,7 @@ def _region_page(entry: Region) -> Description:
 
 @description.register
 def _facility_page(entry: Facility) -> Description:
-    water = f"{entry.wue_l_per_kwh:g} L/kWh" if math.isfinite(entry.wue_l_per_kwh) else "not published"
+    water = f"{entry.wue_l_per_kwh:g} L/kWh" if entry.wue_l_per_kwh is not None else "not published"
     return Description(kind="facility", pairs=[("PUE", f"{entry.pue:g}"), ("WUE", water), ("year", entry.year)], derived={})
 
 

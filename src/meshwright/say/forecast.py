@@ -50,9 +50,14 @@ def _blocks(forecast: Forecast, title: str) -> Iterator[Block]:
     yield Table(
         f"memory of {chip.name}: {gib(chip.room_bytes)}, {gib(reserve_for(chip))} of it reserved", columns, tuple(_memory(forecast))
     )
-    evidence = forecast.evidence
-    yield Text(f"evidence: compared with {evidence.num_runs} runs ({evidence.kin}); this job is {DISTANCE[evidence.distance]}")
+    yield evidence_text(forecast)
     yield from map(Note, forecast.notes)
+
+
+def evidence_text(forecast: Forecast) -> Text:
+    """Which measured runs the interval comes from, and how close the job is to them."""
+    evidence = forecast.evidence
+    return Text(f"evidence: compared with {evidence.num_runs} runs ({evidence.kin}); this job is {DISTANCE[evidence.distance]}")
 
 
 def _question(forecast: Forecast) -> Iterator[Line]:
@@ -113,7 +118,8 @@ def outcome_lines(forecast: Forecast) -> Iterator[Line]:
         source = f"{grid.grid_gco2e_per_kwh:g} g CO2e/kWh, grid of {grid.name} ({grid.year}, {grid.method})"
         yield quantity(whole, "carbon", whole.carbon_kg, carbon, source, "energy", middle)
     if whole.energy_j:
-        source = f"on site, {facility.wue_l_per_kwh:g} l/kWh ({facility.name}, {facility.year})"
+        rate = facility.wue_l_per_kwh
+        source = "" if rate is None else f"on site, {rate:g} l/kWh ({facility.name}, {facility.year})"  # shown where the volume is known
         yield quantity(whole, "water", whole.water_l, water, source, "water", middle)
 
 

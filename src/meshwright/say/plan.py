@@ -17,8 +17,8 @@ from meshwright.plan.stack import ANY, STACKS, runs_on
 from meshwright.predict.forecast import Forecast
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.say.document import Block, Document, Lines, Note, Pairs, Table, Text
-from meshwright.say.forecast import Line, choice_values, forecast_values, outcome_lines, speed_lines
-from meshwright.units import energy, gib, seconds, si, usd
+from meshwright.say.forecast import Line, choice_values, evidence_text, forecast_values, outcome_lines, speed_lines
+from meshwright.units import energy, gib, per_cent, seconds, si, usd
 
 NUM_RANKS_SHOWN = 6
 NUM_CHANGES_SHOWN = 6
@@ -51,8 +51,7 @@ def _blocks(found: Planned, title: str, why: Explanation | None) -> Iterator[Blo
     yield Table(f"ranks (the first {len(first)} of {len(ranks):,})", names, tuple(tuple(map(str, row)) for row in first))
     yield whole_layouts([found.forecast])
     yield Text(_statistics(found))
-    evidence = found.forecast.evidence
-    yield Text(f"interval: from {evidence.num_runs} runs, {evidence.kin}")
+    yield evidence_text(found.forecast)
     yield from map(Note, found.notes)
 
 
@@ -115,7 +114,7 @@ def _searched(found: Planned) -> tuple[str, str]:
 def _against(compared: Comparison) -> tuple[str, str]:
     """The step without the changes, and by how much it differs with them: per token where the steps are not of one size."""
     before, after = compared.before, compared.after
-    change = f"{abs(compared.longer_pct):,.1f}%"
+    change = per_cent(abs(compared.longer_pct) / 100, ",.1f")
     longer = compared.longer_pct > 0
     if abs(compared.longer_pct) < 0.05:
         words = "the same with it"
@@ -171,7 +170,7 @@ def _rows(found: Planned) -> Iterator[tuple[str, ...]]:
     for number, one in enumerate(found.forecasts, 1):
         degrees = [str(getattr(one.layout, key)) for key in _degrees(found).values()]
         spent = [seconds(sum(one.parts[part] for part in parts)) for parts in _parts(found).values()]
-        behind = "-" if num_equal == 1 == number else "equal" if number <= num_equal else f"+{one.step_s / best_s - 1:.2%}"
+        behind = "-" if num_equal == 1 == number else "equal" if number <= num_equal else f"+{per_cent(one.step_s / best_s - 1, '.2f')}"
         where = _choices(one.layout), "-".join(one.layout.order), seconds(one.step_s), behind, *spent, gib(one.peak_memory_bytes)
         yield str(number), *degrees, *where, ", ".join(runs_on(one.job, one.layout)) or "none known"
 
@@ -191,7 +190,8 @@ def _behind(found: Planned, *, explained: bool) -> Iterator[str]:
 def _why(why: Explanation) -> Iterator[str]:
     """What the axes of a runner-up carry, where, and what limits it."""
     carried = [
-        f"{axis.name} {si(axis.num_bytes, 'B', 3)} over {' + '.join(axis.tiers) or '-'}, {axis.hidden_s / axis.traffic_s:.0%} hidden"
+        f"{axis.name} {si(axis.num_bytes, 'B', 3)} over {' + '.join(axis.tiers) or '-'}, "
+        f"{per_cent(axis.hidden_s / axis.traffic_s, '.0f')} hidden"
         for axis in why.axes
         if axis.traffic_s > 0
     ]
@@ -205,7 +205,7 @@ def _sentence(text: str) -> str:
 def whole_layouts(forecasts: Iterable[Forecast]) -> Lines:
     """Whole layouts, each on a line that no width folds: what is copied from it is the layout that was priced.
 
-    In front stands `--gpus`; behind, what `--set` needs where another number of each domain is in use than `--gpus` alone gives.
+    `--gpus` comes first, and last what `--set` needs where `--gpus` alone would give another number of accelerators in each domain.
     """
     return Lines("for --layout, whole", tuple(map(_whole_layout, forecasts)))
 
@@ -238,7 +238,7 @@ def _explanation(why: Explanation) -> Iterator[Block]:
 
 
 def _axis_row(axis: AxisTraffic) -> tuple[str, ...]:
-    share = f"{axis.hidden_s / axis.traffic_s:.0%}" if axis.traffic_s else "-"
+    share = per_cent(axis.hidden_s / axis.traffic_s, ".0f") if axis.traffic_s else "-"
     moved = [si(axis.num_bytes, "B", 3), f"{axis.num_messages:,.0f}", seconds(axis.traffic_s)]
     return axis.name, axis.ranks, " + ".join(axis.tiers) or "-", *moved, share, seconds(axis.exposed_s), axis.behind
 

@@ -51,7 +51,7 @@ class Books:
         return page.ledger
 
     def is_settled(self, run: LiveRun) -> bool:
-        """Whether the newest ledger is of the run as it stands."""
+        """Whether the newest ledger has everything that the run has written so far."""
         page = self._pages.get(run.folder)
         return page is not None and page.job is None and page.of == run.touched
 

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.describe.failures import Failures
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.predict.goodput import Interruptions, interruptions
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-MOST_INTERRUPTIONS = 100_000  # of one run: more take minutes, and say only that nothing gets done
+MOST_INTERRUPTIONS = 100_000  # of one run: more would take minutes to simulate, and would only show that the run makes no progress
 
 Report = Callable[[str, int, int], None]
 
@@ -33,18 +33,21 @@ class Campaign:
     num_accelerators: int
     accelerators_per_node: int
     interval_s: float  # of work between checkpoints
-    num_spares: int  # nodes that stand by
+    num_spares: int  # spare nodes, ready to replace broken ones
     dead_nodes: int = 0  # broken at the start: spares stand in as far as they go, and for the rest the run waits
 
     def __post_init__(self) -> None:
         if not 0 <= self.dead_nodes <= self.num_nodes:
             raise InputError(
-                f"{self.dead_nodes} failed nodes of {self.num_nodes}", where="--failed-nodes", fix=f"give 0 to {self.num_nodes}"
+                f"{argument('failed_nodes')} is {self.dead_nodes}, and the cluster has {self.num_nodes} nodes",
+                where=argument("failed_nodes"),
+                fix=f"give 0 to {self.num_nodes}",
             )
         if self.num_spares < 0:
-            raise InputError(f"{self.num_spares} spare nodes", where="--spares", fix="give at least 0")
+            raise InputError(f"{argument('spares')} is {self.num_spares}", where=argument("spares"), fix="give 0 or more")
         if not (math.isfinite(self.interval_s) and self.interval_s > 0):
-            raise InputError(f"checkpoints every {self.interval_s:g} s", where="--checkpoint-every", fix="give more than 0 s")
+            place = argument("checkpoint_every")
+            raise InputError(f"{place} is {self.interval_s:g} s", where=place, fix="give more than 0 s")
 
     @property
     def num_nodes(self) -> int:
@@ -99,12 +102,14 @@ def weeks(
 ) -> Weeks:
     """The campaign until `horizon_s` of wall clock have passed or `work_s` of work are done (one number, or one a seed)."""
     if not (horizon_s < math.inf or np.all(np.isfinite(work_s))):
-        raise InputError("a campaign without an end", where="--days", fix="give --days, or a workload with tokens or a target")
+        raise InputError(
+            "the simulation has no end", where=argument("days"), fix="give a number of days, or a workload with tokens or a target"
+        )
     expected = campaign.per_s * min(horizon_s, campaign.expected.wall_s(float(np.max(work_s))))
     if expected > MOST_INTERRUPTIONS:
         raise InputError(
             f"an interruption every {1 / campaign.per_s:.3g} s would come more than {MOST_INTERRUPTIONS:,} times before the end",
-            where="--days, --failures",
+            where=f"{argument('days')}, {argument('failures')}",
             fix="give fewer days, lower rates or faster restarts",
         )
     return _Loop(campaign, np.random.default_rng([seed, 4]), num_seeds, horizon_s, work_s).run(report)

@@ -73,7 +73,11 @@ def _row(name: str, rows: tuple[MeasuredRun, ...]) -> MeasuredRun:
     """The row whose round, submitter, system and benchmark a file is named after."""
     found = [row for row in rows if _bare(name).startswith(_bare(f"{row.round}{row.submitter}{row.system}{row.benchmark}"))]
     if len(found) != 1:
-        raise InputError(f"{len(found)} measured runs have the name {name}", where="step-time logs")
+        raise InputError(
+            f"{len(found)} measured runs have the name {name}",
+            where="step-time logs",
+            fix="name the file after the round, submitter, system and benchmark of one row",
+        )
     return found[0]
 
 

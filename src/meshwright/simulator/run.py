@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.files import read_bytes
 from meshwright.ledger import Budget, Rate, amount
 from meshwright.plan.plan import Plan, forecast_of
@@ -68,12 +68,16 @@ class Conditions:
         for one in self.slow:
             if not 0 <= one.rank < plan.layout.num_ranks:
                 raise InputError(
-                    f"no rank {one.rank} among {plan.layout.num_ranks}",
-                    where="--slow-rank",
+                    f"there is no rank {one.rank}: the plan has {plan.layout.num_ranks} ranks",
+                    where=argument("slow_rank"),
                     fix=f"choose from 0 to {plan.layout.num_ranks - 1}",
                 )
             if not 1 <= one.factor <= SLOWEST:
-                raise InputError(f"a rank {one.factor:g} times as slow", where="--slow-rank", fix=f"give a factor from 1 to {SLOWEST:g}")
+                raise InputError(
+                    f"rank {one.rank} is made {one.factor:g} times as slow",
+                    where=argument("slow_rank"),
+                    fix=f"give a factor from 1 to {SLOWEST:g}",
+                )
 
     def planned(self, plan: Plan) -> PlannedStep:
         """The plan's step on the machine as every NIC and the storage leave it."""
@@ -186,8 +190,8 @@ def run_plan(
     if count < 1:
         raise InputError(
             f"{plan.workload.name} states neither tokens nor a target, so the number of steps to simulate is not known",
-            where="--steps",
-            fix="give --steps 324, for example",
+            where=argument("steps"),
+            fix=f"give {argument('steps', 324)}, for example",
         )
     planned = planned or conditions.planned(plan)
     evaluated = plan.workload.evaluated_steps(count)

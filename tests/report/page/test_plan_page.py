@@ -88,7 +88,7 @@ def test_expert_traffic_is_reported_wherever_traffic_is(experts: Plan, ep: int, 
     crossed = [row for row in re.findall(r"<tr>(.*?)</tr>", table[: table.index("</table>")]) if ">ep </b>" in row]
     assert [re.search(r"<td>(\w+)</td>", row).group(1) for row in crossed] == tiers  # type: ignore[union-attr]
     assert f"exposed ep {seconds(forecast.parts['exposed_ep'])} per step ({' and '.join(tiers)})" in page
-    assert f"their traffic crosses {' and '.join(tiers)}." in page
+    assert f"Their traffic goes through the {' and the '.join(tiers)}." in page
     leaves = "fabric" in tiers
     text = " ".join(explanation.reasons)
     assert ("on their way to them cross the fabric" in text) == leaves

@@ -26,7 +26,7 @@ Span = tuple[float, float, str]  # from, to (shares of the width), colour
 
 
 def bar(spans: Iterable[Span], *marks: Html, height: int = BAR_HEIGHT) -> Html:
-    """A bar of spans; what it says stands in the cells beside it, so it is hidden from screen readers."""
+    """A bar of spans. The cells beside it have the same numbers as text, so it is hidden from screen readers."""
     rects = (
         tag("rect", x=f"{100 * low:.3f}%", y=1, width=f"{100 * max(high - low, 0.005):.3f}%", height=height - 2, fill=colour, rx=1)
         for low, high, colour in spans

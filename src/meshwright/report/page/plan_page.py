@@ -1,4 +1,4 @@
-"""A plan as one page that stands alone: HTML with its style and its drawings inside, no script and nothing fetched."""
+"""A plan as one self-contained page: HTML with its style and its drawings inside, no script and nothing fetched."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ def _tiles(forecast: Forecast) -> Iterator[Html]:
     if whole.interruptions and whole.time_to_train_s:
         yield tile("Goodput", f"{100 * whole.interruptions.goodput:.1f} %", "; ".join(interruptions_text(whole)))
     yield _spread("Cost", whole, forecast.cost, usd, paid, "cost")
-    yield _spread("Energy at the wall", whole, whole.energy_j, energy, f"{100 * whole.busy:.0f} % busy", "energy")
+    yield _spread(
+        "Energy at the wall", whole, whole.energy_j, energy, "" if whole.busy is None else f"{100 * whole.busy:.0f} % busy", "energy"
+    )
     yield _spread("Carbon", whole, whole.carbon_kg, carbon, f"{whole.region.name}, {whole.region.grid_gco2e_per_kwh:.0f} g/kWh", "energy")
     yield _spread("Water on site", whole, whole.water_l, water, f"{whole.facility.name}, {whole.facility.year}", "water")
     each = f"{forecast.tokens_per_s_per_gpu:,.0f} per accelerator; MFU {mfu_text(forecast.mfu)}, {job.workload.precision}"

@@ -1,4 +1,4 @@
-"""A profile as one page that stands alone: for every GPU or rank, what computing hides of its communication and what is exposed."""
+"""A profile as one self-contained page: for every GPU or rank, what computing hides of its communication and what is exposed."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SMALLEST_UNIT = 1e-30  # of a tensor of zeros
 
 
 def unit_of(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a one of the rounded tensor stands for: its largest element becomes the format's largest; a scalar in fp32.
+    """What a one of the rounded tensor means in the original: its largest element becomes the format's largest; a scalar in fp32.
 
     Rows first: a compiler then takes the maximum of a row where it makes the row.
     """
@@ -46,7 +46,7 @@ def turned(x: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def both(x: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A matrix rounded to fp8, as it stands and turned over."""
+    """A matrix rounded to fp8, and the same matrix transposed."""
     if x.is_cuda:
         rounded, over = torch.ops.meshwright.fp8_both(x, unit, dtype)
         return rounded, over
