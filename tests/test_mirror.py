@@ -22,6 +22,7 @@ OF_A_WHOLE = {
     "plan/test_profile.py": "a plan made with a hardware profile: its explanation, its trace and its file",
     "plan/test_trace_perfetto.py": "traces, read by Perfetto itself",
     "record/test_mllog_forms.py": "logs in the forms of many submitters, through mllog.py and mllog_lines.py",
+    "simulator/test_agreement.py": "plan and simulation of days, which agree on long runs",
     "serve/test_browser.py": "the live page in a browser: the scripts of serve/static",
     "test_api.py": "the public names of the package, and that each gives what its command prints",
     "test_bad_input.py": "every public name, with any value in the place of any argument",

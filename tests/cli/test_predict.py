@@ -15,6 +15,7 @@ from meshwright.layout import Layouts, parse_layout
 from meshwright.predict.footprint import PARTS as MEMORY_PARTS
 from meshwright.predict.prediction import predict
 from meshwright.predict.step import PARTS
+from meshwright.units import seconds
 
 NOUNS = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -136,7 +137,8 @@ def test_a_batch_that_nobody_trained_with_gives_a_lower_bound(run, answer):
     assert document["time_to_train_s"] > document["time_to_train_low_s"] and document["time_to_train_high_s"] is None
     assert document["cost_high_usd"] is None and "they are unknown" in document["notes"][-1]
     out = run(*arguments)[1]
-    assert re.search(r"time to train +at least [\d.]+ \S+ +[\d.]+ \S+ or more; 21 steps", out)
+    found = re.search(r"time to train +at least (.+?)  +no upper end, (.+?) at the predicted step time; at least 21 steps", out)
+    assert found and found.groups() == (seconds(document["time_to_train_low_s"]), seconds(document["time_to_train_s"]))
     assert "measured at batches from 896 to 1,152 only" in out
 
 

@@ -11,7 +11,8 @@ from meshwright.cost.checkpoints import manned_share
 from meshwright.describe.failures import Cause, failures
 from meshwright.describe.load import load_cluster
 from meshwright.predict.goodput import advised_interval_s, advised_spares, expected_on, interruptions
-from meshwright.simulator.noise import fitted_noise
+from meshwright.simulator.noise import mean_stall_s
+from meshwright.simulator.noise_classes import COMMON, fitted_noise
 from meshwright.units import HOUR
 
 LLAMA3 = failures("llama3")
@@ -60,6 +61,5 @@ def test_a_cluster_takes_the_advised_precautions() -> None:
     seen = expected_on(cluster)
     assert seen.interval_s == advised_interval_s(LLAMA3, 512) and seen.num_spares == advised_spares(LLAMA3, 512, 8) == 1
     assert 0.97 < seen.goodput < 0.99
-    noise = fitted_noise()
-    assert seen.stalls == pytest.approx(512 * noise.stalls_per_hour * noise.stall_s / HOUR)
-    assert seen.stretch == pytest.approx((1 + seen.stalls) / seen.goodput)
+    assert 10.0 * seen.stalls(10.0) == pytest.approx(mean_stall_s(512, 10.0, fitted_noise().of(COMMON)))
+    assert seen.stretch(10.0) == pytest.approx((1 + seen.stalls(10.0)) / seen.goodput)

@@ -271,11 +271,12 @@ def test_a_long_run_carries_its_interruptions_and_pays_for_its_spares() -> None:
     whole, ideal = outcome(LONG), outcome(LONG, terms=Terms(ideal=True))
     failing = whole.interruptions
     assert failing is not None and failing == expected_on(LONG_JOB.cluster) and failing.num_spares == 1
-    assert values(whole.time_to_train_s) == spread_of(100 * HOUR * (1 + failing.stalls) / failing.goodput)
+    assert values(whole.time_to_train_s) == spread_of(100 * HOUR * (1 + whole.stalls) / failing.goodput)
     assert whole.goodput == failing.goodput and whole.ideal_s == ideal.ideal_s == 100 * HOUR
-    assert values(whole.accelerator_hours) == spread_of((512 + 8) * 100 * failing.stretch)
+    paid_h = (512 + 8) * 100 * failing.stretch(float(LONG.step_s[0]))
+    assert values(whole.accelerator_hours) == spread_of(paid_h)
     assert whole.offer is not None
-    assert whole.offer.cost_usd.value == pytest.approx(520 * 100 * failing.stretch * whole.offer.price.usd_per_accelerator_hour)
+    assert whole.offer.cost_usd.value == pytest.approx(paid_h * whole.offer.price.usd_per_accelerator_hour)
     assert (ideal.interruptions, ideal.goodput) == (None, None)
     assert values(ideal.time_to_train_s) == spread_of(100 * HOUR)
     assert values(ideal.accelerator_hours) == spread_of(51200)
@@ -287,7 +288,7 @@ def test_a_long_run_draws_less_while_it_waits_and_its_spares_draw_too(monkeypatc
     monkeypatch.setattr("meshwright.predict.outcome.busy_share", lambda *_: np.array([0.5]))
     whole = outcome(LONG)
     assert whole.interruptions is not None and whole.time_to_train_s is not None
-    trains = (whole.interruptions.work + whole.interruptions.lost) / (1 + whole.interruptions.stalls)
+    trains = (whole.interruptions.work + whole.interruptions.lost) / (1 + whole.stalls)
     half_w, idle_w = (node_w(LONG_JOB.cluster, busy, CONSTANTS)[0] for busy in (0.5, 0.0))
     watts_w = 64 * (trains * half_w + (1 - trains) * idle_w) + idle_w
     assert values(whole.energy_j) == spread_of(whole.time_to_train_s.value * watts_w)

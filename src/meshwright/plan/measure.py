@@ -66,7 +66,8 @@ class Measure:
         busy_s = np.minimum(self.num_steps * times.busy_s + self.num_evaluations * times.evaluation_s / self.slowdown, run_s)
         idle_s = run_s
         if self.failing and self.failing.work >= LEAST_GOODPUT:  # a longer run has to expect no less, so that the order of runs stays
-            again, stretch = 1 + self.failing.lost / self.failing.work, self.failing.stretch
+            again = 1 + self.failing.lost / self.failing.work
+            stretch = (1 + self.failing.stalls_per_s * times.step_s) / self.failing.work
             is_long = run_s > LONG_S
             busy_s = np.where(is_long, again * busy_s, busy_s)
             run_s = np.where(is_long, stretch * run_s, run_s)

@@ -174,7 +174,7 @@ def floor(cluster: Cluster, workload: Workload, step_s: float, usd_per_hour: flo
     num_steps, num_paid = workload.num_steps(), cluster.num_accelerators
     time_s = max(num_steps, 1) * step_s
     if num_steps and (failing := expected_in(time_s, cluster, ideal=ideal)):
-        time_s, num_paid = failing.stretch * time_s, num_paid + failing.num_spare_accelerators
+        time_s, num_paid = failing.stretch(step_s) * time_s, num_paid + failing.num_spare_accelerators
     nodes = cluster.num_accelerators / cluster.accelerators_per_node
     return Floor(time_s, num_paid * time_s / HOUR * usd_per_hour, nodes * node_j)
 

@@ -25,6 +25,7 @@ from meshwright.units import DAY, HOUR
 LONG_S = DAY  # of a run without interruptions: above, they are counted
 FREE_INTERVAL_S = 60.0  # between checkpoints that cost nothing
 LEAST_GOODPUT = 1e-9  # below, nothing gets done
+SHORTEST_STALL = 0.1  # of a step, as the simulator's noise has it
 NOISE_FILE = Path(__file__).parents[1] / "simulator" / "noise.json"  # fitted by `meshwright noise --fit`
 
 
@@ -42,12 +43,15 @@ class Interruptions:
     checkpoints: float  # waiting for checkpoints
     down: float  # detection and restart
     waiting: float  # for a node, beyond what detection and restart take
-    stalls: float  # that stalls add to steps, of their time without; the work above includes them
+    stalls_per_s: float  # share that stalls add to a step, for every second it takes; the work above includes them
 
-    @property
-    def stretch(self) -> float:
+    def stalls(self, step_s: float) -> float:
+        """Share that stalls add to steps of so many seconds: a longer step is hit more often, and each time for a share of itself."""
+        return self.stalls_per_s * step_s
+
+    def stretch(self, step_s: float) -> float:
         """Seconds that the run takes for each one it would take if nothing failed; infinite where nothing gets done."""
-        return self.wall_s(1 + self.stalls)
+        return self.wall_s(1 + self.stalls(step_s))
 
     @property
     def goodput(self) -> float:
@@ -123,15 +127,15 @@ def interruptions(
         checkpoints=saving,
         down=manned - up,
         waiting=1.0 - manned,
-        stalls=_stalls_per_accelerator() * num_accelerators,
+        stalls_per_s=_stalls_per_accelerator() * num_accelerators,
     )
 
 
 @cache
 def _stalls_per_accelerator() -> float:
-    """Seconds in which an accelerator stalls in a second of training, on average."""
-    constants = json.loads(NOISE_FILE.read_text(encoding="utf-8"))["constants"]
-    return float(constants["stalls_per_hour"]["value"]) * float(constants["stall_s"]["value"]) / HOUR
+    """Share that the stalls of one accelerator add to a step, for every second it takes: the mean of all logs, whatever their class."""
+    common = json.loads(NOISE_FILE.read_text(encoding="utf-8"))["classes"]["common"]["constants"]
+    return float(common["stalls_per_hour"]) * (SHORTEST_STALL + float(common["stall_share"])) / HOUR
 
 
 def expected_on(cluster: Cluster) -> Interruptions:

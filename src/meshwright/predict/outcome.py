@@ -88,6 +88,7 @@ class Outcome:
     time_to_train_s: Spread | None
     ideal_s: float | None  # the same if nothing interrupts the run and nothing is saved
     interruptions: Interruptions | None  # what the run has to expect; None where they are left out
+    stalls: float  # share that stalls add to the steps; 0 where they are left out
     accelerator_hours: Spread | None  # spare nodes included
     offer: Offer | None  # at the price that is used
     alternatives: tuple[Offer, ...]  # all that are listed for the accelerator, cheapest first
@@ -153,11 +154,12 @@ def outcome(prediction: Prediction, row: int = 0, terms: Terms | None = None) ->
     unknown: dict[str, str] = {}
     ideal_s = _ideal_s(prediction, workload, row, unknown)
     failing = expected_in(ideal_s.value, cluster, ideal=terms.ideal) if ideal_s else None
-    time_s = _time_to_train_s(ideal_s, failing, unknown)
+    step_s = float(prediction.step_s[row])
+    time_s = _time_to_train_s(ideal_s, step_s, failing, unknown)
     num_paid = cluster.num_accelerators + (failing.num_spare_accelerators if failing else 0)
     hours = time_s.times(float(accelerator_hours(num_paid, 1.0))) if time_s else None
     price = price_of(cluster, terms.provider, terms.price_kind, unknown)
-    trains = (failing.work + failing.lost) / (1 + failing.stalls) if failing else 1.0
+    trains = (failing.work + failing.lost) / (1 + failing.stalls(step_s)) if failing else 1.0
     busy = float(busy_share(prediction)[row]) * trains if time_s else None
     watts_w, hosts = node_w(cluster, math.nan if busy is None else busy, power_constants(), terms.cooling)
     spare_w = node_w(cluster, 0.0, power_constants(), terms.cooling)[0] * (failing.num_spares if failing else 0)
@@ -171,6 +173,7 @@ def outcome(prediction: Prediction, row: int = 0, terms: Terms | None = None) ->
         time_to_train_s=time_s,
         ideal_s=ideal_s.value if ideal_s else None,
         interruptions=failing,
+        stalls=failing.stalls(step_s) if failing else 0.0,
         accelerator_hours=hours,
         offer=_offer(price, time_s, num_paid) if price and time_s else None,
         alternatives=tuple(_offer(p, time_s, num_paid) for p in _listed(cluster)) if time_s else (),
@@ -221,7 +224,7 @@ def interruptions_note(whole: Outcome, cluster: Cluster, terms: Terms) -> str:
         return ""
     return (
         f"interruptions are counted in runs of more than a day only: this one has to expect {count:.1f}, and would take "
-        f"{seconds(expected.stretch * whole.ideal_s)} with them (goodput {100 * expected.goodput:.1f} %)"
+        f"{seconds(expected.wall_s(whole.ideal_s))} with them (goodput {100 * expected.goodput:.1f} %)"
     )
 
 
@@ -234,11 +237,12 @@ def _ideal_s(prediction: Prediction, workload: Workload, row: int, unknown: dict
     return Spread(time_s, time_s * bounds.low, math.inf if workload.batch_beyond == "above" else time_s * bounds.high)
 
 
-def _time_to_train_s(ideal_s: Spread | None, failing: Interruptions | None, unknown: dict[str, str]) -> Spread | None:
+def _time_to_train_s(ideal_s: Spread | None, step_s: float, failing: Interruptions | None, unknown: dict[str, str]) -> Spread | None:
     if ideal_s is None or failing is None:
         return ideal_s
-    if math.isfinite(failing.stretch):
-        return ideal_s.times(failing.stretch)
+    stretch = failing.stretch(step_s)
+    if math.isfinite(stretch):
+        return ideal_s.times(stretch)
     down_s = failing.failures.detection_s + failing.failures.restart_s
     reason = f"the machine is interrupted every {seconds(failing.between_s)}, and a restart takes {seconds(down_s)}: no work gets done"
     unknown["time_to_train"] = unknown["cost"] = unknown["energy"] = reason

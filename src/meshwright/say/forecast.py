@@ -136,7 +136,7 @@ def interruptions_text(whole: Outcome) -> tuple[str, str]:
     often = f"interrupted every {seconds(failing.between_s)}, " if math.isfinite(failing.between_s) else ""
     spares = f", {failing.num_spares} spare node{'' if failing.num_spares == 1 else 's'} paid for" if failing.num_spares else ""
     known = f"{often}a checkpoint every {seconds(failing.interval_s)}{spares}, failures as {failing.failures.name}"
-    stalls = f"stalls add {100 * failing.stalls:.1f} % to the steps; " if failing.stalls >= 0.001 else ""
+    stalls = f"stalls add {100 * whole.stalls:.1f} % to the steps; " if whole.stalls >= 0.001 else ""
     return known, f"{stalls}{seconds(whole.ideal_s)} if nothing fails (--ideal)"
 
 
@@ -295,7 +295,7 @@ def _interrupted_values(whole: Outcome) -> dict[str, Any]:
         "interval_s": failing.interval_s,
         "num_spares": failing.num_spares,
         "num_spare_accelerators": failing.num_spare_accelerators,
-        "stalls": failing.stalls,
+        "stalls": whole.stalls,
         "time_shares": {name.replace(" ", "_"): share for name, share in failing.shares.items()},
     }
 
