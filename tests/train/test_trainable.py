@@ -20,9 +20,9 @@ from meshwright.errors import InputError
 from meshwright.layout import CP_KINDS, SCHEDULES, Layout, parse_layout
 from meshwright.plan.candidates import Fixed, Space, degrees
 from meshwright.plan.features import Features
+from meshwright.plan.stack.own import check_trainable
 from meshwright.predict.legality import check_layout, legal_rows
 from meshwright.train.parallel.pipeline import chunk_layers, operations
-from meshwright.train.replica import check_trainable
 
 MOST = 60  # layouts of a job that are looked at one by one
 
