@@ -17,7 +17,14 @@ from meshwright.arguments import check_type, check_types, typed
 from meshwright.errors import InputError, nearest
 
 AXES = ("tp", "cp", "pp", "dp")  # ep is laid over dp (and cp): it takes no ranks of its own
-RECOMPUTE = ("none", "selective", "full")
+# Parts of a layer whose activations may be dropped or shrunk on their own, as Megatron-core names them: attention's inner part (its
+# core_attn); norms' outputs; the MLP's inputs to its activation function kept in fp8; what the experts' activation function makes; the up
+# projections of latent attention; half of the layers' activations moved to the host's memory; the dense MLP.
+RECOMPUTE_PARTS = ("selective", "layernorm", "act_fp8", "moe_act", "mla_up_proj", "offload", "mlp")
+_SETS = ["+".join(part for i, part in enumerate(RECOMPUTE_PARTS) if mask >> i & 1) for mask in range(1, 2 ** len(RECOMPUTE_PARTS))]
+OPS = "ops"  # torchtitan's selective: attention's output and every second product's are kept, all else is computed again
+USUAL_RECOMPUTE = ("none", "selective", "full")  # what a search tries where nothing else is asked for
+RECOMPUTE = (*USUAL_RECOMPUTE, OPS, *(kind for kind in _SETS if kind not in USUAL_RECOMPUTE))
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
 CP_KINDS = ("ring", "all-gather", "all-to-all")
 
@@ -55,6 +62,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         check_types(self)
+        object.__setattr__(self, "recompute", _in_order(self.recompute))
         for key, least in (*((key, 1) for key in _DEGREES), *((key, 0) for key in _OPTIONAL)):
             value = getattr(self, key)
             if value < least:
@@ -72,7 +80,7 @@ class Layout:
         for key, choices in (("recompute", RECOMPUTE), ("schedule", SCHEDULES), ("cp_kind", CP_KINDS)):
             if getattr(self, key) not in choices:
                 value = getattr(self, key)
-                raise InputError(f"no {key} named {value!r}", where=f"layout.{key}", fix=f"choose from {', '.join(choices)}")
+                raise InputError(f"no {key} named {value!r}", where=f"layout.{key}", fix=_named_choices(key, choices))
         if sorted(self.order) != sorted(AXES):
             raise InputError(
                 f"rank order {'-'.join(self.order)} must name each of {', '.join(AXES)} once",
@@ -160,6 +168,18 @@ class Layout:
         if self.recompute != "none":
             parts.append(f"recompute={self.recompute}")
         return ",".join(parts)
+
+
+def _in_order(recompute: str) -> str:
+    """Parts joined by `+` in the one order that names them."""
+    parts = recompute.split("+")
+    return "+".join(sorted(parts, key=RECOMPUTE_PARTS.index)) if set(parts) <= set(RECOMPUTE_PARTS) else recompute
+
+
+def _named_choices(key: str, choices: Sequence[str]) -> str:
+    if key != "recompute":
+        return f"choose from {', '.join(choices)}"
+    return f"choose from {', '.join(USUAL_RECOMPUTE)}, {OPS}, or parts of a layer joined by +: {', '.join(RECOMPUTE_PARTS)}"
 
 
 def value_text(value: object) -> str:
@@ -273,6 +293,15 @@ class Layouts:
         """Whether the pipeline puts weight gradients off, for every row."""
         return np.asarray((self.schedule == SCHEDULES.index("zero-bubble")) & (self.pp > 1))
 
+    def recomputes(self, part: str) -> NDArray[np.bool_]:
+        """Whether the backward pass computes a part of a layer again (or the forward keeps it in fp8) on its own, for every row."""
+        return np.asarray(_HAS_PART[part][self.recompute])
+
+    @property
+    def recomputes_all(self) -> NDArray[np.bool_]:
+        """Whether the backward pass computes whole layers again, for every row."""
+        return np.asarray(self.recompute == RECOMPUTE.index("full"))
+
     def stride(self, axis: str) -> IntColumn:
         """Ranks between two neighbours on `axis`, for every row."""
         result = np.ones(len(self), dtype=np.int64)
@@ -289,6 +318,7 @@ def _permutations(items: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 ORDERS = _permutations(AXES)
+_HAS_PART = {part: np.array([part in kind.split("+") for kind in RECOMPUTE]) for part in (*RECOMPUTE_PARTS, OPS)}
 _IS_INSIDE = {  # by order: whether the first axis varies faster than the second
     (one, other): np.array([order.index(one) < order.index(other) for order in ORDERS]) for one in AXES for other in AXES
 }

@@ -12,6 +12,7 @@ PETA = 1e15
 
 GB = GIGA
 GIB = float(2**30)
+MIB = float(2**20)
 GBIT = GIGA / 8
 MICROSECOND = 1e-6
 MINUTE = 60.0

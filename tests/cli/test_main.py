@@ -113,13 +113,6 @@ def test_an_unforeseen_error_is_not_hidden(monkeypatch):
         main(["describe"])
 
 
-def test_as_a_module_and_with_the_exit_code():
-    done = subprocess.run([sys.executable, "-m", "meshwright", "describe", "h10"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("meshwright: nothing named 'h10' is in the catalogue\n")
-    assert "Traceback" not in done.stderr
-
-
 def test_help_loads_nothing_heavy():
     """Help must not wait for numpy, pydantic or torch; benchmarks/help.py says how long it takes."""
     heavy = "{'numpy', 'pydantic', 'torch', 'scipy', 'fastapi'} & set(sys.modules)"

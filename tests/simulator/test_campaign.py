@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from meshwright.cost.checkpoints import goodput
+from meshwright.describe.failures import Cause, Failures, failures
 from meshwright.errors import InputError
-from meshwright.simulator.campaign import Campaign, advised_interval_s, advised_spares, weeks
-from meshwright.simulator.failures import Cause, Failures, failures
+from meshwright.predict.goodput import advised_interval_s, advised_spares, interruptions
+from meshwright.simulator.campaign import Campaign, weeks
 from meshwright.units import DAY, HOUR
 
 LLAMA3 = failures("llama3")
@@ -53,6 +54,19 @@ def test_effective_time_is_what_renewal_theory_says():
     seen = weeks(campaign(spares=60), 0, 60, horizon_s=54 * DAY)
     expected = goodput(330.0, LLAMA3.checkpoint_s, LLAMA3.mean_time_between_s(16384), LLAMA3.detection_s + LLAMA3.restart_s)
     assert seen.goodput.mean() == pytest.approx(float(expected), abs=0.002)
+
+
+@pytest.mark.parametrize("size", [64, 512, 8192, 16384])
+@pytest.mark.parametrize("days", [14, 60])
+def test_the_closed_form_has_every_share_of_the_simulation(size, days):
+    expected = interruptions(LLAMA3, size, 8)
+    assert sum(expected.shares.values()) == pytest.approx(1)
+    seen = weeks(campaign(size=size, interval_s=expected.interval_s, spares=expected.num_spares), 0, 1000, days * DAY)
+    simulated = (seen.work_s, seen.lost_s, seen.checkpoint_s, seen.down_s, seen.waiting_s)
+    for share, seconds in zip(expected.shares.values(), simulated, strict=True):
+        drawn = seconds / seen.wall_s
+        in_chance = 4 * drawn.std() / math.sqrt(len(drawn))
+        assert share == pytest.approx(drawn.mean(), abs=in_chance + 0.02 / days)  # all nodes are there on the first day
 
 
 def reference(known: Failures, size: int, step_s: float, every: int, horizon_s: float, rng: np.random.Generator) -> float:

@@ -20,6 +20,9 @@ def log(
         typer.Option("--round", metavar="ROUND", help="Round of MLPerf Training (v5.1); default: by the log's date.", show_default=False),
     ] = None,
     compliance: Annotated[bool, typer.Option("--compliance/--no-compliance", help="Whether to run MLPerf's compliance checker.")] = True,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a memo as a page that can be forwarded.", show_default=False)
+    ] = None,
     as_markdown: AsMarkdown = False,
     as_json: AsJson = False,
 ) -> None:
@@ -29,7 +32,7 @@ def log(
 
     Examples:
 
-      meshwright audit log result_0.txt result_1.txt
+      meshwright audit log result_0.txt result_1.txt --html memo.html
 
       meshwright audit log results/gb200/llama31_405b --round v5.1 --json
     """
@@ -40,6 +43,8 @@ def log(
     from meshwright.cli.show import show
 
     found = read_submissions(files, round_named(round_name) if round_name else "", with_compliance=compliance)
+    if html:
+        _write_page(html, found)
     if as_markdown and not as_json:
         lines = [f"- {escaped(line)}\n" for line in log_memo.comparison_lines(found)]
         print("\n".join([*map(log_memo.as_markdown, found), *lines]), end="")
@@ -47,6 +52,14 @@ def log(
         show(log_memo.logs_document(found), as_json=as_json)
     if not _are_whole(found):
         raise typer.Exit(1)
+
+
+def _write_page(path: Path, found: list[LoggedSubmission]) -> None:
+    from meshwright.audit.log_page import log_memos
+    from meshwright.report.page.memo_page import memo_page
+    from meshwright.report.page.shell import write_page
+
+    write_page(path, memo_page(log_memos(found)))
 
 
 def _are_whole(found: list[LoggedSubmission]) -> bool:

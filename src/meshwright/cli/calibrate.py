@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -56,5 +57,5 @@ def calibrate(
     result = calibrated(observed, run, release, name)
     if out:
         result.write(out)
-    question = f"{model or run.job.model.name} {cluster} {workload or run.job.workload.name} --layout {layout}"
+    question = shlex.join([model or run.job.model.name, cluster, workload or run.job.workload.name, "--layout", layout])
     show(calibration_document(result, question, out), as_json=as_json)

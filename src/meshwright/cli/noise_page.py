@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.files import write_whole
-from meshwright.record.mllog import StepTimes
+from meshwright.record.step_times import StepTimes
 from meshwright.report.page.area import Axis, Plot
 from meshwright.report.page.colours import var
 from meshwright.report.page.markup import Html, table, tag

@@ -47,6 +47,9 @@ ProfileFile = Annotated[
 Provider = Annotated[str, typer.Option(metavar="NAME", help="Cloud provider whose prices and data centre apply; default: the cluster's.")]
 PriceKind = Annotated[str, typer.Option(metavar="KIND", help="Kind of price: on-demand, spot or reserved.")]
 RegionName = Annotated[str, typer.Option(metavar="NAME", help="Region whose electricity grid applies; default: the cluster's.")]
+Ideal = Annotated[
+    bool, typer.Option("--ideal", help="Leave out the interruptions, restarts, checkpoints and spare nodes of runs of more than a day.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")]
 RunsDir = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run folders.")]

@@ -13,6 +13,7 @@ from meshwright.cli.options import (
     ClusterName,
     FixedLayout,
     Gpus,
+    Ideal,
     ModelName,
     PriceKind,
     ProfileFile,
@@ -53,6 +54,7 @@ def plan(
     provider: Provider = "",
     price_kind: PriceKind = "",
     region: RegionName = "",
+    ideal: Ideal = False,
     pareto: Annotated[bool, typer.Option("--pareto", help="Show time against cost for several numbers of accelerators.")] = False,
     explain: Annotated[bool, typer.Option("--explain/--no-explain", help="Say why, and what one change would gain.")] = True,
     rank_map: Annotated[
@@ -105,7 +107,7 @@ def plan(
         job=job,
         stack=chosen,
         fixed=fixed,
-        terms=Terms(provider=provider, price_kind=price_kind, region=region),
+        terms=Terms(provider=provider, price_kind=price_kind, region=region, ideal=ideal),
         aim=Aim(
             objective=objective,
             deadline_s=read_duration(deadline) if deadline else None,

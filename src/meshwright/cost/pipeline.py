@@ -362,3 +362,19 @@ def peak_in_flight(
     ahead = np.where(zero, stages - 1, np.where(chunks > 1, 2, 1) * (stages - 1 - p))
     waiting = np.where(chunks > 1, (chunks - 1) * smallest_group(m, stages), 0)
     return np.asarray(np.minimum(m * chunks, ahead + waiting + 1))
+
+
+def layers_in_flight(
+    layers: Count, num_chunks: Count, vp: Count, group: Count, short_at_the_end: bool | NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Layers whose activations a stage holds with `num_chunks` chunks in flight, where its `vp` chunks share `layers` unevenly.
+
+    Forwards go through the chunks in groups of micro-batches, so that the first chunk is held more often than the last. Chunks beside the
+    embedding are short, those beside the loss where `short_at_the_end`.
+    """
+    count, held, chunks, size = (np.asarray(x, dtype=np.int64) for x in (layers, num_chunks, vp, group))
+    each, rest = np.divmod(count, chunks)
+    turns, left = np.divmod(held, size * chunks)
+    at_the_front = np.minimum(left, rest * size)
+    at_the_back = np.maximum(left - (chunks - rest) * size, 0)
+    return np.asarray(each * held + turns * size * rest + np.where(short_at_the_end, at_the_front, at_the_back))

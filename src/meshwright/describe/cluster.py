@@ -28,6 +28,7 @@ class Tier:
     latency_s: float
     num_planes: int = 1
     routing: str = "adaptive"  # see hardware.ROUTINGS
+    routing_assumed: bool = False  # whether nobody stated it
 
     def __post_init__(self) -> None:
         if self.num_accelerators < 1 or self.num_installed < self.num_accelerators:

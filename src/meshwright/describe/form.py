@@ -42,11 +42,11 @@ def _complaint(form: type[Checked], error: ValidationError, where: str) -> Input
     findings = error.errors(include_url=False, include_context=False)
     # A union reports each of its members: the deepest finding is the one about the form the user chose.
     found = max(findings, key=lambda f: len(f["loc"])) if len({f["loc"][:1] for f in findings}) == 1 else findings[0]
-    path = [str(part) for part in found["loc"] if not str(part).endswith("Table") and str(part) not in ("str", "[key]")]
+    path, kind = _path(found["loc"], found["type"]), found["type"]
     key = ".".join(path) or "the whole table"
-    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    others = {tuple(_path(f["loc"], f["type"])) for f in findings} - {tuple(path[:count]) for count in range(len(path) + 1)}
+    more = f" (and {len(others)} more)" if others else ""
     place = f"{key} in {where}"
-    kind = found["type"]
     if kind == "missing":
         return InputError(f"{key} is missing{more}", where=place, fix=f"add {path[-1]} = ...")
     if kind == "extra_forbidden":
@@ -54,6 +54,14 @@ def _complaint(form: type[Checked], error: ValidationError, where: str) -> Input
     value = repr(found["input"])
     shown = value if len(value) < 60 else f"{value[:57]}..."
     return InputError(f"{key} is {shown}: {_lower_first(found['msg'])}{more}", where=place, fix="correct the value")
+
+
+def _path(location: tuple[int | str, ...], kind: str) -> list[str]:
+    """Keys that lead to a finding, without what pydantic says of the members of a union."""
+    has_key = kind in ("missing", "extra_forbidden")  # then the last part is a key, whatever it is called
+    above = [str(part) for part in (location[:-1] if has_key else location)]
+    keys = [part for part in above if not part.endswith("Table") and part not in ("str", "[key]")]
+    return [*keys, str(location[-1])] if has_key else keys
 
 
 def _keys_at(form: type[Checked], path: Iterable[str]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.describe.cluster import Cluster, Tier
-from meshwright.describe.hardware import Accelerator
+from meshwright.describe.hardware import ROUTINGS, Accelerator
 from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError, nearest
@@ -37,7 +37,7 @@ TIER_CHANGES: Mapping[str, TierChange] = {
     "latency_us": lambda tier, value: replace(tier, latency_s=value * MICROSECOND),
 }
 CHIP_CHANGES: Mapping[str, ChipChange] = {
-    "memory_GB": lambda chip, value: replace(chip, memory_bytes=value * GB),
+    "memory_GB": lambda chip, value: replace(chip, memory_bytes=value * GB, driver_memory_bytes=0.0),
     "memory_GB_per_s": lambda chip, value: replace(chip, memory_bytes_per_s=value * GB),
     "power_cap_W": lambda chip, value: replace(chip, power_cap_w=value),
 }
@@ -70,7 +70,7 @@ def changed(cluster: Cluster, workload: Workload, assignments: Iterable[str]) ->
 
 def known_keys(cluster: Cluster) -> list[str]:
     """Every key that may be set for this machine."""
-    tiers = [f"{tier.name}.{key}" for tier in cluster for key in (*TIER_CHANGES, "num_accelerators")]
+    tiers = [f"{tier.name}.{key}" for tier in cluster for key in (*TIER_CHANGES, "routing", "num_accelerators")]
     chips = [f"accelerator.{key}" for key in (*CHIP_CHANGES, *_format_keys(cluster))]
     return ["gpus", *tiers, *chips, "cluster.storage_GB_per_s", *(f"workload.{key}" for key in WORKLOAD_KEYS)]
 
@@ -95,6 +95,9 @@ def _changed_cluster(cluster: Cluster, key: str, value: str) -> Cluster:
     if name == "num_accelerators":
         return using(cluster, index, _count(key, value))
     tiers = list(cluster.tiers)
+    if name == "routing":
+        tiers[index] = replace(tiers[index], routing=_routing(key, value), routing_assumed=False)
+        return replace(cluster, tiers=tuple(tiers))
     tiers[index] = TIER_CHANGES[name](tiers[index], _number(key, value))
     return replace(cluster, tiers=tuple(tiers))
 
@@ -146,6 +149,12 @@ def domain_changes(described: Cluster, used: Cluster) -> tuple[str, ...]:
         if [tier.num_accelerators for tier in usual] == [tier.num_accelerators for tier in used]:
             return ()
     return (f"{inner.name}.num_accelerators={inner.num_accelerators}",)
+
+
+def _routing(key: str, value: str) -> str:
+    if value not in ROUTINGS:
+        raise InputError(f"no routing named {value!r}", where=f"--set {key}", fix=nearest(value, ROUTINGS))
+    return value
 
 
 def _number(key: str, value: str) -> float:

@@ -184,6 +184,11 @@ class Workload:
         return f"Workload({self.name!r}, {self.global_batch:,} x {self.seq_len:,} tokens per step, {self.precision})"
 
     @property
+    def is_mlperf(self) -> bool:
+        """Whether it is one of MLPerf's benchmarks, for which stacks are tuned."""
+        return self.name.startswith("mlperf-")
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of one global batch."""
         return self.seq_len * self.global_batch

@@ -82,9 +82,9 @@ def predicted_s(plan: Plan, num_steps: int, after: int = 0) -> Spread:
 
 
 def evaluation_s(plan: Plan) -> float:
-    """Seconds of one evaluation by the plan's prediction: its time to train without the steps."""
+    """Seconds of one evaluation by the plan's prediction: its time to train, if nothing fails, without the steps."""
     whole, count = plan.workload.num_steps(), plan.workload.num_evaluations(plan.workload.num_steps())
-    beside_s = plan.time_to_train_s - whole * plan.step_s
+    beside_s = (plan.ideal_time_to_train_s or plan.time_to_train_s) - whole * plan.step_s
     return max(beside_s / count, 0.0) if count and math.isfinite(beside_s) else 0.0
 
 

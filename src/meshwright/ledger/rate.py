@@ -47,7 +47,9 @@ class Rate:
             rest = {name: str(entry[name]) for name in ("provider", "kind", "date", "source")}
         except (KeyError, InvalidOperation):
             return None
-        return Rate(usd_per_gpu_hour=usd, **rest) if usd.is_finite() and usd >= 0 else None
+        if not usd.is_finite() or not 0 <= usd < MOST_USD or abs(usd.adjusted()) > MOST_DIGITS:  # sums of such numbers would overflow
+            return None
+        return Rate(usd_per_gpu_hour=usd, **rest)
 
     def __str__(self) -> str:
         return f"${self.usd_per_gpu_hour.normalize():f} per accelerator-hour, {self.provider}, {self.kind}, {self.date}"

@@ -48,7 +48,8 @@ class Plan:
     placement: Mapping[str, tuple[str, ...]]  # axis -> tiers it crosses
     spares_per_domain: int  # accelerators of an innermost domain that the plan leaves idle
     peak_memory_bytes: float
-    time_to_train_s: float
+    time_to_train_s: float  # with interruptions, where the forecast counts them
+    ideal_time_to_train_s: float = 0.0  # if nothing interrupts the run; 0 in the plans of earlier versions, whose time is this one
     notes: tuple[str, ...] = field(default=())
     profile: Profile | None = None  # what was timed on the machine, where the prediction is based on it
 
@@ -107,6 +108,7 @@ def plan_of(forecast: Forecast, name: str = "") -> Plan:
         spares_per_domain=inner.num_installed - inner.num_accelerators,
         peak_memory_bytes=forecast.peak_memory_bytes,
         time_to_train_s=time_s.value if time_s else 0.0,
+        ideal_time_to_train_s=forecast.outcome.ideal_s or 0.0,
         notes=forecast.notes,
         profile=job.software.profile,
     )

@@ -240,7 +240,7 @@ class _Memory:
         self._asked, self._fixed, self._stack = asked_of(job), fixed, stack
         self._restricted = stack.restricts(self._asked)
         chip, precision = job.cluster.accelerator, job.workload.precision
-        self.room_bytes = chip.memory_bytes - reserve_bytes
+        self.room_bytes = chip.room_bytes - reserve_bytes
         self._job = job
         recipe = recipe_for(precision, chip)
         copied = recipe.number_format == "fp8" and not recipe.needs and not features.low_weights
@@ -494,7 +494,7 @@ def _nothing_fits(job: Job, tally: _Tally, fixed: Fixed, reserve_bytes: float, s
             where="--layout",
             fix="free one of them (1F1B has vp=1, ZeRO 3 excludes zero bubble, all-to-all needs cp x tp to divide the key-value heads)",
         )
-    room = f"{gib(chip.memory_bytes - reserve_bytes)} of {chip.name}'s {gib(chip.memory_bytes)} ({gib(reserve_bytes)} are reserved)"
+    room = f"{gib(chip.room_bytes - reserve_bytes)} of {chip.name}'s {gib(chip.room_bytes)} ({gib(reserve_bytes)} are reserved)"
     near = (
         f"; the nearest miss, {tally.nearest}, lacks {gib(tally.nearest_bytes)} ({tally.nearest_bytes:,.0f} bytes)" if tally.nearest else ""
     )

@@ -69,8 +69,8 @@ def check_sizes(gpus: int | None, max_gpus: int | None, assignments: Iterable[st
 def reserve_with(headroom_gib: float, job: Job) -> float:
     """Bytes to keep free on every accelerator: the usual reserve and so many GiB more."""
     chip = job.cluster.accelerator
-    if headroom_gib * GIB >= chip.memory_bytes:
-        raise InputError(f"a headroom of {headroom_gib:g} GiB leaves nothing of {chip.name}'s {gib(chip.memory_bytes)}", where="--headroom")
+    if headroom_gib * GIB >= chip.room_bytes:
+        raise InputError(f"a headroom of {headroom_gib:g} GiB leaves nothing of {chip.name}'s {gib(chip.room_bytes)}", where="--headroom")
     return reserve_for(chip) + headroom_gib * GIB
 
 
@@ -93,13 +93,13 @@ def searched(ask: Ask, progress: Progress = lambda what, done, total: None) -> S
     by_energy = aim.objective in ENERGY
     limited = aim.deadline_s is not None or aim.budget_usd is not None
     if by_energy and not limited:
-        return _searched(ask, run_energy(ask.job), progress)
+        return _searched(ask, run_energy(ask.job, ideal=ask.terms.ideal), progress)
     fastest = _searched(ask, STEP if aim.objective == "time" else run_time(ask.job), progress)
     if not aim.allows(fastest.best):
         return fastest
     if by_energy:
         most_s = aim.most_s(fastest.best)
-        return _searched(ask, run_energy(ask.job, most_s), progress)
+        return _searched(ask, run_energy(ask.job, most_s, ideal=ask.terms.ideal), progress)
     return replace(fastest, plans=tuple(priced for priced in fastest.plans if aim.allows(priced)))
 
 
@@ -221,8 +221,8 @@ def _floor(ask: Ask, machine: Cluster) -> Callable[[float], Floor]:
         return least_of(job, ask.features, ask.fixed, measure, ask.stack)
 
     step_s = least(STEP)
-    node_j = least(run_energy(job)) if ask.aim.objective in ENERGY else 0.0
-    return lambda usd_per_hour: floor(machine, job.workload, step_s, usd_per_hour, node_j)
+    node_j = least(run_energy(job, ideal=ask.terms.ideal)) if ask.aim.objective in ENERGY else 0.0
+    return lambda usd_per_hour: floor(machine, job.workload, step_s, usd_per_hour, node_j, ideal=ask.terms.ideal)
 
 
 def _usd_per_hour(result: Survey) -> float:

@@ -19,6 +19,7 @@ from meshwright.plan.noise import run_noise
 from meshwright.plan.sizes import Ask, Progress, chosen, survey
 from meshwright.plan.stack_choice import chosen_stack
 from meshwright.predict.forecast import Forecast
+from meshwright.predict.outcome import Terms
 
 MODES = ("weak", "strong")
 
@@ -130,12 +131,20 @@ def sweep(
 
 
 def sweep_job(
-    job: Job, sizes: Sequence[int], *, mode: str, base: int | None, layout: str, stack: str, progress: Progress = _quietly
+    job: Job,
+    sizes: Sequence[int],
+    *,
+    mode: str,
+    base: int | None,
+    layout: str,
+    stack: str,
+    terms: Terms | None = None,
+    progress: Progress = _quietly,
 ) -> Sweep:
     """The best plan of a job at every size, with some choices fixed and for a stack."""
     fixed = fixed_by(layout)
     job, chosen_for = chosen_stack(job, stack, fixed)
-    return sweep(Ask(job=job, stack=chosen_for, fixed=fixed, keep=1), sizes, mode, base, progress)
+    return sweep(Ask(job=job, stack=chosen_for, fixed=fixed, terms=terms or Terms(), keep=1), sizes, mode, base, progress)
 
 
 def _batch(batch: int, size: int, base: int, sizes: Sequence[int]) -> int:

@@ -42,6 +42,12 @@ def check_layout(model: Model, cluster: Cluster, workload: Workload, layout: Lay
             where="layout",
             fix=_fill_advice(layout, cluster),
         )
+    if "offload" in layout.recompute.split("+") and (layout.pp > 1 or not cluster.accelerator.host_bytes_per_s):
+        raise InputError(
+            f"activations cannot be moved to the host with pp={layout.pp} on {cluster.accelerator.name}",
+            where="layout.recompute",
+            fix="use offload with pp=1, on an accelerator whose processor is on the same module (GH200, GB200, GB300)",
+        )
     check_division(model, workload, layout)
 
 

@@ -40,7 +40,8 @@ def measured(model: Model, workload: Workload, profile: Profile) -> Measured:
             fix="leave the profile out",
         )
     number_format = format_of(workload.precision)
-    formats = sorted({product.number_format for product in profile.products})
+    timed = {(product.number_format, product.way) for product in profile.products}
+    formats = sorted({name for name, _ in timed if all((name, way) in timed for way in WAYS)})  # a step needs a product and both gradients
     if number_format not in formats or not profile.attentions:
         raise InputError(
             f"the profile has no products in {number_format}, only in {', '.join(formats) or 'none'}",

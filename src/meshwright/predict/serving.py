@@ -175,7 +175,7 @@ def serve_on(request: Request, accelerator: Accelerator, tp: int) -> Serving:
     weights = weight_bytes(model, request.precision, tp)
     sequence = kv_bytes_per_sequence(model, request.context, request.kv_precision)
     working, logits = activation_bytes(model, request.context, tp), logit_bytes_per_sequence(model, tp)
-    room = accelerator.memory_bytes - RESERVE_BYTES - weights - working
+    room = accelerator.room_bytes - RESERVE_BYTES - weights - working
     return Serving(
         tp=tp,
         total_weight_bytes=weight_bytes(model, request.precision),
@@ -185,7 +185,7 @@ def serve_on(request: Request, accelerator: Accelerator, tp: int) -> Serving:
         kv_bytes=request.concurrency * sequence * _kv_share(model, tp),
         activation_bytes=working + request.concurrency * logits,
         reserve_bytes=RESERVE_BYTES,
-        memory_bytes=accelerator.memory_bytes,
+        memory_bytes=accelerator.room_bytes,
         max_concurrency=max(floor(room / (sequence * _kv_share(model, tp) + logits)), 0),
     )
 
@@ -200,7 +200,7 @@ def check_fits(held: Serving, request: Request, accelerator: Accelerator) -> Non
     raise FitError(
         f"{request.model.name} with {request.concurrency} sequences of {request.context} tokens needs {gib(-held.spare_bytes)} "
         f"({-held.spare_bytes:,.0f} bytes) more on each of {held.tp} {accelerator.name}; {could}",
-        where=f"memory of {accelerator.name}: {gib(accelerator.memory_bytes)}, of which {gib(held.reserve_bytes)} is reserved",
+        where=f"memory of {accelerator.name}: {gib(accelerator.room_bytes)}, of which {gib(held.reserve_bytes)} is reserved",
         fix="use a lower precision or KV precision, a shorter context, more accelerators, or several copies with fewer sequences each",
     )
 

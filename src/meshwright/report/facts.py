@@ -192,9 +192,9 @@ class RunFacts:
         return tuple(
             Evaluation(
                 step=event.step,
-                samples=int(_number(event, "samples") or event.step * self.batch),
-                loss=_number(event, "loss"),
-                seconds=_number(event, "seconds"),
+                samples=int(event_number(event, "samples") or event.step * self.batch),
+                loss=event_number(event, "loss"),
+                seconds=event_number(event, "seconds"),
             )
             for event in events
         )
@@ -231,7 +231,8 @@ class RunFacts:
         return Counter(event.kind for event in self.run.events)
 
 
-def _number(event: Event, name: str) -> float | None:
+def event_number(event: Event, name: str) -> float | None:
+    """A number that an event gives; None where it gives none that is finite."""
     value = event.detail.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None

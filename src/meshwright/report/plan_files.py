@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,6 +93,17 @@ class Files:
             raise InputError(
                 f"{self.export_dir} cannot be a folder", where="--export-dir", fix="name a folder, or a new one in a folder that exists"
             )
+        self._check_folder(seen)
+
+    def _check_folder(self, seen: Mapping[Path, str]) -> None:
+        """Refuse a file whose name an export in the folder has too: it would be written over."""
+        from meshwright.plan.export import FILE_NAMES
+
+        for kind, name in FILE_NAMES.items() if self.export_dir else ():
+            path = Path(self.export_dir or ".") / name
+            if path.resolve() in seen:
+                both = f"both the {seen[path.resolve()]} and the {kind} export"
+                raise InputError(f"{path} is named for {both} of --export-dir", where=str(path), fix="name another file")
 
     def write(self, found: Planned, progress: Progress) -> Written:
         """Write all of them for the best plan; what a stack cannot run is refused before anything is written."""

@@ -10,7 +10,7 @@ from meshwright.plan.plan import Plan
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.record.run import Run
 from meshwright.record.summary import summary_of
-from meshwright.report.facts import KINDS, predicted_parts_s, time_split, unpredicted_note
+from meshwright.report.facts import KINDS, event_number, predicted_parts_s, time_split, unpredicted_note
 from meshwright.report.tables import NONE, Line, Row
 from meshwright.say.document import Block, Document, Note, Pairs, Table
 from meshwright.say.forecast import layout_values
@@ -45,7 +45,7 @@ def _values(run: Run, plan: Plan) -> dict[str, Any]:
         "expected_steps": run.header.num_steps,
         "num_trained_samples": last.samples,
         "loss": last.loss,
-        "validation_loss": evaluations[-1].detail["loss"] if evaluations else None,
+        "validation_loss": event_number(evaluations[-1], "loss") if evaluations else None,
         "target_loss": run.header.target or 0.0,
         "run_s": time.total_s,
         "spent_s": time.by_what,
@@ -85,9 +85,10 @@ def _lines(run: Run, values: dict[str, Any]) -> Iterator[Line]:
     spent = ", ".join(f"{what} {seconds(spent_s)}" for what, spent_s in values["spent_s"].items())
     yield "time", f"{seconds(values['run_s'])}: {spent}", ""
     yield "work", f"{values['num_steps']:,} steps, {values['num_trained_samples']:,} samples", ""
-    if values["validation_loss"] is not None:
+    if any(event.kind == "evaluation" for event in run.events):
+        loss = values["validation_loss"]
         goal = f" (target {values['target_loss']:.3f})" if values["target_loss"] else ""
-        yield "validation loss", f"{values['validation_loss']:.4f}{goal}", ""
+        yield "validation loss", f"{'not a number' if loss is None else f'{loss:.4f}'}{goal}", ""
     spread = f"spread {values['robust_std_pct']:.1f} %, p99/p50 {values['p99_over_p50']:.2f}, worst {seconds(values['worst_step_s'])}"
     yield "median step", f"{seconds(values['median_step_s'])}, {spread}; predicted {seconds(values['predicted_step_s'])}", ""
     if values["tokens_per_s"]:
@@ -95,7 +96,7 @@ def _lines(run: Run, values: dict[str, Any]) -> Iterator[Line]:
     cost, energy_kwh = values["cost_usd"], values["energy_kwh"]
     yield "cost", values["cost_note"] if cost is None else f"{usd(cost)}; {values['cost_note']}", ""
     yield "energy", values["energy_note"] if energy_kwh is None else f"{energy(energy_kwh * KWH)}; {values['energy_note']}", ""
-    slow = [str(event.detail["message"]) for event in run.events if event.kind == "slow_rank"]  # the key that the trainer writes
+    slow = [str(event.detail.get("message", f"after step {event.step:,}")) for event in run.events if event.kind == "slow_rank"]
     yield from (("slow rank", text, "") for text in slow[-MAX_SLOW:])
     yield "folder", values["folder"], ""
 

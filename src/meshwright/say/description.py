@@ -124,6 +124,7 @@ def _accelerator_page(entry: Accelerator) -> Description:
         ("vendor", entry.vendor),
         ("architecture", entry.architecture),
         ("memory", f"{si(entry.memory_bytes, 'B')} ({entry.memory_bytes / GIB:.1f} GiB)"),
+        *([("memory by the driver", f"{entry.driver_memory_bytes / GIB:.1f} GiB")] if entry.driver_memory_bytes else []),
         ("memory bandwidth", si(entry.memory_bytes_per_s, "B/s")),
         *peaks,
         ("power cap", _power(entry.power_cap_w)),

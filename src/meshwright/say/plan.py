@@ -66,12 +66,16 @@ def _answer(found: Planned) -> Iterator[Line]:
     yield from speed_lines(best)
     if found.comparison:
         yield "without --set", *_against(found.comparison)
-    room = gib(best.job.cluster.accelerator.memory_bytes)
+    room = gib(best.job.cluster.accelerator.room_bytes)
     yield "memory", gib(best.peak_memory_bytes), f"of {room}, at the peak of the fullest stage"
     yield from outcome_lines(best)
     for limit in found.ask.aim.limits(best):
         yield limit.what, limit.words, ""
-    yield "spares", _spares(found), ""
+    failing = best.outcome.interruptions
+    beside = (
+        f"; {failing.num_spares} more node{'' if failing.num_spares == 1 else 's'} on standby" if failing and failing.num_spares else ""
+    )
+    yield "spares", f"{_spares(found)}{beside}", ""
 
 
 def _stack_words(found: Planned) -> str:
@@ -216,11 +220,11 @@ def _whole_layout(forecast: Forecast) -> str:
 
 def _front_row(point: Searched) -> tuple[str, ...]:
     best = point.best
-    bound, time_s, cost, energy_j = best.outcome.bound, best.time_to_train, best.cost, best.energy
+    whole, time_s, cost, energy_j = best.outcome, best.time_to_train, best.cost, best.energy
     shown = (
-        f"{bound}{seconds(time_s.value)}" if time_s else "unknown",
-        f"{bound}{usd(cost.value)}" if cost else "unknown",
-        f"{bound}{energy(energy_j.value)}" if energy_j else "unknown",
+        whole.words(time_s, seconds) if time_s else "unknown",
+        whole.words(cost, usd) if cost else "unknown",
+        whole.words(energy_j, energy) if energy_j else "unknown",
     )
     return f"{point.cluster.num_accelerators:,}", *shown, best.layout.degrees
 

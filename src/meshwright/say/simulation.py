@@ -98,7 +98,7 @@ def _steps_values(found: Simulation) -> dict[str, Any]:
         "without_slow_ranks": _run_values(found.without_slow) if found.without_slow else None,
         "complete": not (found.interrupted or found.is_cut),
         "over_budget": found.is_cut,
-        "folder": str(found.folder),
+        "folder": str(found.folder) if found.folder else None,
     }
 
 
@@ -233,7 +233,7 @@ def _weeks_values(found: Simulation) -> dict[str, Any]:
         "sizes": found.sizes,
         "complete": not (found.interrupted or found.is_cut),
         "over_budget": found.is_cut,
-        "folder": str(found.folder),
+        "folder": str(found.folder) if found.folder else None,
     }
 
 
@@ -268,6 +268,7 @@ def _weeks(found: Simulation) -> Iterator[Block]:
         ("effective time", _over_seeds(seen.goodput, many, "{:.2%}")),
         ("steps that count", _over_seeds(seen.num_steps, many, "{:,.0f}") + f" of {seconds(seen.step.seconds)}"),
         ("workload", _workload(seen)),
+        *([("time to train", f"{seconds(found.time_to_train_s)}, mean of runs of the whole workload")] if found.time_to_train_s else []),
         ("checkpoint every", f"{seconds(campaign.interval_s)} of work" + (f" (Young {young}, Daly {daly})" if breaks else "")),
         ("spare nodes", str(campaign.num_spares)),
         ("cost", f"{usd(found.cost_usd)}, of which waste {usd(found.waste_usd or 0.0)}" if found.cost_usd else "no price listed"),

@@ -53,7 +53,7 @@ def _row(point: Point, *, is_first: bool) -> tuple[str, ...]:
         f"{plan.tokens_per_s_per_gpu:,.0f}",
         f"{100 * point.efficiency:.1f} %",
         "reference" if is_first else f"{100 * point.efficiency_low:.0f} to {100 * point.efficiency_high:.0f} %",
-        f"{plan.outcome.bound}{usd(plan.cost.value)}" if plan.cost else "unknown",
+        plan.outcome.words(plan.cost, usd) if plan.cost else "unknown",
         plan.layout.degrees,
         ", ".join(runs_on(plan.job, plan.layout)) or "none known",
     )

@@ -39,7 +39,7 @@ class Books:
     def ledger(self, run: LiveRun) -> Ledger | None:
         """The run's newest ledger, or None until the first is made; asking for it renews it."""
         page = self._pages.setdefault(run.folder, Page())
-        if page.job is not None and page.job.done():
+        if page.job is not None and page.job.done() and not page.job.cancelled():
             page.ledger, page.took_s = page.job.result()
             page.job, page.made_s = None, time.monotonic()
         touched = run.touched

@@ -13,16 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.checkpoints import best_interval_s, goodput
+from meshwright.describe.failures import Failures
 from meshwright.errors import InputError
-from meshwright.simulator.failures import Failures
-from meshwright.units import HOUR
+from meshwright.predict.goodput import Interruptions, interruptions
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MOST_INTERRUPTIONS = 100_000  # of one run: more take minutes, and say only that nothing gets done
-FREE_INTERVAL_S = 60.0  # between checkpoints that cost nothing
 
 Report = Callable[[str, int, int], None]
 
@@ -59,6 +57,11 @@ class Campaign:
         between_s = self.failures.mean_time_between_s(self.num_accelerators)
         return 1 / between_s
 
+    @property
+    def expected(self) -> Interruptions:
+        """Where the time goes in the long run, in closed form; nodes that are broken at the start left out."""
+        return interruptions(self.failures, self.num_accelerators, self.accelerators_per_node, self.interval_s, self.num_spares)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Weeks:
@@ -86,32 +89,6 @@ class Weeks:
         return self.work_s / self.wall_s
 
 
-def advised_interval_s(failures: Failures, num_accelerators: int) -> float:
-    """Seconds between checkpoints that lose the least; an hour where nothing breaks, a minute where saving costs nothing."""
-    between_s = failures.mean_time_between_s(num_accelerators)
-    if not math.isfinite(between_s):
-        return HOUR
-    if failures.checkpoint_s == 0:
-        return FREE_INTERVAL_S
-    return float(best_interval_s(failures.checkpoint_s, between_s))
-
-
-def advised_spares(failures: Failures, num_accelerators: int, accelerators_per_node: int) -> int:
-    """Spare nodes that cost the least: idle nodes against the whole machine's waiting for one.
-
-    Nodes out for repair are Poisson with the rate of losses times the repair time. A loss that finds every one of s spares out waits
-    for the first to come back: a repair time over s + 1 on average.
-    """
-    per_s = sum(cause.per_accelerator_hour for cause in failures.causes if cause.loses_node) * num_accelerators / HOUR
-    out = per_s * failures.repair_s
-    most = math.ceil(out + 10 * math.sqrt(out) + 10)
-    terms = np.concatenate([[-out], math.log(max(out, 1e-300)) - np.log(np.arange(1, most + 1))])
-    none_left = 1 - np.concatenate([[0.0], np.cumsum(np.exp(np.cumsum(terms)))[:-1]])  # chance that s or more are out
-    spares = np.arange(most + 1)
-    waiting = per_s * np.maximum(none_left, 0.0) * failures.repair_s / (spares + 1)
-    return int(np.argmin(waiting + spares * accelerators_per_node / num_accelerators))
-
-
 def weeks(
     campaign: Campaign,
     seed: int,
@@ -123,7 +100,7 @@ def weeks(
     """The campaign until `horizon_s` of wall clock have passed or `work_s` of work are done (one number, or one a seed)."""
     if not (horizon_s < math.inf or np.all(np.isfinite(work_s))):
         raise InputError("a campaign without an end", where="--days", fix="give --days, or a workload with tokens or a target")
-    expected = campaign.per_s * min(horizon_s, _usual_s(campaign, float(np.max(work_s))))
+    expected = campaign.per_s * min(horizon_s, campaign.expected.wall_s(float(np.max(work_s))))
     if expected > MOST_INTERRUPTIONS:
         raise InputError(
             f"an interruption every {1 / campaign.per_s:.3g} s would come more than {MOST_INTERRUPTIONS:,} times before the end",
@@ -131,17 +108,6 @@ def weeks(
             fix="give fewer days, lower rates or faster restarts",
         )
     return _Loop(campaign, np.random.default_rng([seed, 4]), num_seeds, horizon_s, work_s).run(report)
-
-
-def _usual_s(campaign: Campaign, work_s: float) -> float:
-    """Seconds of wall clock that so much work takes in the long run, waiting for nodes left out; infinite where none gets done."""
-    known = campaign.failures
-    between_s = known.mean_time_between_s(campaign.num_accelerators)
-    if not math.isfinite(between_s):
-        return work_s * (1 + known.checkpoint_s / campaign.interval_s)
-    with np.errstate(over="ignore"):
-        share = float(goodput(campaign.interval_s, known.checkpoint_s, between_s, known.detection_s + known.restart_s))
-    return work_s / share if share > 0 else math.inf
 
 
 class _Loop:

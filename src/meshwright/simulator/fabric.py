@@ -91,8 +91,9 @@ class Fabric:
         """The machine as every NIC of it sees the fabric."""
         tier = fabric_tier(cluster)
         share, latency = self.common_share(cluster), 1 + LATENCY_PER_LOST_LINK * self.links_lost
-        # A hashed fabric that is to be another loses its fitted penalty; the other way round collisions are drawn (`stage_shares`).
-        routing = self.routing if tier.routing == "hashed" and self.routing else tier.routing
+        # A fabric that is to be hashed has the penalty that was fitted on such fabrics, as `predict` prices it; `stage_shares` draws
+        # which stages are hit less than the worst.
+        routing = self.routing or tier.routing
         if (share, latency, routing) == (1.0, 1.0, tier.routing):
             return cluster
         changed = replace(tier, bytes_per_s=tier.bytes_per_s * share, latency_s=tier.latency_s * latency, routing=routing)
@@ -105,9 +106,9 @@ class Fabric:
             hit = rng.choice(cluster.num_accelerators, size=self.nics_hit, replace=False)
             stages = hit // layout.stride("pp") % layout.pp
             shares[np.unique(stages)] = self.plane_share(cluster)
-        tier = fabric_tier(cluster)
-        if self.routing == "hashed" and tier.routing != "hashed":
-            shares *= hashed_shares(layout, rng)
+        if (self.routing or fabric_tier(cluster).routing) == "hashed":
+            drawn = hashed_shares(layout, rng)
+            shares *= drawn / drawn.min()
         return np.maximum(shares, SMALLEST_SHARE)
 
 

@@ -18,7 +18,7 @@ from meshwright.plan.plan import Plan
 from meshwright.plan.plan import plan_of as planned
 from meshwright.predict.forecast import forecast
 from meshwright.predict.software import software
-from meshwright.record.mllog import StepTimes, read_step_times
+from meshwright.record.step_times import StepTimes, read_step_times
 from meshwright.simulator.planned_step import PlannedStep, planned_step
 
 FOLDER = Path(__file__).parent / "step_times"

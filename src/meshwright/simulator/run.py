@@ -18,7 +18,7 @@ from meshwright.plan.plan import Plan, forecast_of
 from meshwright.predict.software import Software
 from meshwright.record.entries import PARTS, StepRecord
 from meshwright.record.header import RunHeader
-from meshwright.record.mllog import StepTimes
+from meshwright.record.step_times import StepTimes
 from meshwright.record.writer import RunWriter
 from meshwright.simulator.fabric import Fabric, fabric_tier
 from meshwright.simulator.noise import Noise, fitted_noise

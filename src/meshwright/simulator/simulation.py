@@ -20,6 +20,7 @@ import numpy as np
 
 from meshwright.arguments import typed
 from meshwright.cost.money import cost_usd
+from meshwright.describe.failures import failures as failures_named
 from meshwright.describe.load import load_cluster
 from meshwright.errors import InputError
 from meshwright.ledger import Budget, Ledger, Rate, ledger_of, no_price, predicted_s, rate_of, read_budget, read_rate
@@ -31,7 +32,6 @@ from meshwright.record.header import check_name
 from meshwright.simulator.campaign import Campaign
 from meshwright.simulator.exposure import Exposed, exposed_between_replicas
 from meshwright.simulator.fabric import Fabric
-from meshwright.simulator.failures import failures as failures_named
 from meshwright.simulator.noise import QUIET, fitted_noise
 from meshwright.simulator.outlook import SAMPLED_STEPS, SIZES, Finish, Outlook, Size, campaign_of, finish, outlook
 from meshwright.simulator.outlook import sizes as other_sizes
@@ -108,15 +108,11 @@ class Simulation:
 
     @property
     def time_to_train_s(self) -> float | None:
-        """Seconds of the whole workload: of the run, extrapolated from a part of it, or at the pace of the weeks; None without an end."""
+        """Seconds of the whole workload: of the run, extrapolated, or the mean of many runs with failures; None without an end."""
         if self.run is not None:
             return self.run.time_to_train_s
         assert self.outlook is not None
-        if self.finish is not None:
-            return float(np.mean(self.finish.wall_s))
-        num_steps, pace = self.plan.workload.num_steps(), self.outlook.goodput.mean
-        step = self.outlook.step
-        return (num_steps * step.seconds + step.evaluations_s) / pace if num_steps and pace else None
+        return self.outlook.time_to_train_s
 
     @property
     def waste_usd(self) -> float | None:
@@ -405,6 +401,7 @@ def _budget(plan: Plan, steps: int | None, days: float | None, usd: Decimal, cam
     num_spares = campaign.num_spares * campaign.accelerators_per_node if campaign else 0
     budget = Budget(usd=usd, rate=rate, num_gpus=plan.layout.num_ranks + num_spares)
     whole_s = predicted_s(plan, steps or plan.workload.num_steps())
+    whole_s = whole_s.times(campaign.expected.wall_s(1.0)) if campaign else whole_s
     days_s = (days or math.inf) * DAY
     budget.check(whole_s if whole_s.value <= days_s else Spread(days_s, days_s, days_s))
     return budget
@@ -449,7 +446,7 @@ def _check_machine(plan: Plan, name: str) -> None:
 
 def _seconds_until(text: str) -> float:
     """Seconds of `90d`, or from now to a date."""
-    if text[:1].isdigit() and text.count("-") == 2:
+    if text[:1].isdigit() and text.count("-") >= 2:  # a time zone west of Greenwich has one more
         try:
             date = datetime.fromisoformat(text)
             seconds = ((date if date.tzinfo else date.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
