@@ -242,17 +242,22 @@ class Job:
 def _software(given: Software | str | Path, model: Model, cluster: Cluster, workload: Workload, profile: Profile | str | Path) -> Software:
     """The software by name, priced by the hardware profile that was chosen; one that is given as a value is taken as it is."""
     if isinstance(given, Software):
-        return with_profile(given, model, cluster, workload, profile) if profile else given
-    return with_profile(software(str(given)) if str(given) else _usual_software(cluster, workload), model, cluster, workload, profile)
+        return _on(cluster, with_profile(given, model, cluster, workload, profile) if profile else given)
+    found = software(str(given)) if str(given) else _usual_software(cluster, workload)
+    return _on(cluster, with_profile(found, model, cluster, workload, profile))
+
+
+def _on(cluster: Cluster, stack: Software) -> Software:
+    """The software on a machine: on processors, whose speed is timed, nothing is taken from what it does on GPUs."""
+    if cluster.accelerator.architecture != "cpu" or stack.profile or stack.effects == Effects():
+        return stack
+    return replace(stack, log_factor=0.0, finetuning={}, effects=Effects(), further={}, note="")
 
 
 def _usual_software(cluster: Cluster, workload: Workload) -> Software:
-    """The software where nobody says: the record holders' for their benchmarks, what most people run for other jobs.
-
-    On processors it is our own trainer: their speed is timed, so that nothing is taken from what software does on GPUs.
-    """
+    """The software where nobody says: the record holders' for their benchmarks, our own trainer on processors, else what most run."""
     if cluster.accelerator.architecture == "cpu":
-        return replace(software(MESHWRIGHT), log_factor=0.0, finetuning={}, effects=Effects(), further={}, note="")
+        return software(MESHWRIGHT)
     if workload.is_mlperf:
         return software()
     note = "the software is not named: taken as Megatron-LM as its users run it, with an interval for any software (see --software)"

@@ -92,6 +92,10 @@ def test_claimed_samples_end_the_run() -> None:
         ({"benchmark": "gpt3", "accelerator": "h100", "gpus": 8}, "a time or a rate"),
         ({**RUN, "minutes": 3, "layout": LAYOUT}, "how long the run is (samples or tokens)"),
         ({**RUN, "step_s": 3, "layout": "tp=3,dp=4"}, "tp=3 x cp=1 x pp=1 x dp=4 = 12 accelerators"),
+        (
+            {"benchmark": "gpt3", "accelerator": "h100", "gpus": 24, "minutes": 3, "layout": "tp=8,dp=3,mbs=1"},
+            "(the batch is assumed: give",
+        ),
         ({**RUN, "step_s": 3, "cluster": "azure-gb200-128"}, "cluster azure-gb200-128 has gb200, and the claim says h100"),
         ({**RUN, "step_s": 3, "accelerator": "tpu-v5e"}, "the catalogue has no cluster with tpu-v5e"),
     ],

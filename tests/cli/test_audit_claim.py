@@ -114,6 +114,7 @@ def test_a_claim_as_a_page_with_its_forecast(run, tmp_path):
     page = tmp_path / "memo.html"
     code, out, err = run("claim", str(CLAIMS / "exposed-communication.toml"), "--html", str(page))
     assert (code, err) == (0, "") and "the layout that the claim states" in " ".join(out.split())
+    assert "wrote the page:" in out
     assert "inside the interval" in page.read_text() and "1.6 % of a step" in page.read_text()
 
 

@@ -126,7 +126,8 @@ def test_one_damaged_run_of_any_submission_is_not_whole():
 
 def test_logs_as_a_page(run, tmp_path):
     page = tmp_path / "memo.html"
-    assert run("log", str(FIXTURES / "timer_every_step.log"), "--no-compliance", "--html", str(page))[0] == 0
+    found = json.loads(run("log", str(FIXTURES / "timer_every_step.log"), "--no-compliance", "--html", str(page), "--json")[1])
+    assert problems(found) == [] and found["files"] == [{"what": "page", "path": str(page)}]
     assert "computed again from the logs" in page.read_text() and "timer_every_step.log" in page.read_text()
     code, _, err = run("log", str(FIXTURES / "timer_every_step.log"), "--no-compliance", "--html", str(tmp_path / "nowhere" / "memo.html"))
     assert code == 2 and "choose a folder that exists" in err

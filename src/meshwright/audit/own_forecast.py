@@ -124,7 +124,8 @@ def own_forecast(claim: Claim) -> OwnForecast:
         job = _job(claim, assumed, to_ask)
         found = job.forecast(claim.layout) if claim.layout else job.search(keep=1)[0]
     except MeshwrightError as error:
-        return OwnForecast(missing=str(error).splitlines()[0])
+        is_assumed = not claim.run.global_batch and "batch" in str(error).splitlines()[0]
+        return OwnForecast(missing=f"{str(error).splitlines()[0]}{' (the batch is assumed: give global_batch)' * is_assumed}")
     if not claim.layout:
         to_ask.append("the layout: tensor, context, pipeline and data degrees, micro-batch")
     compared = tuple(_compared(claim, found))

@@ -113,30 +113,23 @@ def claim(
         return
     from meshwright.audit import memo
     from meshwright.audit.claim import changed
+    from meshwright.audit.claim_memo import claim_memo
     from meshwright.audit.judge import with_forecast
     from meshwright.audit.verdict import severity
+    from meshwright.cli.audit_page import with_page
     from meshwright.cli.show import show
 
     least = severity(fail_on) if fail_on else None
     changes = changed(_changes(context.params), _set(set_keys or []))
     judgements = [_judged(path, changes) for path in files] if files else [_judged_flags(changes)]
     judgements = [with_forecast(judgement) for judgement in judgements] if forecast else judgements
-    if html:
-        _write_page(html, judgements)
+    document = with_page(memo.claims_document(judgements), html, [claim_memo(judgement) for judgement in judgements] if html else ())
     if as_markdown and not as_json:
         print("\n".join(memo.as_markdown(judgement) for judgement in judgements), end="")
     else:
-        show(memo.claims_document(judgements), as_json=as_json)
+        show(document, as_json=as_json)
     if least is not None and any(severity(judgement.verdict) >= least for judgement in judgements):
         raise typer.Exit(1)
-
-
-def _write_page(path: Path, judgements: list[Judgement]) -> None:
-    from meshwright.audit.claim_memo import claim_memo
-    from meshwright.report.page.memo_page import memo_page
-    from meshwright.report.page.shell import write_page
-
-    write_page(path, memo_page([claim_memo(judgement) for judgement in judgements]))
 
 
 def _changes(given: dict[str, Any]) -> dict[str, Any]:

@@ -37,29 +37,22 @@ def log(
       meshwright audit log results/gb200/llama31_405b --round v5.1 --json
     """
     from meshwright.audit import log_memo
+    from meshwright.audit.log_page import log_memos
     from meshwright.audit.printable import escaped
     from meshwright.audit.rules import round_named
     from meshwright.audit.score import read_submissions
+    from meshwright.cli.audit_page import with_page
     from meshwright.cli.show import show
 
     found = read_submissions(files, round_named(round_name) if round_name else "", with_compliance=compliance)
-    if html:
-        _write_page(html, found)
+    document = with_page(log_memo.logs_document(found), html, log_memos(found) if html else ())
     if as_markdown and not as_json:
         lines = [f"- {escaped(line)}\n" for line in log_memo.comparison_lines(found)]
         print("\n".join([*map(log_memo.as_markdown, found), *lines]), end="")
     else:
-        show(log_memo.logs_document(found), as_json=as_json)
+        show(document, as_json=as_json)
     if not _are_whole(found):
         raise typer.Exit(1)
-
-
-def _write_page(path: Path, found: list[LoggedSubmission]) -> None:
-    from meshwright.audit.log_page import log_memos
-    from meshwright.report.page.memo_page import memo_page
-    from meshwright.report.page.shell import write_page
-
-    write_page(path, memo_page(log_memos(found)))
 
 
 def _are_whole(found: list[LoggedSubmission]) -> bool:

@@ -42,7 +42,7 @@ def check_layout(model: Model, cluster: Cluster, workload: Workload, layout: Lay
             where="layout",
             fix=_fill_advice(layout, cluster),
         )
-    if "offload" in layout.recompute.split("+") and (layout.pp > 1 or not cluster.accelerator.host_bytes_per_s):
+    if layout.has_part("offload") and (layout.pp > 1 or not cluster.accelerator.host_bytes_per_s):
         raise InputError(
             f"activations cannot be moved to the host with pp={layout.pp} on {cluster.accelerator.name}",
             where="layout.recompute",

@@ -323,7 +323,9 @@ def nearest_release(release: str, known: Mapping[str, float]) -> str:
 
 
 def is_release(name: str) -> bool:
-    """Whether a stack's name is that of a round or container, fitted or not, and not of a profile from a file."""
+    """Whether a stack's name is that of a round, a container or a class, fitted or not, and not of a profile from a file."""
+    if class_of(name):
+        return True
     try:
         nearest_release(name, fitted_values().releases)
     except InputError:

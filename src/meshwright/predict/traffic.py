@@ -263,8 +263,7 @@ def tensor_flows(step: Step) -> Iterator[Flow]:
     def flow(what: str, kind: str, payload_bytes: int, count: int) -> Flow:
         return Flow(axis="tp", what=what, kind=kind, num_ranks=tp, payload_bytes=payload_bytes, count=count)
 
-    kinds = step.layout.recompute.split("+")
-    passes, again, mlp = m * step.num_layers, "full" in kinds, "mlp" in kinds
+    passes, again, mlp = m * step.num_layers, step.layout.recompute == "full", step.layout.has_part("mlp")
     yield flow("layers forward", GATHER, step.hidden_bytes, 2 * passes)
     yield flow("layers forward", SCATTER, step.hidden_bytes, 2 * passes)
     yield flow("layers backward", GATHER, step.hidden_bytes, 2 * passes)
@@ -345,7 +344,7 @@ def context_flows(step: Step) -> Iterator[Flow]:
         return Flow(axis="cp", what=what, kind=kind, num_ranks=cp, payload_bytes=payload_bytes, count=count)
 
     key_value = 2 * element * step.model.kv_dim * step.model.key_copies(layout.tp) // layout.tp
-    again = passes * bool({"full", "selective"} & set(layout.recompute.split("+")))
+    again = passes * (layout.recompute == "full" or layout.has_part("selective"))
     if layout.cp_kind == "ring":
         yield flow("keys and values forward", MESSAGE, key_value, (cp - 1) * passes)
         yield flow("keys and values again", MESSAGE, key_value, (cp - 1) * again)

@@ -49,7 +49,7 @@ def groups(plan: Plan) -> list[Group]:
     model, layout = plan.model, plan.layout
     made = [_shapes(model), _widths(model), _vocabulary(model, layout), _experts(model), _latent(model)]
     made += [_axes(plan), _ranks(plan), _pipeline(plan), _context(layout), _batch(plan), _sharding(layout)]
-    return [*made, _overlap(plan), _precision(plan), _recompute(layout), _graphs(plan)]
+    return [*made, _overlap(plan), _precision(plan), _recompute(layout, plan.model.num_layers), _graphs(plan)]
 
 
 def limits(plan: Plan) -> list[str]:
@@ -59,6 +59,8 @@ def limits(plan: Plan) -> list[str]:
     found += ["data, tokenizer, learning rate, rotary base and scaling, initialisation: a plan does not hold them"]
     if job.attention_precision == "fp8":
         found.append("attention in fp8: fp8_dot_product_attention of TransformerConfig, which not every release has as an argument")
+    if layout.has_part("act_fp8"):
+        found.append("inputs of activation functions in fp8: activation_func_fp8_input_store of TransformerConfig, which is no argument")
     if model.attention_biases:
         found.append("biases on all four attention projections: Megatron-LM has them on queries, keys and values alone")
     if model.num_windowed_layers and _full_every(model) == 0:
@@ -284,13 +286,27 @@ def _precision(plan: Plan) -> Group:
     return Group(f"Precision {job.precision}; gradients and weights are stored as the plan's memory assumes.", tuple(made))
 
 
-def _recompute(layout: Layout) -> Group:
+def _recompute(layout: Layout, num_layers: int) -> Group:
     if layout.recompute == "none":
         return Group("", ())
     if layout.recompute == "selective":
         return Group("Attention is recomputed in the backward pass.", (("--recompute-activations",),))
-    made = (("--recompute-granularity", "full"), ("--recompute-method", "uniform"), ("--recompute-num-layers", "1"))
-    return Group("Every layer is recomputed from its input.", made)
+    if layout.recompute == "full":
+        made = (("--recompute-granularity", "full"), ("--recompute-method", "uniform"), ("--recompute-num-layers", "1"))
+        return Group("Every layer is recomputed from its input.", made)
+    parts: list[tuple[str, ...]] = []
+    modules = recompute_modules(layout)
+    if modules:
+        parts += [("--recompute-granularity", "selective"), ("--recompute-modules", *modules)]
+    if layout.has_part("offload"):
+        parts.append(("--cpu-offloading-num-layers", str(max(num_layers // 2, 1))))
+    return Group("Some parts of a layer are recomputed, or moved to the host, so that activations fit.", tuple(parts))
+
+
+def recompute_modules(layout: Layout) -> list[str]:
+    """Parts of a layer that are recomputed, as Megatron-core names them."""
+    names = {"selective": "core_attn", "layernorm": "layernorm", "moe_act": "moe_act", "mla_up_proj": "mla_up_proj", "mlp": "mlp"}
+    return [name for part, name in names.items() if layout.has_part(part)]
 
 
 def _graphs(plan: Plan) -> Group:

@@ -111,7 +111,15 @@ def _recompute(plan: Plan) -> Section:
     kind = plan.layout.recompute
     if kind == "full":
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return {"recompute_granularity": "selective" if kind == "selective" else None}
+    modules = megatron.recompute_modules(plan.layout)
+    made: dict[str, Value] = {"recompute_granularity": "selective" if modules else None}
+    if modules and modules != ["core_attn"]:
+        made["recompute_modules"] = modules
+    if plan.layout.has_part("act_fp8"):
+        made["activation_func_fp8_input_store"] = True
+    if plan.layout.has_part("offload"):
+        made |= {"cpu_offloading": True, "cpu_offloading_num_layers": max(plan.model.num_layers // 2, 1)}
+    return made
 
 
 def _graphs(plan: Plan) -> Section:

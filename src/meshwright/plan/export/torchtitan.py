@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 
 from meshwright.describe.model import Model
+from meshwright.layout import OPS
 from meshwright.plan.export.heading import comment, heading
 from meshwright.plan.export.megatron import counts_ends
 from meshwright.plan.plan import Plan
@@ -22,6 +23,7 @@ Section = dict[str, Value]
 RECOMPUTE: Mapping[str, Section] = {
     "none": {"mode": "none"},
     "selective": {"mode": "selective", "selective_ac_option": "op"},
+    OPS: {"mode": "selective", "selective_ac_option": "op"},
     "full": {"mode": "full"},
 }
 

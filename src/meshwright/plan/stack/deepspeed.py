@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from meshwright.layout import USUAL_RECOMPUTE
 from meshwright.plan.numbering import PP_LAST
-from meshwright.plan.stack.rule import JobRule, Rule, Stack, sharing
+from meshwright.plan.stack.rule import JobRule, Rule, Stack, recompute_rule, sharing
 from meshwright.plan.stack.vendors import GPUS
 from meshwright.predict.practice import FSDP
 
@@ -31,6 +32,7 @@ DEEPSPEED = Stack(
         ),
     ),
     rules=(
+        recompute_rule(USUAL_RECOMPUTE, "deepspeed.checkpointing: whole layers, or what the model's own code picks"),
         Rule(
             what="has no pipeline with ZeRO {layout.zero_stage}",
             where="layout.zero",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.layout import CP_KINDS, ORDERS, RECOMPUTE, Layouts
+from meshwright.layout import CP_KINDS, OPS, ORDERS, RECOMPUTE, Layouts
 from meshwright.plan.numbering import DP_LAST, PP_LAST, same_numbers
-from meshwright.plan.stack.rule import Asked, JobRule, Mask, Rule, Stack, micro_batches, sharing
+from meshwright.plan.stack.rule import Asked, JobRule, Mask, Rule, Stack, micro_batches, recompute_rule, sharing
 from meshwright.plan.stack.vendors import GPUS
 from meshwright.predict.practice import MEGATRON as MEGATRON_CLASS
 from meshwright.predict.practice import NEMO
@@ -56,6 +56,7 @@ def _single_chunks_overlapped(_: Asked, rows: Layouts) -> Mask:
 
 
 RULES = (
+    recompute_rule(tuple(kind for kind in RECOMPUTE if kind != OPS), f"{ARGUMENTS}: --recompute-modules"),
     Rule(
         what="runs several model chunks per stage only where the stages divide the micro-batches, and pp={layout.pp} does not",
         where="layout.vp",

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from meshwright.describe.model import Model
 from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
-from meshwright.layout import Layout, Layouts
-from meshwright.plan.stack.rule import Asked, JobRule, Mask, Rule, Stack
+from meshwright.layout import USUAL_RECOMPUTE, Layout, Layouts
+from meshwright.plan.stack.rule import Asked, JobRule, Mask, Rule, Stack, recompute_rule
 from meshwright.predict.legality import check_division
 from meshwright.predict.practice import MESHWRIGHT as MESHWRIGHT_CLASS
 
@@ -106,16 +106,19 @@ MESHWRIGHT = Stack(
             is_near=True,
         ),
     ),
-    rules=tuple(
-        Rule(
-            what=f"runs fp8 products only on sides that are multiples of {FP8_MULTIPLE}, and {what} is none",
-            where="workload.precision",
-            fix="choose bf16",
-            source="train/kernels/fp8.py",
-            forbids=_odd(sides),
-            matters=_is_fp8,
-        )
-        for what, sides in SIDES.items()
+    rules=(
+        recompute_rule(USUAL_RECOMPUTE, "train.replica.set_recompute"),
+        *(
+            Rule(
+                what=f"runs fp8 products only on sides that are multiples of {FP8_MULTIPLE}, and {what} is none",
+                where="workload.precision",
+                fix="choose bf16",
+                source="train/kernels/fp8.py",
+                forbids=_odd(sides),
+                matters=_is_fp8,
+            )
+            for what, sides in SIDES.items()
+        ),
     ),
 )
 

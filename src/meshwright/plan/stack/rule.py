@@ -198,3 +198,15 @@ def micro_batches(asked: Asked, rows: Layouts) -> NDArray[np.int64]:
 def sharing(rows: Layouts) -> Mask:
     """Where there are replicas to share a state."""
     return np.asarray(rows.dp * rows.cp > 1)
+
+
+def recompute_rule(kinds: Collection[str], source: str) -> Rule:
+    """The rule of a stack that has only some kinds of recomputing."""
+    known = [RECOMPUTE.index(kind) for kind in kinds]
+    return Rule(
+        what="has no recompute={layout.recompute}",
+        where="layout.recompute",
+        fix=f"choose from {', '.join(kinds)}" if len(kinds) < 5 else "choose other parts of a layer",
+        source=source,
+        forbids=lambda _, rows: ~np.isin(rows.recompute, known),
+    )

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshwright.describe.model import Model
-from meshwright.layout import Layouts
+from meshwright.layout import OPS, USUAL_RECOMPUTE, Layouts
 from meshwright.plan.numbering import PP_LAST
-from meshwright.plan.stack.rule import Asked, JobRule, Mask, Rule, Stack, micro_batches, sharing
+from meshwright.plan.stack.rule import Asked, JobRule, Mask, Rule, Stack, micro_batches, recompute_rule, sharing
 from meshwright.plan.stack.vendors import GPUS
 from meshwright.predict.practice import TORCHTITAN as TORCHTITAN_CLASS
 from meshwright.predict.stages import stage_layers
@@ -121,6 +121,7 @@ TORCHTITAN = Stack(
         ),
     ),
     rules=(
+        recompute_rule((*USUAL_RECOMPUTE, OPS), "torchtitan/config/job_config.py, ActivationCheckpoint: none, selective, full"),
         Rule(
             what="has zero-bubble schedules for two or more chunks per stage, not for one",
             where="layout.schedule",

@@ -20,16 +20,22 @@ MARGIN = 0.12  # of a picture on both sides, so that texts have room
 
 def memo_page(memos: Sequence[Memo]) -> str:
     """The page of one or several memos."""
-    first = memos[0]
-    title = first.title if len(memos) == 1 else f"{len(memos)} memos"
-    header = _header(first) if len(memos) == 1 else tag("header", tag("p", first.kind, class_="eyebrow"), tag("h1", title))
-    sections = [part for i, memo in enumerate(memos) for part in _memo(memo, f"m{i}", has_title=len(memos) > 1)]
+    first, has_several = memos[0], len(memos) > 1
+    title = f"{len(memos)} audits" if has_several else first.title
+    header = tag("header", tag("p", first.kind, class_="eyebrow"), tag("h1", title), _overview(memos)) if has_several else _header(first)
+    sections = [part for i, memo in enumerate(memos) for part in _memo(memo, f"m{i}", has_title=has_several)]
     footers = dict.fromkeys(memo.footer for memo in memos if memo.footer)
     return document(title, header, sections, tag("footer", *(tag("p", text) for text in footers)))
 
 
 def _header(memo: Memo) -> Html:
     return tag("header", tag("p", memo.kind, class_="eyebrow"), tag("h1", memo.title), _headline(memo))
+
+
+def _overview(memos: Sequence[Memo]) -> Html:
+    """The verdict on each, with a link to it."""
+    rows = [(badge(memo.outcome, memo.verdict), tag("a", memo.title, href=f"#m{i}"), memo.headline) for i, memo in enumerate(memos)]
+    return table(("verdict", "of", "in a sentence"), rows, "overview", class_="checks")
 
 
 def _headline(memo: Memo) -> Html:

@@ -80,5 +80,5 @@ def test_several_memos_are_one_page_with_the_title_of_each() -> None:
         MEMO, title="Another", outcome=PASS, verdict="consistent", parts=(Part(title="Runs", tables=(Table("t", ("a>",), (("1",),)),)),)
     )
     page = memo_page([MEMO, other])
-    assert "2 memos" in page and "Another" in page and page.count("Verdicts.") == 1
+    assert "2 audits" in page and '<a href="#m1">Another</a>' in page and page.count("Verdicts.") == 1
     assert len(set(re.findall(r' id="([^"]+)"', page))) == len(re.findall(r' id="([^"]+)"', page))
