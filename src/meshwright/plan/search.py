@@ -265,6 +265,8 @@ class _Memory:
 
     def all_of(self, batch: Layouts, tally: _Tally) -> Layouts:
         """Every row that the stack runs and that fits."""
+        if not self._restricted:
+            return batch.take(self.fits(batch, tally))
         rows = self._stack.settled(batch, self._fixed.values)
         rows = rows.take(self._runs(rows, np.ones(len(batch), dtype=bool), tally))
         return rows.take(self.fits(rows, tally))
