@@ -19,6 +19,7 @@ OF_A_WHOLE = {
     "plan/export/test_deepspeed_parser.py": "exported files, read by DeepSpeed itself",
     "plan/export/test_megatron_names.py": "exported files, against the options that Megatron's source has",
     "plan/export/test_torchtitan_parser.py": "exported files, read by torchtitan itself",
+    "plan/stack/test_plans.py": "searches for a stack, whose plans the stack's rules, its exporter and the trainer let pass",
     "plan/test_profile.py": "a plan made with a hardware profile: its explanation, its trace and its file",
     "plan/test_trace_perfetto.py": "traces, read by Perfetto itself",
     "record/test_mllog_forms.py": "logs in the forms of many submitters, through mllog.py and mllog_lines.py",

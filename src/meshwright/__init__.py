@@ -7,7 +7,7 @@
     job = mw.Job("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
     forecast = job.forecast("tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1")
     forecast.step_s, forecast.interval, forecast.parts, forecast.memory, forecast.cost
-    best = job.search(keep=5)
+    best = job.search(keep=5, stack="megatron")
     mw.table(best)  # as a pandas DataFrame
     mw.read_run("runs/first")  # a run folder; a notebook shows its report
 

@@ -249,7 +249,7 @@ def _software(given: Software | str | Path, model: Model, cluster: Cluster, work
     """The software by name, priced by the hardware profile that was chosen; one that is given as a value is taken as it is."""
     if isinstance(given, Software):
         return _on(cluster, with_profile(given, model, cluster, workload, profile) if profile else given)
-    found = software(str(given)) if str(given) else _usual_software(cluster, workload)
+    found = software(str(given)) if str(given) else replace(_usual_software(cluster, workload), is_default=True)
     return _on(cluster, with_profile(found, model, cluster, workload, profile))
 
 

@@ -25,13 +25,14 @@ from meshwright.errors import InputError
 from meshwright.layout import CP_KINDS, SCHEDULES, Layout, parse_layout
 from meshwright.plan.candidates import Fixed, Space, degrees
 from meshwright.plan.features import Features
+from meshwright.plan.stack.own import check_trainable
 from meshwright.predict.legality import check_layout, legal_rows
 from meshwright.train.checkpoint import Piece
 from meshwright.train.model.initial import initial_weights
 from meshwright.train.model.transformer import Context, Transformer, views_of
 from meshwright.train.parallel.mesh import make_mesh
 from meshwright.train.parallel.pipeline import chunk_layers, operations
-from meshwright.train.replica import NUMBERS, Replica, StepResult, check_trainable, set_recompute
+from meshwright.train.replica import NUMBERS, Replica, StepResult, set_recompute
 
 MOST = 60  # layouts of a job that are looked at one by one
 

@@ -19,8 +19,7 @@ from meshwright.evidence.experts import Choice, expert_choices
 from meshwright.evidence.memory import logged_peaks, memory_evidence
 from meshwright.evidence.mixtures import EXPERTS_FITTED
 from meshwright.evidence.validate import Checked, Summary, family_name, grouped, summary
-from meshwright.layout import Layouts
-from meshwright.predict.footprint import footprint, recipe_for
+from meshwright.plan.noise import run_noise
 from meshwright.predict.practice import MLPERF, class_of
 from meshwright.predict.software import FITTED, Fitted, fitted_values
 from meshwright.predict.uncertainty import kind_of
@@ -66,7 +65,7 @@ def write_page(path: Path, date: str, done: Callable[[str], None] = lambda _: No
 def page(date: str, plot: str, assumptions: Sequence[Assumption]) -> str:
     """The whole page."""
     rows, metered = accuracy.evidence(), accuracy.energy()
-    choices = expert_choices([row.run for row in rows.large()])
+    choices = expert_choices([row.run for row in (*rows.large(), *rows.small())])
     sections = [
         _opening(date, plot, rows),
         headline_section(accuracy.headline()),
@@ -408,18 +407,21 @@ def _experts_section(choices: Sequence[Choice]) -> str:
     ]
     gaps, unhidden = [one.gap_pct for one in choices], [one.unhidden_gap_pct for one in choices]
     host_ms = 1e3 * float(fitted_values().constants.eager_chunk_s)
-    near, near_unhidden = (sum(gap <= 5 for gap in found) for found in (gaps, unhidden))
+    near, near_unhidden = (sum(gap <= 8 for gap in found) for found in (gaps, unhidden))
+    is_near = near >= 0.9 * len(choices)
     return f"""## Experts as a check
 
-The planner searches a layout for every large row, with the row's accelerators, batch, sequence and precision, and with what its stack could
-do (no degrees given). The gap is how much slower the layout that the engineers chose is predicted to be than the best one found.
+The planner searches a layout for every row of GPT-3, 405B and 8B, with the row's accelerators, batch, sequence and precision, for the
+stack of the engineers (`--stack megatron`; no degrees given). The gap is how much slower the layout that the engineers chose is predicted
+to be than the one that the planner puts first. Layouts within {100 * run_noise():.1f} % of the fastest are equal to it, and the planner
+puts the one with more memory to spare first.
 
 |  | target | result |  | with no tensor traffic hidden in the planner's layout |
 | --- | --- | ---: | --- | ---: |
-| median gap | at most 3 % | {median(gaps):.1f} % | {"yes" if median(gaps) <= 3 else "no"} | {median(unhidden):.1f} % |
-| rows within 5 % | all, or explained | {near} of {len(choices)} | see below | {near_unhidden} of {len(choices)} |
+| median gap | at most 2 % | {median(gaps):.1f} % | {"yes" if median(gaps) <= 2 else "no"} | {median(unhidden):.1f} % |
+| rows within 8 % | nine of ten | {near} of {len(choices)} | {"yes" if is_near else "no"} | {near_unhidden} of {len(choices)} |
 
-Reasons for the gaps above 5 %, all of them GPT-3 rows of v3.0 to v4.1:
+Reasons for the gaps above 8 %, nearly all of them GPT-3 rows of v3.0 to v4.0:
 
 - **Tensor traffic that hides in any shape.** The planner assumes that nine tenths of it are hidden, for any tensor degree and micro-batch.
   In these stacks the overlap is tuned by hand, with one file per shape: the code of v3.0 and v3.1 has a single one, for the degrees in use;
@@ -431,19 +433,13 @@ Reasons for the gaps above 5 %, all of them GPT-3 rows of v3.0 to v4.1:
   and large micro-batches where v3.0 and v3.1 ran 12 chunks and micro-batch 1. NVIDIA's own runs moved that way in v4.0 (4 chunks,
   micro-batch 2). The settings of v3.0 say that micro-batch 1 is limited by memory; the predicted footprint has room for more.
 - v4.0 on 10,752 H100 exposes gradients of 448 replicas of six stages; the planner would use fewer replicas with more stages.
-- v4.1 on 64 B200: larger micro-batches on two stages, {_memory_of(choices, "b200", 64):.0f} % of the memory full.
+- 8B with one sequence for several accelerators (512 GB300, 256 B200): tensor parallelism in place of context parallelism would divide
+  the weights, and so the gradients that no second micro-batch hides. How much tensor traffic hides behind products this small, nobody
+  has measured.
 
 Attempts to lower the median that did not help are in the [journal](journal.md).
 
 {_table(("run", "chosen", "best found", "gap, %", "nothing hidden, %", "most of it in"), cells, right=(3, 4))}"""
-
-
-def _memory_of(choices: Sequence[Choice], accelerator: str, num_accelerators: int) -> float:
-    """Percent of the memory that the layout found for a row fills."""
-    one = next(c for c in choices if c.run.accelerator == accelerator and c.run.num_accelerators == num_accelerators)
-    run = one.run
-    memory = footprint(run.model, run.workload, Layouts.of([one.best]), recipe_for(run.workload.precision, run.cluster.accelerator))
-    return 100 * float(memory.peak_bytes[0]) / run.cluster.accelerator.room_bytes
 
 
 def _assumptions_section(assumptions: Sequence[Assumption], mape_pct: float) -> str:
@@ -471,7 +467,7 @@ def _short_section(rows: Evidence, choices: Sequence[Choice]) -> str:
     others, experts, unfitted = summary(rows.other_vendors()), summary(rows.expert_tables()), summary(rows.unfitted)
     gap_pct = median([one.gap_pct for one in choices])
     short = [figure.name for figure in accuracy.headline() if not figure.is_met]
-    missed = "; ".join([*short, *([f"experts' layouts, median gap at most 3 % ({gap_pct:.1f} %)"] if gap_pct > 3 else [])])
+    missed = "; ".join([*short, *([f"experts' layouts, median gap at most 2 % ({gap_pct:.1f} %)"] if gap_pct > 2 else [])])
     off = max(rows.adapters(), key=lambda row: abs(row.error_pct))
     families = grouped(rows.adapters(), family_name)
     loosest = max(families, key=lambda name: summary(families[name]).mape_pct)

@@ -1,8 +1,8 @@
 """Experts as a check: is the layout that a submission's engineers chose among the best the planner finds?
 
-Every row is asked with its own accelerators, batch, sequence and precision, and with what its stack could do; the planner then chooses
-the degrees. A gap is time the planner thinks was left: where it is large, either the engineers knew something the model does not, or
-the reverse.
+Every row is asked with its own accelerators, batch, sequence and precision, for its own stack; the planner then chooses the degrees, as
+`meshwright plan --stack` does. A gap is time the planner thinks was left: where it is large, either the engineers knew something the model
+does not, or the reverse.
 """
 
 from __future__ import annotations
@@ -14,23 +14,19 @@ from typing import Any
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.layout import Layout, Layouts
 from meshwright.plan.features import Features
+from meshwright.plan.noise import run_noise
 from meshwright.plan.search import search
+from meshwright.plan.stack import STACKS
 from meshwright.predict.exact import exact_prediction
 from meshwright.predict.prediction import predict
 from meshwright.predict.software import FittedValues, Software, fitted_values
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.units import per_cent
 
-# What the stacks could do, with no degrees in it. Megatron-LM as NVIDIA's MLPerf code ran it: the distributed optimizer, no
-# recomputing, 1F1B and interleaving, ring context parallelism, and its two rank orders. Whether CUDA graphs and the overlap of tensor
-# traffic were on stands in the row: they are switches of a submission, not degrees.
-MEGATRON = Features(
-    zero_stages=(1,),
-    recompute=("none",),
-    schedules=("1f1b", "interleaved"),
-    cp_kinds=("ring",),
-    orders=(("tp", "cp", "pp", "dp"), ("tp", "cp", "dp", "pp")),
-)
+# What NVIDIA's MLPerf code used of its stack, with no degrees in it: the distributed optimizer, no recomputing, ring context parallelism.
+# What the stack itself has, `plan.stack` says. Whether CUDA graphs and the overlap of tensor traffic were on stands in the row: they are
+# switches of a submission, not degrees.
+MEGATRON = Features(zero_stages=(1,), recompute=("none",), cp_kinds=("ring",))
 # What a round did not have yet, by what its own code says (mlcommons/training_results_vX, NVIDIA/benchmarks/gpt3):
 # - weights in fp8 alone: `fp8_params` is in the settings of v4.0, and in none before; until then a copy in bf16 lies beside them;
 # - layers that do not divide by stages and chunks: counting embedding and loss as layers came to Megatron-LM after v4.1 (the question
@@ -91,8 +87,9 @@ def _features(run: MeasuredRun) -> Features:
 def _choice(run: MeasuredRun, stack: Software) -> Choice:
     features = _features(run)
     job = run.job(stack)
-    found = search(job, features=features, keep=1)
-    unhidden = search(job, features=replace(features, overlap_tp=False), keep=1)
+    runner = STACKS["bridge" if run.workload.adapters else "megatron"]  # Megatron-LM itself trains no adapters
+    found = search(job, features=features, keep=1, stack=runner, noise=run_noise())
+    unhidden = search(job, features=replace(features, overlap_tp=False), keep=1, stack=runner, noise=run_noise())
     best = found.layouts[0]
     chosen, other = (exact_prediction(predict(job, Layouts.of([layout]))) for layout in (run.layout, best))
     gaps = {part: float(chosen.parts[part][0] - other.parts[part][0]) for part in PARTS}
@@ -102,7 +99,7 @@ def _choice(run: MeasuredRun, stack: Software) -> Choice:
         run=run,
         chosen_s=chosen_s,
         best_s=min(found.step_s[0], chosen_s),
-        best_unhidden_s=unhidden.step_s[0],
+        best_unhidden_s=max(unhidden.step_s[0], found.step_s[0]),
         best=best if found.step_s[0] <= chosen_s else run.layout,
         num_layouts=found.num_layouts,
         difference=f"{PART_NAMES[part]} {per_cent(gaps[part] / chosen_s, '+.1f')} of the step" if gaps[part] > 0 else "none",

@@ -234,7 +234,7 @@ class Space:
         for choice in self._choices(self.features.zero_stages, recompute):
             codes = tuple(np.broadcast_to(code, len(grid)) for code in choice)
             legal = np.flatnonzero(self._legal(grid.T, codes))
-            made = self._made(grid[legal], np.broadcast_to(choice, (len(legal), 4)), np.broadcast_to(order, len(legal)))
+            made = self._made(grid.T[:, legal], np.broadcast_to(choice[:, None], (4, len(legal))), np.broadcast_to(order, len(legal)))
             count += int((times[legal] * allowed.mask(made)).sum())
         return count
 
@@ -272,9 +272,9 @@ class Space:
         order = np.array([index for pick in picks for index in pick], dtype=np.int64)
         n, k = len(rows), len(choices)
         place_of, choice_of = np.divmod(np.arange(n * k), k)
-        legal = self._legal(rows[place_of].T, tuple(choices.T[:, choice_of]), lowest=choices[:, 0].min())
+        legal = self._legal(rows.T[:5, place_of], tuple(choices.T[:, choice_of]), lowest=choices[:, 0].min())
         place_of, choice_of = place_of[legal], choice_of[legal]
-        return self._made(rows[place_of], choices[choice_of], order[place_of])
+        return self._made(rows.T[:, place_of], choices.T[:, choice_of], order[place_of])
 
     def _legal(self, degrees: Ints, choices: tuple[Ints, ...], lowest: int | None = None) -> NDArray[np.bool_]:
         """Which rows of degrees may have the choice beside them; `lowest` is the ZeRO stage of rows without replicas."""
@@ -287,15 +287,15 @@ class Space:
         return np.asarray(legal & ((schedule != ZERO_BUBBLE) | (pp == 1) | (zero < 3) | (dp * cp == 1)))
 
     def _made(self, rows: Ints, choices: Ints, order: Ints) -> Layouts:
-        """Layouts of rows of degrees, each with the choices and the rank order beside it."""
-        columns = dict(zip(DEGREES, rows.T, strict=True))
-        columns |= dict(zip(("zero_stage", "recompute", "schedule", "cp_kind"), choices.T, strict=True))
+        """Layouts of columns of degrees, each with the choices and the rank order beside it."""
+        columns = dict(zip(DEGREES, rows, strict=True))
+        columns |= dict(zip(("zero_stage", "recompute", "schedule", "cp_kind"), choices, strict=True))
         # Without context parallelism its kind means nothing; whole heads for each rank would be asked of tp alone.
         split_heads = (columns["cp"] == 1) & (columns["cp_kind"] == ALL_TO_ALL) & (self.num_kv_heads % columns["tp"] > 0)
         columns["cp_kind"] = np.where(split_heads, RING, columns["cp_kind"])
         constant = {flag: int(getattr(self.features, flag)) for flag in FLAGS}
         constant |= dict(zip(("first_stage_layers", "last_stage_layers"), self.ends, strict=True), zero_ranks=self.zero_ranks)
-        columns |= {key: np.full(len(rows), value, dtype=np.int64) for key, value in constant.items()}
+        columns |= {key: np.full(len(order), value, dtype=np.int64) for key, value in constant.items()}
         return Layouts(**columns, order=order)
 
     def _has(self, kind: Any, tp: Ints, cp: Ints) -> NDArray[np.bool_]:

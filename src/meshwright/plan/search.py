@@ -269,6 +269,8 @@ class _Memory:
 
     def all_of(self, batch: Layouts, tally: _Tally) -> Layouts:
         """Every row that the stack runs and that fits."""
+        if not self._restricted:
+            return batch.take(self.fits(batch, tally))
         rows = self._stack.settled(batch, self._fixed.values)
         rows = rows.take(self._runs(rows, np.ones(len(batch), dtype=bool), tally))
         return rows.take(self.fits(rows, tally))
@@ -386,16 +388,11 @@ def _distinct(rows: Layouts, cluster: Cluster) -> dict[int, Layout]:
     Of those that do not differ, the first. Rank orders differ where an axis crosses other tiers.
     """
     members = place(rows, tier_sizes(cluster)).members
-    crossed = np.concatenate([np.diff(members[axis], axis=0, prepend=1.0) > 0 for axis in AXES]).T
-    seen: set[tuple[Layout, bytes]] = set()
-    found: dict[int, Layout] = {}
-    for row in range(len(rows)):
-        layout = rows.row(row)
-        alike = replace(layout, zero_stage=1, recompute="none", order=AXES, cuda_graphs=True), crossed[row].tobytes()
-        if alike not in seen:
-            seen.add(alike)
-            found[row] = layout
-    return found
+    crossed = [np.diff(members[axis], axis=0, prepend=1.0) > 0 for axis in AXES]
+    compared = [f.name for f in fields(Layouts) if f.name not in ("zero_stage", "recompute", "order", "cuda_graphs")]
+    alike = np.concatenate([*([getattr(rows, name)] for name in compared), *crossed]).T
+    firsts = {key.tobytes(): row for row, key in reversed(list(enumerate(np.ascontiguousarray(alike))))}
+    return {row: rows.row(row) for row in sorted(firsts.values())}
 
 
 class _Quick:

@@ -105,7 +105,9 @@ def _searched(found: Planned) -> tuple[str, str]:
     fixed, best = str(found.ask.fixed), found.best.found
     count = f"{best.num_layouts:,} layout{'' if best.num_layouts == 1 else 's'}"
     if not fixed:
-        return count, "every choice open; to price one layout as it is, use `meshwright predict`"
+        stack = found.ask.stack
+        choices = "every choice" if stack is ANY else f"every choice that {stack.name} has"
+        return count, f"{choices} open; to price one layout as it is, use `meshwright predict`"
     if best.num_legal == 1:
         return count, "--layout leaves no choice open: `meshwright predict` prices the same layout"
     return count, f"with {fixed} fixed and every other choice open; `meshwright predict` instead uses the usual switches"

@@ -29,7 +29,6 @@ OF_CLASS: Mapping[str, str] = {
     practice.FSDP: "deepspeed",
     practice.MESHWRIGHT: "meshwright",
 }
-MLPERF_WORKLOADS = "mlperf-"  # how the catalogue names them
 
 
 def asked_of(job: Job) -> Asked:
@@ -97,7 +96,7 @@ def with_stack(job: Job, stack: Stack) -> Job:
 
     A benchmark of MLPerf that Megatron-LM or Megatron-Bridge runs stays priced as submissions ran it: those stacks are what submitters use.
     """
-    stays = stack in (MEGATRON, BRIDGE) and job.workload.name.startswith(MLPERF_WORKLOADS)
+    stays = stack in (MEGATRON, BRIDGE) and job.workload.is_mlperf
     if not job.software.is_default or stack.is_any or stays or job.software.profile:
         return job
     return Job(job.model, job.cluster, job.workload, software(stack.software), described=job.described)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from meshwright.plan.explain import Explanation, explain
+from meshwright.plan.noise import run_noise
 from meshwright.plan.plan import VERSION, plan_of
+from meshwright.plan.stack import runs_on
 from meshwright.plan.trace import LaidOut
 from meshwright.predict.forecast import Forecast
 from meshwright.predict.outcome import Outcome, Spread
@@ -188,8 +190,9 @@ def _others(forecast: Forecast, runners_up: Sequence[Forecast]) -> Html:
     if not runners_up:
         return Html("")
     rows = [_other(one, forecast.step_s) for one in (forecast, *runners_up)]
-    columns = ("layout", "order", "step>", "80 % interval>", "against this %>", "peak GiB>", "largest part after compute")
-    return section("others", "The runners-up", table(columns, rows, "Runners-up", caption="This plan, and the next best", class_="bars"))
+    caption = f"This plan, and the next best; steps less than {run_noise():.1%} apart are equal, since runs of one layout differ by as much"
+    columns = ("layout", "order", "step>", "80 % interval>", "against this %>", "peak GiB>", "runs on", "largest part after compute")
+    return section("others", "The runners-up", table(columns, rows, "Runners-up", caption=caption, class_="bars"))
 
 
 def _other(one: Forecast, best_s: float) -> tuple[str, ...]:
@@ -201,6 +204,7 @@ def _other(one: Forecast, best_s: float) -> tuple[str, ...]:
         f"{seconds(one.interval.low_s)} \u2013 {seconds(one.interval.high_s)}",
         f"{100 * (one.step_s / best_s - 1):+.1f}",
         gib(one.peak_memory_bytes).removesuffix(" GiB"),
+        ", ".join(runs_on(one.job, one.layout)) or "none known",
         f"{PART_NAMES[part]}, {100 * one.share(part):.1f} %",
     )
 
