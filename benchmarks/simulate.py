@@ -26,13 +26,13 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from meshwright.describe.failures import failures
 from meshwright.describe.load import load_workload
 from meshwright.job import Job
 from meshwright.plan.plan import Plan, job_of, plan_of
 from meshwright.simulator.checkpoints import advice_errors
 from meshwright.simulator.exposure import exposed_between_replicas
 from meshwright.simulator.fabric import Fabric
-from meshwright.simulator.failures import failures
 from meshwright.simulator.logs import step_logs
 from meshwright.simulator.noise import group_jitter
 from meshwright.simulator.outlook import campaign_of, mean_step, outlook

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -86,6 +88,24 @@ def test_public_names_are_sorted_and_listed_once() -> None:
     assert mw.__all__ == sorted(set(mw.__all__)) and set(mw.__all__) <= set(dir(mw))
 
 
+def test_type_checkers_see_the_same_names_from_the_same_modules():
+    tree = ast.parse(Path(mw.__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {one.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for one in node.names}
+    assert seen == {name: f"meshwright.{home}" for name, home in mw._HOME_OF.items()}
+
+
+def test_a_job_shows_itself_in_a_notebook():
+    shown = mw.Job("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", gpus=64)._repr_html_()
+    assert "<table>" in shown and "64 h100" in shown and "8.03 B parameters" in shown
+
+
+def test_a_forecast_equals_itself_after_pickling():
+    for cluster, workload in (("dgx-h100-superpod", "pretrain-1t"), ("azure-gb200-128", "mlperf-llama31-8b")):
+        found = mw.Job("llama-3.1-8b", cluster, workload, gpus=64).forecast("tp=2,dp=32", ignore_memory=True)
+        assert pickle.loads(pickle.dumps(found)) == found
+
+
 @pytest.mark.parametrize("name", mw.__all__)
 def test_a_public_name_resolves_and_is_documented(name: str) -> None:
     value = getattr(mw, name)
@@ -117,7 +137,7 @@ def test_a_planned_job_is_what_plan_prints(printed: Printed) -> None:
     job = mw.Job(*JOB)
     values, command = same(job.plan(gpus=16, keep=3).to_json()), printed("plan", *JOB, "--gpus", "16", "--keep", "3")
     assert values.pop("search_s") > 0 and command.pop("search_s") > 0  # seconds by the clock
-    assert (command.pop("files"), command.pop("not_exported"), command.pop("left_out_for_exports")) == ([], {}, "")
+    assert (command.pop("files"), command.pop("not_exported")) == ([], {})
     assert values == command
     explained = [plan.pop("explanation") for plan in values["plans"]]
     found = [same(forecast.to_json()) for forecast in mw.Job(*JOB, gpus=16).search(keep=3)]
@@ -136,7 +156,7 @@ def test_a_plan_with_an_aim_is_what_plan_prints(printed: Printed) -> None:
 def test_a_sweep_is_what_sweep_prints(mode: str, printed: Printed) -> None:
     sweep = mw.Job(*JOB).sweep([8, 16], mode=mode, layout="tp=1,pp=1")
     assert same(sweep.to_json()) == printed("sweep", *JOB, "--gpus", "8,16", "--mode", mode, "--layout", "tp=1,pp=1")
-    assert f"{mode} scaling: 8 (100.0%), 16 (" in str(sweep) and "<table>" in sweep._repr_html_()
+    assert f"{mode} scaling: 8 (100.0 %), 16 (" in str(sweep) and "<table>" in sweep._repr_html_()
 
 
 @pytest.mark.parametrize(

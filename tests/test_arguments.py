@@ -76,3 +76,12 @@ def test_a_wrong_field_is_named_with_its_value() -> None:
     Point(1)
     with pytest.raises(InputError, match="x is 'far away', not a number"):
         Point("far away")  # type: ignore[arg-type]
+
+
+def test_an_unknown_keyword_names_the_function():
+    @typed
+    def doubled(number: int = 1) -> int:
+        return 2 * number
+
+    with pytest.raises(TypeError, match=r"doubled\(\): got an unexpected keyword argument 'numbre'"):
+        doubled(numbre=3)  # type: ignore[call-arg]

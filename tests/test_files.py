@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from meshwright import files
+from meshwright.cli.main import main
 from meshwright.errors import InputError
-from meshwright.files import read_bytes, read_text, write_whole
+from meshwright.files import check_ending, read_bytes, read_text, write_whole
 
 
 def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -138,3 +139,37 @@ def test_commands_refuse_a_device_as_their_input(arguments: tuple[str, ...], tmp
         (tmp_path / name).symlink_to("/dev/zero")
     assert main([argument.replace("FILE", str(tmp_path / "zero")) for argument in arguments]) == 2
     assert "it is a device, not a file" in capsys.readouterr().err
+
+
+def test_an_ending_of_another_format_is_refused() -> None:
+    for name in ("page.html", "page.HTM", "page", "page.out", "v1.2"):
+        check_ending(Path(name), "the page", ".html", ".htm")
+    check_ending(None, "the page", ".html")
+    for name in ("page.pdf", "page.JSON", "a/page.svg"):
+        with pytest.raises(InputError, match=r"the page is written as \.html or \.htm, not page\.") as caught:
+            check_ending(Path(name), "the page", ".html", ".htm")
+        assert caught.value.fix == f"name it {Path(name).with_suffix('.html')}"
+
+
+WRITERS = [
+    ("plan llama-3.1-8b dgx-h100-superpod pretrain-1t --gpus 64", "--out", "x.html"),
+    ("plan llama-3.1-8b dgx-h100-superpod pretrain-1t --gpus 64", "--html", "x.pdf"),
+    ("plan llama-3.1-8b dgx-h100-superpod pretrain-1t --gpus 64", "--trace", "x.csv"),
+    ("plan llama-3.1-8b dgx-h100-superpod pretrain-1t --gpus 64", "--plot", "x.png"),
+    ("plan llama-3.1-8b dgx-h100-superpod pretrain-1t --gpus 64", "--rank-map", "x.html"),
+    ("plan llama-3.1-8b dgx-h100-superpod pretrain-1t --gpus 64", "--export", "megatron=x.pdf"),
+    ("report nowhere", "--out", "x.pdf"),
+    ("ledger nowhere", "--csv", "x.json"),
+    ("calibrate nowhere --layout tp=2 --cluster dgx-h100-superpod", "--out", "x.toml"),
+    ("noise", "--out", "x.csv"),
+    ("noise", "--html", "x.md"),
+    ("accuracy", "--out", "x.html"),
+    ("measure", "--out", "x.txt"),
+]
+
+
+@pytest.mark.parametrize("words, option, name", WRITERS, ids=[f"{words.split()[0]} {option}" for words, option, _ in WRITERS])
+def test_every_option_that_writes_a_file_checks_its_ending(words, option, name, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*words.split(), option, name]) == 2
+    assert name.rpartition("=")[2] in capsys.readouterr().err and not list(tmp_path.iterdir())

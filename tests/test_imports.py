@@ -30,7 +30,7 @@ ARROW = (
     ("job",),
     ("predict.profile_choice",),
     ("predict.measured", "predict.placement", "predict.footprint", "predict.traffic", "predict.legality"),
-    ("predict.stages", "predict.software"),
+    ("predict.stages", "predict.software", "predict.goodput"),
     ("predict.practice",),
     ("layout",),
     ("cost",),
@@ -59,6 +59,7 @@ ROOMS = (
 FORWARDS = {
     ("job", "predict.forecast"),
     ("job", "plan"),
+    ("job", "say"),
     ("predict.forecast", "say"),
     ("plan", "say"),
     ("simulator", "say"),

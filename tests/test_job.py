@@ -81,7 +81,7 @@ def assert_one_step_time(forecast: Forecast) -> None:
     assert sum(forecast.parts.values()) == pytest.approx(step_s, rel=1e-12)
     assert sum(plan.parts_s.values()) == pytest.approx(step_s, rel=1e-12)
     shares = limit_shares(forecast)
-    assert shares == {part: f"{forecast.share(part):.1%}" for part in shares} and len(shares) == 2
+    assert shares == {part: f"{100 * forecast.share(part):.1f} %" for part in shares} and len(shares) == 2
 
 
 def limit_shares(forecast: Forecast) -> dict[str, str]:

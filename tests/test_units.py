@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright import units
-from meshwright.units import KWH, carbon, energy, gib, parameters, seconds, si, usd, water
+from meshwright.units import KWH, carbon, energy, gib, parameters, per_cent, seconds, si, usd, water
 
 
 def test_the_factors():
@@ -111,3 +114,10 @@ def test_carbon_has_a_unit_of_its_size(mass_kg, text):
 @pytest.mark.parametrize("volume_l, text", [(0.05, "50 ml"), (12.4, "12.4 l"), (2e6, "2,000 m\u00b3")])
 def test_water_has_a_unit_of_its_size(volume_l, text):
     assert water(volume_l) == text
+
+
+def test_per_cents_have_one_form():
+    assert per_cent(0.2234) == "22.3 %" and per_cent(-0.5, "+.2f") == "-50.00 %" and per_cent(12.5, ",.0f") == "1,250 %"
+    source = Path(inspect.getfile(per_cent)).parent
+    for path in source.rglob("*.py"):
+        assert not re.findall(r":[,+]*\.[0-9]%\}", path.read_text()), f"{path.name}: use units.per_cent"

@@ -20,76 +20,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.describe.cluster import Cluster
-    from meshwright.describe.load import load_cluster, load_model, load_workload
-    from meshwright.describe.model import Model
-    from meshwright.describe.workload import Workload
-    from meshwright.errors import InputError, MeshwrightError
-    from meshwright.job import Job
-    from meshwright.layout import Layout
-    from meshwright.plan.plan import Plan, plan_of, read_plan
-    from meshwright.plan.planned import Planned
-    from meshwright.plan.sweep import Sweep
-    from meshwright.predict.forecast import Forecast, table
-    from meshwright.predict.outcome import Terms
-    from meshwright.record.run import Run, read_run
-    from meshwright.simulator.simulation import Simulation, simulate
+    from meshwright.describe.cluster import Cluster as Cluster
+    from meshwright.describe.load import load_cluster as load_cluster
+    from meshwright.describe.load import load_model as load_model
+    from meshwright.describe.load import load_workload as load_workload
+    from meshwright.describe.model import Model as Model
+    from meshwright.describe.workload import Workload as Workload
+    from meshwright.errors import InputError as InputError
+    from meshwright.errors import MeshwrightError as MeshwrightError
+    from meshwright.job import Job as Job
+    from meshwright.layout import Layout as Layout
+    from meshwright.plan.plan import Plan as Plan
+    from meshwright.plan.plan import plan_of as plan_of
+    from meshwright.plan.plan import read_plan as read_plan
+    from meshwright.plan.planned import Planned as Planned
+    from meshwright.plan.sweep import Sweep as Sweep
+    from meshwright.predict.forecast import Forecast as Forecast
+    from meshwright.predict.forecast import table as table
+    from meshwright.predict.outcome import Terms as Terms
+    from meshwright.record.run import Run as Run
+    from meshwright.record.run import read_run as read_run
+    from meshwright.simulator.simulation import Simulation as Simulation
+    from meshwright.simulator.simulation import simulate as simulate
 
-__all__ = [
-    "Cluster",
-    "Forecast",
-    "InputError",
-    "Job",
-    "Layout",
-    "MeshwrightError",
-    "Model",
-    "Plan",
-    "Planned",
-    "Run",
-    "Simulation",
-    "Sweep",
-    "Terms",
-    "Workload",
-    "load_cluster",
-    "load_model",
-    "load_workload",
-    "plan_of",
-    "read_plan",
-    "read_run",
-    "simulate",
-    "table",
-]
-
+# The public names by the module that defines them. What type checkers need is above; a test compares the two.
 _HOMES = {
-    "Cluster": "describe.cluster",
-    "Forecast": "predict.forecast",
-    "InputError": "errors",
-    "Job": "job",
-    "Layout": "layout",
-    "MeshwrightError": "errors",
-    "Model": "describe.model",
-    "Plan": "plan.plan",
-    "Planned": "plan.planned",
-    "Run": "record.run",
-    "Simulation": "simulator.simulation",
-    "Sweep": "plan.sweep",
-    "Terms": "predict.outcome",
-    "Workload": "describe.workload",
-    "load_cluster": "describe.load",
-    "load_model": "describe.load",
-    "load_workload": "describe.load",
-    "plan_of": "plan.plan",
-    "read_plan": "plan.plan",
-    "read_run": "record.run",
-    "simulate": "simulator.simulation",
-    "table": "predict.forecast",
+    "describe.cluster": ("Cluster",),
+    "describe.load": ("load_cluster", "load_model", "load_workload"),
+    "describe.model": ("Model",),
+    "describe.workload": ("Workload",),
+    "errors": ("InputError", "MeshwrightError"),
+    "job": ("Job",),
+    "layout": ("Layout",),
+    "plan.plan": ("Plan", "plan_of", "read_plan"),
+    "plan.planned": ("Planned",),
+    "plan.sweep": ("Sweep",),
+    "predict.forecast": ("Forecast", "table"),
+    "predict.outcome": ("Terms",),
+    "record.run": ("Run", "read_run"),
+    "simulator.simulation": ("Simulation", "simulate"),
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
-    value = getattr(import_module(f"meshwright.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"meshwright.{_HOME_OF[name]}"), name)
     globals()[name] = value
     return value
 

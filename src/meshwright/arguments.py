@@ -26,7 +26,11 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         hints = _argument_hints(function)
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:  # it does not say of which function
+            raise TypeError(f"{function.__qualname__.removesuffix('.__init__')}(): {error}") from None
+        for name, value in given.items():
             kind = signature.parameters[name].kind
             for one in value if kind is kind.VAR_POSITIONAL else value.values() if kind is kind.VAR_KEYWORD else (value,):
                 check_type(name, one, hints.get(name, Any), function.__qualname__.removesuffix(".__init__"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 # What a terminal would obey and nobody could read: control characters but tab and new line, marks that turn the direction of text,
 # line separators, and halves of characters, which cannot even be written.
@@ -16,30 +16,57 @@ def printable(text: str) -> str:
     return UNSEEN.sub(lambda found: f"\\x{ord(found[0]):02x}" if ord(found[0]) < 256 else f"\\u{ord(found[0]):04x}", text)
 
 
+# An argument inside the text of an error, until it is known who reads it: name, value as text, value as Python writes it.
+_ARGUMENT = re.compile("\x02([a-z_]+)\x1f([^\x03]*)\x1f([^\x03]*)\x03")
+
+
+def argument(name: str, value: object = None) -> str:
+    """An argument for the text of an error: Python users read `links_lost=2`, users of the command line `--links-lost 2`.
+
+    The text is only for the parts of a `MeshwrightError`, which writes it out.
+    """
+    values = ("", "") if value is None else (str(value), repr(value))
+    return f"\x02{name}\x1f{UNSEEN.sub('?', values[0])}\x1f{UNSEEN.sub('?', values[1])}\x03"
+
+
+def in_python(name: str, _text: str, value: str) -> str:
+    """An argument with its value, as a call has it."""
+    return f"{name}={value}" if value else name
+
+
 class MeshwrightError(Exception):
     """A foreseen failure. `where` names the file and key; `fix` says what to do instead."""
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
-        super().__init__(what)
-        self.what = what
-        self.where = where
-        self.fix = fix
+        self._marked = (what, where, fix)  # with arguments not written out yet
+        self.what, self.where, self.fix = (_written(text, in_python) for text in self._marked)
+        super().__init__(self.what)
 
     def __str__(self) -> str:
-        lines = [self.what]
-        if self.where:
-            lines.append(f"  where: {self.where}")
-        if self.fix:
-            lines.append(f"  fix:   {self.fix}")
-        return printable("\n".join(lines))
+        return message_of(self, in_python)
 
 
 class InputError(MeshwrightError):
-    """What the user gave cannot be used as it stands."""
+    """What the user gave cannot be used."""
 
 
 class FitError(MeshwrightError):
     """A layout does not fit the machine: in memory, or in the number of accelerators."""
+
+
+def message_of(error: MeshwrightError, name_of: Callable[[str, str, str], str]) -> str:
+    """The message of an error, its arguments named by a function of their name, their value as text, and as Python writes it."""
+    what, where, fix = (_written(text, name_of) for text in error._marked)
+    lines = [what]
+    if where:
+        lines.append(f"  where: {where}")
+    if fix:
+        lines.append(f"  fix:   {fix}")
+    return printable("\n".join(lines))
+
+
+def _written(text: str, name_of: Callable[[str, str, str], str]) -> str:
+    return _ARGUMENT.sub(lambda found: name_of(*found.groups()), text)
 
 
 def close_names(name: str, known: Iterable[str]) -> list[str]:

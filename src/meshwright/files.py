@@ -23,6 +23,7 @@ NAME_LETTERS = 60  # of a draft: even four bytes a letter fit into a name
 PIPE_WAIT_S = 10.0  # for the first and every further byte of a pipe
 DESCRIPTOR = re.compile(r"/(?:dev/(?:(stdin|stdout|stderr)|fd/(\d+))|proc/self/fd/(\d+))")
 STANDARD = {"stdin": 0, "stdout": 1, "stderr": 2}
+READABLE = "give the path of a file that exists and can be read"
 FIXES = {
     errno.ENOENT: "choose a folder that exists",
     errno.ENOTDIR: "choose a folder that exists",
@@ -37,6 +38,21 @@ FIXES = {
     errno.EIO: "the disk fails: choose another one",
     errno.EPIPE: "the reader of this pipe has gone: start it again",
 }
+
+
+FORMATS = {  # endings that promise a reader a format
+    ".csv", ".doc", ".docx", ".gif", ".gz", ".htm", ".html", ".ipynb", ".jpeg", ".jpg", ".json", ".jsonl", ".md", ".parquet", ".pdf",
+    ".png", ".ppt", ".pptx", ".py", ".sh", ".svg", ".toml", ".txt", ".webp", ".xls", ".xlsx", ".xml", ".yaml", ".yml", ".zip", ".zst",
+}  # fmt: skip
+
+
+def check_ending(path: Path | None, what: str, *endings: str) -> None:
+    """Raise where a file to be written has the ending of another format; no ending, or an unknown one, passes."""
+    ending = path.suffix.lower() if path else ""
+    if path and ending in FORMATS and ending not in endings:
+        raise InputError(
+            f"{what} is written as {' or '.join(endings)}, not {path.name}", where=str(path), fix=f"name it {path.with_suffix(endings[0])}"
+        )
 
 
 def refusal(what: str, path: Path | str, error: OSError) -> InputError:

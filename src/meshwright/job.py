@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,12 @@ from meshwright.describe.profile import Profile
 from meshwright.describe.recipe import recipe
 from meshwright.describe.whatif import changed
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.layout import AXES, Layout, parse_layout
 from meshwright.predict.legality import check_layout
-from meshwright.predict.practice import WHOLE_GRAPHS, Effects, ExpertPractice, expert_practice
+from meshwright.predict.practice import MEGATRON, MESHWRIGHT, WHOLE_GRAPHS, Effects, ExpertPractice, expert_practice, further_effects
 from meshwright.predict.profile_choice import with_profile
+from meshwright.predict.recompute import least_recompute
 from meshwright.predict.software import BLACKWELL, Software, generation_of, software
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class Job:
     ) -> None:
         """A job from names, files or values.
 
-        `software` is a release (`v5.1`, `nemo-26.04`) or the file of a software profile; by default the newest release. `profile` is a
+        `software` is a class (`megatron`, `fsdp`), a release (`v5.1`, `nemo-26.04`) or the file of a software profile; by default the
+        newest MLPerf round for a benchmark of MLPerf, and otherwise `megatron`: Megatron-LM as its users run it. `profile` is a
         hardware profile of `meshwright measure`; `none` prices without one. On `this-machine` its own profile is used where there is one.
         `gpus` is the number of accelerators in use, where it is not all of the cluster. `changes` are values to set, as for `changed`.
         """
@@ -103,9 +105,11 @@ class Job:
 
     @property
     def effects(self) -> Effects:
-        """How the compute of this job differs from that of the reference release on a fitted chip: by its software and by its chip."""
-        own = replace(self.software.effects, log_factor=self.log_factor)
-        return own + self.software.chips.get(self.cluster.accelerator.architecture, Effects())
+        """How the compute of this job differs from that of the reference release on a fitted chip: by its software, chip and precision."""
+        found = replace(self.software.effects, log_factor=self.log_factor)
+        for name in further_effects(self.software.release, self.cluster.accelerator.architecture, self.workload.precision):
+            found = found + self.software.further.get(name, Effects())
+        return found
 
     @typed
     def on(self, cluster: Cluster) -> Job:
@@ -136,14 +140,31 @@ class Job:
 
     @typed
     def layout(self, text: str) -> Layout:
-        """The layout that `tp=4,pp=8,...` describes; other switches are the usual ones, and without `dp` replicas fill the cluster."""
+        """The layout that `tp=4,pp=8,...` describes; other switches are the usual ones, and without `dp` replicas fill the cluster.
+
+        Where the text says nothing of recomputing and the layout does not fit without, the cheapest kind that fits is chosen.
+        """
         items = {item.partition("=")[0].strip(): item for item in text.split(",")}
+        found = self._stated_layout(text, items)
+        if "recompute" in items or not self._is_legal(found):
+            return found
+        parts = not self.software.profile and self.software.kind != MESHWRIGHT
+        return least_recompute(self.model, self.cluster, self.workload, found, parts=parts)
+
+    def _is_legal(self, layout: Layout) -> bool:
+        try:
+            self.check(layout)
+        except InputError:
+            return False
+        return True
+
+    def _stated_layout(self, text: str, items: Mapping[str, str]) -> Layout:
         usual = self.usual_layout()
         if "dp" in items:
             return parse_layout(text, usual)
         inner = parse_layout(",".join(item for key, item in items.items() if key in ("tp", "cp", "pp"))).num_ranks
         if self.num_accelerators % inner:
-            sizes = [f"--gpus {size}" for size in self.cluster.nearest_sizes(self.num_accelerators, inner)]
+            sizes = [argument("gpus", size) for size in self.cluster.nearest_sizes(self.num_accelerators, inner)]
             raise InputError(
                 f"tp x cp x pp = {inner} does not divide the {self.num_accelerators} accelerators of {self.cluster.name}",
                 where=f"layout {text}",
@@ -169,32 +190,55 @@ class Job:
         *,
         keep: int = 5,
         layout: str = "",
+        stack: str = "",
         features: Features | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[Forecast]:
-        """The best `keep` layouts of this job by step time, the best first; `layout` fixes some of the choices (`tp=4,pp=8`)."""
-        from meshwright.plan.search import best_forecasts
+        """The best `keep` layouts of this job by step time, the best first; `layout` fixes some of the choices (`tp=4,pp=8`).
 
-        return best_forecasts(self, keep=keep, layout=layout, features=features, progress=progress)
+        `stack` is who must run them: megatron, bridge, torchtitan, deepspeed, meshwright, or any for no stack in particular. By default one
+        that can. A named stack also prices the job as such software, unless the job names its software or is a benchmark of MLPerf.
+        """
+        from meshwright.plan.best import best_forecasts
+
+        return best_forecasts(self, keep=keep, layout=layout, stack=stack, features=features, progress=progress)
 
     @typed
-    def plan(self, *, keep: int = 5, layout: str = "", gpus: int | None = None, terms: Terms | None = None, **aim: Any) -> Planned:
+    def plan(
+        self, *, keep: int = 5, layout: str = "", stack: str = "", gpus: int | None = None, terms: Terms | None = None, **aim: Any
+    ) -> Planned:
         """The best `keep` layouts with the reasons for them, as `meshwright plan` prints them; `plan.planned.plan_job` has the aims.
 
-        `gpus` is the number of accelerators to plan for, where it is not that of the job.
+        `gpus` is the number of accelerators to plan for, where it is not that of the job; `stack` is who must run the plan, as in `search`.
         """
         from meshwright.plan.planned import plan_job
 
-        return plan_job(self, keep=keep, layout=layout, gpus=gpus, terms=terms, **aim)
+        return plan_job(self, keep=keep, layout=layout, stack=stack, gpus=gpus, terms=terms, **aim)
 
     @typed
-    def sweep(self, gpus: Sequence[int], *, mode: str = "weak", base: int | None = None, layout: str = "") -> Sweep:
-        """The best plan at each number of accelerators, as `meshwright sweep` prints it: weak or strong scaling, with intervals."""
-        from meshwright.plan.candidates import fixed_by
-        from meshwright.plan.sizes import Ask
-        from meshwright.plan.sweep import sweep
+    def sweep(
+        self,
+        gpus: Sequence[int],
+        *,
+        mode: str = "weak",
+        base: int | None = None,
+        layout: str = "",
+        stack: str = "",
+        terms: Terms | None = None,
+    ) -> Sweep:
+        """The best plan at each number of accelerators, as `meshwright sweep` prints it: weak or strong scaling, with intervals.
 
-        return sweep(Ask(job=self, fixed=fixed_by(layout), keep=1), gpus, mode, base)
+        `stack` is who must run the plans, as in `search`.
+        """
+        from meshwright.plan.sweep import sweep_job
+
+        return sweep_job(self, gpus, mode=mode, base=base, layout=layout, stack=stack, terms=terms)
+
+    def _repr_html_(self) -> str:
+        from meshwright.say.html import fragment
+        from meshwright.say.job import job_document
+
+        return fragment(job_document(self))
 
     def __repr__(self) -> str:
         names = ", ".join(repr(noun.name) for noun in (self.model, self.cluster, self.workload))
@@ -204,14 +248,34 @@ class Job:
 def _software(given: Software | str | Path, model: Model, cluster: Cluster, workload: Workload, profile: Profile | str | Path) -> Software:
     """The software by name, priced by the hardware profile that was chosen; one that is given as a value is taken as it is."""
     if isinstance(given, Software):
-        return with_profile(given, model, cluster, workload, profile) if profile else given
-    return with_profile(software(str(given)), model, cluster, workload, profile)
+        return _on(cluster, with_profile(given, model, cluster, workload, profile) if profile else given)
+    found = software(str(given)) if str(given) else _usual_software(cluster, workload)
+    return _on(cluster, with_profile(found, model, cluster, workload, profile))
+
+
+def _on(cluster: Cluster, stack: Software) -> Software:
+    """The software on a machine: on processors, whose speed is timed, nothing is taken from what it does on GPUs."""
+    if cluster.accelerator.architecture != "cpu" or stack.profile or stack.effects == Effects():
+        return stack
+    return replace(stack, log_factor=0.0, finetuning={}, effects=Effects(), further={}, note="")
+
+
+def _usual_software(cluster: Cluster, workload: Workload) -> Software:
+    """The software where nobody says: the record holders' for their benchmarks, our own trainer on processors, else what most run."""
+    if cluster.accelerator.architecture == "cpu":
+        return software(MESHWRIGHT)
+    if workload.is_mlperf:
+        return software()
+    note = "the software is not named: taken as Megatron-LM as its users run it, with an interval for any software (see --software)"
+    return replace(software(MEGATRON), known=False, note=note)
 
 
 def _check_gpus(gpus: int | None) -> None:
     if gpus is not None and not 1 <= gpus <= MOST_ACCELERATORS:
         raise InputError(
-            f"gpus is {gpus!r}, not a whole number from 1 to {MOST_ACCELERATORS:,}", where="Job: gpus", fix="give a number such as 512"
+            f"{argument('gpus')} is {gpus!r}, not a whole number from 1 to {MOST_ACCELERATORS:,}",
+            where=argument("gpus"),
+            fix="give a number such as 512",
         )
 
 

@@ -14,10 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.arguments import check_type, check_types, typed
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 
 AXES = ("tp", "cp", "pp", "dp")  # ep is laid over dp (and cp): it takes no ranks of its own
-RECOMPUTE = ("none", "selective", "full")
+# Parts of a layer whose activations may be dropped or shrunk on their own, as Megatron-core names them: attention's inner part (its
+# core_attn); norms' outputs; the MLP's inputs to its activation function kept in fp8; what the experts' activation function makes; the up
+# projections of latent attention; half of the layers' activations moved to the host's memory; the dense MLP.
+RECOMPUTE_PARTS = ("selective", "layernorm", "act_fp8", "moe_act", "mla_up_proj", "offload", "mlp")
+_SETS = ["+".join(part for i, part in enumerate(RECOMPUTE_PARTS) if mask >> i & 1) for mask in range(1, 2 ** len(RECOMPUTE_PARTS))]
+OPS = "ops"  # torchtitan's selective: attention's output and every second product's are kept, all else is computed again
+USUAL_RECOMPUTE = ("none", "selective", "full")  # what a search tries where nothing else is asked for
+RECOMPUTE = (*USUAL_RECOMPUTE, OPS, *(kind for kind in _SETS if kind not in USUAL_RECOMPUTE))
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
 CP_KINDS = ("ring", "all-gather", "all-to-all")
 
@@ -55,12 +62,13 @@ class Layout:
 
     def __post_init__(self) -> None:
         check_types(self)
+        object.__setattr__(self, "recompute", _in_order(self.recompute))
         for key, least in (*((key, 1) for key in _DEGREES), *((key, 0) for key in _OPTIONAL)):
             value = getattr(self, key)
             if value < least:
-                raise InputError(f"{key} must be at least {least}, not {value}", where=f"layout.{key}")
+                raise InputError(f"{SHORT_NAMES.get(key, key)} is {value}", where=f"layout.{key}", fix=f"give {least} or more")
             if value > LARGEST:
-                raise InputError(f"{key} must be at most {LARGEST}", where=f"layout.{key}")
+                raise InputError(f"{SHORT_NAMES.get(key, key)} is {value}", where=f"layout.{key}", fix=f"give at most {LARGEST:,}")
         if self.zero_stage not in (0, 1, 2, 3):
             raise InputError(f"ZeRO stage {self.zero_stage} does not exist", where="layout.zero", fix="choose 0, 1, 2 or 3")
         if self.zero_ranks and (self.dp * self.cp) % self.zero_ranks:
@@ -72,7 +80,7 @@ class Layout:
         for key, choices in (("recompute", RECOMPUTE), ("schedule", SCHEDULES), ("cp_kind", CP_KINDS)):
             if getattr(self, key) not in choices:
                 value = getattr(self, key)
-                raise InputError(f"no {key} named {value!r}", where=f"layout.{key}", fix=f"choose from {', '.join(choices)}")
+                raise InputError(f"no {key} named {value!r}", where=f"layout.{key}", fix=_named_choices(key, choices))
         if sorted(self.order) != sorted(AXES):
             raise InputError(
                 f"rank order {'-'.join(self.order)} must name each of {', '.join(AXES)} once",
@@ -97,6 +105,10 @@ class Layout:
     def is_zero_bubble(self) -> bool:
         """Whether the pipeline puts weight gradients off. Without a pipeline every schedule is the same, whatever its name."""
         return self.schedule == "zero-bubble" and self.pp > 1
+
+    def has_part(self, part: str) -> bool:
+        """Whether a part of a layer is recomputed, kept in fp8 or moved to the host on its own."""
+        return part in self.recompute.split("+")
 
     @property
     def num_ranks(self) -> int:
@@ -162,6 +174,18 @@ class Layout:
         return ",".join(parts)
 
 
+def _in_order(recompute: str) -> str:
+    """Parts joined by `+` in the one order that names them."""
+    parts = recompute.split("+")
+    return "+".join(sorted(parts, key=RECOMPUTE_PARTS.index)) if set(parts) <= set(RECOMPUTE_PARTS) else recompute
+
+
+def _named_choices(key: str, choices: Sequence[str]) -> str:
+    if key != "recompute":
+        return f"choose from {', '.join(choices)}"
+    return f"choose from {', '.join(USUAL_RECOMPUTE)}, {OPS}, or parts of a layer joined by +: {', '.join(RECOMPUTE_PARTS)}"
+
+
 def value_text(value: object) -> str:
     """A field's value as `--layout` takes it."""
     if isinstance(value, bool):
@@ -190,13 +214,13 @@ def read_choices(text: str) -> dict[str, Any]:
         key, equals, value = item.partition("=")
         key = key.strip().replace("-", "_")
         if key not in names:
-            raise InputError(f"cannot read {item!r} in the layout", where="--layout", fix=f"write KEY=VALUE; {nearest(key, names)}")
+            raise InputError(f"cannot read {item!r} in the layout", where=argument("layout"), fix=f"write KEY=VALUE; {nearest(key, names)}")
         field_name = names[key]
         if not equals:
             example = value_text(known[field_name].default) if key not in AXES else "2"
-            raise InputError(f"{key} has no value in the layout", where=f"--layout {text}", fix=f"write {key}={example}, for example")
+            raise InputError(f"{key} has no value in the layout", where=argument("layout", text), fix=f"write {key}={example}, for example")
         if field_name in changes:
-            raise InputError(f"{key} is given twice", where=f"--layout {text}", fix=f"keep one {key}=")
+            raise InputError(f"{key} is given twice", where=argument("layout", text), fix=f"keep one {key}=")
         changes[field_name] = _read_value(field_name, value.strip(), known[field_name].default)
     return changes
 
@@ -273,6 +297,15 @@ class Layouts:
         """Whether the pipeline puts weight gradients off, for every row."""
         return np.asarray((self.schedule == SCHEDULES.index("zero-bubble")) & (self.pp > 1))
 
+    def recomputes(self, part: str) -> NDArray[np.bool_]:
+        """Whether the backward pass computes a part of a layer again (or the forward keeps it in fp8) on its own, for every row."""
+        return np.asarray(_HAS_PART[part][self.recompute])
+
+    @property
+    def recomputes_all(self) -> NDArray[np.bool_]:
+        """Whether the backward pass computes whole layers again, for every row."""
+        return np.asarray(self.recompute == RECOMPUTE.index("full"))
+
     def stride(self, axis: str) -> IntColumn:
         """Ranks between two neighbours on `axis`, for every row."""
         result = np.ones(len(self), dtype=np.int64)
@@ -289,6 +322,7 @@ def _permutations(items: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 ORDERS = _permutations(AXES)
+_HAS_PART = {part: np.array([part in kind.split("+") for kind in RECOMPUTE]) for part in (*RECOMPUTE_PARTS, OPS)}
 _IS_INSIDE = {  # by order: whether the first axis varies faster than the second
     (one, other): np.array([order.index(one) < order.index(other) for order in ORDERS]) for one in AXES for other in AXES
 }

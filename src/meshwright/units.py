@@ -12,6 +12,7 @@ PETA = 1e15
 
 GB = GIGA
 GIB = float(2**30)
+MIB = float(2**20)
 GBIT = GIGA / 8
 MICROSECOND = 1e-6
 MINUTE = 60.0
@@ -61,6 +62,11 @@ def seconds(value: float) -> str:
     if size < 3 * DAY:
         return f"{value / HOUR:.3g} h"
     return f"{value / DAY:.3g} d" if size < 1000 * DAY else f"{value / DAY:,.0f} d"
+
+
+def per_cent(share: float, form: str = ".1f") -> str:
+    """A share of 1 in per cent, with a space as SI has it: 22.3 %."""
+    return f"{100 * share:{form}} %"
 
 
 def usd(value: float) -> str:

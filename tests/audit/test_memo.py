@@ -3,12 +3,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from made_logs import lines, submission, write
-
-from meshwright.audit import log_memo, memo
+from meshwright.audit import memo
 from meshwright.audit.claim import claim_of, read_claim
 from meshwright.audit.judge import judge
-from meshwright.audit.score import read_submissions
 
 CLAIMS = Path(__file__).parents[2] / "examples" / "claims"
 
@@ -51,25 +48,3 @@ def test_statements_come_with_the_worst_first() -> None:
     judgement = judge(read_claim(CLAIMS / "weak-scaling-efficiency.toml"))
     assert [one.verdict for one in judgement.statements][:2] == ["misleading", "unsupported"]
     assert judgement.why.startswith("the ratio is upside down")
-
-
-def test_logs_as_markdown_and_findings(tmp_path: Path) -> None:
-    submission(tmp_path)
-    write(tmp_path / "result_2.txt", lines(learning_rate=9e-5, step_s=2.1)[:-3])
-    one = read_submissions([tmp_path], with_compliance=False)[0]
-    findings = list(log_memo.findings(one))
-    assert findings[0] == "result_2.txt is truncated at line 31: it ends after eval_start, without run_stop"
-    assert "the runs differ in opt_base_learning_rate: 8e-05, 9e-05" in findings
-    assert "before the clock, and not scored: up to 0.5 min of initialisation" in findings
-    text = log_memo.as_markdown(one)
-    assert text.startswith("# llama31\\_405b, v5.1 (by its date), Example Labs, 2xEXAMPLE\n")
-    assert "| result\\_2.txt | truncated, line 31 |" in text
-
-
-def test_logs_as_json_say_where_they_stop_being_whole(tmp_path: Path) -> None:
-    submission(tmp_path)
-    write(tmp_path / "result_1.txt", [*lines()[:4], ":::MLLOG {broken", *lines()[4:]])
-    found = log_memo.submission_values(read_submissions([tmp_path], with_compliance=False)[0])
-    states = [(log["state"], log["is_whole"], log["line"]) for log in found["logged_runs"]]
-    assert states == [("whole", True, None), ("damaged", False, 5), ("whole", True, None)]
-    assert found["logged_runs"][0]["step_times"]["median_step_s"] == 2.0 and found["logged_runs"][0]["time_to_train_s"] == 22.0

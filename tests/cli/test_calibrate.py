@@ -117,15 +117,25 @@ def test_a_csv_of_step_times(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["calibrate"], "meshwright: missing argument 'LOG'\n  fix:   see meshwright calibrate --help\n"),
+        (
+            ["calibrate"],
+            "meshwright: LOG is missing\n  where: meshwright calibrate\n"
+            "  fix:   add LOG (MLPerf logs of one job, or CSV files with step,step_s)\n",
+        ),
         (
             ["calibrate", LOG, "--cluster", "dgx-h100-superpod"],
-            "meshwright: missing option '--layout'\n  fix:   see meshwright calibrate --help\n",
+            "meshwright: --layout is missing\n  where: meshwright calibrate\n  fix:   add --layout LAYOUT (Layout of the run: "
+            "tp=8,cp=2,pp=8,vp=8,mbs=1,...; without dp, dp fills the cluster)\n",
         ),
-        (["calibrate", LOG, "--layout", LAYOUT], "meshwright: missing option '--cluster'\n  fix:   see meshwright calibrate --help\n"),
+        (
+            ["calibrate", LOG, "--layout", LAYOUT],
+            "meshwright: --cluster is missing\n  where: meshwright calibrate\n"
+            "  fix:   add --cluster NAME|FILE (Cluster: a catalogue name or a TOML file)\n",
+        ),
         (
             ["calibrate", "nothing.log", "--layout", LAYOUT, "--cluster", "dgx-h100-superpod"],
-            "meshwright: cannot read the log: No such file or directory\n  where: nothing.log\n",
+            "meshwright: cannot read the log: No such file or directory\n  where: nothing.log\n"
+            "  fix:   give the path of a file that exists and can be read\n",
         ),
         (
             ["calibrate", LOG, "--layout", "tp=2,dp=4", "--cluster", "dgx-h100-superpod", "--precision", "fp8"],
@@ -157,4 +167,4 @@ def test_what_is_refused(capsys, arguments, message):
 @pytest.mark.parametrize("option", ["--gpus", "--batch"])
 def test_a_count_below_one_is_refused(capsys, option):
     assert main([*ARGUMENTS, option, "0"]) == 2
-    assert capsys.readouterr().err.startswith(f"meshwright: invalid value for '{option}': ")
+    assert capsys.readouterr().err.startswith(f"meshwright: {option} is '0'\n")

@@ -84,8 +84,8 @@ def test_jsonl_with_a_key_of_its_own(answer, tmp_path):
         (("build", "texts", "--tokenizer", "none.json", "--out", "out"), "cannot read the tokenizer: No such file or directory"),
         (("build", "texts", "--tokenizer", "train:280", "--out", "texts"), "the folder is not empty and holds no corpus: 00.txt"),
         (("show", "texts"), "no finished corpus: cannot read its manifest"),
-        (("build", "texts"), "missing option '--tokenizer'"),
-        ((), "missing command"),
+        (("build", "texts"), "--tokenizer is missing"),
+        ((), "no command is given"),
     ],
 )
 def test_what_it_refuses(run, arguments, message):

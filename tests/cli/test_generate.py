@@ -84,8 +84,8 @@ def test_only_tokens_with_a_meaning_are_drawn(run, folder):
     ("arguments", "what"),
     [
         (("--tokens", 100), "tokens of prompt and 100 new ones are more than the 64"),
-        (("--tokens", 5, "--temperature", -1), "temperature -1"),
-        (("--tokens", 5, "--top-p", 0), "top_p 0"),
+        (("--tokens", 5, "--temperature", -1), "temperature is -1"),
+        (("--tokens", 5, "--top-p", 0), "top_p is 0"),
     ],
 )
 def test_what_cannot_be_is_reported(run, folder, arguments, what):

@@ -75,6 +75,21 @@ def test_help_has_the_width_of_the_terminal_and_cuts_nothing(name, width, capsys
         assert all(one in shown for one in option.opts if one.startswith("--"))
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_what_a_user_writes_and_no_types_of_python(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([*name.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    about = [line for line in lines if line.strip() not in examples(COMMANDS[name])]
+    assert not any(mark in line for line in about for mark in ("<", "{", "list[", "Path]"))
+    for one in COMMANDS[name].params:
+        left = [line.split("  ")[1] for line in about if line.startswith("  ") and one.help.split("`")[0] in line]
+        word = one.metavar if one.opts[0] == one.name else f"{one.opts[0]} {one.metavar}"
+        dots = "..." if one.nargs == -1 else ""
+        assert getattr(one, "is_flag", False) or f"{word}{dots}" in left or ", ".join(one.opts) + f" {one.metavar}" in left
+        assert one.opts[0] != one.name or (word if one.required else f"[{word}]") + dots in lines[0].split()
+
+
 def test_a_wide_terminal_is_used(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     assert main(["simulate", "--help"]) == 0

@@ -110,9 +110,6 @@ def has_json(command: Any) -> bool:
     return any("--json" in parameter.opts for parameter in command.params)
 
 
-# -- what the commands read -----------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Plans, runs, a corpus and a table; the JSON that training the run printed is in trained.json."""
@@ -179,9 +176,6 @@ def read(text: str) -> dict[str, Any]:
     return values
 
 
-# -- what they print ------------------------------------------------------------------------------------
-
-
 def check(document: dict[str, Any], kind: str) -> None:
     """The document is of this kind; the vocabulary knows each of its keys, and the published schema accepts it."""
     assert next(iter(document)) == "schema" and document["schema"] == f"meshwright/{kind}/1"
@@ -215,9 +209,6 @@ def test_fixed_choices_have_the_names_of_a_layout(printed: Printed) -> None:
     found = printed(*f"plan {JOB} --gpus 64 --layout tp=2,pp=1,mbs=1,zero=2,order=tp-cp-pp-dp --keep 1 --no-explain".split())
     assert found["fixed"] == {"tp": 2, "pp": 1, "mbs": 1, "zero": 2, "order": "tp-cp-pp-dp"}
     assert found["fixed"].items() <= found["plans"][0]["layout"].items()
-
-
-# -- the whole command line -----------------------------------------------------------------------------
 
 
 def test_the_published_schema_is_one() -> None:

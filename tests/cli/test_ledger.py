@@ -53,14 +53,14 @@ energy      unknown
 water       unknown
 
 by state
-state       accelerator-hours    share   USD  energy
-compute                0.1667   60.00%  1.20       -
-exposed                0.0556   20.00%  0.40       -
-bubble                 0.0000    0.00%  0.00       -
-stalled                0.0000    0.00%  0.00       -
-checkpoint             0.0000    0.00%  0.00       -
-idle                   0.0556   20.00%  0.40       -
-total                  0.2778  100.00%  2.00       -
+state       accelerator-hours     share   USD  energy
+compute                0.1667   60.00 %  1.20       -
+exposed                0.0556   20.00 %  0.40       -
+bubble                 0.0000    0.00 %  0.00       -
+stalled                0.0000    0.00 %  0.00       -
+checkpoint             0.0000    0.00 %  0.00       -
+idle                   0.0556   20.00 %  0.40       -
+total                  0.2778  100.00 %  2.00       -
 
 note: the run's plan cannot be read: cannot read the plan: No such file or directory
 """
@@ -90,12 +90,12 @@ def test_another_price(answer: Callable[..., dict[str, object]], folder: Path) -
         ((".",), "not a run folder"),
         (("runs",), "not a run folder"),
         (("runs/a", "--price", "cheap"), "cannot read an amount of USD in 'cheap'"),
-        (("runs/a", "--price", "0"), "0 is nothing"),
+        (("runs/a", "--price", "0"), "0 is not above 0"),
         (("runs/a", "--region", "atlantis"), "no region named 'atlantis'"),
         (("runs/a", "--csv", "no/such/place.csv"), "cannot write place.csv"),
         (("runs/a", "--csv", "."), "cannot write a table over a folder"),
         (("runs/a", "runs/a"), "unexpected extra argument"),
-        ((), "missing argument"),
+        ((), "RUN is missing"),
     ],
 )
 def test_bad_input_is_one_message(run: Run, folder: Path, arguments: tuple[str, ...], what: str) -> None:

@@ -16,10 +16,12 @@ from meshwright.cli.main import main
 
 SMALL = ("llama-3.1-8b", "dgx-h100-superpod", "mlperf-llama31-8b", "--gpus", "64")
 RECORD = ("llama-3.1-405b", "azure-gb200-128", "mlperf-llama31-405b")
+LONG = ("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", "--gpus", "64")  # weeks: with interruptions
 # The exact schedule of the second takes 0.8 % longer than the closed form: a command that shows the closed form would differ there.
 JOBS = [
     pytest.param(SMALL, "tp=2,pp=4,vp=4", id="small"),
     pytest.param(RECORD, "tp=4,cp=2,pp=8,vp=8,schedule=zero-bubble", id="record"),
+    pytest.param(LONG, "tp=2,pp=4,vp=4", id="long"),
 ]
 COMPARED = ("step_s", "low_s", "high_s", "parts_s", "memory", "peak_memory_bytes", "cost_usd", "time_to_train_s", "notes")
 

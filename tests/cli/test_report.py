@@ -123,8 +123,9 @@ def test_json_and_markdown_print_and_write_no_page(answer, run, here):
 
 
 def test_a_page_may_be_asked_for_beside_json(answer, here):
-    answer(str(make_run("first")), "--out", "page.html")
-    assert (here / "page.html").exists()
+    printed = answer(str(make_run("first")), "--out", "page.html")
+    assert (here / "page.html").exists() and printed["files"] == [{"what": "page", "path": "page.html"}]
+    assert answer("runs/first")["files"] == []
 
 
 PROFILE = """\
@@ -154,12 +155,12 @@ def test_a_trace_gives_exposed_communication_per_stream(run, answer, trace, here
         (["runs"], "this is a folder of 1 runs, not a run"),
         (["runs/first", "runs/first"], "the same run is given twice"),
         (["runs/first", "trace.json"], "runs and traces do not go on one page"),
-        (["runs/first", "--json", "--markdown"], "JSON and Markdown at once"),
+        (["runs/first", "--json", "--markdown"], "--json and --markdown are both given"),
         (["runs/first", "--out", "nowhere/page.html"], "cannot write page.html: No such file or directory"),
         (["runs/first/run.json"], "this is not a Chrome trace: it has no traceEvents"),
         (["runs/first/steps.jsonl"], "this is not a Chrome trace: it has no traceEvents"),
-        ([], "missing argument 'RUN'"),
-        (["runs/first", "--pdf"], "no such option: --pdf"),
+        ([], "RUN is missing"),
+        (["runs/first", "--pdf"], "no option --pdf"),
         (["newer"], "the run's format is 2; this meshwright reads up to 1"),
         (["empty"], "the run has no step yet"),
     ],

@@ -112,7 +112,7 @@ def test_a_token_counts_on_this_machine_too(run, served):
         (["file.txt"], "there is no such folder"),
         (["one"], "this is the folder of one run"),
         (["runs", "runs"], "unexpected extra argument"),
-        (["--read-write"], "no such option"),
+        (["--read-write"], "no option --read-write"),
     ],
 )
 def test_wrong_input_is_one_message(run, served, tmp_path, arguments, message):

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from meshwright.cli.show import plain_value, show_json, show_pairs, show_table, show_text
+from meshwright.cli.show import plain_value, show, show_json, show_pairs, show_table, show_text
 from meshwright.errors import InputError
+from meshwright.say.document import Document, Finding, Lines
 
 
 def test_a_table(capsys):
@@ -100,3 +101,35 @@ def test_a_closed_output_is_no_traceback(closed, code):
     command = f"{shlex.quote(sys.executable)} -m meshwright describe h100 --json {closed}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_the_terminal_shows_every_text(example, texts, capsys):
+    show(example(), as_json=False)
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in texts(example()))
+    assert "note: a note, word." in printed and "svg" not in printed
+
+
+@pytest.mark.parametrize("word", ["<script>alert(1)</script>", "[bold]x[/bold]", "[link=x]", ":smile:", "\\[", "100 %"])
+def test_the_terminal_takes_no_word_for_markup(word, example, texts, capsys):
+    show(example(word), as_json=False)
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in texts(example(word)))
+    assert "\x1b" not in printed
+
+
+def test_lines_are_not_folded(capsys):
+    long = "x" * 1000
+    show(Document(kind="example", title="", blocks=(Lines("whole", (long,)),)), as_json=False)
+    assert long in capsys.readouterr().out.splitlines()
+
+
+def test_a_document_is_printed_as_the_json_it_gives(example, capsys):
+    show(example("<b>\u202e"), as_json=True)
+    assert json.loads(capsys.readouterr().out) == example("<b>\u202e").to_json()
+
+
+def test_a_judged_statement(capsys):
+    findings = (Finding("impossible", "", "too <dear>"), Finding("impossible", "price", "24 times the list", ("$1 / 2 h", "24 x")))
+    show(Document(kind="claims", title="one claim", blocks=findings), as_json=False)
+    assert capsys.readouterr().out == ("impossible: too <dear>\n\n  impossible  price: 24 times the list\n      $1 / 2 h\n      24 x\n\n")

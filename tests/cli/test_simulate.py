@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.main import main
-from meshwright.plan.plan import read_plan
+from meshwright.ledger import evaluation_s, ledger_of
+from meshwright.plan.plan import plan_bytes, read_plan
 from meshwright.record.entries import PART_NAMES
 from meshwright.record.run import read_run
-from meshwright.say.vocabulary import problems
 from meshwright.units import seconds
 
 
@@ -156,6 +156,7 @@ def test_tables_name_the_parts(run, plan):
         "predicted step",
         "median step",
         "exposed dp",
+        "this interval comes from the assumed uncertainty of the constants)",
         "Simulated parts are means of 4 steps; 1 that follows a start or an evaluation is left out.",
         "bubble",
         "written: runs/racks-seed0",
@@ -170,22 +171,22 @@ def test_tables_name_the_parts(run, plan):
         (("--seed", "many"), "--seed"),
         (("--steps", "0"), "--steps"),
         (("--jitter", "-1"), "--jitter"),
-        (("--slow-rank", "256=1.3"), "no rank 256 among 256"),
+        (("--slow-rank", "256=1.3"), "there is no rank 256: the plan has 256 ranks"),
         (("--slow-rank", "x"), "cannot read 'x'"),
         (("--slow-rank", "5"), "write RANK=FACTOR"),
         (("--routing", "magic"), "no routing named 'magic'"),
-        (("--links-lost", "1.5"), "links_lost is 1.5"),
-        (("--storage", "0"), "storage of 0 GB/s"),
+        (("--links-lost", "1.5"), "--links-lost is 1.5"),
+        (("--storage", "0"), "--storage is 0 GB/s"),
         (("--cluster", "dgx-h100-superpod"), "the plan is for azure-gb200-128 (256 gb200)"),
-        (("--days", "3", "--failed-nodes", "65"), "65 failed nodes of 64"),
+        (("--days", "3", "--failed-nodes", "65"), "--failed-nodes is 65, and the cluster has 64 nodes"),
         (("--days", "3", "--failures", "lama"), "no failures named 'lama'"),
-        (("--days", "0"), "has no length"),
+        (("--days", "0"), "--days is 0"),
         (("--budget", "1"), "not started: the run is predicted"),
         (("--failures", "llama3"), "only valid with --days"),
         (("--spares", "3"), "only valid with --days"),
         (("--days", "3", "--steps", "5"), "--steps is not valid with --days"),
         (("--days", "3", "--checkpoint-every", "soon"), "where: --checkpoint-every"),
-        (("--nics-hit", "4"), "4 NICs are affected and lose no plane"),
+        (("--nics-hit", "4"), "--nics-hit is 4, and --planes-lost is 0"),
         (("--slow-rank", "5=1e300"), "times as slow"),
         (("--days", "3", "--finish-by", "soon"), "cannot read a duration"),
         (("--name", "../out"), "could lead out of the runs folder"),
@@ -229,37 +230,6 @@ def test_broken_off_it_keeps_what_is_done(run, plan, monkeypatch, tmp_path):
     assert code == 130 and "interrupted" in err and "Interrupted" in out
     half = read_run(tmp_path / "runs" / "half")
     assert (len(half.records), half.header.status) == (4, "stopped")
-
-
-def test_noise_is_fitted_and_compared_with_logs(capsys, tmp_path, monkeypatch):
-    from meshwright.simulator import logs
-
-    few = logs.step_logs()[-2:]
-    monkeypatch.setattr(logs, "step_logs", lambda: few)
-    out, page = tmp_path / "noise.json", tmp_path / "page.html"
-    assert main(["noise", "--fit", "--out", str(out), "--html", str(page), "--seeds", "1", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["num_logs"] == document["without_machines"]["num_logs"] == 2
-    written = json.loads(out.read_text())
-    assert set(written["constants"]) == set(document["constants"])
-    assert [entry["name"] for entry in document["noise_classes"]] == list(written["classes"]) == ["blackwell-fp4", "common", "unpipelined"]
-    assert problems(document) == []
-    assert document["files"] == [{"what": "constants", "path": str(out)}, {"what": "page", "path": str(page)}]
-    for row in document["compared_logs"]:
-        assert abs(row["median_error_pct"]) < 5
-        assert row["simulated_first_step_s"] > row["simulated_median_step_s"]
-    assert page.read_text().count("<figure>") == 2
-
-
-def test_the_comparison_with_logs_is_a_table_too(capsys, monkeypatch):
-    from meshwright.simulator import logs
-
-    few = logs.step_logs()[-1:]
-    monkeypatch.setattr(logs, "step_logs", lambda: (*few, *few))
-    assert main(["noise", "--seeds", "1"]) == 0
-    printed = capsys.readouterr().out
-    for words in ("constants by class of runs", "v6.0_Azure_2048xAzure_GB200", "Medians are off by", "of 2 logs", "First steps are within"):
-        assert words in printed
 
 
 def test_the_parts_for_people_are_those_of_the_json_and_of_the_report(run, answer, plan, capsys):
@@ -311,3 +281,87 @@ def test_a_whole_job_has_a_time_to_train(answer, run, plan, capsys):
     assert main(["report", "runs/whole", "--json"]) == 0
     (reported,) = json.loads(capsys.readouterr().out)["runs"]
     assert reported["time_name"] == "time to train" and reported["whole_job_extrapolated"] is None
+
+
+def test_a_simulation_that_cannot_end_inside_is_not_started(run, plan):
+    cost = float(read_plan(Path(plan)).time_to_train_s) / 3600 * 256 * 10
+    code, out, err = run(plan, "--price", "10USD/h", "--budget", "1kUSD")
+    assert (code, out) == (2, "")
+    assert f"the run is predicted to cost {cost:,.2f} USD" in err
+    assert f"that is {cost - 1000:,.2f} USD over the budget of 1,000.00 USD" in err
+    assert not Path("runs").exists()
+
+
+def test_a_simulation_that_runs_over_ends_with_the_last_step_inside(run, plan):
+    read = read_plan(Path(plan))
+    step_s = read.step_s
+    budget = 256 * (20.4 * step_s + evaluation_s(read))  # at a dollar a second, and without noise: 20 steps, their evaluation and a bit
+    given = ("--steps", "20", "--price", "3600USD/h", "--budget", f"{budget:.2f}", "--slow-rank", "100=1.3", "--name", "cut", "--json")
+    code, out, err = run(plan, *given)
+    assert (code, err) == (0, "")
+    document, folder = json.loads(out), read_run("runs/cut")
+    assert document["over_budget"] and not document["complete"] and 10 < document["num_steps"] <= 20 and document["num_evaluations"] == 0
+    assert folder.header.status == "stopped"
+    assert [event.kind for event in folder.events][-2:] == ["budget", "stopped"] and folder.events[-1].detail["reason"] == "budget"
+    took = ledger_of("runs/cut")
+    assert float(took.usd) <= budget < float(took.usd) + 256 * (1.5 * step_s + evaluation_s(read))
+    assert float(took.usd) == pytest.approx(document["cost_usd"], abs=0.01)
+
+
+def test_a_simulation_inside_its_budget_goes_to_its_end(run, plan):
+    code, out, _ = run(plan, "--steps", "5", "--budget", "1000000", "--name", "whole", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["complete"] and not document["over_budget"] and document["num_steps"] == 5
+    start = read_run("runs/whole").events[0]
+    assert start.detail["budget_usd"] == "1000000" and start.detail["price"]["provider"] == "azure"
+
+
+def test_weeks_end_when_their_budget_is_spent_spares_included(run, plan):
+    code, out, _ = run(plan, "--days", "54", "--price", "27USD/h", "--budget", "1MUSD", "--name", "weeks")
+    assert (
+        code == 0
+        and "The budget of 1,000,000.00 USD ended the simulation" in out
+        and "For 1,000,000.00 USD or less: 100.0% of runs." in out
+    )
+    took = ledger_of("runs/weeks")
+    assert took.status == "stopped" and abs(float(took.usd) - 1e6) < 0.02
+    assert took.wall_s == pytest.approx(1e6 / 27 * 3600 / took.num_gpus, abs=0.01) and took.num_gpus == 260
+    assert read_run("runs/weeks").events[-1].detail["reason"] == "budget"
+
+
+def test_days_that_cost_less_than_the_workload_are_judged_by_their_days(run, plan):
+    given = ("--days", "0.1", "--price", "1USD/h", "--failures", "none", "--spares", "0")
+    code, _, err = run(plan, *given, "--budget", "600")
+    assert code == 2 and "predicted to cost 614.40 USD" in err
+    assert run(plan, *given, "--budget", "615")[0] == 0
+    assert ledger_of("runs/racks-seed0").status == "finished"
+
+
+def test_a_machine_without_a_price_wants_one(run, plan, tmp_path):
+    read = read_plan(Path(plan))
+    chip = replace(read.cluster.accelerator, name="secret")
+    secret = tmp_path / "secret.json"
+    secret.write_bytes(plan_bytes(replace(read, cluster=replace(read.cluster, accelerator=chip))))
+    code, _, err = run(str(secret), "--steps", "2", "--budget", "500USD")
+    assert code == 2 and "no price is listed for secret" in err and "--price 2.5USD/h" in err
+    assert run(str(secret), "--steps", "2", "--budget", "500USD", "--price", "2.5USD/h", "--name", "s")[0] == 0
+    took = ledger_of("runs/s")
+    assert took.price is not None and took.price.kind == "given" and took.price.source == "--price 2.5USD/h"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--budget", "much"),
+        ("--budget", "0"),
+        ("--budget", "-1"),
+        ("--budget", "5EUR"),
+        ("--price", "x"),
+        ("--price", "0USD/h"),
+        ("--budget", ""),
+        ("--price", ""),
+    ],
+)
+def test_what_is_no_amount_starts_nothing(run, plan, flags):
+    code, out, err = run(plan, "--steps", "2", *flags)
+    assert (code, out) == (2, "") and f"where: {flags[0]}" in err and not Path("runs").exists()

@@ -68,8 +68,8 @@ def refused(run: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
     "arguments, message",
     [
         (("none.json",), "cannot read the plan: No such file or directory"),
-        (("plan.json", "--steps", "0"), "invalid value for '--steps'"),
-        (("plan.json", "--seed", "99999999999999999999"), "invalid value for '--seed'"),
+        (("plan.json", "--steps", "0"), "--steps is '0'"),
+        (("plan.json", "--seed", "99999999999999999999"), "--seed is '99999999999999999999'"),
         (("plan.json", "--layout", "dp=3"), "dp=3 x mbs=2 = 6 does not divide the global batch 8"),
         (("plan.json", "--layout", "tp=3"), "tensor degree 3 does not divide 8 attention heads"),
         (("plan.json", "--layout", "pp=8"), "4 layers do not divide over 8 pipeline stages"),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from meshwright.cli.train_run import _sized
+from meshwright.cli.main import main
+from meshwright.cli.train_arguments import newest_run
+from meshwright.cli.train_run import INTERRUPTED, _sized
 from meshwright.describe.load import load_cluster
 from meshwright.errors import InputError
+from meshwright.record.header import RunHeader
+from meshwright.record.writer import RunWriter
 
 
 def sizes(cluster):
@@ -41,3 +47,20 @@ def test_what_fills_no_whole_machines_is_refused_by_the_flag_that_was_given(num_
     with pytest.raises(InputError) as caught:
         _sized(load_cluster("workstation-8x"), num_ranks)
     assert caught.value.where == "--layout"
+
+
+@pytest.mark.parametrize("code, stays", [(INTERRUPTED, True), (1, False)])
+def test_a_run_that_was_interrupted_before_its_first_step_stays(code, stays, tmp_path, monkeypatch, capsys) -> None:
+    """So that `train --resume` finds it, and says that it has nothing to continue from, instead of taking an older run."""
+
+    def ends_early(num_ranks, body, record):
+        RunWriter.create(tmp_path, RunHeader(name="early", kind="trained", seed=0, num_ranks=num_ranks, machine="m"), None).close()
+        return code
+
+    monkeypatch.setattr("meshwright.train.launch.run_ranks", ends_early)
+    words = ["train", "--layout", "dp=1,mbs=4", "--steps", "2", "--name", "early", "--profile", "none", "--runs", str(tmp_path)]
+    assert main([*words, "--json"]) == code
+    out = capsys.readouterr().out
+    assert (tmp_path / "early" / "run.json").exists() is stays
+    assert not stays or json.loads(out)["num_steps"] == 0
+    assert not stays or newest_run(tmp_path) == "early"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -157,3 +158,14 @@ def test_a_machine_that_cannot_be_measured_trains_all_the_same(
 def test_who_names_a_plan_or_a_profile_is_not_made_to_wait(changes: dict[str, object]) -> None:
     wishes = SimpleNamespace(**{"plan": None, "resume": False, "profile": "", **changes})
     assert not wants_profile(wishes, default_plan("", "none"))  # type: ignore[arg-type]
+
+
+def test_a_run_without_a_step_is_printed_too(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = RunHeader(name="early", kind="trained", seed=0, num_ranks=8, machine="a machine", sequence_length=4096)
+    with RunWriter.create(tmp_path, header, plan_bytes(plan)) as writer:
+        folder = writer.folder
+    assert show_run(folder, plan, as_json=True) == "running"
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["num_steps"], printed["loss"], printed["folder"]) == (0, None, str(folder)) and not problems(printed)
+    show_run(folder, plan, as_json=False)
+    assert "no step was done" in capsys.readouterr().out

@@ -55,13 +55,6 @@ def test_every_price_region_and_facility_has_a_source_and_a_date():
         assert economics.facility(name).source.date
 
 
-def test_an_unsourced_number_is_found():
-    table = {"memory_GB": 80, "dense_TFLOP_per_s": {"bf16": 1, "fp8": 2}, "vendor": "x", "gated": True, "tiers": [{"n": 1}]}
-    assert unsourced(table, {"memory_GB", "dense_TFLOP_per_s.bf16"}) == ["dense_TFLOP_per_s.fp8", "tiers.n"]
-    assert unsourced(table, {"memory_GB", "dense_TFLOP_per_s", "tiers"}) == []
-    assert unsourced(table, {"default"}) == []
-
-
 def test_no_alias_hides_a_name_or_another_alias():
     for kind in load.LOADERS:
         spelled = [load.plain(alias) for name in load.names(kind) if name not in AT_HAND for alias in raw(kind, name).get("aliases", [])]

@@ -17,7 +17,7 @@ def test_an_accelerator_without_the_format_says_which_it_has():
     assert str(error.value) == (
         "a100-80gb has no fp8 tensor cores, which precision 'fp8' needs\n"
         "  where: accelerator a100-80gb\n"
-        "  fix:   choose another precision (--set workload.precision=...): fp32, bf16, bf16-pure"
+        "  fix:   choose another precision (changes='workload.precision=...'): fp32, bf16, bf16-lean, bf16-pure"
     )
 
 

@@ -143,10 +143,10 @@ def test_a_file_is_read_anew_each_time(write):
 BAD = [
     (load.load_model, MODEL.replace("hidden = 64\n", "", 1), "hidden is missing", "hidden", "add hidden = ..."),
     (load.load_model, MODEL + "num_layer = 3\n", "unknown key 'num_layer'", "num_layer", "did you mean num_layers"),
-    (load.load_model, MODEL.replace("= 4", "= -4"), "num_layers is -4: input should be greater than or equal to 1", "num_layers", ""),
-    (load.load_model, MODEL.replace("= 4", "= 4.5"), "num_layers is 4.5: input should be a valid integer", "num_layers", ""),
-    (load.load_model, MODEL.replace("= 4", '= "four"'), "num_layers is 'four': input should be a valid integer", "num_layers", ""),
-    (load.load_model, MODEL.replace("= 4", "= true"), "num_layers is True: input should be a valid integer", "num_layers", ""),
+    (load.load_model, MODEL.replace("= 4", "= -4"), "num_layers is -4", "num_layers", "give a number of at least 1"),
+    (load.load_model, MODEL.replace("= 4", "= 4.5"), "num_layers is 4.5", "num_layers", "write a whole number: num_layers = 8"),
+    (load.load_model, MODEL.replace("= 4", '= "four"'), "num_layers is 'four'", "num_layers", "write a whole number: num_layers = 8"),
+    (load.load_model, MODEL.replace("= 4", "= true"), "num_layers is True", "num_layers", "write a whole number: num_layers = 8"),
     (
         load.load_model,
         MODEL.replace("num_heads = 8", "num_heads = 7"),
@@ -213,11 +213,23 @@ BAD = [
         "sources.default",
         "",
     ),
-    (load.load_cluster, "accelerators_per_node = 1\naccelerator = 'h100'\ntiers = []\n", "tiers is []", "tiers", ""),
+    (load.load_cluster, "accelerators_per_node = 1\naccelerator = 'h100'\ntiers = []\n", "tiers is []", "tiers", "at least 1 item"),
     (load.load_workload, WORKLOAD.replace('"bf16"', '"bf61"'), "no precision named 'bf61'", "precision", "did you mean bf16"),
-    (load.load_workload, WORKLOAD.replace("64 = 1000", "lots = 1000"), "string should match pattern", "convergence.samples_by_batch", ""),
-    (load.load_workload, WORKLOAD.replace("64 = 1000", "64 = 0"), "convergence.samples_by_batch.64 is 0", "samples_by_batch.64", ""),
-    (load.load_workload, WORKLOAD + "[adapters]\nrank = 4\ntargets = ['qk']\n", "adapters.targets.0 is 'qk'", "adapters.targets.0", ""),
+    (
+        load.load_workload,
+        WORKLOAD.replace("64 = 1000", "lots = 1000"),
+        "is 'lots'",
+        "convergence.samples_by_batch",
+        "the text should match pattern",
+    ),
+    (
+        load.load_workload,
+        WORKLOAD.replace("64 = 1000", "64 = 0"),
+        "convergence.samples_by_batch.64 is 0",
+        "samples_by_batch.64",
+        "give a number above 0",
+    ),
+    (load.load_workload, WORKLOAD + "[adapters]\nrank = 4\ntargets = ['qk']\n", "adapters.targets.0 is 'qk'", "adapters.targets.0", "use "),
 ]
 
 

@@ -67,7 +67,7 @@ def test_a_slice_holds_positive_numbers(key, value, tmp_path):
     "changes, message",
     [
         ({"kind": "a plan"}, "this is not a hardware profile"),
-        ({"kind": "a plan", "log_factor": 0.1}, "goes with --software"),
+        ({"kind": "a plan", "log_factor": 0.1}, "goes with software"),
         ({"version": 2}, "version 2"),
         ({"device_type": "tpu"}, "device_type is 'tpu'"),
         ({"copy_bytes_per_s": 0.0}, "copy_bytes_per_s is 0.0"),

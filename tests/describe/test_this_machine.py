@@ -1,14 +1,12 @@
 """This machine: its processors measured, or its GPUs as nvidia-smi names them."""
 
-import math
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
-from meshwright.describe import core_speed, this_machine
+from meshwright.describe import this_machine
 from meshwright.errors import InputError, MeshwrightError
 
 SMI = """#!/bin/sh
@@ -100,28 +98,6 @@ def test_a_measurement_that_fails_says_how_to_see_why(measured_anew, monkeypatch
     with pytest.raises(MeshwrightError, match="could not be measured") as caught:
         this_machine.core_speed()
     assert f"{sys.executable} -P" in caught.value.fix
-
-
-def test_the_best_try_of_each_counts_by_turns():
-    now, done = 0.0, []
-
-    def work(name, seconds):
-        def run():
-            nonlocal now
-            done.append(name)
-            now += next(seconds)
-
-        return run
-
-    first = work("first", iter([9.0, 0.5, 0.4, 0.3, 0.4, 0.5]))
-    second = work("second", iter([9.0, 2.0, 3.0, 1.0, 1.0, 7.0]))
-    assert core_speed.best_s(first, second, clock=lambda: now) == pytest.approx([0.3, 1.0])
-    assert done == ["first", "second"] * (core_speed.ROUNDS + 1)  # one to warm up
-
-
-def test_time_that_other_programs_take_does_not_count():
-    (took_s,) = core_speed.best_s(lambda: (time.sleep(0.005), math.fsum(range(20_000))))
-    assert 0 < took_s < 0.005
 
 
 def test_hardware_threads_of_one_core_multiply_as_one_and_a_quota_holds(monkeypatch, tmp_path):

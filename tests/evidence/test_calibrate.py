@@ -18,7 +18,7 @@ from meshwright.evidence.runs import read_runs
 from meshwright.job import Job
 from meshwright.layout import Layout, parse_layout
 from meshwright.predict.software import as_json, read_profile, software
-from meshwright.record.mllog import StepTimes
+from meshwright.record.step_times import StepTimes
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LOGS = Path(__file__).parents[2] / ".." / "shared" / "logs"

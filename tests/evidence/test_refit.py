@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.evidence.classes import CHIPS, EFFECTS_FITTED
+from meshwright.evidence.classes import EFFECTS_FITTED, FURTHER
 from meshwright.evidence.mixtures import EXPERTS_FITTED
 from meshwright.evidence.refit import (
     FSDP_CSV,
@@ -24,7 +24,7 @@ from meshwright.evidence.refit import (
     stack_of,
 )
 from meshwright.evidence.runs import read_runs
-from meshwright.predict.software import REFERENCE_RELEASE, fitted_values
+from meshwright.predict.software import fitted_values
 
 CONSTANTS = json.loads((HERE / "constants.json").read_text())
 RESIDUALS = json.loads((HERE / "residuals.json").read_text())
@@ -58,18 +58,20 @@ def test_a_residual_for_every_fitted_row_and_for_those_that_nothing_was_fitted_o
 
 def test_classes_and_experts_have_constants_within_their_bounds() -> None:
     for (name, key), meaning in EFFECTS_FITTED.items():
-        value = CONSTANTS["chips" if name in CHIPS else "classes"][name][key]
+        value = CONSTANTS["further" if name in FURTHER else "classes"][name][key]
         assert meaning.low <= value <= meaning.high, (name, key)
     for name, meaning in EXPERTS_FITTED.items():
         assert meaning.low <= CONSTANTS["expert_constants"][name]["value"] <= meaning.high, name
     assert len(EXPERTS_FITTED) <= 12
 
 
-def test_software_of_another_kind_is_taken_as_the_reference_under_its_own_name() -> None:
+def test_software_of_another_kind_is_taken_as_the_mean_of_the_classes_under_its_own_name() -> None:
     run = replace(read_runs(UNFITTED_CSV).rows[0], release="homemade-1.0")
     stack = stack_of(run, fitted_values())
-    assert (stack.release, stack.known, stack.log_factor) == (run.release, False, 0.0)
-    assert REFERENCE_RELEASE in stack.note
+    classes = fitted_values().classes
+    mean = sum(one.log_factor for one in classes.values()) / len(classes)
+    assert (stack.release, stack.known) == (run.release, False) and stack.log_factor == pytest.approx(mean)
+    assert "homemade-1.0" in stack.note and "fsdp" in stack.note
     assert stack_of(replace(run, release="v5.0"), fitted_values()).known
 
 

@@ -79,6 +79,9 @@ BRIDGE = {
 }
 
 
+PIPELINED = {"seq": "4096", "n_gpus": "256", "gbs": "2048", "mbs": "1", "pp": "4", "vp": "4", "ep": "64", "note": ""}  # as DeepSeek-V3
+
+
 def write(folder: Path, *rows: dict[str, str]) -> Path:
     path = folder / "runs.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -150,6 +153,7 @@ def test_what_is_empty_has_a_stated_default(tmp_path: Path) -> None:
     assert (run.confidence, run.vendor) == ("not stated", "NVIDIA")
     assert run.assumptions == (
         "precision: fp8, as in most rows that state one",
+        "recompute: none",
         "rank order: pp outermost, Megatron's default",
         "TP overlap: on, as in most rows of that precision",
     )
@@ -217,7 +221,8 @@ def test_a_vendor_table_row_gives_a_step_time_from_tokens(tmp_path: Path) -> Non
 def test_a_stated_step_time_wins_and_a_missing_dp_column_is_derived(tmp_path: Path) -> None:
     row = {column: cell for column, cell in BRIDGE.items() if column not in ("dp", "vp", "cp", "ep", "note", "recompute", "memory_gib")}
     run = one(tmp_path, row, step_time_s="7.5")
-    assert (run.measured_s, run.layout.dp, run.layout.zero_stage) == (7.5, 64, 1)
+    assert (run.measured_s, run.layout.dp, run.layout.zero_stage) == (7.5, 64, 3)
+    assert "ZeRO stage 3 and recompute act_fp8+offload: nothing less fits" in run.assumptions
 
 
 @pytest.mark.parametrize(
@@ -260,12 +265,24 @@ def test_fine_tuning_sections_are_flagged(tmp_path: Path, section: str, kind: st
     ],
 )
 def test_the_names_of_tables_lead_to_the_catalogue(tmp_path: Path, text: str, name: str) -> None:
-    assert one(tmp_path, BRIDGE, model=text).model.name == name
+    assert one(tmp_path, BRIDGE, model=text, **(PIPELINED if name.startswith("deepseek") else {})).model.name == name
 
 
 def test_deepseek_without_multi_token_prediction_has_no_such_layer(tmp_path: Path) -> None:
-    assert one(tmp_path, BRIDGE, model="DeepSeekV3 (w/o MTP)").model.num_prediction_layers == 0
-    assert one(tmp_path, BRIDGE, model="DeepSeekV3 (w/ MTP)").model.num_prediction_layers == 1
+    assert one(tmp_path, BRIDGE, **PIPELINED | {"model": "DeepSeekV3 (w/o MTP)"}).model.num_prediction_layers == 0
+    assert one(tmp_path, BRIDGE, **PIPELINED | {"model": "DeepSeekV3 (w/ MTP)"}).model.num_prediction_layers == 1
+
+
+def test_experts_are_spread_over_a_domain_where_a_row_does_not_say(tmp_path: Path) -> None:
+    run = one(tmp_path, BRIDGE, **PIPELINED | {"model": "DeepSeekV3 (w/o MTP)", "ep": ""})
+    assert run.layout.ep == 64 and "ep: 64, as many as a scale-up domain holds" in run.assumptions
+
+
+def test_a_row_that_predict_would_refuse_is_listed_with_the_reason(tmp_path: Path) -> None:
+    read = read_runs(write(tmp_path, BRIDGE | {"model": "DeepSeekV3 (w/o MTP)", "ep": "1"}))
+    assert not read.rows and "more memory than" in read.skipped[0].reason
+    read = read_runs(write(tmp_path, BRIDGE | {"tp": "3", "n_gpus": "192", "gpu": "H100"}))
+    assert not read.rows and "attention heads" in read.skipped[0].reason
 
 
 def test_a_cut_down_model_keeps_its_shape_and_states_its_memory(tmp_path: Path) -> None:

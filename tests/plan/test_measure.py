@@ -51,14 +51,18 @@ def everything():
 
 def test_energy_is_what_the_outcome_says_of_every_layout():
     layouts = Layouts.of(every_layout()[::7])
-    prediction = predict(JOB, layouts)
     nodes = CLUSTER.num_accelerators / CLUSTER.accelerators_per_node
-    for measure, of in (
-        (run_energy(JOB), lambda whole: whole.energy_j.value / nodes),
-        (run_time(JOB), lambda whole: whole.time_to_train_s.value),
-    ):
-        values = measure.value(measure.times(WORKLOAD, layouts, prediction.detail))
-        assert values == pytest.approx([of(outcome(prediction, row)) for row in range(len(layouts))], rel=1e-12)
+    for num_tokens in (1e9, 2e10):  # below a day, and some layouts above
+        workload = replace(WORKLOAD, num_tokens=num_tokens)
+        job = replace(JOB, workload=workload)
+        prediction = predict(job, layouts)
+        for measure, of in (
+            (run_energy(job), lambda whole: whole.energy_j.value / nodes),
+            (run_time(job), lambda whole: whole.ideal_s),
+        ):
+            values = measure.value(measure.times(workload, layouts, prediction.detail))
+            assert values == pytest.approx([of(outcome(prediction, row)) for row in range(len(layouts))], rel=1e-12)
+    assert len({outcome(prediction, row).interruptions is None for row in range(len(layouts))}) == 2
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

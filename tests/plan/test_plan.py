@@ -54,3 +54,8 @@ def test_other_software_than_the_plans_profile_is_refused_with_the_same_advice(p
     with pytest.raises(InputError, match="another") as caught:
         stack_of(plan, name)
     assert "--software FILE" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["meshwright", "megatron", "fsdp", "v5.1", "nemo-26.04"])
+def test_a_plan_by_a_class_of_software_is_priced_again_by_its_name(plan, name):
+    assert stack_of(replace(plan, software=name)).name == name

@@ -1,6 +1,7 @@
 """The search: what it prunes is never better, what it returns is legal, fits and re-predicts; and the laws that follow."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.describe.cluster import Cluster, Tier
-from meshwright.describe.load import accelerator, load_cluster, load_workload
+from meshwright.describe.load import accelerator, load_cluster, load_model, load_workload
 from meshwright.describe.model import Experts, Model
+from meshwright.describe.profile import load_profile
 from meshwright.describe.workload import Workload
 from meshwright.errors import FitError, InputError
 from meshwright.job import Job
@@ -20,14 +22,15 @@ from meshwright.plan.features import Features
 from meshwright.plan.search import CLOSED_EXCESS, _bounded_space, _with, search
 from meshwright.predict import step
 from meshwright.predict.exact import exact_prediction, quick_excess_s, schedule_excess_s
-from meshwright.predict.footprint import RESERVE_BYTES, check_fits
+from meshwright.predict.footprint import RESERVE_BYTES, check_fits, reserve_for
 from meshwright.predict.inputs import inputs_of
 from meshwright.predict.placement import is_tp_on_fabric
 from meshwright.predict.prediction import predict
-from meshwright.predict.software import software
+from meshwright.predict.software import on_profile, software
 from meshwright.predict.step import price
 
 STACK = software()
+PROFILE_OF_CORES = Path(__file__).parents[1] / "fixtures" / "profile_of_cores.json"
 MEGATRON = Features(
     zero_stages=(1,),
     recompute=("none",),
@@ -179,6 +182,13 @@ def test_a_fixed_degree_that_divides_nothing_is_named():
     assert raised.value.fix == "with the rest as it is, choose tp from 1, 2, 4, 8, 16"
 
 
+def test_a_job_that_nothing_divides_is_told_what_would():
+    job = Job("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", gpus=1016).changed("workload.global_batch=7")
+    with pytest.raises(InputError, match="no degrees multiply to 1,016") as raised:
+        search(job)
+    assert "share many divisors, for example powers of two" in raised.value.fix
+
+
 def test_the_record_layout_is_among_the_five_best_and_the_reason_is_given():
     found = search(RECORD, features=MEGATRON, keep=20)
     meshes = list(dict.fromkeys((layout.tp, layout.cp, layout.pp, layout.dp) for layout in found.layouts))
@@ -308,3 +318,15 @@ def test_layouts_without_a_pipeline_are_counted_once_whatever_schedules_are_open
     batches = [batch for batch, _ in space.batches(features.zero_stages, features.recompute)]
     assert sum(map(len, batches)) == space.num_layouts() > 0
     assert {int(schedule) for batch in batches for schedule in batch.schedule} == {min(map(SCHEDULES.index, schedules))}
+
+
+def test_a_search_with_a_profile_gives_the_best_of_all_by_that_profile() -> None:
+    model, cluster, workload = load_model("llama-2m"), load_cluster("this-machine-2x4"), load_workload("python-stdlib")
+    stack = on_profile(software(), load_profile(PROFILE_OF_CORES))
+    found = search(Job(model, cluster, workload, stack), keep=8, reserve_bytes=reserve_for(cluster.accelerator))
+    every = search(Job(model, cluster, workload, stack), keep=8, prune=False, reserve_bytes=reserve_for(cluster.accelerator))
+    assert found.layouts[0] == every.layouts[0]
+    again = predict(Job(model, cluster, workload, stack), Layouts.of(list(found.layouts))).step_s
+    assert bool(np.all(np.diff(again) >= -1e-9 * again[:-1]))
+    plain = search(Job(model, cluster, workload), keep=8, reserve_bytes=reserve_for(cluster.accelerator))
+    assert not np.allclose(plain.step_s[:1], found.step_s[:1])

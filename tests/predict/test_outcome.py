@@ -18,12 +18,14 @@ from meshwright.describe.this_machine import CORE_W, num_cores
 from meshwright.errors import InputError
 from meshwright.job import Job
 from meshwright.layout import Layouts, parse_layout
+from meshwright.predict.goodput import expected_on
 from meshwright.predict.outcome import (
     CORE_USD_PER_HOUR,
     Spread,
     Terms,
     busy_seconds,
     busy_share,
+    interruptions_note,
     node_w,
     outcome,
     power_constants,
@@ -220,23 +222,27 @@ def test_a_processor_has_no_listed_price_and_no_metered_cooling() -> None:
 
 def test_inside_the_measured_batches_nothing_is_remarked_on() -> None:
     forecast = PREDICTION.job.forecast(LAYOUT)
-    assert (forecast.outcome.batch_beyond, forecast.outcome.bound, forecast.notes) == ("", "", ())
+    assert (forecast.outcome.batch_beyond, forecast.outcome.is_lower_bound, forecast.notes) == ("", False, ())
+    assert forecast.time_to_train is not None
+    assert forecast.outcome.words(forecast.time_to_train, str) == str(forecast.time_to_train.value)
 
 
 @pytest.mark.parametrize(
-    ("batch", "beyond", "bound", "note"),
-    [(16384, "above", "at least ", "are lower bounds"), (128, "below", "about ", "those of the smallest batch are used")],
+    ("batch", "beyond", "reason"),
+    [(16384, "above", "Steps are a lower bound"), (128, "below", "those of the smallest batch are used")],
 )
-def test_beyond_the_measured_batches_samples_to_the_target_are_unknown(batch: int, beyond: str, bound: str, note: str) -> None:
+def test_beyond_the_measured_batches_samples_to_the_target_are_unknown(batch: int, beyond: str, reason: str) -> None:
     workload = replace(WORKLOAD, global_batch=batch)
     spent = outcome(predict(Job(MODEL, RECORD, workload), LAYOUTS))
-    assert (spent.batch_beyond, spent.bound) == (beyond, bound)
+    assert (spent.batch_beyond, spent.is_lower_bound) == (beyond, beyond == "above")
     assert spent.time_to_train_s is not None and spent.carbon_kg is not None and spent.offer is not None
     for spread in (spent.time_to_train_s, spent.carbon_kg, spent.offer.cost_usd):
-        assert math.isinf(spread.high) == (beyond == "above")  # of a lower bound, nobody knows the far end
+        assert math.isinf(spread.high) == (beyond == "above")
+        # only the lower end is a bound: the prediction itself may be too high
+        assert spent.words(spread, str) == (f"at least {spread.low}" if beyond == "above" else f"about {spread.value}")
         assert spread.between(str) == (f"{spread.low} or more" if beyond == "above" else f"{spread.low} to {spread.high}")
     (note,) = Job(MODEL, RECORD, workload).forecast(LAYOUT).notes
-    assert f"at batches from 896 to 1,152 only (nvfp4): at {batch:,} they are unknown" in note and note in note
+    assert f"at batches from 896 to 1,152 only (nvfp4): at {batch:,} they are unknown" in note and reason in note
 
 
 def test_a_run_through_stated_tokens_knows_its_length_at_any_batch() -> None:
@@ -250,3 +256,58 @@ def test_an_mfu_above_its_peak_is_reported_as_a_peak_that_is_too_low(monkeypatch
     monkeypatch.setattr("meshwright.predict.forecast.exact_prediction", lambda closed: replace(closed, mfu=np.array([3.951])))
     (note,) = PREDICTION.job.forecast(LAYOUT).notes
     assert note.startswith("an MFU of 395.1 % is impossible: the peak described for gb200 (")
+
+
+# 512 H100 through tokens: 100 hours without interruptions.
+LONG_JOB = Job("llama-3.1-70b", "dgx-h100-superpod", "pretrain-1t", gpus=512)
+LONG = replace(
+    predict(LONG_JOB, Layouts.of([LONG_JOB.layout("tp=8,pp=8,mbs=1")])),
+    time_to_train_s=np.array([100 * HOUR]),
+    interval=Interval(0.9, 1.2, "nothing", 0, "near"),
+)
+
+
+def test_a_long_run_carries_its_interruptions_and_pays_for_its_spares() -> None:
+    whole, ideal = outcome(LONG), outcome(LONG, terms=Terms(ideal=True))
+    failing = whole.interruptions
+    assert failing is not None and failing == expected_on(LONG_JOB.cluster) and failing.num_spares == 1
+    assert values(whole.time_to_train_s) == spread_of(100 * HOUR * (1 + failing.stalls) / failing.goodput)
+    assert whole.goodput == failing.goodput and whole.ideal_s == ideal.ideal_s == 100 * HOUR
+    assert values(whole.accelerator_hours) == spread_of((512 + 8) * 100 * failing.stretch)
+    assert whole.offer is not None
+    assert whole.offer.cost_usd.value == pytest.approx(520 * 100 * failing.stretch * whole.offer.price.usd_per_accelerator_hour)
+    assert (ideal.interruptions, ideal.goodput) == (None, None)
+    assert values(ideal.time_to_train_s) == spread_of(100 * HOUR)
+    assert values(ideal.accelerator_hours) == spread_of(51200)
+
+
+def test_a_long_run_draws_less_while_it_waits_and_its_spares_draw_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    # work and what is done again at half busy, the rest and one spare node of 65 waiting
+    monkeypatch.setattr("meshwright.predict.outcome.power_constants", lambda: CONSTANTS)
+    monkeypatch.setattr("meshwright.predict.outcome.busy_share", lambda *_: np.array([0.5]))
+    whole = outcome(LONG)
+    assert whole.interruptions is not None and whole.time_to_train_s is not None
+    trains = (whole.interruptions.work + whole.interruptions.lost) / (1 + whole.interruptions.stalls)
+    half_w, idle_w = (node_w(LONG_JOB.cluster, busy, CONSTANTS)[0] for busy in (0.5, 0.0))
+    watts_w = 64 * (trains * half_w + (1 - trains) * idle_w) + idle_w
+    assert values(whole.energy_j) == spread_of(whole.time_to_train_s.value * watts_w)
+    assert whole.busy == pytest.approx(0.5 * trains)
+
+
+def test_a_run_of_a_day_leaves_interruptions_out_and_says_so_where_one_is_expected() -> None:
+    day = replace(LONG, time_to_train_s=np.array([24 * HOUR]))
+    longer = replace(LONG, time_to_train_s=np.array([24 * HOUR + 1]))
+    assert outcome(day).interruptions is None and outcome(longer).interruptions is not None
+    assert interruptions_note(outcome(day), LONG_JOB.cluster, Terms()) == ""  # one every 99 h is expected
+    large = LONG_JOB.cluster.resized(8192)
+    note = interruptions_note(outcome(replace(day, job=LONG_JOB.on(large))), large, Terms())
+    assert note.startswith("interruptions are counted in runs of more than a day only: this one has to expect 3.9, and would take 25.")
+    assert interruptions_note(outcome(day), large, Terms(ideal=True)) == ""
+
+
+def test_a_machine_that_never_restarts_in_time_trains_nothing() -> None:
+    *inner, outer = LONG_JOB.cluster.tiers
+    grown = replace(LONG_JOB.cluster, tiers=(*inner, replace(outer, num_accelerators=10**8, num_installed=10**8)))
+    spent = outcome(replace(LONG, job=LONG_JOB.on(grown)))
+    assert spent.time_to_train_s is None and spent.ideal_s == 100 * HOUR
+    assert spent.unknown["time_to_train"].endswith("and a restart takes 9.483 min: no work gets done")

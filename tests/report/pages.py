@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from html.parser import HTMLParser
 
 from meshwright.report.page.markup import VOID
 
+LARGEST_BYTES = 1_000_000
+FETCHING = ("src", "href", "srcset", "data", "action", "poster", "xlink:href")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
@@ -40,3 +43,15 @@ class Elements(HTMLParser):
 
 def words(page: str) -> str:
     return " ".join(" ".join(Elements(page).text).split())
+
+
+def check_alone(page: str) -> None:
+    """One small well-formed file, no scripts, nothing fetched, no coordinate that is no number."""
+    assert len(page.encode()) < LARGEST_BYTES
+    elements = Elements(page).found
+    assert not {tag for tag, _ in elements} & {"script", "link", "iframe", "img", "object", "embed", "image", "use", "b_"}
+    assert not [key for _, attributes in elements for key in attributes if key in FETCHING or key.startswith("on")]
+    assert "url(" not in page and "@import" not in page
+    assert "nan" not in re.findall(r"[a-z]+", " ".join(v or "" for _, attributes in elements for v in attributes.values()))
+    ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
+    assert len(ids) == len(set(ids))

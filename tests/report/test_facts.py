@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.plan.plan import Plan, plan_bytes
-from meshwright.report.facts import facts_of_runs
+from meshwright.job import Job
+from meshwright.plan.plan import Plan, plan_bytes, plan_of
+from meshwright.report.facts import busy_note, facts_of_runs
 
 
 def facts(*folders: Path):
@@ -167,3 +168,11 @@ def test_a_plan_that_is_not_the_runs_own_is_reported_and_predicts_nothing(make_r
     (run,) = facts(folder)
     assert (run.plan, run.model, run.ledger.energy_j, run.ledger.price) == (None, "", None, None)
     assert any("plan.json is not the run's own plan" in note for note in run.notes)
+
+
+def test_steps_far_outside_the_interval_on_shared_cores_have_a_likely_cause() -> None:
+    plan = plan_of(Job("llama-2m", "this-machine", "python-stdlib", profile="none", gpus=1).forecast("dp=1,mbs=4", ignore_memory=True))
+    assert busy_note(plan, "measured", 1.4 * plan.high_s) == ""
+    text = busy_note(plan, "measured", 4 * plan.high_s)
+    assert f"{4 * plan.high_s / plan.step_s:.1f} times as long as predicted" in text and "other programs" in text
+    assert busy_note(plan, "simulated", 4 * plan.high_s) == "" == busy_note(None, "measured", 1.0)

@@ -89,6 +89,25 @@ def test_notes_and_evidence_are_reported_once() -> None:
     assert pairs(document, "answer")["time to train"][0].startswith("at least ")
 
 
+def test_a_long_run_says_what_its_goodput_is_made_of_and_what_it_would_be_without() -> None:
+    job = Job("llama-3.1-70b", "dgx-h100-superpod", "pretrain-1t", gpus=512)
+    forecast, ideal = (job.forecast("tp=8,pp=8,mbs=1", ideal=ideal) for ideal in (False, True))
+    answer, values = pairs(forecast_document(forecast), "answer"), forecast_document(forecast).to_json()
+    assert ideal.time_to_train is not None and ideal.goodput is None and "goodput" not in pairs(forecast_document(ideal), "answer")
+    expected = values["interrupted"]
+    assert answer["goodput"] == (
+        f"{100 * values['goodput']:.1f} %",
+        f"interrupted every {seconds(expected['between_s'])}, a checkpoint every {seconds(expected['interval_s'])}, "
+        "1 spare node paid for, failures as llama3",
+    )
+    assert values["ideal_time_to_train_s"] == ideal.time_to_train.value
+    assert values["time_to_train_s"] == pytest.approx(ideal.time_to_train.value * (1 + expected["stalls"]) / values["goodput"])
+    assert expected["num_interruptions"] == pytest.approx(values["time_to_train_s"] / expected["between_s"])
+    assert sum(expected["time_shares"].values()) == pytest.approx(1) and expected["time_shares"]["work"] == values["goodput"]
+    values_ideal = forecast_document(ideal).to_json()
+    assert (values_ideal["interrupted"], values_ideal["goodput"]) == (None, None)
+
+
 def test_what_is_unknown_comes_with_its_reason() -> None:
     endless = replace(load_workload("mlperf-llama31-405b"), convergence=None, evaluation=None)
     answer = pairs(forecast_document(replace(JOB, workload=endless).forecast(RECORD.layout)), "answer")

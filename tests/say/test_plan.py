@@ -91,7 +91,7 @@ def test_the_sentence_on_the_limit_has_the_shares_of_the_best(found: Planned, do
     best = found.forecast
     first = max(best.parts, key=lambda part: best.parts[part])
     limit = explain(best).limit
-    assert f"takes {best.share(first):.1%} of the step" in limit
+    assert f"takes {100 * best.share(first):.1f} % of the step" in limit
     assert any(isinstance(block, Text) and block.text.lower() == f"{limit}.".lower() for block in document.blocks)
 
 
@@ -114,7 +114,7 @@ def test_what_set_changed_is_compared_with_the_plan_without_it() -> None:
     (answer,) = [block for block in values.blocks if isinstance(block, Pairs)]
     (line,) = [row for row in answer.rows if row[0] == "without --set"]
     assert line[1] == seconds(compared.before.step_s)
-    assert line[2].startswith(f"{compared.forecast.step_s / compared.before.step_s - 1:,.1%} longer with it")
+    assert line[2].startswith(f"{100 * (compared.forecast.step_s / compared.before.step_s - 1):,.1f} % longer with it")
 
 
 def test_a_change_of_the_batch_is_compared_by_time_per_token() -> None:
@@ -128,7 +128,7 @@ def test_a_change_of_the_batch_is_compared_by_time_per_token() -> None:
     }
     (line,) = [row for block in said.blocks if isinstance(block, Pairs) for row in block.rows if row[0] == "without --set"]
     assert line[1] == f"{seconds(before.step_s)} for 32 x 2,048 tokens"
-    assert line[2].startswith(f"{1 - before.tokens_per_s / after.tokens_per_s:.1%} less time per token with it; ")
+    assert line[2].startswith(f"{100 * (1 - before.tokens_per_s / after.tokens_per_s):.1f} % less time per token with it; ")
 
 
 def test_where_the_layout_fixes_everything_nothing_is_called_open(found: Planned) -> None:

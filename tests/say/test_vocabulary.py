@@ -1,14 +1,12 @@
-"""The words of all `--json` outputs: one type, unit and meaning for each, and a published schema that has them."""
+"""The words of all `--json` outputs: one type, unit and meaning for each."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from meshwright.say.schema import DRAFT, output_schema, schema_text
 from meshwright.say.vocabulary import ANY, TYPES, problems, vocabulary
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "output.schema.json"
@@ -43,23 +41,6 @@ def test_every_word_is_used_and_every_key_of_a_shape_is_a_word():
     assert set(KNOWN.words) - used == set()
     named = {leaves(word.type) for word in KNOWN.words.values()}
     assert set(KNOWN.shapes) <= named | {"forecast", "simulated"}
-
-
-def test_the_published_schema_is_up_to_date():
-    assert PUBLISHED.read_text(encoding="utf-8") == schema_text(), "python -m meshwright.say.schema > docs/output.schema.json"
-
-
-def test_the_schema_names_every_kind_and_resolves_every_reference():
-    schema = output_schema()
-    assert schema["$schema"] == DRAFT
-    assert len(schema["oneOf"]) == len(KNOWN.kinds)
-    references = set(re.findall(r'"#/\$defs/([\w-]+)"', json.dumps(schema)))
-    assert references == set(schema["$defs"])
-    forecast = schema["$defs"]["forecast-document"]
-    assert forecast["properties"]["schema"]["const"] == "meshwright/forecast/1"
-    assert forecast["properties"]["step_s"] == {"description": "Predicted time of one step.", "unit": "s", "type": "number"}
-    assert forecast["properties"]["cost_usd"]["type"] == ["number", "null"]
-    assert "step_s" in forecast["required"]
 
 
 def test_a_key_that_nobody_knows_is_a_problem():

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from meshwright.cost.checkpoints import goodput
+from meshwright.describe.failures import Cause, Failures, failures
 from meshwright.errors import InputError
-from meshwright.simulator.campaign import Campaign, advised_interval_s, advised_spares, weeks
-from meshwright.simulator.failures import Cause, Failures, failures
+from meshwright.predict.goodput import advised_interval_s, advised_spares, interruptions
+from meshwright.simulator.campaign import Campaign, weeks
 from meshwright.units import DAY, HOUR
 
 LLAMA3 = failures("llama3")
@@ -53,6 +54,19 @@ def test_effective_time_is_what_renewal_theory_says():
     seen = weeks(campaign(spares=60), 0, 60, horizon_s=54 * DAY)
     expected = goodput(330.0, LLAMA3.checkpoint_s, LLAMA3.mean_time_between_s(16384), LLAMA3.detection_s + LLAMA3.restart_s)
     assert seen.goodput.mean() == pytest.approx(float(expected), abs=0.002)
+
+
+@pytest.mark.parametrize("size", [64, 512, 8192, 16384])
+@pytest.mark.parametrize("days", [14, 60])
+def test_the_closed_form_has_every_share_of_the_simulation(size, days):
+    expected = interruptions(LLAMA3, size, 8)
+    assert sum(expected.shares.values()) == pytest.approx(1)
+    seen = weeks(campaign(size=size, interval_s=expected.interval_s, spares=expected.num_spares), 0, 1000, days * DAY)
+    simulated = (seen.work_s, seen.lost_s, seen.checkpoint_s, seen.down_s, seen.waiting_s)
+    for share, seconds in zip(expected.shares.values(), simulated, strict=True):
+        drawn = seconds / seen.wall_s
+        in_chance = 4 * drawn.std() / math.sqrt(len(drawn))
+        assert share == pytest.approx(drawn.mean(), abs=in_chance + 0.02 / days)  # all nodes are there on the first day
 
 
 def reference(known: Failures, size: int, step_s: float, every: int, horizon_s: float, rng: np.random.Generator) -> float:
@@ -145,7 +159,11 @@ def test_the_same_seed_gives_the_same_weeks():
 
 @pytest.mark.parametrize(
     "changes, what",
-    [({"dead_nodes": 2049}, "2049 failed nodes of 2048"), ({"num_spares": -1}, "-1 spare nodes"), ({"interval_s": 0.0}, "every 0 s")],
+    [
+        ({"dead_nodes": 2049}, "failed_nodes is 2049, and the cluster has 2048 nodes"),
+        ({"num_spares": -1}, "spares is -1"),
+        ({"interval_s": 0.0}, "checkpoint_every is 0 s"),
+    ],
 )
 def test_a_campaign_that_cannot_be_is_refused(changes, what):
     with pytest.raises(InputError, match=what):
@@ -153,7 +171,7 @@ def test_a_campaign_that_cannot_be_is_refused(changes, what):
 
 
 def test_a_campaign_must_end():
-    with pytest.raises(InputError, match="without an end"):
+    with pytest.raises(InputError, match="has no end"):
         weeks(campaign(), 0, 1)
 
 

@@ -69,7 +69,7 @@ def test_hashed_flows_collide_and_more_ranks_collide_worse(racks, record):
     "fabric, what",
     [
         (lambda: Fabric(planes_lost=8), "8 planes, so 8 cannot be lost"),
-        (lambda: Fabric(planes_lost=1, nics_hit=257), "257 NICs of 256"),
+        (lambda: Fabric(planes_lost=1, nics_hit=257), "nics_hit is 257, and"),
         (lambda: Fabric(links_lost=1.0), "links_lost is 1"),
         (lambda: Fabric(neighbour=-0.1), "neighbour is -0.1"),
         (lambda: Fabric(routing="magic"), "no routing named 'magic'"),

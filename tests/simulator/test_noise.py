@@ -122,5 +122,5 @@ def test_the_share_of_long_steps_is_that_of_the_draws():
 def test_a_negative_constant_and_a_negative_factor_are_refused():
     with pytest.raises(InputError, match="jitter is -1"):
         Noise(**{f.name: 0.0 for f in fields(Noise)} | {"jitter": -1.0})
-    with pytest.raises(InputError, match="times"):
+    with pytest.raises(InputError, match="jitter is -1"):
         QUIET.scaled(-1.0)

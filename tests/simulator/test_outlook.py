@@ -7,16 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright.ledger.timeline import spans_of
-from meshwright.plan.plan import job_of
-from meshwright.record.run import read_run
-from meshwright.simulator.exposure import exposed_between_replicas
-from meshwright.simulator.failures import failures
+from meshwright.describe.failures import failures
 from meshwright.simulator.noise import QUIET
-from meshwright.simulator.outlook import SAMPLED_STEPS, campaign_of, finish, mean_step, outlook, sizes
+from meshwright.simulator.outlook import campaign_of, finish, mean_step, outlook, sizes
 from meshwright.simulator.planned_step import planned_step
 from meshwright.simulator.run import Conditions, run_plan
-from meshwright.simulator.weeks_record import write_weeks
+from meshwright.simulator.step import Slow
 from meshwright.units import DAY
 
 
@@ -25,8 +21,17 @@ def test_the_mean_of_a_sample_stands_for_many_steps(racks):
     conditions = Conditions(noise=replace(usual, stalls_per_hour=0.0, run_spread=0.0))
     mean = mean_step(racks, conditions, seed=1)
     many = run_plan(racks, conditions, 1500, seed=2).steps.step_s[1:]
-    assert mean.seconds == pytest.approx(np.mean(many), rel=0.002)
+    assert mean.seconds == pytest.approx(racks.step_s * np.mean(many) / np.median(many), rel=0.002)
     assert mean_step(racks, Conditions(noise=QUIET), 0).seconds == pytest.approx(racks.step_s, rel=1e-12)
+
+
+def test_the_noise_of_a_healthy_machine_is_in_the_prediction_and_more_of_it_adds_to_a_step(racks):
+    usual = mean_step(racks, Conditions(), 0)
+    assert usual.median_s == pytest.approx(racks.step_s, rel=1e-12) and racks.step_s < usual.seconds < 1.01 * racks.step_s
+    noisy = mean_step(racks, Conditions(jitter=4.0), 0)
+    slow = mean_step(racks, Conditions(slow=(Slow(rank=3, factor=1.3),)), 0)
+    assert usual.seconds < noisy.seconds < slow.seconds
+    assert sum(slow.parts_s.values()) == pytest.approx(slow.seconds, rel=1e-9)
 
 
 def test_a_date_and_an_amount_have_chances(racks):
@@ -47,24 +52,3 @@ def test_larger_machines_are_interrupted_more_and_do_less():
     assert [row.interruptions_per_day for row in rows] == sorted(row.interruptions_per_day for row in rows)
     assert [row.goodput for row in rows] == sorted((row.goodput for row in rows), reverse=True)
     assert all(row.interval_s == pytest.approx(row.daly_s, rel=0.01) for row in rows)
-
-
-def test_weeks_are_written_with_every_interruption(racks, tmp_path):
-    racks.write(tmp_path / "racks.json")
-    campaign = campaign_of(racks, failures("llama3"), 600.0, 2)
-    seen = outlook(racks, Conditions(), campaign, 4, 3, 54 * DAY)
-    sample = run_plan(racks, Conditions(), SAMPLED_STEPS + 1, 4)
-    run = read_run(write_weeks(seen, sample, tmp_path, "weeks", tmp_path / "racks.json"))
-    faults = [event for event in run.events if event.kind == "fault"]
-    assert len(faults) == seen.weeks.interruptions[0].sum() > 0
-    assert len(run.records) == SAMPLED_STEPS + 1
-    assert run.events[-1].kind == run.header.status == "finished" and not run.damage
-    assert spans_of(run)[-2].end_s == pytest.approx(
-        54 * DAY
-    )  # the last before the spares: its end is read as that of weeks that were stopped
-
-
-def test_the_exposed_time_has_an_interval_around_it(record):
-    mean = exposed_between_replicas(job_of(record), record.layout)
-    assert 0 < mean.low_s < mean.seconds < mean.high_s
-    assert mean.seconds == pytest.approx(record.parts_s["exposed_dp"], rel=1e-9)

@@ -16,7 +16,6 @@ from meshwright.layout import parse_layout
 from meshwright.plan.plan import Plan, plan_of
 from meshwright.predict.software import on_profile, software
 from meshwright.record.entries import PARTS
-from meshwright.simulator.exposure import exposed_between_replicas
 from meshwright.simulator.planned_step import check_plan, planned_step
 from meshwright.simulator.step import simulate, undisturbed
 
@@ -61,12 +60,6 @@ def test_without_noise_a_step_is_the_predicted_one(name: str, text: str) -> None
 def test_on_shared_cores_hidden_traffic_takes_its_time_from_compute() -> None:
     assert planned_step(planned("cores", "tp=2,pp=2,dp=2")).traffic.contention == 1.0
     assert planned_step(planned("a_card", "tp=2,pp=2,dp=2,recompute=full")).traffic.contention < 1.0
-
-
-def test_exposed_time_by_a_profile_is_as_sure_as_the_profile() -> None:
-    forecast = planned_step(planned("cores", "dp=8")).forecast
-    exposed = exposed_between_replicas(forecast.job, forecast.layout)
-    assert (exposed.low_s, exposed.seconds, exposed.high_s) == pytest.approx((0.8 * 16e-3, 16e-3, 1.2 * 16e-3))
 
 
 def test_a_plan_that_lost_its_profile_is_refused() -> None:

@@ -79,7 +79,7 @@ def test_events_tell_of_evaluations_and_stalls(record, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "slow, what", [(Slow(rank=256, factor=1.3), "no rank 256 among 256"), (Slow(rank=0, factor=0.5), "0.5 times as slow")]
+    "slow, what", [(Slow(rank=256, factor=1.3), "no rank 256: the plan has 256"), (Slow(rank=0, factor=0.5), "0.5 times as slow")]
 )
 def test_slow_ranks_that_cannot_be_are_refused(racks, slow, what):
     with pytest.raises(InputError, match=what):

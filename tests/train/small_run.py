@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -205,6 +206,22 @@ def _command(
 def train(folder: Path, *arguments: str | Path, before: Callable[..., None] | None = None, with_: tuple[Any, ...] = ()) -> Command:
     """Start `meshwright train` in `folder`."""
     return start(folder, ["train", *arguments], before=before, with_=with_)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def launched(
+    folder: Path, rank: int, port: int, *arguments: str | Path, environment: Mapping[str, str] | None = None, **fault: Any
+) -> Command:
+    """One of two ranks, as torchrun starts them."""
+    given = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **(environment or {})}
+    where = ("--runs", str(folder / "runs"), "--name", "a", "--rendezvous-timeout", "2")
+    return start(folder / str(rank), ["train", *where, *arguments], environment=given, **fault)
 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:

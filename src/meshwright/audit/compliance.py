@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from meshwright.record.mllog import Log, complaints
+from meshwright.record.mllog_lines import UNPACK, WIDE
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 OWN_RULES = Path(__file__).parents[1] / "train" / "benchmark"  # of meshwright's own benchmark, by its name
@@ -51,6 +52,8 @@ def _refusal(log: Log) -> str:
     """Why the checker may not see this log: it opens the rules by names that the log gives, so those must be plain words."""
     if find_spec("mlperf_logging") is None:
         return 'the package mlperf-logging is not installed: pip install "meshwright[train]"'
+    if not _is_plain(Path(log.path)):
+        return "the checker reads one run from a plain file: unpack or split this one"
     for key in ("submission_benchmark", "submission_division"):
         values = [event.value for event in log.events if event.key == key]
         if not values:
@@ -58,6 +61,14 @@ def _refusal(log: Log) -> str:
         if not all(isinstance(value, str) and _WORD.fullmatch(value) for value in values):
             return f"{key} is not a plain word"
     return ""
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether a log is a file of its own that is not packed."""
+    if not path.is_file():  # a run of several in a file
+        return False
+    with path.open("rb") as file:
+        return not file.read(8).startswith((*UNPACK, *WIDE))
 
 
 def _word(log: Log, key: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.audit.checks import (
     compute,
@@ -20,6 +20,7 @@ from meshwright.audit.checks import (
     variation,
 )
 from meshwright.audit.claim import Claim
+from meshwright.audit.own_forecast import OwnForecast, own_forecast
 from meshwright.audit.verdict import Statement, severity
 from meshwright.describe.form import located
 from meshwright.errors import InputError
@@ -52,6 +53,7 @@ class Judgement:
 
     claim: Claim
     statements: tuple[Statement, ...]  # the worst first
+    forecast: OwnForecast | None = None  # None: not asked for
 
     @property
     def verdict(self) -> str:
@@ -62,6 +64,11 @@ class Judgement:
     def why(self) -> str:
         """The reason of the worst statement."""
         return self.statements[0].why
+
+
+def with_forecast(judgement: Judgement) -> Judgement:
+    """The same with meshwright's own forecast of the claimed run beside it, which changes no verdict."""
+    return replace(judgement, forecast=own_forecast(judgement.claim))
 
 
 def judge(claim: Claim) -> Judgement:

@@ -15,10 +15,11 @@ from meshwright.audit.compare import Comparison, comparisons
 from meshwright.audit.compliance import FAILED, NOT_RUN, PASSED, Compliance
 from meshwright.audit.figures import figure, percent
 from meshwright.audit.printable import escaped, one_line
-from meshwright.audit.runs import LoggedRun
+from meshwright.audit.runs import WHOLE, LoggedRun
 from meshwright.audit.score import LoggedSubmission
 from meshwright.audit.submissions import Submission, noise, submissions
-from meshwright.record.mllog import StepTimes
+from meshwright.record.mllog import WITH_EVALUATION
+from meshwright.record.step_times import StepTimes
 from meshwright.say.document import Block, Document, Table, Text
 from meshwright.units import MINUTE
 
@@ -33,6 +34,7 @@ STEP_COLUMNS = (
     "worst [s]>",
     "at step>",
     "first [s]>",
+    "after a start [s]>",
     "drift [%]>",
     "read from",
 )
@@ -51,6 +53,7 @@ UNKNOWN_WORDS = {
 }
 MOST_COMPLAINTS = 5
 NOTABLE_SPREAD = 0.01  # between runs
+LEAST_OF_REFERENCE, MOST_OF_REFERENCE = 0.5, 4.0  # samples over the reference's: no submission is outside
 
 
 def title(one: LoggedSubmission) -> str:
@@ -79,8 +82,8 @@ def _run_row(run: LoggedRun, compliance: Compliance | None) -> tuple[str, ...]:
         _number(run.num_steps, ",.0f"),
         _number(run.num_evaluations, "d"),
         _number(100 * run.evaluation_s / ttt_s if ttt_s and run.evaluation_s is not None else None, ".1f"),
-        _number(run.quality, ".4g"),
-        _number(run.target, ".4g"),
+        _number(run.quality, ".5g"),
+        _number(run.target, ".5g"),
         _compliance_words(compliance),
     )
 
@@ -93,7 +96,8 @@ def step_rows(one: LoggedSubmission) -> list[tuple[str, ...]]:
 def _step_row(path: str, steps: StepTimes) -> tuple[str, ...]:
     at, worst_s = steps.worst
     spreads = (f"{steps.robust_std_pct:.3f}", f"{steps.std_pct:.3f}", f"{steps.p99_over_p50:.4f}")
-    rest = (f"{worst_s:.4g}", str(at), _number(steps.first_median_s, ".4g"), f"{steps.drift_pct:+.3f}", steps.method)
+    firsts = _number(steps.first_step_s, ".4g"), _number(steps.first_median_s, ".4g")
+    rest = (f"{worst_s:.4g}", str(at), *firsts, f"{steps.drift_pct:+.3f}", steps.method)
     return Path(path).name, f"{steps.median_s:.5g}", *spreads, *rest
 
 
@@ -108,6 +112,7 @@ def _findings(one: LoggedSubmission) -> Iterator[str]:
     yield from _comparison(one)
     yield from _unscored(one)
     yield from _complaints(one)
+    yield from _unusual(one)
     row = one.on_record
     if row is not None:
         platform = _platform(one, row)
@@ -116,10 +121,15 @@ def _findings(one: LoggedSubmission) -> Iterator[str]:
 
 def _platform(one: LoggedSubmission, row: Submission) -> str:
     """What the logs call the machine, where that is not the accelerator on record."""
-    names = {str(event.value) for run in one.runs if run.log and (event := run.log.first("submission_platform"))}
-    words = {word for name in names for word in re.split(r"[^a-z0-9]+", name.lower())}
-    others = words & {submission.accelerator.lower() for submission in submissions()} - {row.accelerator.lower()}
-    return f"; but the logs name {', '.join(sorted(names))}" if others else ""
+    platforms = {str(event.value) for run in one.runs if run.log and (event := run.log.first("submission_platform"))}
+    recorded, named = _letters(row.accelerator), "".join(map(_letters, platforms))
+    known = {_letters(submission.accelerator) for submission in submissions()}
+    others = [name for name in known if name in named and name not in recorded and recorded not in named]
+    return f"; but the logs name {', '.join(sorted(platforms))}" if others else ""
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
 def _problems(one: LoggedSubmission) -> Iterator[str]:
@@ -133,10 +143,33 @@ def _problems(one: LoggedSubmission) -> Iterator[str]:
         if run.is_whole and run.reached is False:
             ends = "an evaluation that is no number" if run.quality is None else f"{run.quality:.4g}"
             yield f"{Path(run.path).name} ends at {ends}, and the target is {_number(run.target, '.4g')}"
+        yield from _doubts(run)
         if (run.is_whole or (run.log and run.log.damaged)) and run.no_steps:
             yield f"{Path(run.path).name} gives no step times: {run.no_steps}"
         others = [flaw for flaw in run.flaws if flaw.line != run.line]
         yield from (f"{Path(run.path).name}, line {flaw.line:,}: {flaw.what}" for flaw in others[:MOST_COMPLAINTS])
+
+
+def _doubts(run: LoggedRun) -> Iterator[str]:
+    """What a log that was read does not say."""
+    if run.evaluations and not run.are_evaluations_timed and "evaluations" not in run.unknown:
+        within = "the step times hold them too" if run.steps and run.steps.method == WITH_EVALUATION else _outside(run)
+        yield f"{Path(run.path).name} does not say when its evaluations begin (no eval_start): {within}"
+
+
+def _unusual(one: LoggedSubmission) -> Iterator[str]:
+    """Samples that no submission comes near: more often a counter that is misread than a run."""
+    for run in one.runs:
+        ratio = run.of_reference
+        if ratio is not None and run.state == WHOLE and not LEAST_OF_REFERENCE < ratio < MOST_OF_REFERENCE:
+            counts = f"{figure(ratio)} times the samples that MLPerf's reference needs at this batch"
+            yield f"{Path(run.path).name} trained on {run.samples:,.0f} samples, {counts}: its counter may not count samples"
+
+
+def _outside(run: LoggedRun) -> str:
+    if run.stepping_s is None or run.time_to_train_s is None:
+        return "their time is not known"
+    return f"the time outside steps, {percent(1 - run.stepping_s / run.time_to_train_s)}, is theirs and the rest's"
 
 
 def _score(one: LoggedSubmission) -> Iterator[str]:
@@ -333,6 +366,7 @@ def _step_values(steps: StepTimes) -> dict[str, Any]:
         "p99_over_p50": steps.p99_over_p50,
         "worst_step_s": worst_s,
         "worst_step": at,
+        "first_step_s": steps.first_step_s,
         "first_median_s": steps.first_median_s,
         "drift_pct": steps.drift_pct,
     }

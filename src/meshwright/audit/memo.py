@@ -8,9 +8,11 @@ from typing import Any
 
 from meshwright.audit.claim import Claim
 from meshwright.audit.judge import Judgement
+from meshwright.audit.own_forecast import Compared, OwnForecast
 from meshwright.audit.printable import escaped, one_line
 from meshwright.audit.verdict import MEANING, Statement
-from meshwright.say.document import Block, Document, Finding, Table, Text
+from meshwright.say.document import Block, Document, Finding, Note, Table, Text
+from meshwright.say.forecast import forecast_values
 
 
 def claims_document(judgements: Sequence[Judgement]) -> Document:
@@ -28,6 +30,26 @@ def _blocks(judgement: Judgement) -> Iterator[Block]:
             yield Text(f"{name}: {one_line(value)}")
     for one in judgement.statements:
         yield Finding(one.verdict, one.about, one_line(one.why), tuple(map(one_line, one.arithmetic)))
+    yield from _forecast_blocks(judgement.forecast)
+
+
+FORECAST_COLUMNS = ("meshwright's own forecast", "claimed>", "forecast>", "80 % interval>", "the claim is")
+
+
+def _forecast_blocks(own: OwnForecast | None) -> Iterator[Block]:
+    if own is None:
+        return
+    if own.forecast is None:
+        yield Text(one_line(f"no forecast of meshwright's own: {own.missing}"))
+        return
+    yield Table("", FORECAST_COLUMNS, _forecast_rows(own))
+    yield Text(one_line(f"forecast of {own.made_for}"))
+    yield from (Text(one_line(f"assumed: {line}")) for line in own.assumed)
+    yield from (Note(one_line(note)) for note in own.forecast.notes)
+
+
+def _forecast_rows(own: OwnForecast) -> tuple[tuple[str, ...], ...]:
+    return tuple((one.quantity, one.shown(one.claimed.value), one.shown(one.value), one.interval, one.words) for one in own.compared)
 
 
 def _expected(judgement: Judgement) -> str:
@@ -45,6 +67,32 @@ def judgement_values(judgement: Judgement) -> dict[str, Any]:
         "where": claim.where,
         "expected_verdict": claim.expected or None,
         "statements": [_statement(statement) for statement in judgement.statements],
+        "own_forecast": _forecast_values(judgement.forecast),
+    }
+
+
+def _forecast_values(own: OwnForecast | None) -> dict[str, Any] | None:
+    if own is None:
+        return None
+    return {
+        "missing": own.missing or None,
+        "compared": [_compared_values(one) for one in own.compared],
+        "is_layout_stated": own.is_layout_stated,
+        "assumptions": list(own.assumed),
+        "best_forecast": forecast_values(own.forecast) if own.forecast else None,
+    }
+
+
+def _compared_values(one: Compared) -> dict[str, Any]:
+    return {
+        "quantity": one.quantity,
+        "unit": one.unit,
+        "claimed_value": one.claimed.value / one.scale,
+        "forecast_value": one.value / one.scale,
+        "forecast_low": one.low / one.scale,
+        "forecast_high": one.high / one.scale,
+        "lies": one.lies,
+        "beyond_ratio": one.beyond,
     }
 
 
@@ -91,3 +139,19 @@ def _lines(judgement: Judgement) -> Iterator[str]:
         yield f"{escaped(one.about)}:"
         yield ""
         yield from (f"- {escaped(line)}" for line in one.arithmetic)
+    yield from _forecast_lines(judgement.forecast)
+
+
+def _forecast_lines(own: OwnForecast | None) -> Iterator[str]:
+    if own is None:
+        return
+    yield from ("", "## meshwright's own forecast", "")
+    if own.forecast is None:
+        yield f"None: {escaped(own.missing)}."
+        return
+    yield "| " + " | ".join(("quantity", *(column.removesuffix(">") for column in FORECAST_COLUMNS[1:]))) + " |"
+    yield "| --- | ---: | ---: | ---: | --- |"
+    yield from ("| " + " | ".join(map(escaped, row)) + " |" for row in _forecast_rows(own))
+    yield from ("", f"Forecast of {escaped(own.made_for)}.", "")
+    yield from (f"- assumed: {escaped(line)}" for line in own.assumed)
+    yield from (f"- note: {escaped(note)}" for note in own.forecast.notes)

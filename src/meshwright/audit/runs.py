@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from meshwright.audit.flaws import Flaw, flaws
-from meshwright.audit.rules import benchmarks
+from meshwright.audit.rules import Benchmark, benchmarks
 from meshwright.errors import InputError
-from meshwright.record.mllog import (
-    MARKER,
-    DamagedLine,
-    DamagedLog,
-    Log,
-    LoggedEvaluation,
-    StepTimes,
-    UnreadableLog,
-    salvage_log,
-    step_times,
-)
+from meshwright.record.mllog import TIMERS, WITH_EVALUATION, Log, LoggedEvaluation, salvage_logs, step_times, stretches
+from meshwright.record.mllog_lines import EVALUATION, MARKER, DamagedLine, DamagedLog, UnreadableLog
+from meshwright.record.step_times import StepTimes
 
 WHOLE, ABORTED, TRUNCATED, DAMAGED = "whole", "aborted", "truncated", "damaged"
-PACKED = {b"\x1f\x8b": "gzip", b"PK": "zip", b"(\xb5/\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zX": "xz"}
-EVALUATION = ("eval_start", "eval_accuracy", "eval_stop")
+PACKED = {b"PK": "zip", b"(\xb5/\xfd": "zstd"}
 COUNTING = ("global_batch_size", "max_sequence_length")  # without them nobody knows what a log's counter counts
+CLOCKS = 2e-3  # of the run's time: timers and the log's clock are read a moment apart
 WARM_UP = "warmup_time"  # of a tracked_stats line: seconds of untimed steps before the clock starts
 
 
@@ -76,26 +68,54 @@ class LoggedRun:
         return None if "evaluations" in self.unknown else len(self.evaluations)
 
     @property
+    def are_evaluations_timed(self) -> bool:
+        """Whether the log says when its evaluations began."""
+        return all(one.seconds is not None for one in self.evaluations)
+
+    @property
     def evaluation_s(self) -> float | None:
-        """Seconds of all evaluations; None where a damaged line may be of one."""
-        return None if "evaluations" in self.unknown else sum(one.seconds for one in self.evaluations)
+        """Seconds of all evaluations; None where the log does not time them, or a damaged line may be of one."""
+        if "evaluations" in self.unknown or not self.are_evaluations_timed:
+            return None
+        return sum(one.seconds or 0.0 for one in self.evaluations)
 
     @property
     def stepping_s(self) -> float | None:
-        """Seconds of all steps, those that were not timed taken as the median."""
-        if self.steps is None or self.num_steps is None:
+        """Seconds of all steps, those that were not timed taken as the others; None where nothing tells them from evaluations."""
+        if self.steps is None or self.num_steps is None or self.log is None or self.steps.method == WITH_EVALUATION:
             return None
-        timed_s, num_timed = float(self.steps.seconds.sum()), len(self.steps.seconds)
-        if self.num_steps >= num_timed and self.steps.method.startswith("timer"):
-            return timed_s + (self.num_steps - num_timed) * self.steps.median_s
-        return self.num_steps * timed_s / num_timed
+        if self.steps.method == TIMERS:
+            missing = self.num_steps - len(self.steps.seconds)
+            return float(self.steps.seconds.sum()) + max(missing, 0.0) * self.steps.median_s
+        trained = [one for one in stretches(self.log) if not one.is_with_evaluation]
+        if trained and sum(one.num_steps for one in trained) == self.num_steps:
+            return sum(one.seconds for one in trained)
+        return self.num_steps * self.steps.mean_s
 
     @property
     def rest_s(self) -> float | None:
-        """Seconds of the clock in neither steps nor evaluations; below 0 where an evaluation is timed within a block."""
+        """Seconds of the clock in neither steps nor evaluations; None where one of them is not known, or they exceed the run."""
+        left_s = self._left_s()
+        return None if left_s is None or self.is_overfull else max(left_s, 0.0)
+
+    @property
+    def is_overfull(self) -> bool:
+        """Whether steps and evaluations together take longer than the run, which cannot be: something is misread, or not true."""
+        left_s = self._left_s()
+        return left_s is not None and self.time_to_train_s is not None and left_s < -CLOCKS * self.time_to_train_s
+
+    def _left_s(self) -> float | None:
         if self.time_to_train_s is None or self.stepping_s is None or self.evaluation_s is None:
             return None
         return self.time_to_train_s - self.stepping_s - self.evaluation_s
+
+    @property
+    def of_reference(self) -> float | None:
+        """Samples over those that MLPerf's reference needs at this batch; None where either is not known."""
+        rules = _rules(self.log) if self.log else None
+        if rules is None or not rules.reference or not self.samples or not self.num_steps:
+            return None
+        return self.samples / rules.reference_samples(round(self.samples / self.num_steps))
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -118,15 +138,27 @@ class _Parts:
 
 
 def read_run(path: str | Path) -> LoggedRun:
-    """The log at `path`; a damaged or truncated one is a state, and only a file that cannot be opened an error."""
+    """The log at `path`, which holds one run; a damaged or truncated one is a state, and only a file that cannot be opened an error."""
+    found = read_runs(path)
+    if len(found) > 1:
+        raise InputError(f"the file holds {len(found)} runs", where=str(path), fix="give a log of one run")
+    return found[0]
+
+
+def read_runs(path: str | Path) -> list[LoggedRun]:
+    """The same of each run that a file holds, one after another; nearly always one."""
     try:
-        log = salvage_log(path)
+        logs = salvage_logs(path)
     except DamagedLog as error:
-        return LoggedRun(path=str(path), state=DAMAGED, line=error.line, problem=error.what)
+        return [LoggedRun(path=str(path), state=DAMAGED, line=error.line, problem=error.what)]
     except UnreadableLog:
         raise
     except InputError as error:
-        return LoggedRun(path=str(path), state=DAMAGED, line=1, problem=error.what + _kind(Path(path)))
+        return [LoggedRun(path=str(path), state=DAMAGED, line=1, problem=error.what + _kind(Path(path)))]
+    return [_run(log) for log in logs]
+
+
+def _run(log: Log) -> LoggedRun:
     parts = _parts(log)
     unknown = _unknown(log)
     known = {name: value for name, value in parts.values.items() if name not in unknown or name == "evaluations"}
@@ -134,7 +166,16 @@ def read_run(path: str | Path) -> LoggedRun:
         known["no_steps"] = "a line that cannot be read may say how large a step is"
     found = flaws(log)
     state, line, problem = _state(log, found, parts.missing)
-    return LoggedRun(path=str(path), state=state, line=line, problem=problem, log=log, flaws=found, unknown=unknown, **known)
+    run = LoggedRun(path=log.path, state=state, line=line, problem=problem, log=log, flaws=found, unknown=unknown, **known)
+    return _overfull(run) if run.is_whole and run.is_overfull else run
+
+
+def _overfull(run: LoggedRun) -> LoggedRun:
+    """The same as damaged: no such run can have been."""
+    assert run.log is not None
+    within = f"its steps ({run.stepping_s:,.1f} s) and evaluations ({run.evaluation_s:,.1f} s)"
+    problem = f"{within} take longer than the run ({run.time_to_train_s:,.1f} s)"
+    return replace(run, state=DAMAGED, line=run.log.required("run_stop").line, problem=problem)
 
 
 def _kind(path: Path) -> str:
@@ -236,6 +277,10 @@ def _warm_up_s(log: Log) -> float | None:
 
 def _target(log: Log) -> float | None:
     """What the log says, or else the rules."""
-    name = log.first("submission_benchmark")
-    rules = benchmarks().get(str(name.value)) if name else None
+    rules = _rules(log)
     return log.target if log.target is not None else rules.target if rules else None
+
+
+def _rules(log: Log) -> Benchmark | None:
+    name = log.first("submission_benchmark")
+    return benchmarks().get(str(name.value)) if name else None

@@ -13,7 +13,7 @@ import numpy as np
 from meshwright.audit.compliance import Compliance
 from meshwright.audit.compliance import check as check_compliance
 from meshwright.audit.rules import NUM_DROPPED, Benchmark, benchmarks, round_of_date
-from meshwright.audit.runs import WHOLE, LoggedRun, read_run
+from meshwright.audit.runs import WHOLE, LoggedRun, read_runs
 from meshwright.audit.submissions import Submission, find
 from meshwright.errors import InputError
 from meshwright.files import read_text
@@ -21,6 +21,7 @@ from meshwright.units import MINUTE
 
 SCALING = "scaling.json"  # beside the logs of a submission that converged sooner than the reference
 PER_RUN = ("seed", "submission_entry", "data_seed")  # settings that may differ between the runs of a submission
+PACKED_ENDINGS = (".gz", ".bz2", ".xz")
 ON_RECORD = 0.03  # a row of our table is this submission's where their times differ by less
 
 
@@ -86,11 +87,16 @@ def log_files(paths: Iterable[str | Path]) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        inside = sorted(path.glob("result_*.txt"), key=_number) or sorted([*path.glob("*.txt"), *path.glob("*.log")])
+        inside = sorted(_with_packed(path, "result_*.txt"), key=_number) or sorted(_with_packed(path, "*.txt", "*.log"))
         if not inside:
             raise InputError("no log in the folder", where=str(path), fix="give a folder with result_*.txt, or the logs themselves")
         found += inside
     return list(dict.fromkeys(found))
+
+
+def _with_packed(folder: Path, *patterns: str) -> list[Path]:
+    """The files of those names, and of those names with a packer's ending."""
+    return [path for pattern in patterns for ending in ("", *PACKED_ENDINGS) for path in folder.glob(pattern + ending)]
 
 
 def _number(path: Path) -> tuple[int, str]:
@@ -103,8 +109,7 @@ def read_submissions(paths: Iterable[str | Path], round: str = "", *, with_compl
     """The logs as submissions: those of one folder and one benchmark are one submission's."""
     groups: dict[tuple[str, str], list[LoggedRun]] = {}
     unread: dict[str, list[LoggedRun]] = {}
-    for path in log_files(paths):
-        run = read_run(path)
+    for path, run in [(file, run) for file in log_files(paths) for run in read_runs(file)]:
         name = run.log.first("submission_benchmark") if run.log else None
         if name is None:
             unread.setdefault(str(path.parent), []).append(run)
@@ -181,7 +186,9 @@ def _scaling(folder: Path) -> float:
             f"no scaling_factor can be read: {error}", where=str(path), fix="use the file as MLPerf's checker wrote it"
         ) from None
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
-        raise InputError(f"scaling_factor is {factor!r}, not a positive number", where=str(path))
+        raise InputError(
+            f"scaling_factor is {factor!r}, not a positive number", where=str(path), fix="use the file as MLPerf's checker wrote it"
+        )
     return float(factor)
 
 

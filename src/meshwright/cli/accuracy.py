@@ -30,8 +30,10 @@ def accuracy(
     from meshwright.cli.show import show
     from meshwright.evidence.accuracy import headline
     from meshwright.evidence.accuracy_page import write_page
+    from meshwright.files import check_ending
     from meshwright.say.fitting import accuracy_document
 
+    check_ending(out, "the page", ".md")
     need_extra()
     need_folder(out.parent)
     with progress() as step:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from meshwright.audit.judge import Judgement
 
 BASELINE = "baseline_"  # options that begin with this are keys of the baseline
-NOT_KEYS = ("files", "set_keys", "fail_on", "examples", "as_markdown", "as_json")
+NOT_KEYS = ("files", "set_keys", "fail_on", "forecast", "html", "examples", "as_markdown", "as_json")
 RENAMED = {
     "round_name": "round",
     "cost": "cost_usd",
@@ -88,6 +88,12 @@ def claim(
     fail_on: Annotated[
         str | None, typer.Option(metavar="VERDICT", help="Exit with status 1 if a verdict is this or worse: misleading, ...")
     ] = None,
+    forecast: Annotated[
+        bool, typer.Option("--forecast/--no-forecast", help="Whether to forecast the claimed run, which takes some seconds.")
+    ] = True,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a memo as a page that can be forwarded.", show_default=False)
+    ] = None,
     examples: Annotated[bool, typer.Option("--examples", help="List the example claims in the repository, and exit.")] = False,
     as_markdown: AsMarkdown = False,
     as_json: AsJson = False,
@@ -98,25 +104,32 @@ def claim(
 
     Examples:
 
-      meshwright audit claim examples/claims/gpt3-in-10-minutes.toml --markdown
+      meshwright audit claim examples/claims/gpt3-in-10-minutes.toml --html memo.html
 
       meshwright audit claim --benchmark gpt3 --accelerator h100 --gpus 1024 --minutes 9.87 --json
     """
+    from meshwright.cli.show import check_format, show
+
+    check_format(as_json=as_json, as_markdown=as_markdown)
     if examples:
         _show_examples(as_json=as_json)
         return
     from meshwright.audit import memo
     from meshwright.audit.claim import changed
+    from meshwright.audit.claim_memo import claim_memo
+    from meshwright.audit.judge import with_forecast
     from meshwright.audit.verdict import severity
-    from meshwright.cli.show import show
+    from meshwright.cli.audit_page import with_page
 
     least = severity(fail_on) if fail_on else None
     changes = changed(_changes(context.params), _set(set_keys or []))
     judgements = [_judged(path, changes) for path in files] if files else [_judged_flags(changes)]
-    if as_markdown and not as_json:
+    judgements = [with_forecast(judgement) for judgement in judgements] if forecast else judgements
+    document = with_page(memo.claims_document(judgements), html, [claim_memo(judgement) for judgement in judgements] if html else ())
+    if as_markdown:
         print("\n".join(memo.as_markdown(judgement) for judgement in judgements), end="")
     else:
-        show(memo.claims_document(judgements), as_json=as_json)
+        show(document, as_json=as_json)
     if least is not None and any(severity(judgement.verdict) >= least for judgement in judgements):
         raise typer.Exit(1)
 

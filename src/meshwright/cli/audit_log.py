@@ -20,6 +20,9 @@ def log(
         typer.Option("--round", metavar="ROUND", help="Round of MLPerf Training (v5.1); default: by the log's date.", show_default=False),
     ] = None,
     compliance: Annotated[bool, typer.Option("--compliance/--no-compliance", help="Whether to run MLPerf's compliance checker.")] = True,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a memo as a page that can be forwarded.", show_default=False)
+    ] = None,
     as_markdown: AsMarkdown = False,
     as_json: AsJson = False,
 ) -> None:
@@ -29,22 +32,26 @@ def log(
 
     Examples:
 
-      meshwright audit log result_0.txt result_1.txt
+      meshwright audit log result_0.txt result_1.txt --html memo.html
 
       meshwright audit log results/gb200/llama31_405b --round v5.1 --json
     """
     from meshwright.audit import log_memo
+    from meshwright.audit.log_page import log_memos
     from meshwright.audit.printable import escaped
     from meshwright.audit.rules import round_named
     from meshwright.audit.score import read_submissions
-    from meshwright.cli.show import show
+    from meshwright.cli.audit_page import with_page
+    from meshwright.cli.show import check_format, show
 
+    check_format(as_json=as_json, as_markdown=as_markdown)
     found = read_submissions(files, round_named(round_name) if round_name else "", with_compliance=compliance)
-    if as_markdown and not as_json:
+    document = with_page(log_memo.logs_document(found), html, log_memos(found) if html else ())
+    if as_markdown:
         lines = [f"- {escaped(line)}\n" for line in log_memo.comparison_lines(found)]
         print("\n".join([*map(log_memo.as_markdown, found), *lines]), end="")
     else:
-        show(log_memo.logs_document(found), as_json=as_json)
+        show(document, as_json=as_json)
     if not _are_whole(found):
         raise typer.Exit(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -45,9 +46,11 @@ def calibrate(
     from meshwright.cli.show import show
     from meshwright.evidence.calibrate import calibrate as calibrated
     from meshwright.evidence.calibrate import described, observe
+    from meshwright.files import check_ending
     from meshwright.layout import read_choices
     from meshwright.say.calibration import calibration_document
 
+    check_ending(out, "the profile", ".json")
     read_choices(layout)  # reports a typing error before any log is read
     observed = observe(logs)
     run = described(
@@ -56,5 +59,5 @@ def calibrate(
     result = calibrated(observed, run, release, name)
     if out:
         result.write(out)
-    question = f"{model or run.job.model.name} {cluster} {workload or run.job.workload.name} --layout {layout}"
+    question = shlex.join([model or run.job.model.name, cluster, workload or run.job.workload.name, "--layout", layout])
     show(calibration_document(result, question, out), as_json=as_json)

@@ -1,15 +1,92 @@
-"""Help texts: a command's docstring, with its examples kept on lines of their own."""
+"""Help texts: a command's docstring, its arguments and options by the names that users write, and its examples."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 EXAMPLES = "Examples:"
 UNWRAPPED = "\b"  # click does not re-wrap a paragraph that begins with this character
+NO_LIMIT = 2**60  # a maximum of this or more is that of the computer, not one that a user could reach
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help shows what a user writes (`PLAN`, `RUN...`, `--steps N`): left to itself, typer shows types of Python."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words after the command's name."""
+        usage = [_usage(one) for one in self.params if not is_option(one)]
+        return ["[OPTIONS]", *usage]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options, each with what it is."""
+        records = [(is_option(one), (_left(one), _right(one))) for one in self.get_params(ctx)]
+        for title, wanted in (("Arguments", False), ("Options", True)):
+            rows = [row for option, row in records if option is wanted]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+def is_option(parameter: Any) -> bool:
+    """Whether a parameter is an option, not an argument by its place."""
+    return str(parameter.opts[0]).startswith("-")
+
+
+def name_of(parameter: Any) -> str:
+    """An option by its first name, an argument by the word that stands for it."""
+    first = str(parameter.opts[0])
+    return first if is_option(parameter) else str(parameter.metavar or first.upper())
+
+
+def limits_of(parameter: Any, largest: float = math.inf) -> str:
+    """The range of a number in words: `1 to 500`, `at least 1`; "" where it has none. A maximum of `largest` or more is left out."""
+    least, most = (getattr(parameter, end, None) for end in ("min", "max"))
+    if least is None and most is None:  # an older typer has them in the type
+        least, most = (getattr(getattr(parameter, "type", None), end, None) for end in ("min", "max"))
+    if most is not None and most >= largest:
+        most = None
+    if least is not None and most is not None:
+        return f"{least:,g} to {most:,g}" if most < 1e6 else f"{least:,} to {most:,}"
+    return f"at least {least:,g}" if least is not None else f"at most {most:,}" if most is not None else ""
+
+
+def _usage(parameter: Any) -> str:
+    word = name_of(parameter) if parameter.required else f"[{name_of(parameter)}]"
+    return f"{word}..." if parameter.nargs == -1 else word
+
+
+def _left(parameter: Any) -> str:
+    """What to write: `RUN...`, `--steps N`, `--save / --no-save`."""
+    if not is_option(parameter):
+        return f"{name_of(parameter)}..." if parameter.nargs == -1 else name_of(parameter)
+    names = " / ".join(filter(None, (", ".join(parameter.opts), ", ".join(parameter.secondary_opts))))
+    return names if getattr(parameter, "is_flag", False) else f"{names} {parameter.metavar or ''}".rstrip()
+
+
+def _right(parameter: Any) -> str:
+    """What it is, and in brackets its default, its range, and whether it must be given."""
+    default = _default(parameter)
+    extra = [f"default: {default}"] if default else []
+    extra += list(filter(None, [limits_of(parameter, NO_LIMIT)]))
+    extra += ["required"] if parameter.required else []
+    about = getattr(parameter, "help", "") or ""
+    return f"{about}  [{'; '.join(extra)}]" if extra else about
+
+
+def _default(parameter: Any) -> str:
+    """The default as a user would write it; "" where there is none to show."""
+    value = parameter.default
+    if parameter.secondary_opts:
+        return str((parameter.opts if value else parameter.secondary_opts)[0]).lstrip("-")
+    if getattr(parameter, "is_flag", False) or not getattr(parameter, "show_default", True) or value is None or callable(value):
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def help_of(command: Callable[..., Any]) -> str:
@@ -35,5 +112,5 @@ def _parts(command: Callable[..., Any]) -> tuple[str, str]:
 
 def add(app: typer.Typer, command: Callable[..., Any]) -> None:
     """Add a command with all of its docstring: left to itself, typer cuts the first line in the list of commands."""
-    whole = help_of(command)
-    app.command(help=whole, short_help=whole.partition("\n")[0], epilog=examples_of(command) or None)(command)
+    text = help_of(command)
+    app.command(cls=PlainCommand, help=text, short_help=text.partition("\n")[0], epilog=examples_of(command) or None)(command)

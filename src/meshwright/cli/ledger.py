@@ -29,15 +29,16 @@ def ledger(
     """
     from meshwright.cli.show import show
     from meshwright.errors import InputError
-    from meshwright.files import write_whole
+    from meshwright.files import check_ending, write_whole
     from meshwright.ledger import ledger_csv, ledger_of, read_rate
     from meshwright.say.ledger import ledger_document
 
     if csv is not None and csv.is_dir():
         raise InputError("cannot write a table over a folder", where=str(csv), fix="name a file: --csv ledger.csv")
+    check_ending(csv, "the table of entries", ".csv")
     found = ledger_of(run, price=None if price is None else read_rate(price), region=region)
     if csv is not None:
         write_whole(csv, ledger_csv(found))
-    show(ledger_document(found), as_json=as_json)
+    show(ledger_document(found).with_files({"entries": csv}), as_json=as_json)
     if csv is not None and not as_json:
         print(f"written: {csv}")

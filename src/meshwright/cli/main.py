@@ -24,6 +24,7 @@ from meshwright.cli.memory import memory
 from meshwright.cli.noise import noise
 from meshwright.cli.plan import plan
 from meshwright.cli.predict import predict
+from meshwright.cli.refusals import ParserError, refusal_of
 from meshwright.cli.report import report
 from meshwright.cli.serve import serve
 from meshwright.cli.simulate import simulate
@@ -31,13 +32,10 @@ from meshwright.cli.sweep import sweep
 from meshwright.cli.train import train
 from meshwright.cli.validate import validate
 from meshwright.cli.weights import weights
-from meshwright.errors import MeshwrightError, nearest, printable
+from meshwright.errors import MeshwrightError, message_of, printable
 
 BAD_INPUT = 2
 INTERRUPTED = 130
-
-# click's base of all parser complaints, wherever this typer keeps its click.
-ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -108,6 +106,16 @@ def translated(arguments: Sequence[str]) -> list[str]:
     return found
 
 
+# Arguments of Python functions whose option has another name.
+OPTIONS = {"changes": "--set", "deadline_s": "--deadline", "budget_usd": "--budget"}
+
+
+def as_option(name: str, text: str, _value: str) -> str:
+    """An argument of a Python function as the command line has it: `--links-lost 2`."""
+    option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
+    return f"{option} {text}" if text else option
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Every foreseen failure, ours or the parser's, is one message on stderr."""
     arguments = translated(sys.argv[1:] if argv is None else argv)
@@ -115,10 +123,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         width = shutil.get_terminal_size().columns  # help would otherwise be at most 80 columns wide
         code = app(arguments or ["--help"], prog_name="meshwright", standalone_mode=False, max_content_width=width) or 0
     except MeshwrightError as error:
-        print(f"meshwright: {error}", file=sys.stderr)
+        print(f"meshwright: {message_of(error, as_option)}", file=sys.stderr)
         return BAD_INPUT
     except ParserError as error:
-        print(f"meshwright: {printable(_parser_message(error))}", file=sys.stderr)
+        print(f"meshwright: {refusal_of(error, arguments, typer.main.get_command(app))}", file=sys.stderr)
         return BAD_INPUT
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
@@ -132,26 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         print("meshwright: interrupted", file=sys.stderr)
     return int(code)
-
-
-def _parser_message(error: Exception) -> str:
-    """The parser's complaint in our form: what is wrong, and where to look."""
-    format_message = getattr(error, "format_message", error.__str__)
-    is_bare = type(error).__name__ == "NoArgsIsHelpError"  # its message is the whole help
-    what = "missing command" if is_bare else format_message().strip().split(". Did you mean")[0].rstrip(".")
-    lines = [what[:1].lower() + what[1:]]
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "meshwright"
-    if "such command" in what:
-        known = context.command.list_commands(context) if context is not None else _command_names()
-        lines.append(f"  fix:   {nearest(what.split(chr(39))[1], known)}")
-    else:
-        lines.append(f"  fix:   see {path} --help")
-    return "\n".join(lines)
-
-
-def _command_names() -> list[str]:
-    return [info.name or getattr(info.callback, "__name__", "").replace("_", "-") for info in app.registered_commands]
 
 
 if __name__ == "__main__":

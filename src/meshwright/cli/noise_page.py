@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.files import write_whole
-from meshwright.record.mllog import StepTimes
+from meshwright.record.step_times import StepTimes
 from meshwright.report.page.area import Axis, Plot
 from meshwright.report.page.colours import var
 from meshwright.report.page.markup import Html, table, tag
 from meshwright.report.page.shell import document, section
 from meshwright.simulator.noise_fit import Checked
+from meshwright.units import per_cent
 
 HEIGHT = 170.0
 DRAWN = 5  # simulated runs of a log that get a curve
@@ -54,7 +55,8 @@ def _word(word: str, colour: str) -> Html:
 
 def _medians(checked: Sequence[Checked]) -> str:
     errors = [abs(one.median_error) for one in checked]
-    return f"{len(checked)} logs. Medians are {np.mean(errors):.2%} off on average and {max(errors):.2%} at most."
+    mean, worst = per_cent(float(np.mean(errors)), ".2f"), per_cent(max(errors), ".2f")
+    return f"{len(checked)} logs. Medians are {mean} off on average and {worst} at most."
 
 
 def _figure(one: Checked) -> Html:
@@ -69,7 +71,7 @@ def _figure(one: Checked) -> Html:
     )
     layers = [*(_curve(plot, curve, SIMULATED, 1.0) for curve in simulated), _curve(plot, logged, LOGGED, 2.0)]
     name = one.log.name.replace("_", " ")
-    figures = f"median {one.median_error:+.2%}, spread x{one.spread_ratio:.2f}{'' if one.is_near else ' (beyond 1.5)'}"
+    figures = f"median {per_cent(one.median_error, '+.2f')}, spread x{one.spread_ratio:.2f}{'' if one.is_near else ' (beyond 1.5)'}"
     drawn = plot.drawn(f"{name}: {figures}", layers, [plot.upright(0.0, var("soft"), "the log's median")])
     return tag("figure", drawn, tag("figcaption", name, tag("br"), tag("span", figures, class_="soft")))
 
@@ -91,7 +93,7 @@ def _table(checked: Sequence[Checked]) -> Html:
             f"{one.log.run.num_accelerators:,}",
             f"{one.log.times.median_s:.3f} s",
             f"{one.median_s:.3f} s",
-            f"{one.median_error:+.2%}",
+            per_cent(one.median_error, "+.2f"),
             f"{one.log.times.robust_std_pct:.3f} %",
             f"{one.robust_std_pct:.3f} %",
             "{:.3f} to {:.3f} %".format(*one.robust_std_80_pct),

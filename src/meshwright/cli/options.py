@@ -26,7 +26,19 @@ Sets = Annotated[
 ]
 SoftwareName = Annotated[
     str,
-    typer.Option(metavar="NAME|FILE", help="Software release (v5.1, nemo-26.04) or a profile made by `calibrate`; default: the newest."),
+    typer.Option(
+        metavar="NAME|FILE",
+        help="How fast the software is: a release (v5.1, nemo-26.04), a class (megatron, fsdp) or a profile made by `calibrate`; default: "
+        "the newest.",
+    ),
+]
+StackName = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Who runs the plan: megatron, bridge, torchtitan, deepspeed, meshwright or any; only layouts that it runs are searched. "
+        "Default: one that can.",
+    ),
 ]
 ProfileFile = Annotated[
     str,
@@ -35,6 +47,9 @@ ProfileFile = Annotated[
 Provider = Annotated[str, typer.Option(metavar="NAME", help="Cloud provider whose prices and data centre apply; default: the cluster's.")]
 PriceKind = Annotated[str, typer.Option(metavar="KIND", help="Kind of price: on-demand, spot or reserved.")]
 RegionName = Annotated[str, typer.Option(metavar="NAME", help="Region whose electricity grid applies; default: the cluster's.")]
+Ideal = Annotated[
+    bool, typer.Option("--ideal", help="Leave out the interruptions, restarts, checkpoints and spare nodes of runs of more than a day.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")]
 RunsDir = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run folders.")]

@@ -13,6 +13,7 @@ from meshwright.cli.options import (
     ClusterName,
     FixedLayout,
     Gpus,
+    Ideal,
     ModelName,
     PriceKind,
     ProfileFile,
@@ -20,6 +21,7 @@ from meshwright.cli.options import (
     RegionName,
     Sets,
     SoftwareName,
+    StackName,
     WorkloadName,
 )
 
@@ -36,6 +38,7 @@ def plan(
     max_gpus: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Choose how many accelerators to use, up to this number.", show_default=False)
     ] = None,
+    stack: StackName = "",
     software: SoftwareName = "",
     profile: ProfileFile = "",
     objective: Annotated[
@@ -51,6 +54,7 @@ def plan(
     provider: Provider = "",
     price_kind: PriceKind = "",
     region: RegionName = "",
+    ideal: Ideal = False,
     pareto: Annotated[bool, typer.Option("--pareto", help="Show time against cost for several numbers of accelerators.")] = False,
     explain: Annotated[bool, typer.Option("--explain/--no-explain", help="Say why, and what one change would gain.")] = True,
     rank_map: Annotated[
@@ -87,19 +91,23 @@ def plan(
     from meshwright.plan.objective import Aim, read_duration
     from meshwright.plan.planned import planned
     from meshwright.plan.sizes import Ask, check_sizes, reserve_with
+    from meshwright.plan.stack import with_stack
+    from meshwright.plan.stack_choice import chosen_stack
     from meshwright.predict.outcome import Terms
-    from meshwright.report.plan_files import Files, read_exports, runnable, with_files
+    from meshwright.report.plan_files import Files, read_exports, stacks_of, with_files
     from meshwright.say.plan import plan_document
 
     kinds = read_exports(exports or ())
     files = Files(out=out, rank_map=rank_map, html=html, trace=trace, plot=plot, exports=kinds, export_dir=export_dir)
     files.check()
     check_sizes(gpus, max_gpus, sets or ())
-    job = Job(model, cluster, workload, software, profile=profile, changes=sets or ())
+    fixed = fixed_by(layout)
+    job, chosen = chosen_stack(Job(model, cluster, workload, software, profile=profile, changes=sets or ()), stack, fixed, stacks_of(kinds))
     ask = Ask(
         job=job,
-        fixed=fixed_by(layout),
-        terms=Terms(provider=provider, price_kind=price_kind, region=region),
+        stack=chosen,
+        fixed=fixed,
+        terms=Terms(provider=provider, price_kind=price_kind, region=region, ideal=ideal),
         aim=Aim(
             objective=objective,
             deadline_s=read_duration(deadline) if deadline else None,
@@ -109,11 +117,11 @@ def plan(
         reserve_bytes=reserve_with(headroom, job),
         sized=any(text.partition("=")[0].strip() == "gpus" for text in sets or ()),
     )
-    ask, left_out = runnable(ask, kinds)
     unchanged = None
     with suppress(MeshwrightError):  # the change may be what makes the job possible
-        unchanged = ask.without_changes(Job(model, cluster, workload, software, profile=profile)) if sets else None
+        before = Job(model, cluster, workload, software, profile=profile)
+        unchanged = ask.without_changes(with_stack(before, chosen) if stack else before) if sets else None
     with progress_bar() as progress:
         found = planned(ask, gpus=gpus, max_gpus=max_gpus, pareto=pareto, unchanged=unchanged, progress=progress)
-        written = files.write(found, progress, left_out)
+        written = files.write(found, progress)
     show(with_files(plan_document(found, explained=explain), written), as_json=as_json)

@@ -10,6 +10,7 @@ from meshwright.cli.options import (
     AsJson,
     ClusterName,
     Gpus,
+    Ideal,
     ModelName,
     PriceKind,
     ProfileFile,
@@ -34,6 +35,7 @@ def predict(
     price_kind: PriceKind = "",
     region: RegionName = "",
     cooling: Annotated[str, typer.Option(metavar="KIND", help="Cooling of the nodes, air or liquid; default: as the cluster states.")] = "",
+    ideal: Ideal = False,
     ignore_memory: Annotated[bool, typer.Option("--ignore-memory", help="Price the layout even if it does not fit into memory.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -53,5 +55,5 @@ def predict(
 
     check_sizes(gpus, None, sets or ())
     job = Job(model, cluster, workload, software, profile=profile, gpus=gpus, changes=sets or ())
-    terms = Terms(provider=provider, price_kind=price_kind, region=region, cooling=cooling)
+    terms = Terms(provider=provider, price_kind=price_kind, region=region, cooling=cooling, ideal=ideal)
     show(forecast_document(job.forecast(layout, terms=terms, ignore_memory=ignore_memory)), as_json=as_json)

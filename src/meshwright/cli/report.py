@@ -26,8 +26,9 @@ def report(
 
       meshwright report runs/first runs/second --markdown
     """
-    from meshwright.cli.show import show
+    from meshwright.cli.show import check_format, show
     from meshwright.errors import InputError, printable
+    from meshwright.files import check_ending
     from meshwright.report.chrome_trace import is_trace
     from meshwright.report.documents import profile_document, report_document
     from meshwright.report.facts import facts_of_runs
@@ -36,8 +37,8 @@ def report(
     from meshwright.report.profile import profile_of
     from meshwright.say.markdown import markdown
 
-    if as_json and as_markdown:
-        raise InputError("JSON and Markdown at once", where="--json, --markdown", fix="ask for one of them; --out FILE adds the page")
+    check_format(as_json=as_json, as_markdown=as_markdown)
+    check_ending(out, "the page", ".html", ".htm")
     page = out or (None if as_json or as_markdown else Path("report.html"))
     traces = [path for path in paths if is_trace(path)]
     if traces and len(traces) < len(paths):
@@ -55,6 +56,6 @@ def report(
     if as_markdown:
         print(printable(markdown(document)), end="")
     else:
-        show(document, as_json=as_json)
+        show(document.with_files({"page": page}), as_json=as_json)
     if page and not (as_json or as_markdown):
         print(printable(f"page: {page}"))

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.errors import UNSEEN, printable
+from meshwright.errors import UNSEEN, InputError, printable
 from meshwright.say.document import Block, Document, Finding, Lines, Note, Pairs
 from meshwright.say.document import Table as SayTable
 from meshwright.say.document import Text as SayText
@@ -46,6 +46,12 @@ def console() -> Console:
 def colours() -> Literal["auto"] | None:
     """What rich may use: nothing where NO_COLOR is set, not even bold."""
     return None if os.environ.get("NO_COLOR") else "auto"
+
+
+def check_format(*, as_json: bool, as_markdown: bool) -> None:
+    """Raise where two formats are asked for: standard output has room for one."""
+    if as_json and as_markdown:
+        raise InputError("--json and --markdown are both given", where="--json, --markdown", fix="give one of them")
 
 
 def show(document: Document, *, as_json: bool) -> None:

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.options import AsJson, ClusterName, FixedLayout, ModelName, ProfileFile, Sets, SoftwareName, WorkloadName
+from meshwright.cli.options import (
+    AsJson,
+    ClusterName,
+    FixedLayout,
+    Ideal,
+    ModelName,
+    ProfileFile,
+    Sets,
+    SoftwareName,
+    StackName,
+    WorkloadName,
+)
 from meshwright.errors import InputError
 
 
@@ -22,8 +33,10 @@ def sweep(
     ] = None,
     layout: FixedLayout = "",
     sets: Sets = None,
+    stack: StackName = "",
     software: SoftwareName = "",
     profile: ProfileFile = "",
+    ideal: Ideal = False,
     as_json: AsJson = False,
 ) -> None:
     """Show how a job scales: the best plan at each size.
@@ -37,16 +50,14 @@ def sweep(
     from meshwright.cli.progress import progress_bar
     from meshwright.cli.show import show
     from meshwright.job import Job
-    from meshwright.plan.candidates import fixed_by
-    from meshwright.plan.sizes import Ask
-    from meshwright.plan.sweep import sweep as swept
+    from meshwright.plan.sweep import sweep_job
+    from meshwright.predict.outcome import Terms
     from meshwright.say.sweep import sweep_document
 
     sizes = _sizes(gpus, sets or ())
     job = Job(model, cluster, workload, software, profile=profile, changes=sets or ())
-    ask = Ask(job=job, fixed=fixed_by(layout), keep=1)
     with progress_bar() as progress:
-        found = swept(ask, sizes, mode, base, progress)
+        found = sweep_job(job, sizes, mode=mode, base=base, layout=layout, stack=stack, terms=Terms(ideal=ideal), progress=progress)
     show(sweep_document(found), as_json=as_json)
 
 

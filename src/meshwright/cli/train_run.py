@@ -72,7 +72,7 @@ def run(wishes: Wishes) -> int:
         lambda place: run_rank(place, job, is_gpu),
         lambda failure, store: record_failure(job.folder, failure, store),
     )
-    if code and not job.resume:
+    if code and code != INTERRUPTED and not job.resume:  # an interrupted run stays: the next --resume must not take an older one
         discard_unstarted(job.folder)
     if code in (0, INTERRUPTED) and (job.folder / "run.json").is_file():  # an interrupt may come before there is a run
         show_end(job, wishes)
@@ -280,7 +280,7 @@ def wants_profile(wishes: Wishes, plan: Plan) -> bool:
 
 
 def with_measured_plan(job: TrainingJob, wishes: Wishes) -> TrainingJob:
-    """The job planned by a profile of this machine, which is measured and kept. Only that tells how long processes on shared cores wait."""
+    """The job planned by a profile of this machine, measured now and kept: only that shows how long processes on shared cores wait."""
     from meshwright.cli.measure import profile_cores
     from meshwright.describe.profile import usual_path
 

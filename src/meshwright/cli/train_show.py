@@ -71,8 +71,7 @@ def _show_beside(job: TrainingJob, document: Document) -> None:
 
 
 def show_run(folder: Path, plan: Plan, *, as_json: bool) -> str:
-    """Print how the run in a folder went, if it has steps; return its status."""
+    """Print how the run in a folder went; return its status."""
     run = read_run(folder)
-    if run.records:
-        show(training_document(run, plan), as_json=as_json)
+    show(training_document(run, plan), as_json=as_json)
     return run.header.status

@@ -1,7 +1,8 @@
-"""How often to save: the interval that loses the least to saving and to work done again, and Young's and Daly's beside it."""
+"""How often to save, and what remains of the time: the interval that loses the least to saving and to work done again, and goodput."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -43,3 +44,15 @@ def goodput(interval_s: Any, checkpoint_s: Any, mean_time_between_s: Any, down_s
     """
     finished = 1 / np.expm1((np.asarray(interval_s) + checkpoint_s) / mean_time_between_s)
     return finished * interval_s * np.exp(-np.asarray(down_s) / mean_time_between_s) / mean_time_between_s
+
+
+def manned_share(nodes_out: float, num_spares: int) -> float:
+    """Share of the time in which no more nodes are out for repair than spares stand by.
+
+    Nodes are lost at random by the wall clock, whatever the run does, so those out are Poisson with a mean of `nodes_out`.
+    """
+    if nodes_out <= 0:
+        return 1.0
+    logs = -nodes_out + np.arange(num_spares + 1) * math.log(nodes_out)
+    logs[1:] -= np.cumsum(np.log(np.arange(1, num_spares + 1)))
+    return min(float(np.sum(np.exp(logs))), 1.0)

@@ -35,7 +35,8 @@ class PowerConstants:
             ("wall_per_dc", 1.0, np.inf),
         ):
             if not low <= getattr(self, key) <= high:
-                raise InputError(f"{key} must lie between {low:g} and {high:g}, not {getattr(self, key)}", where=f"power constants: {key}")
+                bounds = f"give a number from {low:g} to {high:g}" if np.isfinite(high) else f"give a number of at least {low:g}"
+                raise InputError(f"{key} is {getattr(self, key)}", where=f"power constants: {key}", fix=bounds)
 
 
 def busy_fraction(num_steps: Quantity, step_compute_s: Quantity, evaluations_compute_s: Quantity, run_s: Quantity) -> Quantity:

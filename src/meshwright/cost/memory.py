@@ -110,7 +110,7 @@ def loss_bytes(tokens: Quantity, hidden: int, vocab_size: int, tp: Quantity, kep
 def mlp_backward_bytes(hidden: int, ffn_hidden: int, num_inner: int, kept: Recipe) -> float:
     """Bytes per token above the saved ones as the activation function's backward runs: its gradients, and the residual's.
 
-    What the down projection had saved is gone by then, and its gradient stands in its place.
+    What the down projection had saved is freed by then, and its gradient takes that memory.
     """
     return kept.tensor_bytes * (num_inner * ffn_hidden + hidden)
 

@@ -70,7 +70,7 @@ def pipeline_s(
 
     Rows with one chunk per stage run 1F1B, with more the interleaved schedule, and where `zero_bubble` is set the schedule
     that puts off weight gradients. `hop_s` delays the receiver only: where
-    a stage stands still while it sends, the message is in its chunk times.
+    a stage does nothing while it sends, the time of the message is part of its chunk times.
     """
     zero = np.asarray(zero_bubble)
     result = np.asarray(one_f_one_b_s(num_micro_batches, pp, times, hop_s))
@@ -362,3 +362,19 @@ def peak_in_flight(
     ahead = np.where(zero, stages - 1, np.where(chunks > 1, 2, 1) * (stages - 1 - p))
     waiting = np.where(chunks > 1, (chunks - 1) * smallest_group(m, stages), 0)
     return np.asarray(np.minimum(m * chunks, ahead + waiting + 1))
+
+
+def layers_in_flight(
+    layers: Count, num_chunks: Count, vp: Count, group: Count, short_at_the_end: bool | NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Layers whose activations a stage holds with `num_chunks` chunks in flight, where its `vp` chunks share `layers` unevenly.
+
+    Forwards go through the chunks in groups of micro-batches, so that the first chunk is held more often than the last. Chunks beside the
+    embedding are short, those beside the loss where `short_at_the_end`.
+    """
+    count, held, chunks, size = (np.asarray(x, dtype=np.int64) for x in (layers, num_chunks, vp, group))
+    each, rest = np.divmod(count, chunks)
+    turns, left = np.divmod(held, size * chunks)
+    at_the_front = np.minimum(left, rest * size)
+    at_the_back = np.maximum(left - (chunks - rest) * size, 0)
+    return np.asarray(each * held + turns * size * rest + np.where(short_at_the_end, at_the_front, at_the_back))

@@ -121,10 +121,12 @@ def _times(
     weight = np.zeros_like(backward)
     if schedule.kind.max() == WEIGHT:
         if weight_s is None:
-            raise InputError("a schedule that splits the backward needs the weight-gradient time", where="weight_s")
+            raise InputError("a schedule that splits the backward needs the weight-gradient time", where="weight_s", fix="give weight_s")
         weight = _grid(schedule, "weight_s", weight_s)
         if (weight > backward).any():
-            raise InputError("weight_s is larger than backward_s, of which it is a part", where="weight_s")
+            raise InputError(
+                "weight_s is larger than backward_s, of which it is a part", where="weight_s", fix="give backward_s with weight_s in it"
+            )
     by_kind = np.stack([forward, backward - weight, weight])
     durations_s = by_kind[schedule.kind, schedule.stage, schedule.chunk]
     messages_s = hops.by_message()[schedule.message]
@@ -134,11 +136,15 @@ def _times(
 
 
 def _grid(schedule: Schedule, name: str, seconds: ArrayLike) -> Floats:
-    """Seconds `[stage][chunk]` as an array of the schedule's shape; one number stands for all."""
+    """Seconds `[stage][chunk]` as an array of the schedule's shape; one number is used for every chunk of every stage."""
     shape = (schedule.num_stages, schedule.num_chunks)
     values = np.asarray(seconds, dtype=np.float64)
     if values.shape not in ((), shape):
-        raise InputError(f"{name} has shape {values.shape}, not {shape}: stages, chunks", where=name)
+        raise InputError(
+            f"{name} has shape {values.shape}, not {shape}",
+            where=name,
+            fix="give one number, or a row for each stage with a number for each chunk",
+        )
     if not (values >= 0).all():
         raise InputError(f"{name} holds {values.min()}, which is no duration", where=name, fix="give seconds of zero or more")
     return np.broadcast_to(values, shape)
@@ -208,7 +214,7 @@ def _checked_group(num_stages: int, num_micro_batches: int, group: int | None) -
 def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
-            raise InputError(f"{name} is {count}; a pipeline has at least one", where=name)
+            raise InputError(f"{name} is {count}, and a pipeline has at least one", where=name, fix="give 1 or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from meshwright.arguments import check_types, typed
 from meshwright.describe.bounds import check_numbers
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.source import Sources
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class Tier:
     latency_s: float
     num_planes: int = 1
     routing: str = "adaptive"  # see hardware.ROUTINGS
+    routing_assumed: bool = False  # whether nobody stated it
 
     def __post_init__(self) -> None:
         if self.num_accelerators < 1 or self.num_installed < self.num_accelerators:
@@ -37,7 +38,11 @@ class Tier:
                 fix="use at least one, and no more than are installed",
             )
         if not self.bytes_per_s > 0 or self.latency_s < 0:
-            raise InputError(f"tier {self.name!r} needs a positive bandwidth and a latency of at least 0", where=f"tier {self.name}")
+            raise InputError(
+                f"tier {self.name!r} has a bandwidth of {self.bytes_per_s:g} B/s and a latency of {self.latency_s:g} s",
+                where=f"tier {self.name}",
+                fix="give a bandwidth above 0 and a latency of at least 0",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +123,9 @@ class Cluster:
         node or a scale-up domain has the size it has.
         """
         if num_accelerators < 1:
-            raise InputError(f"a cluster needs at least one accelerator, not {num_accelerators}", where="gpus")
+            raise InputError(
+                f"a cluster needs at least one accelerator, not {num_accelerators}", where=argument("gpus"), fix="give 1 or more"
+            )
         self._check_growth(num_accelerators)
         sizes = self._spread(num_accelerators)
         if sizes is None:
@@ -153,7 +160,7 @@ class Cluster:
         raise InputError(
             f"{num_accelerators:,} accelerators are more than the {last.num_installed:,} of {self.name}, "
             f"and its outermost tier, {last.name} ({last.link}), is no network that more could be joined to",
-            where="gpus",
+            where=argument("gpus"),
             fix=f"describe the network between such {last.name}s as a further tier, or use at most {last.num_installed:,}",
         )
 
@@ -163,7 +170,7 @@ class Cluster:
         sizes = " or ".join(f"{size:,}" for size in self.nearest_sizes(num_accelerators))
         return InputError(
             f"{num_accelerators:,} accelerators do not spread evenly over {inner.name}s of {inner.num_installed:,}{has}",
-            where="gpus",
+            where=argument("gpus"),
             fix=f"use {sizes}",
         )
 

@@ -70,7 +70,9 @@ class Config:
         """A whole number, or `default`."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"{key} is {value!r}, not a whole number", where=f"{key} in {self.where}", fix="correct the value")
+            raise InputError(
+                f"{key} is {value!r}, not a whole number", where=f"{key} in {self.where}", fix=f'write a whole number: "{key}": 8'
+            )
         return value
 
 
@@ -157,7 +159,9 @@ def _rotary(config: Config) -> Config:
     key = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
     stated = config.get(key, {})
     if not isinstance(stated, dict):
-        raise InputError(f"{key} is {stated!r}, not a table", where=f"{key} in {config.where}", fix="correct the value")
+        raise InputError(
+            f"{key} is {stated!r}, not a table", where=f"{key} in {config.where}", fix=f'write "{key}": {{...}}, or leave it out'
+        )
     return Config(stated, f"{key} in {config.where}")
 
 

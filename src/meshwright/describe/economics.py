@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +12,7 @@ from pydantic import Field
 from meshwright.describe.form import Checked, checked
 from meshwright.describe.load import CATALOGUE, Entry, Positive, SourceTable, accelerator, plain, read_toml, sources_of
 from meshwright.describe.source import Source
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 
 KINDS = ("on-demand", "spot", "reserved")
 INDUSTRY = "industry"
@@ -54,7 +53,7 @@ class Facility:
 
     name: str
     pue: float  # energy at the meter over energy of the computers
-    wue_l_per_kwh: float  # litres of water on site per kWh of the computers; nan where it is not published
+    wue_l_per_kwh: float | None  # litres of water on site per kWh of the computers; None where it is not published
     year: int
     source: Source
 
@@ -107,9 +106,11 @@ def prices(accelerator_name: str, *, provider: str = "", kind: str = "") -> tupl
     """Listed prices of an accelerator, cheapest first; of one provider or kind where those are given."""
     name = accelerator(accelerator_name).name
     if provider and plain(provider) not in providers():
-        raise InputError(f"no provider named {provider!r} in the price list", where="provider", fix=nearest(provider, providers()))
+        raise InputError(
+            f"no provider named {provider!r} in the price list", where=argument("provider"), fix=nearest(provider, providers())
+        )
     if kind and kind not in KINDS:
-        raise InputError(f"no price kind named {kind!r}", where="price kind", fix=f"choose from {', '.join(KINDS)}")
+        raise InputError(f"no price kind named {kind!r}", where=argument("price_kind"), fix=f"choose from {', '.join(KINDS)}")
     found = (p for p in all_prices() if p.accelerator == name and plain(provider) in ("", p.provider) and kind in ("", p.kind))
     return tuple(sorted(found, key=lambda p: p.usd_per_accelerator_hour))
 
@@ -145,7 +146,7 @@ class Provider:
 def provider(name: str) -> Provider:
     """The price list of one provider, by accelerator."""
     if plain(name) not in providers():
-        raise InputError(f"no provider named {name!r} in the price list", where="provider", fix=nearest(name, providers()))
+        raise InputError(f"no provider named {name!r} in the price list", where=argument("provider"), fix=nearest(name, providers()))
     listed = (price for price in all_prices() if price.provider == plain(name))
     return Provider(plain(name), tuple(sorted(listed, key=lambda price: (price.accelerator, price.usd_per_accelerator_hour))))
 
@@ -197,7 +198,7 @@ def facility(provider: str) -> Facility:
     return Facility(
         name=found,
         pue=table.pue,
-        wue_l_per_kwh=math.nan if table.wue_L_per_kWh is None else table.wue_L_per_kWh,
+        wue_l_per_kwh=table.wue_L_per_kWh,
         year=table.year,
         source=sources_of(table, "regions", where)["default"],
     )

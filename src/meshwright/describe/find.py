@@ -29,8 +29,6 @@ def find(name: str) -> tuple[object, str]:
     if load.looks_like_path(name):
         return _from_path(Path(name)), ""
     wanted = load.plain(name)
-    if _is_folder(name, wanted):
-        raise _no_entry(name)
     for kind, (names, loader) in finders().items():
         if wanted in names():
             return loader(wanted), load.note(kind, wanted)
@@ -43,10 +41,12 @@ def find(name: str) -> tuple[object, str]:
     for kind, spellings, get in (
         ("regions", economics.spellings("regions"), economics.region),
         ("facilities", economics.spellings("facilities"), economics.facility),
-        ("recipes", recipe_of_spelling(), lambda spelling: recipe(recipe_of_spelling()[spelling])),
+        ("recipes", _recipe_spellings(), lambda spelling: recipe(_recipe_spellings()[spelling])),
     ):
         if wanted in spellings:
             return get(wanted), load.note(kind, wanted)
+    if _is_folder(name):
+        raise _no_entry(name)
     if wanted in load.left_out():
         raise InputError(f"{name!r} is left out of the catalogue: {load.left_out()[wanted]}", fix="describe it in a TOML file of your own")
     is_close = bool(close_names(wanted, known))
@@ -54,10 +54,15 @@ def find(name: str) -> tuple[object, str]:
     raise InputError(f"nothing named {name!r} is in the catalogue", fix=fix)
 
 
-def _is_folder(name: str, wanted: str) -> bool:
-    """Whether `name` means a folder: one that is there, and no entry of the catalogue."""
+def _recipe_spellings() -> Mapping[str, str]:
+    """Names of recipes by how files of measured runs write them, spelled as the catalogue spells names."""
+    return {load.plain(spelling): name for spelling, name in recipe_of_spelling().items()}
+
+
+def _is_folder(name: str) -> bool:
+    """Whether a folder of that name is there; no name is no folder, though it would be the current one as a path."""
     try:
-        return Path(name).is_dir() and not any(wanted in names() for names, _ in finders().values())
+        return bool(name) and Path(name).is_dir()
     except (OSError, ValueError):  # longer than a path may be, or with a zero byte in it
         return False
 

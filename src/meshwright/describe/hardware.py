@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from meshwright.describe.recipe import recipe, recipes
 from meshwright.describe.source import Sources
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 
 # How a network spreads traffic over its paths: a switched scale-up domain; InfiniBand and Spectrum-X pick paths by load; packets
 # sprayed over planes; or a hash that sends each flow down one path, whatever else goes there.
@@ -21,12 +21,19 @@ class Accelerator:
     name: str
     vendor: str
     architecture: str  # generation of the cores: decides which fitted efficiencies apply
-    memory_bytes: float
+    memory_bytes: float  # as the data sheet has it
     memory_bytes_per_s: float
     dense_flops_per_s: Mapping[str, float] = field(hash=False)  # by number format: bf16, fp8, fp4, tf32
     power_cap_w: float  # nan where the vendor publishes none
     softmax_speedup: float = 1.0  # exponentials a clock against the first chip of its generation
+    driver_memory_bytes: float = 0.0  # in all, as the driver reports it; 0 where nobody stated it
+    host_bytes_per_s: float = 0.0  # each way to the memory of a processor on the same module; 0 where it is behind PCIe
     sources: Sources = field(default_factory=dict, hash=False)
+
+    @property
+    def room_bytes(self) -> float:
+        """Memory that processes can have: what the driver reports, or else the data sheet's figure. The two differ by up to 7 %."""
+        return self.driver_memory_bytes or self.memory_bytes
 
     def can_run(self, precision: str) -> bool:
         """Whether the chip multiplies in what a precision recipe needs."""
@@ -42,7 +49,7 @@ class Accelerator:
             raise InputError(
                 f"{self.name} has no {what} tensor cores, which precision {precision!r} needs",
                 where=f"accelerator {self.name}",
-                fix=f"choose another precision (--set workload.precision=...): {', '.join(able)}",
+                fix=f"choose another precision ({argument('changes', 'workload.precision=...')}): {', '.join(able)}",
             )
         return self.dense_flops_per_s[wanted.number_format]
 
@@ -56,4 +63,5 @@ class Link:
     latency_s: float
     num_planes: int = 1
     routing: str = "adaptive"  # one of ROUTINGS
+    routing_assumed: bool = False  # whether ports of this kind come with several, and the one given is only the most common
     sources: Sources = field(default_factory=dict, hash=False)

@@ -27,7 +27,7 @@ from meshwright.describe.source import Source, Sources
 from meshwright.describe.workload import Adapters, Convergence, Evaluation, Training, Workload
 from meshwright.errors import InputError, nearest
 from meshwright.files import read_text
-from meshwright.units import GB, GBIT, MICROSECOND, TERA
+from meshwright.units import GB, GBIT, MIB, MICROSECOND, TERA
 
 CATALOGUE = Path(str(resources.files("meshwright.describe").joinpath("catalogue")))
 THIS_MACHINE = "this-machine"
@@ -67,6 +67,8 @@ class AcceleratorTable(Entry):
     dense_TFLOP_per_s: Annotated[dict[str, Positive], Field(min_length=1)]
     power_cap_W: Positive | None = None
     softmax_speedup: Positive = 1.0
+    driver_memory_MiB: Positive | None = None
+    host_GB_per_s: Positive | None = None
 
     def value(self, name: str, sources: Sources) -> Accelerator:
         return Accelerator(
@@ -78,6 +80,8 @@ class AcceleratorTable(Entry):
             dense_flops_per_s={number_format: peak * TERA for number_format, peak in self.dense_TFLOP_per_s.items()},
             power_cap_w=math.nan if self.power_cap_W is None else self.power_cap_W,
             softmax_speedup=self.softmax_speedup,
+            driver_memory_bytes=(self.driver_memory_MiB or 0.0) * MIB,
+            host_bytes_per_s=(self.host_GB_per_s or 0.0) * GB,
             sources=sources,
         )
 
@@ -88,6 +92,7 @@ class LinkTable(Entry):
     latency_us: NotNegative
     num_planes: Count = 1
     routing: Literal["scale-up", "adaptive", "spray", "hashed"] = "adaptive"
+    routing_assumed: bool = False
 
     def value(self, name: str, sources: Sources) -> Link:
         return Link(
@@ -96,6 +101,7 @@ class LinkTable(Entry):
             latency_s=self.latency_us * MICROSECOND,
             num_planes=self.num_planes,
             routing=self.routing,
+            routing_assumed=self.routing_assumed,
             sources=sources,
         )
 
@@ -185,6 +191,7 @@ class TierTable(Checked):
     Gbit_per_s: Positive | None = None
     latency_us: NotNegative | None = None
     num_planes: Count | None = None
+    routing: Literal["scale-up", "adaptive", "spray", "hashed"] | None = None
 
     def value(self) -> Tier:
         of = link(self.link) if isinstance(self.link, str) else self.link.value(self.name, {})
@@ -197,7 +204,8 @@ class TierTable(Checked):
             bytes_per_s=_bandwidth(self.GB_per_s, self.Gbit_per_s) if stated else of.bytes_per_s,
             latency_s=of.latency_s if self.latency_us is None else self.latency_us * MICROSECOND,
             num_planes=self.num_planes or of.num_planes,
-            routing=of.routing,
+            routing=self.routing or of.routing,
+            routing_assumed=of.routing_assumed and self.routing is None,
         )
 
 
@@ -388,7 +396,7 @@ def _resolved(kind: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """A table, what it is called, and where it stands."""
+    """A table, its name, and the file that it is in."""
 
     table: Table
     name: str

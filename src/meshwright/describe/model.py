@@ -86,7 +86,7 @@ class Model:
         check_types(self)
         for key in ("num_layers", "hidden", "ffn_hidden", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
             if getattr(self, key) < 1:
-                raise InputError(f"{key} must be at least 1, not {getattr(self, key)}", where=f"model {self.name}: {key}")
+                raise InputError(f"{key} is {getattr(self, key)}", where=f"model {self.name}: {key}", fix="give 1 or more")
         if self.num_heads % self.num_kv_heads:
             raise InputError(
                 f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key-value heads evenly",

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright.describe.bounds import MOST_REAL, check_numbers
 from meshwright.describe.model import Model
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.files import read_text
 
 KIND = "meshwright hardware profile"
@@ -196,7 +196,7 @@ def read_profile(data: Any, where: str) -> Profile:
     from pydantic import TypeAdapter, ValidationError
 
     if not isinstance(data, dict) or data.get("kind") != KIND:
-        other = "; a software profile goes with --software" if isinstance(data, dict) and "log_factor" in data else ""
+        other = f"; a software profile goes with {argument('software')}" if isinstance(data, dict) and "log_factor" in data else ""
         raise InputError(f"this is not a hardware profile{other}", where=where, fix=_FIX)
     if data.get("version") != VERSION:
         raise InputError(f"a hardware profile of version {data.get('version')!r}; this release reads {VERSION}", where=where, fix=_FIX)

@@ -33,6 +33,7 @@ class Recipe:
     preactivation_bytes: float
     logit_bytes: float
     weight_bytes_one_copy: float | None = None  # on chips that need no transposed copy; None: as elsewhere
+    frozen_weight_bytes: float | None = None  # all copies of a weight that is not trained; None: as of one that is
     needs: str = ""  # a number format that the chip must have beside the recipe's own
     overlaps_tensor_traffic: bool = True  # whether software usually overlaps tensor traffic with products
     trainer_gather_bytes: float | None = None  # what meshwright's trainer sends, where it differs

@@ -24,7 +24,7 @@ Sources = Mapping[str, Source]  # by the key of the entry that the source vouche
 def unsourced(table: Mapping[str, Any], sources: Iterable[str]) -> list[str]:
     """Dotted keys of the numbers in `table` that no source vouches for.
 
-    A source stands for its key and all below it; `default` stands for every number of the entry.
+    A source covers its key and all keys below it; `default` covers every number of the entry.
     """
     vouched = set(sources)
     if "default" in vouched:

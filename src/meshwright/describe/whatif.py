@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from meshwright.describe.cluster import Cluster, Tier
-from meshwright.describe.hardware import Accelerator
+from meshwright.describe.hardware import ROUTINGS, Accelerator
+from meshwright.describe.model import Model
 from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, close_names, nearest
 from meshwright.units import GB, GBIT, MICROSECOND, TERA
 
 SMALLEST, LARGEST = 1e-24, 1e24  # of a value: beyond them a step's seconds overflow
@@ -24,7 +25,7 @@ def _planes(tier: Tier, up: float) -> Tier:
     if up != int(up) or not 1 <= up <= tier.num_planes:
         raise InputError(
             f"{tier.name} has {tier.num_planes} planes, so {up:g} cannot be up",
-            where=f"--set {tier.name}.planes",
+            where=argument("changes", f"{tier.name}.planes={up:g}"),
             fix=f"choose from 1 to {tier.num_planes}",
         )
     return replace(tier, bytes_per_s=tier.bytes_per_s * up / tier.num_planes)
@@ -37,11 +38,12 @@ TIER_CHANGES: Mapping[str, TierChange] = {
     "latency_us": lambda tier, value: replace(tier, latency_s=value * MICROSECOND),
 }
 CHIP_CHANGES: Mapping[str, ChipChange] = {
-    "memory_GB": lambda chip, value: replace(chip, memory_bytes=value * GB),
+    "memory_GB": lambda chip, value: replace(chip, memory_bytes=value * GB, driver_memory_bytes=0.0),
     "memory_GB_per_s": lambda chip, value: replace(chip, memory_bytes_per_s=value * GB),
     "power_cap_W": lambda chip, value: replace(chip, power_cap_w=value),
 }
 WORKLOAD_COUNTS = ("seq_len", "global_batch")
+MODEL_KEYS = tuple(each.name for each in fields(Model))
 WORKLOAD_KEYS = (*WORKLOAD_COUNTS, "precision", "attention_precision", "num_tokens")
 
 
@@ -52,10 +54,12 @@ def changed(cluster: Cluster, workload: Workload, assignments: Iterable[str]) ->
     for text in assignments:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not value:
-            raise InputError(f"cannot read {text!r}", where="--set", fix="write KEY=VALUE, such as fabric.planes=7")
+            raise InputError(f"cannot read {text!r}", where=argument("changes"), fix="write KEY=VALUE, such as fabric.planes=7")
         _check_known(key, cluster)
         if key in seen:
-            raise InputError(f"{key} is set twice", where=f"--set {text}", fix=f"keep one --set {key}=")
+            raise InputError(
+                f"{key} is set twice", where=argument("changes", text), fix=f"keep one of them: {argument('changes', f'{key}=...')}"
+            )
         seen.add(key)
         if key == "gpus":
             last.append((key, value))
@@ -70,15 +74,25 @@ def changed(cluster: Cluster, workload: Workload, assignments: Iterable[str]) ->
 
 def known_keys(cluster: Cluster) -> list[str]:
     """Every key that may be set for this machine."""
-    tiers = [f"{tier.name}.{key}" for tier in cluster for key in (*TIER_CHANGES, "num_accelerators")]
+    tiers = [f"{tier.name}.{key}" for tier in cluster for key in (*TIER_CHANGES, "routing", "num_accelerators")]
     chips = [f"accelerator.{key}" for key in (*CHIP_CHANGES, *_format_keys(cluster))]
     return ["gpus", *tiers, *chips, "cluster.storage_GB_per_s", *(f"workload.{key}" for key in WORKLOAD_KEYS)]
 
 
 def _check_known(key: str, cluster: Cluster) -> None:
     known = known_keys(cluster)
-    if key not in known:
-        raise InputError(f"no value {key!r} can be set on {cluster.name}", where="--set", fix=nearest(key, known))
+    if key in known:
+        return
+    noun, _, name = key.partition(".")
+    if noun == "model":
+        near = [f", with another {one}" for one in close_names(name, MODEL_KEYS)]
+        raise InputError(
+            f"{key!r} cannot be set: only values of the cluster and the workload can",
+            where=argument("changes"),
+            fix=f"describe the model in a TOML file of your own{near[0] if near else ''}, and give that file as the model",
+        )
+    alike = [one for one in known if one.partition(".")[0] == noun]  # a misspelled key of a known noun is one of that noun
+    raise InputError(f"no value {key!r} can be set on {cluster.name}", where=argument("changes"), fix=nearest(key, alike or known))
 
 
 def _format_keys(cluster: Cluster) -> list[str]:
@@ -95,6 +109,9 @@ def _changed_cluster(cluster: Cluster, key: str, value: str) -> Cluster:
     if name == "num_accelerators":
         return using(cluster, index, _count(key, value))
     tiers = list(cluster.tiers)
+    if name == "routing":
+        tiers[index] = replace(tiers[index], routing=_routing(key, value), routing_assumed=False)
+        return replace(cluster, tiers=tuple(tiers))
     tiers[index] = TIER_CHANGES[name](tiers[index], _number(key, value))
     return replace(cluster, tiers=tuple(tiers))
 
@@ -114,7 +131,7 @@ def _changed_workload(workload: Workload, key: str, value: str) -> Workload:
     elif name == "num_tokens":
         changes = {name: _number(key, value), "convergence": None}
     elif name == "precision":
-        recipe(value, where=f"--set {key}")
+        recipe(value, where=argument("changes", f"{key}={value}"))
     return replace(workload, **changes)
 
 
@@ -127,7 +144,7 @@ def using(cluster: Cluster, index: int, num_used: int) -> Cluster:
     if num_used > tier.num_installed:
         raise InputError(
             f"a {tier.name} has {tier.num_installed} accelerators, fewer than {num_used}",
-            where=f"{tier.name}.num_accelerators",
+            where=argument("changes", f"{tier.name}.num_accelerators={num_used}"),
             fix=f"use at most {tier.num_installed}",
         )
     domain = replace(cluster, tiers=cluster.tiers[: index + 1]).resized(num_used)
@@ -148,14 +165,22 @@ def domain_changes(described: Cluster, used: Cluster) -> tuple[str, ...]:
     return (f"{inner.name}.num_accelerators={inner.num_accelerators}",)
 
 
+def _routing(key: str, value: str) -> str:
+    if value not in ROUTINGS:
+        raise InputError(f"no routing named {value!r}", where=f"--set {key}", fix=nearest(value, ROUTINGS))
+    return value
+
+
 def _number(key: str, value: str) -> float:
     try:
         number = float(value)
     except ValueError:
-        raise InputError(f"{key} is {value!r}, not a number", where="--set", fix=f"write {key}=100, for example") from None
+        raise InputError(f"{key} is {value!r}, not a number", where=argument("changes"), fix=f"write {key}=100, for example") from None
     if not SMALLEST <= number <= LARGEST:
         raise InputError(
-            f"{key} is {value}, not a number from {SMALLEST:g} to {LARGEST:g}", where="--set", fix=f"write {key}=100, for example"
+            f"{key} is {value}, not a number from {SMALLEST:g} to {LARGEST:g}",
+            where=argument("changes"),
+            fix=f"write {key}=100, for example",
         )
     return number
 
@@ -163,5 +188,7 @@ def _number(key: str, value: str) -> float:
 def _count(key: str, value: str) -> int:
     number = _number(key, value.replace("_", ""))
     if number != int(number) or number > 10**8:
-        raise InputError(f"{key} is {value}, not a whole number up to 10^8", where="--set", fix=f"write {key}=1024, for example")
+        raise InputError(
+            f"{key} is {value}, not a whole number up to 10^8", where=argument("changes"), fix=f"write {key}=1024, for example"
+        )
     return int(number)

@@ -170,7 +170,9 @@ class Workload:
         check_types(self)
         if self.seq_len < 1 or self.global_batch < 1:
             raise InputError(
-                f"sequence length {self.seq_len} and global batch {self.global_batch} must be at least 1", where=f"workload {self.name}"
+                f"the sequence length is {self.seq_len} and the global batch {self.global_batch}",
+                where=f"workload {self.name}: seq_len, global_batch",
+                fix="give 1 or more for both",
             )
         if self.attention_precision not in ("bf16", "fp8"):
             raise InputError(
@@ -182,6 +184,11 @@ class Workload:
 
     def __repr__(self) -> str:
         return f"Workload({self.name!r}, {self.global_batch:,} x {self.seq_len:,} tokens per step, {self.precision})"
+
+    @property
+    def is_mlperf(self) -> bool:
+        """Whether it is one of MLPerf's benchmarks, for which stacks are tuned."""
+        return self.name.startswith("mlperf-")
 
     @property
     def tokens_per_step(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,17 +17,17 @@ from meshwright.evidence.fit import Rows, fit, row_spread
 from meshwright.evidence.measured import MeasuredRun, Runs
 from meshwright.evidence.memory import memory_evidence
 from meshwright.evidence.power import PowerRun, busy_shares, end_to_end_kwh, fit_power_constants, held_out_errors_pct, power_runs
-from meshwright.evidence.refit import MEASURED_CSV, PUBLISHED_CSV, UNFITTED_CSV, dense_llama, pretraining
+from meshwright.evidence.refit import FSDP_CSV, MEASURED_CSV, PUBLISHED_CSV, UNFITTED_CSV, dense_llama, pretraining
 from meshwright.evidence.runs import high_confidence_nvidia, read_runs
 from meshwright.evidence.validate import Checked, Summary, summary, summary_of, validate
 from meshwright.job import Job
 from meshwright.layout import Layouts, parse_layout
 from meshwright.predict import software as assumptions
 from meshwright.predict.exact import exact_prediction
-from meshwright.predict.practice import MLPERF, class_of
+from meshwright.predict.practice import FSDP, MLPERF, NEMO, class_of
 from meshwright.predict.prediction import Prediction, predict
 from meshwright.predict.software import FITTED, GENERATIONS, FittedValues, fitted_values
-from meshwright.predict.uncertainty import bounds, residuals
+from meshwright.predict.uncertainty import FEWEST, bounds, residuals, unknown_bounds, unknown_groups
 from meshwright.units import MINUTE
 
 PEERS_TOML = Path(__file__).with_name("peers.toml")
@@ -106,6 +107,10 @@ class Evidence:
         """Pre-training of mixtures of experts in published tables."""
         return [row for row in self.published if row.run.kind == "pretrain" and row.run.model.experts]
 
+    def experts(self) -> list[Checked]:
+        """Pre-training of mixtures of experts in published tables and MLPerf rounds."""
+        return self.expert_tables() + [row for row in self.measured if row.run.model.experts]
+
 
 def _picked(checked: Sequence[Checked], pick: Callable[[Sequence[MeasuredRun]], list[MeasuredRun]]) -> list[Checked]:
     kept = {id(run) for run in pick([row.run for row in checked])}
@@ -120,10 +125,51 @@ def evidence() -> Evidence:
 
 def evidence_with(values: FittedValues, measured: Path = MEASURED_CSV, published: Path = PUBLISHED_CSV) -> Evidence:
     """The runs of the files, predicted with these constants."""
-    paths = {"MLPerf submissions": measured, "published tables": published, "other software": UNFITTED_CSV}
+    paths = {"MLPerf submissions": measured, "published tables": published, "other software": UNFITTED_CSV, "ordinary FSDP": FSDP_CSV}
     files = {name: read_runs(path) for name, path in paths.items()}
-    first, second, third = (tuple(validate(runs.rows, values)) for runs in files.values())
-    return Evidence(first, second, third, files)
+    first, second, *others = (tuple(validate(runs.rows, values)) for runs in files.values())
+    return Evidence(first, second, tuple(row for rows in others for row in rows), files)
+
+
+def other_left_out(column: str, table: Mapping[str, Any] | None = None) -> dict[str, list[dict[str, Any]]]:
+    """Entries of other software and other chips, and of mixtures of experts, by name of their class.
+
+    `row`: without the model (a row, for experts); `family_out`: without the release (the container). `covered` is as in `left_out`.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in (table or residuals())["runs"]:
+        name = _class_name(run)
+        if name:
+            groups.setdefault(name, []).append(run)
+    everything = [run for runs in groups.values() for run in runs]
+    return {
+        name: [
+            {**run, "error_pct": 100 * float(np.expm1(run[column])), "covered": _would_hold(run, runs, column, everything)} for run in runs
+        ]
+        for name, runs in sorted(groups.items())
+    }
+
+
+def unknown_left_out(table: Mapping[str, Any] | None = None) -> dict[str, tuple[Summary, float]]:
+    """Of each class of software and generation of chips, its runs predicted as if nothing of it were known, and how far the interval
+    reaches that the others give."""
+    groups = unknown_groups((table or residuals())["runs"])
+    found = {}
+    for name, errors in groups.items():
+        low, high = unknown_bounds({other: rows for other, rows in groups.items() if other != name})
+        held = [low <= math.exp(-error) <= high for error in errors]
+        found[name] = summary_of([100 * math.expm1(error) for error in errors], held), 100 * (high - 1)
+    return found
+
+
+def _class_name(run: Mapping[str, Any]) -> str:
+    """The group that an entry belongs to; none for dense models and adapters with software and chips of the joint fit."""
+    kind = class_of(run["family"][2])
+    if run["kind"] == "experts":
+        return "mixtures of experts"
+    if kind in (MLPERF, NEMO):
+        return "" if run["architecture"] in GENERATIONS else run["architecture"]
+    return kind
 
 
 def left_out(column: str, *kinds: str, table: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
@@ -137,14 +183,17 @@ def left_out(column: str, *kinds: str, table: Mapping[str, Any] | None = None) -
     return [{**run, "error_pct": 100 * float(np.expm1(run[column])), "covered": _would_hold(run, entries, column)} for run in entries]
 
 
-def _would_hold(run: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], column: str) -> bool:
+def _would_hold(run: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], column: str, wider: Sequence[Mapping[str, Any]] = ()) -> bool:
+    """Whether an interval from the other entries of its kind holds the run; from the wider entries where those are too few."""
     alike = [other for other in entries if other["kind"] == run["kind"]]
-    if column == "family_out":
-        others = [other for other in alike if other["family"] != run["family"]]
-    else:
-        others = [other for other in alike if other is not run]
+    pools = [[other for other in pool if _is_apart(run, other, column)] for pool in (alike, entries, wider)]
+    others = next((pool for pool in pools if len(pool) >= FEWEST), pools[0])
     low, high = bounds([other[column] for other in others])
     return bool(low <= np.exp(-run[column]) <= high)
+
+
+def _is_apart(run: Mapping[str, Any], other: Mapping[str, Any], column: str) -> bool:
+    return bool(other["family"] != run["family"]) if column == "family_out" else other is not run
 
 
 def left_out_summary(entries: Sequence[Mapping[str, Any]]) -> Summary:
@@ -196,7 +245,17 @@ def time_figures(rows: Evidence, table: Mapping[str, Any]) -> list[Figure]:
         Figure(name="Each family left out whole, worst", reached=abs(family_out.worst_pct), at_most=20),
         Figure(name="Llama 2 70B LoRA, mean error", reached=summary(rows.adapters()).mape_pct, at_most=10),
         Figure(name="Dense Llama in published tables, mean error", reached=summary(rows.dense_tables()).mape_pct, at_most=8),
-        Figure(name="Mixtures of experts in published tables, mean error", reached=summary(rows.expert_tables()).mape_pct),
+        Figure(name="Mixtures of experts, mean error", reached=summary(rows.experts()).mape_pct, at_most=10),
+        Figure(
+            name="Mixtures of experts, each container left out, mean",
+            reached=left_out_summary(other_left_out("family_out", table)["mixtures of experts"]).mape_pct,
+            at_most=15,
+        ),
+        Figure(
+            name="Ordinary FSDP, each model left out, mean",
+            reached=left_out_summary(other_left_out("row", table)[FSDP]).mape_pct,
+            at_most=10,
+        ),
     ]
 
 

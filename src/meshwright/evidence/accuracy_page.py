@@ -13,15 +13,18 @@ import numpy as np
 
 from meshwright.evidence import accuracy
 from meshwright.evidence.accuracy import Assumption, Energy, Evidence, Figure
+from meshwright.evidence.campaigns import campaigns
+from meshwright.evidence.classes import EFFECTS_FITTED
 from meshwright.evidence.experts import Choice, expert_choices
-from meshwright.evidence.memory import memory_evidence
+from meshwright.evidence.memory import logged_peaks, memory_evidence
+from meshwright.evidence.mixtures import EXPERTS_FITTED
 from meshwright.evidence.validate import Checked, Summary, family_name, grouped, summary
 from meshwright.layout import Layouts
 from meshwright.predict.footprint import footprint, recipe_for
 from meshwright.predict.practice import MLPERF, class_of
-from meshwright.predict.software import FITTED, fitted_values
+from meshwright.predict.software import FITTED, Fitted, fitted_values
 from meshwright.predict.uncertainty import kind_of
-from meshwright.units import KILO
+from meshwright.units import GIB, KILO
 
 PLOT = "predicted-against-measured.svg"
 SERIES = {  # colour-blind safe (Okabe and Ito)
@@ -31,7 +34,7 @@ SERIES = {  # colour-blind safe (Okabe and Ito)
     "Llama 2 70B LoRA": "#CC79A7",
     "dense models, published tables": "#56B4E9",
     "mixtures of experts": "#E69F00",
-    "chips that nothing was fitted for": "#999999",
+    "chips of other vendors": "#999999",
 }
 SERIES_OF_BENCHMARK = {
     "gpt3": "GPT-3 175B",
@@ -74,7 +77,8 @@ def page(date: str, plot: str, assumptions: Sequence[Assumption]) -> str:
         _tables_section(rows),
         _adapters_section(rows),
         _unfitted_section(rows),
-        _memory_and_energy_section(metered),
+        _campaigns_section(),
+        _memory_and_energy_section(metered, rows),
         _peers_section(),
         _experts_section(choices),
         _assumptions_section(assumptions, summary(rows.large()).mape_pct),
@@ -113,15 +117,29 @@ def _verdict(figure: Figure) -> str:
 
 def _constants_section() -> str:
     values = fitted_values()
-    cells = [
-        (name, f"{_fitted_value(name):.4g}", one.unit, f"{one.expected:g} +- {one.spread:g}", f"{one.low:g} to {one.high:g}", one.meaning)
-        for name, one in FITTED.items()
-    ]
+    joint = [_constant(name, _fitted_value(name), one) for name, one in FITTED.items()]
+    later = [_constant(f"{name}, {key}", _effect(name, key), one) for (name, key), one in EFFECTS_FITTED.items()]
+    later += [_constant(f"experts, {name}", getattr(values.experts, name), one) for name, one in EXPERTS_FITTED.items()]
     columns = ("constant", "value", "unit", "expected", "bounds", "meaning")
-    summary = (
-        f"{len(FITTED)} constants, one joint fit: {values.fitted_on}. `meshwright fit` computes them; no row or system has one of its own."
-    )
-    return f"## Fitted constants\n\n{summary}\n\n" + _table(columns, cells, right=(1,))
+    return f"""## Fitted constants
+
+{len(FITTED)} constants, one joint fit: {values.fitted_on}. `meshwright fit` computes them; no row or system has one of its own.
+
+{_table(columns, joint, right=(1,))}
+
+Fitted afterwards: {len(EFFECTS_FITTED)} effects of classes of software and of chips, and {len(EXPERTS_FITTED)} constants of mixtures
+of experts.
+
+{_table(columns, later, right=(1,))}"""
+
+
+def _constant(name: str, value: float, one: Fitted) -> tuple[str, ...]:
+    return name, f"{value:.4g}", one.unit, f"{one.expected:g} +- {one.spread:g}", f"{one.low:g} to {one.high:g}", one.meaning
+
+
+def _effect(name: str, key: str) -> float:
+    values = fitted_values()
+    return float(getattr((values.classes.get(name) or values.further[name]), key))
 
 
 def _fitted_value(name: str) -> float:
@@ -182,9 +200,9 @@ def _interval_section(rows: Evidence) -> str:
     ]
     return f"""## Intervals
 
-An interval comes from the errors on the closest nine or more runs that were not used in the fit, without a tenth of them on
-either side; `measured`, `near` and `far` say how close those runs are. Fitted rows lie inside more often than in 80 of 100 cases,
-because the interval is that of a run that was not fitted. The median interval of a class is given in per cent of the prediction.
+An interval comes from the errors on the closest nine or more runs that were not used in the fit, and reaches as far to either side as
+four of five of them do; `measured`, `near` and `far` say how close those runs are. Fitted rows lie inside more often than in 80 of 100
+cases, because the interval is that of a run that was not fitted. The median interval of a class is given in per cent of the prediction.
 GPT-3, 405B and 8B rows left out one by one lie
 inside in {left_out.coverage_pct:.0f} of 100 cases, LoRA rows in {adapters_out.coverage_pct:.0f};
 with whole families left out, in {family_out.coverage_pct:.0f} and {adapters_family.coverage_pct:.0f}.
@@ -206,13 +224,16 @@ def _tables_section(rows: Evidence) -> str:
     dense, experts = rows.dense_tables(), rows.expert_tables()
     return f"""## Other people's tables
 
-NeMo's and Megatron-Bridge's own tables, read by container release. Only one factor per release is fitted, on the dense Llama rows.
+NeMo's and Megatron-Bridge's own tables, read by container release. One factor per release is fitted, on the dense Llama rows; the energy of
+an fp8 FLOP on Blackwell Ultra is fitted on those of GB300; and {len(EXPERTS_FITTED)} constants are fitted on mixtures of experts.
 
 ### Dense Llama models
 
 {_summaries({**grouped(dense, lambda row: row.run.release), "**all**": dense}, "release")}
 
-### Mixtures of experts, nothing fitted
+### Mixtures of experts
+
+How each container ran experts comes from the vendor's public recipes (`evidence/expert_recipes.csv`), not from the tables.
 
 {_summaries({**grouped(experts, lambda row: row.run.model.name), "**all**": experts}, "model")}"""
 
@@ -228,19 +249,87 @@ One factor per generation and round is fitted on these rows.
 
 def _unfitted_section(rows: Evidence) -> str:
     others, software = rows.other_vendors(), list(rows.unfitted)
-    return f"""## Chips and software without fitted constants
+    return f"""## Other chips and other software
 
-Chips of other vendors are assumed to reach the same share of their peak as the H100, with NVIDIA's software of the round.
+Chips of other vendors have one factor per generation (`evidence.classes`), with NVIDIA's software of the round.
 
 {_summaries({**grouped(others, lambda row: f"{row.run.accelerator}, {row.run.benchmark}"), "**all**": others}, "accelerator")}
 
-Software of other kinds is assumed to be as fast as the reference release, which is better tuned than most: predictions are too short.
+Software that was not tuned for a record has four effects per class (torchtitan five), fitted on these rows and those of ordinary FSDP.
+
+### With models or releases left out
+
+Each model (each row, for mixtures of experts) is left out in turn, then each release (each container), and predicted by a fit on the
+others.
+
+{_left_out_classes()}
+
+### As if nothing were known
+
+Each class of software, and each generation of chips, is left out whole and predicted as unknown software is: by the mean of the other
+classes. The interval is that of all other groups.
+
+{_unknown_table()}
+
+### By release
 
 {_summaries({**grouped(software, lambda row: f"{row.run.release}, {row.run.accelerator}"), "**all**": software}, "software")}"""
 
 
-def _memory_and_energy_section(metered: Energy) -> str:
-    memory = memory_evidence()
+def _unknown_table() -> str:
+    cells = [
+        (name, one.num_runs, f"{one.mape_pct:.1f}", f"{one.bias_pct:+.1f}", f"+- {reach_pct:.0f}", f"{one.coverage_pct:.0f}")
+        for name, (one, reach_pct) in sorted(accuracy.unknown_left_out().items())
+    ]
+    return _table(("software or chip", "rows", "mean error, %", "bias, %", "interval, %", "inside, %"), cells, right=range(1, 6))
+
+
+def _campaigns_section() -> str:
+    found = campaigns()
+    cells = [
+        (
+            f"{one.model}, {one.accelerator}",
+            f"{one.stated_h:,.0f}",
+            f"{one.predicted_h:,.0f}",
+            f"{one.error_pct:+.0f}",
+            f"{one.interval_h[0]:,.0f} to {one.interval_h[1]:,.0f}",
+            "; ".join(one.assumptions),
+        )
+        for one in found
+    ]
+    mean_pct = float(np.mean([abs(one.error_pct) for one in found]))
+    columns = ("model", "stated, hours", "predicted, hours", "error, %", "80 % interval, hours", "assumed")
+    return f"""## Whole campaigns
+
+Accelerator-hours that public model cards state for pre-training. Layouts and software are not published: the planner's best layout is
+taken, with the software that a job has where nobody names one. Mean error {mean_pct:.0f} %,
+{sum(one.is_covered for one in found)} of {len(found)} inside the interval.
+
+{_table(columns, cells, right=(1, 2, 3))}"""
+
+
+def _left_out_classes() -> str:
+    by_row, by_family = accuracy.other_left_out("row"), accuracy.other_left_out("family_out")
+    cells = []
+    for name, entries in by_row.items():
+        one, other = accuracy.left_out_summary(entries), accuracy.left_out_summary(by_family[name])
+        figures = (
+            f"{one.mape_pct:.1f}",
+            f"{one.bias_pct:+.1f}",
+            f"{one.coverage_pct:.0f}",
+            f"{other.mape_pct:.1f}",
+            f"{other.coverage_pct:.0f}",
+        )
+        cells.append((name, len(entries), *figures))
+    columns = ("software or chip", "rows", "models out: mean, %", "bias, %", "inside, %", "releases out: mean, %", "inside, %")
+    return _table(columns, cells, right=range(1, 7))
+
+
+def _memory_and_energy_section(metered: Energy, rows: Evidence) -> str:
+    memory, logged = memory_evidence(), logged_peaks([row.run for row in rows.measured])
+    peaks = [
+        (row.name, f"{row.measured_bytes / GIB:.1f}", f"{row.predicted_bytes / GIB:.1f}", f"{row.error_pct:+.1f}") for row in logged.rows
+    ]
     cells = [
         (" ".join(run.run_name), run.meter, f"{run.num_accelerators:,}", f"{run.node_power_w / KILO:.2f}", f"{error:+.1f}")
         for run, error in zip(metered.runs, metered.held_out_pct, strict=True)
@@ -250,6 +339,12 @@ def _memory_and_energy_section(metered: Energy) -> str:
 Peak memory of {len(memory.rows)} cut-down models on eight B200 (SimuMax): mean error {memory.mean_abs_error_pct:.2f} %,
 bias {memory.bias_pct:+.2f} %, worst {memory.worst_pct:+.2f} %.
 No constant is fitted on these rows, but they were used to decide which tensors the software allocates.
+
+Peaks that {len(logged.rows)} MLPerf submissions logged, compared with the first stage, where the process is that writes the log: mean error
+{logged.mean_abs_error_pct:.1f} %, bias {logged.bias_pct:+.1f} %, worst {logged.worst_pct:+.1f} %. A row that does not say what is
+recomputed is taken to do the least with which it fits into what the driver reports for its accelerator.
+
+{_table(("run", "logged, GiB", "predicted, GiB", "error, %"), peaks, right=(1, 2, 3))}
 
 Power of a node: each metered run is predicted with constants fitted on the others. GPT-3 on 512 H100 with its duration predicted too:
 {metered.gpt3_kwh:.1f} kWh, metered {accuracy.METERED_KWH:g} kWh.
@@ -348,7 +443,7 @@ def _memory_of(choices: Sequence[Choice], accelerator: str, num_accelerators: in
     one = next(c for c in choices if c.run.accelerator == accelerator and c.run.num_accelerators == num_accelerators)
     run = one.run
     memory = footprint(run.model, run.workload, Layouts.of([one.best]), recipe_for(run.workload.precision, run.cluster.accelerator))
-    return 100 * float(memory.peak_bytes[0]) / run.cluster.accelerator.memory_bytes
+    return 100 * float(memory.peak_bytes[0]) / run.cluster.accelerator.room_bytes
 
 
 def _assumptions_section(assumptions: Sequence[Assumption], mape_pct: float) -> str:
@@ -390,12 +485,14 @@ def _short_section(rows: Evidence, choices: Sequence[Choice]) -> str:
 - The record machine is within 2 % because rows that no wall clock confirms count half (`evidence.fit.UNCONFIRMED`), a rule made after the
   two rows of round v6.0 were found to contradict each other. With equal weights its step is {even.record_pct:+.1f} % off, and the mean and
   worst of GPT-3 and 405B are {even.large_pct:.2f} % and {even.worst_pct:+.1f} %.
-- Mixtures of experts: {experts.mape_pct:.0f} % off on average, bias {experts.bias_pct:+.0f} %.
-  Sorting tokens and sending them to experts are priced as bandwidth only, and experts as evenly loaded;
-  the tables do not state dispatch, overlap or recompute.
-- Chips of other vendors: bias {others.bias_pct:+.0f} %, worst {others.worst_pct:+.0f} %. Nothing was fitted on them; one measured run and
-  `meshwright calibrate` give them a software profile of their own.
-- Software of other kinds: bias {unfitted.bias_pct:+.0f} %, for the same reason.
+- Mixtures of experts: {experts.mape_pct:.0f} % off on average, worst {experts.worst_pct:+.0f} %.
+  Experts are assumed to be evenly loaded, recomputing single parts of a layer is assumed to cost nothing, and which version of a recipe
+  a row was run with is inferred.
+- Chips of other vendors: {others.mape_pct:.0f} % off on average, worst {others.worst_pct:+.0f} %.
+  They have one factor per generation; one measured run and `meshwright calibrate` give them a software profile of their own.
+- Other software: {unfitted.mape_pct:.0f} % off on average, worst {unfitted.worst_pct:+.0f} %.
+  Attention without fused kernels (Megatron of 2023) and fp8 scaled by rows (torchtitan) are not described. A release of which no run
+  is known may be off by as much as the last columns of the table above say.
 - LoRA: worst {off.error_pct:+.0f} % ({_name(off)});
   the family with the largest error is {loosest}, {summary(families[loosest]).mape_pct:.0f} % on average.
 - A release without measurements: of the {accuracy.left_out_summary(entries).mape_pct:.1f} % that families left out are off by,
@@ -476,7 +573,7 @@ def scatter(path: Path, rows: Evidence) -> None:
 def series(row: Checked) -> str:
     """Which colour a row has."""
     if not row.run.is_nvidia:
-        return "chips that nothing was fitted for"
+        return "chips of other vendors"
     if row.run.model.experts:
         return "mixtures of experts"
     return SERIES_OF_BENCHMARK.get(row.run.benchmark, "dense models, published tables")

@@ -17,7 +17,7 @@ from typing import Any
 
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import load_cluster, load_workload
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.evidence.mlperf import BENCHMARKS
 from meshwright.files import write_whole
 from meshwright.job import Job
@@ -26,7 +26,8 @@ from meshwright.predict.exact import step_excess_s
 from meshwright.predict.prediction import parts
 from meshwright.predict.software import RELEASES, Software, as_json, fitted_values, is_release, software
 from meshwright.predict.uncertainty import residuals
-from meshwright.record.mllog import Log, StepTimes, read_log, read_step_times, step_times
+from meshwright.record.mllog import Log, read_log, step_times
+from meshwright.record.step_times import StepTimes, read_step_times
 
 FASTEST, SLOWEST = math.log(1 / 4), math.log(32)  # compute against the reference release: beyond these the run was another one
 HALVINGS = 60
@@ -210,7 +211,7 @@ def described(
     """The job and layout of an observed run: what its files say, else what the caller says; where both do, they must agree."""
     known_model, known_workload = _names(observed, model, workload)
     base = load_workload(known_workload)
-    batch = _one_of("global batch", observed.global_batch, global_batch, "--batch") or base.global_batch
+    batch = _one_of("global batch", observed.global_batch, global_batch, argument("batch")) or base.global_batch
     trained = replace(base, seq_len=observed.seq_len or base.seq_len, global_batch=batch, precision=precision or base.precision)
     machine = machine_of(observed, cluster, num_accelerators)
     job = Job(known_model or base.model, machine, trained, profile="none")
@@ -233,11 +234,13 @@ def _names(observed: Observed, model: str, workload: str) -> tuple[str, str]:
             if observed.benchmark
             else "a CSV does not name the job"
         )
-        raise InputError(f"which workload was run? {problem}", where=observed.files[0], fix="add --workload (and --model)")
+        raise InputError(
+            f"which workload was run? {problem}", where=observed.files[0], fix=f"add {argument('workload')} (and {argument('model')})"
+        )
     if workload:
         known = model or (BENCHMARKS[observed.benchmark][0] if observed.benchmark in BENCHMARKS else load_workload(workload).model)
         if not known:
-            raise InputError(f"workload {workload} is for any model", where=observed.files[0], fix="add --model")
+            raise InputError(f"workload {workload} is for any model", where=observed.files[0], fix=f"add {argument('model')}")
         return known, workload
     benchmark_model, benchmark_workload = BENCHMARKS[observed.benchmark]
     return model or benchmark_model, benchmark_workload
@@ -267,7 +270,9 @@ def calibrate(observed: Observed, run: LoggedRun, release: str = "", name: str =
     """The profile with which the job's predicted step is the observed one, starting from a release or else from the closest."""
     if name and is_release(name):
         raise InputError(
-            f"a profile cannot be called {name!r}: that is a release", where="--name", fix="choose a name of its own, such as ours-16x-h100"
+            f"a profile cannot be called {name!r}: that is a release",
+            where=argument("name"),
+            fix="choose a name of its own, such as ours-16x-h100",
         )
     start = software(release) if release else _closest_release(observed, run)
     log_factor = _log_factor(observed, run, start)

@@ -52,7 +52,7 @@ def _read(row: dict[str, str]) -> ExpertRecipe:
     practice = ExpertPractice(
         graphs=row["graphs"], sends_once=row["dispatcher"] in _ONCE, overlaps=row["overlaps"] == "yes", is_fused=row["fused"] == "yes"
     )
-    return ExpertRecipe(practice, row["fp8_attention"] == "yes", row["recompute_modules"], row["source"])
+    return ExpertRecipe(practice, row["fp8_attention"] == "yes", row["recompute_modules"].replace("|", "+"), row["source"])
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from meshwright.predict.exact import exact_prediction
 from meshwright.predict.prediction import predict
 from meshwright.predict.software import FittedValues, Software, fitted_values
 from meshwright.record.entries import PART_NAMES, PARTS
+from meshwright.units import per_cent
 
 # What the stacks could do, with no degrees in it. Megatron-LM as NVIDIA's MLPerf code ran it: the distributed optimizer, no
 # recomputing, 1F1B and interleaving, ring context parallelism, and its two rank orders. Whether CUDA graphs and the overlap of tensor
@@ -104,5 +105,5 @@ def _choice(run: MeasuredRun, stack: Software) -> Choice:
         best_unhidden_s=unhidden.step_s[0],
         best=best if found.step_s[0] <= chosen_s else run.layout,
         num_layouts=found.num_layouts,
-        difference=f"{PART_NAMES[part]} {gaps[part] / chosen_s:+.1%} of the step" if gaps[part] > 0 else "none",
+        difference=f"{PART_NAMES[part]} {per_cent(gaps[part] / chosen_s, '+.1f')} of the step" if gaps[part] > 0 else "none",
     )

@@ -98,11 +98,15 @@ def machine(name: str, device: str, num_accelerators: int, per_node: int, host_n
         latency_s=fabric.link.latency_s,
         num_planes=fabric.num_planes,
         routing=fabric.link.routing,
+        routing_assumed=fabric.link.routing_assumed,
     )
     cluster = Cluster(name=name, accelerator=chip, tiers=(*inner, outer), accelerators_per_node=per_node)
     alone = inner[-1].num_accelerators == num_accelerators
     assumption = f"network: {fabric.link.name} at {fabric.bytes_per_s / GBIT:g} Gb/s per accelerator, as in the vendor's reference system"
-    return Machine(cluster, (assumption,) if fabric.assumed and not alone else ())
+    assumptions = [assumption] if fabric.assumed else []
+    if outer.routing_assumed:
+        assumptions.append(f"routing: {outer.routing}, as in most Ethernet fabrics; the text does not say")
+    return Machine(cluster, () if alone else tuple(assumptions))
 
 
 def _inner_tiers(chip: Accelerator, num_accelerators: int, per_node: int, text: str) -> tuple[Tier, ...]:

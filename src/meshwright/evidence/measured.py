@@ -11,8 +11,11 @@ from meshwright.describe.recipe import recipe_of_spelling
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.job import Job
-from meshwright.layout import Layout
+from meshwright.layout import Layout, Layouts
+from meshwright.predict.footprint import check_fits, footprint, recipe_for, reserve_for
+from meshwright.predict.legality import check_layout
 from meshwright.predict.practice import ExpertPractice
+from meshwright.predict.recompute import fits, least_recompute
 from meshwright.predict.software import Software
 from meshwright.predict.stages import stage_layers
 
@@ -152,6 +155,39 @@ def with_stages(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
         return layout, ()
     stated = replace(layout, first_stage_layers=each, last_stage_layers=last)
     return stated, (f"stages: {each} layers each, and {last} on the last",)
+
+
+def with_room(layout: Layout, model: Model, cluster: Cluster, workload: Workload, stated: str) -> tuple[Layout, tuple[str, ...]]:
+    """The layout with the cheapest recomputing that fits where the row does not state it, and what was assumed.
+
+    Where nothing fits without a pipeline, tables leave out that weights were sharded (FSDP).
+    """
+    if stated:
+        return layout, ()
+    found = least_recompute(model, cluster, workload, layout)
+    if layout.pp == 1 and layout.zero_stage < 3 and not fits(model, cluster, workload, found):
+        sharded = least_recompute(model, cluster, workload, replace(layout, zero_stage=3))
+        if fits(model, cluster, workload, sharded):
+            return sharded, (f"ZeRO stage 3 and recompute {sharded.recompute}: nothing less fits",)
+    return found, (f"recompute: {found.recompute}" + (", the least that fits" if found.recompute != "none" else ""),)
+
+
+def with_experts(layout: Layout, model: Model, cluster: Cluster, stated: str) -> tuple[Layout, tuple[str, ...]]:
+    """The layout with experts spread over a scale-up domain where the row does not say over how many ranks, and what was assumed."""
+    if stated or not model.experts:
+        return layout, ()
+    ranks = min(layout.dp * layout.cp * layout.tp, cluster.tiers[0].num_accelerators)
+    usable = [ep for ep in range(1, ranks + 1) if model.experts.num_experts % ep == 0 and (layout.dp * layout.cp * layout.tp) % ep == 0]
+    return replace(layout, ep=usable[-1]), (f"ep: {usable[-1]}, as many as a scale-up domain holds",)
+
+
+def check_runs(model: Model, cluster: Cluster, workload: Workload, layout: Layout) -> None:
+    """Refuse a row that `meshwright predict` would refuse: by what must divide what, or by memory."""
+    check_layout(model, cluster, workload, layout)
+    chip = cluster.accelerator
+    check_fits(
+        footprint(model, workload, Layouts.of([layout]), recipe_for(workload.precision, chip)), chip, reserve_bytes=reserve_for(chip)
+    )
 
 
 def missing_layout(columns: list[str]) -> InputError:

@@ -9,6 +9,7 @@ all-to-all. No constant is fitted on these rows; which tensors that software all
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from meshwright.cost.memory import BF16_BYTES
 from meshwright.describe.load import load_model
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
+from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.table import Row, read_table
 from meshwright.layout import Layout, Layouts
-from meshwright.predict.footprint import MOMENTS, footprint, recipe_for
+from meshwright.predict.footprint import MOMENTS, footprint, recipe_for, stages
 from meshwright.units import GIB
 
 RUNS = Path(__file__).with_name("memory_runs.csv")
@@ -62,6 +64,19 @@ class MemoryEvidence:
     def worst_pct(self) -> float:
         """The largest error, with its sign."""
         return max((row.error_pct for row in self.rows), key=abs)
+
+
+def logged_peaks(runs: Sequence[MeasuredRun]) -> MemoryEvidence:
+    """Runs whose logs state their peak: that of the process which writes the log, rank 0, and so of the first stage."""
+    return MemoryEvidence(rows=tuple(_logged(run) for run in runs if run.peak_memory_bytes))
+
+
+def _logged(run: MeasuredRun) -> MemoryRow:
+    first = stages(run.model, run.workload, run.layout, recipe_for(run.workload.precision, run.cluster.accelerator))[0]
+    name = f"{run.name}, {run.layout.degrees}"
+    return MemoryRow(
+        name=name, measured_bytes=run.peak_memory_bytes, predicted_bytes=first.peak_bytes, stage=first.stage, moment=first.peak_at
+    )
 
 
 def memory_evidence(path: Path = RUNS) -> MemoryEvidence:

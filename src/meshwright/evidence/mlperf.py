@@ -10,9 +10,20 @@ from meshwright.describe.load import load_model, load_workload, names
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError, nearest
 from meshwright.evidence.machine import machine
-from meshwright.evidence.measured import MEGATRON_ORDER, MeasuredRun, check_degrees, missing_layout, recipe, with_stages
+from meshwright.evidence.measured import (
+    MEGATRON_ORDER,
+    MeasuredRun,
+    check_degrees,
+    check_runs,
+    missing_layout,
+    recipe,
+    with_experts,
+    with_room,
+    with_stages,
+)
 from meshwright.evidence.table import Row
 from meshwright.layout import RECOMPUTE, Layout
+from meshwright.units import GIB
 
 REQUIRED = (
     *("round", "submitter", "system", "benchmark", "accelerator", "num_accelerators", "accelerators_per_node"),
@@ -56,6 +67,9 @@ def mlperf_run(row: Row) -> MeasuredRun:
         precision=precision,
         attention_precision="fp8" if _flag(row, "fp8_attention", False) else "bf16",
     )
+    layout, ep_assumptions = with_experts(layout, model, built.cluster, row.text("ep"))
+    layout, room_assumptions = with_room(layout, model, built.cluster, workload, row.text("activation_recompute"))
+    check_runs(model, built.cluster, workload, layout)
     return MeasuredRun(
         round=round_name,
         submitter=submitter,
@@ -74,7 +88,16 @@ def mlperf_run(row: Row) -> MeasuredRun:
         source_row=row.line,
         notes=row.text("notes"),
         kind="lora" if workload.adapters else "pretrain",
-        assumptions=(*built.assumptions, *assumptions, *split_assumptions, *_assumed_order(row, layout), *_assumed_overlap(row, layout)),
+        peak_memory_bytes=row.positive_or("max_memory_gb", 0.0) * GIB if "max_memory_gb" in row.cells else 0.0,
+        assumptions=(
+            *built.assumptions,
+            *assumptions,
+            *split_assumptions,
+            *ep_assumptions,
+            *room_assumptions,
+            *_assumed_order(row, layout),
+            *_assumed_overlap(row, layout),
+        ),
     )
 
 

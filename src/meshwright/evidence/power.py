@@ -117,7 +117,11 @@ def twin(run: PowerRun) -> MeasuredRun:
     alike = (run.round, run.benchmark, run.accelerator, run.num_accelerators)
     found = [other for other in twins() if (other.round, other.benchmark, other.accelerator, other.num_accelerators) == alike]
     if not found:
-        raise InputError(f"no measured run has the machine and layout of {' '.join(run.run_name)}", where=MEASURED_CSV.name)
+        raise InputError(
+            f"no measured run has the machine and layout of {' '.join(run.run_name)}",
+            where=MEASURED_CSV.name,
+            fix="add a row for it, or leave out its power",
+        )
     return min(found, key=lambda other: (other.system != run.system, other.submitter != run.submitter))
 
 

@@ -16,10 +16,21 @@ from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import InputError, nearest
 from meshwright.evidence.expert_recipes import expert_recipe
 from meshwright.evidence.machine import machine
-from meshwright.evidence.measured import MEGATRON_ORDER, MeasuredRun, check_degrees, missing_layout, recipe, with_stages
+from meshwright.evidence.measured import (
+    MEGATRON_ORDER,
+    MeasuredRun,
+    check_degrees,
+    check_runs,
+    missing_layout,
+    recipe,
+    with_experts,
+    with_room,
+    with_stages,
+)
 from meshwright.evidence.table import Row
-from meshwright.layout import Layout
-from meshwright.predict.practice import WHOLE_GRAPHS, expert_practice
+from meshwright.layout import OPS, Layout
+from meshwright.predict.practice import TORCHTITAN, WHOLE_GRAPHS, class_of, expert_practice
+from meshwright.predict.recompute import fits
 from meshwright.units import GIB
 
 REQUIRED = ("source", "section", "model", "seq", "gpu", "n_gpus", "gbs", "mbs", "tp", "pp", "precision", "tokens_s_gpu")
@@ -106,11 +117,29 @@ def published_run(row: Row) -> MeasuredRun:
     kind = _kind(section)
     precision = recipe(_AMP.sub("", precision_name).partition("(")[0].strip())
     known = expert_recipe(code.release.removeprefix("nemo-"), model.name, chip.name, precision, layout) if _is_nemo(code, model) else None
+    layout, ep_assumptions = with_experts(layout, model, built.cluster, row.text("ep"))
     if _is_nemo(code, model):
         practice = known.practice if known else expert_practice(code.release, chip, precision)
         layout = replace(layout, cuda_graphs=practice.graphs == WHOLE_GRAPHS)
+    if known and known.recomputed and not row.text("recompute"):
+        layout = replace(layout, recompute=known.recomputed)
     layout, split_assumptions = with_stages(layout, model)
     chip.peak_flops_per_s(precision)  # refuses a format that the chip does not multiply in
+    workload = Workload(
+        name=f"{kind} of {model.name}",
+        model=model.name,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        precision=precision,
+        adapters=LORA if kind == "lora" else None,
+        attention_precision="fp8" if known and known.has_fp8_attention else "bf16",
+    )
+    if _is_nemo(code, model) and precision == "bf16" and not fits(model, built.cluster, workload, layout):
+        workload = replace(workload, precision="bf16-lean")
+    layout, room_assumptions = with_room(
+        layout, model, built.cluster, workload, row.text("recompute") or (known.recomputed if known else "")
+    )
+    check_runs(model, built.cluster, workload, layout)
     return MeasuredRun(
         round=code.release,
         submitter=source,
@@ -118,15 +147,7 @@ def published_run(row: Row) -> MeasuredRun:
         benchmark=row.text("model"),
         model=model,
         cluster=built.cluster,
-        workload=Workload(
-            name=f"{kind} of {model.name}",
-            model=model.name,
-            seq_len=seq_len,
-            global_batch=global_batch,
-            precision=precision,
-            adapters=LORA if kind == "lora" else None,
-            attention_precision="fp8" if known and known.has_fp8_attention else "bf16",
-        ),
+        workload=workload,
         layout=layout,
         release=code.release,
         measured_s=measured_s,
@@ -142,6 +163,8 @@ def published_run(row: Row) -> MeasuredRun:
             *model_assumptions,
             *layout_assumptions,
             *split_assumptions,
+            *ep_assumptions,
+            *room_assumptions,
             *(_LORA_SAID if kind == "lora" else ()),
         ),
     )
@@ -192,13 +215,13 @@ def _layout(row: Row, code: Software, chip: Accelerator) -> tuple[Layout, tuple[
         ep=ep,
         micro_batch=micro_batch,
         zero_stage=_zero_stage(row) if row.text("zero") else 3 if fsdp and fsdp[1] != "0" else code.zero_stage,
-        recompute=_recompute(row.text("recompute")),
+        recompute=_recompute(row.text("recompute"), code),
         cp_kind=code.cp_kind,
         order=MEGATRON_ORDER,
         overlap_tp=tp > 1 and (code.overlap_tp or "async" in note.lower()),
         cuda_graphs=chip.architecture in code.graphs,
     )
-    return layout, _assumptions(layout, code, recompute_stated=bool(row.text("recompute")))
+    return layout, _assumptions(layout, code)
 
 
 def _zero_stage(row: Row) -> int:
@@ -208,18 +231,17 @@ def _zero_stage(row: Row) -> int:
     return int(text)
 
 
-def _recompute(text: str) -> str:
-    """The kind of recompute; `selective+SP` names sequence parallelism too, which is always on here."""
+def _recompute(text: str, code: Software) -> str:
+    """The kind of recompute; `selective+SP` names sequence parallelism too, which is always on here. torchtitan's selective is its own."""
     kind = text.lower().partition("+")[0] or "none"
     if kind not in ("none", "selective", "full"):
         raise InputError(f"no kind of recompute named {text!r}")
-    return kind
+    return OPS if kind == "selective" and class_of(code.release) == TORCHTITAN else kind
 
 
-def _assumptions(layout: Layout, code: Software, recompute_stated: bool) -> tuple[str, ...]:
+def _assumptions(layout: Layout, code: Software) -> tuple[str, ...]:
     graphs, overlap = "on" if layout.cuda_graphs else "off", "on" if layout.overlap_tp else "off"
-    assumed = [f"software {code.release}: ZeRO stage {layout.zero_stage}, TP overlap {overlap}, CUDA graphs {graphs}, pp outermost"]
-    return (*assumed, *([] if recompute_stated else ["recompute: none"]))
+    return (f"software {code.release}: ZeRO stage {layout.zero_stage}, TP overlap {overlap}, CUDA graphs {graphs}, pp outermost",)
 
 
 def _model(row: Row, seq_len: int) -> tuple[Model, tuple[str, ...]]:

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.describe.cluster import Cluster
 from meshwright.describe.recipe import recipe
 from meshwright.errors import InputError
-from meshwright.evidence.classes import CHIPS, ClassRows, class_rows, effects_of
+from meshwright.evidence.classes import CHIPS, FURTHER, ClassRows, class_rows, effects_of
 from meshwright.evidence.fit import BENCHMARKS, LATER, Rows, fit, leave_family_out, leave_one_out
 from meshwright.evidence.measured import MeasuredRun
 from meshwright.evidence.mixtures import Mixtures, as_entries, mixtures
@@ -31,7 +32,6 @@ from meshwright.layout import Layouts
 from meshwright.predict.prediction import evaluation_time_s, parts
 from meshwright.predict.software import (
     FITTED,
-    REFERENCE_RELEASE,
     FittedValues,
     Software,
     generation_of,
@@ -100,7 +100,26 @@ def refit(measured: Path, published: Path, date: str, progress: Callable[[str], 
     entries += _table_entries(adapters, stacks, lambda run: stacks.finetuning[_generation(run)])
     entries += _of_classes([*runs, *read_runs(UNFITTED_CSV).rows, *read_runs(FSDP_CSV).rows], constants, progress)
     entries += _of_mixtures([*tables, *runs], constants, progress)
-    return Refit(constants, {"date": date, "measured": measured.name, "published": published.name, "runs": entries})
+    unstated = _unstated_routing(runs, values_of(constants))
+    head = {"date": date, "measured": measured.name, "published": published.name, "unstated_routing": round(unstated, 5)}
+    return Refit(constants, {**head, "runs": entries})
+
+
+def _unstated_routing(runs: Sequence[MeasuredRun], values: FittedValues) -> float:
+    """ln by which the step of runs on fabrics of unstated routing would change with the other kind, as a mean of squares."""
+    own = [run for run in runs if run.cluster.tiers[-1].routing_assumed and not _fits_a_domain(run)]
+    other = [replace(run, cluster=_with_routing(run.cluster, "adaptive")) for run in own]
+    if not own:
+        return 0.0
+    return float(np.sqrt(np.mean((log_errors(own, values) - log_errors(other, values)) ** 2)))
+
+
+def _fits_a_domain(run: MeasuredRun) -> bool:
+    return run.cluster.tiers[0].num_accelerators == run.num_accelerators
+
+
+def _with_routing(cluster: Cluster, routing: str) -> Cluster:
+    return replace(cluster, tiers=(*cluster.tiers[:-1], replace(cluster.tiers[-1], routing=routing, routing_assumed=False)))
 
 
 def _containers_and_ultra(joint: Sequence[MeasuredRun], llama: Sequence[MeasuredRun], constants: dict[str, Any]) -> dict[str, float]:
@@ -134,11 +153,13 @@ def _of_classes(runs: Sequence[MeasuredRun], constants: dict[str, Any], progress
     rows = ClassRows(own, values_of(constants))
     found = rows.fit()
     table = effects_of(found)
-    constants["classes"] = {name: asdict(table[name]) for name in table if name not in CHIPS}
-    constants["chips"] = {name: asdict(table[name]) for name in CHIPS}
+    stated = {name: {key: value for key, value in asdict(one).items() if value is not None} for name, one in table.items()}
+    constants["classes"] = {name: effects for name, effects in stated.items() if name not in FURTHER}
+    constants["further"] = {name: stated[name] for name in FURTHER}
     progress("every model, and every release of other software, left out in turn")
     size_out, release_out = rows.left_out(lambda run: run.model.name, found), rows.left_out(lambda run: run.release, found)
-    return [_entry(run, a, b) for run, a, b in zip(own, size_out, release_out, strict=True)]
+    unknown = rows.unknown(found)
+    return [{**_entry(run, a, b), "unknown": round(float(c), 5)} for run, a, b, c in zip(own, size_out, release_out, unknown, strict=True)]
 
 
 def _of_mixtures(runs: Sequence[MeasuredRun], constants: dict[str, Any], progress: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -159,12 +180,11 @@ def log_errors(runs: Sequence[MeasuredRun], values: FittedValues) -> Log:
 
 
 def stack_of(run: MeasuredRun, values: FittedValues) -> Software:
-    """The stack of a run's own release; of software of a kind that was never fitted, the reference release under its name."""
+    """The stack of a run's own release; software of a kind that was never fitted is taken as the mean of the other classes."""
     try:
         return values.software(run.release)
     except InputError:
-        note = f"no factor was fitted for software such as {run.release}: taken as {REFERENCE_RELEASE}"
-        return replace(values.software(REFERENCE_RELEASE), name=run.release, release=run.release, known=False, note=note)
+        return values.unknown_software(run.release)
 
 
 def _parts(run: MeasuredRun, stack: Software) -> StepParts:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from meshwright.errors import InputError
+from meshwright.errors import FitError, InputError
 from meshwright.evidence import mlperf, published
 from meshwright.evidence.measured import MeasuredRun, Runs, Skipped
 from meshwright.evidence.table import CellError, Row, Table, read_table
@@ -44,7 +44,7 @@ def read_runs(path: str | os.PathLike[str]) -> Runs:
             rows.append(kind.run(row))
         except CellError:
             raise
-        except InputError as error:
+        except (InputError, FitError) as error:
             skipped.append(Skipped(kind.name(row), error.what, row.line))
     return Runs(rows=tuple(rows), skipped=tuple(skipped))
 

@@ -52,7 +52,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Errors of several runs, in per cent; all zero where there are none."""
+    """Errors of several runs, in per cent; nan where there are none."""
 
     num_runs: int
     mape_pct: float

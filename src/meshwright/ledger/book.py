@@ -255,7 +255,7 @@ def _notes(run: Run, spans: Sequence[Span], rates: Sequence[Rate | None], price:
         notes.append(f"{left_out} events with times that no run can have are left out")
     unread = _unread_price(run)
     if spans and None in rates:
-        none = "no price is listed for the machine, and none was given: --price 2.5USD/h per accelerator"
+        none = "no price is listed for the machine, and none was given (a price is written like 2.5USD/h, per accelerator)"
         notes += [unread, none] if unread else [none]
     elif price is None and any(span.rate is None for span in spans):
         notes.append(f"{unread or 'no price was recorded with the run'}: today's price of the catalogue is used")

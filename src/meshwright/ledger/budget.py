@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 
 from meshwright.describe.cluster import Cluster
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.ledger.rate import Rate, read_usd
 from meshwright.plan.plan import Plan
 from meshwright.predict.outcome import Spread
@@ -52,8 +52,8 @@ class Budget:
         raise InputError(
             f"not started: the run is predicted to cost {amount(would)}{self._interval(run_s)}{spent}; "
             f"that is {amount(would - self.usd)} over the budget of {amount(self.usd)}",
-            where=f"--budget; {self.num_gpus:,} accelerators at {self.rate}",
-            fix=f"give --budget {self.enough_usd(run_s.value)}USD or more, ask for fewer steps, or choose a cheaper plan",
+            where=f"{argument('budget')}; {self.num_gpus:,} accelerators at {self.rate}",
+            fix=f"give {argument('budget', f'{self.enough_usd(run_s.value)}USD')} or more, ask for fewer steps, or choose a cheaper plan",
         )
 
     def _interval(self, run_s: Spread) -> str:
@@ -82,9 +82,9 @@ def predicted_s(plan: Plan, num_steps: int, after: int = 0) -> Spread:
 
 
 def evaluation_s(plan: Plan) -> float:
-    """Seconds of one evaluation by the plan's prediction: its time to train without the steps."""
+    """Seconds of one evaluation by the plan's prediction: its time to train, if nothing fails, without the steps."""
     whole, count = plan.workload.num_steps(), plan.workload.num_evaluations(plan.workload.num_steps())
-    beside_s = plan.time_to_train_s - whole * plan.step_s
+    beside_s = (plan.ideal_time_to_train_s or plan.time_to_train_s) - whole * plan.step_s
     return max(beside_s / count, 0.0) if count and math.isfinite(beside_s) else 0.0
 
 
@@ -94,19 +94,19 @@ def recorded_budget(run: Run) -> Decimal | None:
     recorded = starts[-1].detail.get("budget_usd") if starts else None
     if recorded is None:
         return None
-    return read_usd(str(recorded), f"budget_usd in {run.folder / 'events.jsonl'}", "give a new budget, or --budget none")
+    return read_usd(str(recorded), f"budget_usd in {run.folder / 'events.jsonl'}", f"give a new budget, or {argument('budget', 'none')}")
 
 
 def no_price(cluster: Cluster) -> InputError:
     """The error where a budget is given and no price of the machine is known."""
     return InputError(
         f"no price is listed for {cluster.accelerator.name}, so a budget cannot be checked",
-        where="--budget",
-        fix="give the price of an accelerator-hour: --price 2.5USD/h",
+        where=argument("budget"),
+        fix=f"give the price of an accelerator-hour: {argument('price', '2.5USD/h')}",
     )
 
 
-def read_budget(text: str, where: str = "--budget") -> Decimal:
+def read_budget(text: str, where: str = argument("budget")) -> Decimal:
     """The amount of USD that a user gives: `500USD`."""
     return read_usd(text, where, UNDERSTOOD)
 

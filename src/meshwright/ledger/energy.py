@@ -13,6 +13,7 @@ from meshwright.errors import InputError
 from meshwright.ledger.timeline import Span
 from meshwright.plan.plan import Plan, job_of
 from meshwright.predict.outcome import DEFAULT_REGION, NOT_STATED, node_w, power_constants
+from meshwright.units import per_cent
 
 WORKS = ("compute", "optimizer", "evaluation", "unmeasured")  # at the cap, but for what a slow release adds, as the predictor has it
 SHARES_CORES = ("exposed_tp", "exposed_cp", "exposed_ep")  # copies and reductions run on the same cores
@@ -58,36 +59,39 @@ def energy_of(spans: Sequence[Span], plan: Plan | None, region: str = "") -> Ene
     grid = economics.region(region or (plan.cluster.region if plan else "") or DEFAULT_REGION)
     provider = plan.cluster.provider if plan else ""
     halls = economics.facility(provider)
+    is_modelled = power is not None and math.isfinite(power.cluster.accelerator.power_cap_w)
+    if wall_j is None and power is not None and not is_modelled:
+        notes.append(f"energy is unknown: the power of {power.cluster.accelerator.name} is {NOT_STATED}")
     if wall_j is not None and plan is not None:
         notes += _assumed(plan, region, halls.name)
     drawn_j = None if wall_j is None else float(facility_energy_j(wall_j, halls.pue))
-    has_water = wall_j is not None and math.isfinite(halls.wue_l_per_kwh)
-    if wall_j is not None and not has_water:
+    if wall_j is not None and halls.wue_l_per_kwh is None:
         notes.append(f"water is unknown: {f'{provider} publishes no litres per kWh' if provider else 'no provider is named'}")
     return Energy(
         wall_j=wall_j,
         metered_j=math.fsum(span.metered_j or 0.0 for span in metered) if metered else None,
-        source=_source(spans, metered, wall_j, notes),
+        source=_source(spans, metered, wall_j, is_modelled, notes),
         facility_j=drawn_j,
         carbon_kg=None if drawn_j is None else float(carbon_kg(drawn_j, grid.grid_gco2e_per_kwh)),
-        water_l=float(water_l(wall_j, halls.wue_l_per_kwh)) if wall_j is not None and has_water else None,
+        water_l=None if wall_j is None or halls.wue_l_per_kwh is None else float(water_l(wall_j, halls.wue_l_per_kwh)),
         region=grid.name,
         region_year=grid.year,
         method=grid.method,
         facility=halls.name,
         facility_year=halls.year,
         pue=halls.pue,
-        wue_l_per_kwh=halls.wue_l_per_kwh if math.isfinite(halls.wue_l_per_kwh) else None,
+        wue_l_per_kwh=halls.wue_l_per_kwh,
         by_span=by_span,
         notes=tuple(notes),
     )
 
 
-def _source(spans: Sequence[Span], metered: Sequence[Span], wall_j: float | None, notes: list[str]) -> str:
+def _source(spans: Sequence[Span], metered: Sequence[Span], wall_j: float | None, is_modelled: bool, notes: list[str]) -> str:
     steps_s, metered_s = (math.fsum(span.end_s - span.start_s for span in some if span.what == "steps") for some in (spans, metered))
     if metered:
         counted, paid = (math.fsum((span.end_s - span.start_s) * span.num_gpus for span in some) for some in (metered, spans))
-        notes.append(f"a meter measured the accelerators in {counted / paid:.0%} of their seconds; hosts, and the rest, are modelled")
+        rest = "hosts, and the rest, are modelled" if is_modelled else "hosts are left out"
+        notes.append(f"a meter measured the accelerators in {per_cent(counted / paid, '.0f')} of their seconds; {rest}")
         return "metered" if metered_s >= steps_s * (1 - 1e-9) else "metered in part"
     return "unknown" if wall_j is None else "modelled"
 
@@ -108,8 +112,6 @@ class _Power:
         self.cluster = plan.cluster
         self.slowdown = _slowdown(plan, notes)
         self.each_w = cache(self._each_w)
-        if not math.isfinite(plan.cluster.accelerator.power_cap_w):
-            notes.append(f"energy is unknown: the power of {plan.cluster.accelerator.name} is {NOT_STATED}")
 
     def of(self, use: str) -> float:
         """Watts during a use; nan where they are not known."""

@@ -11,7 +11,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from meshwright.describe.cluster import Cluster
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.predict.outcome import price_of
 
 GIVEN = "given"
@@ -47,7 +47,9 @@ class Rate:
             rest = {name: str(entry[name]) for name in ("provider", "kind", "date", "source")}
         except (KeyError, InvalidOperation):
             return None
-        return Rate(usd_per_gpu_hour=usd, **rest) if usd.is_finite() and usd >= 0 else None
+        if not usd.is_finite() or not 0 <= usd < MOST_USD or abs(usd.adjusted()) > MOST_DIGITS:  # sums of such numbers would overflow
+            return None
+        return Rate(usd_per_gpu_hour=usd, **rest)
 
     def __str__(self) -> str:
         return f"${self.usd_per_gpu_hour.normalize():f} per accelerator-hour, {self.provider}, {self.kind}, {self.date}"
@@ -67,14 +69,14 @@ def rate_of(cluster: Cluster) -> Rate | None:
     )
 
 
-def read_rate(text: str, where: str = "--price") -> Rate:
+def read_rate(text: str, where: str = argument("price")) -> Rate:
     """The price that a user gives: `2.5USD/h`."""
     amount = re.sub(r"\s*(?:/|per)\s*(?:(?:gpu|accelerator)[ -]?)?(?:h|hour)\s*$", "", text.strip(), flags=re.I)
     usd = read_usd(amount, where, UNDERSTOOD)
     if usd > 100_000:
         raise InputError(f"${usd:f} per accelerator-hour", where=where, fix=UNDERSTOOD)
     today = f"{datetime.now(UTC):%Y-%m-%d}"
-    return Rate(usd_per_gpu_hour=usd, provider="the user", kind=GIVEN, date=today, source=f"--price {text.strip()}")
+    return Rate(usd_per_gpu_hour=usd, provider="the user", kind=GIVEN, date=today, source=f"given as {text.strip()}")
 
 
 def read_usd(text: str, where: str, fix: str) -> Decimal:
@@ -86,11 +88,11 @@ def read_usd(text: str, where: str, fix: str) -> Decimal:
     if "," in number and not re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?", number):
         raise InputError(f"the comma in {text!r} could be a decimal point or a separator", where=where, fix=fix)
     plain = Decimal(number.replace(",", "").replace("_", ""))
-    if plain and abs(plain.adjusted()) > MOST_DIGITS:  # where a product would overflow
-        raise InputError(f"{text.strip()} is {'nothing' if plain.adjusted() < 0 else 'more than there is'}", where=where, fix=fix)
-    usd = plain * _TIMES[found["times"]]
-    if not 0 < usd < MOST_USD:
-        raise InputError(f"{text.strip()} is {'nothing' if usd <= 0 else 'more than there is'}", where=where, fix=fix)
+    is_extreme = plain and abs(plain.adjusted()) > MOST_DIGITS  # where a product would overflow
+    usd = plain if is_extreme else plain * _TIMES[found["times"]]
+    if is_extreme or not 0 < usd < MOST_USD:
+        size = "too large an amount" if usd >= MOST_USD else "too small an amount" if usd > 0 else "not above 0"
+        raise InputError(f"{text.strip()} is {size}", where=where, fix=fix)
     return usd
 
 

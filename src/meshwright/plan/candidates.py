@@ -6,7 +6,7 @@ to the machine, divide the model and the batch, and rank orders that put every a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
@@ -29,6 +29,15 @@ INTERLEAVED, ZERO_BUBBLE, ALL_TO_ALL = SCHEDULES.index("interleaved"), SCHEDULES
 RING = CP_KINDS.index("ring")
 Ints = NDArray[np.int64]
 Row = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Which layouts may be proposed, and whether their rank order or what they recompute can decide that."""
+
+    mask: Callable[[Layouts], NDArray[np.bool_]]
+    by_order: bool = True
+    by_recompute: bool = True
 
 
 def divisors(number: int) -> list[int]:
@@ -176,11 +185,12 @@ class Space:
     num_kv_heads: int
     ends: tuple[int, int]  # layers stated for the first and last stage
     zero_ranks: int  # replicas that share one sharded state; 0: all
+    allowed: Allowed | None = None  # what a stack runs; None: everything
 
     @staticmethod
-    def of(model: Model, cluster: Cluster, rows: Sequence[Row], features: Features, fixed: Fixed) -> Space:
+    def of(model: Model, cluster: Cluster, rows: Sequence[Row], features: Features, fixed: Fixed, allowed: Allowed | None = None) -> Space:
         """The space over these rows of degrees."""
-        return Space(rows, rank_orders(rows, cluster, features), features, model.num_kv_heads, fixed.ends, fixed.zero_ranks)
+        return Space(rows, rank_orders(rows, cluster, features), features, model.num_kv_heads, fixed.ends, fixed.zero_ranks, allowed)
 
     def sorted(self, order: Ints) -> Space:
         """The same space with its rows in another order."""
@@ -190,6 +200,8 @@ class Space:
         """Legal layouts of the rows from number `first` on."""
         if first >= len(self.rows):
             return 0
+        if self.allowed:
+            return self._num_allowed(first, self.allowed)
         tp, cp, pp, vp, dp, _, _ = np.array(self.rows[first:], dtype=np.int64).T
         orders = np.array([len(self.orders[(row[0], row[1], row[2], row[4])]) for row in self.rows[first:]])
         options = self.features
@@ -199,6 +211,32 @@ class Space:
             schedules += self._runs(SCHEDULES.index(name), pp, vp) * np.where(dp * cp > 1, len(options.zero_stages) - fewer, 1)
         kinds = sum((self._has(CP_KINDS.index(kind), tp, cp) for kind in options.cp_kinds), np.zeros(len(tp), dtype=np.int64))
         return int((orders * schedules * kinds * len(options.recompute)).sum())
+
+    def _num_allowed(self, first: int, allowed: Allowed) -> int:
+        """Layouts of the rows from number `first` on that a stack runs."""
+        grid = np.array(self.rows[first:], dtype=np.int64)
+        orders = [self.orders[(row[0], row[1], row[2], row[4])] for row in self.rows[first:]]
+        recompute = self.features.recompute if allowed.by_recompute else self.features.recompute[:1]
+        if not allowed.by_order:
+            counts = np.array([len(found) for found in orders])
+            count = self._num_of(grid, ORDERS.index(AXES), counts, recompute, allowed)
+        else:
+            there = {index: np.array([index in found for found in orders]) for index in sorted({i for found in orders for i in found})}
+            count = sum(
+                self._num_of(grid[mask], index, np.ones(int(mask.sum()), dtype=np.int64), recompute, allowed)
+                for index, mask in there.items()
+            )
+        return count * len(self.features.recompute) // len(recompute)
+
+    def _num_of(self, grid: Ints, order: int, times: Ints, recompute: Sequence[str], allowed: Allowed) -> int:
+        """Layouts of rows of degrees in one rank order that a stack runs, each row counted so many times."""
+        count = 0
+        for choice in self._choices(self.features.zero_stages, recompute):
+            codes = tuple(np.broadcast_to(code, len(grid)) for code in choice)
+            legal = np.flatnonzero(self._legal(grid.T, codes))
+            made = self._made(grid[legal], np.broadcast_to(choice, (len(legal), 4)), np.broadcast_to(order, len(legal)))
+            count += int((times[legal] * allowed.mask(made)).sum())
+        return count
 
     def batches(self, zero_stages: Sequence[int], recompute: Sequence[str]) -> Iterator[tuple[Layouts, int]]:
         """Batches of all legal layouts with these ZeRO stages and kinds of recompute, row by row, each with the rows done before it."""
@@ -234,22 +272,31 @@ class Space:
         order = np.array([index for pick in picks for index in pick], dtype=np.int64)
         n, k = len(rows), len(choices)
         place_of, choice_of = np.divmod(np.arange(n * k), k)
-        tp, cp, pp, vp, dp = (rows[place_of, i] for i in range(5))
-        zero, _, schedule, kind = choices.T[:, choice_of]
-        # One name per thing: without replicas there is one ZeRO stage.
-        legal = self._has(kind, tp, cp) & self._runs(schedule, pp, vp) & ((dp * cp > 1) | (zero == choices[:, 0].min()))
-        # Zero bubble puts weight gradients off, and ZeRO 3 reduces them inside the backward.
-        legal &= (schedule != ZERO_BUBBLE) | (pp == 1) | (zero < 3) | (dp * cp == 1)
+        legal = self._legal(rows[place_of].T, tuple(choices.T[:, choice_of]), lowest=choices[:, 0].min())
         place_of, choice_of = place_of[legal], choice_of[legal]
-        columns = dict(zip(DEGREES, rows.T[:, place_of], strict=True))
-        columns |= dict(zip(("zero_stage", "recompute", "schedule", "cp_kind"), choices.T[:, choice_of], strict=True))
+        return self._made(rows[place_of], choices[choice_of], order[place_of])
+
+    def _legal(self, degrees: Ints, choices: tuple[Ints, ...], lowest: int | None = None) -> NDArray[np.bool_]:
+        """Which rows of degrees may have the choice beside them; `lowest` is the ZeRO stage of rows without replicas."""
+        tp, cp, pp, vp, dp = degrees[:5]
+        zero, _, schedule, kind = choices
+        lowest = min(self.features.zero_stages) if lowest is None else lowest
+        # One name per thing: without replicas there is one ZeRO stage.
+        legal = self._has(kind, tp, cp) & self._runs(schedule, pp, vp) & ((dp * cp > 1) | (zero == lowest))
+        # Zero bubble puts weight gradients off, and ZeRO 3 reduces them inside the backward.
+        return np.asarray(legal & ((schedule != ZERO_BUBBLE) | (pp == 1) | (zero < 3) | (dp * cp == 1)))
+
+    def _made(self, rows: Ints, choices: Ints, order: Ints) -> Layouts:
+        """Layouts of rows of degrees, each with the choices and the rank order beside it."""
+        columns = dict(zip(DEGREES, rows.T, strict=True))
+        columns |= dict(zip(("zero_stage", "recompute", "schedule", "cp_kind"), choices.T, strict=True))
         # Without context parallelism its kind means nothing; whole heads for each rank would be asked of tp alone.
         split_heads = (columns["cp"] == 1) & (columns["cp_kind"] == ALL_TO_ALL) & (self.num_kv_heads % columns["tp"] > 0)
         columns["cp_kind"] = np.where(split_heads, RING, columns["cp_kind"])
         constant = {flag: int(getattr(self.features, flag)) for flag in FLAGS}
         constant |= dict(zip(("first_stage_layers", "last_stage_layers"), self.ends, strict=True), zero_ranks=self.zero_ranks)
-        columns |= {key: np.full(len(place_of), value, dtype=np.int64) for key, value in constant.items()}
-        return Layouts(**columns, order=order[place_of])
+        columns |= {key: np.full(len(rows), value, dtype=np.int64) for key, value in constant.items()}
+        return Layouts(**columns, order=order)
 
     def _has(self, kind: Any, tp: Ints, cp: Ints) -> NDArray[np.bool_]:
         """Where a kind of context parallelism may be: one for all without it, and by all-to-all a rank holds whole heads."""

@@ -19,7 +19,7 @@ from meshwright.predict.prices import BF16_BYTES
 from meshwright.predict.step import StepParts
 from meshwright.predict.traffic import Step, flows, is_counted_whole, layer_flows, sent_on
 from meshwright.record.entries import PART_NAMES, PARTS
-from meshwright.units import seconds, si
+from meshwright.units import per_cent, seconds, si
 
 NOTICEABLE_PCT = 0.05  # a change that buys or costs less is not worth a line
 
@@ -166,9 +166,8 @@ def _expert(priced: StepParts, layout: Layout) -> tuple[float, float]:
 
 def _limit(forecast: Forecast) -> str:
     first, second = sorted(PARTS, key=lambda part: -forecast.parts[part])[:2]
-    return (
-        f"{PART_NAMES[first]} takes {forecast.share(first):.1%} of the step; next is {PART_NAMES[second]} with {forecast.share(second):.1%}"
-    )
+    most, next_most = (per_cent(forecast.share(part)) for part in (first, second))
+    return f"{PART_NAMES[first]} takes {most} of the step; next is {PART_NAMES[second]} with {next_most}"
 
 
 def _carried(axes: tuple[AxisTraffic, ...]) -> Iterator[str]:
@@ -176,7 +175,7 @@ def _carried(axes: tuple[AxisTraffic, ...]) -> Iterator[str]:
     for axis in axes:
         if axis.tiers and axis.traffic_s > 0:
             share = axis.hidden_s / axis.traffic_s
-            hidden = f"of which {share:.0%} hides behind {axis.behind}" if share >= 0.005 else "none of it hidden"
+            hidden = f"of which {per_cent(share, '.0f')} hides behind {axis.behind}" if share >= 0.005 else "none of it hidden"
             yield (
                 f"{axis.name} moves {si(axis.num_bytes, 'B', 3)} in {axis.num_messages:,.0f} messages over {' and '.join(axis.tiers)}: "
                 f"{seconds(axis.traffic_s)}, {hidden}."
@@ -193,7 +192,7 @@ def _scattered(forecast: Forecast) -> Iterator[str]:
     beyond = "data and expert traffic" if cluster.tiers[-1].name in tiers_of(together, cluster).get("ep", ()) else "data parallelism"
     yield (
         f"A replica is as large as a {inner.name}, and would be one with order={'-'.join(AXES)}: pipeline traffic would stay on "
-        f"{inner.link} and only {beyond} cross the {cluster.tiers[-1].name}; the step is then {abs(change):.1%} "
+        f"{inner.link} and only {beyond} cross the {cluster.tiers[-1].name}; the step is then {per_cent(abs(change))} "
         f"{'longer' if change > 0 else 'shorter'}."
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.layout import CP_KINDS, ORDERS, RECOMPUTE, SCHEDULES
+from meshwright.layout import CP_KINDS, ORDERS, SCHEDULES, USUAL_RECOMPUTE
 
 FLAGS = ("overlap_tp", "overlap_pp", "overlap_dp", "cuda_graphs")  # switches that are taken as they are
 
@@ -19,7 +19,7 @@ class Features:
     max_vp: int = 0
     max_micro_batch: int = 0
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
-    recompute: tuple[str, ...] = RECOMPUTE
+    recompute: tuple[str, ...] = USUAL_RECOMPUTE
     schedules: tuple[str, ...] = SCHEDULES
     cp_kinds: tuple[str, ...] = CP_KINDS
     orders: tuple[tuple[str, ...], ...] = ORDERS

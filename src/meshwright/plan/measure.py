@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from meshwright.describe.workload import Workload
 from meshwright.job import Job
 from meshwright.layout import Layouts
+from meshwright.predict.goodput import LEAST_GOODPUT, LONG_S, Interruptions, expected_on
 from meshwright.predict.outcome import node_w, power_constants, working_s
 from meshwright.predict.prediction import evaluation_time_s, num_evaluations_of
 from meshwright.predict.step import StepParts
@@ -46,6 +47,8 @@ class Measure:
     waiting_w: float = 1.0  # of a node, while accelerators wait
     working_w: float = 1.0
     most_s: float = math.inf  # seconds the run may take
+    failing: Interruptions | None = None  # what a run of more than a day has to expect; None: it is left out
+    spares_per_node: float = 0.0  # that stand by in such a run, for each node in use
 
     def times(self, workload: Workload, layouts: Layouts, priced: StepParts) -> Times:
         """The seconds that count, of every layout."""
@@ -60,8 +63,15 @@ class Measure:
     def value(self, times: Times) -> Column:
         """What every row comes to; infinite where the run takes too long."""
         run_s = self.num_steps * times.step_s + self.num_evaluations * (times.evaluation_s + self.around_s)
-        busy_s = self.num_steps * times.busy_s + self.num_evaluations * times.evaluation_s / self.slowdown
-        value = self.waiting_w * run_s + (self.working_w - self.waiting_w) * np.minimum(busy_s, run_s)
+        busy_s = np.minimum(self.num_steps * times.busy_s + self.num_evaluations * times.evaluation_s / self.slowdown, run_s)
+        idle_s = run_s
+        if self.failing and self.failing.work >= LEAST_GOODPUT:  # a longer run has to expect no less, so that the order of runs stays
+            again, stretch = 1 + self.failing.lost / self.failing.work, self.failing.stretch
+            is_long = run_s > LONG_S
+            busy_s = np.where(is_long, again * busy_s, busy_s)
+            run_s = np.where(is_long, stretch * run_s, run_s)
+            idle_s = np.where(is_long, (1 + self.spares_per_node) * run_s, run_s)
+        value = self.waiting_w * idle_s + (self.working_w - self.waiting_w) * busy_s
         return np.asarray(np.where(run_s <= self.most_s, value, np.inf))
 
     def _busy_s(self, priced: StepParts) -> Column:
@@ -80,9 +90,13 @@ def run_time(job: Job) -> Measure:
     return Measure(num_steps=num_steps, num_evaluations=evaluations, around_s=job.software.evaluation_s)
 
 
-def run_energy(job: Job, most_s: float = math.inf) -> Measure:
-    """Joules of the run at one node, which also ranks layouts by carbon; only runs of at most `most_s` seconds count."""
+def run_energy(job: Job, most_s: float = math.inf, *, ideal: bool = False) -> Measure:
+    """Joules of the run at one node, which also ranks layouts by carbon; only runs of at most `most_s` seconds count.
+
+    As in an outcome, a run of more than a day carries interruptions and spare nodes, unless it is to be ideal.
+    """
     time = run_time(job)
+    failing = None if ideal or time is STEP else expected_on(job.cluster)
     (waiting_w, _), (working_w, _) = (node_w(job.cluster, busy, power_constants()) for busy in (0.0, 1.0))
     if math.isnan(waiting_w):  # the chip's power is not stated: the objective reports that for the fastest plan
         return time
@@ -94,4 +108,6 @@ def run_energy(job: Job, most_s: float = math.inf) -> Measure:
         waiting_w=waiting_w,
         working_w=working_w,
         most_s=most_s,
+        failing=failing,
+        spares_per_node=failing.num_spares * job.cluster.accelerators_per_node / job.cluster.num_accelerators if failing else 0.0,
     )

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 from meshwright.predict.forecast import Forecast
-from meshwright.predict.outcome import Spread
+from meshwright.predict.goodput import LONG_S
+from meshwright.predict.outcome import Spread, expected_in
 from meshwright.units import DAY, HOUR, MINUTE, seconds, usd
 
 OBJECTIVES = ("time", "cost", "energy", "carbon", "tokens-per-dollar")
@@ -27,7 +28,7 @@ class Limit:
     allowed: float  # seconds or dollars, as the rest
     predicted: float
     judged: float  # what is held against the limit: the prediction, or where that is a best case what half of the comparable runs took
-    reaches: float  # the far end of the interval; infinite where the prediction is a lower bound
+    reaches: float  # the far end of the interval; infinite where only the lower end is known
 
     @property
     def over(self) -> float:
@@ -46,7 +47,7 @@ class Limit:
         if self.over > 0:
             return f"{shown(self.over)} {'past the deadline' if self.what == 'deadline' else 'over the budget'}"
         if math.isinf(self.reaches):
-            return f"{shown(self.allowed)} holds at {shown(self.judged)}, which is a lower bound: the samples to the target are not known"
+            return f"{shown(self.allowed)} holds at {shown(self.judged)}, and has no upper end: the samples to the target are not known"
         far = "even at the far end of the interval," if self.is_sure else "the interval reaches"
         return f"{shown(self.allowed)} holds at {shown(self.judged)}; {far} {shown(self.reaches)}"
 
@@ -61,7 +62,7 @@ class Aim:
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
-            raise InputError(f"no objective named {self.objective!r}", where="--objective", fix=nearest(self.objective, OBJECTIVES))
+            raise InputError(f"no objective named {self.objective!r}", where=argument("objective"), fix=nearest(self.objective, OBJECTIVES))
 
     @property
     def compares_sizes(self) -> bool:
@@ -98,10 +99,13 @@ class Aim:
 
     def most_s(self, plan: Forecast) -> float:
         """Seconds a run may be predicted to take on a plan's machine so that it keeps the deadline and the budget."""
-        time_s = plan.time_to_train
+        time_s, limits = plan.time_to_train, self.limits(plan)
         if time_s is None:
             return math.inf
-        return min((time_s.value * limit.allowed / limit.judged for limit in self.limits(plan)), default=math.inf)
+        most_s = min((time_s.value * limit.allowed / limit.judged for limit in limits), default=math.inf)
+        # A run of more than a day pays for spare nodes too: what the budget of a shorter one allows is known up to a day only.
+        known_s = LONG_S if plan.outcome.interruptions is None and not plan.terms.ideal and self.budget_usd is not None else math.inf
+        return min(most_s, max(known_s, time_s.value))
 
     def miss(self, late_s: float, over_usd: float) -> float:
         """How far a run misses what was asked, in parts of what was allowed; 0 where it keeps it."""
@@ -133,9 +137,13 @@ def _known(plan: Forecast, spread: Spread | None, key: str) -> Spread:
     if spread is not None:
         return spread
     has_length = plan.time_to_train is not None
-    fix = "choose another objective, or name --provider and --price-kind" if has_length else "set workload.num_tokens"
+    fix = (
+        f"choose another objective, or name {argument('provider')} and {argument('price_kind')}"
+        if has_length
+        else "set workload.num_tokens"
+    )
     reason = plan.outcome.unknown.get(key, "it is not known")
-    raise InputError(f"cannot calculate the {key.replace('_', ' ')}: {reason}", where="--objective", fix=fix)
+    raise InputError(f"cannot calculate the {key.replace('_', ' ')}: {reason}", where=argument("objective"), fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +166,20 @@ class Floor:
         return self.cost_usd if objective in ("cost", "tokens-per-dollar") else self.energy_j * (grams_per_j or 1.0)
 
 
-def floor(cluster: Cluster, workload: Workload, step_s: float, usd_per_hour: float, node_j: float = 0.0) -> Floor:
-    """The least a run takes whose steps cannot be shorter than `step_s`, and a node of which cannot draw less than `node_j`."""
-    time_s = max(workload.num_steps(), 1) * step_s
+def floor(cluster: Cluster, workload: Workload, step_s: float, usd_per_hour: float, node_j: float = 0.0, *, ideal: bool = False) -> Floor:
+    """The least a run takes whose steps cannot be shorter than `step_s`, and a node of which cannot draw less than `node_j`.
+
+    A run that is longer than a day at least has to expect interruptions, unless it is to be ideal.
+    """
+    num_steps, num_paid = workload.num_steps(), cluster.num_accelerators
+    time_s = max(num_steps, 1) * step_s
+    if num_steps and (failing := expected_in(time_s, cluster, ideal=ideal)):
+        time_s, num_paid = failing.stretch * time_s, num_paid + failing.num_spare_accelerators
     nodes = cluster.num_accelerators / cluster.accelerators_per_node
-    return Floor(time_s, cluster.num_accelerators * time_s / HOUR * usd_per_hour, nodes * node_j)
+    return Floor(time_s, num_paid * time_s / HOUR * usd_per_hour, nodes * node_j)
 
 
-def read_duration(text: str, where: str = "--deadline") -> float:
+def read_duration(text: str, where: str = argument("deadline_s")) -> float:
     """Seconds of `7d`, `36h`, `90min`, `20s`; `where` names the option that an error is about."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
     unit = text[len(number) :].strip()

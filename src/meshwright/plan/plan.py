@@ -20,7 +20,7 @@ from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.profile import Profile
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.files import read_bytes, write_whole
 from meshwright.job import Job
 from meshwright.layout import Layout
@@ -48,7 +48,8 @@ class Plan:
     placement: Mapping[str, tuple[str, ...]]  # axis -> tiers it crosses
     spares_per_domain: int  # accelerators of an innermost domain that the plan leaves idle
     peak_memory_bytes: float
-    time_to_train_s: float
+    time_to_train_s: float  # with interruptions, where the forecast counts them
+    ideal_time_to_train_s: float = 0.0  # if nothing interrupts the run; 0 in the plans of earlier versions, whose time is this one
     notes: tuple[str, ...] = field(default=())
     profile: Profile | None = None  # what was timed on the machine, where the prediction is based on it
 
@@ -107,6 +108,7 @@ def plan_of(forecast: Forecast, name: str = "") -> Plan:
         spares_per_domain=inner.num_installed - inner.num_accelerators,
         peak_memory_bytes=forecast.peak_memory_bytes,
         time_to_train_s=time_s.value if time_s else 0.0,
+        ideal_time_to_train_s=forecast.outcome.ideal_s or 0.0,
         notes=forecast.notes,
         profile=job.software.profile,
     )
@@ -125,11 +127,11 @@ def forecast_of(plan: Plan, software: Software | str = "") -> Forecast:
 def stack_of(plan: Plan, name: str = "") -> Software:
     """The software that the plan's numbers come from, or the one called `name`, priced by the profile that the plan carries."""
     if not is_release(plan.software) and (not name or software(name).name != plan.software):
-        given = f"--software {name} is another" if name else "a plan file holds only its name"
+        given = f"{argument('software', name)} is another" if name else "a plan file holds only its name"
         raise InputError(
             f"the plan was made with the software profile {plan.software!r}, and {given}",
             where=f"software of the plan {plan.name!r}",
-            fix="give --software FILE, the file that `meshwright calibrate ... --out FILE` wrote; or make the plan again without a profile",
+            fix=f"give {argument('software')}, the file that `meshwright calibrate ... --out FILE` wrote; or plan again without it",
         )
     stack = software(name or plan.software)
     return on_profile(stack, plan.profile) if plan.profile else stack

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.arguments import typed
 from meshwright.describe.cluster import Cluster
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError, MeshwrightError, argument
 from meshwright.job import Job
 from meshwright.plan.candidates import fixed_by
 from meshwright.plan.objective import Aim
 from meshwright.plan.plan import Plan, plan_of
 from meshwright.plan.rankmap import RankMap, rank_map
-from meshwright.plan.sizes import (
-    Ask,
-    Progress,
-    Searched,
-    Survey,
-    check_sizes,
-    chosen,
-    machines_up_to,
-    reserve_with,
-    survey,
-)
+from meshwright.plan.sizes import Ask, Progress, Searched, Survey, check_sizes, chosen, machines_up_to, reserve_with, survey
+from meshwright.plan.stack_choice import chosen_stack
 from meshwright.predict.forecast import Forecast
 from meshwright.predict.outcome import Terms
 
@@ -167,6 +158,7 @@ def plan_job(
     *,
     keep: int = 5,
     layout: str = "",
+    stack: str = "",
     gpus: int | None = None,
     max_gpus: int | None = None,
     objective: str = "time",
@@ -174,17 +166,22 @@ def plan_job(
     budget_usd: float | None = None,
     terms: Terms | None = None,
     pareto: bool = False,
+    ideal: bool = False,
 ) -> Planned:
-    """The best plans of a job, as `meshwright plan` searches them; `layout` fixes some of the choices.
+    """The best plans of a job, as `meshwright plan` searches them; `layout` fixes some of the choices, `stack` says who must run them.
 
     `objective` is what to minimise: time, cost, energy, carbon or tokens-per-dollar. `deadline_s` and `budget_usd` are limits of the whole
-    run. With `max_gpus` the number of accelerators is chosen too, and `pareto` adds time against cost for several numbers.
+    run. With `max_gpus` the number of accelerators is chosen too, and `pareto` adds time against cost for several numbers. `ideal` leaves
+    interruptions, restarts and checkpoints out of the whole run, as `Terms(ideal=True)` does.
     """
     check_sizes(gpus, max_gpus, ())
+    fixed = fixed_by(layout)
+    job, chosen = chosen_stack(job, stack, fixed)
     ask = Ask(
         job=job,
-        fixed=fixed_by(layout),
-        terms=terms or Terms(),
+        stack=chosen,
+        fixed=fixed,
+        terms=replace(terms or Terms(), ideal=True) if ideal else terms or Terms(),
         aim=Aim(objective=objective, deadline_s=deadline_s, budget_usd=budget_usd),
         keep=keep,
         reserve_bytes=reserve_with(0.0, job),
@@ -208,7 +205,7 @@ def _machines(ask: Ask, gpus: int | None, max_gpus: int | None, pareto: bool) ->
         return [cluster.resized(gpus)]  # as `Job(gpus=...)` and `meshwright predict` take it
     if max_gpus is None and (ask.sized or not (ask.aim.compares_sizes or pareto)):
         return [cluster]
-    found = machines_up_to(cluster, max_gpus or cluster.num_accelerators)
+    found = machines_up_to(cluster, cluster.num_accelerators if max_gpus is None else max_gpus)
     if not found:
-        raise InputError(f"no machine has at most {max_gpus} accelerators", where="--max-gpus", fix="allow at least 1")
+        raise InputError(f"no machine has at most {max_gpus} accelerators", where=argument("max_gpus"), fix="allow at least 1")
     return found

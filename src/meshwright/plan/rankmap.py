@@ -46,7 +46,8 @@ class RankMap:
             csv.writer(out, lineterminator="\n").writerows([names, *self.rows()])
             text = out.getvalue()
         else:
-            raise InputError(f"a rank map is written as .csv or .json, not {path.suffix or 'without a suffix'}", where=str(path))
+            shown = path.suffix or "without a suffix"
+            raise InputError(f"a rank map is written as .csv or .json, not {shown}", where=str(path), fix="name a file such as ranks.csv")
         write_whole(path, text)
 
 

@@ -21,27 +21,33 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.arguments import check_type, typed
+from meshwright.arguments import typed
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
-from meshwright.errors import FitError, InputError, MeshwrightError
+from meshwright.errors import FitError, InputError, MeshwrightError, argument
 from meshwright.job import Job
-from meshwright.layout import RECOMPUTE, SHORT_NAMES, Layout, Layouts, value_text
-from meshwright.plan.candidates import DEGREES, Fixed, Row, Space, concatenated, degrees, fixed_by
+from meshwright.layout import AXES, CP_KINDS, RECOMPUTE, SHORT_NAMES, Layout, Layouts, value_text
+from meshwright.plan.candidates import DEGREES, Allowed, Fixed, Row, Space, concatenated, degrees
 from meshwright.plan.features import Features
 from meshwright.plan.measure import STEP, Measure, Times
+from meshwright.plan.numbering import PP_LAST, same_numbers
+from meshwright.plan.stack import ANY, asked_of
+from meshwright.plan.stack.rule import Stack
 from meshwright.predict import software as sw
 from meshwright.predict.exact import quick_excess_s, step_excess_s
-from meshwright.predict.footprint import RESERVE_BYTES, Footprint, footprint, recipe_for, reserve_for
-from meshwright.predict.forecast import Forecast, forecast
+from meshwright.predict.footprint import RESERVE_BYTES, Footprint, footprint, recipe_for, spare_bytes
 from meshwright.predict.inputs import inputs_of
 from meshwright.predict.measured import measured
+from meshwright.predict.placement import place, tier_sizes
 from meshwright.predict.prediction import Prediction, predict
 from meshwright.predict.prices import BF16_BYTES
 from meshwright.predict.step import price
 from meshwright.units import gib
 
+# Memory to spare is compared in tenths of an accelerator's, up to two. Less is lost to fragments of the allocator, and a fifth is room for
+# a longer sequence or another kernel's workspace: more than that makes no plan safer. An assumption.
+SPARE_STEPS, MOST_SPARE_STEPS = 10, 2
 EXACT = 500  # of the best in closed form, priced again from the exact schedule
 MOST_KEPT = 500  # layouts of one search
 # The closed form adds up chains of operations that wait for each other, so the exact schedule never takes less (but for rounding, and by
@@ -62,6 +68,7 @@ class Found:
 
     layouts: tuple[Layout, ...]
     step_s: tuple[float, ...]  # from the exact schedule
+    num_equal: int  # of these layouts, the first ones: no better or worse than each other, as far as runs of one layout differ
     num_layouts: int  # legal, fitting, fully priced
     num_pruned: int  # legal, dropped unpriced: a lesser choice fits, or the degrees' bound is too slow already
     num_unfit: int  # legal, but too large for the memory
@@ -78,6 +85,7 @@ class _Tally:
     num_layouts: int = 0
     num_pruned: int = 0
     num_unfit: int = 0
+    refused: Layout | None = None  # one that the stack does not run
     nearest_bytes: float = np.inf  # memory the nearest miss lacks
     nearest: Layout | None = None
 
@@ -97,35 +105,39 @@ def search(
     reserve_bytes: float = RESERVE_BYTES,
     prune: bool = True,
     measure: Measure = STEP,
+    stack: Stack = ANY,
+    noise: float = 0.0,
     progress: Progress = lambda done, total: None,
 ) -> Found:
-    """The layouts that fit and have the least of a measure (the step's seconds), from the best on.
+    """The layouts that fit and have the least of a measure (the step's seconds), from the best on; only those that `stack` runs.
 
-    Of layouts that differ only in their ZeRO stage and recompute the best one stands for all.
+    Of layouts that differ only in their ZeRO stage and recompute, or in a rank order that puts every axis on the same tiers, the best one
+    stands for all. Layouts that are within `noise` of the best, as a fraction, are equal: the one with more memory to spare comes first.
     """
     started = time.perf_counter()
     fixed = fixed or Fixed()
-    features = fixed.narrowed(features or usual_features(job))
-    space, bounds = _bounded_space(job, features, fixed, measure)
-    memory = _Memory(job, reserve_bytes, features)
+    features = opened(job, features, fixed, stack)
+    space, bounds = _bounded_space(job, features, fixed, measure, stack)
+    memory = _Memory(job, reserve_bytes, features, fixed, stack)
     best, tally = _Best(job, measure, max(keep, EXACT)), _Tally()
     lesser = min(features.recompute, key=RECOMPUTE.index)
-    opened = space.batches((min(features.zero_stages),), (lesser,)) if prune else space.batches(features.zero_stages, features.recompute)
-    for batch, done in opened:
+    made = space.batches((min(features.zero_stages),), (lesser,)) if prune else space.batches(features.zero_stages, features.recompute)
+    for batch, done in made:
         if prune and bounds[done] > best.limit:
             tally.num_pruned += space.num_layouts(done)
             break
-        fitting = memory.least(batch, features, tally) if prune else batch.take(memory.fits(batch, tally))
+        fitting = memory.least(batch, features, tally) if prune else memory.all_of(batch, tally)
         best.add(fitting)
         tally.num_layouts += len(fitting)
         progress(done, len(space.rows))
     progress(len(space.rows), len(space.rows))
     if not tally.num_layouts:
-        raise _nothing_fits(job.cluster, tally, fixed, reserve_bytes)
-    ranked, seconds = _exact(predict(job, best.layouts), measure, keep)
+        raise _nothing_fits(job, tally, fixed, reserve_bytes, stack)
+    ranked, seconds, num_equal = _exact(predict(job, best.layouts), measure, keep, noise)
     return Found(
         layouts=ranked,
         step_s=seconds,
+        num_equal=num_equal,
         num_layouts=tally.num_layouts,
         num_pruned=tally.num_pruned,
         num_unfit=tally.num_unfit,
@@ -137,29 +149,34 @@ def search(
 def check_kept(keep: int) -> None:
     """Raise where a search is to keep no layout, or more than anyone reads: each one kept is timed by its exact schedule."""
     if not 1 <= keep <= MOST_KEPT:
-        raise InputError(f"keep is {keep:,}, and a search keeps 1 to {MOST_KEPT} layouts", where="keep", fix=f"give 1 to {MOST_KEPT}")
+        raise InputError(
+            f"{argument('keep')} is {keep:,}, and a search keeps 1 to {MOST_KEPT} layouts",
+            where=argument("keep"),
+            fix=f"give 1 to {MOST_KEPT}",
+        )
 
 
-def best_forecasts(
-    job: Job,
-    *,
-    keep: int = 5,
-    layout: str = "",
-    features: Features | None = None,
-    progress: Progress = lambda done, total: None,
-) -> list[Forecast]:
-    """The best layouts of a job by step time, each with its forecast; `layout` fixes some of the choices."""
-    check_kept(keep)
-    check_type("features", features, Features | None, "search")
-    found = search(
-        job, features=features, fixed=fixed_by(layout), keep=keep, reserve_bytes=reserve_for(job.cluster.accelerator), progress=progress
+def opened(job: Job, features: Features | None, fixed: Fixed, stack: Stack) -> Features:
+    """The choices that are open to a search: those of the stack, but for what is fixed."""
+    return fixed.narrowed(stack.narrowed(features or usual_features(job)))
+
+
+def has_layout(job: Job, fixed: Fixed, stack: Stack) -> bool:
+    """Whether a stack runs any legal layout that has the fixed choices, fitting or not."""
+    features = opened(job, None, fixed, stack)
+    rows = degrees(job.model, job.cluster, job.workload, features, fixed)
+    if stack.is_any or not rows:
+        return bool(rows)
+    space, asked = Space.of(job.model, job.cluster, rows, features, fixed), asked_of(job)
+    found = (
+        stack.allows(asked, stack.settled(batch, fixed.values)) for batch, _ in space.batches(features.zero_stages, features.recompute)
     )
-    return [forecast(job, one) for one in found.layouts]
+    return any(allowed.any() for allowed in found)
 
 
-def least_of(job: Job, features: Features | None, fixed: Fixed, measure: Measure = STEP) -> float:
+def least_of(job: Job, features: Features | None, fixed: Fixed, measure: Measure = STEP, stack: Stack = ANY) -> float:
     """The lower bound of a measure (the step's seconds) over all layouts of a job; inf where no degrees divide the cluster."""
-    features = fixed.narrowed(features or usual_features(job))
+    features = opened(job, features, fixed, stack)
     try:
         _, bounds = _bounded_space(job, features, fixed, measure)
     except InputError:
@@ -167,15 +184,27 @@ def least_of(job: Job, features: Features | None, fixed: Fixed, measure: Measure
     return float(bounds[0])
 
 
-def _bounded_space(job: Job, features: Features, fixed: Fixed, measure: Measure = STEP) -> tuple[Space, Column]:
+def _bounded_space(job: Job, features: Features, fixed: Fixed, measure: Measure = STEP, stack: Stack = ANY) -> tuple[Space, Column]:
     """All that may be searched, the degrees with the lowest bound first, and those bounds."""
     rows = degrees(job.model, job.cluster, job.workload, features, fixed)
     if not rows:
         raise _no_degrees(job.model, job.cluster, job.workload, features, fixed)
-    space = Space.of(job.model, job.cluster, rows, features, fixed)
+    space = Space.of(job.model, job.cluster, rows, features, fixed, _allowed(job, fixed, stack))
     bounds = _bounds(job, space, measure)
     order = np.argsort(bounds, kind="stable")
     return space.sorted(order), bounds[order]
+
+
+def _allowed(job: Job, fixed: Fixed, stack: Stack) -> Allowed | None:
+    """What a stack lets pass of the layouts that a search makes; None where it is everything."""
+    asked = asked_of(job)
+    if not stack.restricts(asked):
+        return None
+    return Allowed(
+        mask=lambda rows: stack.allows(asked, stack.settled(rows, fixed.values)),
+        by_order=not stack.has_all_orders,
+        by_recompute="cuda_graphs" in fixed.values,  # nothing else that stacks differ in depends on it
+    )
 
 
 def _bounds(job: Job, space: Space, measure: Measure) -> Column:
@@ -209,11 +238,13 @@ def _bounds(job: Job, space: Space, measure: Measure) -> Column:
 
 
 class _Memory:
-    """What there is, and which layouts need no more."""
+    """What there is, and which layouts need no more, of those that a stack runs."""
 
-    def __init__(self, job: Job, reserve_bytes: float, features: Features) -> None:
+    def __init__(self, job: Job, reserve_bytes: float, features: Features, fixed: Fixed, stack: Stack) -> None:
+        self._asked, self._fixed, self._stack = asked_of(job), fixed, stack
+        self._restricted = stack.restricts(self._asked)
         chip, precision = job.cluster.accelerator, job.workload.precision
-        self.room_bytes = chip.memory_bytes - reserve_bytes
+        self.room_bytes = chip.room_bytes - reserve_bytes
         self._job = job
         recipe = recipe_for(precision, chip)
         copied = recipe.number_format == "fp8" and not recipe.needs and not features.low_weights
@@ -236,6 +267,26 @@ class _Memory:
                 tally.nearest_bytes, tally.nearest = float(peak[nearest] - self.room_bytes), layouts.row(nearest)
         return np.asarray(fits)
 
+    def all_of(self, batch: Layouts, tally: _Tally) -> Layouts:
+        """Every row that the stack runs and that fits."""
+        rows = self._stack.settled(batch, self._fixed.values)
+        rows = rows.take(self._runs(rows, np.ones(len(batch), dtype=bool), tally))
+        return rows.take(self.fits(rows, tally))
+
+    def _allowed(self, batch: Layouts, legal: NDArray[np.bool_], choice: Choice, tally: _Tally) -> NDArray[np.bool_]:
+        """Which of the legal rows the stack runs with a choice."""
+        if not self._restricted:
+            return legal
+        stage, kind = choice
+        return self._runs(self._stack.settled(_with(batch, zero_stage=stage, recompute=kind), self._fixed.values), legal, tally)
+
+    def _runs(self, rows: Layouts, legal: NDArray[np.bool_], tally: _Tally) -> NDArray[np.bool_]:
+        """Which of the legal rows the stack runs; one that it does not run is remembered."""
+        allowed = legal & self._stack.allows(self._asked, rows)
+        if tally.refused is None and (refused := np.flatnonzero(legal & ~allowed)).size:
+            tally.refused = rows.row(int(refused[0]))
+        return allowed
+
     def least(self, batch: Layouts, features: Features, tally: _Tally) -> Layouts:
         """Every row with each (ZeRO stage, recompute) that fits where none that is never slower does."""
         kinds = sorted(RECOMPUTE.index(name) for name in features.recompute)
@@ -250,10 +301,11 @@ class _Memory:
             if stage == 3:  # zero bubble puts weight gradients off, and ZeRO 3 reduces them inside the backward
                 legal = legal & ~(sharing & batch.is_zero_bubble)
             for kind in kinds:
-                lesser = legal & _covered(fitted, (stage, kind), comparable)
+                allowed = self._allowed(batch, legal, (stage, kind), tally)
+                lesser = allowed & _covered(fitted, (stage, kind), comparable)
                 tally.num_pruned += int(lesser.sum())
-                tried = np.flatnonzero(legal & ~lesser)
-                rows = _with(batch.take(tried), zero_stage=stage, recompute=kind)
+                tried = np.flatnonzero(allowed & ~lesser)
+                rows = self._stack.settled(_with(batch.take(tried), zero_stage=stage, recompute=kind), self._fixed.values)
                 good = self.fits(rows, tally)
                 fitted[(stage, kind)] = lesser.copy()
                 fitted[(stage, kind)][tried[good]] = True
@@ -310,46 +362,104 @@ class _Best:
             self.layouts, self.values = rows.take(order), all_values[order]
 
 
-def _exact(prediction: Prediction, measure: Measure, keep: int) -> tuple[tuple[Layout, ...], tuple[float, ...]]:
-    """The best rows (those of a prediction, the best first) priced from the exact schedule, and their steps in seconds."""
-    layouts = _distinct(prediction.layouts)
+def _exact(prediction: Prediction, measure: Measure, keep: int, noise: float) -> tuple[tuple[Layout, ...], tuple[float, ...], int]:
+    """The best rows (those of a prediction, the best first) by the exact schedule, their steps in seconds, and how many are equal."""
+    layouts = _distinct(prediction.layouts, prediction.job.cluster)
     times = measure.times(prediction.job.workload, prediction.layouts, prediction.detail)
+    quick = _Quick(prediction, layouts, times, measure)
     timed = []
-    for row in _least(prediction, layouts, times, measure, keep):
+    for row in quick.preferred(keep, noise) if noise else quick.least(keep):
         excess_s = step_excess_s(prediction.detail, layouts[row], row)
         timed.append((float(measure.value(times.later(row, excess_s))), row, float(times.step_s[row]) + excess_s))
     ranked = sorted(timed)
-    return tuple(layouts[row] for _, row, _ in ranked), tuple(step_s for _, _, step_s in ranked)
+    limit = (1 + noise) * ranked[0][0]
+    num_equal = sum(value <= limit for value, _, _ in ranked)
+    if noise:
+        rank = {row: number for number, row in enumerate(quick.order)}
+        ranked[:num_equal] = sorted(ranked[:num_equal], key=lambda one: rank[one[1]])
+    return tuple(layouts[row] for _, row, _ in ranked), tuple(step_s for _, _, step_s in ranked), num_equal
 
 
-def _distinct(rows: Layouts) -> dict[int, Layout]:
-    """By row, the layouts that differ in more than how much they shard and recompute: of those that do not, the first."""
-    seen: set[Layout] = set()
+def _distinct(rows: Layouts, cluster: Cluster) -> dict[int, Layout]:
+    """By row, the layouts that differ in more than how much they shard and recompute, and in more than the name of their rank order.
+
+    Of those that do not differ, the first. Rank orders differ where an axis crosses other tiers.
+    """
+    members = place(rows, tier_sizes(cluster)).members
+    crossed = np.concatenate([np.diff(members[axis], axis=0, prepend=1.0) > 0 for axis in AXES]).T
+    seen: set[tuple[Layout, bytes]] = set()
     found: dict[int, Layout] = {}
     for row in range(len(rows)):
         layout = rows.row(row)
-        alike = replace(layout, zero_stage=1, recompute="none")
+        alike = replace(layout, zero_stage=1, recompute="none", order=AXES, cuda_graphs=True), crossed[row].tobytes()
         if alike not in seen:
             seen.add(alike)
             found[row] = layout
     return found
 
 
-def _least(prediction: Prediction, layouts: Mapping[int, Layout], times: Times, measure: Measure, keep: int) -> list[int]:
-    """Rows with the least by the exact schedule; those that have too much in closed form already are left."""
-    closed = measure.value(times)
-    timed: list[tuple[float, int]] = []
-    for row, layout in layouts.items():
-        if len(timed) >= keep and closed[row] > CLOSED_EXCESS * timed[keep - 1][0]:
-            break
-        bisect.insort(timed, (float(measure.value(times.later(row, quick_excess_s(prediction.detail, layout, row)))), row))
-    return [row for _, row in timed[:keep]]
+class _Quick:
+    """Rows of a prediction timed by the exact schedule, each at most once, and no more of them than needed."""
+
+    def __init__(self, prediction: Prediction, layouts: Mapping[int, Layout], times: Times, measure: Measure) -> None:
+        self._prediction, self._layouts, self._times, self._measure = prediction, layouts, times, measure
+        self._closed = measure.value(times)
+        self._timed: dict[int, float] = {}
+        self.order: list[int] = list(layouts)  # rows by preference, where they are equal
+
+    def value(self, row: int) -> float:
+        """What a row comes to by the exact schedule."""
+        if row not in self._timed:
+            excess_s = quick_excess_s(self._prediction.detail, self._layouts[row], row)
+            self._timed[row] = float(self._measure.value(self._times.later(row, excess_s)))
+        return self._timed[row]
+
+    def least(self, keep: int) -> list[int]:
+        """Rows with the least; those that have too much in closed form already are left."""
+        timed: list[tuple[float, int]] = []
+        for row in self._layouts:
+            if len(timed) >= keep and self._closed[row] > CLOSED_EXCESS * timed[keep - 1][0]:
+                break
+            bisect.insort(timed, (self.value(row), row))
+        return [row for _, row in timed[:keep]]
+
+    def preferred(self, keep: int, noise: float) -> list[int]:
+        """Rows within `noise` of the least by preference, and where these are fewer than asked for, those that come next."""
+        best = self.least(keep)
+        limit = (1 + noise) * self.value(best[0])
+        chip = self._prediction.job.cluster.accelerator
+        spare = np.minimum(np.floor(SPARE_STEPS * spare_bytes(self._prediction.memory, chip) / chip.memory_bytes), MOST_SPARE_STEPS)
+        unusual = num_unusual(self._prediction.layouts)
+        self.order.sort(key=lambda row: (-spare[row], unusual[row], self._closed[row]))
+        equal: list[int] = []
+        for row in self.order:
+            if len(equal) == keep:
+                break
+            if self._closed[row] <= limit and self.value(row) <= limit:
+                equal.append(row)
+        return equal + [row for row in best if row not in equal and self.value(row) > limit][: keep - len(equal)]
+
+
+def num_unusual(rows: Layouts) -> NDArray[np.int64]:
+    """How many choices of each layout few people use: each is one more thing to set, and one that fewer have tested.
+
+    Zero bubble, context parallelism by anything but a ring, more than optimizer states sharded in a pipeline, recompute, and a rank order
+    other than the one that every stack has.
+    """
+    unusual = (
+        rows.is_zero_bubble,
+        (rows.cp > 1) & (rows.cp_kind != CP_KINDS.index("ring")),
+        (rows.zero_stage > 1) & (rows.pp > 1),
+        rows.recompute != RECOMPUTE.index("none"),
+        ~same_numbers(rows, PP_LAST),
+    )
+    return np.asarray(np.sum(unusual, axis=0), dtype=np.int64)
 
 
 def _no_degrees(model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed) -> InputError:
     """The complaint that nothing divides, with what would, were one of the fixed degrees free."""
     named = [key for key in fixed.values if key in (*DEGREES, *ENDS)]
-    fix = "choose a number of accelerators and a batch with common divisors (powers of two times the nodes)"
+    fix = "choose a number of accelerators and a batch that share many divisors, for example powers of two times the accelerators of a node"
     for key in named:
         others = Fixed({name: value for name, value in fixed.values.items() if name != key})
         rows: list[Row] = degrees(model, cluster, workload, features, others)
@@ -373,15 +483,22 @@ def _with_fixed(fixed: Fixed, keys: Iterable[str]) -> str:
     return f" with {listed}" if listed else ""
 
 
-def _nothing_fits(cluster: Cluster, tally: _Tally, fixed: Fixed, reserve_bytes: float) -> MeshwrightError:
-    chip = cluster.accelerator
+def _nothing_fits(job: Job, tally: _Tally, fixed: Fixed, reserve_bytes: float, stack: Stack) -> MeshwrightError:
+    chip = job.cluster.accelerator
+    if not tally.num_unfit and tally.refused:
+        return InputError(
+            f"{stack.title} runs no layout of this job{_with_fixed(fixed, fixed.values)}: for example, it "
+            f"{stack.refusal(asked_of(job), tally.refused).removeprefix(f'{stack.title} ')}",
+            where="--stack",
+            fix="free a fixed choice, or plan for another stack (--stack any: for none in particular)",
+        )
     if not tally.num_unfit:
         return InputError(
             f"no layout has all fixed choices: they exclude each other{_with_fixed(fixed, fixed.values)}",
-            where="--layout",
+            where=argument("layout"),
             fix="free one of them (1F1B has vp=1, ZeRO 3 excludes zero bubble, all-to-all needs cp x tp to divide the key-value heads)",
         )
-    room = f"{gib(chip.memory_bytes - reserve_bytes)} of {chip.name}'s {gib(chip.memory_bytes)} ({gib(reserve_bytes)} are reserved)"
+    room = f"{gib(chip.room_bytes - reserve_bytes)} of {chip.name}'s {gib(chip.room_bytes)} ({gib(reserve_bytes)} are reserved)"
     near = (
         f"; the nearest miss, {tally.nearest}, lacks {gib(tally.nearest_bytes)} ({tally.nearest_bytes:,.0f} bytes)" if tally.nearest else ""
     )

@@ -13,13 +13,16 @@ import numpy as np
 
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.whatif import using
-from meshwright.errors import FitError, InputError, MeshwrightError
+from meshwright.errors import FitError, InputError, MeshwrightError, argument
 from meshwright.job import Job
 from meshwright.plan.candidates import Fixed
 from meshwright.plan.features import Features
 from meshwright.plan.measure import STEP, Measure, run_energy, run_time
+from meshwright.plan.noise import run_noise
 from meshwright.plan.objective import Aim, Floor, floor
 from meshwright.plan.search import Found, check_kept, least_of, search
+from meshwright.plan.stack import ANY
+from meshwright.plan.stack.rule import Stack
 from meshwright.predict.footprint import RESERVE_BYTES, reserve_for
 from meshwright.predict.forecast import Forecast, forecast
 from meshwright.predict.outcome import Terms
@@ -36,6 +39,7 @@ class Ask:
 
     job: Job
     features: Features | None = None  # None: as software of this kind usually is
+    stack: Stack = ANY  # who is to run the plan
     fixed: Fixed = field(default_factory=Fixed)
     terms: Terms = field(default_factory=Terms)
     aim: Aim = field(default_factory=Aim)
@@ -59,14 +63,19 @@ def check_sizes(gpus: int | None, max_gpus: int | None, assignments: Iterable[st
     """Raise an InputError where the number of accelerators is given more than once."""
     is_set = any(text.partition("=")[0].strip() == "gpus" for text in assignments)
     if sum((gpus is not None, max_gpus is not None, is_set)) > 1:
-        raise InputError("the number of accelerators is given twice", where="--gpus", fix="keep one of --gpus, --max-gpus and --set gpus=")
+        ways = (argument("gpus"), argument("max_gpus"), argument("changes", "gpus=..."))
+        raise InputError("the number of accelerators is given twice", where=ways[0], fix=f"keep one of {ways[0]}, {ways[1]} and {ways[2]}")
 
 
 def reserve_with(headroom_gib: float, job: Job) -> float:
     """Bytes to keep free on every accelerator: the usual reserve and so many GiB more."""
     chip = job.cluster.accelerator
-    if headroom_gib * GIB >= chip.memory_bytes:
-        raise InputError(f"a headroom of {headroom_gib:g} GiB leaves nothing of {chip.name}'s {gib(chip.memory_bytes)}", where="--headroom")
+    if headroom_gib * GIB >= chip.room_bytes:
+        raise InputError(
+            f"a headroom of {headroom_gib:g} GiB leaves nothing of {chip.name}'s {gib(chip.room_bytes)}",
+            where=argument("headroom"),
+            fix=f"give less than {(chip.room_bytes - reserve_for(chip)) / GIB:.0f} GiB",
+        )
     return reserve_for(chip) + headroom_gib * GIB
 
 
@@ -89,13 +98,13 @@ def searched(ask: Ask, progress: Progress = lambda what, done, total: None) -> S
     by_energy = aim.objective in ENERGY
     limited = aim.deadline_s is not None or aim.budget_usd is not None
     if by_energy and not limited:
-        return _searched(ask, run_energy(ask.job), progress)
+        return _searched(ask, run_energy(ask.job, ideal=ask.terms.ideal), progress)
     fastest = _searched(ask, STEP if aim.objective == "time" else run_time(ask.job), progress)
     if not aim.allows(fastest.best):
         return fastest
     if by_energy:
         most_s = aim.most_s(fastest.best)
-        return _searched(ask, run_energy(ask.job, most_s), progress)
+        return _searched(ask, run_energy(ask.job, most_s, ideal=ask.terms.ideal), progress)
     return replace(fastest, plans=tuple(priced for priced in fastest.plans if aim.allows(priced)))
 
 
@@ -109,6 +118,8 @@ def _searched(ask: Ask, measure: Measure, progress: Progress) -> Searched:
         keep=ask.keep,
         reserve_bytes=ask.reserve_bytes,
         measure=measure,
+        stack=ask.stack,
+        noise=run_noise(),
         progress=lambda done, total: progress(name, done, total),
     )
     plans = [forecast(ask.job, layout, terms=ask.terms) for layout in found.layouts]
@@ -212,11 +223,11 @@ def _floor(ask: Ask, machine: Cluster) -> Callable[[float], Floor]:
     job = ask.job.on(machine)
 
     def least(measure: Measure) -> float:
-        return least_of(job, ask.features, ask.fixed, measure)
+        return least_of(job, ask.features, ask.fixed, measure, ask.stack)
 
     step_s = least(STEP)
-    node_j = least(run_energy(job)) if ask.aim.objective in ENERGY else 0.0
-    return lambda usd_per_hour: floor(machine, job.workload, step_s, usd_per_hour, node_j)
+    node_j = least(run_energy(job, ideal=ask.terms.ideal)) if ask.aim.objective in ENERGY else 0.0
+    return lambda usd_per_hour: floor(machine, job.workload, step_s, usd_per_hour, node_j, ideal=ask.terms.ideal)
 
 
 def _usd_per_hour(result: Survey) -> float:
@@ -248,8 +259,8 @@ def chosen(ask: Ask, result: Survey) -> Searched:
     wanted = ask.aim.missed(nearest.best)
     raise FitError(
         f"no plan meets the limits: the nearest, {nearest.cluster.num_accelerators:,} accelerators with {nearest.best.layout}, is {wanted}",
-        where="--deadline, --budget",
-        fix="allow more time, money or accelerators (--max-gpus), or another price (--price-kind)",
+        where=f"{argument('deadline_s')}, {argument('budget_usd')}",
+        fix=f"allow more time, money or accelerators ({argument('max_gpus')}), or another price ({argument('price_kind')})",
     )
 
 

@@ -12,14 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright.errors import InputError, MeshwrightError, nearest
+from meshwright.errors import InputError, MeshwrightError, argument, nearest
+from meshwright.job import Job
+from meshwright.plan.candidates import fixed_by
+from meshwright.plan.noise import run_noise
 from meshwright.plan.sizes import Ask, Progress, chosen, survey
+from meshwright.plan.stack_choice import chosen_stack
 from meshwright.predict.forecast import Forecast
+from meshwright.predict.outcome import Terms
+from meshwright.units import per_cent
 
 MODES = ("weak", "strong")
-# Spread of the step between runs of one job on one machine: medians of the three logs of the MLPerf v6.0 record are 1.2957, 1.2701 and
-# 1.2704 s (MLCommons training_results_v6.0, 2026-06).
-RUN_TO_RUN = 0.02
+
+
+def _quietly(what: str, done: int, total: int) -> None:
+    """No progress is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +70,7 @@ class Sweep:
         return f"Sweep({self})"
 
     def __str__(self) -> str:
-        sizes = ", ".join(f"{point.num_accelerators:,} ({point.efficiency:.1%})" for point in self.points)
+        sizes = ", ".join(f"{point.num_accelerators:,} ({per_cent(point.efficiency)})" for point in self.points)
         return f"{self.ask.job.name}, {self.mode} scaling: {sizes}"
 
     def to_json(self) -> dict[str, Any]:
@@ -84,14 +91,15 @@ def _doubt(first: Point, point: Point) -> str:
     difference = abs(point.efficiency - 1)
     reach = max(point.efficiency_high / point.efficiency, point.efficiency / point.efficiency_low) - 1
     sizes = f"between {first.num_accelerators:,} and {point.num_accelerators:,} accelerators"
-    if difference < RUN_TO_RUN:
+    if difference < run_noise():
         return (
-            f"The predicted difference {sizes} is {difference:.1%}, less than the {RUN_TO_RUN:.0%} by which runs of one job differ: "
-            f"a pair of runs cannot show it, and an efficiency of {point.efficiency:.1%} says no more than that the two are alike."
+            f"The predicted difference {sizes} is {per_cent(difference)}, "
+            f"less than the {per_cent(run_noise())} by which runs of one layout differ: "
+            f"a pair of runs cannot show it, and an efficiency of {per_cent(point.efficiency)} says no more than that the two are alike."
         )
     if difference < reach:
         return (
-            f"The predicted difference {sizes} is {difference:.1%}, within the {reach:.1%} that two predictions may be off: "
+            f"The predicted difference {sizes} is {per_cent(difference)}, within the {per_cent(reach)} that two predictions may be off: "
             "its size is uncertain, and so may be its direction."
         )
     return ""
@@ -102,12 +110,14 @@ def sweep(
 ) -> Sweep:
     """The best plan at every size; with weak scaling, `base` is the size at which the batch is the workload's."""
     if mode not in MODES:
-        raise InputError(f"no kind of scaling named {mode!r}", where="--mode", fix=nearest(mode, MODES))
+        raise InputError(f"no kind of scaling named {mode!r}", where=argument("mode"), fix=nearest(mode, MODES))
     if not sizes:
-        raise InputError("no number of accelerators is given", where="--gpus", fix="write --gpus 512,1024")
+        raise InputError("no number of accelerators is given", where=argument("gpus"), fix="give one or more, such as 512 and 1024")
     for name, size in [("gpus", size) for size in sizes] + ([("base", base)] if base is not None else []):
         if size < 1:
-            raise InputError(f"{name} has {size}, and a cluster needs at least one accelerator", where=f"--{name}", fix="give 1 or more")
+            raise InputError(
+                f"{argument(name)} has {size}, and a cluster needs at least one accelerator", where=argument(name), fix="give 1 or more"
+            )
     ordered, workload = sorted(set(sizes)), ask.job.workload
     base = base or (ask.job.num_accelerators if ask.job.num_accelerators in ordered else ordered[0])
     found: list[tuple[int, int, Forecast]] = []
@@ -124,14 +134,31 @@ def sweep(
     return Sweep(ask=ask, mode=mode, points=tuple(_point(found[0], one) for one in found), misses=tuple(misses))
 
 
+def sweep_job(
+    job: Job,
+    sizes: Sequence[int],
+    *,
+    mode: str,
+    base: int | None,
+    layout: str,
+    stack: str,
+    terms: Terms | None = None,
+    progress: Progress = _quietly,
+) -> Sweep:
+    """The best plan of a job at every size, with some choices fixed and for a stack."""
+    fixed = fixed_by(layout)
+    job, chosen_for = chosen_stack(job, stack, fixed)
+    return sweep(Ask(job=job, stack=chosen_for, fixed=fixed, terms=terms or Terms(), keep=1), sizes, mode, base, progress)
+
+
 def _batch(batch: int, size: int, base: int, sizes: Sequence[int]) -> int:
     """Sequences a step when the batch grows with the machine."""
     if batch * size % base:
         step = base // math.gcd(batch, base)
         raise InputError(
             f"a batch of {batch} on {base:,} accelerators grows to {batch * size / base:.2f} on {size:,}, which is not a whole number",
-            where=f"--gpus {','.join(map(str, sizes))}",
-            fix=f"choose multiples of {step}, or another --base",
+            where=argument("gpus", sizes),
+            fix=f"choose multiples of {step}, or another {argument('base')}",
         )
     return batch * size // base
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost import memory
 from meshwright.cost.memory import BF16_BYTES, FP32_BYTES, Column
-from meshwright.cost.pipeline import peak_in_flight
+from meshwright.cost.pipeline import layers_in_flight, peak_in_flight, smallest_group
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.model import Model
 from meshwright.describe.profile import Slice
@@ -23,7 +23,7 @@ from meshwright.describe.recipe import Recipe
 from meshwright.describe.recipe import recipe as recipe_named
 from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import FitError
-from meshwright.layout import CP_KINDS, RECOMPUTE, Layout, Layouts
+from meshwright.layout import CP_KINDS, OPS, Layout, Layouts
 from meshwright.predict.stages import Split, stage_layers
 from meshwright.units import GB, gib
 
@@ -145,6 +145,38 @@ class _Shapes:
         return FP32_BYTES * self.model.num_heads + (self.recipe.tensor_bytes * self.model.value_dim if own_input else 0.0)
 
     @cached_property
+    def rebuilt_up(self) -> float:
+        """Bytes that recomputing the up projections of latent attention drops: all heads' queries, keys and values."""
+        return self.recipe.tensor_bytes * (2 * self.model.query_dim + self.model.value_dim) if self.model.latent else 0.0
+
+    @cached_property
+    def norm_outputs(self) -> tuple[float, float]:
+        """Bytes of the two norms' outputs that recomputing norms drops: attention's, and the MLP's (which experts keep for the router)."""
+        kept = self.kept("qkv").input_bytes, self.recipe.tensor_bytes if self.model.experts else self.kept("mlp").input_bytes
+        return kept[0] * self.model.hidden, kept[1] * self.model.hidden
+
+    @cached_property
+    def shrunk(self) -> tuple[float, float]:
+        """Bytes that keeping inputs of activation functions in fp8 spares, in a dense layer and in one with experts."""
+        each = max(self.recipe.preactivation_bytes - 1.0, 0.0) * self.num_inner
+        experts = self.model.experts
+        return each * self.model.ffn_hidden, each * (experts.num_active + experts.num_shared) * experts.hidden if experts else 0.0
+
+    @cached_property
+    def expert_activations(self) -> float:
+        """Bytes that recomputing the experts' activation function drops: what it makes for the second product."""
+        experts = self.model.experts
+        return self.kept("mlp").input_bytes * experts.num_active * experts.hidden if experts else 0.0
+
+    @cached_property
+    def ops_saved(self) -> float:
+        """Bytes that are kept where every second product's output is: the layer's input, queries and values, attention's output and
+        statistics, and of the MLP one inner product and its result."""
+        model = self.model
+        width = 2 * model.hidden + model.query_dim + model.kv_dim + model.value_dim + model.ffn_hidden
+        return self.recipe.tensor_bytes * width + FP32_BYTES * model.num_heads
+
+    @cached_property
     def dense_saved(self) -> float:
         return memory.mlp_saved_bytes(self.model.hidden, self.model.ffn_hidden, self.num_inner, self.kept("mlp"))
 
@@ -257,7 +289,9 @@ def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | 
     micro_batches = np.maximum(workload.global_batch // (layouts.dp * layouts.micro_batch), 1)
     chunks = peak_in_flight(micro_batches, layouts.pp, layouts.vp, stage, layouts.is_zero_bubble)
     tokens = layouts.micro_batch * (workload.seq_len / layouts.cp)
-    chunk_bytes = _saved_bytes(shapes, layouts, cut) * (tokens / layouts.tp) / layouts.vp
+    stage_bytes = _saved_bytes(shapes, layouts, cut) * (tokens / layouts.tp)
+    held = layers_in_flight(split.at(stage), chunks, layouts.vp, smallest_group(micro_batches, layouts.pp), cut.is_last & ~cut.is_first)
+    chunk_bytes = stage_bytes / layouts.vp
     extra, moment = _extra_bytes(shapes, layouts, cut, tokens, chunk_bytes)
     at_loss = moment == MOMENTS.index("loss")
     return Footprint(
@@ -266,7 +300,7 @@ def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | 
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
-        activations=chunk_bytes * chunks,
+        activations=stage_bytes * held / np.maximum(split.at(stage), 1) * np.where(layouts.recomputes("offload"), 0.5, 1.0),
         loss=np.where(at_loss, extra, 0.0),
         buffers=_standing_bytes(shapes, layouts, cut) + np.where(at_loss, 0.0, extra),
         moment=moment,
@@ -300,10 +334,9 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column,
     copied = shapes.copied(layouts) * shapes.key_value_parameters
     per_layer = (shapes.dense_layer_parameters + shapes.model.shared_expert_parameters + copied) / layouts.tp
     shards = np.where(layouts.zero_stage >= 3, ranks, 1), np.where(layouts.zero_stage >= 3, expert_ranks, 1)
-    weights = memory.gathered_bytes(common, NUM_GATHERED_LAYERS * per_layer, recipe.weight_bytes, shards[0])
-    weights = weights + memory.gathered_bytes(
-        routed, NUM_GATHERED_LAYERS * shapes.routed_parameters / layouts.ep, recipe.weight_bytes, shards[1]
-    )
+    weight_bytes = recipe.frozen_weight_bytes if shapes.adapters and recipe.frozen_weight_bytes else recipe.weight_bytes
+    weights = memory.gathered_bytes(common, NUM_GATHERED_LAYERS * per_layer, weight_bytes, shards[0])
+    weights = weights + memory.gathered_bytes(routed, NUM_GATHERED_LAYERS * shapes.routed_parameters / layouts.ep, weight_bytes, shards[1])
     if shapes.adapters:
         common, routed = cut.layers * shapes.adapter_parameters / layouts.tp, np.zeros_like(routed)
         weights = weights + BF16_BYTES * common
@@ -332,20 +365,29 @@ def _parameters(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column, C
 
 def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     """Bytes per token that one micro-batch leaves on a stage, nothing split over tp yet."""
-    mlp = cut.dense * shapes.dense_saved + (cut.layers - cut.dense) * shapes.experts_saved
+    drops = layouts.recomputes
+    norms = [drops("layernorm") * each for each in shapes.norm_outputs]
+    shrunk = [drops("act_fp8") * each for each in shapes.shrunk]
+    hidden = shapes.recipe.tensor_bytes * shapes.model.hidden
+    dense = np.where(drops("mlp"), hidden, shapes.dense_saved - shrunk[0] - norms[1])
+    routed = shapes.experts_saved - shrunk[1] - norms[1] - drops("moe_act") * shapes.expert_activations
+    mlp = cut.dense * dense + (cut.layers - cut.dense) * routed
     exchanged = (layouts.cp_kind == CP_KINDS.index("all-to-all")) & (layouts.cp > 1)
     # By all-to-all attention keeps its output in both orders: by heads for itself, by tokens for the projection.
     attention = shapes.attention_saved + exchanged * (shapes.recipe.tensor_bytes * shapes.model.value_dim)
     attention = attention + shapes.copied_saved(layouts)
-    attention = attention - (layouts.recompute == RECOMPUTE.index("selective")) * shapes.recomputable
-    inputs = cut.layers * (shapes.recipe.tensor_bytes * shapes.model.hidden)
-    return np.where(layouts.recompute == RECOMPUTE.index("full"), inputs, mlp + cut.layers * attention)
+    attention = attention - drops("selective") * shapes.recomputable - drops("mla_up_proj") * shapes.rebuilt_up - norms[0]
+    kept = np.where(drops(OPS), cut.layers * shapes.ops_saved, mlp + cut.layers * attention)
+    return np.where(layouts.recomputes_all, cut.layers * hidden, kept)
 
 
 def _extra_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, tokens: Column, chunk_bytes: Column) -> tuple[Column, NDArray[np.int64]]:
     """What is alive beside the saved activations at the fullest moment, and which moment that is."""
     model, recipe, trained = shapes.model, shapes.recipe, shapes.adapters is None
-    again = np.where(layouts.recompute == RECOMPUTE.index("full"), _rebuilt_bytes(shapes, layouts, cut), 0.0)
+    parts = (layouts.recomputes("mlp") | layouts.recomputes(OPS)) * shapes.dense_saved + layouts.recomputes(
+        "mla_up_proj"
+    ) * shapes.rebuilt_up
+    again = np.where(layouts.recomputes_all, _rebuilt_bytes(shapes, layouts, cut), parts)
     backward = (tokens / layouts.tp) * (shapes.backward + again)
     loss = memory.loss_bytes(tokens, model.hidden, model.vocab_size, layouts.tp.astype(np.float64), recipe, trained)
     loss = np.where(cut.is_last, loss * (1 + model.num_prediction_layers), 0.0)
@@ -396,7 +438,7 @@ def with_slice(priced: Footprint, model: Model, workload: Workload, layouts: Lay
     tokens = layouts.micro_batch * float(workload.seq_len)
     whole = cut.layer_saved_bytes * tokens / cut.rows
     hidden = tensor_bytes * model.hidden * tokens
-    full, some = layouts.recompute == RECOMPUTE.index("full"), layouts.recompute == RECOMPUTE.index("selective")
+    full, some = layouts.recomputes_all, layouts.recomputes("selective")
     kept = np.where(full, hidden, whole - np.where(some, shapes.recomputable * tokens, 0.0))
     work = tokens * memory.mlp_backward_bytes(model.hidden, model.ffn_hidden, shapes.num_inner, shapes.recipe) + np.where(full, whole, 0.0)
     head = tensor_bytes * model.head_parameters
@@ -432,7 +474,7 @@ def with_slice(priced: Footprint, model: Model, workload: Workload, layouts: Lay
 
 def spare_bytes(priced: Footprint, accelerator: Accelerator, reserve_bytes: float = RESERVE_BYTES) -> Column:
     """Bytes left on the fullest stage of each layout, below 0 where it does not fit."""
-    return accelerator.memory_bytes - reserve_bytes - priced.peak_bytes
+    return accelerator.room_bytes - reserve_bytes - priced.peak_bytes
 
 
 def check_fits(priced: Footprint, accelerator: Accelerator, row: int = 0, reserve_bytes: float = RESERVE_BYTES) -> None:
@@ -445,7 +487,7 @@ def check_fits(priced: Footprint, accelerator: Accelerator, row: int = 0, reserv
         f"the layout needs {-spare:,.0f} bytes ({gib(-spare)}) more memory than {accelerator.name} has, "
         f"on stage {int(priced.stage[worst, row])}: {gib(float(priced.peak_bytes[row]))} at its peak "
         f"({MOMENTS[int(priced.moment[worst, row])]})",
-        where=f"memory of {accelerator.name}: {gib(accelerator.memory_bytes)}, of which {gib(reserve_bytes)} is reserved",
+        where=f"memory of {accelerator.name}: {gib(accelerator.room_bytes)}, of which {gib(reserve_bytes)} is reserved",
         fix=_advice(priced, worst, row),
     )
 

@@ -7,7 +7,7 @@ layouts in a search. Every share of a step is a share of `step_s`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.arguments import check_type, typed
@@ -19,13 +19,14 @@ from meshwright.frozen import FrozenDict
 from meshwright.job import Job
 from meshwright.layout import Layout, Layouts
 from meshwright.predict.exact import exact_prediction
-from meshwright.predict.footprint import StageMemory, check_fits, recipe_for, reserve_for, stage_rows, stages
-from meshwright.predict.outcome import Outcome, Spread, Terms, outcome, samples_note
+from meshwright.predict.footprint import StageMemory, check_fits, footprint, recipe_for, reserve_for, stage_rows, stages
+from meshwright.predict.outcome import Outcome, Spread, Terms, interruptions_note, outcome, samples_note
 from meshwright.predict.placement import overlap_note, tiers_of
 from meshwright.predict.prediction import Prediction, predict
+from meshwright.predict.recompute import fits
 from meshwright.predict.step import PARTS, StepParts
 from meshwright.predict.uncertainty import Interval
-from meshwright.units import si
+from meshwright.units import gib, si
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -85,8 +86,13 @@ class Forecast:
 
     @property
     def time_to_train(self) -> Spread | None:
-        """Seconds of the whole run; None where the workload does not say how long it is."""
+        """Seconds of the whole run, with interruptions where it takes more than a day; None where the workload states no length."""
         return self.outcome.time_to_train_s
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of the run's time that is progress which is kept; None where interruptions are left out: in a day or less, or if ideal."""
+        return self.outcome.goodput
 
     @property
     def cost(self) -> Spread | None:
@@ -160,10 +166,13 @@ def _row(values: dict[str, Any]) -> dict[str, Any]:
 
 
 @typed
-def forecast(job: Job, layout: Layout, *, terms: Terms | None = None, ignore_memory: bool = False) -> Forecast:
-    """Price one layout; refuse one that does not divide the job or does not fit into memory (unless `ignore_memory`)."""
+def forecast(job: Job, layout: Layout, *, terms: Terms | None = None, ignore_memory: bool = False, ideal: bool = False) -> Forecast:
+    """Price one layout; refuse one that does not divide the job or does not fit into memory (unless `ignore_memory`).
+
+    `ideal` leaves interruptions, restarts and checkpoints out of the whole run, as `Terms(ideal=True)` does.
+    """
     job.check(layout)
-    terms = terms or Terms()
+    terms = replace(terms or Terms(), ideal=True) if ideal else terms or Terms()
     prediction = exact_prediction(predict(job, Layouts.of([layout])))
     chip = job.cluster.accelerator
     if not ignore_memory:
@@ -184,7 +193,7 @@ def forecast(job: Job, layout: Layout, *, terms: Terms | None = None, ignore_mem
         num_micro_batches=int(prediction.detail.num_micro_batches[0]),
         placement=tiers_of(layout, job.cluster),
         outcome=whole,
-        notes=_notes(job, layout, prediction.interval, mfu),
+        notes=_notes(job, layout, prediction.interval, mfu, interruptions_note(whole, job.cluster, terms)),
         terms=terms,
         prediction=prediction,
     )
@@ -198,7 +207,7 @@ def _memory(prediction: Prediction, layout: Layout) -> tuple[StageMemory, ...]:
     return stages(job.model, job.workload, layout, recipe_for(job.workload.precision, job.cluster.accelerator))
 
 
-def _notes(job: Job, layout: Layout, evidence: Interval, mfu: float) -> tuple[str, ...]:
+def _notes(job: Job, layout: Layout, evidence: Interval, mfu: float, left_out: str) -> tuple[str, ...]:
     """Every reservation about the numbers of this layout, in one list for all who show them."""
     notes = (
         job.software.note,
@@ -207,9 +216,21 @@ def _notes(job: Job, layout: Layout, evidence: Interval, mfu: float) -> tuple[st
         overlap_note(layout, job.cluster),
         _other_model_note(job.model.name, job.workload),
         samples_note(job.workload),
+        left_out,
         _mfu_note(mfu, job),
+        _recompute_note(job, layout),
     )
     return tuple(note for note in notes if note)
+
+
+def _recompute_note(job: Job, layout: Layout) -> str:
+    """That a layout would not fit without what it recomputes; empty where it would."""
+    chip, kept = job.cluster.accelerator, replace(layout, recompute="none")
+    if layout.recompute == "none" or job.software.profile or fits(job.model, job.cluster, job.workload, kept):
+        return ""
+    priced = footprint(job.model, job.workload, Layouts.of([kept]), recipe_for(job.workload.precision, chip))
+    peak, room = gib(float(priced.peak_bytes[0])), gib(chip.room_bytes - reserve_for(chip))
+    return f"recompute={layout.recompute}: without it the layout needs {peak} of the {room} that {chip.name} leaves"
 
 
 def _other_model_note(model: str, workload: Workload) -> str:

@@ -21,13 +21,15 @@ from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.job import Job
-from meshwright.predict.software import BF16_PJ_PER_FLOP, CHIP_REFERENCE, TP_HIDDEN, generation_of, is_fitted
+from meshwright.predict import software as sw
+from meshwright.predict.software import BF16_PJ_PER_FLOP, CHIP_REFERENCE, generation_of, is_fitted
 
 Value = float | NDArray[np.float64]  # one number, or a column with an entry for each row
 Columns = NDArray[np.float64]  # matrices x rows, tiers x rows
 
 # A matrix of a layer: how tensor parallelism cuts it.
 BY_COLUMNS, BY_ROWS, WHOLE, EXPERT = range(4)
+UP_PROJECTION, DENSE_MLP = 1, 2  # and what it belongs to, of the parts that may be recomputed
 MAX_TIERS = 4
 NUM_MATRICES = 11  # as many as DeepSeek-V3 has: latent attention, dense, routed and shared experts
 
@@ -52,12 +54,14 @@ class Inputs:
     num_experts: Value
     experts_per_token: Value
     expert_layers: Value  # share of layers with experts
+    num_scores: Value  # of one token in one layer, masked ones included
     attention_flops: Value  # forward, one token and layer
     matrix_columns: Columns  # (NUM_MATRICES, rows)
     matrix_inner: Columns
     matrix_cut: Columns  # BY_COLUMNS ... EXPERT
     matrix_copied: Columns  # of the columns, those of keys and values
     matrix_count: Columns  # per layer, averaged over layers
+    matrix_part: Columns  # UP_PROJECTION or DENSE_MLP where the backward pass may compute a product again on its own; else 0
     layer_parameters: Value  # of one layer, averaged, without routed experts
     expert_parameters: Value  # routed experts of one layer, averaged
     embedding_parameters: Value
@@ -91,6 +95,8 @@ class Inputs:
     # the software
     log_factor: Value = 0.0  # ln of the time of all compute over the reference release's
     log_attention: Value = 0.0  # ln of the further time of attention: kernels of another kind
+    log_products: Value = 0.0  # ln of the further time of matrix products: scaled in another way
+    score_bytes: Value = 0.0  # moved for each score of attention, forward, where no kernel fuses it
     log_memory: Value = 0.0  # ln of the further time of kernels that move bytes: fewer of them are fused
     log_grouped: Value = 0.0  # ln of the further time of the experts' products
     expert_bytes: Value = 8.0  # moved for an element that goes to an expert and back, each way
@@ -98,7 +104,7 @@ class Inputs:
     expert_sync_s: Value = 0.0  # that a layer with experts stands still while its host learns how many tokens each expert got, each way
     expert_mlp_bytes: Value = 0.0  # moved for an element of the experts' hidden layer beyond what a fused activation moves, each way
     expert_hidden: Value = 0.0  # share of the experts' all-to-all that hides behind compute where it is overlapped
-    tp_hidden: Value = TP_HIDDEN  # share of tensor traffic that hides behind the products beside it where it is overlapped
+    tp_hidden: Value = sw.TP_HIDDEN  # share of tensor traffic that hides behind the products beside it where it is overlapped
     sends_once: Value = 0.0  # 1 where a token goes to a rank or domain once, however many of its experts live there
 
 
@@ -122,11 +128,13 @@ def inputs_of(job: Job) -> Inputs:
         num_experts=model.experts.num_experts if model.experts else 1,
         experts_per_token=model.experts.num_active if model.experts else 0,
         expert_layers=model.num_expert_layers / model.num_layers,
+        num_scores=float(model.num_heads * workload.seq_len),
         attention_flops=model.attention_flops_per_token(workload.seq_len),
         matrix_columns=matrices[0][:, None],
         matrix_inner=matrices[1][:, None],
         matrix_cut=matrices[2][:, None],
         matrix_count=matrices[3][:, None],
+        matrix_part=matrices[4][:, None],
         matrix_copied=(np.arange(NUM_MATRICES) == 0)[:, None] * (0.0 if model.latent else 2.0 * model.kv_dim),
         **_parameters(model, workload),
         **_chip(chip, workload),
@@ -144,8 +152,10 @@ def _software(job: Job) -> dict[str, Any]:
         "log_factor": effects.log_factor,
         "log_attention": effects.log_attention,
         "log_memory": effects.log_memory,
+        "log_products": effects.log_products,
+        "score_bytes": effects.score_bytes,
         "host_s": effects.host_s,
-        "tp_hidden": effects.tp_hidden,
+        "tp_hidden": sw.TP_HIDDEN if effects.tp_hidden is None else effects.tp_hidden,
     }
     if model.experts is None:
         return found
@@ -168,31 +178,33 @@ def _active_width(model: Model) -> float:
     return (model.num_expert_layers * visited + model.num_dense_layers * model.ffn_hidden) / model.num_layers
 
 
-def _matrices(model: Model) -> list[tuple[float, float, int, float]]:
-    """(columns, inner, cut, count a layer) of a layer's matrices, padded to a fixed number."""
-    rows: list[tuple[float, float, int, float]] = []
+def _matrices(model: Model) -> list[tuple[float, float, int, float, int]]:
+    """(columns, inner, cut, count a layer, part) of a layer's matrices, padded to a fixed number."""
+    rows: list[tuple[float, float, int, float, int]] = []
     if model.latent is None:
-        rows.append((model.query_dim + 2 * model.kv_dim, model.hidden, BY_COLUMNS, 1.0))  # the first: `matrix_copied` counts on it
+        rows.append((model.query_dim + 2 * model.kv_dim, model.hidden, BY_COLUMNS, 1.0, 0))  # the first: `matrix_copied` counts on it
     else:
         latent = model.latent
         if latent.query_rank:
-            rows += [(latent.query_rank, model.hidden, WHOLE, 1.0), (model.query_dim, latent.query_rank, BY_COLUMNS, 1.0)]
+            rows.append((latent.query_rank, model.hidden, WHOLE, 1.0, 0))
+            rows.append((model.query_dim, latent.query_rank, BY_COLUMNS, 1.0, UP_PROJECTION))
         else:
-            rows.append((model.query_dim, model.hidden, BY_COLUMNS, 1.0))
-        rows.append((latent.key_value_rank + latent.rope_dim, model.hidden, WHOLE, 1.0))
-        rows.append((model.num_heads * (latent.nope_dim + latent.value_dim), latent.key_value_rank, BY_COLUMNS, 1.0))
-    rows.append((model.hidden, model.value_dim, BY_ROWS, 1.0))
+            rows.append((model.query_dim, model.hidden, BY_COLUMNS, 1.0, 0))
+        rows.append((latent.key_value_rank + latent.rope_dim, model.hidden, WHOLE, 1.0, 0))
+        rows.append((model.num_heads * (latent.nope_dim + latent.value_dim), latent.key_value_rank, BY_COLUMNS, 1.0, UP_PROJECTION))
+    rows.append((model.hidden, model.value_dim, BY_ROWS, 1.0, 0))
     num_in = model.mlp_matrices - 1
     dense = model.num_dense_layers / model.num_layers
     if dense:
-        rows += [(num_in * model.ffn_hidden, model.hidden, BY_COLUMNS, dense), (model.hidden, model.ffn_hidden, BY_ROWS, dense)]
+        rows.append((num_in * model.ffn_hidden, model.hidden, BY_COLUMNS, dense, DENSE_MLP))
+        rows.append((model.hidden, model.ffn_hidden, BY_ROWS, dense, DENSE_MLP))
     if model.experts:
         share, width = 1 - dense, model.experts.hidden
-        rows += [(num_in * width, model.hidden, EXPERT, share), (model.hidden, width, EXPERT, share)]
+        rows += [(num_in * width, model.hidden, EXPERT, share, 0), (model.hidden, width, EXPERT, share, 0)]
         if model.experts.num_shared:
             wide = width * model.experts.num_shared
-            rows += [(num_in * wide, model.hidden, BY_COLUMNS, share), (model.hidden, wide, BY_ROWS, share)]
-    return rows + [(0.0, 0.0, WHOLE, 0.0)] * (NUM_MATRICES - len(rows))
+            rows += [(num_in * wide, model.hidden, BY_COLUMNS, share, 0), (model.hidden, wide, BY_ROWS, share, 0)]
+    return rows + [(0.0, 0.0, WHOLE, 0.0, 0)] * (NUM_MATRICES - len(rows))
 
 
 def _parameters(model: Model, workload: Workload) -> dict[str, Any]:
@@ -248,7 +260,9 @@ def _tiers(cluster: Cluster) -> dict[str, Any]:
     tiers = list(cluster)
     if len(tiers) > MAX_TIERS:
         raise InputError(
-            f"cluster {cluster.name!r} has {len(tiers)} tiers; at most {MAX_TIERS} are priced", where=f"cluster {cluster.name}"
+            f"cluster {cluster.name!r} has {len(tiers)} tiers; at most {MAX_TIERS} are priced",
+            where=f"cluster {cluster.name}",
+            fix="describe several tiers of the network as one",
         )
     tiers += [tiers[-1]] * (MAX_TIERS - len(tiers))
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.layout import CP_KINDS, SCHEDULES, Layout, Layouts
 from meshwright.predict.stages import check_split, stage_layers
 
@@ -41,6 +41,12 @@ def check_layout(model: Model, cluster: Cluster, workload: Workload, layout: Lay
             f"but {cluster.name} has {cluster.num_accelerators} in use",
             where="layout",
             fix=_fill_advice(layout, cluster),
+        )
+    if layout.has_part("offload") and (layout.pp > 1 or not cluster.accelerator.host_bytes_per_s):
+        raise InputError(
+            f"activations cannot be moved to the host with pp={layout.pp} on {cluster.accelerator.name}",
+            where="layout.recompute",
+            fix="use offload with pp=1, on an accelerator whose processor is on the same module (GH200, GB200, GB300)",
         )
     check_division(model, workload, layout)
 
@@ -91,7 +97,7 @@ def _refuse(axis: str, degree: int, count: int, what: str) -> None:
 
 def _fill_advice(layout: Layout, cluster: Cluster) -> str:
     inner = layout.tp * layout.cp * layout.pp
-    resize = [f"--gpus {layout.num_ranks}"] if cluster.can_have(layout.num_ranks) else []
+    resize = [argument("gpus", layout.num_ranks)] if cluster.can_have(layout.num_ranks) else []
     if cluster.num_accelerators % inner == 0:
         return "use " + ", or ".join([f"dp={cluster.num_accelerators // inner}", *resize])
     return "use " + ", or ".join([*resize, f"degrees whose product is {cluster.num_accelerators}"])

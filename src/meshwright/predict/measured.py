@@ -12,7 +12,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.profile import WAYS, Profile, Slice, shape_of
 from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +36,17 @@ def measured(model: Model, workload: Workload, profile: Profile) -> Measured:
     if model.experts or model.latent or workload.adapters:
         raise InputError(
             f"a hardware profile prices dense models that are trained whole, and {model.name} is not",
-            where="--profile",
+            where=argument("profile"),
             fix="leave the profile out",
         )
     number_format = format_of(workload.precision)
-    formats = sorted({product.number_format for product in profile.products})
+    timed = {(product.number_format, product.way) for product in profile.products}
+    formats = sorted({name for name, _ in timed if all((name, way) in timed for way in WAYS)})  # a step needs a product and both gradients
     if number_format not in formats or not profile.attentions:
         raise InputError(
             f"the profile has no products in {number_format}, only in {', '.join(formats) or 'none'}",
-            where="--profile",
-            fix=f"choose another precision, or measure one: meshwright measure --model {model.name} --precision {workload.precision}",
+            where=argument("profile"),
+            fix=f"choose another precision, or measure one: `meshwright measure --model {model.name} --precision {workload.precision}`",
         )
     rates = _rates(profile, number_format, recipe(workload.precision).cast_bytes)
     block_rows = max((p.rows for p in profile.products if p.columns == model.vocab_size), default=max(p.rows for p in profile.products))

@@ -1,5 +1,6 @@
 """One row of a Prediction -> what the whole run takes: time, money, energy at the wall, carbon and water.
 
+A run of more than a day carries what is expected to interrupt it: interruptions, restarts, checkpoints and spare nodes (`predict.goodput`).
 What scales with time has the prediction's interval. What nobody states (a price, a power cap, a facility's water) is None, and
 `Outcome.unknown` says why. `Outcome.notes` say where a number is not what it looks like. The ledger takes prices and watts from here, so
 that a run costs what its plan predicted.
@@ -35,8 +36,10 @@ from meshwright.describe.economics import Facility, Price, Region
 from meshwright.describe.source import Source
 from meshwright.describe.this_machine import CORE_W
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
+from meshwright.predict.goodput import LONG_S, Interruptions, expected_on
 from meshwright.predict.prediction import Prediction, evaluation_time_s
+from meshwright.units import seconds
 
 Column = NDArray[np.float64]
 
@@ -56,7 +59,7 @@ class Spread:
 
     value: float
     low: float
-    high: float  # infinite where the value is a lower bound
+    high: float  # infinite where only the lower end is known
 
     def times(self, factor: float) -> Spread:
         """The same in another unit, or of a quantity that grows with this one."""
@@ -83,11 +86,13 @@ class Outcome:
     num_evaluations: int
     evaluation_s: float  # one evaluation
     time_to_train_s: Spread | None
-    accelerator_hours: Spread | None
+    ideal_s: float | None  # the same if nothing interrupts the run and nothing is saved
+    interruptions: Interruptions | None  # what the run has to expect; None where they are left out
+    accelerator_hours: Spread | None  # spare nodes included
     offer: Offer | None  # at the price that is used
     alternatives: tuple[Offer, ...]  # all that are listed for the accelerator, cheapest first
-    busy: float  # share of the run in which the accelerators work
-    node_w: float | None  # mean watts of a node at the wall
+    busy: float | None  # share of the run in which the accelerators work
+    node_w: float | None  # mean watts of a node in use at the wall
     hosts: str  # where the watts besides the accelerators come from
     energy_j: Spread | None  # at the wall, switches left out
     facility_energy_j: Spread | None  # and with cooling and distribution
@@ -96,7 +101,7 @@ class Outcome:
     region: Region
     facility: Facility
     unknown: Mapping[str, str] = field(hash=False)
-    batch_beyond: str = ""  # `above` or `below` the batches whose samples to the target are known: `above`, all here are lower bounds
+    batch_beyond: str = ""  # `above` or `below` the batches whose samples to the target are known: `above`, only lower ends are known
 
     def __repr__(self) -> str:
         spreads = {"time_to_train_s": self.time_to_train_s, "cost_usd": self.offer and self.offer.cost_usd, "energy_j": self.energy_j}
@@ -104,19 +109,31 @@ class Outcome:
         return f"Outcome({self.num_steps:,} steps{', ' * bool(known)}{known})"
 
     @property
-    def bound(self) -> str:
-        """What to say before time to train and all that grows with it, a blank at the end; nothing inside the measured batches."""
-        return {"above": "at least ", "below": "about "}.get(self.batch_beyond, "")
+    def is_lower_bound(self) -> bool:
+        """Whether steps, and the lower end of all that grows with them, are bounds without an upper end."""
+        return self.batch_beyond == "above"
+
+    def words(self, spread: Spread, shown: Callable[[float], str]) -> str:
+        """A quantity of the whole run in words: where only a lower end is known, that end."""
+        if self.is_lower_bound:
+            return f"at least {shown(spread.low)}"
+        return f"{'about ' if self.batch_beyond == 'below' else ''}{shown(spread.value)}"
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of the run's time that is progress which is kept; None where interruptions are left out."""
+        return self.interruptions.goodput if self.interruptions else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Whose prices and data centre, which grid, which cooling; empty: the cluster's own."""
+    """Whose prices and data centre, which grid, which cooling (empty: the cluster's own), and whether anything fails."""
 
     provider: str = ""
     price_kind: str = ""  # on-demand, spot or reserved
     region: str = ""
     cooling: str = ""  # air or liquid: hosts and fans as on metered nodes, instead of what the cluster states
+    ideal: bool = False  # leave out interruptions, restarts, checkpoints and spare nodes, however long the run is
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -127,17 +144,24 @@ def outcome(prediction: Prediction, row: int = 0, terms: Terms | None = None) ->
 
     Without a provider or price kind: the cluster's provider on demand, else the median of the listed on-demand prices. The data centre
     is the provider's; the grid is that of the terms, of the cluster, or the default.
+
+    Spare nodes are paid for, and draw what waiting ones do.
     """
     terms = terms or Terms()
     cluster, workload = prediction.job.cluster, prediction.job.workload
     provider = terms.provider or cluster.provider
     unknown: dict[str, str] = {}
-    time_s = _time_to_train_s(prediction, workload, row, unknown)
-    hours = time_s.times(float(accelerator_hours(cluster.num_accelerators, 1.0))) if time_s else None
+    ideal_s = _ideal_s(prediction, workload, row, unknown)
+    failing = expected_in(ideal_s.value, cluster, ideal=terms.ideal) if ideal_s else None
+    time_s = _time_to_train_s(ideal_s, failing, unknown)
+    num_paid = cluster.num_accelerators + (failing.num_spare_accelerators if failing else 0)
+    hours = time_s.times(float(accelerator_hours(num_paid, 1.0))) if time_s else None
     price = price_of(cluster, terms.provider, terms.price_kind, unknown)
-    busy = float(busy_share(prediction)[row]) if time_s else math.nan
-    watts_w, hosts = node_w(cluster, busy, power_constants(), terms.cooling)
-    energy_j = _energy_j(watts_w, cluster, time_s, unknown)
+    trains = (failing.work + failing.lost) / (1 + failing.stalls) if failing else 1.0
+    busy = float(busy_share(prediction)[row]) * trains if time_s else None
+    watts_w, hosts = node_w(cluster, math.nan if busy is None else busy, power_constants(), terms.cooling)
+    spare_w = node_w(cluster, 0.0, power_constants(), terms.cooling)[0] * (failing.num_spares if failing else 0)
+    energy_j = _energy_j(watts_w, spare_w, cluster, time_s, unknown)
     grid, halls = economics.region(terms.region or cluster.region or DEFAULT_REGION), economics.facility(provider)
     drawn_j = energy_j.times(float(facility_energy_j(1.0, halls.pue))) if energy_j else None
     return Outcome(
@@ -145,9 +169,11 @@ def outcome(prediction: Prediction, row: int = 0, terms: Terms | None = None) ->
         num_evaluations=prediction.num_evaluations,
         evaluation_s=float(prediction.evaluation_s[row]),
         time_to_train_s=time_s,
+        ideal_s=ideal_s.value if ideal_s else None,
+        interruptions=failing,
         accelerator_hours=hours,
-        offer=_offer(price, time_s, cluster) if price and time_s else None,
-        alternatives=tuple(_offer(p, time_s, cluster) for p in _listed(cluster)) if time_s else (),
+        offer=_offer(price, time_s, num_paid) if price and time_s else None,
+        alternatives=tuple(_offer(p, time_s, num_paid) for p in _listed(cluster)) if time_s else (),
         busy=busy,
         node_w=watts_w if math.isfinite(watts_w) else None,
         hosts=hosts,
@@ -172,7 +198,7 @@ def samples_note(workload: Workload) -> str:
     if workload.batch_beyond == "above":
         return (
             f"{known}: at {workload.global_batch:,} they are unknown, and larger batches need ever more, if they reach the target at all. "
-            "Steps, time to train, cost, energy, carbon and water are lower bounds"
+            "Steps are a lower bound, and time to train, cost, energy, carbon and water have no upper end"
         )
     return (
         f"{known}: at {workload.global_batch:,} they are unknown, and those of the smallest batch are used. "
@@ -180,12 +206,43 @@ def samples_note(workload: Workload) -> str:
     )
 
 
-def _time_to_train_s(prediction: Prediction, workload: Workload, row: int, unknown: dict[str, str]) -> Spread | None:
+def expected_in(ideal_s: float, cluster: Cluster, *, ideal: bool = False) -> Interruptions | None:
+    """What a run has to expect that would take so long if nothing failed; None in one of a day or less, and where nothing is to fail."""
+    return expected_on(cluster) if ideal_s > LONG_S and not ideal else None
+
+
+def interruptions_note(whole: Outcome, cluster: Cluster, terms: Terms) -> str:
+    """That interruptions are left out of a run of a day or less which has to expect one; else empty."""
+    if whole.ideal_s is None or whole.interruptions or terms.ideal:
+        return ""
+    expected = expected_on(cluster)
+    count = whole.ideal_s / expected.between_s
+    if count < 1:
+        return ""
+    return (
+        f"interruptions are counted in runs of more than a day only: this one has to expect {count:.1f}, and would take "
+        f"{seconds(expected.stretch * whole.ideal_s)} with them (goodput {100 * expected.goodput:.1f} %)"
+    )
+
+
+def _ideal_s(prediction: Prediction, workload: Workload, row: int, unknown: dict[str, str]) -> Spread | None:
+    """Seconds of all steps and evaluations, one after the other."""
     if not prediction.num_steps:
         unknown["time_to_train"] = unknown["cost"] = unknown["energy"] = f"{workload.name} states neither tokens nor a target"
         return None
     bounds, time_s = prediction.interval, float(prediction.time_to_train_s[row])
     return Spread(time_s, time_s * bounds.low, math.inf if workload.batch_beyond == "above" else time_s * bounds.high)
+
+
+def _time_to_train_s(ideal_s: Spread | None, failing: Interruptions | None, unknown: dict[str, str]) -> Spread | None:
+    if ideal_s is None or failing is None:
+        return ideal_s
+    if math.isfinite(failing.stretch):
+        return ideal_s.times(failing.stretch)
+    down_s = failing.failures.detection_s + failing.failures.restart_s
+    reason = f"the machine is interrupted every {seconds(failing.between_s)}, and a restart takes {seconds(down_s)}: no work gets done"
+    unknown["time_to_train"] = unknown["cost"] = unknown["energy"] = reason
+    return None
 
 
 def price_of(cluster: Cluster, provider: str = "", kind: str = "", unknown: dict[str, str] | None = None) -> Price | None:
@@ -219,7 +276,7 @@ def _core_price(cluster: Cluster, asked: str, unknown: dict[str, str]) -> Price 
         raise InputError(
             f"no {asked} price is listed for a processor: {CORE_USD_PER_HOUR} USD per core-hour is assumed",
             where=cluster.name,
-            fix="leave --provider and --price-kind out",
+            fix=f"leave {argument('provider')} and {argument('price_kind')} out",
         )
     if not math.isfinite(chip.power_cap_w):
         unknown.setdefault("cost", f"a processor's price is derived from its power, and the power of {chip.name} is {NOT_STATED}")
@@ -240,8 +297,8 @@ def _listed(cluster: Cluster) -> tuple[Price, ...]:
     return tuple(sorted(found, key=lambda p: p.usd_per_accelerator_hour))
 
 
-def _offer(price: Price, time_s: Spread, cluster: Cluster) -> Offer:
-    return Offer(price, time_s.times(float(cost_usd(cluster.num_accelerators, 1.0, price.usd_per_accelerator_hour))))
+def _offer(price: Price, time_s: Spread, num_paid: int) -> Offer:
+    return Offer(price, time_s.times(float(cost_usd(num_paid, 1.0, price.usd_per_accelerator_hour))))
 
 
 @cache
@@ -290,7 +347,7 @@ def node_w(cluster: Cluster, busy: float, constants: PowerConstants, cooling: st
             node_power_w(accelerators_w, cluster.node_overhead_w)
         ), f"{cluster.node_overhead_w:,.0f} W per node, stated for {cluster.name}"
     if cooling and cooling not in COOLING:
-        raise InputError(f"no cooling by {cooling!r}", where="cooling", fix=f"choose from {', '.join(COOLING)}")
+        raise InputError(f"no cooling by {cooling!r}", where=argument("cooling"), fix=f"choose from {', '.join(COOLING)}")
     cooling = cooling or ("liquid" if cluster.accelerator.name in LIQUID_RACKS else "air")
     fan_fraction = constants.fan_fraction if cooling == "air" else 0.0
     host_w = cluster.accelerators_per_node * constants.host_w_per_accelerator
@@ -299,7 +356,9 @@ def node_w(cluster: Cluster, busy: float, constants: PowerConstants, cooling: st
 
 def _processor_w(cluster: Cluster, cooling: str) -> tuple[float, str]:
     if cooling:
-        raise InputError(f"no node of processors cooled by {cooling} was metered", where="cooling", fix="leave --cooling out")
+        raise InputError(
+            f"no node of processors cooled by {cooling} was metered", where=argument("cooling"), fix=f"leave {argument('cooling')} out"
+        )
     beside = (
         f"and {cluster.node_overhead_w:,.0f} W per node, stated for {cluster.name}" if cluster.node_overhead_w > 0 else "nothing beside"
     )
@@ -307,20 +366,20 @@ def _processor_w(cluster: Cluster, cooling: str) -> tuple[float, str]:
     return watts_w, f"the processor itself, {beside}"
 
 
-def _energy_j(watts_w: float, cluster: Cluster, time_s: Spread | None, unknown: dict[str, str]) -> Spread | None:
+def _energy_j(watts_w: float, spare_w: float, cluster: Cluster, time_s: Spread | None, unknown: dict[str, str]) -> Spread | None:
     if math.isnan(cluster.accelerator.power_cap_w):
         unknown.setdefault("energy", f"power of {cluster.accelerator.name} {NOT_STATED}")
     if "energy" in unknown or time_s is None:
         return None
     num_nodes = cluster.num_accelerators / cluster.accelerators_per_node  # a node in use by half is counted by half
-    return time_s.times(float(run_energy_j(watts_w, num_nodes, 1.0)))
+    return time_s.times(float(run_energy_j(watts_w, num_nodes, 1.0)) + spare_w)
 
 
 def _water_l(energy_j: Spread | None, halls: Facility, provider: str, unknown: dict[str, str]) -> Spread | None:
     if energy_j is None:
         unknown["water"] = unknown["energy"]
         return None
-    if math.isnan(halls.wue_l_per_kwh):
+    if halls.wue_l_per_kwh is None:
         unknown["water"] = (
             f"{provider} publishes no litres per kWh" if provider else "no provider is named whose litres per kWh could be used"
         )

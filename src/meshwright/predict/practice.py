@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.recipe import recipe
 
-TP_HIDDEN = 0.9  # `predict.software.ASSUMED` says why
 MLPERF, NEMO, MEGATRON, TORCHTITAN, FSDP, MESHWRIGHT = "mlperf", "nemo", "megatron", "torchtitan", "fsdp", "meshwright"
 
 
@@ -48,6 +47,21 @@ def class_of(release: str) -> str:
     if head in _RELATIVES:
         return _RELATIVES[head]
     return MLPERF if head[:1] == "v" and head[1:2].isdigit() else ""
+
+
+EARLY = "megatron before 2024"  # what its effects are kept under
+FUSED_FROM = 2024  # from then on runs of Megatron-LM in our files have flash attention
+
+
+def is_early(release: str) -> bool:
+    """Whether a release is a Megatron-LM of 2021 to 2023: it writes attention's scores to memory."""
+    year = release.rpartition("-")[2]
+    return class_of(release) == MEGATRON and year.isdigit() and int(year) < FUSED_FROM
+
+
+def further_effects(release: str, architecture: str, precision: str) -> tuple[str, ...]:
+    """Names of the effects that a run has beside those of its class."""
+    return architecture, precision, *([EARLY] if is_early(release) else [])
 
 
 NO_GRAPHS, ROUTER_GRAPHS, ATTENTION_GRAPHS, WHOLE_GRAPHS = "none", "router", "attention", "whole"
@@ -101,7 +115,9 @@ class Effects:
     log_attention: float = 0.0  # further time of attention
     log_memory: float = 0.0  # further time of kernels that move bytes
     host_s: float = 0.0  # seconds of the host to launch a layer's forward pass without CUDA graphs
-    tp_hidden: float = TP_HIDDEN  # of tensor traffic, hidden where it is overlapped
+    log_products: float = 0.0  # further time of matrix products
+    score_bytes: float = 0.0  # moved for each score of attention that no kernel fuses, forward; twice that backward
+    tp_hidden: float | None = None  # of tensor traffic, hidden where it is overlapped; None: as is assumed of all software
 
     def __add__(self, other: Effects) -> Effects:
         return Effects(
@@ -109,7 +125,9 @@ class Effects:
             log_attention=self.log_attention + other.log_attention,
             log_memory=self.log_memory + other.log_memory,
             host_s=max(self.host_s, other.host_s),
-            tp_hidden=min(self.tp_hidden, other.tp_hidden),
+            log_products=self.log_products + other.log_products,
+            score_bytes=max(self.score_bytes, other.score_bytes),
+            tp_hidden=self.tp_hidden if other.tp_hidden is None else other.tp_hidden,
         )
 
 

@@ -18,10 +18,11 @@ from meshwright.cost.compute import layer_backward_bytes, layer_forward_bytes, m
 from meshwright.cost.measured import ends_time, exchange_s, layer_time, tensor_exchange_s
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.pipeline import ChunkTimes
-from meshwright.layout import CP_KINDS, RECOMPUTE, Layouts
+from meshwright.errors import InputError
+from meshwright.layout import CP_KINDS, OPS, USUAL_RECOMPUTE, Layouts
 from meshwright.predict import software as sw
 from meshwright.predict import traffic
-from meshwright.predict.inputs import BY_COLUMNS, BY_ROWS, EXPERT, Inputs
+from meshwright.predict.inputs import BY_COLUMNS, BY_ROWS, DENSE_MLP, EXPERT, UP_PROJECTION, Inputs
 from meshwright.predict.measured import STEP_SUM_BYTES, Measured
 from meshwright.predict.placement import Placement, place
 from meshwright.predict.software import Constants
@@ -29,6 +30,8 @@ from meshwright.predict.stages import Split
 
 Column = NDArray[np.float64]
 BF16_BYTES = 2.0
+FP8_BYTES = 1.0
+OPS_SHARE = 0.36  # of a layer's products: the keys', the output's and the second inner one of the MLP, as Llama 3.1 8B has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Layer:
     exposed_cp: tuple[Column, Column]
     exposed_ep: tuple[Column, Column]
     weight_s: Column  # of the backward: weight gradients
+    parts_s: Column  # of the backward: compute of single parts that it does again
 
     @property
     def exposed(self) -> dict[str, tuple[Column, Column]]:
@@ -125,17 +129,20 @@ class Pricer:
     def layer(self) -> Layer:
         """Seconds of a layer for one micro-batch."""
         q = self.q
-        forward_s, beside_s = self._matmul_forward_s()
+        forward_s, beside_s, again_s = self._matmul_forward_s()
         attention_s = self.tokens * q.attention_flops / self.tp / self.attention_flops_per_s
         memory = self._memory_s()
         rounds = (self.cp - 1) * (self.l.cp_kind == CP_KINDS.index("ring"))
         gap_s = self.c.layer_s + np.where(self.graphs, 0.0, self.c.eager_layer_s) + sw.RING_ROUND_S * rounds
         sync_s = np.where(self.graphs, 0.0, q.expert_sync_s) * np.asarray(q.expert_layers)
         matmul = self._slowed(forward_s, self.train_matmuls * forward_s)
-        attention = self._slowed(attention_s, sw.BACKWARD_ATTENTION * attention_s)
+        scores_s = self.tokens * q.num_scores * np.asarray(q.score_bytes) / self.tp / self.memory_bytes_per_s
+        attention = self._slowed(attention_s + scores_s, sw.BACKWARD_ATTENTION * attention_s + 2 * scores_s)
         exposed_tp = self.exposed_tensor_s(self._slowed(beside_s, self.train_matmuls * beside_s))
         exposed_cp = self.context_s(attention[0])
-        moved, gaps = self._slowed(*memory), self._slowed(gap_s + sync_s, 2 * gap_s + sync_s)
+        once_s, read_s = self._parts_memory_s()
+        again_s, _ = self._slowed(again_s + read_s, 0.0)
+        moved, gaps = self._slowed(memory[0] + once_s, memory[1]), self._slowed(gap_s + sync_s, 2 * gap_s + sync_s)
         beside = [matmul[way] + attention[way] + moved[way] + gaps[way] for way in (0, 1)]
         layer = self._recompute(
             Layer(
@@ -147,6 +154,7 @@ class Pricer:
                 exposed_cp=exposed_cp,
                 exposed_ep=self.exposed_expert_s((beside[0], beside[1])),
                 weight_s=(self.train_matmuls - 1) * matmul[0],
+                parts_s=again_s,
             )
         )
         return self._launched(layer)
@@ -158,7 +166,7 @@ class Pricer:
         if not host_s.any():
             return layer
         host_s = host_s * (1 + sw.TP_HOST * (self.tp > 1))
-        again = self.l.recompute == RECOMPUTE.index("full")
+        again = self.l.recomputes_all
         waits = [_waited_s(layer.total_s(way), launched_s) for way, launched_s in enumerate((host_s, host_s * (1.0 + again)))]
         return replace(layer, gaps=(layer.gaps[0] + waits[0], layer.gaps[1] + waits[1]))
 
@@ -167,8 +175,9 @@ class Pricer:
         ones = np.ones_like(self.tokens)
         return forward_s * self.slowdown * ones, backward_s * self.slowdown * ones
 
-    def _matmul_forward_s(self) -> tuple[Column, Column]:
-        """Seconds of a layer's products, all and those beside tensor traffic: experts' products have their own traffic around them."""
+    def _matmul_forward_s(self) -> tuple[Column, Column, Column]:
+        """Seconds of a layer's products: all, those beside tensor traffic (experts' have their own around them), and those of parts that
+        the backward pass computes again."""
         q = self.q
         columns = q.matrix_columns + (self.key_copies - 1) * q.matrix_copied if (self.key_copies > 1).any() else q.matrix_columns
         columns = np.where(q.matrix_cut == BY_COLUMNS, columns / self.tp, columns)
@@ -178,8 +187,23 @@ class Pricer:
         rows = np.where(is_expert, self.tokens / self.tp * q.experts_per_token / num_local, self.tokens)
         count = np.where(is_expert, q.matrix_count * num_local, q.matrix_count)
         each_s = matmul_s(rows, columns, inner, self.matmul_flops_per_s, sw.MATMUL_HALF_SIZE)
-        products_s = count * each_s * np.where(is_expert, np.exp(q.log_grouped), 1.0)
-        return np.asarray(np.sum(products_s, axis=0)), np.asarray(np.sum(np.where(is_expert, 0.0, products_s), axis=0))
+        products_s = count * each_s * np.where(is_expert, np.exp(q.log_grouped), 1.0) * np.exp(q.log_products)
+        up, mlp = q.matrix_part == UP_PROJECTION, q.matrix_part == DENSE_MLP
+        again = (up & self.l.recomputes("mla_up_proj")) | (mlp & self.l.recomputes("mlp"))
+        beside, parts = np.where(is_expert, 0.0, products_s), np.where(again, products_s, products_s * OPS_SHARE * self.l.recomputes(OPS))
+        return np.asarray(np.sum(products_s, axis=0)), np.asarray(np.sum(beside, axis=0)), np.asarray(np.sum(parts, axis=0))
+
+    def _parts_memory_s(self) -> tuple[Column, Column]:
+        """Seconds of moving bytes for parts that are kept in fp8 (forward), and for those and what is computed again (backward)."""
+        q, chosen = self.q, self.l.recomputes
+        inner, experts = 1.0 + np.asarray(q.gated), np.asarray(q.expert_layers)
+        cast = chosen("act_fp8") * (BF16_BYTES + FP8_BYTES) * inner * q.ffn_active
+        activation = (inner + 1.0) * BF16_BYTES * q.ffn_active
+        again = cast + chosen("moe_act") * experts * activation + chosen("mlp") * (1 - experts) * activation
+        again = again + chosen("layernorm") * 2 * 2 * BF16_BYTES * q.hidden
+        again = again + chosen("mla_up_proj") * 2 * BF16_BYTES * (q.query_dim + 2 * self.kv_dim)
+        per_token_s = self.tokens / self.tp / self.memory_bytes_per_s
+        return cast * per_token_s, again * per_token_s + np.where(chosen(OPS), self._memory_s()[0], 0.0)
 
     def _memory_s(self) -> tuple[Column, Column]:
         """Seconds of norms, adds, rotary, activation and casts, which sequence and tensor parallelism cut alike."""
@@ -254,29 +278,32 @@ class Pricer:
         return open_s[0], open_s[1]
 
     def _recompute(self, layer: Layer) -> Layer:
-        """The layer with what recomputing adds to its backward: attention (selective), or the whole forward (full)."""
-        kind = self.l.recompute
-        full, some = kind == RECOMPUTE.index("full"), kind == RECOMPUTE.index("selective")
+        """The layer with what recomputing adds to its backward: attention (selective), other parts, or the whole forward (full).
+
+        Computing a dense MLP again gathers its input and scatters its output again.
+        """
+        full, some, mlp = self.l.recomputes_all, self.l.recomputes("selective"), self.l.recomputes("mlp")
 
         def again(pair: tuple[Column, Column], which: NDArray[np.bool_]) -> tuple[Column, Column]:
             return pair[0], pair[1] + np.where(which, pair[0], 0.0)
 
+        matmul, exposed_tp = again(layer.matmul, full), again(layer.exposed_tp, full)
         return Layer(
-            matmul=again(layer.matmul, full),
+            matmul=(matmul[0], matmul[1] + layer.parts_s),
             attention=again(layer.attention, full | some),
             memory=again(layer.memory, full),
             gaps=again(layer.gaps, full),
-            exposed_tp=again(layer.exposed_tp, full),
+            exposed_tp=(exposed_tp[0], exposed_tp[1] + np.where(mlp, layer.exposed_tp[0] / 2, 0.0)),
             exposed_cp=again(layer.exposed_cp, full | some),
             exposed_ep=again(layer.exposed_ep, full),
             weight_s=layer.weight_s,
+            parts_s=layer.parts_s,
         )
 
     def hiding_s(self, layer: Layer) -> tuple[Column, Column]:
         """Compute of a layer that messages may hide behind, both ways: what is done once, or doing it again would seem to pay."""
-        full, some = self.l.recompute == RECOMPUTE.index("full"), self.l.recompute == RECOMPUTE.index("selective")
-        again_s = np.where(full, layer.compute_s(0), np.where(some, layer.attention[0], 0.0))
-        return layer.compute_s(0), layer.compute_s(1) - again_s
+        some_s = np.where(self.l.recomputes("selective"), layer.attention[0], 0.0) + layer.parts_s
+        return layer.compute_s(0), layer.compute_s(1) - np.where(self.l.recomputes_all, layer.compute_s(0), some_s)
 
     def head_s(self) -> tuple[Column, Column]:
         """Seconds of the output projection (bf16) and the loss, forward and backward, of one micro-batch."""
@@ -293,6 +320,19 @@ class Pricer:
         """Seconds of the hidden states of one micro-batch from one stage to the next."""
         message = self.tokens * self.q.hidden / self.tp * BF16_BYTES
         return np.asarray(neighbour_s(message, self.placement.members["pp"], self.tier_bytes_per_s, self.q.tier_latency_s))
+
+    def message_share(self) -> Column:
+        """Share of time in which a rank's port to the fabric carries messages between stages, beside the traffic of replicas.
+
+        A chunk sends one message forward and one back, in the time of its forward and of a backward twice as long.
+        """
+        both, q = self._crosses_fabric("pp") & self._crosses_fabric("dp"), self.q
+        if not both.any():
+            return np.zeros_like(self.tokens)
+        sent_s = 2 * self.tokens * q.hidden / self.tp * BF16_BYTES / q.tier_bytes_per_s[-1]  # at line rate
+        active = np.asarray(q.layer_parameters) + q.experts_per_token * np.asarray(q.expert_parameters) / q.num_experts
+        flops = (2 * active + q.attention_flops) * self.tokens / self.tp * np.asarray(q.num_layers) / (self.pp * self.vp)
+        return np.where(both, sent_s / (sent_s + 3 * flops / self.matmul_flops_per_s), 0.0)
 
     def parameters(self, split: Split) -> tuple[Column, Column]:
         """Trained parameters on the fullest rank: those all data-parallel ranks share, and routed experts."""
@@ -357,12 +397,13 @@ class Pricer:
 
         Gradients of a chunk leave when its last micro-batch has gone backward; weights of a chunk arrive before its first goes forward:
         all but one of `vp` chunks hide behind the others' turns of `pp` micro-batches. Without a pipeline they hide layer by layer
-        behind one micro-batch.
+        behind one micro-batch. Messages between stages that go through the same port leave less time to hide behind.
         """
         piped = self.pp > 1
         turns = np.where(piped, np.minimum(self.pp, self.num_micro_batches) * (self.vp - 1) / self.vp, 1 - 1 / split.middle)
         layers = split.middle.astype(np.float64)
-        hiding = [turns * layers * layer.total_s(way) for way in (0, 1)]
+        alone = 1 - self.message_share()
+        hiding = [turns * layers * layer.total_s(way) * alone for way in (0, 1)]
         pieces = np.where(piped, self.vp, np.maximum(parameters / sw.BUCKET_PARAMETERS, 1.0))
         zero = self.l.zero_stage
         micro_hiding = [layers * layer.total_s(way) for way in (0, 1)]
@@ -410,6 +451,12 @@ class MeasuredPricer(Pricer):
 
     def __init__(self, inputs: Inputs, layouts: Layouts, constants: Constants, measured: Measured) -> None:
         super().__init__(replace(inputs, log_factor=0.0), layouts, constants)
+        if (layouts.recompute >= len(USUAL_RECOMPUTE)).any():
+            raise InputError(
+                f"a hardware profile was measured with our own trainer, which recomputes {', '.join(USUAL_RECOMPUTE)} alone",
+                where="layout.recompute",
+                fix="choose one of these, or price without the profile (--profile none)",
+            )
         self.m = measured
         profile = measured.profile
         self.ranks = self.tp * self.cp * self.pp * self.dp
@@ -440,10 +487,11 @@ class MeasuredPricer(Pricer):
                 exposed_cp=self.context_s(attention[0]),
                 exposed_ep=self.expert_s(),
                 weight_s=seen.weight_s * way * ones,
+                parts_s=0.0 * ones,
             )
         )
         stops_early = self.m.profile.shares_cores | (self.tp * self.cp > 1) | self.l.is_zero_bubble
-        unread_s = np.where((self.l.recompute == RECOMPUTE.index("full")) & stops_early, seen.last_s * way, 0.0)
+        unread_s = np.where(self.l.recomputes_all & stops_early, seen.last_s * way, 0.0)
         return replace(layer, matmul=(layer.matmul[0], layer.matmul[1] - unread_s))
 
     def head_s(self) -> tuple[Column, Column]:

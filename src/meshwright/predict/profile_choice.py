@@ -9,7 +9,7 @@ from meshwright.describe.model import Model
 from meshwright.describe.profile import Profile, load_profile, usual_path
 from meshwright.describe.this_machine import NAME, catalogue_name, processor_name
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.predict.measured import measured
 from meshwright.predict.software import Software, on_profile
 
@@ -57,7 +57,7 @@ def check_fits(profile: Profile, cluster: Cluster, where: str) -> None:
         raise InputError(
             f"the profile is of {profile.device}, and {cluster.name} has {chip.name}",
             where=where,
-            fix="measure on that machine, or leave the profile out (--profile none)",
+            fix=f"measure on that machine, or leave the profile out: {argument('profile', 'none')}",
         )
 
 

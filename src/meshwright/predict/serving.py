@@ -14,7 +14,7 @@ from math import floor
 from meshwright.cost.memory import BF16_BYTES, FP32_BYTES
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.model import Model
-from meshwright.errors import FitError, InputError, nearest
+from meshwright.errors import FitError, InputError, argument, nearest
 from meshwright.predict.footprint import RESERVE_BYTES
 from meshwright.units import gib
 
@@ -50,15 +50,18 @@ class Request:
     def __post_init__(self) -> None:
         for key, table in (("precision", WEIGHT_BYTES), ("kv_precision", KV_BYTES)):
             if getattr(self, key) not in table:
-                flag = f"--{key.replace('_', '-')}"
-                raise InputError(f"no {key} named {getattr(self, key)!r} for serving", where=flag, fix=nearest(getattr(self, key), table))
+                raise InputError(
+                    f"no {argument(key)} named {getattr(self, key)!r} for serving",
+                    where=argument(key),
+                    fix=nearest(getattr(self, key), table),
+                )
         for key in ("context", "concurrency"):
             if getattr(self, key) < 1:
-                raise InputError(f"{key} must be at least 1, not {getattr(self, key)}", where=f"--{key}")
+                raise InputError(f"{argument(key)} is {getattr(self, key)}", where=argument(key), fix="give 1 or more")
         if self.model.num_positions and self.context > self.model.num_positions:
             raise InputError(
                 f"{self.model.name} has learned {self.model.num_positions} positions, and the context is {self.context}",
-                where="--context",
+                where=argument("context"),
                 fix=f"use at most {self.model.num_positions}",
             )
 
@@ -169,13 +172,13 @@ def serve_on(request: Request, accelerator: Accelerator, tp: int) -> Serving:
     if tp not in legal_degrees(model):
         raise InputError(
             f"tensor degree {tp} does not divide {model.name}: {model.num_heads} heads, {model.num_kv_heads} of keys and values",
-            where="--tp",
+            where=argument("tp"),
             fix=f"choose tp from {', '.join(map(str, legal_degrees(model)))}",
         )
     weights = weight_bytes(model, request.precision, tp)
     sequence = kv_bytes_per_sequence(model, request.context, request.kv_precision)
     working, logits = activation_bytes(model, request.context, tp), logit_bytes_per_sequence(model, tp)
-    room = accelerator.memory_bytes - RESERVE_BYTES - weights - working
+    room = accelerator.room_bytes - RESERVE_BYTES - weights - working
     return Serving(
         tp=tp,
         total_weight_bytes=weight_bytes(model, request.precision),
@@ -185,7 +188,7 @@ def serve_on(request: Request, accelerator: Accelerator, tp: int) -> Serving:
         kv_bytes=request.concurrency * sequence * _kv_share(model, tp),
         activation_bytes=working + request.concurrency * logits,
         reserve_bytes=RESERVE_BYTES,
-        memory_bytes=accelerator.memory_bytes,
+        memory_bytes=accelerator.room_bytes,
         max_concurrency=max(floor(room / (sequence * _kv_share(model, tp) + logits)), 0),
     )
 
@@ -200,7 +203,7 @@ def check_fits(held: Serving, request: Request, accelerator: Accelerator) -> Non
     raise FitError(
         f"{request.model.name} with {request.concurrency} sequences of {request.context} tokens needs {gib(-held.spare_bytes)} "
         f"({-held.spare_bytes:,.0f} bytes) more on each of {held.tp} {accelerator.name}; {could}",
-        where=f"memory of {accelerator.name}: {gib(accelerator.memory_bytes)}, of which {gib(held.reserve_bytes)} is reserved",
+        where=f"memory of {accelerator.name}: {gib(accelerator.room_bytes)}, of which {gib(held.reserve_bytes)} is reserved",
         fix="use a lower precision or KV precision, a shorter context, more accelerators, or several copies with fewer sequences each",
     )
 

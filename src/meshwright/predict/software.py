@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.profile import Profile
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 from meshwright.files import read_text
 from meshwright.predict.practice import CLASSES, MLPERF, NEMO, Effects, ExpertConstants, ExpertPractice, class_of
-from meshwright.predict.practice import TP_HIDDEN as TP_HIDDEN
 
 CONSTANTS_FILE = Path(__file__).parents[1] / "evidence" / "constants.json"
 REFERENCE_RELEASE = "v5.1"  # the release with the most rows: others are so much slower or faster
@@ -34,6 +34,7 @@ BF16_PJ_PER_FLOP = {"hopper": 0.137, "blackwell": 0.120}
 FP8_ATTENTION_SPEEDUP = 1.35
 BACKWARD_ATTENTION = 2.5
 SCALE_UP_EFFICIENCY = 0.85
+TP_HIDDEN = 0.9
 ADAPTER_TP_HIDDEN = 0.0
 RING_ROUND_S = 15e-6
 GRAPH_CHUNK_S = 100e-6
@@ -207,11 +208,11 @@ class Software:
     note: str = ""
     profile: Profile | None = None  # what was timed on the machine: prices compute in place of the constants
     effects: Effects = field(default_factory=Effects)  # of its class; log_factor is the field above
-    chips: Mapping[str, Effects] = field(
-        default_factory=dict, hash=False
-    )  # of generations that the constants were not fitted for, by architecture
+    # Effects by name: of a generation that the constants were not fitted for, of a precision recipe, of attention that is not fused.
+    further: Mapping[str, Effects] = field(default_factory=dict, hash=False)
     experts: ExpertConstants = field(default_factory=ExpertConstants)
     practice: ExpertPractice | None = None  # how experts are run; None: as the release does on the chip
+    is_default: bool = field(default=False, compare=False)  # whether nobody named it: a named stack then brings its own class
 
     @property
     def kind(self) -> str:
@@ -237,7 +238,7 @@ class FittedValues:
     date: str
     evaluation_s: float = 0.0  # what an evaluation takes beside its forward passes
     classes: Mapping[str, Effects] = field(default_factory=dict)  # of software whose releases have no factors of their own
-    chips: Mapping[str, Effects] = field(default_factory=dict)
+    further: Mapping[str, Effects] = field(default_factory=dict)
     experts: ExpertConstants = field(default_factory=ExpertConstants)
 
     def software(self, release: str) -> Software:
@@ -264,8 +265,29 @@ class FittedValues:
             evaluation_s=self.evaluation_s,
             note="" if known else f"no run of {kind} was fitted: taken as {relative}, its nearest relative",
             effects=effects,
-            chips=self.chips,
+            further=self.further,
             experts=self.experts,
+        )
+
+    def unknown_software(self, name: str) -> Software:
+        """Software of no known class: taken as the mean of the classes that nobody tuned for a record."""
+        known = list(self.classes.values())
+        effects = Effects(
+            log_factor=fmean(one.log_factor for one in known),
+            log_attention=fmean(one.log_attention for one in known),
+            log_memory=fmean(one.log_memory for one in known),
+            host_s=fmean(one.host_s for one in known),
+        )
+        note = f"no run of software such as {name} was fitted: taken as the mean of {', '.join(self.classes)}"
+        return replace(
+            self._of_class(next(iter(self.classes)), next(iter(self.classes))),
+            name=name,
+            release=name,
+            known=False,
+            note=note,
+            log_factor=effects.log_factor,
+            finetuning=dict.fromkeys(GENERATIONS.values(), effects.log_factor),
+            effects=effects,
         )
 
     def _of_release(self, release: str) -> Software:
@@ -286,7 +308,7 @@ class FittedValues:
             known=known,
             evaluation_s=self.evaluation_s,
             note="" if known else f"no run of {release} was fitted: taken as {relative}, its nearest relative",
-            chips=self.chips,
+            further=self.further,
             experts=self.experts,
         )
 
@@ -296,12 +318,14 @@ def nearest_release(release: str, known: Mapping[str, float]) -> str:
     kind, version = _version(release)
     same = [name for name in known if _version(name)[0] == kind]
     if not same:
-        raise InputError(f"no software release named {release!r}", where="software", fix=nearest(release, known))
+        raise InputError(f"no software release named {release!r}", where=argument("software"), fix=nearest(release, known))
     return min(same, key=lambda name: (abs(_version(name)[1] - version), -_version(name)[1]))
 
 
 def is_release(name: str) -> bool:
-    """Whether a stack's name is that of a round or container, fitted or not, and not of a profile from a file."""
+    """Whether a stack's name is that of a round, a container or a class, fitted or not, and not of a profile from a file."""
+    if class_of(name):
+        return True
     try:
         nearest_release(name, fitted_values().releases)
     except InputError:
@@ -320,7 +344,7 @@ def _version(release: str) -> tuple[str, float]:
     except (ValueError, OverflowError):
         raise InputError(
             f"cannot read a version in software release {release!r}",
-            where="software",
+            where=argument("software"),
             fix="write a round such as v5.1, or nemo-26.04; or the file of a profile, which ends in .json",
         ) from None
 
@@ -344,7 +368,7 @@ def values_of(data: Mapping[str, Any]) -> FittedValues:
         date=str(data["date"]),
         evaluation_s=float(data["evaluation_s"]),
         classes={name: Effects(**effects) for name, effects in data.get("classes", {}).items()},
-        chips={name: Effects(**effects) for name, effects in data.get("chips", {}).items()},
+        further={name: Effects(**effects) for name, effects in data.get("further", {}).items()},
         experts=ExpertConstants(**{name: float(entry["value"]) for name, entry in data.get("expert_constants", {}).items()}),
     )
 
@@ -355,7 +379,7 @@ def on_profile(stack: Software, profile: Profile) -> Software:
     The release's factor goes: it says how much slower others' code is, and the profile timed ours.
     """
     note = "; ".join(filter(None, (stack.note, f"compute as timed here: {profile.words}")))
-    return replace(stack, profile=profile, log_factor=0.0, finetuning={}, note=note, effects=Effects(), chips={})
+    return replace(stack, profile=profile, log_factor=0.0, finetuning={}, note=note, effects=Effects(), further={})
 
 
 def software(name: str = "") -> Software:
@@ -363,7 +387,7 @@ def software(name: str = "") -> Software:
     values = fitted_values()
     if name.endswith(".json"):
         return read_profile(Path(name))
-    return values.software(name or RELEASES[-1])
+    return values.software(name) if name else replace(values.software(RELEASES[-1]), is_default=True)
 
 
 def read_profile(path: Path) -> Software:
@@ -383,11 +407,12 @@ def read_profile(path: Path) -> Software:
             note=str(data["note"]),
         )
     except OSError as error:
-        raise InputError(f"cannot read the software profile: {error.strerror or error}", where=str(path)) from None
+        raise InputError(f"cannot read the software profile: {error.strerror or error}", where=str(path), fix=_FIX) from None
     except (InputError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise InputError(
-            "this is not a software profile", where=str(path), fix="make one with `meshwright calibrate LOG --layout ... --out FILE`"
-        ) from None
+        raise InputError("this is not a software profile", where=str(path), fix=_FIX) from None
+
+
+_FIX = "give a file that `meshwright calibrate LOG --layout ... --out FILE` wrote"
 
 
 def _finite(value: Any) -> float:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.pipeline import ChunkTimes, busiest_stage_s, pipeline_s
-from meshwright.layout import RECOMPUTE, Layouts
-from meshwright.predict.inputs import Inputs
+from meshwright.layout import Layouts
+from meshwright.predict.inputs import DENSE_MLP, UP_PROJECTION, Inputs
 from meshwright.predict.measured import Measured
 from meshwright.predict.prices import Layer, MeasuredPricer, Pricer
 from meshwright.predict.software import Constants
@@ -208,5 +208,8 @@ def _recomputed_flops(inputs: Inputs, layouts: Layouts) -> Column:
     )
     full = inputs.num_layers * (per_layer + inputs.attention_flops)
     some = inputs.num_layers * np.asarray(inputs.attention_flops)
-    kinds = [layouts.recompute == RECOMPUTE.index("full"), layouts.recompute == RECOMPUTE.index("selective")]
-    return np.select(kinds, [full * np.ones(len(layouts)), some * np.ones(len(layouts))], 0.0)
+    products = 2 * inputs.matrix_columns * inputs.matrix_inner * inputs.matrix_count
+    up = np.sum(np.where(inputs.matrix_part == UP_PROJECTION, products, 0.0), axis=0) * layouts.recomputes("mla_up_proj")
+    mlp = np.sum(np.where(inputs.matrix_part == DENSE_MLP, products, 0.0), axis=0) * layouts.recomputes("mlp")
+    parts = layouts.recomputes("selective") * some + inputs.num_layers * (up + mlp)
+    return np.where(layouts.recomputes_all, full * np.ones(len(layouts)), parts)

@@ -255,20 +255,21 @@ def merged(found: Iterable[Flow]) -> tuple[Flow, ...]:
 def tensor_flows(step: Step) -> Iterator[Flow]:
     """Tensor parallelism: hidden states gathered and scattered, the sequence's parts of the ends, and the loss.
 
-    Recomputing a layer repeats its collectives but the last scatter, whose result the backward does not need.
+    Recomputing a layer repeats its collectives but the last scatter, whose result the backward does not need; recomputing its MLP alone
+    repeats the two around that.
     """
     tp, m = step.layout.tp, step.num_micro_batches
 
     def flow(what: str, kind: str, payload_bytes: int, count: int) -> Flow:
         return Flow(axis="tp", what=what, kind=kind, num_ranks=tp, payload_bytes=payload_bytes, count=count)
 
-    passes, again = m * step.num_layers, step.layout.recompute == "full"
+    passes, again, mlp = m * step.num_layers, step.layout.recompute == "full", step.layout.has_part("mlp")
     yield flow("layers forward", GATHER, step.hidden_bytes, 2 * passes)
     yield flow("layers forward", SCATTER, step.hidden_bytes, 2 * passes)
     yield flow("layers backward", GATHER, step.hidden_bytes, 2 * passes)
     yield flow("layers backward", SCATTER, step.hidden_bytes, 2 * passes)
-    yield flow("layers again", GATHER, step.hidden_bytes, 2 * passes * again)
-    yield flow("layers again", SCATTER, step.hidden_bytes, passes * again)
+    yield flow("layers again", GATHER, step.hidden_bytes, passes * (2 * again + mlp))
+    yield flow("layers again", SCATTER, step.hidden_bytes, passes * (again + mlp))
     if step.is_first:
         yield flow("embedding forward", SCATTER, step.hidden_bytes, m)
         yield flow("embedding backward", GATHER, step.hidden_bytes, m)
@@ -343,7 +344,7 @@ def context_flows(step: Step) -> Iterator[Flow]:
         return Flow(axis="cp", what=what, kind=kind, num_ranks=cp, payload_bytes=payload_bytes, count=count)
 
     key_value = 2 * element * step.model.kv_dim * step.model.key_copies(layout.tp) // layout.tp
-    again = passes * (layout.recompute != "none")
+    again = passes * (layout.recompute == "full" or layout.has_part("selective"))
     if layout.cp_kind == "ring":
         yield flow("keys and values forward", MESSAGE, key_value, (cp - 1) * passes)
         yield flow("keys and values again", MESSAGE, key_value, (cp - 1) * again)

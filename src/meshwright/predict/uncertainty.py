@@ -1,10 +1,10 @@
 """How far a predicted time may be off: 80 % intervals from what the predictor got wrong on comparable runs it had not seen.
 
 `evidence/residuals.json`, written by `meshwright fit`, holds ln(predicted/measured) of every run, predicted by a fit that left out that
-run (`row`) or its whole family (`family_out`). A question takes the closest pool of those runs that has nine or more, and its interval
-leaves out a tenth of them on either side: so it is wide where past predictions were off, and lopsided where they were off one way.
-A question like no run that was fitted is compared with runs on other chips or software, which were predicted without any. A question
-beyond the sizes of those has a wider interval, by as much as errors grew on models smaller than any that was fitted.
+run (`row`), its whole family (`family_out`), or its class of software or generation of chips (`unknown`). A question takes the closest
+pool of those runs that has nine or more, and its interval reaches as far to either side as four of five of their errors do: the prediction
+is its middle. A question with software or a chip of which nothing is known is compared with runs that were predicted in the same way. A
+question beyond the sizes of all runs has a wider interval, by as much as errors grew on models smaller than any that was fitted.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.job import Job
 from meshwright.predict.practice import FSDP, MEGATRON, MESHWRIGHT, MLPERF, NEMO, TORCHTITAN, class_of
-from meshwright.predict.software import GENERATIONS, is_fitted
+from meshwright.predict.software import is_fitted
 from meshwright.units import parameters, si
 
 RESIDUALS_FILE = Path(__file__).parents[1] / "evidence" / "residuals.json"
 COVERAGE = 0.8
 LARGE = 50e9  # parameters: above, a step is long compared with everything that happens once a step
-ONE_SIDED = 0.999  # a low end this close to the prediction: no more than a tenth of the runs took less
 FEWEST = 9  # runs that make a pool: of fewer, a tenth on either side is less than one run
 FAR_FACTOR = 2.0  # more accelerators than so many times those measured, or a model as much larger or smaller, counts as not measured
 UNKNOWN_GROWTH = 0.1  # of errors, in ln, with each doubling beyond that, where no run shows it
@@ -48,7 +47,7 @@ class Interval:
     num_runs: int
     distance: str  # "measured", "near", "far"
     note: str = ""  # in what the question lies outside its evidence; empty where it does not
-    middle: float = 1.0  # what half of the comparable runs took, where nearly all took longer than predicted; else the prediction itself
+    middle: float = 1.0  # the prediction is the middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,6 @@ class Likeness:
 
     kind: str  # "large", "small", "experts", "adapters"
     software: str  # class of the software; empty for none
-    architecture: str
     family: tuple[str, str, str]  # accelerator, precision, release
 
 
@@ -75,8 +73,10 @@ def interval(job: Job, table: Mapping[str, Any] | None = None) -> Interval:
     far: a chip or software of a kind that no constant was fitted for; errors on those that were measured all the same. Also whatever is
     beyond the sizes of all runs.
     """
-    runs: Sequence[Entry] = (table or residuals())["runs"]
-    return _widened(_compared(job, runs), job.model, job.cluster, runs)
+    found = table or residuals()
+    runs: Sequence[Entry] = found["runs"]
+    known = _widened(_compared(job, runs), job.model, job.cluster, runs)
+    return _unrouted(known, job.cluster, float(found.get("unstated_routing", 0.0)))
 
 
 def _compared(job: Job, runs: Sequence[Entry]) -> Interval:
@@ -85,17 +85,18 @@ def _compared(job: Job, runs: Sequence[Entry]) -> Interval:
     asked = Likeness(
         kind=kind_of(model, workload),
         software=class_of(stack.release),
-        architecture=cluster.accelerator.architecture,
         family=(cluster.accelerator.name, workload.precision, named_release(stack.release)),
     )
     fitted = [run for run in runs if run["fitted"]]
     chip = cluster.accelerator
-    if not is_fitted(chip) and chip.architecture not in stack.chips and not stack.profile:
+    if not is_fitted(chip) and chip.architecture not in stack.further and not stack.profile:
         return _far(fitted, f"no constant was fitted for {chip.name} or chips of its generation")
     if not asked.software:
         return _far(fitted, f"no factor was fitted for {stack.release} or software of its kind")
     beyond = _beyond(asked, fitted, model.num_parameters, cluster)
     if not stack.known:  # its own note says what it was taken as
+        if asked.software not in (MLPERF, NEMO):
+            return _far(fitted, beyond)
         return _near(asked, fitted, beyond or f"nothing was measured with {stack.name}")
     return _near(asked, fitted, beyond) if beyond else _measured(asked, fitted)
 
@@ -129,10 +130,31 @@ def _near(asked: Likeness, fitted: Sequence[Entry], note: str) -> Interval:
 
 
 def _far(fitted: Sequence[Entry], note: str) -> Interval:
-    """As far off as runs of other software and on other chips were when nothing of theirs was known."""
-    strange = [run for run in fitted if class_of(run["family"][2]) not in (MLPERF, NEMO) or run["architecture"] not in GENERATIONS]
-    pools = {"runs with other software or on other chips": lambda run: True}
-    return _closest(strange, pools, "family_out", "whole families left out", "far", note)
+    """As far off as runs of other software and on other chips were when nothing of theirs was known; each such group counts the same."""
+    groups = unknown_groups(fitted)
+    low, high = unknown_bounds(groups)
+    kin = "runs with other software or on other chips, each software and each chip taken as unknown in turn"
+    return Interval(low=low, high=high, kin=kin, num_runs=sum(map(len, groups.values())), distance="far", note=note)
+
+
+def unknown_groups(runs: Sequence[Entry]) -> dict[str, list[float]]:
+    """Errors of runs whose class of software, or generation of chips, was left out, by its name."""
+    groups: dict[str, list[float]] = {}
+    for run in runs:
+        if "unknown" in run:
+            kind = class_of(run["family"][2])
+            groups.setdefault(run["architecture"] if kind in (MLPERF, NEMO) else kind, []).append(float(run["unknown"]))
+    return groups
+
+
+def unknown_bounds(groups: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    """Factors on a prediction of something unknown, from errors on groups that were; all of them count the same, whatever their size."""
+    errors = np.abs(np.concatenate([np.asarray(group) for group in groups.values()]))
+    weights = np.concatenate([np.full(len(group), 1 / len(group)) for group in groups.values()])
+    order = np.argsort(errors)
+    share = np.cumsum(weights[order]) / weights.sum()
+    reach = float(errors[order][min(int(np.searchsorted(share, COVERAGE)), len(errors) - 1)])
+    return math.exp(-reach), math.exp(reach)
 
 
 def _closest(
@@ -142,28 +164,17 @@ def _closest(
     named = [(name, [float(run[column]) for run in runs if belongs(run)]) for name, belongs in pools.items()]
     name, errors = next((pool for pool in named if len(pool[1]) >= FEWEST), named[-1])
     low, high = bounds(errors)
-    return Interval(
-        low=low, high=high, kin=f"{name}, {how}", num_runs=len(errors), distance=distance, note=note, middle=middle(errors, low)
-    )
+    return Interval(low=low, high=high, kin=f"{name}, {how}", num_runs=len(errors), distance=distance, note=note)
 
 
 def bounds(errors: Sequence[float]) -> tuple[float, float]:
-    """Factors on a prediction from ln(predicted/measured) of its like: a tenth of the truths lie below, a tenth above.
+    """Factors on a prediction from ln(predicted/measured) of its like: four of five lie between them, and the prediction in the middle.
 
-    The k-th of n errors in order stands for the share k/(n+1) (Weibull), so that the next run falls inside in 80 of 100 cases however
-    few there are. The prediction itself always lies inside.
+    The k-th of n errors in order of size stands for the share k/(n+1) (Weibull), so that the next run falls inside in 80 of 100 cases
+    however few there are.
     """
-    tail = (1 - COVERAGE) / 2
-    least, most = np.quantile(errors, [tail, 1 - tail], method="weibull")
-    return float(np.exp(-max(most, 0.0))), float(np.exp(-min(least, 0.0)))
-
-
-def middle(errors: Sequence[float], low: float) -> float:
-    """The factor that half of the runs took, where a prediction is the low end of its own interval: there it is a best case.
-
-    Where runs fell on both sides of their predictions, the prediction is the best guess, and the factor 1.
-    """
-    return max(float(np.exp(-np.median(errors))), 1.0) if low >= ONE_SIDED else 1.0
+    reach = float(np.quantile(np.abs(errors), COVERAGE, method="weibull"))
+    return math.exp(-reach), math.exp(reach)
 
 
 def _alike(asked: Likeness) -> Callable[[Entry], bool]:
@@ -233,6 +244,19 @@ def _widened(found: Interval, model: Model, cluster: Cluster, runs: Sequence[Ent
     reason = f"predictions rest on {' and '.join(outside)}, so the interval reaches {100 * (more - 1):.0f} % further at either end"
     note = f"{found.note}; {reason}" if found.note else reason
     return replace(found, low=found.low / more, high=found.high * more, distance="far", note=note)
+
+
+def _unrouted(found: Interval, cluster: Cluster, spread: float) -> Interval:
+    """The interval where a fabric is used and nobody stated how it spreads flows: wider by what that changed in the measured runs."""
+    fabric = cluster.tiers[-1]
+    if not fabric.routing_assumed or cluster.tiers[0].num_accelerators == cluster.num_accelerators or not spread:
+        return found
+    reach = math.hypot(math.log(found.high), spread)
+    reason = (
+        f"how {fabric.name} spreads flows over its paths is not stated: taken as {fabric.routing} (--set {fabric.name}.routing=adaptive)"
+    )
+    note = f"{found.note}; {reason}" if found.note else reason
+    return replace(found, low=math.exp(-reach), high=math.exp(reach), note=note)
 
 
 def _doublings(value: float, known: Sequence[float]) -> float:

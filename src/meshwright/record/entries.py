@@ -36,14 +36,16 @@ class StepRecord:
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.samples < 0:
-            raise InputError(f"step {self.step} with {self.samples} samples: neither can be below 0")
+            raise InputError(f"step {self.step} with {self.samples} samples: neither can be below 0", fix="give 0 or more")
         if unknown := self.parts_s.keys() - set(PARTS):
             raise InputError(f"no part of a step is called {sorted(unknown)[0]!r}", fix=f"use {', '.join(PARTS)}, or an extra field")
         if taken := [name for name in self.extra if name in STEP_FIELDS or name in _PART_OF_FIELD]:
             raise InputError(f"the extra field {taken[0]!r} has the name of a field of every step", fix="call it something else")
         for name, seconds in (("step_s", self.step_s), *self.parts_s.items()):
             if not 0 <= seconds <= LONGEST_S:
-                raise InputError(f"{name} of step {self.step} is {seconds}, which is not a possible duration")
+                raise InputError(
+                    f"{name} of step {self.step} is {seconds}, which is not a possible duration", fix=f"give 0 to {LONGEST_S:g} s"
+                )
 
     def to_json(self) -> dict[str, Any]:
         """The record as one flat JSON object: `compute_s`, `exposed_tp_s`, ... next to the rest."""

@@ -16,6 +16,7 @@ from meshwright.files import read_bytes
 from meshwright.record.lines import number, object_in, one_line, whole_number
 
 FORMAT = 1  # of the folder; a reader refuses a newer one
+RESTORE = "restore the file as the run wrote it"
 KINDS = ("trained", "simulated")
 RUNNING = "running"
 STATUSES = (RUNNING, "finished", "target_reached", "stopped", "failed")
@@ -54,7 +55,11 @@ class RunHeader:
         try:
             _check_fields({spec.name: getattr(self, spec.name) for spec in fields(self)})
         except ValueError as error:
-            raise InputError(f"a run's header cannot hold this: {one_line(error)}", where="run.json", fix="correct the value") from None
+            raise InputError(
+                f"a run's header cannot hold this: {one_line(error)}",
+                where="run.json",
+                fix="give a value of the type that the message names",
+            ) from None
 
 
 def versions() -> dict[str, str | None]:
@@ -94,10 +99,10 @@ def read_header(folder: Path) -> RunHeader:
             "not a run folder: it has no run.json", where=str(folder), fix="give a folder that train or simulate wrote"
         ) from None
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read the run's header: {one_line(error)}", where=str(path)) from None
+        raise InputError(f"cannot read the run's header: {one_line(error)}", where=str(path), fix=RESTORE) from None
     version = entry.get("format")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise InputError(f"the run's format is {version!r}, not a whole number", where=str(path))
+        raise InputError(f"the run's format is {version!r}, not a whole number", where=str(path), fix=RESTORE)
     if version > FORMAT:
         raise InputError(f"the run's format is {version}; this meshwright reads up to {FORMAT}", where=str(path), fix="update meshwright")
     return _header(entry, path)
@@ -110,7 +115,7 @@ def _header(entry: Mapping[str, Any], path: Path) -> RunHeader:
         _check_fields(known)
         return RunHeader(**{**known, "conditions": tuple(known.get("conditions", ()))})
     except (ValueError, InputError) as error:
-        raise InputError(f"the run's header is damaged: {one_line(error)}", where=str(path)) from None
+        raise InputError(f"the run's header is damaged: {one_line(error)}", where=str(path), fix=RESTORE) from None
 
 
 def _check_fields(known: Mapping[str, Any]) -> None:

@@ -1,10 +1,14 @@
-"""MLPerf training logs: the `:::MLLOG {json}` lines of a run among whatever else its processes print, from round v3.0 on.
+"""MLPerf training logs: a run as its `:::MLLOG {json}` lines give it, from round v3.0 on.
 
-What a log says about its steps changed over the rounds; `step_times` reads, in this order of preference,
+Submitters log their runs in their own ways. Counters count samples, tokens, steps or epochs (`Log.samples_at`); an evaluation has a
+start, a stop, both or neither; the first block may have no start. `step_times` reads, in this order of preference,
 
 1. a timer for every step (`tracked_stats` with `train_step_time` or `train_step_timing`, lines one step apart);
 2. the wall clock between progress lines that stand several steps apart;
-3. the wall clock from the start of a block to its evaluation, divided by the block's steps.
+3. the wall clock from the start of a block to its evaluation, divided by the block's steps;
+4. the wall clock between lines with a loss (`train_loss`), where evaluations are not timed;
+5. the wall clock of a block with its evaluation, where nothing tells them apart;
+6. the throughput that the log states of its blocks.
 
 A line that was cut at the end of the file is left out, and `Log.complete` is false; a damaged line before that is an error
 (`DamagedLog`). `salvage_log` reads what is whole of such a log, and says which lines are not.
@@ -12,144 +16,81 @@ A line that was cut at the end of the file is left out, and `Log.complete` is fa
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeGuard
+from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.files import read_text
+from meshwright.record.mllog_lines import (
+    EVALUATION,
+    MARKER,
+    DamagedLine,
+    DamagedLog,
+    LogEvent,
+    lines_of,
+    number,
+    read_log_text,
+)
+from meshwright.record.step_times import StepTimes
 
-MARKER = ":::MLLOG"
 STEP_TIMERS = ("train_step_time", "train_step_timing")  # the second until v4.1
 PROGRESS = (*STEP_TIMERS, "train_loss", "reduced_train_loss")  # a tracked_stats line with one of these ends a step
-COUNTERS = ("samples_count", "step", "epoch_num")  # of a line's metadata, the first that is there
-MAD_TO_STD = 1.4826  # of a normal distribution
-
-_DECODE = json.JSONDecoder().raw_decode
-_KEY = re.compile(r'"key"\s*:\s*"(\w+)"')
-
-
-class UnreadableLog(InputError):
-    """A file that cannot be opened or read."""
-
-
-class DamagedLog(InputError):
-    """A line of the log cannot be read, though others follow it."""
-
-    def __init__(self, path: str, line: int, why: str) -> None:
-        super().__init__(f"a damaged {MARKER} line: {why}", where=f"{path}: line {line}", fix="use the log as the run wrote it")
-        self.line = line
-
-
-@dataclass(frozen=True, slots=True)
-class DamagedLine:
-    """A `:::MLLOG` line that cannot be read."""
-
-    line: int  # in its file, from 1
-    why: str
-    key: str  # as far as it is legible; "" where it is not: the line may have been any
-
-
-@dataclass(frozen=True, slots=True)
-class LogEvent:
-    """One `:::MLLOG` line."""
-
-    time_ms: float
-    key: str
-    value: Any
-    metadata: Mapping[str, Any]
-    line: int  # in its file, from 1
-
-    @property
-    def count(self) -> float | None:
-        """How far the run had come, in the log's own unit (samples; tokens in GPT-3 logs); None where the line does not say."""
-        for name in COUNTERS:
-            if name in self.metadata:
-                value = self.metadata[name]
-                return float(value) if _is_number(value) else None
-        return None
+LOSSES = ("train_loss", "reduced_train_loss")  # the same as lines of their own
+SEQUENCE_LENGTHS = ("max_sequence_length", "sequence_length")
+TOTALS = ("train_samples", "trained_samples")  # before the run the samples of the data set, after it those that were trained on
+RESUMED = "resumed"  # a mark of our own trainer: the life before may have ended anywhere
+LEAST_EVALUATION_S = 0.05  # less lies between two lines that are written one after the other
+TIMER_FACTOR = 2.0  # a timer that is further from the wall clock than this is of something else, or not in seconds
+TIMERS = "timer of every step"
+WITH_EVALUATION = "wall clock of a block and its evaluation / the block's steps"
+FROM_LOSSES = "wall clock between lines with a loss"
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvaluation:
-    """One evaluation: its seconds, what it measured, and after how many samples."""
+    """One evaluation: what it measured, after how many samples, and its seconds (None where the log does not time it)."""
 
-    seconds: float
+    seconds: float | None
     quality: float | None
     samples: float | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepTimes:
-    """The step times of one or several runs, in their order, and how they were read."""
-
-    seconds: NDArray[np.float64]
-    is_first: NDArray[np.bool_]  # the first after a start or an evaluation
-    method: str
-
-    @property
-    def steady_s(self) -> NDArray[np.float64]:
-        """Seconds of the steps that follow another step; of all of them where an evaluation follows every step."""
-        steady = self.seconds[~self.is_first]
-        return steady if len(steady) else self.seconds
-
-    @property
-    def median_s(self) -> float:
-        """Median seconds of a step, the first after a start or an evaluation left out."""
-        return float(np.median(self.steady_s))
-
-    @property
-    def first_median_s(self) -> float:
-        """Median seconds of the first step after a start or an evaluation; nan where none is marked."""
-        return float(np.median(self.seconds[self.is_first])) if self.is_first.any() else math.nan
-
-    @property
-    def robust_std_pct(self) -> float:
-        """Spread of the steady steps in per cent of their median, by the median absolute deviation: stalls do not count."""
-        deviation = np.median(np.abs(self.steady_s - self.median_s))
-        return float(100 * MAD_TO_STD * deviation / self.median_s)
-
-    @property
-    def std_pct(self) -> float:
-        """Standard deviation of the steady steps in per cent of their mean: stalls count."""
-        return float(100 * np.std(self.steady_s) / np.mean(self.steady_s))
-
-    @property
-    def p99_over_p50(self) -> float:
-        """99th percentile of the steady steps over their median."""
-        return float(np.percentile(self.steady_s, 99)) / self.median_s
-
-    @property
-    def worst(self) -> tuple[int, float]:
-        """Number, from 1, and seconds of the longest of all steps, first ones included."""
-        index = int(np.argmax(self.seconds))
-        return index + 1, float(self.seconds[index])
-
-    @property
-    def drift_pct(self) -> float:
-        """Median of the last tenth of the steady steps against that of the first tenth, in per cent."""
-        tenth = math.ceil(len(self.steady_s) / 10)
-        first, last = np.median(self.steady_s[:tenth]), np.median(self.steady_s[-tenth:])
-        return float(100 * (last / first - 1))
-
-    @staticmethod
-    def joined(parts: Sequence[StepTimes]) -> StepTimes:
-        """The steps of several runs as one series."""
-        methods = dict.fromkeys(part.method for part in parts)
-        seconds = np.concatenate([part.seconds for part in parts])
-        return StepTimes(seconds, np.concatenate([part.is_first for part in parts]), "; ".join(methods))
-
-
 @dataclass(frozen=True, slots=True)
+class EvaluationLines:
+    """The lines of one evaluation, in their order."""
+
+    lines: tuple[LogEvent, ...]
+    start: LogEvent | None  # the line it begins with, where one says so
+
+    def line(self, key: str) -> LogEvent | None:
+        """The line with `key`, or None."""
+        return next((event for event in self.lines if event.key == key), None)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has a result or an end."""
+        return any(event is not self.start for event in self.lines)
+
+    @property
+    def quality(self) -> float | None:
+        """What it measured: the last of its results that is a number."""
+        found = [value for event in self.lines if event.key == "eval_accuracy" and (value := number(event.value)) is not None]
+        return found[-1] if found else None
+
+    @property
+    def seconds(self) -> float | None:
+        """From its start to its stop, or to its result where no stop is logged; None without a start."""
+        stop = self.line("eval_stop") or self.line("eval_accuracy")
+        return None if self.start is None or stop is None else _seconds(self.start, stop)
+
+
+@dataclass(frozen=True)
 class Log:
     """One run as its log gives it. A value that the log lacks is an error only when something asks for it."""
 
@@ -159,6 +100,8 @@ class Log:
     cut_line: int = 0  # that line, from 1
     empty_line: int = 0  # the first line that holds zero bytes, as a broken disk leaves them, from 1
     damaged: tuple[DamagedLine, ...] = ()  # lines that others follow and that cannot be read
+    again: tuple[int, ...] = ()  # lines that were printed a second time, long after the first: they are read once
+    unordered_line: int = 0  # the first line that stands behind a later one: the events are in the order of their clock
 
     def first(self, key: str) -> LogEvent | None:
         """The first line with `key`, or None."""
@@ -209,13 +152,16 @@ class Log:
     @property
     def seq_len(self) -> int | None:
         """Tokens of a sequence; None where the log does not say (LoRA logs)."""
-        return self._count("max_sequence_length") if self.first("max_sequence_length") else None
+        return next((self._count(key) for key in SEQUENCE_LENGTHS if self.first(key)), None)
 
     @property
     def status(self) -> str:
         """How the run ended: "success", "aborted"; "" where the log ends before the run does."""
         stop = self.first("run_stop")
-        return str(stop.metadata.get("status", "")) if stop else ""
+        if stop is None:
+            return ""
+        said = stop.metadata.get("status", stop.value.get("status") if isinstance(stop.value, dict) else stop.value)
+        return said if isinstance(said, str) else ""
 
     @property
     def time_to_train_s(self) -> float:
@@ -230,7 +176,23 @@ class Log:
     @property
     def evaluations(self) -> tuple[LoggedEvaluation, ...]:
         """The finished evaluations, in order."""
-        return tuple(_evaluations(self.events, self.counts_per_sample))
+        return tuple(
+            LoggedEvaluation(one.seconds, one.quality, self._samples_of(one)) for one in self.logged_evaluations if one.is_finished
+        )
+
+    @cached_property
+    def logged_evaluations(self) -> tuple[EvaluationLines, ...]:
+        """The lines of each evaluation, the last one finished or not.
+
+        In a log without eval_start an evaluation begins where its block stops, if results come later than that: some log a block's stop
+        after its evaluation.
+        """
+        if self.first("eval_start") is None:
+            begun = [one for one in _evaluations(self.events, "block_stop") if one.is_finished]
+            waits = [_seconds(one.start, one.lines[1]) for one in begun if one.start is not None]
+            if waits and median(waits) >= LEAST_EVALUATION_S:
+                return tuple(begun)
+        return tuple(_evaluations(self.events, "eval_start"))
 
     @property
     def num_steps(self) -> float:
@@ -241,7 +203,7 @@ class Log:
     def target(self) -> float | None:
         """What the evaluation must come down to; None where the log does not say (before v5.1)."""
         event = self.first("target_accuracy")
-        return float(event.value) if event and _is_number(event.value) else None
+        return number(event.value) if event else None
 
     @property
     def num_evaluations(self) -> int:
@@ -254,43 +216,144 @@ class Log:
         return self.first("eval_start") is not None or self.first("eval_accuracy") is not None
 
     @property
+    def are_evaluations_timed(self) -> bool:
+        """Whether the log says when its evaluations began."""
+        return all(one.seconds is not None for one in self.evaluations)
+
+    @property
     def samples_trained(self) -> float | None:
         """Sequences trained on by the last step that is logged; None where no step is."""
-        counts = [event.count for event in self.events if is_progress(event) and event.count is not None]
-        return max(counts) / self.counts_per_sample if counts else None
+        counts = [samples for event in self.progress if (samples := self.samples_at(event)) is not None]
+        return max(counts) if counts else None
 
     @property
     def samples_to_target(self) -> float:
-        """Sequences trained on when the last evaluation was made."""
-        counted = [e for e in self.events if e.key in ("eval_start", "eval_accuracy", "eval_stop") and e.count is not None]
-        if not counted:
+        """Sequences trained on when the last evaluation was made; where no evaluation says so, those of the whole run.
+
+        Some count a step behind in the result of an evaluation: then the run's total is right.
+        """
+        counted = [samples for one in self.logged_evaluations if (samples := self._samples_of(one)) is not None]
+        total = self.total_samples if self.logged_evaluations else None
+        if not counted and total is None:
             raise InputError("no evaluation says how many samples came before it", where=self.path, fix="use a log with evaluations")
-        return float(counted[-1].count or 0.0) / self.counts_per_sample
+        is_behind = counted and total is not None and self.first("global_batch_size") and total - counted[-1] == self.global_batch_size
+        return total if total is not None and (is_behind or not counted) else counted[-1]
 
     @property
-    def counts_per_sample(self) -> int:
-        """What a sample adds to the log's counter: 1, or the sequence length in the logs that count tokens (GPT-3)."""
-        if self.seq_len is None or self.first("global_batch_size") is None:
-            return 1
-        counts = sorted({event.count for event in self.events if event.count and (event.key == "eval_start" or is_progress(event))})
-        if not counts:
-            return 1
-        smallest = min([counts[0], *(b - a for a, b in pairwise(counts))])
-        return self.seq_len if smallest % (self.global_batch_size * self.seq_len) == 0 else 1
+    def total_samples(self) -> float | None:
+        """Sequences of the whole run as a line at its end says (`train_samples`, or `samples_count` of run_stop); None where none does.
+
+        In a log that counts tokens the total is in tokens too.
+        """
+        total = self._last_total()
+        if total is None:
+            return None
+        per_sample = (self.seq_len or 1) if any(unit < 1 for unit in self._units.values()) else 1
+        return total / per_sample
+
+    @cached_property
+    def progress(self) -> tuple[LogEvent, ...]:
+        """The lines that end a step. `step` tells them from a block's summary, where any line has it."""
+        found = [event for event in self.events if _is_progress(event)]
+        return tuple([event for event in found if "step" in event.metadata] or found)
+
+    def samples_at(self, event: LogEvent) -> float | None:
+        """Sequences that the run had trained on at a line; None where the line does not say."""
+        return None if event.count is None else event.count * self._unit(event.counter)
+
+    def _samples_of(self, one: EvaluationLines) -> float | None:
+        """Its start knows best: some submitters are a step behind in what they say of the result."""
+        lines = [one.line(key) for key in ("eval_start", "eval_stop", "eval_accuracy")]
+        return next((samples for event in lines if event and (samples := self.samples_at(event)) is not None), None)
+
+    @cached_property
+    def _units(self) -> dict[str, float]:
+        """By the name of a counter: how many samples one of it is."""
+        counted: dict[str, set[float]] = {}
+        for event in (*self.progress, *(one for one in self.events if one.key in (*EVALUATION, *LOSSES))):
+            if event.count:
+                counted.setdefault(event.counter, set()).add(event.count)
+        return {name: self._unit_of(name, sorted(counts), max(counted.get("samples_count", {0.0}))) for name, counts in counted.items()}
+
+    def _unit(self, name: str) -> float:
+        unit = self._units.get(name, 1.0)
+        if math.isnan(unit):
+            raise InputError(
+                f"{name} counts neither samples nor tokens nor steps of {self.global_batch_size} samples",
+                where=self.path,
+                fix="use a log that gives samples_count, or one that says train_samples before the run if it counts epochs",
+            )
+        return unit
+
+    def _unit_of(self, name: str, counts: Sequence[float], most_samples: float) -> float:
+        """How many samples one of a counter is, by its name and by what its values can be.
+
+        `samples_count` counts samples, or tokens (GPT-3 of some). `step` counted samples or tokens until v5.0, and steps since. `epoch_num`
+        is in tokens or samples where it moves by whole steps, and otherwise in epochs.
+        """
+        if self.first("global_batch_size") is None:
+            return 1.0
+        batch, gap = self.global_batch_size, min([counts[0], *(b - a for a, b in pairwise(counts))])
+        if self.seq_len is not None and gap % (batch * self.seq_len) == 0:
+            return 1 / self.seq_len
+        if name == "samples_count":
+            return 1.0
+        if name == "epoch_num":
+            return 1.0 if gap % batch == 0 else self._epoch_samples
+        return batch if self._counts_steps(name, counts[-1], gap, most_samples) else 1.0
+
+    @property
+    def _epoch_samples(self) -> float:
+        """Samples of an epoch; nan where no line before the run says how large the data set is."""
+        before = self.events[: len(self.events) - len(self._in_run)]
+        found = [value for event in before if event.key in TOTALS and (value := number(event.value))]
+        return found[0] if found else math.nan
+
+    def _counts_steps(self, name: str, last: float, gap: float, most_samples: float) -> bool:
+        """Whether a counter called step is one of steps: by the samples that other lines give, by timers, and else by its values."""
+        batch = self.global_batch_size
+        known = most_samples or self._last_total() or 0.0
+        if known:
+            return abs(math.log(known / (last * batch))) < abs(math.log(known / last)) if batch > 1 else True
+        timed = [event for event in self.progress if event.counter == name and event.count and _timer_s(event)]
+        steps = [
+            (after.count - before.count) * (_timer_s(after) or 0) / _seconds(before, after)
+            for before, after in pairwise(timed)
+            if after.count and before.count and after.count > before.count and after.time_ms > before.time_ms
+        ]
+        if steps and batch > 1:  # 1 where one of it is a step, and the batch where it is a sample
+            return median(steps) < math.sqrt(batch)
+        return name == "step_num" or gap % batch != 0
+
+    def _last_total(self) -> float | None:
+        found = [event for event in self._in_run if event.key in TOTALS]
+        stop = self.first("run_stop")
+        if found:
+            return number(found[-1].value)
+        return number(stop.metadata.get("samples_count")) if stop else None
+
+    @cached_property
+    def _in_run(self) -> tuple[LogEvent, ...]:
+        """The lines after run_start."""
+        started = next((i for i, event in enumerate(self.events) if event.key == "run_start"), len(self.events))
+        return self.events[started + 1 :]
 
     def _span_s(self, start_key: str, stop_key: str) -> float:
         start, stop = self.required(start_key), self.required(stop_key)
         if stop.time_ms < start.time_ms:
             raise InputError(
-                f"{stop_key} (line {stop.line}) is {_seconds(stop, start):.3f} s before {start_key} (line {start.line})", where=self.path
+                f"{stop_key} (line {stop.line}) is {_seconds(stop, start):.3f} s before {start_key} (line {start.line})",
+                where=self.path,
+                fix=AS_WRITTEN,
             )
         return _seconds(start, stop)
 
     def _count(self, key: str) -> int:
         event = self.required(key)
-        if not _is_number(event.value) or event.value < 1 or event.value != int(event.value):
+        value = number(event.value)
+        if value is None or value < 1 or value != int(value):
             raise InputError(f"{key} is {event.value!r}, not a whole number of at least 1", where=f"{self.path}: line {event.line}")
-        return int(event.value)
+        return int(value)
 
 
 def read_log(path: str | Path) -> Log:
@@ -311,76 +374,71 @@ def _undamaged(log: Log) -> Log:
 
 def salvage_log(path: str | Path) -> Log:
     """The log in the file at `path` as far as it can be read; `Log.damaged` are the lines that cannot."""
-    try:
-        text = read_text(path, errors="replace")
-    except OSError as error:
-        raise UnreadableLog(f"cannot read the log: {error.strerror or error}", where=str(path)) from None
-    return salvage(text, str(path))
+    return salvage(read_log_text(path), str(path))
+
+
+def salvage_logs(path: str | Path) -> list[Log]:
+    """The same of a file that may hold several runs, one after another: a log for each, named by the file and its place in it."""
+    whole = salvage_log(path)
+    parts = list(_runs(whole.events))
+    if len(parts) == 1 or whole.damaged or whole.unordered_line:  # a run that starts again without an end is no second run
+        return [whole]
+    last = len(parts)
+    named = [replace(whole, path=f"{path} (run {i} of {last})", events=events) for i, events in enumerate(parts, start=1)]
+    return [*(replace(log, cut=False, cut_line=0) for log in named[:-1]), named[-1]]
+
+
+def _runs(events: Sequence[LogEvent]) -> Iterator[tuple[LogEvent, ...]]:
+    """The lines of each run; the next one begins with the first line of a start after a run_stop."""
+    begin, stop_ms = 0, math.inf
+    starts = {i for i, event in enumerate(events) if event.key == "run_start"}
+    for i, event in enumerate(events):
+        if event.key == "run_stop":
+            stop_ms = min(stop_ms, event.time_ms)
+        elif event.time_ms > stop_ms and _is_start(event) and any(start >= i for start in starts):
+            yield tuple(events[begin:i])
+            begin, stop_ms = i, math.inf
+    yield tuple(events[begin:])
+
+
+def _is_start(event: LogEvent) -> bool:
+    return event.key in ("cache_clear", "init_start", "run_start") or event.key.startswith("submission_")
 
 
 def salvage(text: str, path: str) -> Log:
     """What can be read of the log that `text` holds; an error only where that is nothing."""
-    events: list[LogEvent] = []
-    damaged: list[DamagedLine] = []
-    empty_line = 0
-    is_last_cut = False
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not empty_line and "\x00" in line:
-            empty_line = number
-        for fragment in line.split(MARKER)[1:]:
-            try:
-                events.append(_event(fragment, number))
-                is_last_cut = False
-            except (ValueError, RecursionError) as error:
-                key = _KEY.search(fragment)
-                damaged.append(DamagedLine(number, str(error), key[1] if key else ""))
-                is_last_cut = True
-    if not events:
+    read = lines_of(text)
+    damaged = list(read.damaged)
+    if not read.events:
         if damaged:
             raise DamagedLog(path, damaged[0].line, damaged[0].why)
         raise InputError(f"no {MARKER} line in the file", where=path, fix="give an MLPerf result file (result_0.txt)")
-    cut_line = damaged.pop().line if is_last_cut else 0
-    return Log(path, tuple(events), cut=is_last_cut, cut_line=cut_line, empty_line=empty_line, damaged=tuple(damaged))
-
-
-def _event(fragment: str, line: int) -> LogEvent:
-    entry, _ = _DECODE(fragment.lstrip())
-    if not isinstance(entry, dict):
-        raise ValueError("it is not a JSON object")
-    time_ms, key, metadata = entry.get("time_ms"), entry.get("key"), entry.get("metadata") or {}
-    if not _is_number(time_ms):
-        raise ValueError(f"time_ms is {'missing' if time_ms is None else repr(time_ms)}")
-    if not isinstance(key, str):
-        raise ValueError(f"key is {'missing' if key is None else repr(key)}")
-    if not isinstance(metadata, dict):
-        raise ValueError("metadata is not a JSON object")
-    return LogEvent(float(time_ms), key, entry.get("value"), metadata, line)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    """Whether `value` is a finite number (JSON as Python reads it allows NaN, and integers no float can hold)."""
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:
-        return False
+    cut_line = damaged.pop().line if read.is_last_damaged else 0
+    return Log(path, read.events, read.is_last_damaged, cut_line, read.empty_line, tuple(damaged), read.again, read.unordered_line)
 
 
 def _seconds(start: LogEvent, stop: LogEvent) -> float:
     return (stop.time_ms - start.time_ms) / 1e3
 
 
-def _evaluations(events: Iterable[LogEvent], counts_per_sample: int) -> Iterator[LoggedEvaluation]:
-    start: LogEvent | None = None
-    quality: float | None = None
+def _evaluations(events: Sequence[LogEvent], start_key: str) -> Iterator[EvaluationLines]:
+    """The lines of evaluations, grouped: a result may come between start and stop, after both, or alone."""
+    lines: list[LogEvent] = []
     for event in events:
-        if event.key == "eval_start":
-            start, quality = event, None
-        elif event.key == "eval_accuracy" and _is_number(event.value):
-            quality = float(event.value)
-        elif event.key == "eval_stop" and start is not None:
-            samples = None if start.count is None else start.count / counts_per_sample
-            yield LoggedEvaluation(_seconds(start, event), quality, samples)
-            start = None
+        if event.key not in (start_key, "eval_accuracy", "eval_stop"):
+            continue
+        keys = [one.key for one in lines]
+        is_further_result = event.key == "eval_accuracy" and keys[:1] == [start_key] and "eval_stop" not in keys
+        if lines and (event.key == start_key or (event.key in keys and not is_further_result)):
+            yield _lines_of_one(lines, start_key)
+            lines = []
+        lines.append(event)
+    if lines:
+        yield _lines_of_one(lines, start_key)
+
+
+def _lines_of_one(lines: Sequence[LogEvent], start_key: str) -> EvaluationLines:
+    return EvaluationLines(tuple(lines), lines[0] if lines[0].key == start_key else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,109 +449,178 @@ class _Interval:
     num_steps: float
     is_first: bool
     timer_s: float | None  # what the log's own timer says of the step that ends the interval
+    last_step: float  # number of the step that ends it, from 1
+
+    @property
+    def step_s(self) -> float:
+        return self.seconds / self.num_steps
+
+    @property
+    def is_runs_first(self) -> bool:
+        """Whether it is the first step of the run, and no other."""
+        return self.last_step == self.num_steps == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Training from a start to the evaluation that ends it."""
+
+    seconds: float
+    num_steps: float
+    last_step: float  # number of its last step, from 1
+    is_with_evaluation: bool  # the log does not say when the evaluation began
 
 
 def step_times(log: Log) -> StepTimes:
-    """Seconds of the run's steps, read in the best of the three ways the log allows.
+    """Seconds of the run's steps, read in the best of the ways that the log allows.
 
     A timer that a round logs one step late (v6.0) moves the mark of the first step by one; the median does not notice.
     """
-    per_step = log.global_batch_size * log.counts_per_sample
-    intervals = list(_progress_intervals(log.events, per_step))
-    timed = [(i.timer_s, i.is_first) for i in intervals if i.timer_s is not None and i.timer_s > 0]
-    if timed and np.median([i.num_steps for i in intervals]) == 1:
-        return _steps(timed, "timer of every step")
-    whole = [(i.seconds / i.num_steps, i.is_first) for i in intervals if i.seconds > 0]
-    if not all(is_first for _, is_first in whole):
-        return _steps(whole, "wall clock between progress lines")
-    # The first block also holds what the first evaluation sets up: it counts as a first step does.
-    blocks = [(seconds / num_steps, i == 0) for i, (seconds, num_steps) in enumerate(_blocks(log.events, per_step))]
-    if not blocks:
+    found = next((steps for way in WAYS if (steps := way(log)) is not None), None)
+    if found is None:
         last = log.events[-1]
         raise InputError(
             "the log holds no whole step: neither progress lines nor a block with its evaluation",
             where=f"{log.path}: ends at line {last.line} ({last.key})",
             fix="use a log that reaches its first evaluation",
         )
-    return _steps(blocks, "wall clock of a block / its steps")
+    return found
 
 
-def _steps(seconds_and_first: Sequence[tuple[float, bool]], method: str) -> StepTimes:
-    seconds, is_first = zip(*seconds_and_first, strict=True)
-    return StepTimes(np.array(seconds, dtype=np.float64), np.array(is_first, dtype=np.bool_), method)
+def _by_progress(log: Log) -> StepTimes | None:
+    intervals = list(_intervals(log, log.progress))
+    timed = [i for i in intervals if i.timer_s is not None and i.timer_s > 0]
+    if timed and np.median([i.num_steps for i in intervals]) == 1 and _are_seconds(timed):
+        first_s = next((i.timer_s for i in timed if i.is_runs_first and i.timer_s), math.nan)
+        return _steps([(i.timer_s or 0.0, i.is_first, 1.0, i.last_step) for i in timed], TIMERS, first_s)
+    return _by_wall(intervals, "wall clock between progress lines")
 
 
-def is_progress(event: LogEvent) -> bool:
-    """Whether the line ends a step. The summaries at a block's end look alike, but give a throughput or no step."""
-    if event.key != "tracked_stats" or not isinstance(event.value, dict) or "step" not in event.metadata:
+def _are_seconds(timed: Sequence[_Interval]) -> bool:
+    ratios = [(i.timer_s or 0.0) / i.step_s for i in timed if i.seconds > 0]
+    return not ratios or 1 / TIMER_FACTOR < median(ratios) < TIMER_FACTOR
+
+
+def _by_wall(intervals: Sequence[_Interval], method: str) -> StepTimes | None:
+    whole = [i for i in intervals if i.seconds > 0]
+    if all(i.is_first for i in whole):
+        return None
+    first_s = next((i.seconds for i in whole if i.is_runs_first), math.nan)
+    return _steps([(i.step_s, i.is_first, i.num_steps, i.last_step) for i in whole], method, first_s)
+
+
+def _by_blocks(log: Log) -> StepTimes | None:
+    return _of_blocks([one for one in stretches(log) if not one.is_with_evaluation], "wall clock of a block / its steps")
+
+
+def _by_blocks_with_evaluations(log: Log) -> StepTimes | None:
+    return _of_blocks(list(stretches(log)), WITH_EVALUATION)
+
+
+def _of_blocks(blocks: Sequence[Stretch], method: str) -> StepTimes | None:
+    # The first block also holds what the first evaluation sets up: it counts as a first step does.
+    found = [(one.seconds / one.num_steps, i == 0, one.num_steps, one.last_step) for i, one in enumerate(blocks)]
+    is_one_step = bool(blocks) and blocks[0].num_steps == blocks[0].last_step == 1 and not blocks[0].is_with_evaluation
+    return _steps(found, method, blocks[0].seconds if is_one_step else math.nan) if found else None
+
+
+def _by_losses(log: Log) -> StepTimes | None:
+    # A line stands for several steps, the first after an evaluation for one of them: only the run's first interval is set apart.
+    found = list(_intervals(log, [event for event in log.events if event.key in LOSSES]))
+    return _by_wall([replace(one, is_first=i == 0) for i, one in enumerate(found)], FROM_LOSSES)
+
+
+def _by_throughput(log: Log) -> StepTimes | None:
+    """What the log states of its blocks, in samples a second; None where steps of that length do not fit into the run."""
+    values = [event.value for event in log.events if event.key == "tracked_stats" and isinstance(event.value, dict)]
+    stated = [rate for value in values if (rate := number(value.get("throughput"))) and rate > 0]
+    seconds = [log.global_batch_size / rate for rate in stated]
+    try:
+        fits = bool(seconds) and log.num_steps * median(seconds) < log.time_to_train_s
+    except InputError:
+        return None
+    if not fits:
+        return None
+    is_first = np.arange(len(seconds)) == 0
+    return StepTimes(np.array(seconds, dtype=np.float64), is_first, "throughput that the log states")
+
+
+WAYS: tuple[Callable[[Log], StepTimes | None], ...] = (
+    _by_progress,
+    _by_blocks,
+    _by_losses,
+    _by_blocks_with_evaluations,
+    _by_throughput,
+)
+
+
+def _steps(found: Sequence[tuple[float, bool, float, float]], method: str, first_s: float) -> StepTimes:
+    seconds, is_first, each, last = (np.array(column) for column in zip(*found, strict=True))
+    return StepTimes(seconds, is_first, method, first_s, each, last)
+
+
+def _is_progress(event: LogEvent) -> bool:
+    """Whether the line may end a step. The summaries at a block's end look alike, but give a throughput or no step."""
+    if event.key != "tracked_stats" or not isinstance(event.value, dict) or event.count is None:
         return False
     return "throughput" not in event.value and any(name in event.value for name in PROGRESS)
 
 
-def _progress_intervals(events: Iterable[LogEvent], counts_per_step: int) -> Iterator[_Interval]:
-    """The intervals that end with a progress line; the first of a block begins with the block."""
+def _timer_s(event: LogEvent) -> float | None:
+    return next((value for name in STEP_TIMERS if (value := number(event.value.get(name))) is not None), None)
+
+
+def _intervals(log: Log, lines: Sequence[LogEvent]) -> Iterator[_Interval]:
+    """The intervals that end with one of `lines`; the first of a block begins with it, or with the end of the evaluation before it."""
+    ends = {id(event) for event in lines}
+    opened, closed = _evaluation_ends(log)
     before: LogEvent | None = None
-    done = 0.0  # the counter so far; block_start carries other things under the same name in some rounds
-    for event in events:
-        if event.key == "block_start":
+    done = 0.0  # samples so far; block_start carries other things under the same name in some rounds
+    for event in log.events:
+        if event.key in ("block_start", "run_start"):
             before = event
-        elif event.key in ("eval_start", "block_stop", "run_stop"):
+        elif event.key in ("block_stop", "run_stop"):
             before = None
-            done = max(done, event.count or 0.0) if event.key == "eval_start" else done
-        elif before is not None and is_progress(event) and event.count is not None and event.count > done:
-            timers = [event.value[name] for name in STEP_TIMERS if _is_number(event.value.get(name))]
-            timer_s = float(timers[0]) if timers else None
-            yield _Interval(_seconds(before, event), (event.count - done) / counts_per_step, before.key == "block_start", timer_s)
-            before, done = event, event.count
+        if id(event) in opened:
+            before, done = None, max(done, opened[id(event)] or 0.0)
+        if id(event) in closed:
+            before = event
+        elif before is not None and id(event) in ends and (samples := log.samples_at(event)) is not None and samples > done:
+            num_steps = (samples - done) / log.global_batch_size
+            is_first = id(before) not in ends
+            timer_s = _timer_s(event) if event.key == "tracked_stats" else None
+            yield _Interval(_seconds(before, event), num_steps, is_first, timer_s, samples / log.global_batch_size)
+            before, done = event, samples
 
 
-def _blocks(events: Iterable[LogEvent], counts_per_step: int) -> Iterator[tuple[float, float]]:
-    """Seconds and steps of the blocks, each from its start to the evaluation that ends it."""
-    start: LogEvent | None = None
-    done = 0.0
-    for event in events:
-        if event.key == "block_start":
-            start = event
-        elif event.key == "eval_start" and event.count is not None:
-            if start is not None and event.count > done and event.time_ms > start.time_ms:
-                yield _seconds(start, event), (event.count - done) / counts_per_step
-            start, done = None, max(done, event.count)
+def _evaluation_ends(log: Log) -> tuple[dict[int, float | None], set[int]]:
+    """The first line of each evaluation, with the samples before it, and the last line of each."""
+    opened = {id(one.lines[0]): log._samples_of(one) for one in log.logged_evaluations}
+    return opened, {id(one.lines[-1]) for one in log.logged_evaluations if one.is_finished}
 
 
-def read_step_times(path: str | Path) -> StepTimes:
-    """Step times from a CSV with the columns `step,step_s`, and `first_after_eval` (0 or 1) where it is known.
+def stretches(log: Log) -> Iterator[Stretch]:
+    """The run's training, each stretch from a block's start, or the end of the evaluation before it, to the evaluation that ends it.
 
-    Without that column the first row alone counts as a first step. `step_time_s`, the older name of `step_s`, is read too.
+    Blocks without an evaluation between them are one stretch. Where evaluations have no start of their own a stretch holds them too.
     """
-    try:
-        text = read_text(path, encoding="utf-8-sig", errors="replace")
-    except OSError as error:
-        raise InputError(f"cannot read the step times: {error.strerror or error}", where=str(path)) from None
-    rows = csv.DictReader(text.splitlines())
-    columns = rows.fieldnames or ()
-    times = "step_time_s" if "step_time_s" in columns else "step_s"
-    for column in ("step", times):
-        if column not in columns:
-            raise InputError(f"no column {column!r}", where=f"{path}: line 1", fix="name the columns step,step_s")
-    try:
-        read = [(_positive_s(row, times, f"{path}: line {rows.line_num}"), row.get("first_after_eval")) for row in rows]
-    except csv.Error as error:
-        raise InputError(f"not a CSV: {error}", where=f"{path}: line {rows.line_num}") from None
-    if not read:
-        raise InputError("the file has no step", where=str(path), fix="give at least one row of step,step_s")
-    is_first = [mark == "1" if mark is not None else i == 0 for i, (_, mark) in enumerate(read)]
-    return _steps([(seconds, first) for (seconds, _), first in zip(read, is_first, strict=True)], "step-time CSV")
-
-
-def _positive_s(row: Mapping[str, Any], column: str, where: str) -> float:
-    text = row[column]
-    try:
-        value = float(text)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{column} is {text!r}, not a positive number of seconds", where=where)
-    return value
+    opened, closed = _evaluation_ends(log)
+    timed = {id(one.lines[0]) for one in log.logged_evaluations if one.start is not None}
+    begin: LogEvent | None = None
+    done, is_known = 0.0, True  # whether `done` is where the stretch began
+    for event in log.events:
+        if event.key == RESUMED:  # steps before the break may be done again
+            is_known = False
+        elif event.key == "run_start" or (event.key == "block_start" and (begin is None or begin.key != "block_start")):
+            begin = event
+        if id(event) in opened:
+            samples = opened[id(event)]
+            if begin and is_known and samples is not None and samples > done and event.time_ms > begin.time_ms:
+                batch = log.global_batch_size
+                yield Stretch(_seconds(begin, event), (samples - done) / batch, samples / batch, id(event) not in timed)
+            begin, done, is_known = None, max(done, samples or 0.0), samples is not None
+        if id(event) in closed:
+            begin = event
 
 
 SEPARATOR = "\n" + "-" * 30 + "\n"  # between the messages of the checker's report

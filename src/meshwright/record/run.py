@@ -149,5 +149,7 @@ def list_runs(runs: str | Path) -> list[Path]:
     try:
         folders = [path for path in Path(runs).iterdir() if (path / "run.json").is_file()]
     except OSError as error:
-        raise InputError(f"cannot list the runs: {error.strerror or error}", where=str(runs)) from None
+        raise InputError(
+            f"cannot list the runs: {error.strerror or error}", where=str(runs), fix="give a folder that train or simulate wrote runs into"
+        ) from None
     return sorted(folders, key=lambda path: (-(path / "run.json").stat().st_mtime, path.name))

@@ -39,7 +39,9 @@ class Summary:
 def summary_of(run: Run) -> Summary:
     """The run's steps in a few numbers; an error where it has none."""
     if not run.records:
-        raise InputError("the run has no step yet", where=str(run.folder))
+        raise InputError(
+            "the run has no step yet", where=str(run.folder), fix="wait for its first step, or continue it: `meshwright train --resume`"
+        )
     columns = run.columns
     all_s = columns["step_s"]
     steady = run.is_steady if run.is_steady.any() else np.ones(len(all_s), dtype=bool)

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
+from meshwright.files import READABLE
 from meshwright.units import MICROSECOND
 
 CHUNK = 1 << 20  # bytes read at a time
@@ -97,7 +98,7 @@ def read_trace(path: Path) -> ChromeTrace:
         with open(path, "rb") as file:
             reader.read(JsonStream(_text(file)))
     except OSError as error:
-        raise InputError(f"cannot read the trace: {error.strerror or error}", where=str(path)) from None
+        raise InputError(f"cannot read the trace: {error.strerror or error}", where=str(path), fix=READABLE) from None
     return reader.trace()
 
 
@@ -324,7 +325,7 @@ def _is_timed_on_cpu(category: str, name: str) -> bool:
 
 
 def kind_of(name: str, on_gpu: bool) -> Kind:
-    """What an event of that name is; for GPUs as HolisticTraceAnalysis tells them apart (its `get_kernel_type`)."""
+    """What an event of that name is; for GPUs as HolisticTraceAnalysis classifies them (its `get_kernel_type`)."""
     if not on_gpu:
         return Kind.COMMUNICATION if name.startswith(CPU_COMMUNICATION) else Kind.COMPUTE
     if name.startswith(GPU_COMMUNICATION):

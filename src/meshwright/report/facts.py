@@ -192,9 +192,9 @@ class RunFacts:
         return tuple(
             Evaluation(
                 step=event.step,
-                samples=int(_number(event, "samples") or event.step * self.batch),
-                loss=_number(event, "loss"),
-                seconds=_number(event, "seconds"),
+                samples=int(event_number(event, "samples") or event.step * self.batch),
+                loss=event_number(event, "loss"),
+                seconds=event_number(event, "seconds"),
             )
             for event in events
         )
@@ -231,7 +231,8 @@ class RunFacts:
         return Counter(event.kind for event in self.run.events)
 
 
-def _number(event: Event, name: str) -> float | None:
+def event_number(event: Event, name: str) -> float | None:
+    """A number that an event gives; None where it gives none that is finite."""
     value = event.detail.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
@@ -251,6 +252,9 @@ def samples_per_step(run: Run, plan: Plan | None) -> int:
     if len(samples) > 1:
         return int(np.median(np.diff(samples) / np.diff(step)))
     return plan.workload.global_batch if plan else int(samples[0] // max(step[0], 1))
+
+
+FAR = 1.5  # times the upper end of the interval
 
 
 def is_unpredicted(plan: Plan, kind: str) -> bool:
@@ -275,6 +279,18 @@ def unpredicted_note(plan: Plan | None, kind: str) -> str:
     return (
         f"Exposed times are not predicted: {plan.layout.num_ranks} processes take turns on this machine's cores, and how long they wait "
         "for each other was not measured. Run `meshwright measure`, which takes about a minute, and train again: the plan then uses it."
+    )
+
+
+def busy_note(plan: Plan | None, kind: str, median_step_s: float) -> str:
+    """Why steps on shared cores may have taken far longer than predicted; nothing where they did not."""
+    if plan is None or kind != "measured" or plan.cluster.accelerator.architecture != "cpu" or is_unpredicted(plan, kind):
+        return ""
+    if not median_step_s > FAR * plan.high_s:
+        return ""
+    return (
+        f"The median step took {median_step_s / plan.step_s:.1f} times as long as predicted, far outside the 80 % interval: other programs "
+        "probably used this machine's cores at the same time. Train again on an idle machine, or run `meshwright measure` again."
     )
 
 
@@ -309,7 +325,7 @@ def facts_of(run: Run, label: str = "") -> RunFacts:
         ledger=ledger_of_run(run, plan),
         notes=(
             *_notes(run),
-            *filter(None, [unpredicted_note(plan, KINDS[run.header.kind])]),
+            *filter(None, [unpredicted_note(plan, KINDS[run.header.kind]), busy_note(plan, KINDS[run.header.kind], summary.median_step_s)]),
             *([f"What was predicted is not shown: {problem}."] if problem else []),
         ),
     )

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.errors import InputError
-from meshwright.files import write_whole
+from meshwright.errors import InputError, argument
+from meshwright.files import check_ending, write_whole
 from meshwright.plan.objective import Aim
 from meshwright.plan.plan import Plan
 from meshwright.say.document import Document, Text
 
 if TYPE_CHECKING:
     from meshwright.plan.planned import Planned
-    from meshwright.plan.sizes import Ask, Progress
+    from meshwright.plan.sizes import Progress
+    from meshwright.plan.stack.rule import Stack
     from meshwright.plan.sweep import Sweep
     from meshwright.predict.forecast import Forecast
     from meshwright.report.page.curves import ParetoPoint, ScalingPoint
 
 Exports = tuple[tuple[str, Path], ...]
 PAGE_FACTORS = (0.25, 0.5, 1.0, 2.0)  # sizes on the page's curves, of the plan's own
+
+
+ENDINGS = {
+    "plan": (".json",),
+    "rank map": (".csv", ".json"),
+    "page": (".html", ".htm"),
+    "trace": (".json",),
+    "plot": (".svg",),
+}
+EXPORT_ENDINGS = (".txt", ".sh", ".py", ".toml", ".yaml", ".yml", ".json")
 
 
 def read_exports(texts: Iterable[str]) -> Exports:
@@ -32,32 +43,26 @@ def read_exports(texts: Iterable[str]) -> Exports:
     for text in texts:
         kind, equals, path = text.partition("=")
         if kind not in EXPORTS:
-            raise InputError(f"no export named {kind!r}", where="--export", fix=f"use one of {', '.join(EXPORTS)}")
+            raise InputError(f"no export named {kind!r}", where=argument("export"), fix=f"use one of {', '.join(EXPORTS)}")
         if not equals or not path:
-            raise InputError(f"{text!r} names no file", where="--export", fix=f"write --export {kind}=FILE")
+            raise InputError(f"{text!r} names no file", where=argument("export"), fix=f"write {argument('export', f'{kind}=FILE')}")
         found.append((kind, Path(path)))
     return tuple(found)
 
 
-def runnable(ask: Ask, exports: Exports) -> tuple[Ask, str]:
-    """The question with only those choices open that the stacks of the exports have, and what that leaves out."""
-    from meshwright.plan.export import runnable as runnable_features
-    from meshwright.plan.search import usual_features
+def stacks_of(exports: Exports) -> tuple[Stack, ...]:
+    """The stacks that files are exported for: all of them must run the plan."""
+    from meshwright.plan.stack import stack_of_export
 
-    if not exports:
-        return ask, ""
-    features = ask.features or usual_features(ask.job)
-    narrowed, left_out = runnable_features(features, [kind for kind, _ in exports])
-    return replace(ask, features=narrowed), left_out
+    return tuple(stack for kind, _ in exports if (stack := stack_of_export(kind)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What was written, what was not and why, and what was left out of the search so that it could be."""
+    """What was written, and what was not and why."""
 
     files: tuple[tuple[str, Path], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()  # kinds of --export-dir whose stack cannot run the plan
-    left_out: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +95,31 @@ class Files:
                 other = seen[path.resolve()]
                 raise InputError(f"{path} is named for both the {other} and the {what}", where=str(path), fix="name two files")
             seen[path.resolve()] = what
+        for what, path in self:
+            check_ending(path, f"the {what}", *ENDINGS.get(what, EXPORT_ENDINGS))
         for what, wanted, endings in (("rank map", self.rank_map, (".csv", ".json")), ("plot", self.plot, (".svg",))):
             if wanted and wanted.suffix not in endings:
                 fix = f"name it {wanted.with_suffix(endings[0])}"
                 raise InputError(f"the {what} is written as {' or '.join(endings)}, not {wanted.name}", where=str(wanted), fix=fix)
         if self.export_dir and ((self.export_dir.exists() and not self.export_dir.is_dir()) or not self.export_dir.parent.is_dir()):
             raise InputError(
-                f"{self.export_dir} cannot be a folder", where="--export-dir", fix="name a folder, or a new one in a folder that exists"
+                f"{self.export_dir} cannot be a folder",
+                where=argument("export_dir"),
+                fix="name a folder, or a new one in a folder that exists",
             )
+        self._check_folder(seen)
 
-    def write(self, found: Planned, progress: Progress, left_out: str = "") -> Written:
+    def _check_folder(self, seen: Mapping[Path, str]) -> None:
+        """Refuse a file whose name an export in the folder has too: it would be written over."""
+        from meshwright.plan.export import FILE_NAMES
+
+        for kind, name in FILE_NAMES.items() if self.export_dir else ():
+            path = Path(self.export_dir or ".") / name
+            if path.resolve() in seen:
+                both = f"both the {seen[path.resolve()]} and the {kind} export"
+                raise InputError(f"{path} is named for {both} of --export-dir", where=str(path), fix="name another file")
+
+    def write(self, found: Planned, progress: Progress) -> Written:
         """Write all of them for the best plan; what a stack cannot run is refused before anything is written."""
         from meshwright.plan.export import exported
 
@@ -125,7 +145,7 @@ class Files:
         for path, text in (*texts, *((path, text) for _, path, text in in_folder)):
             write_whole(path, text)
         files = (*self, *((f"{kind} export", path) for kind, path, _ in in_folder))
-        return Written(files=files, refused=refused, left_out=left_out)
+        return Written(files=files, refused=refused)
 
 
 def _for_all_stacks(plan: Plan, folder: Path | None) -> tuple[list[tuple[str, Path, str]], tuple[tuple[str, str], ...]]:
@@ -144,13 +164,11 @@ def _for_all_stacks(plan: Plan, folder: Path | None) -> tuple[list[tuple[str, Pa
 
 def with_files(document: Document, written: Written) -> Document:
     """A planning document with what was written and what was not."""
-    texts = [f"note: left out of the search for the exports: {written.left_out}"] if written.left_out else []
-    texts += [f"wrote the {what}: {path}" for what, path in written.files]
+    texts = [f"wrote the {what}: {path}" for what, path in written.files]
     texts += [f"not written, {kind}: {why}" for kind, why in written.refused]
     values = {
         "files": [{"what": what, "path": str(path)} for what, path in written.files],
         "not_exported": dict(written.refused),
-        "left_out_for_exports": written.left_out,
     }
     return replace(document, blocks=(*document.blocks, *map(Text, texts)), values={**document.values, **values})
 

@@ -10,27 +10,29 @@ from meshwright.plan.plan import Plan
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.record.run import Run
 from meshwright.record.summary import summary_of
-from meshwright.report.facts import KINDS, predicted_parts_s, time_split, unpredicted_note
+from meshwright.report.facts import KINDS, busy_note, event_number, predicted_parts_s, time_split, unpredicted_note
 from meshwright.report.tables import NONE, Line, Row
 from meshwright.say.document import Block, Document, Note, Pairs, Table
 from meshwright.say.forecast import layout_values
-from meshwright.units import KWH, energy, seconds, usd
+from meshwright.units import KWH, energy, per_cent, seconds, usd
 
 MAX_SLOW = 2  # slow ranks that are named, the last ones
 
 
 def training_document(run: Run, plan: Plan) -> Document:
-    """The result of a trained run that has steps."""
-    values = _values(run, plan)
+    """The result of a trained run; of one that ended before its first step, what it was to be."""
     title = f"run {run.header.name}: {run.header.status.replace('_', ' ')}"
-    return Document(kind="training", title=title, blocks=tuple(_blocks(run, title, values)), values=values)
+    values = _common_values(run, plan) | (_step_values(run, plan) if run.records else {})
+    blocks = (
+        _blocks(run, title, values)
+        if run.records
+        else (Pairs(title, (("work", "no step was done", ""), ("folder", values["folder"], ""))),)
+    )
+    return Document(kind="training", title=title, blocks=tuple(blocks), values=values)
 
 
-def _values(run: Run, plan: Plan) -> dict[str, Any]:
-    summary = summary_of(run)
-    evaluations = [event for event in run.events if event.kind == "evaluation"]
-    time = time_split(run, plan, summary)
-    last = run.records[-1]
+def _common_values(run: Run, plan: Plan) -> dict[str, Any]:
+    """What is known of every run, with or without steps."""
     return {
         "name": run.header.name,
         "status": run.header.status,
@@ -41,12 +43,30 @@ def _values(run: Run, plan: Plan) -> dict[str, Any]:
         "num_accelerators": run.header.num_ranks,
         "seed": run.header.seed,
         "layout": layout_values(plan.layout),
-        "num_steps": last.step,
+        "num_steps": 0,
         "expected_steps": run.header.num_steps,
+        "num_trained_samples": 0,
+        "loss": None,
+        "validation_loss": None,
+        "target_loss": run.header.target or 0.0,
+        "predicted_step_s": plan.step_s,
+        "predicted_parts_s": predicted_parts_s(plan, KINDS["trained"]),
+        **_money(ledger_of_run(run, plan)),
+        "notes": list(filter(None, [unpredicted_note(plan, KINDS["trained"])])),
+    }
+
+
+def _step_values(run: Run, plan: Plan) -> dict[str, Any]:
+    """What the steps of a run show."""
+    summary = summary_of(run)
+    evaluations = [event for event in run.events if event.kind == "evaluation"]
+    time = time_split(run, plan, summary)
+    last = run.records[-1]
+    return {
+        "num_steps": last.step,
         "num_trained_samples": last.samples,
         "loss": last.loss,
-        "validation_loss": evaluations[-1].detail["loss"] if evaluations else None,
-        "target_loss": run.header.target or 0.0,
+        "validation_loss": event_number(evaluations[-1], "loss") if evaluations else None,
         "run_s": time.total_s,
         "spent_s": time.by_what,
         "median_step_s": summary.median_step_s,
@@ -55,18 +75,17 @@ def _values(run: Run, plan: Plan) -> dict[str, Any]:
         "p99_over_p50": summary.p99_over_p50,
         "worst_step_s": summary.worst_step_s,
         "tokens_per_s": summary.tokens_per_s,
-        "predicted_step_s": plan.step_s,
-        "predicted_parts_s": predicted_parts_s(plan, KINDS["trained"]),
         "mean_parts_s": dict(summary.mean_parts_s),
-        **_money(ledger_of_run(run, plan)),
-        "notes": list(filter(None, [unpredicted_note(plan, KINDS["trained"])])),
+        "notes": [
+            *filter(None, [unpredicted_note(plan, KINDS["trained"]), busy_note(plan, KINDS["trained"], summary.median_step_s)]),
+        ],
     }
 
 
 def _money(ledger: Ledger) -> dict[str, Any]:
     """Cost and energy of all that was paid for, starts and saves included, where the plan's machine has a price and a power."""
     total = sum(ledger.gpu_seconds.values())
-    shares = ", ".join(f"{state} {value / total:.0%}" for state, value in ledger.gpu_seconds.items() if value >= 0.005 * total)
+    shares = ", ".join(f"{state} {per_cent(value / total, '.0f')}" for state, value in ledger.gpu_seconds.items() if value > 0.005 * total)
     return {
         "cost_usd": None if ledger.usd_unrounded is None else float(ledger.usd_unrounded),
         "energy_kwh": None if ledger.energy_j is None else ledger.energy_j / KWH,
@@ -85,9 +104,10 @@ def _lines(run: Run, values: dict[str, Any]) -> Iterator[Line]:
     spent = ", ".join(f"{what} {seconds(spent_s)}" for what, spent_s in values["spent_s"].items())
     yield "time", f"{seconds(values['run_s'])}: {spent}", ""
     yield "work", f"{values['num_steps']:,} steps, {values['num_trained_samples']:,} samples", ""
-    if values["validation_loss"] is not None:
+    if any(event.kind == "evaluation" for event in run.events):
+        loss = values["validation_loss"]
         goal = f" (target {values['target_loss']:.3f})" if values["target_loss"] else ""
-        yield "validation loss", f"{values['validation_loss']:.4f}{goal}", ""
+        yield "validation loss", f"{'not a number' if loss is None else f'{loss:.4f}'}{goal}", ""
     spread = f"spread {values['robust_std_pct']:.1f} %, p99/p50 {values['p99_over_p50']:.2f}, worst {seconds(values['worst_step_s'])}"
     yield "median step", f"{seconds(values['median_step_s'])}, {spread}; predicted {seconds(values['predicted_step_s'])}", ""
     if values["tokens_per_s"]:
@@ -95,7 +115,7 @@ def _lines(run: Run, values: dict[str, Any]) -> Iterator[Line]:
     cost, energy_kwh = values["cost_usd"], values["energy_kwh"]
     yield "cost", values["cost_note"] if cost is None else f"{usd(cost)}; {values['cost_note']}", ""
     yield "energy", values["energy_note"] if energy_kwh is None else f"{energy(energy_kwh * KWH)}; {values['energy_note']}", ""
-    slow = [str(event.detail["message"]) for event in run.events if event.kind == "slow_rank"]  # the key that the trainer writes
+    slow = [str(event.detail.get("message", f"after step {event.step:,}")) for event in run.events if event.kind == "slow_rank"]
     yield from (("slow rank", text, "") for text in slow[-MAX_SLOW:])
     yield "folder", values["folder"], ""
 

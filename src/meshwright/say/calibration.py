@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def _blocks(result: Calibration, title: str, question: str, out: Path | None) ->
     job = result.run.job
     changes = {"global_batch": job.workload.global_batch, "seq_len": job.workload.seq_len, "precision": job.workload.precision}
     options = " ".join(f"--set workload.{key}={value}" for key, value in changes.items())
-    command = f"meshwright predict {question} --gpus {job.num_accelerators} {options} --software {out or EXAMPLE_FILE}"
+    command = f"meshwright predict {question} --gpus {job.num_accelerators} {options} --software {shlex.quote(str(out or EXAMPLE_FILE))}"
     kept = f"written to {out}; use it with" if out else f"add --out {EXAMPLE_FILE} to keep it; then use it with"
     yield Lines(kept, (f"  {command}",))
 

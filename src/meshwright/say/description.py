@@ -124,6 +124,7 @@ def _accelerator_page(entry: Accelerator) -> Description:
         ("vendor", entry.vendor),
         ("architecture", entry.architecture),
         ("memory", f"{si(entry.memory_bytes, 'B')} ({entry.memory_bytes / GIB:.1f} GiB)"),
+        *([("memory by the driver", f"{entry.driver_memory_bytes / GIB:.1f} GiB")] if entry.driver_memory_bytes else []),
         ("memory bandwidth", si(entry.memory_bytes_per_s, "B/s")),
         *peaks,
         ("power cap", _power(entry.power_cap_w)),
@@ -300,7 +301,7 @@ def _region_page(entry: Region) -> Description:
 
 @description.register
 def _facility_page(entry: Facility) -> Description:
-    water = f"{entry.wue_l_per_kwh:g} L/kWh" if math.isfinite(entry.wue_l_per_kwh) else "not published"
+    water = f"{entry.wue_l_per_kwh:g} L/kWh" if entry.wue_l_per_kwh is not None else "not published"
     return Description(kind="facility", pairs=[("PUE", f"{entry.pue:g}"), ("WUE", water), ("year", entry.year)], derived={})
 
 

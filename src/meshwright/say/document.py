@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 VERSION = 1  # of the JSON vocabulary: raised when a name changes its meaning or goes away
@@ -81,6 +82,11 @@ class Document:
     title: str
     blocks: tuple[Block, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_files(self, written: Mapping[str, Path | None]) -> Document:
+        """The document with the files that the command wrote, by what they are; a path of None was not written."""
+        files = [{"what": what, "path": str(path)} for what, path in written.items() if path is not None]
+        return dataclasses.replace(self, values={**self.values, "files": files})
 
     def to_json(self) -> dict[str, Any]:
         """The values in JSON's own types, with the name and version of their schema."""

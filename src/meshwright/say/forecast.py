@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from meshwright.describe.whatif import domain_changes
 from meshwright.layout import AXES, SHORT_NAMES, Layout
+from meshwright.plan.stack import refusals
 from meshwright.predict.footprint import PARTS as MEMORY_PARTS
 from meshwright.predict.footprint import reserve_for
 from meshwright.predict.forecast import Forecast
 from meshwright.predict.outcome import Offer, Outcome, Spread
 from meshwright.predict.placement import ranks_of, spanned
+from meshwright.predict.practice import CLASSES
+from meshwright.predict.software import Software
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.say.document import Block, Document, Note, Pairs, Table, Text
 from meshwright.units import KWH, carbon, energy, gib, seconds, si, usd, water
@@ -44,11 +48,16 @@ def _blocks(forecast: Forecast, title: str) -> Iterator[Block]:
     yield Table("axes", ("axis", "ranks>", "crosses", "exposed>"), tuple(_axes(forecast)))
     columns = ("stage", "layers>", *(f"{part}>" for part in MEMORY_PARTS), "peak>", "full>", "peak at")
     yield Table(
-        f"memory of {chip.name}: {gib(chip.memory_bytes)}, {gib(reserve_for(chip))} of it reserved", columns, tuple(_memory(forecast))
+        f"memory of {chip.name}: {gib(chip.room_bytes)}, {gib(reserve_for(chip))} of it reserved", columns, tuple(_memory(forecast))
     )
-    evidence = forecast.evidence
-    yield Text(f"evidence: compared with {evidence.num_runs} runs ({evidence.kin}); this job is {DISTANCE[evidence.distance]}")
+    yield evidence_text(forecast)
     yield from map(Note, forecast.notes)
+
+
+def evidence_text(forecast: Forecast) -> Text:
+    """Which measured runs the interval comes from, and how close the job is to them."""
+    evidence = forecast.evidence
+    return Text(f"evidence: compared with {evidence.num_runs} runs ({evidence.kin}); this job is {DISTANCE[evidence.distance]}")
 
 
 def _question(forecast: Forecast) -> Iterator[Line]:
@@ -57,7 +66,17 @@ def _question(forecast: Forecast) -> Iterator[Line]:
     yield "layout", layout.degrees, f"{batches}, order {'-'.join(layout.order)}"
     chosen = [f"{layout.schedule} schedule"] * (layout.pp > 1) + [f"{layout.cp_kind} context"] * (layout.cp > 1)
     yield "", "", ", ".join([*chosen, f"TP overlap {_switch(layout.overlap_tp)}, CUDA graphs {_switch(layout.cuda_graphs)}"])
-    yield "step", f"{workload.global_batch:,} x {workload.seq_len:,} tokens", f"{workload.precision}, software {forecast.job.software.name}"
+    yield (
+        "step",
+        f"{workload.global_batch:,} x {workload.seq_len:,} tokens",
+        f"{workload.precision}, software {software_text(forecast.job.software)}",
+    )
+
+
+def software_text(stack: Software) -> str:
+    """The software's name and what its class is."""
+    meaning = CLASSES[stack.kind].meaning if stack.kind else "of a class of which nothing is known"
+    return f"{stack.name} ({meaning})"
 
 
 def _switch(on: bool) -> str:
@@ -85,6 +104,10 @@ def outcome_lines(forecast: Forecast) -> Iterator[Line]:
     whole, middle = forecast.outcome, forecast.evidence.middle
     grid, facility, offer = whole.region, whole.facility, whole.offer
     yield quantity(whole, "time to train", whole.time_to_train_s, seconds, _steps(whole), "time_to_train", middle)
+    if whole.interruptions and whole.time_to_train_s:
+        precautions, without = interruptions_text(whole)
+        yield "goodput", f"{100 * whole.interruptions.goodput:.1f} %", precautions
+        yield "", "", without
     yield quantity(whole, "cost", offer.cost_usd if offer else None, usd, price_text(offer) if offer else "", "cost", middle)
     yield from _other_prices(whole)
     yield quantity(whole, "energy", whole.energy_j, energy, f"at the wall; hosts: {whole.hosts}", "energy", middle)
@@ -95,14 +118,26 @@ def outcome_lines(forecast: Forecast) -> Iterator[Line]:
         source = f"{grid.grid_gco2e_per_kwh:g} g CO2e/kWh, grid of {grid.name} ({grid.year}, {grid.method})"
         yield quantity(whole, "carbon", whole.carbon_kg, carbon, source, "energy", middle)
     if whole.energy_j:
-        source = f"on site, {facility.wue_l_per_kwh:g} l/kWh ({facility.name}, {facility.year})"
+        rate = facility.wue_l_per_kwh
+        source = "" if rate is None else f"on site, {rate:g} l/kWh ({facility.name}, {facility.year})"  # shown where the volume is known
         yield quantity(whole, "water", whole.water_l, water, source, "water", middle)
 
 
 def _steps(whole: Outcome) -> str:
     plural = "" if whole.num_evaluations == 1 else "s"
     evaluations = f", {whole.num_evaluations} evaluation{plural} of {seconds(whole.evaluation_s)}" if whole.num_evaluations else ""
-    return f"{whole.num_steps:,} steps{evaluations}"
+    return f"{'at least ' * whole.is_lower_bound}{whole.num_steps:,} steps{evaluations}"
+
+
+def interruptions_text(whole: Outcome) -> tuple[str, str]:
+    """What a long run has to expect with its precautions, and how long it would take without."""
+    failing = whole.interruptions
+    assert failing is not None and whole.ideal_s is not None
+    often = f"interrupted every {seconds(failing.between_s)}, " if math.isfinite(failing.between_s) else ""
+    spares = f", {failing.num_spares} spare node{'' if failing.num_spares == 1 else 's'} paid for" if failing.num_spares else ""
+    known = f"{often}a checkpoint every {seconds(failing.interval_s)}{spares}, failures as {failing.failures.name}"
+    stalls = f"stalls add {100 * failing.stalls:.1f} % to the steps; " if failing.stalls >= 0.001 else ""
+    return known, f"{stalls}{seconds(whole.ideal_s)} if nothing fails (--ideal)"
 
 
 def quantity(
@@ -112,7 +147,8 @@ def quantity(
     if spread is None:
         return name, "unknown", whole.unknown.get(key, "")
     usual = f", middle {shown(spread.value * middle)}" if middle > 1 else ""
-    return name, f"{whole.bound}{shown(spread.value)}", f"{spread.between(shown)}{usual}" + (f"; {remark}" if remark else "")
+    between = f"no upper end, {shown(spread.value)} at the predicted step time" if whole.is_lower_bound else spread.between(shown)
+    return name, whole.words(spread, shown), f"{between}{usual}" + (f"; {remark}" if remark else "")
 
 
 def price_text(offer: Offer) -> str:
@@ -156,7 +192,7 @@ def _axes(forecast: Forecast) -> Iterator[tuple[str, str, str, str]]:
 
 def _memory(forecast: Forecast) -> Iterator[tuple[str, ...]]:
     """The first stage, the fullest and the last, each once."""
-    every, room_bytes = forecast.memory, forecast.job.cluster.accelerator.memory_bytes
+    every, room_bytes = forecast.memory, forecast.job.cluster.accelerator.room_bytes
     fullest = max(every, key=lambda stage: stage.peak_bytes)
     names: dict[int, list[str]] = {}
     for name, stage in (("first", every[0]), ("fullest", fullest), ("last", every[-1])):
@@ -182,6 +218,7 @@ def forecast_values(forecast: Forecast) -> dict[str, Any]:
     """Everything a forecast holds, under the names that all commands use in their JSON."""
     job, whole, evidence = forecast.job, forecast.outcome, forecast.evidence
     tokens = whole.num_steps * job.workload.tokens_per_step
+    reasons = refusals(job, forecast.layout)
     return {
         "model": job.model.name,
         "cluster": job.cluster.name,
@@ -193,6 +230,8 @@ def forecast_values(forecast: Forecast) -> dict[str, Any]:
         "precision": job.workload.precision,
         "software": job.software.name,
         "layout": layout_values(forecast.layout),
+        "runs_on": [name for name, reason in reasons.items() if not reason],
+        "not_run_by": {name: reason for name, reason in reasons.items() if reason},
         "domain_sets": domain_changes(job.described, job.cluster),
         "num_micro_batches": forecast.num_micro_batches,
         "placement": forecast.placement,
@@ -213,8 +252,11 @@ def forecast_values(forecast: Forecast) -> dict[str, Any]:
         "evaluation_s": whole.evaluation_s,
         "measured_batches": job.workload.measured_batches,
         "batch_beyond_measured": whole.batch_beyond or None,
-        "is_lower_bound": whole.batch_beyond == "above",
+        "is_lower_bound": whole.is_lower_bound,
         **_spread("time_to_train{}_s", whole.time_to_train_s),
+        "ideal_time_to_train_s": whole.ideal_s,
+        "goodput": whole.goodput,
+        "interrupted": _interrupted_values(whole) if whole.interruptions else None,
         **_spread("accelerator{}_hours", whole.accelerator_hours),
         **_spread("cost{}_usd", forecast.cost),
         "tokens_per_dollar": tokens / forecast.cost.value if forecast.cost else None,
@@ -239,6 +281,23 @@ def _spread(key: str, spread: Spread | None, unit: float = 1.0) -> dict[str, flo
     values = (spread.value, spread.low, spread.high) if spread else (None, None, None)
     named = zip(("", "_low", "_high"), values, strict=True)
     return {key.format(suffix): None if value is None else value / unit for suffix, value in named}
+
+
+def _interrupted_values(whole: Outcome) -> dict[str, Any]:
+    """What the run has to expect, its precautions, and where its time goes."""
+    failing = whole.interruptions
+    assert failing is not None
+    run_s = whole.time_to_train_s.value if whole.time_to_train_s else None
+    return {
+        "failures": failing.failures.name,
+        "between_s": failing.between_s,
+        "num_interruptions": None if run_s is None else run_s / failing.between_s,
+        "interval_s": failing.interval_s,
+        "num_spares": failing.num_spares,
+        "num_spare_accelerators": failing.num_spare_accelerators,
+        "stalls": failing.stalls,
+        "time_shares": {name.replace(" ", "_"): share for name, share in failing.shares.items()},
+    }
 
 
 def _place_values(whole: Outcome) -> dict[str, Any]:

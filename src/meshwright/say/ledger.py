@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.ledger import Ledger, ledger_json
 from meshwright.say.document import Block, Document, Note, Pairs, Table
-from meshwright.units import HOUR, carbon, energy, seconds, water
+from meshwright.units import HOUR, carbon, energy, per_cent, seconds, water
 
 COLUMNS = ("state", "accelerator-hours>", "share>", "USD>", "energy>")
 
@@ -54,9 +54,9 @@ def _rows(ledger: Ledger) -> Iterator[tuple[str, ...]]:
     for state, gpu_seconds in ledger.gpu_seconds.items():
         usd = f"{ledger.usd_by_state[state]:,}" if ledger.usd_by_state else "-"
         drawn = energy(joules[state], ledger.energy_j) if ledger.energy_j is not None else "-"
-        yield state, f"{gpu_seconds / HOUR:,.4f}", f"{gpu_seconds / total:.2%}" if total else "-", usd, drawn
+        yield state, f"{gpu_seconds / HOUR:,.4f}", per_cent(gpu_seconds / total, ".2f") if total else "-", usd, drawn
     drawn = energy(ledger.energy_j) if ledger.energy_j is not None else "-"
-    yield "total", f"{total / HOUR:,.4f}", "100.00%" if total else "-", "-" if ledger.usd is None else f"{ledger.usd:,}", drawn
+    yield "total", f"{total / HOUR:,.4f}", per_cent(1.0, ".2f") if total else "-", "-" if ledger.usd is None else f"{ledger.usd:,}", drawn
 
 
 def _number(value: float) -> str:

@@ -9,14 +9,16 @@ from typing import Any
 from meshwright.describe.whatif import domain_changes
 from meshwright.layout import AXES, Layout
 from meshwright.plan.explain import AxisTraffic, Change, Explanation, explain
+from meshwright.plan.noise import run_noise, run_spreads
 from meshwright.plan.objective import Limit
 from meshwright.plan.planned import Comparison, Planned
 from meshwright.plan.sizes import Searched
+from meshwright.plan.stack import ANY, STACKS, runs_on
 from meshwright.predict.forecast import Forecast
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.say.document import Block, Document, Lines, Note, Pairs, Table, Text
-from meshwright.say.forecast import Line, choice_values, forecast_values, outcome_lines, speed_lines
-from meshwright.units import energy, gib, seconds, si, usd
+from meshwright.say.forecast import Line, choice_values, evidence_text, forecast_values, outcome_lines, speed_lines
+from meshwright.units import energy, gib, per_cent, seconds, si, usd
 
 NUM_RANKS_SHOWN = 6
 NUM_CHANGES_SHOWN = 6
@@ -35,6 +37,7 @@ def plan_document(found: Planned, *, explained: bool = True) -> Document:
 def _blocks(found: Planned, title: str, why: Explanation | None) -> Iterator[Block]:
     yield Pairs(title, tuple(_answer(found)))
     yield Table(f"the {len(found.forecasts)} best by {found.ask.aim.objective}", _columns(found), tuple(_rows(found)))
+    yield from map(Text, _equal(found))
     yield from (Text(sentence) for sentence in _behind(found, explained=why is not None))
     if found.front:
         columns = ("accelerators>", "time to train>", "cost>", "energy>", "degrees")
@@ -48,8 +51,7 @@ def _blocks(found: Planned, title: str, why: Explanation | None) -> Iterator[Blo
     yield Table(f"ranks (the first {len(first)} of {len(ranks):,})", names, tuple(tuple(map(str, row)) for row in first))
     yield whole_layouts([found.forecast])
     yield Text(_statistics(found))
-    evidence = found.forecast.evidence
-    yield Text(f"interval: from {evidence.num_runs} runs, {evidence.kin}")
+    yield evidence_text(found.forecast)
     yield from map(Note, found.notes)
 
 
@@ -58,16 +60,44 @@ def _answer(found: Planned) -> Iterator[Line]:
     layout, count = best.layout, best.num_micro_batches
     batches = f"{count:,} micro-batch{'' if count == 1 else 'es'}"
     yield "layout", layout.degrees, f"{', '.join(filter(None, [batches, _choices(layout)]))}, order {'-'.join(layout.order)}"
+    yield "stack", found.ask.stack.name, _stack_words(found)
     yield "searched", *_searched(found)
     yield from speed_lines(best)
     if found.comparison:
         yield "without --set", *_against(found.comparison)
-    room = gib(best.job.cluster.accelerator.memory_bytes)
+    room = gib(best.job.cluster.accelerator.room_bytes)
     yield "memory", gib(best.peak_memory_bytes), f"of {room}, at the peak of the fullest stage"
     yield from outcome_lines(best)
     for limit in found.ask.aim.limits(best):
         yield limit.what, limit.words, ""
-    yield "spares", _spares(found), ""
+    failing = best.outcome.interruptions
+    beside = (
+        f"; {failing.num_spares} more node{'' if failing.num_spares == 1 else 's'} on standby" if failing and failing.num_spares else ""
+    )
+    yield "spares", f"{_spares(found)}{beside}", ""
+
+
+def _stack_words(found: Planned) -> str:
+    """Who else runs the plan, and as which software it is priced."""
+    job, stack = found.forecast.job, found.ask.stack
+    able = runs_on(job, found.forecast.layout)
+    others = [name for name in able if name != stack.name]
+    if stack is ANY or stack.name not in STACKS:
+        words = f"{' and '.join(others)} can run it" if others else "no stack that meshwright knows runs it as planned"
+    else:
+        words = f"{' and '.join(others)} can run it too" if others else "no other stack runs it as planned"
+    return f"{words}; priced as {job.software.name}"
+
+
+def _equal(found: Planned) -> Iterator[str]:
+    """Which of the plans are equal, and in which order they then stand."""
+    count = found.best.found.num_equal
+    if count > 1:
+        yield (
+            f"#1 to #{count} are equal: closer to the fastest than the {run_noise():.1%} by which runs of one layout differ (nine of ten "
+            f"of {len(run_spreads())} measured layouts). Of equal plans, one with more memory to spare comes first (up to a fifth of it), "
+            "then one with fewer unusual choices."
+        )
 
 
 def _searched(found: Planned) -> tuple[str, str]:
@@ -84,7 +114,7 @@ def _searched(found: Planned) -> tuple[str, str]:
 def _against(compared: Comparison) -> tuple[str, str]:
     """The step without the changes, and by how much it differs with them: per token where the steps are not of one size."""
     before, after = compared.before, compared.after
-    change = f"{abs(compared.longer_pct):,.1f}%"
+    change = per_cent(abs(compared.longer_pct) / 100, ",.1f")
     longer = compared.longer_pct > 0
     if abs(compared.longer_pct) < 0.05:
         words = "the same with it"
@@ -111,7 +141,7 @@ def _spares(found: Planned) -> str:
 
 def _columns(found: Planned) -> tuple[str, ...]:
     parts = (f"{part}>" for part in _parts(found))
-    return ("#>", *(f"{name}>" for name in _degrees(found)), "choices", "order", "step>", "vs best>", *parts, "memory>")
+    return ("#>", *(f"{name}>" for name in _degrees(found)), "choices", "order", "step>", "vs fastest>", *parts, "memory>", "runs on")
 
 
 def _degrees(found: Planned) -> dict[str, str]:
@@ -136,12 +166,13 @@ def _parts(found: Planned) -> dict[str, tuple[str, ...]]:
 
 
 def _rows(found: Planned) -> Iterator[tuple[str, ...]]:
-    best_s = found.forecast.step_s
+    best_s, num_equal = min(one.step_s for one in found.forecasts), found.best.found.num_equal
     for number, one in enumerate(found.forecasts, 1):
         degrees = [str(getattr(one.layout, key)) for key in _degrees(found).values()]
         spent = [seconds(sum(one.parts[part] for part in parts)) for parts in _parts(found).values()]
-        times = seconds(one.step_s), f"+{one.step_s / best_s - 1:.2%}" if number > 1 else "-", *spent
-        yield str(number), *degrees, _choices(one.layout), "-".join(one.layout.order), *times, gib(one.peak_memory_bytes)
+        behind = "-" if num_equal == 1 == number else "equal" if number <= num_equal else f"+{per_cent(one.step_s / best_s - 1, '.2f')}"
+        where = _choices(one.layout), "-".join(one.layout.order), seconds(one.step_s), behind, *spent, gib(one.peak_memory_bytes)
+        yield str(number), *degrees, *where, ", ".join(runs_on(one.job, one.layout)) or "none known"
 
 
 def _behind(found: Planned, *, explained: bool) -> Iterator[str]:
@@ -159,7 +190,8 @@ def _behind(found: Planned, *, explained: bool) -> Iterator[str]:
 def _why(why: Explanation) -> Iterator[str]:
     """What the axes of a runner-up carry, where, and what limits it."""
     carried = [
-        f"{axis.name} {si(axis.num_bytes, 'B', 3)} over {' + '.join(axis.tiers) or '-'}, {axis.hidden_s / axis.traffic_s:.0%} hidden"
+        f"{axis.name} {si(axis.num_bytes, 'B', 3)} over {' + '.join(axis.tiers) or '-'}, "
+        f"{per_cent(axis.hidden_s / axis.traffic_s, '.0f')} hidden"
         for axis in why.axes
         if axis.traffic_s > 0
     ]
@@ -173,7 +205,7 @@ def _sentence(text: str) -> str:
 def whole_layouts(forecasts: Iterable[Forecast]) -> Lines:
     """Whole layouts, each on a line that no width folds: what is copied from it is the layout that was priced.
 
-    In front stands `--gpus`; behind, what `--set` needs where another number of each domain is in use than `--gpus` alone gives.
+    `--gpus` comes first, and last what `--set` needs where `--gpus` alone would give another number of accelerators in each domain.
     """
     return Lines("for --layout, whole", tuple(map(_whole_layout, forecasts)))
 
@@ -186,11 +218,11 @@ def _whole_layout(forecast: Forecast) -> str:
 
 def _front_row(point: Searched) -> tuple[str, ...]:
     best = point.best
-    bound, time_s, cost, energy_j = best.outcome.bound, best.time_to_train, best.cost, best.energy
+    whole, time_s, cost, energy_j = best.outcome, best.time_to_train, best.cost, best.energy
     shown = (
-        f"{bound}{seconds(time_s.value)}" if time_s else "unknown",
-        f"{bound}{usd(cost.value)}" if cost else "unknown",
-        f"{bound}{energy(energy_j.value)}" if energy_j else "unknown",
+        whole.words(time_s, seconds) if time_s else "unknown",
+        whole.words(cost, usd) if cost else "unknown",
+        whole.words(energy_j, energy) if energy_j else "unknown",
     )
     return f"{point.cluster.num_accelerators:,}", *shown, best.layout.degrees
 
@@ -206,7 +238,7 @@ def _explanation(why: Explanation) -> Iterator[Block]:
 
 
 def _axis_row(axis: AxisTraffic) -> tuple[str, ...]:
-    share = f"{axis.hidden_s / axis.traffic_s:.0%}" if axis.traffic_s else "-"
+    share = per_cent(axis.hidden_s / axis.traffic_s, ".0f") if axis.traffic_s else "-"
     moved = [si(axis.num_bytes, "B", 3), f"{axis.num_messages:,.0f}", seconds(axis.traffic_s)]
     return axis.name, axis.ranks, " + ".join(axis.tiers) or "-", *moved, share, seconds(axis.exposed_s), axis.behind
 
@@ -232,6 +264,9 @@ def _values(found: Planned, why: Explanation | None) -> dict[str, Any]:
     plans = [{**forecast_values(one), **({"explanation": explanation_values(explain(one))} if why else {})} for one in found.forecasts]
     return {
         "plans": plans,
+        "stack": found.ask.stack.name,
+        "num_equal": best.num_equal,
+        "run_to_run": run_noise(),
         "fixed": choice_values(found.ask.fixed.values),
         "num_layouts": best.num_layouts,
         "num_pruned": best.num_pruned,

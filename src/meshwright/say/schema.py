@@ -27,7 +27,7 @@ def output_schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """The schema as it stands in docs/output.schema.json."""
+    """The schema as the text of docs/output.schema.json."""
     return json.dumps(output_schema(), indent=1, ensure_ascii=False) + "\n"
 
 

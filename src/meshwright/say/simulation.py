@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from meshwright.say.document import Block, Document, Note, Pairs, Table, Text
 from meshwright.simulator.outlook import Outlook, Size
 from meshwright.simulator.run import OverSeeds, SimulatedRun
 from meshwright.simulator.simulation import Simulation
-from meshwright.units import HOUR, KWH, MINUTE, energy, seconds, usd
+from meshwright.units import HOUR, KWH, MINUTE, energy, per_cent, seconds, usd
 
 FIGURE_UNITS = {"s": "s", "pct": "%"}  # by how a figure's name ends
 
@@ -58,7 +58,7 @@ def _energy(found: Simulation) -> list[tuple[str, str]]:
     if ledger is None or ledger.energy_j is None:
         return []
     busy = ledger.gpu_seconds["compute"] / sum(ledger.gpu_seconds.values())
-    return [("energy", f"{energy(ledger.energy_j)} at the wall, {ledger.energy_source}; {busy:.0%} of paid time computes")]
+    return [("energy", f"{energy(ledger.energy_j)} at the wall, {ledger.energy_source}; {per_cent(busy, '.0f')} of paid time computes")]
 
 
 def _run_values(run: SimulatedRun) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _steps_values(found: Simulation) -> dict[str, Any]:
         "without_slow_ranks": _run_values(found.without_slow) if found.without_slow else None,
         "complete": not (found.interrupted or found.is_cut),
         "over_budget": found.is_cut,
-        "folder": str(found.folder),
+        "folder": str(found.folder) if found.folder else None,
     }
 
 
@@ -157,9 +157,9 @@ def _exposed(found: Simulation, run: SimulatedRun) -> str:
     text, known = f"{seconds(run.mean_exposed_s['dp'])} per step", found.exposed
     if known is None:
         return text
-    sure = "its constants were before the fit" + (" and its profile is" if run.planned.forecast.job.software.profile else "")
+    behind = "constants" + (" and of the hardware profile" if run.planned.forecast.job.software.profile else "")
     predicted = f"predicted {seconds(known.seconds)}, 80 % between {seconds(known.low_s)} and {seconds(known.high_s)}"
-    return f"{text} ({predicted}, by how sure {sure})"
+    return f"{text} ({predicted}; this interval comes from the assumed uncertainty of the {behind})"
 
 
 def _after(run: SimulatedRun) -> str:
@@ -189,7 +189,7 @@ def _without_slow(run: SimulatedRun, alike: SimulatedRun) -> Table:
         ("without the slow rank", seconds(alike.times.median_s), f"{alike.simulated_s / MINUTE:.3f} min"),
     )
     time = "time to train>" if run.is_whole else f"time{_of_steps(run)}>"
-    return Table(f"the slow rank costs {lost:+.2%} per step", ("", "median step>", time), rows)
+    return Table(f"the slow rank costs {per_cent(lost, '+.2f')} per step", ("", "median step>", time), rows)
 
 
 def _weeks_values(found: Simulation) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _weeks_values(found: Simulation) -> dict[str, Any]:
         "sizes": found.sizes,
         "complete": not (found.interrupted or found.is_cut),
         "over_budget": found.is_cut,
-        "folder": str(found.folder),
+        "folder": str(found.folder) if found.folder else None,
     }
 
 
@@ -264,10 +264,11 @@ def _weeks(found: Simulation) -> Iterator[Block]:
     breaks = between_s < math.inf
     young, daly = (seconds(float(f(campaign.failures.checkpoint_s, between_s))) for f in (young_interval_s, daly_interval_s))
     pairs = [
-        ("interruptions", _over_seeds(seen.interruptions, many, "{:.1f}") + (f", one every {seconds(between_s)}" if breaks else "")),
-        ("effective time", _over_seeds(seen.goodput, many, "{:.2%}")),
-        ("steps that count", _over_seeds(seen.num_steps, many, "{:,.0f}") + f" of {seconds(seen.step.seconds)}"),
+        ("interruptions", _over_seeds(seen.interruptions, many, "{:.1f}".format) + (f", one every {seconds(between_s)}" if breaks else "")),
+        ("effective time", _over_seeds(seen.goodput, many, lambda share: per_cent(share, ".2f"))),
+        ("steps that count", _over_seeds(seen.num_steps, many, "{:,.0f}".format) + f" of {seconds(seen.step.seconds)}"),
         ("workload", _workload(seen)),
+        *([("time to train", f"{seconds(found.time_to_train_s)}, mean of runs of the whole workload")] if found.time_to_train_s else []),
         ("checkpoint every", f"{seconds(campaign.interval_s)} of work" + (f" (Young {young}, Daly {daly})" if breaks else "")),
         ("spare nodes", str(campaign.num_spares)),
         ("cost", f"{usd(found.cost_usd)}, of which waste {usd(found.waste_usd or 0.0)}" if found.cost_usd else "no price listed"),
@@ -279,7 +280,7 @@ def _weeks(found: Simulation) -> Iterator[Block]:
         causes = tuple((name, f"{value:.1f}") for name, value in seen.by_cause.items())
         yield Table("interruptions by cause", ("cause", "mean number>"), causes)
     whole_s = sum(_where(found).values())
-    rows = tuple((name, f"{value / HOUR:.1f} h", f"{value / whole_s:.2%}") for name, value in _where(found).items())
+    rows = tuple((name, f"{value / HOUR:.1f} h", per_cent(value / whole_s, ".2f")) for name, value in _where(found).items())
     yield Table("where the time goes", ("", "mean>", "share>"), rows)
     yield from _finish(found)
     if found.sizes:
@@ -294,13 +295,15 @@ def _workload(seen: Outlook) -> str:
     times = float(np.mean(seen.weeks.work_s)) / seen.step.workload_s
     whole = f"{seen.step.workload_steps:,} steps"
     return (
-        f"{whole}, {times:.1%} done" if times < 1 else f"{whole}, done {times:,.1f} times over: the simulated days continue after its end"
+        f"{whole}, {per_cent(times)} done"
+        if times < 1
+        else f"{whole}, done {times:,.1f} times over: the simulated days continue after its end"
     )
 
 
-def _over_seeds(value: OverSeeds, many: bool, form: str) -> str:
-    between = f" (80 % of runs between {form.format(value.low)} and {form.format(value.high)})" if many else ""
-    return form.format(value.mean) + between
+def _over_seeds(value: OverSeeds, many: bool, shown: Callable[[float], str]) -> str:
+    between = f" (80 % of runs between {shown(value.low)} and {shown(value.high)})" if many else ""
+    return shown(value.mean) + between
 
 
 def _finish(found: Simulation) -> Iterator[Text]:
@@ -310,14 +313,14 @@ def _finish(found: Simulation) -> Iterator[Text]:
     yield Text(f"The whole workload takes {seconds(whole.mean)} (80 % of runs between {seconds(whole.low)} and {seconds(whole.high)}).")
     if found.finish_by_s:
         by = found.finish.chance_by(found.finish_by_s)
-        yield Text(f"Done within {seconds(found.finish_by_s)}: {by:.1%} of runs.")
+        yield Text(f"Done within {seconds(found.finish_by_s)}: {per_cent(by)} of runs.")
     under = _chance_under(found)
     if under is not None and found.budget:
-        yield Text(f"For {amount(found.budget.usd)} or less: {under:.1%} of runs.")
+        yield Text(f"For {amount(found.budget.usd)} or less: {per_cent(under)} of runs.")
 
 
 def _size_row(size: Size) -> tuple[str, ...]:
     times = (seconds(value) if value < math.inf else "-" for value in (size.interval_s, size.young_s, size.daly_s))
     rate = f"{size.interruptions_per_day:.1f}"
     between = seconds(size.between_s) if size.between_s < math.inf else "never"
-    return f"{size.num_accelerators:,}", between, rate, *times, str(size.num_spares), f"{size.goodput:.2%}"
+    return f"{size.num_accelerators:,}", between, rate, *times, str(size.num_spares), per_cent(size.goodput, ".2f")

@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.plan.sweep import RUN_TO_RUN, Point, Sweep
+from meshwright.plan.noise import run_noise
+from meshwright.plan.stack import runs_on
+from meshwright.plan.sweep import Point, Sweep
 from meshwright.say.document import Block, Document, Note, Table, Text
 from meshwright.say.forecast import forecast_values
 from meshwright.say.plan import whole_layouts
 from meshwright.units import seconds, usd
 
-COLUMNS = ("accelerators>", "batch>", "step>", "80 % interval", "tokens/s each>", "efficiency>", "80 % interval", "cost>", "degrees")
+COLUMNS = (
+    "accelerators>",
+    "batch>",
+    "step>",
+    "80 % interval",
+    "tokens/s each>",
+    "efficiency>",
+    "80 % interval",
+    "cost>",
+    "degrees",
+    "runs on",
+)
 MODES = {"weak": "weak scaling: the batch grows with the machine", "strong": "strong scaling: the batch stays"}
 
 
@@ -40,8 +53,9 @@ def _row(point: Point, *, is_first: bool) -> tuple[str, ...]:
         f"{plan.tokens_per_s_per_gpu:,.0f}",
         f"{100 * point.efficiency:.1f} %",
         "reference" if is_first else f"{100 * point.efficiency_low:.0f} to {100 * point.efficiency_high:.0f} %",
-        f"{plan.outcome.bound}{usd(plan.cost.value)}" if plan.cost else "unknown",
+        plan.outcome.words(plan.cost, usd) if plan.cost else "unknown",
         plan.layout.degrees,
+        ", ".join(runs_on(plan.job, plan.layout)) or "none known",
     )
 
 
@@ -51,12 +65,13 @@ def _values(found: Sweep) -> dict[str, Any]:
         "mode": found.mode,
         "points": [_point_values(point) for point in found.points],
         "misses": [{"num_accelerators": size, "why": error.what, "fix": error.fix} for size, error in found.misses],
-        "run_to_run": RUN_TO_RUN,
+        "run_to_run": run_noise(),
         "sentences": found.sentences,
         "notes": found.notes,
         "model": job.model.name,
         "cluster": job.cluster.name,
         "workload": job.workload.name,
+        "stack": found.ask.stack.name,
         "software": job.software.name,
     }
 

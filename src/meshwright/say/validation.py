@@ -55,6 +55,8 @@ def _cells(row: Checked) -> tuple[str, ...]:
 
 
 def _numbers(checked: Sequence[Checked]) -> tuple[str, ...]:
+    if not checked:
+        return "0", "-", "-", "-", "-"
     one = summary(checked)
     return str(one.num_runs), f"{one.mape_pct:.2f}", f"{one.bias_pct:+.2f}", f"{one.worst_pct:+.1f}", f"{one.coverage_pct:.0f}"
 

@@ -39,7 +39,7 @@ class Books:
     def ledger(self, run: LiveRun) -> Ledger | None:
         """The run's newest ledger, or None until the first is made; asking for it renews it."""
         page = self._pages.setdefault(run.folder, Page())
-        if page.job is not None and page.job.done():
+        if page.job is not None and page.job.done() and not page.job.cancelled():
             page.ledger, page.took_s = page.job.result()
             page.job, page.made_s = None, time.monotonic()
         touched = run.touched
@@ -51,7 +51,7 @@ class Books:
         return page.ledger
 
     def is_settled(self, run: LiveRun) -> bool:
-        """Whether the newest ledger is of the run as it stands."""
+        """Whether the newest ledger has everything that the run has written so far."""
         page = self._pages.get(run.folder)
         return page is not None and page.job is None and page.of == run.touched
 

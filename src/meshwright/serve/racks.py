@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import numpy as np
-
 from meshwright.errors import InputError
 from meshwright.layout import AXES
 from meshwright.plan.plan import Plan
@@ -50,7 +48,7 @@ def health_of(run: LiveRun) -> dict[str, Any]:
 def _last_replicas(run: LiveRun) -> dict[str, Any] | None:
     """Of the last steps, how many each replica was the last to end; None where no step says."""
     replica = run.steps.column("slowest_replica", -RECENT)
-    known = replica[np.isfinite(replica)]
+    known = replica[(replica >= 0) & (replica < MAX_RANKS)]  # of a damaged file any number may come
     if not len(known):
         return None
     counts = Counter(known.astype(int).tolist())

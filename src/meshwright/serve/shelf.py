@@ -80,7 +80,8 @@ class Shelf:
         with self._lock:
             run = self._run(name)
             if run.plan is None:
-                raise InputError("the run has no plan that can be read, so the places of its ranks are not known", where=name)
+                what = "the run has no plan that can be read, so the places of its ranks are not known"
+                raise InputError(what, where=name, fix="put the run's plan.json back")
             return racks_of(run.plan)
 
     def _run(self, name: str, patience_s: float = 0.0) -> LiveRun:

@@ -14,7 +14,7 @@ LONGEST_LINE_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class Tail:
-    """Where the reading of one file stands. A last line without its end stays unread: it is being written."""
+    """How far one file has been read. A last line without its end is not read yet: it is still being written."""
 
     path: Path
     offset: int = 0

@@ -13,16 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.checkpoints import best_interval_s, goodput
-from meshwright.errors import InputError
-from meshwright.simulator.failures import Failures
-from meshwright.units import HOUR
+from meshwright.describe.failures import Failures
+from meshwright.errors import InputError, argument
+from meshwright.predict.goodput import Interruptions, interruptions
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-MOST_INTERRUPTIONS = 100_000  # of one run: more take minutes, and say only that nothing gets done
-FREE_INTERVAL_S = 60.0  # between checkpoints that cost nothing
+MOST_INTERRUPTIONS = 100_000  # of one run: more would take minutes to simulate, and would only show that the run makes no progress
 
 Report = Callable[[str, int, int], None]
 
@@ -35,18 +33,21 @@ class Campaign:
     num_accelerators: int
     accelerators_per_node: int
     interval_s: float  # of work between checkpoints
-    num_spares: int  # nodes that stand by
+    num_spares: int  # spare nodes, ready to replace broken ones
     dead_nodes: int = 0  # broken at the start: spares stand in as far as they go, and for the rest the run waits
 
     def __post_init__(self) -> None:
         if not 0 <= self.dead_nodes <= self.num_nodes:
             raise InputError(
-                f"{self.dead_nodes} failed nodes of {self.num_nodes}", where="--failed-nodes", fix=f"give 0 to {self.num_nodes}"
+                f"{argument('failed_nodes')} is {self.dead_nodes}, and the cluster has {self.num_nodes} nodes",
+                where=argument("failed_nodes"),
+                fix=f"give 0 to {self.num_nodes}",
             )
         if self.num_spares < 0:
-            raise InputError(f"{self.num_spares} spare nodes", where="--spares", fix="give at least 0")
+            raise InputError(f"{argument('spares')} is {self.num_spares}", where=argument("spares"), fix="give 0 or more")
         if not (math.isfinite(self.interval_s) and self.interval_s > 0):
-            raise InputError(f"checkpoints every {self.interval_s:g} s", where="--checkpoint-every", fix="give more than 0 s")
+            place = argument("checkpoint_every")
+            raise InputError(f"{place} is {self.interval_s:g} s", where=place, fix="give more than 0 s")
 
     @property
     def num_nodes(self) -> int:
@@ -58,6 +59,11 @@ class Campaign:
         """Interruptions a second."""
         between_s = self.failures.mean_time_between_s(self.num_accelerators)
         return 1 / between_s
+
+    @property
+    def expected(self) -> Interruptions:
+        """Where the time goes in the long run, in closed form; nodes that are broken at the start left out."""
+        return interruptions(self.failures, self.num_accelerators, self.accelerators_per_node, self.interval_s, self.num_spares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,32 +92,6 @@ class Weeks:
         return self.work_s / self.wall_s
 
 
-def advised_interval_s(failures: Failures, num_accelerators: int) -> float:
-    """Seconds between checkpoints that lose the least; an hour where nothing breaks, a minute where saving costs nothing."""
-    between_s = failures.mean_time_between_s(num_accelerators)
-    if not math.isfinite(between_s):
-        return HOUR
-    if failures.checkpoint_s == 0:
-        return FREE_INTERVAL_S
-    return float(best_interval_s(failures.checkpoint_s, between_s))
-
-
-def advised_spares(failures: Failures, num_accelerators: int, accelerators_per_node: int) -> int:
-    """Spare nodes that cost the least: idle nodes against the whole machine's waiting for one.
-
-    Nodes out for repair are Poisson with the rate of losses times the repair time. A loss that finds every one of s spares out waits
-    for the first to come back: a repair time over s + 1 on average.
-    """
-    per_s = sum(cause.per_accelerator_hour for cause in failures.causes if cause.loses_node) * num_accelerators / HOUR
-    out = per_s * failures.repair_s
-    most = math.ceil(out + 10 * math.sqrt(out) + 10)
-    terms = np.concatenate([[-out], math.log(max(out, 1e-300)) - np.log(np.arange(1, most + 1))])
-    none_left = 1 - np.concatenate([[0.0], np.cumsum(np.exp(np.cumsum(terms)))[:-1]])  # chance that s or more are out
-    spares = np.arange(most + 1)
-    waiting = per_s * np.maximum(none_left, 0.0) * failures.repair_s / (spares + 1)
-    return int(np.argmin(waiting + spares * accelerators_per_node / num_accelerators))
-
-
 def weeks(
     campaign: Campaign,
     seed: int,
@@ -122,26 +102,17 @@ def weeks(
 ) -> Weeks:
     """The campaign until `horizon_s` of wall clock have passed or `work_s` of work are done (one number, or one a seed)."""
     if not (horizon_s < math.inf or np.all(np.isfinite(work_s))):
-        raise InputError("a campaign without an end", where="--days", fix="give --days, or a workload with tokens or a target")
-    expected = campaign.per_s * min(horizon_s, _usual_s(campaign, float(np.max(work_s))))
+        raise InputError(
+            "the simulation has no end", where=argument("days"), fix="give a number of days, or a workload with tokens or a target"
+        )
+    expected = campaign.per_s * min(horizon_s, campaign.expected.wall_s(float(np.max(work_s))))
     if expected > MOST_INTERRUPTIONS:
         raise InputError(
             f"an interruption every {1 / campaign.per_s:.3g} s would come more than {MOST_INTERRUPTIONS:,} times before the end",
-            where="--days, --failures",
+            where=f"{argument('days')}, {argument('failures')}",
             fix="give fewer days, lower rates or faster restarts",
         )
     return _Loop(campaign, np.random.default_rng([seed, 4]), num_seeds, horizon_s, work_s).run(report)
-
-
-def _usual_s(campaign: Campaign, work_s: float) -> float:
-    """Seconds of wall clock that so much work takes in the long run, waiting for nodes left out; infinite where none gets done."""
-    known = campaign.failures
-    between_s = known.mean_time_between_s(campaign.num_accelerators)
-    if not math.isfinite(between_s):
-        return work_s * (1 + known.checkpoint_s / campaign.interval_s)
-    with np.errstate(over="ignore"):
-        share = float(goodput(campaign.interval_s, known.checkpoint_s, between_s, known.detection_s + known.restart_s))
-    return work_s / share if share > 0 else math.inf
 
 
 class _Loop:

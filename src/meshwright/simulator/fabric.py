@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from meshwright.describe.cluster import Cluster, Tier
 from meshwright.describe.hardware import ROUTINGS
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 from meshwright.layout import Layout
 
 Floats = NDArray[np.float64]
@@ -38,11 +38,12 @@ class Fabric:
     def __post_init__(self) -> None:
         for name, value in (("links_lost", self.links_lost), ("neighbour", self.neighbour)):
             if not 0.0 <= value < 1.0:
-                raise InputError(f"{name} is {value:g}", where=f"--{name.replace('_', '-')}", fix="give a share from 0 to below 1")
-        if self.planes_lost < 0 or self.nics_hit < 0:
-            raise InputError("a negative number of planes or NICs", where="--planes-lost", fix="give a number of at least 0")
+                raise InputError(f"{argument(name)} is {value:g}", where=argument(name), fix="give a share of at least 0 and below 1")
+        for name, count in (("planes_lost", self.planes_lost), ("nics_hit", self.nics_hit)):
+            if count < 0:
+                raise InputError(f"{argument(name)} is {count}", where=argument(name), fix="give 0 or more")
         if self.routing and self.routing not in ROUTINGS[1:]:
-            raise InputError(f"no routing named {self.routing!r}", where="--routing", fix=nearest(self.routing, ROUTINGS[1:]))
+            raise InputError(f"no routing named {self.routing!r}", where=argument("routing"), fix=nearest(self.routing, ROUTINGS[1:]))
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -62,18 +63,20 @@ class Fabric:
         if tier.routing == "scale-up" and self != Fabric():
             raise InputError(
                 f"{cluster.name} has no fabric between nodes, so it has no links to lose",
-                where="--planes-lost, --links-lost, --neighbour, --routing",
+                where=", ".join(map(argument, ("planes_lost", "links_lost", "neighbour", "routing"))),
                 fix="leave these out, or plan for a machine of several nodes",
             )
         if self.planes_lost >= tier.num_planes and self.planes_lost:
             raise InputError(
                 f"{tier.name} has {tier.num_planes} plane{'s' * (tier.num_planes > 1)}, so {self.planes_lost} cannot be lost",
-                where="--planes-lost",
+                where=argument("planes_lost"),
                 fix=f"leave at least one: 0 to {tier.num_planes - 1}",
             )
         if self.nics_hit > cluster.num_accelerators:
             raise InputError(
-                f"{self.nics_hit} NICs of {cluster.num_accelerators}", where="--nics-hit", fix=f"give at most {cluster.num_accelerators}"
+                f"{argument('nics_hit')} is {self.nics_hit}, and {cluster.name} has {cluster.num_accelerators} NICs",
+                where=argument("nics_hit"),
+                fix=f"give at most {cluster.num_accelerators}",
             )
 
     def plane_share(self, cluster: Cluster) -> float:
@@ -91,8 +94,9 @@ class Fabric:
         """The machine as every NIC of it sees the fabric."""
         tier = fabric_tier(cluster)
         share, latency = self.common_share(cluster), 1 + LATENCY_PER_LOST_LINK * self.links_lost
-        # A hashed fabric that is to be another loses its fitted penalty; the other way round collisions are drawn (`stage_shares`).
-        routing = self.routing if tier.routing == "hashed" and self.routing else tier.routing
+        # A fabric that is to be hashed has the penalty that was fitted on such fabrics, as `predict` prices it; `stage_shares` draws
+        # which stages are hit less than the worst.
+        routing = self.routing or tier.routing
         if (share, latency, routing) == (1.0, 1.0, tier.routing):
             return cluster
         changed = replace(tier, bytes_per_s=tier.bytes_per_s * share, latency_s=tier.latency_s * latency, routing=routing)
@@ -105,9 +109,9 @@ class Fabric:
             hit = rng.choice(cluster.num_accelerators, size=self.nics_hit, replace=False)
             stages = hit // layout.stride("pp") % layout.pp
             shares[np.unique(stages)] = self.plane_share(cluster)
-        tier = fabric_tier(cluster)
-        if self.routing == "hashed" and tier.routing != "hashed":
-            shares *= hashed_shares(layout, rng)
+        if (self.routing or fabric_tier(cluster).routing) == "hashed":
+            drawn = hashed_shares(layout, rng)
+            shares *= drawn / drawn.min()
         return np.maximum(shares, SMALLEST_SHARE)
 
 

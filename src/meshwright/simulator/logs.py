@@ -18,7 +18,7 @@ from meshwright.plan.plan import Plan
 from meshwright.plan.plan import plan_of as planned
 from meshwright.predict.forecast import forecast
 from meshwright.predict.software import software
-from meshwright.record.mllog import StepTimes, read_step_times
+from meshwright.record.step_times import StepTimes, read_step_times
 from meshwright.simulator.planned_step import PlannedStep, planned_step
 
 FOLDER = Path(__file__).parent / "step_times"
@@ -73,7 +73,11 @@ def _row(name: str, rows: tuple[MeasuredRun, ...]) -> MeasuredRun:
     """The row whose round, submitter, system and benchmark a file is named after."""
     found = [row for row in rows if _bare(name).startswith(_bare(f"{row.round}{row.submitter}{row.system}{row.benchmark}"))]
     if len(found) != 1:
-        raise InputError(f"{len(found)} measured runs have the name {name}", where="step-time logs")
+        raise InputError(
+            f"{len(found)} measured runs have the name {name}",
+            where="step-time logs",
+            fix="name the file after the round, submitter, system and benchmark of one row",
+        )
     return found[0]
 
 

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.layout import Layout
 from meshwright.units import HOUR
 
@@ -53,7 +53,7 @@ class Noise:
     def scaled(self, factor: float) -> Noise:
         """The noise with all that jitters (operations, replicas, drift) so many times as strong."""
         if not (np.isfinite(factor) and factor >= 0):
-            raise InputError(f"jitter of {factor} times", where="--jitter", fix="give a factor of at least 0")
+            raise InputError(f"{argument('jitter')} is {factor}", where=argument("jitter"), fix="give a factor of at least 0")
         return replace(self, jitter=self.jitter * factor, delay=self.delay * factor, drift=self.drift * factor)
 
     def of_typical_run(self) -> Noise:

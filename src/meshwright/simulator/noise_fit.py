@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from meshwright.evidence.refit import MEASURED_CSV
 from meshwright.evidence.table import read_table
-from meshwright.record.mllog import MAD_TO_STD, StepTimes
+from meshwright.record.step_times import MAD_TO_STD, StepTimes
 from meshwright.simulator import noise as draws
 from meshwright.simulator.logs import StepLog
 from meshwright.simulator.noise import SHORTEST_STALL, Noise, share_beyond

@@ -11,17 +11,21 @@ from numpy.typing import NDArray
 
 from meshwright.cost.checkpoints import daly_interval_s, young_interval_s
 from meshwright.cost.money import cost_usd
+from meshwright.describe.failures import Failures
 from meshwright.plan.plan import Plan
-from meshwright.simulator.campaign import Campaign, Report, Weeks, advised_interval_s, advised_spares, weeks
-from meshwright.simulator.failures import Failures
-from meshwright.simulator.noise import mean_stall_s
-from meshwright.simulator.run import Conditions, OverSeeds, run_plan
+from meshwright.predict.goodput import advised_interval_s, advised_spares
+from meshwright.simulator.campaign import Campaign, Report, Weeks, weeks
+from meshwright.simulator.noise import QUIET, mean_stall_s
+from meshwright.simulator.planned_step import PlannedStep
+from meshwright.simulator.run import Conditions, OverSeeds, SimulatedRun, run_plan
 from meshwright.units import DAY
 
 Floats = NDArray[np.float64]
 
 SAMPLED_STEPS = 64  # that stand for all steps of weeks
 SIZES = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+WHOLE_SEEDS = 100  # runs of the whole workload, whose mean is the time to train
+WHOLE_INTERRUPTIONS = 2000  # of such a run: more make the mean no surer, and it is extrapolated from there
 NORMAL_90 = 1.2815515655446004  # 80 % of a normal distribution lie within so many standard deviations
 
 
@@ -45,26 +49,38 @@ class MeanStep:
 
 
 def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
-    """The mean step under these conditions: of a sample without the first, and what stalls add on average.
+    """The mean step under these conditions; of the machine as described, with the noise of logs, the median step is the predicted one.
 
-    Stalls are rare and long, so that a sample would have too many or too few of them.
+    Large machines are predicted from the median steps of logs: the noise that every step has is in a prediction, and is counted once.
+    What makes the mean longer than the median is added, stalls above all. They are rare and long, so that a sample would have too many or
+    too few of them: their mean counts. Without noise, steps are as they are simulated.
     """
     planned = conditions.planned(plan)
     noise = conditions.noise_on(planned)
-    without = replace(conditions, noise=replace(noise, stalls_per_hour=0.0), jitter=1.0)
-    run = run_plan(plan, without, SAMPLED_STEPS + 1, seed, planned=planned)
-    step_s, parts_s = run.times.steady_s, run.mean_parts_s
+    run = _sample(plan, conditions, seed, planned)
+    usual = Conditions(stack=conditions.stack)
+    in_prediction = 1.0
+    if noise != QUIET:
+        alike = run if conditions == usual else _sample(plan, usual, seed, usual.planned(plan))
+        in_prediction = alike.times.median_s / plan.step_s
+    step_s, parts_s = run.times.steady_s / in_prediction, {part: part_s / in_prediction for part, part_s in run.mean_parts_s.items()}
     stall_s = mean_stall_s(plan.layout.num_ranks, planned.step_s, noise)
     return MeanStep(
         seconds=float(np.mean(step_s)) + stall_s,
         standard_error_s=float(np.std(step_s, ddof=1) / math.sqrt(len(step_s))),
         parts_s={**parts_s, "overhead": parts_s["overhead"] + stall_s},
-        median_s=run.times.median_s,
+        median_s=run.times.median_s / in_prediction,
         robust_std_pct=run.times.robust_std_pct,
         evaluations_s=plan.workload.num_evaluations(plan.workload.num_steps()) * run.evaluation_s,
         workload_steps=plan.workload.num_steps(),
         run_spread=noise.run_spread,
     )
+
+
+def _sample(plan: Plan, conditions: Conditions, seed: int, planned: PlannedStep) -> SimulatedRun:
+    """Steps that stand for all of them, without stalls."""
+    without = replace(conditions, noise=replace(conditions.noise_on(planned), stalls_per_hour=0.0), jitter=1.0)
+    return run_plan(plan, without, SAMPLED_STEPS + 1, seed, planned=planned)
 
 
 def usd_per_accelerator_hour(plan: Plan, conditions: Conditions) -> float | None:
@@ -81,6 +97,7 @@ class Outlook:
     weeks: Weeks
     step: MeanStep
     usd_per_hour: float | None  # of one accelerator
+    time_to_train_s: float | None  # mean time of the whole workload; None where it has no end, or the simulation was interrupted
 
     @property
     def goodput(self) -> OverSeeds:
@@ -134,12 +151,26 @@ def outlook(
 ) -> Outlook:
     """So many days of a plan, over many seeds."""
     conditions.check(plan)
+    step, seen = mean_step(plan, conditions, seed), weeks(campaign, seed, num_seeds, horizon_s, report=report)
     return Outlook(
         campaign=campaign,
-        step=mean_step(plan, conditions, seed),
-        weeks=weeks(campaign, seed, num_seeds, horizon_s, report=report),
+        step=step,
+        weeks=seen,
         usd_per_hour=usd_per_accelerator_hour(plan, conditions),
+        time_to_train_s=_time_to_train_s(campaign, step.workload_s, seed, num_seeds) if seen.complete else None,
     )
+
+
+def _time_to_train_s(campaign: Campaign, work_s: float, seed: int, num_seeds: int) -> float | None:
+    """Mean seconds of runs until so much work is done, however many days are simulated; None where there is no end or nothing gets done.
+
+    A single run of days may by chance have no interruption, or a long wait for a node: its pace says little of the whole workload.
+    """
+    if not math.isfinite(campaign.expected.wall_s(work_s)):
+        return None
+    walked_s = min(work_s, WHOLE_INTERRUPTIONS * campaign.expected.between_s * campaign.expected.work)
+    runs = weeks(campaign, seed, max(num_seeds, WHOLE_SEEDS), work_s=walked_s)
+    return float(np.mean(runs.wall_s)) * work_s / walked_s if runs.complete else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

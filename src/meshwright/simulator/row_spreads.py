@@ -14,7 +14,7 @@ import numpy as np
 from meshwright.evidence.refit import MEASURED_CSV
 from meshwright.evidence.runs import read_runs
 from meshwright.evidence.table import read_table
-from meshwright.record.mllog import MAD_TO_STD
+from meshwright.record.step_times import MAD_TO_STD
 from meshwright.simulator import noise as draws
 
 COLUMN = "jitter_robust_std_pct"

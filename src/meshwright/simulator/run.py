@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.files import read_bytes
 from meshwright.ledger import Budget, Rate, amount
 from meshwright.plan.plan import Plan, forecast_of
 from meshwright.predict.software import Software
 from meshwright.record.entries import PARTS, StepRecord
 from meshwright.record.header import RunHeader
-from meshwright.record.mllog import StepTimes
+from meshwright.record.step_times import StepTimes
 from meshwright.record.writer import RunWriter
 from meshwright.simulator.fabric import Fabric, fabric_tier
 from meshwright.simulator.noise import QUIET, Noise
@@ -68,12 +68,16 @@ class Conditions:
         for one in self.slow:
             if not 0 <= one.rank < plan.layout.num_ranks:
                 raise InputError(
-                    f"no rank {one.rank} among {plan.layout.num_ranks}",
-                    where="--slow-rank",
+                    f"there is no rank {one.rank}: the plan has {plan.layout.num_ranks} ranks",
+                    where=argument("slow_rank"),
                     fix=f"choose from 0 to {plan.layout.num_ranks - 1}",
                 )
             if not 1 <= one.factor <= SLOWEST:
-                raise InputError(f"a rank {one.factor:g} times as slow", where="--slow-rank", fix=f"give a factor from 1 to {SLOWEST:g}")
+                raise InputError(
+                    f"rank {one.rank} is made {one.factor:g} times as slow",
+                    where=argument("slow_rank"),
+                    fix=f"give a factor from 1 to {SLOWEST:g}",
+                )
 
     def planned(self, plan: Plan) -> PlannedStep:
         """The plan's step on the machine as every NIC and the storage leave it."""
@@ -86,7 +90,7 @@ class Conditions:
         """What a walk needs to know, with hashes and hit NICs drawn for this seed."""
         shares = self.fabric.stage_shares(planned.plan.cluster, planned.plan.layout, np.random.default_rng([seed, 3]))
         traffic: tuple[Traffic, ...] = ()
-        if (shares < 1).any():
+        if (shares != 1).any():
             by_share = {share: _traffic_at(planned, share) for share in np.unique(shares).tolist()}
             traffic = tuple(by_share[share] for share in shares.tolist())
         return Setting(noise=self.noise_on(planned), slow=self.slow, stage_traffic=traffic)
@@ -186,8 +190,8 @@ def run_plan(
     if count < 1:
         raise InputError(
             f"{plan.workload.name} states neither tokens nor a target, so the number of steps to simulate is not known",
-            where="--steps",
-            fix="give --steps 324, for example",
+            where=argument("steps"),
+            fix=f"give {argument('steps', 324)}, for example",
         )
     planned = planned or conditions.planned(plan)
     evaluated = plan.workload.evaluated_steps(count)

@@ -20,8 +20,9 @@ import numpy as np
 
 from meshwright.arguments import typed
 from meshwright.cost.money import cost_usd
+from meshwright.describe.failures import failures as failures_named
 from meshwright.describe.load import load_cluster
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.ledger import Budget, Ledger, Rate, ledger_of, no_price, predicted_s, rate_of, read_budget, read_rate
 from meshwright.plan.objective import read_duration
 from meshwright.plan.plan import Plan, plan_of, read_plan, stack_of
@@ -31,7 +32,6 @@ from meshwright.record.header import check_name
 from meshwright.simulator.campaign import Campaign
 from meshwright.simulator.exposure import Exposed, exposed_between_replicas
 from meshwright.simulator.fabric import Fabric
-from meshwright.simulator.failures import failures as failures_named
 from meshwright.simulator.noise import QUIET
 from meshwright.simulator.outlook import SAMPLED_STEPS, SIZES, Finish, Outlook, Size, campaign_of, finish, outlook
 from meshwright.simulator.outlook import sizes as other_sizes
@@ -39,7 +39,7 @@ from meshwright.simulator.planned_step import check_plan
 from meshwright.simulator.run import Conditions, OverSeeds, Paid, SimulatedRun, run_plan, write_run
 from meshwright.simulator.step import Slow
 from meshwright.simulator.weeks_record import write_weeks
-from meshwright.units import DAY, GB
+from meshwright.units import DAY, GB, per_cent
 
 Progress = Callable[[str, int, int], None]
 SlowRanks = Mapping[int, float] | Sequence[str]  # factor by rank, or `RANK=FACTOR`
@@ -108,15 +108,11 @@ class Simulation:
 
     @property
     def time_to_train_s(self) -> float | None:
-        """Seconds of the whole workload: of the run, extrapolated from a part of it, or at the pace of the weeks; None without an end."""
+        """Seconds of the whole workload: of the run, extrapolated, or the mean of many runs with failures; None without an end."""
         if self.run is not None:
             return self.run.time_to_train_s
         assert self.outlook is not None
-        if self.finish is not None:
-            return float(np.mean(self.finish.wall_s))
-        num_steps, pace = self.plan.workload.num_steps(), self.outlook.goodput.mean
-        step = self.outlook.step
-        return (num_steps * step.seconds + step.evaluations_s) / pace if num_steps and pace else None
+        return self.outlook.time_to_train_s
 
     @property
     def waste_usd(self) -> float | None:
@@ -151,7 +147,7 @@ class Simulation:
 
     def __str__(self) -> str:
         what = (
-            f"{self.days:g} day{'s' * (self.days != 1)}, effective time {self.goodput:.2%}"
+            f"{self.days:g} day{'s' * (self.days != 1)}, effective time {per_cent(self.outlook.goodput.mean, '.2f')}"
             if self.outlook
             else f"median step {self.step_s:.4g} s"
         )
@@ -220,16 +216,18 @@ def simulate(
     )
     if nics_hit and not planes_lost:
         raise InputError(
-            f"{nics_hit} NICs are affected and lose no plane", where="--nics-hit", fix="say how many planes with --planes-lost 1"
+            f"{argument('nics_hit')} is {nics_hit}, and {argument('planes_lost')} is 0: these NICs lose nothing",
+            where=argument("nics_hit"),
+            fix=f"say how many planes they lose: {argument('planes_lost', 1)}",
         )
     conditions.check(chosen)
     check_plan(chosen, stack or "")
-    of_weeks = {"failures": failures, "checkpoint-every": checkpoint_every, "spares": spares is not None}
-    of_weeks |= {"failed-nodes": failed_nodes, "finish-by": finish_by, "sizes": sizes}
+    of_weeks = {"failures": failures, "checkpoint_every": checkpoint_every, "spares": spares is not None}
+    of_weeks |= {"failed_nodes": failed_nodes, "finish_by": finish_by, "sizes": sizes}
     _check_length(chosen, steps, days, [option for option, value in of_weeks.items() if value], finish_by, budget)
     campaign = None
     if days is not None:
-        interval_s = read_duration(checkpoint_every, "--checkpoint-every") if checkpoint_every else None
+        interval_s = read_duration(checkpoint_every, argument("checkpoint_every")) if checkpoint_every else None
         campaign = campaign_of(chosen, failures_named(failures or "llama3"), interval_s, spares, failed_nodes)
     rate = read_rate(price) if price is not None else rate_of(chosen.cluster)
     asked = Simulation(
@@ -366,32 +364,31 @@ def _check_ranges(numbers: Mapping[str, float]) -> None:
     for name, number in numbers.items():
         least, most = RANGES[name]
         if not least <= number <= most:
-            option = f"--{name.replace('_', '-')}"
-            raise InputError(f"{option} cannot be {number}", where=option, fix=f"give a number from {least:,} to {most:,}")
+            raise InputError(f"{argument(name)} cannot be {number}", where=argument(name), fix=f"give a number from {least:,} to {most:,}")
 
 
 def _check_folder(runs: Path, name: str) -> None:
     check_name(name)
     folder = runs / name
     if os.path.exists(folder) and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError("the run's folder exists and is not empty", where=str(folder), fix="use another --name")
+        raise InputError("the run's folder exists and is not empty", where=str(folder), fix=f"use another {argument('name')}")
 
 
 def _check_length(plan: Plan, steps: int | None, days: float | None, of_weeks: Sequence[str], finish_by: str, budget: str | None) -> None:
     """Raise an InputError where options of weeks are given without days, or of steps with them."""
     if days is None:
         if of_weeks:
-            options = ", ".join(f"--{option}" for option in of_weeks)
-            raise InputError(f"{options}: only valid with --days", where=options, fix="add --days 54")
+            options = ", ".join(map(argument, of_weeks))
+            raise InputError(f"{options}: only valid with {argument('days')}", where=options, fix=f"add {argument('days', 54)}")
         return
     if not days > 0:
-        raise InputError(f"a simulation of {days:g} days has no length", where="--days", fix="give more than 0")
+        raise InputError(f"{argument('days')} is {days:g}", where=argument("days"), fix="give more than 0")
     if steps is not None:
-        raise InputError("--steps is not valid with --days", where="--steps", fix="give --days or --steps, not both")
+        raise InputError(f"{argument('steps')} is not valid with {argument('days')}", where=argument("steps"), fix="give one of them")
     if (finish_by or budget is not None) and plan.workload.num_steps() < 1:
         raise InputError(
             f"{plan.workload.name} states neither tokens nor a target, so it has no end",
-            where="--finish-by, --budget",
+            where=f"{argument('finish_by')}, {argument('budget')}",
             fix="leave these out, or make the plan with a workload that ends",
         )
 
@@ -406,6 +403,7 @@ def _budget(plan: Plan, steps: int | None, days: float | None, usd: Decimal, cam
     num_spares = campaign.num_spares * campaign.accelerators_per_node if campaign else 0
     budget = Budget(usd=usd, rate=rate, num_gpus=plan.layout.num_ranks + num_spares)
     whole_s = predicted_s(plan, steps or plan.workload.num_steps())
+    whole_s = whole_s.times(campaign.expected.wall_s(1.0)) if campaign else whole_s
     days_s = (days or math.inf) * DAY
     budget.check(whole_s if whole_s.value <= days_s else Spread(days_s, days_s, days_s))
     return budget
@@ -414,7 +412,7 @@ def _budget(plan: Plan, steps: int | None, days: float | None, usd: Decimal, cam
 def _storage(gb_per_s: float | None) -> float:
     """Bytes per second that storage feeds; 0: as described."""
     if gb_per_s is not None and not (math.isfinite(gb_per_s) and gb_per_s > 0):
-        raise InputError(f"storage of {gb_per_s:g} GB/s", where="--storage", fix="give more than 0")
+        raise InputError(f"{argument('storage')} is {gb_per_s:g} GB/s", where=argument("storage"), fix="give more than 0")
     return (gb_per_s or 0.0) * GB
 
 
@@ -429,7 +427,7 @@ def _slow(text: str) -> Slow:
     try:
         return Slow(rank=int(rank), factor=float(factor))
     except ValueError:
-        raise InputError(f"cannot read {text!r}", where="--slow-rank", fix="write RANK=FACTOR, such as 100=1.3") from None
+        raise InputError(f"cannot read {text!r}", where=argument("slow_rank"), fix="write RANK=FACTOR, such as 100=1.3") from None
 
 
 def _check_machine(plan: Plan, name: str) -> None:
@@ -443,20 +441,20 @@ def _check_machine(plan: Plan, name: str) -> None:
     if theirs != ours:
         raise InputError(
             f"the plan is for {plan.cluster.name} ({theirs[1]} {theirs[0]}), not for {machine.name} ({ours[1]} {ours[0]})",
-            where="--cluster",
+            where=argument("cluster"),
             fix=f"make a plan with `meshwright plan {plan.model.name} {name} {plan.workload.name} --out FILE`",
         )
 
 
 def _seconds_until(text: str) -> float:
     """Seconds of `90d`, or from now to a date."""
-    if text[:1].isdigit() and text.count("-") == 2:
+    if text[:1].isdigit() and text.count("-") >= 2:  # a time zone west of Greenwich has one more
         try:
             date = datetime.fromisoformat(text)
             seconds = ((date if date.tzinfo else date.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
         except ValueError:
-            raise InputError(f"cannot read a date in {text!r}", where="--finish-by", fix="write 2027-03-01, or 90d") from None
+            raise InputError(f"cannot read a date in {text!r}", where=argument("finish_by"), fix="write 2027-03-01, or 90d") from None
         if seconds <= 0:
-            raise InputError(f"{text} has passed", where="--finish-by", fix="give a later date")
+            raise InputError(f"{text} has passed", where=argument("finish_by"), fix="give a later date")
         return seconds
-    return read_duration(text, "--finish-by")
+    return read_duration(text, argument("finish_by"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshwright.describe.config_json import CONFIG
 from meshwright.errors import InputError
-from meshwright.predict.legality import check_division
+from meshwright.plan.stack.own import check_trainable
 from meshwright.train.benchmark.settings import check_settings
 from meshwright.train.data.corpus import Corpus
 from meshwright.train.data.samples import Samples, validation_samples
@@ -16,7 +16,7 @@ from meshwright.train.job import TrainingJob, log_settings
 def check_job(job: TrainingJob, *, reads_corpus: bool = False) -> Corpus:
     """Check all that can be known before ranks start; the corpus, opened. `reads_corpus`: compare its hashes, where that takes seconds."""
     workload = job.plan.workload
-    check_division(job.plan.model, workload, job.plan.layout)  # a plan file may have been written by hand
+    check_trainable(job.plan.model, workload, job.plan.layout)  # a plan file may have been written by hand, or for another stack
     corpus = Corpus.open_checked(job.corpus) if reads_corpus else Corpus.open(job.corpus)
     if corpus.vocab_size > job.plan.model.vocab_size:
         raise InputError(

@@ -56,11 +56,13 @@ def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
         raise InputError(f"{missing[0]} is not set", where="the environment", fix="start the ranks with torchrun")
     address = Address(
         host=environment["MASTER_ADDR"],
-        port=int(environment["MASTER_PORT"]),
+        port=_number(environment, "MASTER_PORT", most=65535),
         timeout_s=timeout_s,
         until_s=time.monotonic() + timeout_s,
     )
-    if environment["RANK"] != "0" or environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    own = {"LOCAL_RANK": environment["RANK"], "LOCAL_WORLD_SIZE": environment["WORLD_SIZE"], **environment}
+    numbers = {name: _number(own, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    if numbers["RANK"] != 0 or environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         _check_listener(address)
     try:
         with _silence():
@@ -70,10 +72,19 @@ def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
     return Place(
         rank=rank,
         num_ranks=num_ranks,
-        local_rank=int(environment.get("LOCAL_RANK", rank)),
-        num_local_ranks=int(environment.get("LOCAL_WORLD_SIZE", num_ranks)),
+        local_rank=numbers["LOCAL_RANK"],
+        num_local_ranks=numbers["LOCAL_WORLD_SIZE"],
         store=dist.PrefixStore(f"start/{_agreed_name(store, rank, num_ranks, address)}", store),
     )
+
+
+def _number(environment: Mapping[str, str], name: str, most: int = sys.maxsize) -> int:
+    """The whole number that a variable holds, at most `most`."""
+    text = environment[name]
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
+        limit = f" from 0 to {most}" if most < sys.maxsize else ""
+        raise InputError(f"{name} is {text!r}, not a whole number{limit}", where="the environment", fix="start the ranks with torchrun")
+    return int(text)
 
 
 def _check_listener(address: Address) -> None:

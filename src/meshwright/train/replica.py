@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Training, Workload
 from meshwright.errors import InputError
-from meshwright.layout import Layout
-from meshwright.predict.legality import check_division
+from meshwright.plan.stack.own import check_trainable
 from meshwright.predict.traffic import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.train.checkpoint import Piece
 from meshwright.train.data.samples import IGNORED_LABEL
@@ -312,33 +311,3 @@ def set_recompute(chunk: nn.Module, kind: str) -> None:
             module.recomputes = kind == "full"
         elif isinstance(module, Attention):
             module.recomputes = kind == "selective"
-
-
-def check_trainable(model: Model, workload: Workload, layout: Layout) -> None:
-    """Raise where this trainer cannot run what a plan asks for: which part, and what would work."""
-    foreign = {
-        "experts": model.experts is not None,
-        "latent attention": model.latent is not None,
-        "attention windows": bool(model.window),
-        "attention sinks": model.attention_sinks,
-        "norms of queries and keys": model.qk_norm,
-        "prediction layers": bool(model.num_prediction_layers),
-        "adapters": workload.adapters is not None,
-    }
-    for what, is_there in foreign.items():
-        if is_there:
-            raise InputError(
-                f"{model.name} has {what}, which the trainer cannot run", where="model", fix="train a dense Llama or GPT-3 model"
-            )
-    if workload.precision not in NUMBERS:
-        fix = f"choose from {', '.join(NUMBERS)}"
-        raise InputError(f"the trainer does not run in {workload.precision!r}", where="workload.precision", fix=fix)
-    if model.num_positions and model.num_positions < workload.seq_len:
-        raise InputError(
-            f"{model.name} has {model.num_positions} learned positions and the sequences {workload.seq_len} tokens",
-            where="workload.seq_len",
-            fix=f"use at most {model.num_positions}",
-        )
-    check_division(model, workload, layout)
-    if NUMBERS[workload.precision].fp8:
-        fp8.check_sides(model, layout, workload.seq_len)

@@ -38,7 +38,7 @@ def test_an_unknown_kind(plain):
 
 
 def test_other_peoples_accelerators(plain):
-    with pytest.raises(InputError, match="do not run on tpu-v5p of Google"):
+    with pytest.raises(InputError, match="does not run on tpu-v5p of Google"):
         exported(replace(plain, cluster=replace(plain.cluster, accelerator=accelerator("tpu-v5p"))), "megatron")
 
 

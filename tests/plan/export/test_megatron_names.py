@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.plan.export import megatron, megatron_bridge
-from meshwright.plan.export.numbering import DP_LAST, PP_LAST
+from meshwright.plan.numbering import DP_LAST, PP_LAST
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron's and torch's
 

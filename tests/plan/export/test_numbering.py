@@ -1,11 +1,10 @@
 """Which accelerator a foreign rank must start on."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.layout import ORDERS, Layout
-from meshwright.plan.export.numbering import DP_LAST, PP_LAST, is_numbered, places, rank_note
+from meshwright.plan.numbering import DP_LAST, PP_LAST, is_numbered, places
 
 degree = st.sampled_from((1, 2, 3, 4))
 layouts = st.builds(Layout, tp=degree, cp=degree, pp=degree, dp=degree, order=st.sampled_from(ORDERS))
@@ -27,10 +26,3 @@ def test_every_accelerator_is_used_once_and_holds_the_same_coordinates(layout, o
     placed = places(layout, order)
     assert sorted(placed) == list(range(layout.num_ranks))
     assert (placed == list(range(layout.num_ranks))) == is_numbered(layout, order)
-
-
-@pytest.mark.parametrize("order, silent", [(PP_LAST, False), (DP_LAST, True)])
-def test_a_stack_with_another_order_is_refused_with_the_reason(order, silent):
-    note = rank_note(Layout(pp=2, dp=4), order, "Stack")
-    assert (note == []) == silent
-    assert silent or "rankfile-pp-last" in note[0]

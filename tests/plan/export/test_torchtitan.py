@@ -83,8 +83,9 @@ def test_sharding(planned, zero, replicated, sharded, policy):
 
 
 def test_what_it_says_otherwise_is_reported(planned):
-    limits = " ".join(torchtitan.limits(planned("tp=2,cp=2,pp=2,dp=8,overlap_tp=yes")))
-    assert "rankfile-pp-last" in limits and "ZeRO 2" in limits and "asynchronous" in limits
+    limits = " ".join(torchtitan.limits(planned("tp=2,cp=2,pp=2,dp=8,zero=2,overlap_tp=yes")))
+    assert "rankfile-pp-last" in limits and "ZeRO 1" in limits and "asynchronous" in limits
+    assert "which is ZeRO 2" in " ".join(torchtitan.limits(planned("tp=2,dp=32")))
 
 
 def test_a_flavor_that_is_not_there_is_spelled_out(planned):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.cost.checkpoints import best_interval_s
-from meshwright.simulator.failures import failures
+from meshwright.describe.failures import failures
 from meshwright.train.checkpoint.clock import FIRST_S, INTERRUPTIONS_PER_ACCELERATOR_HOUR, LONGEST_S, SaveClock
 from meshwright.train.checkpoint.saver import SaveReport
 

@@ -1,4 +1,4 @@
-"""Hugging Face folders: what transformers wrote is read in any pieces, what we write transformers reads, and damage is named."""
+"""Hugging Face folders: what transformers wrote is read in any pieces, and damage is named."""
 
 import json
 import struct
@@ -7,90 +7,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+from llamas import MODEL, TIED, VARIANTS, filled, our_logits, weights_of
 from safetensors.torch import load_file, save_file
 
-from meshwright.describe.model import Experts, Model, RotaryScaling
 from meshwright.errors import InputError
-from meshwright.train.data.tokenizer import read_tokenizer, train_tokenizer
-from meshwright.train.interop.huggingface import INDEX, WEIGHTS, load_huggingface, longest_context, named_tensors, their_name
+from meshwright.train.interop.huggingface import INDEX, WEIGHTS, load_huggingface, longest_context, their_name
 from meshwright.train.interop.huggingface_save import save_huggingface
-from meshwright.train.model.transformer import Context, Transformer
-
-MODEL = Model(
-    name="small",
-    num_layers=2,
-    hidden=32,
-    ffn_hidden=48,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    vocab_size=300,
-    rotary_theta=5e5,
-    rotary_scaling=RotaryScaling(factor=8.0, original_positions=64, low_turns=1.0, high_turns=4.0),
-    norm_epsilon=1e-5,
-)
-TIED = replace(MODEL, tied_embeddings=True)
-
-
-def weights_of(model, seed=0):
-    """Random whole tensors by our names."""
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(tensor.shape, generator=generator) * 0.2 for name, tensor in named_tensors(model).items()}
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A folder of one file, in fp32."""
-    path = tmp_path / "small"
-    save_huggingface(path, MODEL, weights_of(MODEL), context=512, dtype=torch.float32)
-    return path
-
-
-@pytest.fixture
-def sharded(tmp_path):
-    path = tmp_path / "small"
-    save_huggingface(path, MODEL, weights_of(MODEL), context=512, dtype=torch.float32, shard_bytes=20_000)
-    return path
-
-
-def filled(source, model):
-    """All tensors, each read whole."""
-    whole = {name: torch.empty(tensor.shape) for name, tensor in named_tensors(model).items()}
-    for name, tensor in whole.items():
-        source.fill(name, tensor.shape, (0,) * tensor.dim(), tensor)
-    return whole
-
-
-def our_logits(model, weights, tokens):
-    transformer = Transformer(model)
-    with torch.no_grad():
-        for name, tensor in transformer.named_tensors():
-            tensor.copy_(weights[name])
-        return transformer.head.logits(transformer.hidden(tokens, Context(positions=torch.arange(tokens.shape[1]))))
-
-
-VARIANTS = [
-    pytest.param(MODEL, id="untied"),
-    pytest.param(TIED, id="tied"),
-    pytest.param(replace(MODEL, rotary_scaling=None, rotary_theta=1e4), id="Llama 2"),
-    pytest.param(replace(MODEL, attention_biases=True), id="attention biases"),
-    pytest.param(replace(MODEL, biases=True), id="all biases"),
-    pytest.param(replace(MODEL, qkv_biases=True), id="Qwen2"),
-]
-
-
-@pytest.mark.parametrize("model", VARIANTS)
-def test_transformers_loads_what_we_save_and_says_the_same(model, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    weights = weights_of(model)
-    save_huggingface(tmp_path / "small", model, weights, context=512, dtype=torch.float32, shard_bytes=20_000)
-    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small", output_loading_info=True)
-    assert not any(report.values()), report
-    assert theirs.dtype == torch.float32
-    tokens = torch.randint(model.vocab_size, (2, 100), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        expected = theirs.eval()(tokens).logits
-    torch.testing.assert_close(our_logits(model, weights, tokens), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("model", VARIANTS)
@@ -120,39 +42,6 @@ def test_tensors_come_back_bit_by_bit(model, shard_bytes, tmp_path):
     assert (files == ["config.json", WEIGHTS]) == (shard_bytes == 10**9)
     assert longest_context(tmp_path / "small") == 512
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
-
-
-def test_types_are_converted_both_ways(tmp_path):
-    weights = weights_of(MODEL)
-    save_huggingface(tmp_path / "small", MODEL, weights, context=512)
-    held = load_file(tmp_path / "small" / WEIGHTS)
-    assert {tensor.dtype for tensor in held.values()} == {torch.bfloat16}
-    _, source = load_huggingface(tmp_path / "small")
-    wanted = torch.nn.Parameter(torch.empty(300, 32, dtype=torch.float64))
-    source.fill("embed.weight", (300, 32), (0, 0), wanted)
-    assert torch.equal(wanted, weights["embed.weight"].bfloat16().double())
-
-
-def test_shards_keep_to_their_size_and_the_index_names_every_tensor(sharded):
-    index = json.loads((sharded / INDEX).read_text())
-    held = {}
-    for path in sharded.glob("*.safetensors"):
-        part = load_file(path)
-        assert len(part) == 1 or sum(tensor.nbytes for tensor in part.values()) <= 20_000
-        held |= dict.fromkeys(part, path.name)
-    assert held == index["weight_map"]
-    assert index["metadata"]["total_size"] == 4 * MODEL.num_parameters
-    assert len(set(held.values())) > 3
-
-
-def test_a_tied_head_is_written_once_and_read_as_the_embedding(tmp_path):
-    weights = weights_of(TIED)
-    save_huggingface(tmp_path / "small", TIED, weights | {"head.weight": weights["embed.weight"]}, context=512, dtype=torch.float32)
-    assert "lm_head.weight" not in load_file(tmp_path / "small" / WEIGHTS)
-    _, source = load_huggingface(tmp_path / "small")
-    head = torch.empty(300, 32)
-    source.fill("head.weight", (300, 32), (0, 0), head)
-    assert torch.equal(head, weights["embed.weight"])
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 2), (3, 4), (8, 8)])
@@ -331,79 +220,6 @@ def test_pickled_weights_are_refused_with_the_reason(folder):
 
 def test_no_folder(tmp_path):
     expect_refusal(tmp_path / "absent", "no such folder", "absent")
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"experts": Experts(num_experts=2, num_active=1, hidden=8)}, "a mixture of experts"),
-        ({"qk_norm": True}, "norms on queries and keys"),
-        ({"window": 8, "num_windowed_layers": 1}, "windowed attention"),
-        ({"layer_norm": True}, "LayerNorm"),
-        ({"num_positions": 8}, "learned positions"),
-        ({"gated": False}, "an MLP without a gate"),
-    ],
-)
-def test_a_model_of_other_blocks(change, what, tmp_path):
-    with pytest.raises(InputError, match=f"small has {what}"):
-        save_huggingface(tmp_path / "small", replace(MODEL, **change), {}, context=512)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (lambda weights: weights.pop("head.norm.weight"), "head.norm.weight was not given"),
-        (lambda weights: weights.update({"head.norm.weight": torch.zeros(16)}), r"head.norm.weight has shape \[16\], not \[32\]"),
-        (lambda weights: weights.update({"head.bias": torch.zeros(16)}), "head.bias has no place in the model"),
-    ],
-)
-def test_bad_tensors_are_named_and_nothing_is_left(change, what, tmp_path):
-    weights = weights_of(MODEL)
-    change(weights)
-    with pytest.raises(InputError, match=what):
-        save_huggingface(tmp_path / "small", MODEL, weights, context=512, shard_bytes=5000)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_tensor_given_twice(tmp_path):
-    pairs = [*weights_of(MODEL).items(), ("embed.weight", torch.zeros(300, 32))]
-    with pytest.raises(InputError, match=r"embed\.weight was given twice"):
-        save_huggingface(tmp_path / "small", MODEL, pairs, context=512)
-
-
-def test_a_save_that_breaks_off_leaves_nothing(tmp_path):
-    def breaking():
-        yield from list(weights_of(MODEL).items())[:5]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        save_huggingface(tmp_path / "small", MODEL, breaking(), context=512, shard_bytes=5000)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_stands_there_is_not_replaced(folder):
-    before = (folder / WEIGHTS).read_bytes()
-    with pytest.raises(InputError, match="there is something already"):
-        save_huggingface(folder, MODEL, weights_of(MODEL, seed=1), context=512)
-    assert (folder / WEIGHTS).read_bytes() == before
-
-
-def test_the_tokenizer_comes_along(tmp_path):
-    text = "Wer reitet so spät durch Nacht und Wind? <|endoftext|> It is the father with his child."
-    tokenizer = train_tokenizer([text] * 3, 300)
-    save_huggingface(tmp_path / "small", MODEL, weights_of(MODEL), context=512, tokenizer=tokenizer)
-    assert (tmp_path / "small" / "tokenizer.json").read_bytes() == tokenizer.content
-    again = read_tokenizer(tmp_path / "small")
-    assert again.end_of_document == tokenizer.end_of_document
-    config = json.loads((tmp_path / "small" / "config.json").read_text())
-    assert (config["eos_token_id"], config["bos_token_id"]) == (tokenizer.end_of_document, None)
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "small")
-    plain = text.replace("<|endoftext|>", "und")
-    assert theirs(plain)["input_ids"] == tokenizer.encode(plain)
-    assert theirs.decode(tokenizer.encode(plain)) == plain
-    assert theirs.eos_token_id == tokenizer.end_of_document
 
 
 def test_names():

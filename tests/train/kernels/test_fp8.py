@@ -13,7 +13,8 @@ from ranks import Pools
 from meshwright.describe.load import load_model
 from meshwright.errors import InputError
 from meshwright.layout import Layout, parse_layout
-from meshwright.train.kernels.fp8 import GRADIENT, INPUT, both, check_sides, straight, turned, unit_of, use_fp8
+from meshwright.plan.stack.own import check_trainable
+from meshwright.train.kernels.fp8 import GRADIENT, INPUT, both, straight, turned, unit_of, use_fp8
 from meshwright.train.kernels.fused_loss import summed_loss, summed_loss_in_fp8
 from meshwright.train.kernels.linear import Linear, PutOff
 
@@ -148,10 +149,10 @@ def test_the_loss_in_fp8_is_the_plain_one_up_to_rounding(device: str) -> None:
 
 
 def test_sides_that_tensor_cores_cannot_take_are_named() -> None:
-    model = load_model("llama-2m")
-    check_sides(model, Layout(), 256)
-    with pytest.raises(InputError, match="the tokens of a micro-batch on a rank is 8"):
-        check_sides(model, Layout(), 8)
+    model, workload = load_model("llama-2m"), replace(WORKLOAD, precision="fp8-current", seq_len=256)
+    check_trainable(model, workload, Layout(micro_batch=1))
+    with pytest.raises(InputError, match="the tokens of a micro-batch on a rank is none"):
+        check_trainable(model, replace(workload, seq_len=8), Layout(micro_batch=1))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.train.kernels.layer_functions import gated, past_and_normed, rotate, turned_heads
-from meshwright.train.parallel.shards import squares_of
 
 NUMBERS = [
     pytest.param("cpu", torch.float32, 1e-5, id="processor"),
@@ -68,11 +67,3 @@ def test_past_and_normed(device: str, dtype: torch.dtype, bound: float, shape: t
         return [x * 1, x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-5) * weight]
 
     assert worst(lambda x, weight: past_and_normed(x, weight, 1e-5), exact, [x, weight]) <= bound
-
-
-@pytest.mark.parametrize(("device", "dtype", "bound"), NUMBERS)
-def test_sums_of_squares(device: str, dtype: torch.dtype, bound: float) -> None:
-    tensors = [torch.randn(size, device=device).to(dtype) for size in (1, 77, 8192, 100_003)]
-    wanted = torch.stack([x.double().square().sum() for x in tensors])
-    torch.testing.assert_close(squares_of(tensors), wanted, rtol=1e-5, atol=0)
-    assert torch.equal(squares_of(tensors), squares_of(tensors))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from meshwright.layout import parse_layout
-from meshwright.train.model.compiled import compiles
+from meshwright.train.model.compiled import compile_layers, compiles
 
 
 @pytest.mark.parametrize(
@@ -24,3 +27,8 @@ from meshwright.train.model.compiled import compiles
 def test_which_layouts_are_compiled(layout: str, expected: bool) -> None:
     assert compiles(parse_layout(layout), torch.device("cuda")) is expected
     assert compiles(parse_layout(layout), torch.device("cpu")) is False
+
+
+def test_the_compilers_advice_on_tf32_does_not_reach_the_user() -> None:
+    compile_layers(SimpleNamespace(blocks=lambda: ()))  # type: ignore[arg-type]
+    warnings.warn("TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled.", UserWarning, stacklevel=1)

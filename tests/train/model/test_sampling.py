@@ -18,13 +18,13 @@ def test_what_can_be_drawn_passes(temperature: float, top_k: int, top_p: float) 
 @pytest.mark.parametrize(
     "temperature, top_k, top_p, named",
     [
-        (-0.1, 0, 1.0, "temperature -0.1"),
-        (math.nan, 0, 1.0, "temperature nan"),
-        (math.inf, 0, 1.0, "temperature inf"),
-        (1.0, -1, 1.0, "top_k -1"),
-        (1.0, 0, 0.0, "top_p 0"),
-        (1.0, 0, 1.1, "top_p 1.1"),
-        (1.0, 0, math.nan, "top_p nan"),
+        (-0.1, 0, 1.0, "temperature is -0.1"),
+        (math.nan, 0, 1.0, "temperature is nan"),
+        (math.inf, 0, 1.0, "temperature is inf"),
+        (1.0, -1, 1.0, "top_k is -1"),
+        (1.0, 0, 0.0, "top_p is 0"),
+        (1.0, 0, 1.1, "top_p is 1.1"),
+        (1.0, 0, math.nan, "top_p is nan"),
     ],
 )
 def test_what_cannot_is_named(temperature: float, top_k: int, top_p: float, named: str) -> None:

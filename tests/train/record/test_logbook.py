@@ -61,7 +61,7 @@ def test_a_terminal_has_one_line(job: TrainingJob, clock: list[float]) -> None:
     line = LiveLine(job, out)
     show(line, clock, 3, 1.0)
     line.end()
-    words = "loss 6.000  640 tokens/s  exposed 25%  at most"
+    words = "loss 6.000  640 tokens/s  exposed 25 %  at most"
     assert out.getvalue().count("\n") == 1
     assert [text.rstrip() for text in out.getvalue().strip("\r\n").split("\r")] == [
         f"step 1/100  {words} 39.6 s to the end",

@@ -7,55 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from logged import LLAMA_8B, SMALL
 
 from meshwright.audit.runs import read_run
-from meshwright.describe.load import load_model
 from meshwright.errors import InputError
 from meshwright.record.mllog import read_log, step_times
-from meshwright.train.benchmark.settings import OFFICIAL, OWN, LogSettings, check_settings
+from meshwright.train.benchmark.settings import OWN, LogSettings
 from meshwright.train.record.mlperf import MlperfLog, check_log
 
 pytest.importorskip("mlperf_logging")
-
-LLAMA_8B = LogSettings(
-    model=load_model("llama-3.1-8b"),
-    dataset="c4",
-    platform="1x H200",
-    organisation="meshwright",
-    seed=7,
-    global_batch=16,
-    gradient_accumulation_steps=4,
-    sequence_length=8192,
-    train_samples=1_574_207_408,
-    eval_samples=1024,
-    target=3.3,
-    max_steps=1_200_000,
-    base_learning_rate=4e-4,
-    end_learning_rate=4e-5,
-    warmup_steps=16,
-    decay_steps=1_199_984,
-    beta_1=0.9,
-    beta_2=0.95,
-    epsilon=1e-5,
-    weight_decay=0.1,
-    clip_norm=1.0,
-    micro_batch=1,
-    tp=1,
-    pp=1,
-    cp=1,
-    precision="bf16",
-)
-SMALL = replace(
-    LLAMA_8B,
-    model=replace(LLAMA_8B.model, name="small", num_layers=4, hidden=256),
-    dataset="the Python standard library's sources",
-    sequence_length=128,
-    train_samples=20_000,
-    eval_samples=64,
-    max_steps=400,
-    decay_steps=384,
-    precision="fp32",
-)
 
 
 def write(path: Path, benchmark: str, settings: LogSettings, losses: tuple[float, ...], num_steps: int = 4) -> str:
@@ -144,11 +104,6 @@ def test_an_official_name_is_refused_to_a_run_that_is_not_it(tmp_path: Path, cha
         MlperfLog(tmp_path / "mlperf.log", "llama31_8b", replace(LLAMA_8B, **changes))  # type: ignore[arg-type]
     assert messages in caught.value.what
     assert not (tmp_path / "mlperf.log").exists()
-
-
-def test_an_unknown_benchmark_is_refused() -> None:
-    with pytest.raises(InputError, match=f"use one of {OWN}, {', '.join(OFFICIAL)}"):
-        check_settings("llama31_405b", LLAMA_8B)
 
 
 def test_our_reader_reads_step_times_and_evaluations_back(tmp_path: Path) -> None:

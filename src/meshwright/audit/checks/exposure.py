@@ -166,7 +166,9 @@ def _nouns(claim: Claim) -> tuple[Model, Cluster, Workload, Layout]:
         )
     if layout.num_ranks > cluster.num_accelerators:
         raise InputError(
-            f"the layout has {layout.num_ranks} ranks, and {claim.cluster} {cluster.num_accelerators} accelerators", where="layout"
+            f"the layout has {layout.num_ranks} ranks, and {claim.cluster} {cluster.num_accelerators} accelerators",
+            where="layout",
+            fix="use a layout with fewer ranks, or a larger cluster",
         )
     return model, cluster.resized(layout.num_ranks) if layout.num_ranks < cluster.num_accelerators else cluster, workload, layout
 

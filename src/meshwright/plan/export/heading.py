@@ -34,7 +34,8 @@ def heading(plan: Plan, what: str, limits: Sequence[str]) -> list[str]:
 
 
 def comment(text: str, bullet: bool = False, indent: str = "") -> str:
-    """A sentence as comment lines, wrapped."""
+    """A sentence as comment lines, wrapped. No character of a name ends a line: some formats take more of them for its end than others."""
+    text = " ".join(text.split())
     first, rest = ("- ", "  ") if bullet else ("", "")
     lines = textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False)
     return "\n".join(f"{indent}# {line}" for line in lines)

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.errors import InputError
 from meshwright.plan.export.heading import comment, heading
-from meshwright.plan.export.numbering import PP_LAST, Order, places
+from meshwright.plan.numbering import PP_LAST, Order, places
 from meshwright.plan.plan import Plan
 from meshwright.plan.rankmap import rank_map
 

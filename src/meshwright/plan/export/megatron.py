@@ -9,16 +9,16 @@ import shlex
 from dataclasses import dataclass
 
 from meshwright.describe.model import Model
-from meshwright.errors import InputError
-from meshwright.layout import Layout
+from meshwright.layout import Layout, Layouts
 from meshwright.plan.export.heading import comment, heading
-from meshwright.plan.export.numbering import DP_LAST, PP_LAST, Order, is_numbered, rank_note
+from meshwright.plan.numbering import DP_LAST, PP_LAST, Order, is_numbered
 from meshwright.plan.plan import Plan
+from meshwright.plan.stack.megatron import CP_COMM_TYPE, MEGATRON, maps_replicas_last
+from meshwright.plan.stack.rule import Asked
 from meshwright.predict.footprint import recipe_for
 from meshwright.predict.placement import overlaps_tp
 from meshwright.predict.stages import stage_layers
 
-CP_COMM_TYPE = {"ring": "p2p", "all-gather": "all_gather", "all-to-all": "a2a"}
 FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
 BUCKET_ELEMENTS = 134_217_728  # gradients in one reduction: the record run's
 
@@ -33,7 +33,8 @@ class Group:
 
 def arguments(plan: Plan) -> str:
     """The file: a comment, then `MEGATRON_ARGS=(...)`, to be sourced and passed on as "${MEGATRON_ARGS[@]}"."""
-    check(plan)
+    asked = Asked(plan.model, plan.workload, plan.cluster)
+    MEGATRON.check(asked, plan.layout)
     lines = heading(plan, "Megatron-LM arguments", limits(plan))
     lines += [comment('Use: source this file, then torchrun ... pretrain_gpt.py "${MEGATRON_ARGS[@]}" with your data and tokenizer.')]
     lines += ["MEGATRON_ARGS=("]
@@ -48,47 +49,24 @@ def groups(plan: Plan) -> list[Group]:
     model, layout = plan.model, plan.layout
     made = [_shapes(model), _widths(model), _vocabulary(model, layout), _experts(model), _latent(model)]
     made += [_axes(plan), _ranks(plan), _pipeline(plan), _context(layout), _batch(plan), _sharding(layout)]
-    return [*made, _overlap(plan), _precision(plan), _recompute(layout), _graphs(plan)]
-
-
-def check(plan: Plan) -> None:
-    """Refuse what Megatron-LM has no way to run."""
-    layout = plan.layout
-    if layout.is_zero_bubble:
-        raise InputError(
-            "Megatron-LM has no zero-bubble schedule",
-            where="layout.schedule",
-            fix="plan with schedule=interleaved or schedule=1f1b, or export to torchtitan",
-        )
-    if layout.vp > 1 and not layout.overlap_pp and layout.pp == 2:
-        raise InputError(
-            "Megatron-LM runs model chunks on 2 stages only with overlapped pipeline messages",
-            where="layout.overlap_pp",
-            fix="plan with overlap_pp=yes, vp=1 or pp > 2",
-        )
-    if plan.workload.adapters:
-        raise InputError(
-            "Megatron-LM's pre-training script has no low-rank adapters", where="workload.adapters", fix="export to megatron-bridge"
-        )
+    return [*made, _overlap(plan), _precision(plan), _recompute(layout, plan.model.num_layers), _graphs(plan)]
 
 
 def limits(plan: Plan) -> list[str]:
     """What the plan says and these arguments cannot, and what they need beside it."""
     model, layout, job = plan.model, plan.layout, plan.workload
-    found = rank_note(layout, rank_order(plan), "Megatron-LM")
+    found = [f"Megatron-LM {text}" for text in MEGATRON.differences(Asked(model, job, plan.cluster), layout)]
     found += ["data, tokenizer, learning rate, rotary base and scaling, initialisation: a plan does not hold them"]
     if job.attention_precision == "fp8":
         found.append("attention in fp8: fp8_dot_product_attention of TransformerConfig, which not every release has as an argument")
+    if layout.has_part("act_fp8"):
+        found.append("inputs of activation functions in fp8: activation_func_fp8_input_store of TransformerConfig, which is no argument")
     if model.attention_biases:
         found.append("biases on all four attention projections: Megatron-LM has them on queries, keys and values alone")
     if model.num_windowed_layers and _full_every(model) == 0:
         found.append(f"which {model.num_windowed_layers} of {model.num_layers} layers are windowed: --window-attn-skip-freq takes a list")
     if model.attention_sinks:
         found.append("the activation: models with attention sinks clamp their gate (--quick-geglu, --activation-func-clamp-value)")
-    if layout.cuda_graphs and layout.recompute == "full":
-        found.append("CUDA graphs: Megatron-LM does not capture layers that are recomputed in full, so launches cost more than predicted")
-    if layout.overlap_pp and layout.vp == 1 and layout.pp > 1:
-        found.append("overlapped pipeline messages: Megatron-LM overlaps them only with more than one chunk per stage (vp > 1)")
     if layout.zero_stage >= 2:
         found.append("CUDA_DEVICE_MAX_CONNECTIONS must not be 1: Megatron-FSDP refuses it")
     return found
@@ -184,12 +162,9 @@ def _axes(plan: Plan) -> Group:
 
 
 def rank_order(plan: Plan) -> Order:
-    """The order in which Megatron-LM will number the ranks: the plan's where it can.
-
-    With pp > 1 it can put dp outermost only where the experts' data-parallel degree is that of the other weights.
-    """
+    """The order in which Megatron-LM will number the ranks: the plan's where it can."""
     layout = plan.layout
-    able = layout.pp == 1 or not plan.model.experts or layout.cp * layout.tp == layout.ep
+    able = maps_replicas_last(Asked(plan.model, plan.workload), Layouts.of([layout]))[0]
     return DP_LAST if able and not is_numbered(layout, PP_LAST) and is_numbered(layout, DP_LAST) else PP_LAST
 
 
@@ -262,7 +237,11 @@ def _sharding(layout: Layout) -> Group:
     if layout.zero_stage == 0:
         return Group("", ())
     if layout.zero_stage == 1:
-        return Group("ZeRO 1: optimizer states are shared out over dp x cp.", (("--use-distributed-optimizer",),))
+        groups = layout.dp * layout.cp // layout.sharing_ranks
+        copies = (("--num-distributed-optimizer-instances", str(groups)),) if groups > 1 else ()
+        return Group(
+            f"ZeRO 1: optimizer states are shared out over {layout.sharing_ranks} ranks.", (("--use-distributed-optimizer",), *copies)
+        )
     return Group(
         f"ZeRO {layout.zero_stage}: Megatron-FSDP, which writes checkpoints of its own kind.",
         (
@@ -307,13 +286,27 @@ def _precision(plan: Plan) -> Group:
     return Group(f"Precision {job.precision}; gradients and weights are stored as the plan's memory assumes.", tuple(made))
 
 
-def _recompute(layout: Layout) -> Group:
+def _recompute(layout: Layout, num_layers: int) -> Group:
     if layout.recompute == "none":
         return Group("", ())
     if layout.recompute == "selective":
         return Group("Attention is recomputed in the backward pass.", (("--recompute-activations",),))
-    made = (("--recompute-granularity", "full"), ("--recompute-method", "uniform"), ("--recompute-num-layers", "1"))
-    return Group("Every layer is recomputed from its input.", made)
+    if layout.recompute == "full":
+        made = (("--recompute-granularity", "full"), ("--recompute-method", "uniform"), ("--recompute-num-layers", "1"))
+        return Group("Every layer is recomputed from its input.", made)
+    parts: list[tuple[str, ...]] = []
+    modules = recompute_modules(layout)
+    if modules:
+        parts += [("--recompute-granularity", "selective"), ("--recompute-modules", *modules)]
+    if layout.has_part("offload"):
+        parts.append(("--cpu-offloading-num-layers", str(max(num_layers // 2, 1))))
+    return Group("Some parts of a layer are recomputed, or moved to the host, so that activations fit.", tuple(parts))
+
+
+def recompute_modules(layout: Layout) -> list[str]:
+    """Parts of a layer that are recomputed, as Megatron-core names them."""
+    names = {"selective": "core_attn", "layernorm": "layernorm", "moe_act": "moe_act", "mla_up_proj": "mla_up_proj", "mlp": "mlp"}
+    return [name for part, name in names.items() if layout.has_part(part)]
 
 
 def _graphs(plan: Plan) -> Group:

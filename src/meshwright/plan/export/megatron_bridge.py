@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 
-from meshwright.errors import InputError
 from meshwright.plan.export import megatron
 from meshwright.plan.export.heading import comment, heading
-from meshwright.plan.export.numbering import DP_LAST, rank_note
+from meshwright.plan.numbering import DP_LAST
 from meshwright.plan.plan import Plan
+from meshwright.plan.stack.megatron import BRIDGE, CP_COMM_TYPE, MIXED_PRECISION
+from meshwright.plan.stack.rule import Asked
 from meshwright.predict.footprint import recipe_for
 from meshwright.predict.placement import overlaps_tp
 
@@ -35,20 +36,12 @@ RECIPES = {
     "gpt-oss-120b": "gpt_oss_120b_pretrain_config",
 }
 
-MIXED_PRECISION = {
-    "bf16": "bf16_mixed",
-    "fp8": "bf16_with_fp8_delayed_scaling_mixed",
-    "fp8-current": "bf16_with_fp8_current_scaling_mixed",
-    "mxfp8": "bf16_with_mxfp8_mixed",
-    "nvfp4": "bf16_with_nvfp4_mixed",
-}
-
 ADAPTED = {"qkv": ["linear_qkv"], "proj": ["linear_proj"], "mlp": ["linear_fc1", "linear_fc2"]}
 
 
 def overrides(plan: Plan) -> str:
     """The YAML file, section by section, each with its reason."""
-    check(plan)
+    BRIDGE.check(Asked(plan.model, plan.workload, plan.cluster), plan.layout)
     recipe = RECIPES.get(plan.model.name, "")
     merge = f"process_config_with_overrides({recipe or 'YOUR_RECIPE'}(), config_filepath=THIS_FILE)"
     use = f"Use: {merge} of megatron.bridge.training.utils.omegaconf_utils."
@@ -74,32 +67,16 @@ def sections(plan: Plan) -> list[tuple[str, str, Section]]:
     return made
 
 
-def check(plan: Plan) -> None:
-    """Refuse what Megatron-Bridge has no way to run."""
-    layout = plan.layout
-    if layout.is_zero_bubble:
-        raise InputError(
-            "Megatron-Bridge has no zero-bubble schedule", where="layout.schedule", fix="plan with schedule=interleaved or schedule=1f1b"
-        )
-    if plan.workload.precision not in MIXED_PRECISION:
-        raise InputError(
-            f"Megatron-Bridge has no recipe for precision {plan.workload.precision!r}",
-            where="workload.precision",
-            fix=f"plan with one of {', '.join(MIXED_PRECISION)}",
-        )
-
-
 def limits(plan: Plan) -> list[str]:
     """What these overrides leave to the recipe, and what they cannot say."""
-    found = rank_note(plan.layout, megatron.rank_order(plan), "Megatron-Bridge")
+    differences = BRIDGE.differences(Asked(plan.model, plan.workload, plan.cluster), plan.layout)
+    found = [f"Megatron-Bridge {text}" for text in differences]
     found += ["the model's shapes, data, tokenizer and learning rate: the recipe holds them"]
     if plan.model.name not in RECIPES:
         found.append(f"the recipe: none is known for {plan.model.name}; start from one with its shapes")
     if plan.workload.adapters:
         found.append("the adapters' alpha and dropout: the plan has only their rank and place")
         found.append("the recipe must be the fine-tuning one (..._peft_config) of the same model")
-    if plan.layout.cuda_graphs and plan.layout.recompute == "full":
-        found.append("CUDA graphs: layers that are recomputed in full are not captured, so launches cost more than predicted")
     return found
 
 
@@ -122,7 +99,7 @@ def _model(plan: Plan) -> Section:
     if layout.last_stage_layers:
         made["num_layers_in_last_pipeline_stage"] = layout.last_stage_layers
     if layout.cp > 1:
-        made["cp_comm_type"] = megatron.CP_COMM_TYPE[layout.cp_kind]
+        made["cp_comm_type"] = CP_COMM_TYPE[layout.cp_kind]
     if plan.model.experts:
         made |= {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": 1}
     elif megatron.stand_in_degree(plan):
@@ -134,7 +111,15 @@ def _recompute(plan: Plan) -> Section:
     kind = plan.layout.recompute
     if kind == "full":
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return {"recompute_granularity": "selective" if kind == "selective" else None}
+    modules = megatron.recompute_modules(plan.layout)
+    made: dict[str, Value] = {"recompute_granularity": "selective" if modules else None}
+    if modules and modules != ["core_attn"]:
+        made["recompute_modules"] = modules
+    if plan.layout.has_part("act_fp8"):
+        made["activation_func_fp8_input_store"] = True
+    if plan.layout.has_part("offload"):
+        made |= {"cpu_offloading": True, "cpu_offloading_num_layers": max(plan.model.num_layers // 2, 1)}
+    return made
 
 
 def _graphs(plan: Plan) -> Section:
@@ -161,6 +146,8 @@ def _replicas(plan: Plan) -> Section:
         "grad_reduce_in_fp32": recipe_for(plan.workload.precision).gradient_bytes == 4,
         "bucket_size": megatron.BUCKET_ELEMENTS,
     }
+    if layout.zero_stage and layout.sharing_ranks < layout.dp * layout.cp:
+        made["num_distributed_optimizer_instances"] = layout.dp * layout.cp // layout.sharing_ranks
     if layout.zero_stage >= 2:
         made |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": megatron.FSDP_STRATEGY[layout.zero_stage]}
     return made

@@ -9,42 +9,28 @@ import json
 from collections.abc import Mapping
 
 from meshwright.describe.model import Model
-from meshwright.errors import InputError
+from meshwright.layout import OPS
 from meshwright.plan.export.heading import comment, heading
 from meshwright.plan.export.megatron import counts_ends
-from meshwright.plan.export.numbering import PP_LAST, rank_note
 from meshwright.plan.plan import Plan
+from meshwright.plan.stack.rule import Asked
+from meshwright.plan.stack.torchtitan import FLAVORS, ROTATION, TORCHTITAN, flavor_of
 from meshwright.predict.placement import overlaps_tp
 
 Value = str | int | bool | list[str] | list[list[str]]
 Section = dict[str, Value]
 
-# (layers, hidden, heads, key-value heads, MLP width, vocabulary) -> torchtitan's model and flavor.
-FLAVORS: Mapping[tuple[int, ...], tuple[str, str]] = {
-    (32, 4096, 32, 8, 14336, 128256): ("llama3", "8B"),
-    (80, 8192, 64, 8, 28672, 128256): ("llama3", "70B"),
-    (126, 16384, 128, 8, 53248, 128256): ("llama3", "405B"),
-    (60, 5120, 128, 128, 12288, 102400): ("deepseek_v3", "236B"),
-    (61, 7168, 128, 128, 18432, 129280): ("deepseek_v3", "671B"),
-    (48, 2048, 32, 4, 6144, 151936): ("qwen3", "30B-A3B"),
-    (94, 4096, 64, 4, 12288, 151936): ("qwen3", "235B-A22B"),
-    (24, 2880, 64, 8, 2880, 201088): ("gpt_oss", "20b"),
-    (36, 2880, 64, 8, 2880, 201088): ("gpt_oss", "120b"),
-}
-WITHOUT_PIPELINE = ("qwen3", "gpt_oss")  # torchtitan 0.2.2 gives them no pipelining function
-
-# torchtitan rotates key-value shards by an all-to-all: that is the ring. It has no exchange of heads.
-ROTATION = {"ring": "alltoall", "all-gather": "allgather"}
 RECOMPUTE: Mapping[str, Section] = {
     "none": {"mode": "none"},
     "selective": {"mode": "selective", "selective_ac_option": "op"},
+    OPS: {"mode": "selective", "selective_ac_option": "op"},
     "full": {"mode": "full"},
 }
 
 
 def job_file(plan: Plan) -> str:
     """The TOML file, section by section, each with its reason."""
-    check(plan)
+    TORCHTITAN.check(Asked(plan.model, plan.workload, plan.cluster), plan.layout)
     lines = heading(plan, "torchtitan job file", limits(plan))
     for name, why, section in sections(plan):
         lines += ["", comment(why), f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
@@ -65,41 +51,11 @@ def sections(plan: Plan) -> list[tuple[str, str, Section]]:
     return [*made, *_quantized(plan)]
 
 
-def check(plan: Plan) -> None:
-    """Refuse what torchtitan has no way to run."""
-    layout, name = plan.layout, _flavor(plan.model)[0]
-    if layout.cp > 1 and layout.cp_kind not in ROTATION:
-        raise _refused(
-            "has no context parallelism by all-to-all of heads", "layout.cp_kind", "plan with cp_kind=ring or cp_kind=all-gather"
-        )
-    if layout.is_zero_bubble and layout.vp == 1:
-        raise _refused(
-            "has zero-bubble schedules for two or more chunks per stage, not for one", "layout.schedule", "plan with vp=2 or more"
-        )
-    if layout.pp > 1 and name in WITHOUT_PIPELINE:
-        raise _refused(f"has no pipeline for {name}", "layout.pp", "plan with pp=1")
-    if plan.workload.precision in ("fp8", "nvfp4"):
-        kind = "fp8 with delayed scaling" if plan.workload.precision == "fp8" else "NVFP4"
-        raise _refused(f"has no {kind}", "workload.precision", "plan with precision bf16, fp8-current or mxfp8")
-    if plan.workload.attention_precision == "fp8":
-        raise _refused("has no attention in fp8", "workload.attention_precision", "plan with attention_precision = bf16")
-    if plan.workload.adapters:
-        raise _refused("has no low-rank adapters", "workload.adapters", "export to megatron-bridge")
-
-
-def _refused(what: str, where: str, fix: str) -> InputError:
-    return InputError(f"torchtitan 0.2.2 {what}", where=where, fix=fix)
-
-
 def limits(plan: Plan) -> list[str]:
     """What the plan says and this file cannot."""
     layout, model = plan.layout, plan.model
-    found = rank_note(layout, PP_LAST, "torchtitan")
+    found = [f"torchtitan {text}" for text in TORCHTITAN.differences(Asked(model, plan.workload, plan.cluster), layout)]
     found += ["data, tokenizer (model.hf_assets_path) and learning rate: a plan does not hold them"]
-    if layout.zero_stage == 1 and layout.dp * layout.cp > 1:
-        found.append("ZeRO 1: FSDP also shards gradients and reduces them in every micro-batch, which is ZeRO 2")
-    if layout.zero_stage == 0 and layout.cp > 1:
-        found.append("ZeRO 0: torchtitan always shards over the context ranks")
     if layout.ep > 1:
         found.append("groups of experts are neighbours over dp, cp and tp ranks, as in torchtitan's mesh")
     if model.num_prediction_layers:
@@ -112,18 +68,9 @@ def limits(plan: Plan) -> list[str]:
 
 
 def _flavor(model: Model) -> tuple[str, str]:
-    """torchtitan's model and flavor of these shapes; a flavor to be added where only the architecture is known."""
-    shape = (model.num_layers, model.hidden, model.num_heads, model.num_kv_heads, model.ffn_hidden, model.vocab_size)
-    if shape in FLAVORS:
-        return FLAVORS[shape]
-    plain = model.gated and not (model.biases or model.layer_norm or model.num_positions or model.tied_embeddings or model.qk_norm)
-    if plain and not (model.experts or model.latent or model.attention_biases or model.qkv_biases or model.num_windowed_layers):
-        return "llama3", model.name
-    raise InputError(
-        f"torchtitan 0.2.2 has no model like {model.name}",
-        where="model",
-        fix="export to megatron, which takes shapes; torchtitan holds Llama 3, DeepSeek, Qwen3 and gpt-oss",
-    )
+    flavor = flavor_of(model)
+    assert flavor is not None, "the stack's rules refuse other models"
+    return flavor
 
 
 def _model_reason(model: Model) -> str:
@@ -211,9 +158,6 @@ def _stated(layers: int, pp: int, vp: int, head: int, tail: int) -> list[int]:
     others = pp - bool(head) - bool(tail)
     even = (layers - head - tail) // max(others, 1)
     stages = [head or even, *[even] * (pp - 2), tail or even]
-    uneven = [count for count in stages if count % vp]
-    if uneven:
-        raise _refused(f"takes whole chunks, and {uneven[0]} layers do not divide into {vp}", "layout.first_stage_layers", "plan with vp=1")
     return [stages[stage] // vp for _ in range(vp) for stage in range(pp)]
 
 

@@ -29,7 +29,7 @@ Label = Callable[[float], str]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From where to where an axis goes, what stands at its ticks, and its name."""
+    """The range of an axis, the texts at its ticks, and its name."""
 
     low: float
     high: float
@@ -51,7 +51,7 @@ class Axis:
         return Axis(low, high, tuple((value, label(value)) for value in (marks or log_ticks(low, high))), name, is_log=True)
 
     def share(self, value: float) -> float:
-        """Where a value stands: 0 at the low end, 1 at the high end."""
+        """The position of a value: 0 at the low end, 1 at the high end."""
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -113,7 +113,7 @@ class Plot:
         return " ".join(f"{x:.4g},{y:.4g}" for x, y in zip(across.tolist(), down.tolist(), strict=True))
 
     def _inside(self, xs: Column, ys: Column) -> tuple[Column, Column]:
-        """Places in the stretched frame; what lies beyond it stands at its edge."""
+        """Positions in the stretched frame; a value outside of it is drawn at its edge."""
         return np.clip(self.x.shares(xs), 0.0, 1.0) * FULL, (1 - np.clip(self.y.shares(ys), 0.0, 1.0)) * FULL
 
     def dot(self, x: float, y: float, colour: str, title: str, radius: float = 3.5) -> Html:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from meshwright.describe.failures import Failures
 from meshwright.describe.load import link
 from meshwright.describe.source import Sources
 from meshwright.errors import InputError
@@ -82,8 +83,17 @@ def looked_up(forecast: Forecast) -> list[Assumption]:
         Assumption(f"grid of {grid.name}", f"{grid.grid_gco2e_per_kwh:g} g CO2e/kWh, {grid.method}, {grid.year}", str(grid.source))
     )
     found.append(Assumption(f"data centre of {halls.name}", f"PUE {halls.pue:g}, {halls.year}", str(halls.source)))
+    if whole.interruptions:
+        known = whole.interruptions.failures
+        found.append(Assumption(f"failures as {known.name}", _failures(known), known.note))
+        found += [Assumption(f"failures: {key}", known.name, text) for key, text in known.sources.items()]
     found.append(Assumption("watts besides the accelerators", whole.hosts, "see the cluster, or the node power constants"))
     return found
+
+
+def _failures(known: Failures) -> str:
+    times = f"{seconds(known.detection_s)} to detect, {seconds(known.restart_s)} to restart, {seconds(known.checkpoint_s)} per checkpoint"
+    return f"{known.per_accelerator_hour:.3g} per accelerator-hour; {times}, {seconds(known.repair_s)} until a lost node is back"
 
 
 def evidence(forecast: Forecast) -> str:

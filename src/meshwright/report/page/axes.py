@@ -12,13 +12,13 @@ Scale = Callable[[float], float]  # a value -> a pixel
 
 def ticks(low: float, high: float, count: int) -> list[float]:
     """About `count` round values from `low` to `high`: steps of 1, 2 or 5 times a power of ten."""
-    span = high - low
-    if not span > 0:
+    rough = (high - low) / count
+    if not rough > 0:
         return [low]
-    rough = span / count
-    power = 10.0 ** math.floor(math.log10(rough))
+    exponent = math.floor(math.log10(rough))
+    power, digits = 10.0**exponent, max(1 - exponent, 0)
     step = next(power * times for times in (1, 2, 5, 10) if power * times >= rough * 0.999)
-    return [round(step * k, 12) for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    return [round(step * k, digits) for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:

@@ -26,7 +26,7 @@ Span = tuple[float, float, str]  # from, to (shares of the width), colour
 
 
 def bar(spans: Iterable[Span], *marks: Html, height: int = BAR_HEIGHT) -> Html:
-    """A bar of spans; what it says stands in the cells beside it, so it is hidden from screen readers."""
+    """A bar of spans. The cells beside it have the same numbers as text, so it is hidden from screen readers."""
     rects = (
         tag("rect", x=f"{100 * low:.3f}%", y=1, width=f"{100 * max(high - low, 0.005):.3f}%", height=height - 2, fill=colour, rx=1)
         for low, high, colour in spans
@@ -144,18 +144,18 @@ def _change_row(change: Change, bottom: float, top: float) -> tuple[Html | str, 
 def memory_table(forecast: Forecast) -> Html:
     """Bytes at the peak of every stage, against what the accelerator has; stages that are alike share a row."""
     chip = forecast.job.cluster.accelerator
-    full = max(chip.memory_bytes, max(stage.peak_bytes for stage in forecast.memory))
-    marks = (mark((chip.memory_bytes - RESERVE_BYTES) / full, var("warn"), dash="3 2"), mark(chip.memory_bytes / full - 0.001, var("ink")))
+    full = max(chip.room_bytes, max(stage.peak_bytes for stage in forecast.memory))
+    marks = (mark((chip.room_bytes - RESERVE_BYTES) / full, var("warn"), dash="3 2"), mark(chip.room_bytes / full - 0.001, var("ink")))
     rows = []
     for first, last, stage in _alike(forecast.memory):
         name = f"{first}" if first == last else f"{first} \u2013 {last}"
-        share = f"{100 * stage.peak_bytes / chip.memory_bytes:.0f}"
+        share = f"{100 * stage.peak_bytes / chip.room_bytes:.0f}"
         biggest = ((stage.parts[part] / GIB, part) for part in MEMORY_PARTS)
         parts = (f"{size:.1f}" if size >= 0.05 else "\u2013" for size, _ in biggest)
         rows.append((name, f"{stage.layers}", bar(_memory_spans(stage, full), *marks), f"{stage.peak_bytes / GIB:.1f}", share, *parts))
     columns = ("stage", "layers>", "at the peak", "peak GiB>", "% full>", *(f"{part}>" for part in MEMORY_PARTS))
     colours = [(var(MEMORY_COLOURS[part]), part) for part in MEMORY_PARTS]
-    room = f"Line: {gib(chip.memory_bytes)} of {chip.name}; dashed: less {gib(RESERVE_BYTES)} reserved for context, NCCL and fragmentation."
+    room = f"Line: {gib(chip.room_bytes)} of {chip.name}; dashed: less {gib(RESERVE_BYTES)} reserved for context, NCCL and fragmentation."
     return joined(legend(colours), table(columns, rows, "Memory by stage", caption=f"GiB on one accelerator. {room}", class_="bars memory"))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 from collections.abc import Iterable, Sequence
-from html import escape
 
 VOID = frozenset({"br", "meta", "link", "img", "hr"})
+NO_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")  # a drawing with one of these is no XML, and no program opens it
 
 
 class Html(str):
@@ -51,6 +53,11 @@ def _child(child: Child | Iterable[Child]) -> str:
     if isinstance(child, int | float):
         return escape(number(child))
     return "".join(_child(item) for item in child)
+
+
+def escape(text: str) -> str:
+    """Text as markup shows it; characters that XML cannot hold become the sign for an unknown one."""
+    return html.escape(NO_XML.sub("\ufffd", text))
 
 
 def _name(key: str) -> str:

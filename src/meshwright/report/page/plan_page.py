@@ -1,4 +1,4 @@
-"""A plan as one page that stands alone: HTML with its style and its drawings inside, no script and nothing fetched."""
+"""A plan as one self-contained page: HTML with its style and its drawings inside, no script and nothing fetched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshwright.report.page.markup import Html, joined, table, tag
 from meshwright.report.page.rack import rack_picture
 from meshwright.report.page.shell import document, section, tile, write_page
 from meshwright.report.page.timeline import timeline_picture
-from meshwright.say.forecast import mfu_text, price_text
+from meshwright.say.forecast import interruptions_text, mfu_text, price_text
 from meshwright.units import carbon, energy, gib, seconds, si, usd, water
 
 
@@ -112,8 +112,12 @@ def _tiles(forecast: Forecast) -> Iterator[Html]:
     paid = price_text(whole.offer) if whole.offer else ""
     yield tile("Step time", seconds(forecast.step_s), f"{seconds(low_s)} \u2013 {seconds(high_s)}, 80 % interval")
     yield _spread("Time to train", whole, whole.time_to_train_s, seconds, steps, "time_to_train")
+    if whole.interruptions and whole.time_to_train_s:
+        yield tile("Goodput", f"{100 * whole.interruptions.goodput:.1f} %", "; ".join(interruptions_text(whole)))
     yield _spread("Cost", whole, forecast.cost, usd, paid, "cost")
-    yield _spread("Energy at the wall", whole, whole.energy_j, energy, f"{100 * whole.busy:.0f} % busy", "energy")
+    yield _spread(
+        "Energy at the wall", whole, whole.energy_j, energy, "" if whole.busy is None else f"{100 * whole.busy:.0f} % busy", "energy"
+    )
     yield _spread("Carbon", whole, whole.carbon_kg, carbon, f"{whole.region.name}, {whole.region.grid_gco2e_per_kwh:.0f} g/kWh", "energy")
     yield _spread("Water on site", whole, whole.water_l, water, f"{whole.facility.name}, {whole.facility.year}", "water")
     each = f"{forecast.tokens_per_s_per_gpu:,.0f} per accelerator; MFU {mfu_text(forecast.mfu)}, {job.workload.precision}"
@@ -126,8 +130,8 @@ def _spread(label: str, whole: Outcome, spread: Spread | None, shown: Callable[[
     """A tile of a quantity with its interval, or why it is not known."""
     if spread is None:
         return tile(label, "unknown", whole.unknown.get(key, "not stated"))
-    between = spread.between(shown, " \u2013 ")
-    return tile(label, f"{whole.bound}{shown(spread.value)}", f"{between}; {remark}" if remark else between)
+    between = f"no upper end, {shown(spread.value)} at the predicted step" if whole.is_lower_bound else spread.between(shown, " \u2013 ")
+    return tile(label, whole.words(spread, shown), f"{between}; {remark}" if remark else between)
 
 
 def _mapping(forecast: Forecast, why: Explanation) -> Html:

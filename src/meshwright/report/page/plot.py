@@ -76,8 +76,8 @@ def _numbers(forecast: Forecast) -> Iterator[Html]:
     whole, cost, time_s, (low_s, high_s) = forecast.outcome, forecast.cost, forecast.time_to_train, forecast.interval
     shown = (
         ("step time", seconds(forecast.step_s), f"{seconds(low_s)} to {seconds(high_s)} (80 %)"),
-        ("time to train", f"{whole.bound}{seconds(time_s.value)}" if time_s else "unknown", f"{whole.num_steps:,} steps" if time_s else ""),
-        ("cost", f"{whole.bound}{usd(cost.value)}" if cost else "unknown", cost.between(usd) if cost else ""),
+        ("time to train", whole.words(time_s, seconds) if time_s else "unknown", f"{whole.num_steps:,} steps" if time_s else ""),
+        ("cost", whole.words(cost, usd) if cost else "unknown", cost.between(usd) if cost else ""),
         ("tokens per second", si(forecast.tokens_per_s, ""), f"MFU {mfu_text(forecast.mfu)}"),
         ("peak memory", gib(forecast.peak_memory_bytes), f"of {gib(forecast.job.cluster.accelerator.memory_bytes)}"),
     )

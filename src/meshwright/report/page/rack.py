@@ -100,7 +100,7 @@ def rack_picture(plan: Plan) -> Html:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """Where one group of an axis stands in a domain: so many columns of the first tray, or so many trays."""
+    """Where one group of an axis is in a domain: so many columns of the first tray, or so many trays."""
 
     axis: str
     degree: int
@@ -256,6 +256,6 @@ def _notes(rack: Rack) -> Iterator[str]:
     if inner.num_installed > MAX_CELLS:
         yield f"Drawn: the first {MAX_CELLS} of the {inner.num_installed:,} accelerators of a {inner.name}."
     if plan.layout.ep > 1:
-        crossed = " and ".join(tiers_of(plan.layout, plan.cluster).get("ep", ()))
+        crossed = " and ".join(f"the {tier}" for tier in tiers_of(plan.layout, plan.cluster).get("ep", ()))
         own = "they take no accelerators of their own"
-        yield f"Experts (ep {plan.layout.ep}) are laid over the ranks of dp, cp and tp; {own}, and their traffic crosses {crossed}."
+        yield f"Experts (ep {plan.layout.ep}) are laid over the ranks of dp, cp and tp; {own}. Their traffic goes through {crossed}."

@@ -1,4 +1,4 @@
-"""Runs as one page that stands alone: one run in all its parts, or several beside each other and then one by one."""
+"""Runs as one self-contained page: one run in all its parts, or several beside each other and then one by one."""
 
 from __future__ import annotations
 

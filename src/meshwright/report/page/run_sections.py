@@ -193,7 +193,7 @@ def memory_part(facts: RunFacts) -> Html:
     plan, measured = facts.plan, facts.measured_memory_bytes
     if plan is None:
         return tag("p", f"At most {gib(measured)} in a step." if measured else "Neither predicted nor recorded.", class_="soft")
-    room = plan.cluster.accelerator.memory_bytes
+    room = plan.cluster.accelerator.room_bytes
     full = max(room, plan.peak_memory_bytes, measured or 0.0) * 1.02
     found = [("predicted", plan.peak_memory_bytes, var("weights")), ("measured", measured, var("accent"))]
     rows = [

@@ -13,7 +13,7 @@ STYLE = Path(__file__).parent / "style.css"
 
 
 def document(title: str, header: Html, sections: Iterable[Html], footer: Html) -> str:
-    """A page that stands alone: style and drawings inside, no script and nothing fetched."""
+    """A self-contained page: style and drawings inside, no script and nothing fetched."""
     body = joined(header, tag("main", *sections), footer)
     return "<!doctype html>\n" + tag("html", _head(title), tag("body", body), lang="en") + "\n"
 

@@ -1,4 +1,4 @@
-"""A profile as one page that stands alone: for every GPU or rank, what computing hides of its communication and what is exposed."""
+"""A profile as one self-contained page: for every GPU or rank, what computing hides of its communication and what is exposed."""
 
 from __future__ import annotations
 
@@ -88,6 +88,8 @@ def _strips(profile: Profile) -> Html:
 
 
 def _strip(process: ProcessTimes) -> Html:
+    if not process.window_s:
+        return tag("p", "No event takes any time.", class_="soft")
     edges = np.linspace(0.0, process.window_s, NUM_COLUMNS + 1) + _first(process)
     exposed = process.communication.covers(edges[:-1], edges[1:]) - _both(process, edges)
     lanes = (

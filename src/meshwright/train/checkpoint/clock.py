@@ -12,7 +12,7 @@ from meshwright.units import HOUR
 FIRST_S = 30.0  # a run that is killed early has lost no more than half of what it did
 LONGEST_S = 600.0  # assumption: people stop and restart their runs more often than machines break
 MOST_SHARE = 0.01  # of the time that may go into saving
-# Assumption: as often as on the machine that trained Llama 3; simulator/failures.toml has its counts by cause, and their source.
+# Assumption: as often as on the machine that trained Llama 3; describe/catalogue/failures.toml has its counts by cause, and their source.
 INTERRUPTIONS_PER_ACCELERATOR_HOUR = 2e-5
 
 

@@ -75,7 +75,11 @@ def _some(names: list[str]) -> str:
 def _transfers(piece: Piece, saved: SavedTensor, path: Path) -> list[Transfer]:
     """What to copy into one wanted piece, once its form is known to be that of the saved tensor."""
     if saved.shape != tuple(piece.shape):
-        raise InputError(f"{piece.name!r} has the shape {list(saved.shape)} in the checkpoint, {list(piece.shape)} here", where=str(path))
+        raise InputError(
+            f"{piece.name!r} has the shape {list(saved.shape)} in the checkpoint, {list(piece.shape)} here",
+            where=str(path),
+            fix="load into the model that was saved",
+        )
     if DTYPES[saved.dtype] != piece.tensor.dtype:
         raise InputError(
             f"{piece.name!r} is {DTYPES[saved.dtype]} in the checkpoint, {piece.tensor.dtype} here",

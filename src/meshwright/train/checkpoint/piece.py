@@ -41,6 +41,8 @@ class Box:
         return Box(start=start, shape=shape) if all(length > 0 for length in shape) else None
 
     def __str__(self) -> str:
+        if len(self.start) != len(self.shape):  # of a damaged manifest: what is wrong with it is about to be reported
+            return f"of shape {list(self.shape)} at {list(self.start)}"
         return "[" + ", ".join(f"{first}:{last}" for first, last in zip(self.start, self.stop, strict=True)) + "]"
 
 

@@ -17,16 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.train.checkpoint.durable import (
-    JSON,
-    CheckpointError,
-    canonical,
-    explained,
-    may_pass,
-    read_json,
-    sync_folder,
-    write_json,
-)
+from meshwright.train.checkpoint.durable import JSON, CheckpointError, canonical, explained, may_pass, read_json, sync_folder, write_json
 from meshwright.train.checkpoint.folder import STEP, Keep, clean, names_in, partial_path, prune, step_path
 from meshwright.train.checkpoint.manifest import (
     REPORT,

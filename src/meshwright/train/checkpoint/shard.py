@@ -113,7 +113,9 @@ def lay_out(pieces: Iterable[Piece]) -> ShardLayout:
     header += b" " * (-len(header) % 8)
     if len(header) > MAX_HEADER_BYTES:
         raise InputError(
-            f"{len(full):,} pieces need a header of {len(header):,} bytes; a file takes {MAX_HEADER_BYTES:,}", where="pieces to save"
+            f"{len(full):,} pieces need a header of {len(header):,} bytes; a file takes {MAX_HEADER_BYTES:,}",
+            where="pieces to save",
+            fix="save fewer pieces per rank",
         )
     return ShardLayout(header=header, pieces=tuple(full), offsets_bytes=tuple(offsets_bytes), data_bytes=offset)
 

@@ -215,7 +215,7 @@ def _weight_map(path: Path) -> Mapping[str, str]:
     try:
         index: Any = json.loads(read_text(path))
     except OSError as error:
-        raise InputError(f"cannot read the index: {error.strerror}", where=str(path)) from None
+        raise InputError(f"cannot read the index: {error.strerror}", where=str(path), fix="fetch the file again") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"not valid JSON: {error}", where=str(path), fix="fetch the file again") from None
     stated = index.get("weight_map") if isinstance(index, dict) else None

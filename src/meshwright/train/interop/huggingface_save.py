@@ -112,7 +112,9 @@ def _checked(pairs: Iterable[tuple[str, Tensor]], named: Mapping[str, Named], dt
             raise InputError(what, where="tensors to save", fix="give whole tensors, gathered from all ranks")
         yield known.theirs, tensor.detach().to("cpu", dtype).contiguous()
     if missing:
-        raise InputError(f"{next(iter(missing))} was not given ({len(missing)} in all)", where="tensors to save")
+        raise InputError(
+            f"{next(iter(missing))} was not given ({len(missing)} in all)", where="tensors to save", fix="give every tensor of the model"
+        )
 
 
 def _write_weights(draft: Path, tensors: Iterable[tuple[str, Tensor]], shard_bytes: int) -> None:

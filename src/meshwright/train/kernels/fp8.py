@@ -15,19 +15,15 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from meshwright.describe.model import Model
-from meshwright.errors import InputError
-from meshwright.layout import Layout
 from meshwright.train.kernels.layer_functions import Made, value_of
 from meshwright.train.kernels.linear import Linear
 
 INPUT, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
-MULTIPLE = 16  # what tensor cores ask of both sides of an fp8 matrix
 SMALLEST_UNIT = 1e-30  # of a tensor of zeros
 
 
 def unit_of(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a one of the rounded tensor stands for: its largest element becomes the format's largest; a scalar in fp32.
+    """What a one of the rounded tensor means in the original: its largest element becomes the format's largest; a scalar in fp32.
 
     Rows first: a compiler then takes the maximum of a row where it makes the row.
     """
@@ -50,7 +46,7 @@ def turned(x: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def both(x: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A matrix rounded to fp8, as it stands and turned over."""
+    """A matrix rounded to fp8, and the same matrix transposed."""
     if x.is_cuda:
         rounded, over = torch.ops.meshwright.fp8_both(x, unit, dtype)
         return rounded, over
@@ -163,22 +159,3 @@ def use_fp8(chunk: nn.Module, device: torch.device, *, remakes: bool = False) ->
             module.multiply = product
         elif isinstance(module, Remaking):
             module.remakes = remakes
-
-
-def check_sides(model: Model, layout: Layout, seq_len: int) -> None:
-    """Raise where a side of a matrix is no multiple of what fp8 products ask for."""
-    sides = {
-        "the hidden width": model.hidden,
-        "the queries' width on a rank": model.query_dim // layout.tp,
-        "the keys' width on a rank": model.kv_dim * model.key_copies(layout.tp) // layout.tp,
-        "the MLP's width on a rank": model.ffn_hidden // layout.tp,
-        "the vocabulary on a rank": model.vocab_size // layout.tp,
-        "the tokens of a micro-batch on a rank": layout.micro_batch * seq_len // layout.cp,
-    }
-    for what, side in sides.items():
-        if side % MULTIPLE:
-            raise InputError(
-                f"fp8 products need sides that are multiples of {MULTIPLE}, and {what} is {side}",
-                where="workload.precision",
-                fix="choose bf16",
-            )

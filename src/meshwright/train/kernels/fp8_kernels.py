@@ -1,4 +1,4 @@
-"""Rounding to fp8 on a GPU: a tile is read once and written as it stands, turned over, or both.
+"""Rounding to fp8 on a GPU: a tile is read once and written as it is, transposed, or both.
 
 Hopper multiplies fp8 only where both factors run along the sum, so each tensor is needed in two orientations: one for its product, one for
 the gradient of the weight. Known to torch as operators, so that compiled layers may hold them.
@@ -70,7 +70,7 @@ def _launch(source: Tensor, unit: Tensor, straight: Tensor | None, turned: Tenso
 
 
 def round_into(source: Tensor, unit: Tensor, turned: Tensor) -> Tensor:
-    """`source` in units of `unit`, as it stands; turned over it goes into `turned`, whose rows may be further apart."""
+    """`source` in units of `unit`; its transpose goes into `turned`, whose rows may be further apart."""
     straight = torch.empty_like(source, dtype=turned.dtype, memory_format=torch.contiguous_format)
     _launch(source, unit, straight, turned, wrap=lambda kernel: kernel)
     return straight
@@ -78,7 +78,7 @@ def round_into(source: Tensor, unit: Tensor, turned: Tensor) -> Tensor:
 
 @triton_op("meshwright::fp8_straight", mutates_args=())
 def fp8_straight(source: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
-    """`source` in units of `unit`, as it stands."""
+    """`source` in units of `unit`."""
     straight = torch.empty_like(source, dtype=dtype, memory_format=torch.contiguous_format)
     _launch(source, unit, straight, None)
     return straight
@@ -94,7 +94,7 @@ def fp8_turned(source: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
 
 @triton_op("meshwright::fp8_both", mutates_args=())
 def fp8_both(source: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`source` in units of `unit`, as it stands and turned over."""
+    """`source` in units of `unit`, and its transpose."""
     straight = torch.empty_like(source, dtype=dtype, memory_format=torch.contiguous_format)
     turned = torch.empty(source.shape[::-1], dtype=dtype, device=source.device)
     _launch(source, unit, straight, turned)

@@ -20,9 +20,12 @@ HEAD_ELEMENTS = 8192  # of heads that one program turns back
 
 
 @triton.jit
-def _gate_back(gate_up: tl.tensor, d_inner: tl.tensor, d_gate_up: tl.tensor, width: tl.tensor, BLOCK: tl.constexpr) -> None:
-    row = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _gate_back(
+    gate_up: tl.tensor, d_inner: tl.tensor, d_gate_up: tl.tensor, width: tl.tensor, num_blocks: tl.tensor, BLOCK: tl.constexpr
+) -> None:
+    program = tl.program_id(0)
+    row = (program // num_blocks).to(tl.int64)
+    column = program % num_blocks * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     gate = tl.load(gate_up + row * 2 * width + column, mask=inside).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + column, mask=inside).to(tl.float32)
@@ -39,8 +42,9 @@ def gate_back(gate_up: Tensor, d_inner: Tensor) -> Tensor:
     """The gradient of gate and up, side by side, from that of silu(gate) * up."""
     width = d_inner.shape[-1]
     made = torch.empty_like(gate_up)
-    grid = (triton.cdiv(width, GATE_BLOCK), d_inner.numel() // width)
-    wrap_triton(_gate_back)[grid](gate_up, d_inner, made, width, BLOCK=GATE_BLOCK, num_warps=8)
+    blocks = triton.cdiv(width, GATE_BLOCK)
+    grid = (blocks * (d_inner.numel() // width),)  # of one dimension: the others end at 65,535, and a micro-batch may have more tokens
+    wrap_triton(_gate_back)[grid](gate_up, d_inner, made, width, blocks, BLOCK=GATE_BLOCK, num_warps=8)
     return made
 
 
@@ -55,12 +59,14 @@ def _heads_back(
     num_tokens: tl.tensor,
     num_queries: tl.tensor,
     num_keys: tl.tensor,
+    num_blocks: tl.tensor,
     HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
 ) -> None:
-    row = tl.program_id(1).to(tl.int64)
-    head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)[:, None]
+    program = tl.program_id(0)
+    row = (program // num_blocks).to(tl.int64)
+    head = program % num_blocks * HEADS + tl.arange(0, HEADS)[:, None]
     at = tl.arange(0, HALF_BLOCK)[None, :]
     narrow = at < HALF
     of_query = head < num_queries
@@ -96,8 +102,9 @@ def heads_back(d_query: Tensor, d_key: Tensor, d_value: Tensor, cosine: Tensor, 
     num_heads = num_queries + 2 * num_keys
     made = torch.empty(batch, tokens, num_heads, width, dtype=d_query.dtype, device=d_query.device)
     heads = min(triton.next_power_of_2(num_heads), max(HEAD_ELEMENTS // triton.next_power_of_2(width), 1))
-    wrap_triton(_heads_back)[(triton.cdiv(num_heads, heads), batch * tokens)](
-        d_query, d_key, d_value, cosine, sine, made, tokens, num_queries, num_keys,
+    blocks = triton.cdiv(num_heads, heads)
+    wrap_triton(_heads_back)[(blocks * batch * tokens,)](
+        d_query, d_key, d_value, cosine, sine, made, tokens, num_queries, num_keys, blocks,
         HALF=width // 2, HALF_BLOCK=triton.next_power_of_2(width // 2), HEADS=heads, num_warps=4,
     )  # fmt: skip
     return made

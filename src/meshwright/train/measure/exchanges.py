@@ -21,7 +21,10 @@ from meshwright.train.parallel.timing import HostTimer
 GROUP_SIZES = (2, 4, 8)
 PAYLOADS = (4_096, 65_536, 524_288, 4_194_304)  # bytes
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "message")
-SEQUENCES, WIDTH = 4, 64  # of the hidden states that are exchanged
+SEQUENCES, WIDTH = (
+    4,
+    32,
+)  # of the hidden states that are exchanged: a token of each for every rank of the largest group is the least payload
 SIDE = 320  # of the product between two exchanges: about as long as what stands between two of a small layer
 
 

@@ -21,12 +21,13 @@ from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Training, Workload
 from meshwright.errors import InputError
 from meshwright.layout import Layout
+from meshwright.plan.stack.own import check_trainable
 from meshwright.train.checkpoint import Piece
 from meshwright.train.measure.clock import now_s, release, synchronize
 from meshwright.train.model.transformer import Context
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.parallel.pipeline import MicroBatch
-from meshwright.train.replica import NUMBERS, Replica, check_trainable
+from meshwright.train.replica import NUMBERS, Replica
 
 FEW, MORE = 2, 12  # layers: far apart, because what blurs one of two steps blurs their difference the more the nearer they are
 WARM_STEPS = {"cuda": 2, "cpu": 1}  # the first compiles, the second finds its memory

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from meshwright.layout import Layout
@@ -19,6 +21,10 @@ def compiles(layout: Layout, device: torch.device) -> bool:
 
 
 def compile_layers(chunk: Transformer) -> None:
-    """Compile each layer for itself: all have the same shapes, so that one compilation serves them all."""
+    """Compile each layer for itself: all have the same shapes, so that one compilation serves them all.
+
+    The compiler advises TF32 where a product is in fp32. Runs in fp32 are there to be compared digit by digit, so they keep full precision.
+    """
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
     for block in chunk.blocks():
         block.compiled = torch.compile(block.plain, fullgraph=True, dynamic=False)

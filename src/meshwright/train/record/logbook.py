@@ -31,7 +31,7 @@ from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.rank_times import RankTimes
 from meshwright.train.record.screen import Screen
 from meshwright.train.replica import StepResult
-from meshwright.units import seconds
+from meshwright.units import per_cent, seconds
 
 LINE_S = 0.25  # between two refreshes of the live line on a terminal
 PLAIN_S = 10.0  # between two lines where there is no terminal
@@ -273,7 +273,7 @@ class LiveLine:
             f"step {progress.step}/{self._ends_after(progress.step)}",
             f"loss {loss:.3f}",
             f"{rate:,.0f} tokens/s",
-            f"exposed {exposed:.0%}",
+            f"exposed {per_cent(exposed, '.0f')}",
             self._left(progress.step, mean_s),
         ]
         return "  ".join([*words, self._last_evaluation] if self._last_evaluation else words)

@@ -1,0 +1,21 @@
+"""The page of an audit: memos written to a file, and a line that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from meshwright.report.page.memo_page import memo_page
+from meshwright.report.page.shell import write_page
+from meshwright.say.document import Document, Text
+from meshwright.say.memo import Memo
+
+
+def with_page(document: Document, path: Path | None, memos: Sequence[Memo]) -> Document:
+    """The document, with the page that was written for it where one is wanted."""
+    if path is None:
+        return document
+    write_page(path, memo_page(memos))
+    files = [{"what": "page", "path": str(path)}]
+    return replace(document, blocks=(*document.blocks, Text(f"wrote the page: {path}")), values={**document.values, "files": files})

@@ -1,0 +1,129 @@
+"""What meshwright's own trainer runs. The trainer refuses by these rules too (`check_trainable`), so what is planned for it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.describe.model import Model
+from meshwright.describe.recipe import recipe
+from meshwright.describe.workload import Workload
+from meshwright.layout import USUAL_RECOMPUTE, Layout, Layouts
+from meshwright.plan.stack.rule import Asked, JobRule, Mask, Rule, Stack, recompute_rule
+from meshwright.predict.legality import check_division
+from meshwright.predict.practice import MESHWRIGHT as MESHWRIGHT_CLASS
+
+PRECISIONS = ("fp32", "bf16", "bf16-pure", "fp8-current", "fp8-current-pure")  # `train.replica.NUMBERS` has what each means
+FP8_MULTIPLE = 16  # what tensor cores ask of both sides of an fp8 matrix
+CPU = "cpu"
+Sides = Callable[[Asked, Layouts], NDArray[np.int64]]
+
+FOREIGN: Mapping[str, Callable[[Asked], bool]] = {
+    "experts": lambda asked: asked.model.experts is not None,
+    "latent attention": lambda asked: asked.model.latent is not None,
+    "attention windows": lambda asked: bool(asked.model.window),
+    "attention sinks": lambda asked: asked.model.attention_sinks,
+    "norms of queries and keys": lambda asked: asked.model.qk_norm,
+    "prediction layers": lambda asked: bool(asked.model.num_prediction_layers),
+    "adapters": lambda asked: asked.workload.adapters is not None,
+}
+SIDES: Mapping[str, Sides] = {
+    "the hidden width": lambda asked, rows: np.full(len(rows), asked.model.hidden),
+    "the queries' width on a rank": lambda asked, rows: asked.model.query_dim // rows.tp,
+    "the keys' width on a rank": lambda asked, rows: asked.model.kv_dim * _key_copies(asked.model, rows) // rows.tp,
+    "the MLP's width on a rank": lambda asked, rows: asked.model.ffn_hidden // rows.tp,
+    "the vocabulary on a rank": lambda asked, rows: asked.model.vocab_size // rows.tp,
+    "the tokens of a micro-batch on a rank": lambda asked, rows: rows.micro_batch * asked.workload.seq_len // rows.cp,
+}
+
+
+def _key_copies(model: Model, rows: Layouts) -> NDArray[np.int64]:
+    return np.ones_like(rows.tp) if model.latent else np.maximum(rows.tp // model.num_kv_heads, 1)
+
+
+def _is_fp8(asked: Asked) -> bool:
+    return asked.workload.precision in PRECISIONS and recipe(asked.workload.precision).number_format == "fp8"
+
+
+def _odd(sides: Sides) -> Callable[[Asked, Layouts], Mask]:
+    return lambda asked, rows: np.asarray(sides(asked, rows) % FP8_MULTIPLE > 0)
+
+
+def _is_elsewhere(asked: Asked) -> bool:
+    if asked.cluster is None:
+        return False
+    chip = asked.cluster.accelerator
+    return chip.vendor != "NVIDIA" and chip.architecture != CPU
+
+
+MESHWRIGHT = Stack(
+    name="meshwright",
+    title="the trainer",
+    software=MESHWRIGHT_CLASS,
+    switches={"overlap_tp": False, "cuda_graphs": False},
+    job_rules=(
+        *(
+            JobRule(
+                what=f"cannot run {{asked.model.name}} with {what}",
+                where="model",
+                fix="train a dense Llama or GPT-3 model",
+                source="train/model, train/parallel",
+                forbids=forbids,
+            )
+            for what, forbids in FOREIGN.items()
+        ),
+        JobRule(
+            what="does not run in {asked.workload.precision!r}",
+            where="workload.precision",
+            fix=f"choose from {', '.join(PRECISIONS)}",
+            source="train.replica.NUMBERS",
+            forbids=lambda asked: asked.workload.precision not in PRECISIONS,
+        ),
+        JobRule(
+            what="cannot run {asked.model.name}, which has {asked.model.num_positions} learned positions, on sequences of "
+            "{asked.workload.seq_len} tokens",
+            where="workload.seq_len",
+            fix="use sequences that are no longer than the positions",
+            source="train/model/transformer.py",
+            forbids=lambda asked: 0 < asked.model.num_positions < asked.workload.seq_len,
+        ),
+        JobRule(
+            what="does not run on {asked.cluster.accelerator.name} of {asked.cluster.accelerator.vendor}",
+            where="cluster.accelerator",
+            fix="plan for NVIDIA GPUs or for processors (this-machine)",
+            source="it was run with CUDA and on processors",
+            forbids=_is_elsewhere,
+            is_near=True,
+        ),
+        JobRule(
+            what="cannot start a plan of {asked.workload.name}, which does not say how to train: it has no [training]",
+            where="workload.training",
+            fix="add learning_rate and the rest to the workload's TOML, as python-stdlib has them",
+            source="train.job.TrainingJob.training",
+            forbids=lambda asked: asked.workload.training is None,
+            is_near=True,
+        ),
+    ),
+    rules=(
+        recompute_rule(USUAL_RECOMPUTE, "train.replica.set_recompute"),
+        *(
+            Rule(
+                what=f"runs fp8 products only on sides that are multiples of {FP8_MULTIPLE}, and {what} is none",
+                where="workload.precision",
+                fix="choose bf16",
+                source="train/kernels/fp8.py",
+                forbids=_odd(sides),
+                matters=_is_fp8,
+            )
+            for what, sides in SIDES.items()
+        ),
+    ),
+)
+
+
+def check_trainable(model: Model, workload: Workload, layout: Layout) -> None:
+    """Raise where the trainer cannot run what a plan asks for: which part, and what would work."""
+    MESHWRIGHT.check(Asked(model, workload), layout)
+    check_division(model, workload, layout)

@@ -1,0 +1,291 @@
+"""What a hardware profile says of a job, and steps priced by it: slices come back as taken, and the rest follows from what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.cost.measured import Correction, ends_time, layer_time
+from meshwright.describe.load import load_cluster, load_model, load_workload
+from meshwright.describe.profile import WAYS, Profile, load_profile
+from meshwright.errors import InputError
+from meshwright.job import Job
+from meshwright.layout import Layout, Layouts
+from meshwright.predict.measured import format_of, measured
+from meshwright.predict.prediction import on_one_device, predict
+from meshwright.predict.software import on_profile, software
+from meshwright.predict.step import PARTS
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+MODEL = load_model("llama-3.1-8b")
+GB = 1e9
+
+
+@pytest.fixture
+def card() -> Profile:
+    return load_profile(FIXTURES / "profile_of_a_card.json")
+
+
+@pytest.fixture
+def cores() -> Profile:
+    return load_profile(FIXTURES / "profile_of_cores.json")
+
+
+def step(profile: Profile, **asked: object) -> dict:
+    question = {"precision": "bf16-pure", "seq_len": 8192, "batch": 1, **asked}
+    return on_one_device(MODEL, profile, **question)
+
+
+def test_a_step_at_the_slices_batch_is_its_layers_its_ends_and_the_update(card):
+    # 32 layers of 20 ms, ends of 40 ms; 1 ms and 10 ps a parameter to update 8.03 B
+    prediction = step(card)
+    assert prediction["parts_s"]["compute"] == pytest.approx(32 * 0.02 + 0.04)
+    assert prediction["parts_s"]["optimizer"] == pytest.approx(1e-3 + 8.03e9 * 1e-11, rel=1e-3)
+    assert prediction["step_s"] == pytest.approx(sum(prediction["parts_s"].values())) and set(prediction["parts_s"]) == set(PARTS)
+
+
+def test_twice_the_sequences_compute_twice_as_long_where_rates_are_one(card):
+    once, twice = step(card), step(card, batch=2)
+    assert twice["parts_s"]["compute"] == pytest.approx(2 * once["parts_s"]["compute"])
+    assert twice["parts_s"]["optimizer"] == once["parts_s"]["optimizer"]
+
+
+def test_shorter_sequences_save_attention_alone(card):
+    long, short = step(card), step(card, batch=2, seq_len=4096)
+    seen = measured(MODEL, replace(load_workload("pretrain-1t"), precision="bf16-pure"), card)
+    saved_s = 32 * seen.layer.factor * 3.5 * (2 * 32 * 8192**2 * 128 / 500e12) / 2
+    assert long["step_s"] - short["step_s"] == pytest.approx(saved_s)
+
+
+def test_recompute_adds_the_forward_without_its_last_product(card):
+    plain, again = step(card), step(card, recompute="full")
+    added_s = again["step_s"] - plain["step_s"]
+    assert 32 * 0.02 / 5 < added_s < 32 * 0.02 / 3
+    some = step(card, recompute="selective")["step_s"] - plain["step_s"]
+    assert 0 < some < added_s
+
+
+def test_micro_batches_are_added_up(card):
+    assert step(card, batch=2, micro_batch=1)["parts_s"]["compute"] == pytest.approx(2 * step(card)["parts_s"]["compute"])
+
+
+def test_memory_is_what_stays_what_layers_keep_and_the_loss(card):
+    # 6 bytes a parameter, 32 layers of 1 GB, 3 GB at the loss
+    assert step(card)["peak_memory_bytes"] == pytest.approx(6 * 8.03e9 + 35 * GB, rel=1e-3)
+    hidden = 2 * 4096 * 8192
+    assert step(card, batch=2)["peak_memory_bytes"] == pytest.approx(6 * 8.03e9 + 67 * GB + 4 * hidden, rel=1e-3)
+
+
+def test_recompute_keeps_inputs_and_one_layer_and_peaks_when_gradients_are_there(card):
+    # all but the table's gradient in bf16, a layer's input, one layer rebuilt, and the backward's own tensors
+    hidden, inner = 2 * 4096 * 8192, 2 * 2 * 14336 * 8192
+    grown = 2 * (8.03e9 - 128256 * 4096)
+    expected = 6 * 8.03e9 + grown + hidden + 1 * GB + inner + hidden
+    assert step(card, recompute="full")["peak_memory_bytes"] == pytest.approx(expected, rel=5e-3)
+
+
+def test_a_model_without_slices_takes_the_others_correction_and_says_so(card):
+    other = load_model("llama-2-7b")
+    prediction = on_one_device(other, card, precision="bf16", seq_len=8192, batch=1)
+    assert not prediction["from_slices"] and 0 < prediction["step_s"] < 2
+    stack = on_profile(software(), card)
+    cluster = load_cluster("hgx-h200-ndr").resized(8)
+    wide = predict(Job(other, cluster, load_workload("pretrain-1t"), stack), Layouts.of([Layout(dp=8)])).interval
+    assert wide.high == pytest.approx(1.16) and "no slice of llama-2-7b" in wide.note
+
+
+def test_on_many_cards_compute_is_the_profiles_and_traffic_as_before(card):
+    cluster, workload = load_cluster("hgx-h200-ndr").resized(8), replace(load_workload("pretrain-1t"), precision="bf16-pure")
+    layouts = Layouts.of([Layout(dp=8), Layout(tp=8), Layout(tp=2, pp=2, dp=2)])
+    prediction = predict(Job(MODEL, cluster, workload, on_profile(software(), card)), layouts)
+    plain = predict(Job(MODEL, cluster, workload), layouts)
+    assert (prediction.parts["exposed_tp"] == plain.parts["exposed_tp"]).all()
+    assert np.isfinite(prediction.step_s).all() and (prediction.step_s > 0).all()
+    assert (prediction.memory.peak_bytes == plain.memory.peak_bytes).all()
+
+
+@pytest.mark.parametrize("name, fault", [("mixtral-8x7b", "dense models"), ("llama-3.1-8b", "no products in fp8")])
+def test_what_a_profile_cannot_price_is_refused(name, fault, card):
+    with pytest.raises(InputError, match=fault):
+        on_one_device(load_model(name), card, precision="fp8-current", seq_len=8192, batch=1)
+
+
+def on_cores(profile: Profile, layout: Layout):
+    model, workload = load_model("llama-2m"), load_workload("python-stdlib")
+    return predict(Job(model, load_cluster("this-machine-2x4"), workload, on_profile(software(), profile)), Layouts.of([layout]))
+
+
+def test_a_pipeline_on_shared_cores_takes_the_work_of_all_its_stages(cores):
+    # Ranks that wait leave their cores to the others: 2 micro-batches of 4 layers and the ends, spread over 2 stages.
+    whole = on_cores(cores, Layout(pp=1, dp=8, micro_batch=2))
+    piped = on_cores(cores, Layout(pp=2, dp=4, micro_batch=4, overlap_pp=True))
+    work_s = (4 * 0.09 + 0.09) / 2
+    busy_s = piped.parts["compute"][0] + piped.parts["bubble"][0]
+    assert busy_s == pytest.approx(work_s, rel=0.05) and piped.parts["bubble"][0] > 0
+    assert whole.parts["bubble"][0] == 0
+
+
+def test_tensor_parallel_exchanges_cost_what_they_were_timed_at(cores):
+    # of each of 2 micro-batches: 4 layers x 8 collectives of 2 ms, and the ends' 4 + 2
+    prediction = on_cores(cores, Layout(tp=2, dp=4, micro_batch=4))
+    num_micro_batches = int(prediction.detail.num_micro_batches[0])
+    assert prediction.parts["exposed_tp"][0] == pytest.approx(num_micro_batches * (4 * 8 + 6) * 2e-3)
+
+
+def shared(profile: Profile, **changes: object) -> Profile:
+    return replace(profile, shared_slices=(replace(profile.slices[-1], **changes),))
+
+
+# A layer of 4 sequences takes 10 ms whatever its size and 80 ms for its work, the ends likewise; every collective 2 ms.
+CUT_S = 0.01 + 0.08 / 2
+WHOLE_S = 0.09
+
+
+def steps_of(layer_s: float, ends_s: float) -> tuple[float, float]:
+    return 2 * layer_s + ends_s, 4 * layer_s + ends_s
+
+
+def test_a_layer_cut_over_ranks_takes_what_its_slice_took(cores):
+    # 8 collectives a layer and 4 at the ends cost twice what they were timed at, 2 more at the ends and the step's sum do not
+    seen = shared(cores, tp=2, steps_s=steps_of(CUT_S + 2 * 8 * 2e-3, CUT_S + (2 * 4 + 2 + 1) * 2e-3))
+    prediction = on_cores(seen, Layout(tp=2, dp=4, micro_batch=4))
+    num_micro_batches = int(prediction.detail.num_micro_batches[0])
+    assert prediction.parts["exposed_tp"][0] == pytest.approx(num_micro_batches * (2 * (4 * 8 + 4) + 2) * 2e-3)
+    alone = Layout(dp=8, micro_batch=2)
+    assert on_cores(seen, alone).step_s[0] == on_cores(cores, alone).step_s[0]
+
+
+@pytest.mark.parametrize("changes", [{"steps_s": steps_of(0.01, 0.01)}, {"steps_s": steps_of(1.0, 1.0), "recompute": "full"}])
+def test_exchanges_in_a_layer_cost_what_they_do_by_themselves_where_no_slice_tells_more(changes, cores):
+    layout = Layout(tp=2, dp=4, micro_batch=4)
+    other = shared(cores, tp=2, **changes)
+    assert on_cores(other, layout).parts["exposed_tp"][0] == on_cores(cores, layout).parts["exposed_tp"][0]
+
+
+def test_a_pipeline_costs_what_stages_took_together(cores):
+    # a tenth more than 2 or 4 layers, the ends, two messages a stage; and the step's sum
+    layout = Layout(pp=2, dp=4, micro_batch=4, overlap_pp=True)
+    dearer = shared(cores, pp=2, steps_s=tuple(1.1 * (work_s + 4 * 2e-3) + 2e-3 for work_s in steps_of(WHOLE_S, WHOLE_S)))
+    before, after = on_cores(cores, layout).parts, on_cores(dearer, layout).parts
+    for part in ("compute", "bubble", "exposed_pp"):
+        assert after[part][0] == pytest.approx(1.1 * before[part][0]), part
+    assert after["exposed_dp"][0] == before["exposed_dp"][0]
+    alone = Layout(dp=8, micro_batch=2)
+    assert on_cores(dearer, alone).step_s[0] == on_cores(cores, alone).step_s[0]
+    roomy = {"num_cores": 16}  # a core for each: the slice's step then has its bubble in it, which is priced by itself
+    assert on_cores(replace(dearer, **roomy), layout).step_s[0] == on_cores(replace(cores, **roomy), layout).step_s[0]
+
+
+def test_what_one_models_slices_do_not_tell_anothers_do(cores):
+    seen = shared(cores, tp=2, steps_s=steps_of(1.0, 1.0))
+    dealt = replace(seen.slices[-1], pp=2)
+    foreign = replace(seen.shared_slices[0], hidden=384)
+    both = replace(seen, shared_slices=(dealt, foreign))
+    layout = Layout(tp=2, dp=4, micro_batch=4)
+    assert on_cores(both, layout).parts["exposed_tp"][0] > on_cores(cores, layout).parts["exposed_tp"][0]
+
+
+def test_a_layer_without_a_gate_is_corrected_as_what_it_is(cores):
+    # the same seconds for less work: a layer of that kind comes back as it was seen, whichever kind it is
+    model = replace(load_model("llama-2m"), gated=False)
+    plain = replace(cores, slices=tuple(replace(cut, gated=False) for cut in cores.slices))
+    layouts = Layouts.of([Layout(dp=8, micro_batch=4)])
+    workload = replace(load_workload("python-stdlib"), global_batch=32)
+    prediction = predict(Job(model, load_cluster("this-machine-2x4"), workload, on_profile(software(), plain)), layouts)
+    assert prediction.parts["compute"][0] == pytest.approx(4 * 0.09 + 0.09, rel=0.05)
+
+
+def test_more_processes_on_the_same_cores_take_longer(cores):
+    few = on_cores(replace(cores, num_processes=16), Layout(dp=8, micro_batch=2)).parts["compute"][0]
+    assert on_cores(cores, Layout(dp=8, micro_batch=2)).parts["compute"][0] == pytest.approx(2 * few)
+
+
+def says(profile: Profile, model: str = "llama-3.1-8b", precision: str = "bf16-pure"):
+    return measured(load_model(model), replace(load_workload("pretrain-1t"), precision=precision), profile)
+
+
+def test_rates_are_work_over_seconds(card):
+    # products at 700 TFLOP/s; attention at 500, its backward 2.5 times the work
+    rates = says(card).rates
+    for way in WAYS:
+        shapes, flops_per_s = rates.products[way]
+        assert shapes.shape == (3, 3) and flops_per_s == pytest.approx([700e12] * 3)
+    for shapes, flops_per_s in rates.attention:
+        assert shapes.tolist() == [[32, 64], [8192, 4096], [128, 128]] and flops_per_s == pytest.approx([500e12] * 2)
+
+
+def test_norms_and_activations_share_their_bytes_evenly(card):
+    # a byte of each: 1 / 2 + 1 / 6 = 2 / 3 of a second for 2 bytes
+    mixed = replace(card, norm_bytes_per_s=2.0, activation_bytes_per_s=6.0)
+    assert says(mixed).rates.elementwise_bytes_per_s == pytest.approx(3.0)
+
+
+def test_only_products_of_the_jobs_number_format_count(card):
+    doubled = tuple(replace(p, number_format="fp8", seconds=p.seconds / 2) for p in card.products)
+    both = replace(card, products=card.products + doubled)
+    assert says(both).rates.products["forward"][1] == pytest.approx([700e12] * 3)
+    assert says(both, precision="fp8-current").rates.products["forward"][1] == pytest.approx([1400e12] * 3)
+
+
+def test_corrections_take_composed_seconds_to_those_of_the_slices(card):
+    seen = says(card)
+    layer_s = float(layer_time(seen.shape, 1, 8192, 1.0, seen.rates).total_s)
+    ends_s = sum(float(way) for way in ends_time(seen.shape, 8192, 8192, 1.0, seen.rates))
+    assert (seen.layer.of(layer_s), seen.ends.of(ends_s)) == (pytest.approx(0.02), pytest.approx(0.04))
+
+
+def test_slices_with_recompute_correct_nothing(card):
+    again = replace(card, slices=tuple(replace(cut, recompute="full", layer_s=9.0) for cut in card.slices))
+    assert says(again).layer == says(again).ends == Correction()
+
+
+def test_another_models_slices_correct_where_the_models_own_are_missing(card):
+    seen, own = says(card, "llama-2-7b"), says(card)
+    assert seen.slices == () and len(own.slices) == 1
+    assert (seen.layer, seen.ends) == (own.layer, own.ends)
+
+
+def test_rows_of_logits_are_those_timed_for_the_vocabulary_or_the_most_of_any(card):
+    heads = [replace(p, rows=2048) for p in card.products if p.columns == 128256]
+    others = [p for p in card.products if p.columns != 128256]
+    small = replace(card, products=(*others, *heads))
+    assert (says(small).block_rows, says(small, "llama-2-7b").block_rows) == (2048, 8192)
+
+
+def test_what_passes_between_operations_is_as_wide_as_its_format(card, cores):
+    assert (says(card).element_bytes, says(cores, "llama-2m", "fp32").element_bytes) == (2.0, 4.0)
+
+
+def test_factors_are_1_where_no_slice_was_shared(card, cores):
+    for seen in (says(card), says(cores, "llama-2m", "fp32")):
+        assert (seen.tensor, seen.pipeline) == (1.0, 1.0)
+
+
+def test_the_middle_of_several_shared_slices_is_their_geometric_mean(cores):
+    once, fourfold = (
+        replace(cores.slices[-1], tp=2, steps_s=steps_of(CUT_S + n * 8 * 2e-3, CUT_S + (n * 4 + 2 + 1) * 2e-3)) for n in (1, 4)
+    )
+    assert says(replace(cores, shared_slices=(once, fourfold)), "llama-2m", "fp32").tensor == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_products_without_one_of_their_gradients_price_nothing(way, card):
+    lame = replace(card, products=tuple(p for p in card.products if p.way != way))
+    with pytest.raises(InputError, match="no products in bf16, only in none") as caught:
+        says(lame)
+    assert "meshwright measure --model llama-3.1-8b --precision bf16-pure" in caught.value.fix
+
+
+def test_adapters_and_a_profile_without_attention_are_refused(card):
+    with pytest.raises(InputError, match="trained whole"):
+        measured(load_model("llama-2-70b"), load_workload("mlperf-llama2-70b-lora"), card)
+    with pytest.raises(InputError, match="no products in bf16"):
+        says(replace(card, attentions=()))
+
+
+@pytest.mark.parametrize(("precision", "name"), [("fp32", "fp32"), ("bf16-pure", "bf16"), ("fp8-current", "fp8")])
+def test_formats_have_the_names_of_profiles(precision, name):
+    assert format_of(precision) == name
