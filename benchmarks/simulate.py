@@ -56,7 +56,7 @@ def llama3() -> Plan:
     """Llama 3 405B on 16,384 H100: 16 M tokens per step, tensor 8 and pipeline 16, the rest as `meshwright plan` lays it out."""
     workload = replace(load_workload("pretrain-15t"), seq_len=8192, global_batch=2048, precision="bf16")
     job = Job("llama-3.1-405b", "dgx-h100-superpod", workload, gpus=16384)
-    return plan_of(job.forecast("tp=8,pp=16,vp=8,mbs=1,zero=2,schedule=zero-bubble,order=cp-dp-tp-pp"))
+    return plan_of(job.forecast("tp=8,pp=16,vp=8,mbs=1,zero=3,schedule=interleaved,order=cp-dp-tp-pp"))
 
 
 def timed(body: Callable[[], object], num_runs: int = 3) -> str:

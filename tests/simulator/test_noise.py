@@ -15,7 +15,6 @@ from meshwright.simulator.noise import (
     QUIET,
     Noise,
     drift_path,
-    drift_scale,
     group_jitter,
     latest_rank,
     mean_stall_s,
@@ -105,11 +104,6 @@ def test_drift_forgets_itself_and_stalls_come_as_often_as_they_should():
     added = stalls(100_000, 100, 10.0, noise, rng)  # 0.1 a step, each a tenth of a step and 0.2 more
     assert added.mean() == pytest.approx(0.3, rel=0.03) == mean_stall_s(100, 10.0, noise)
     assert added[added > 0].min() >= 1.0
-
-
-def test_longer_steps_average_over_more_of_the_drift():
-    assert drift_scale(10.0, 0.01) == pytest.approx(0.01)
-    assert drift_scale(160.0, 0.01) == pytest.approx(0.005)
 
 
 def test_the_share_of_long_steps_is_that_of_the_draws():

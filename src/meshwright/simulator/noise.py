@@ -27,8 +27,6 @@ DELAY_TAIL = 2.0  # Pareto index of a rank's delay: the largest of n grows with 
 SHORTEST_STALL = 0.1  # of a step: what is shorter is not told from the jitter
 MOST_STALLS = 1000  # in one step
 DRIFT_STEPS = 15.0  # steps after which the machine's drift is forgotten
-DRIFT_REFERENCE_S = 10.0  # step at which `drift` is what it says; longer steps average it out
-DRIFT_POWER = 0.25  # of the step time: how much they do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,7 @@ class Noise:
 
     jitter: float  # mean delay of one operation on one rank, of its duration (exponential)
     delay: float  # scale of how late a replica's latest rank is in a step, of the step (Pareto, index 2)
-    drift: float  # scale of the slow drift of the whole machine at steps of 10 s
+    drift: float  # scale of the slow drift of the whole machine, of the step
     level_spread: float  # by how much runs of one kind differ in all three: the standard deviation of a logarithm
     stalls_per_hour: float  # of one accelerator
     stall_spread: float  # by how much runs of one kind differ in that rate: its variance over the square of its mean (gamma)
@@ -74,7 +72,7 @@ QUIET = Noise(**{f.name: 0.0 for f in fields(Noise)})
 MEANING: Mapping[str, tuple[str, str]] = {  # unit, meaning
     "jitter": ("1", "mean delay of an operation on a rank, of its duration"),
     "delay": ("1", "scale of how late a replica's latest rank is in a step, of the step"),
-    "drift": ("1", "scale of the machine's slow drift at 10 s per step"),
+    "drift": ("1", "scale of the machine's slow drift, of the step"),
     "level_spread": ("ln", "spread of the three above between runs of one kind"),
     "stalls_per_hour": ("1/h", "stalls of one accelerator"),
     "stall_spread": ("1", "spread of that rate between runs of one kind: its variance over the square of its mean"),
@@ -83,11 +81,6 @@ MEANING: Mapping[str, tuple[str, str]] = {  # unit, meaning
     "after_evaluation_s": ("s", "mean additional time of a step after an evaluation"),
     "run_spread": ("1", "mean slowdown of a run against the best of its kind"),
 }
-
-
-def drift_scale(step_s: float, drift: float) -> float:
-    """Scale of the machine's slow drift, of the step: a longer step averages over more of it."""
-    return drift * math.pow(DRIFT_REFERENCE_S / step_s, DRIFT_POWER)
 
 
 @cache

@@ -35,11 +35,11 @@ CLASS_SPREAD = 1.0  # ln by which a class was expected to differ from the common
 EXPECTED = (math.log(2.5e-4), math.log(2e-3))  # ln of delay and drift, assumed beforehand
 ROUNDS = 6  # of class values and common values in turn: they have settled long before
 JITTER = 5e-4  # assumed: step times do not determine it
-UNIT_STEPS = 4000  # drawn steps behind the unit of the delay
-UNIT_RUNS = 60  # drawn runs behind that of the drift, which one run of a few hundred steps says little of
+UNIT_RUNS = 40  # drawn for each log: one run of a few hundred steps says little of a slow drift
 UNIT_SEED = 5
 DELAYS = np.linspace(math.log(2e-5), math.log(4e-3), 107)  # the grid of the fit
 DRIFTS = np.linspace(math.log(1e-4), math.log(5e-2), 125)
+RATIOS = np.linspace(DELAYS[0] - DRIFTS[-1], DELAYS[-1] - DRIFTS[0], 47)  # ln of delay over drift
 RUNS_PER_ROW = 3  # logs behind a row's spread; the range of three exponentials is 1.5 means
 BENCHMARKS = ("gpt3", "llama31_405b")
 
@@ -55,19 +55,16 @@ NORMAL_90 = 1.2815515655446004  # 80 % of a normal distribution lie within so ma
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """A log in the numbers of the fit, and what a delay and a drift of 1 would show in it."""
+    """A log in the numbers of the fit, and what delays and drifts would show in it."""
 
     kind: str
     spread: float  # ln of the robust standard deviation of steps, per cent
     change: float  # the same of changes between steps
-    delay_unit: tuple[float, float]  # per cent of spread and change
-    drift_unit: tuple[float, float]
+    shown: tuple[Floats, Floats]  # by ratio of delay to drift, ln of the spread and of the change that a drift of 1 would show
 
     def predicted(self, delay: Floats | float, drift: Floats | float, of_change: int = 0) -> Floats:
-        """Ln of the spread, or of the change, with delay and drift of these logarithms: independent, so that their squares add up."""
-        return np.asarray(
-            np.logaddexp(2 * (delay + math.log(self.delay_unit[of_change])), 2 * (drift + math.log(self.drift_unit[of_change]))) / 2
-        )
+        """Ln of the spread, or of the change, with delay and drift of these logarithms: both scale draws, so their ratio decides."""
+        return np.asarray(drift + np.interp(delay - drift, RATIOS, self.shown[of_change]))
 
     def losses(self) -> Floats:
         """How badly each point of the grid fits; a few logs are of troubled machines, so large errors count by their logarithm."""
@@ -81,29 +78,32 @@ def _loss(error: Floats) -> Floats:
 
 
 def _seen(log: StepLog) -> Seen:
-    rng, layout = np.random.default_rng(UNIT_SEED), log.run.layout
-    late = draws.latest_rank(layout, (UNIT_STEPS, layout.dp), rng).max(axis=1)
-    scale = draws.drift_scale(log.times.median_s, 1.0)
-    paths = [scale * draws.drift_path(len(log.times.steady_s), rng) for _ in range(UNIT_RUNS)]
     relative = log.times.steady_s / log.times.median_s
     return Seen(
         kind=class_of_job(log.planned.forecast.job, log.run.layout),
-        spread=math.log(_spread_pct(relative)),
-        change=math.log(_spread_pct(_changes(relative))),
-        delay_unit=(_spread_pct(late), _spread_pct(_changes(late))),
-        drift_unit=(
-            float(np.median([_spread_pct(path) for path in paths])),
-            float(np.median([_spread_pct(_changes(path)) for path in paths])),
-        ),
+        spread=math.log(_spread_pct(relative[None, :])),
+        change=math.log(_spread_pct(_changes(relative[None, :]))),
+        shown=_shown(log),
     )
 
 
-def _changes(series: Floats) -> Floats:
-    return np.diff(series) / math.sqrt(2)
+def _shown(log: StepLog) -> tuple[Floats, Floats]:
+    """What runs of the log's layout and length would show, drawn as the simulator draws them, for each ratio of delay to drift."""
+    rng, layout, num_steps = np.random.default_rng(UNIT_SEED), log.run.layout, len(log.times.steady_s)
+    late = draws.latest_rank(layout, (UNIT_RUNS * num_steps, layout.dp), rng).max(axis=1).reshape(UNIT_RUNS, num_steps)
+    slow = np.stack([draws.drift_path(num_steps, rng) for _ in range(UNIT_RUNS)])
+    runs = [slow + math.exp(ratio) * late for ratio in RATIOS]
+    return np.log([_spread_pct(run) for run in runs]), np.log([_spread_pct(_changes(run)) for run in runs])
 
 
-def _spread_pct(values: Floats) -> float:
-    return float(100 * MAD_TO_STD * np.median(np.abs(values - np.median(values))))
+def _changes(runs: Floats) -> Floats:
+    return np.diff(runs, axis=1) / math.sqrt(2)
+
+
+def _spread_pct(runs: Floats) -> float:
+    """The median over runs of their robust standard deviations, per cent."""
+    away = np.abs(runs - np.median(runs, axis=1, keepdims=True))
+    return float(100 * MAD_TO_STD * np.median(np.median(away, axis=1)))
 
 
 @dataclass(frozen=True, slots=True)

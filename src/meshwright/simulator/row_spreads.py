@@ -38,7 +38,7 @@ def drift_without_pipeline() -> RowDrift:
     stated = {row.line: row.text(COLUMN) for row in read_table(MEASURED_CSV).rows}
     runs = [run for run in read_runs(MEASURED_CSV).rows if run.layout.pp == 1 and stated[run.source_row]]
     unit_pct = _unit_pct()
-    drifts = np.array([math.log(float(stated[run.source_row]) / unit_pct / draws.drift_scale(run.measured_s, 1.0)) for run in runs])
+    drifts = np.array([math.log(float(stated[run.source_row]) / unit_pct) for run in runs])
     middle = float(np.median(drifts))
     spread = float(np.quantile(np.abs(drifts - middle), 0.8)) / NORMAL_90
     return RowDrift(drift=round(math.exp(middle), 9), level_spread=round(spread, 4), num_rows=len(runs))

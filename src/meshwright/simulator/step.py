@@ -275,9 +275,8 @@ def _exposed_dp_s(planned: PlannedStep, setting: Setting, walked: Walked) -> Flo
 
 def _machine_wide(planned: PlannedStep, noise: Noise, num_steps: int, firsts: Ints, rng: np.random.Generator) -> dict[str, Floats]:
     """Seconds that the whole machine loses in each step: to drift and a slow run, to stalls, to first steps."""
-    scale = draws.drift_scale(planned.busy_s, noise.drift)
     run = noise.run_spread * float(rng.standard_exponential())
-    drift_s = planned.busy_s * (scale * draws.drift_path(num_steps, rng) + run)
+    drift_s = planned.busy_s * (noise.drift * draws.drift_path(num_steps, rng) + run)
     stall_s = draws.stalls(num_steps, planned.plan.layout.num_ranks, planned.step_s, noise, rng)
     first_s, deviates = np.zeros(num_steps), rng.standard_exponential(num_steps)
     inside = firsts[firsts < num_steps]
