@@ -28,7 +28,7 @@ ARROW = (
     ("predict.prices",),
     ("predict.inputs",),
     ("job",),
-    ("predict.profile_choice",),
+    ("predict.profile_choice", "predict.recompute"),
     ("predict.measured", "predict.placement", "predict.footprint", "predict.traffic", "predict.legality"),
     ("predict.stages", "predict.software", "predict.goodput"),
     ("predict.practice",),

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from meshwright.errors import InputError
 from meshwright.record.mllog import Log, parse_log, read_log, salvage, step_times
 from meshwright.record.mllog_lines import DamagedLog
-from meshwright.record.step_times import StepTimes, read_step_times
+from meshwright.record.step_times import StepTimes
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SHARED = Path(__file__).parents[2] / ".." / "shared"
@@ -81,25 +80,9 @@ def test_an_evaluation_after_every_step_leaves_all_steps_in() -> None:
     assert steps.median_s == 3.0
 
 
-def test_spread_and_drift_match_a_hand_worked_case() -> None:
-    steps = StepTimes(np.array([9.0, 1.0, 1.0, 1.02, 1.04, 1.06]), np.array([True, *[False] * 5]), "by hand")
-    # deviations from the median 1.02: 0.02 0.02 0 0.02 0.04; tenths of five steps are one step each
-    assert steps.robust_std_pct == pytest.approx(100 * 1.4826 * 0.02 / 1.02)
-    assert steps.std_pct == pytest.approx(100 * math.sqrt(2.72e-3 / 5) / 1.024, rel=0.01)
-    assert steps.drift_pct == pytest.approx(6.0)
-
-
 def test_several_runs_join_into_one_series() -> None:
     joined = StepTimes.joined([step_times(fixture("timer_every_step")), step_times(fixture("counts_tokens"))])
     assert (len(joined.seconds), joined.is_first.sum(), joined.method) == (14, 4, "timer of every step")
-
-
-def test_the_worst_step_and_the_tail_match_a_hand_worked_case() -> None:
-    steps = StepTimes(np.array([9.0, *[1.0] * 99, 2.0, 1.0]), np.array([True, *[False] * 101]), "by hand")
-    assert steps.worst == (1, 9.0)
-    # 101 steady steps: the 99th percentile is the hundredth of them in order, and one is longer
-    assert steps.p99_over_p50 == 1.0
-    assert StepTimes(steps.seconds[1:], ~steps.is_first[1:] & False, "by hand").worst == (100, 2.0)
 
 
 def test_a_log_says_its_steps_and_its_target() -> None:
@@ -187,17 +170,6 @@ def test_a_line_without_what_every_line_has_is_damaged(line: str, complaint: str
         parse_log(f":::MLLOG {line}\n{lines_of('blocks_only')[0]}\n", "result_0.txt")
 
 
-def test_two_lines_that_ran_into_one_are_both_read() -> None:
-    lines = lines_of("blocks_only")
-    assert len(parse_log(lines[0] + lines[1], "x").events) == 2
-
-
-@pytest.mark.parametrize("text", ["", "no log at all\n", "+ echo ':::SYSJSON {}'\n"])
-def test_a_file_without_log_lines_is_an_error(text: str) -> None:
-    with pytest.raises(InputError, match="no :::MLLOG line"):
-        parse_log(text, "x.log")
-
-
 def test_a_batch_size_that_is_none_names_its_line() -> None:
     text = "\n".join(lines_of("blocks_only")).replace('"global_batch_size", "value": 8', '"global_batch_size", "value": -8')
     with pytest.raises(InputError, match=r"global_batch_size is -8(.|\n)*x.log: line 5"):
@@ -213,8 +185,6 @@ def test_a_run_that_stops_before_it_starts_is_an_error() -> None:
 def test_a_missing_file_is_an_error_without_a_traceback() -> None:
     with pytest.raises(InputError, match="cannot read the log"):
         read_log("nowhere/result_0.txt")
-    with pytest.raises(InputError, match="cannot read the step times"):
-        read_step_times("nowhere/steps.csv")
 
 
 @given(data=st.data(), name=st.sampled_from(FORMS))
@@ -230,36 +200,6 @@ def test_a_mutilated_log_gives_numbers_or_an_input_error(data: st.DataObject, na
     except InputError:
         return
     assert math.isfinite(median_s) and median_s > 0
-
-
-def test_step_times_are_read_from_a_csv(tmp_path: Path) -> None:
-    path = tmp_path / "steps.csv"
-    path.write_text("step,step_s\n1,3.0\n2,2.0\n3,2.2\n")
-    steps = read_step_times(path)
-    assert (steps.median_s, steps.is_first.tolist()) == (2.1, [True, False, False])
-    path.write_text("step,step_s,first_after_eval\n1,3.0,1\n2,2.0,0\n3,2.5,1\n")
-    assert read_step_times(path).median_s == 2.0
-    path.write_text("step,step_time_s\n1,3.0\n2,2.0\n")  # the column's name in version 0.1
-    assert read_step_times(path).median_s == 2.0
-
-
-@pytest.mark.parametrize(
-    "text, complaint",
-    [
-        ("", "no column 'step'"),
-        ("step,seconds\n1,2\n", "no column 'step_s'(.|\n)*line 1"),
-        ("step,step_s\n", "no step"),
-        ("step,step_s\n1,2.0\n2,fast\n", "'fast', not a positive number of seconds(.|\n)*line 3"),
-        ("step,step_s\n1,-2\n", "'-2', not a positive"),
-        ("step,step_s\n1,nan\n", "'nan', not a positive"),
-        ("step,step_s\n1\n", "None, not a positive"),
-    ],
-)
-def test_a_bad_csv_names_line_and_value(tmp_path: Path, text: str, complaint: str) -> None:
-    path = tmp_path / "steps.csv"
-    path.write_text(text)
-    with pytest.raises(InputError, match=complaint):
-        read_step_times(path)
 
 
 # Real logs: medians over the logs of a row, against measured_runs.csv.
@@ -289,10 +229,3 @@ def test_real_logs_agree_with_the_table_of_runs(
     assert np.median([log.samples_to_target for log in logs]) == pytest.approx(samples, rel=0.04)
     assert np.median([log.num_evaluations for log in logs]) == pytest.approx(evaluations, abs=0.5)
     assert np.median([log.time_to_train_s / 60 for log in logs]) == pytest.approx(minutes, rel=0.02)
-
-
-@pytest.mark.skipif(not (SHARED / "data" / "step_times").is_dir(), reason="the step times are not here")
-def test_the_step_times_of_other_runs_are_all_read() -> None:
-    for path in (SHARED / "data" / "step_times").glob("*.csv"):
-        with path.open() as file:
-            assert len(read_step_times(path).seconds) == sum(1 for _ in csv.reader(file)) - 1
