@@ -266,7 +266,7 @@ def _usual_software(cluster: Cluster, workload: Workload) -> Software:
         return software(MESHWRIGHT)
     if workload.is_mlperf:
         return software()
-    note = "the software is not named: taken as Megatron-LM as its users run it, with an interval for any software (see --software)"
+    note = "the software is not named: taken as Megatron-LM as its users run it, with an interval for any software; name yours"
     return replace(software(MEGATRON), known=False, note=note)
 
 

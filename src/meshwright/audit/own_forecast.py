@@ -167,7 +167,11 @@ def _cluster(claim: Claim, assumed: list[str], to_ask: list[str]) -> Cluster:
     if claim.cluster:
         cluster = load_cluster(claim.cluster)
         if run.accelerator and cluster.accelerator.name != run.accelerator:
-            raise InputError(f"cluster {cluster.name} has {cluster.accelerator.name}, and the claim says {run.accelerator}")
+            raise InputError(
+                f"cluster {cluster.name} has {cluster.accelerator.name}, and the claim says {run.accelerator}",
+                where="cluster",
+                fix=f"name a cluster of {run.accelerator}",
+            )
         return cluster
     described = [load_cluster(name) for name in names("clusters") if name not in (THIS_MACHINE, EMULATED)]
     alike = [one for one in described if one.accelerator.name == run.accelerator]
@@ -180,7 +184,11 @@ def _cluster(claim: Claim, assumed: list[str], to_ask: list[str]) -> Cluster:
         built = machine(f"{count(run.gpus)} {run.accelerator}", run.accelerator, run.gpus, min(PER_NODE, run.gpus))
     except InputError:
         known = ", ".join(sorted({one.accelerator.name for one in described}))
-        raise InputError(f"the catalogue has no cluster with {run.accelerator} (it has {known}): give a file as cluster") from None
+        raise InputError(
+            f"the catalogue has no cluster with {run.accelerator} (it has {known})",
+            where="cluster",
+            fix="describe the cluster in a TOML file and give its path as cluster",
+        ) from None
     assumed += [f"nodes of {min(PER_NODE, run.gpus)}", *built.assumptions]
     return built.cluster
 

@@ -167,7 +167,7 @@ def domain_changes(described: Cluster, used: Cluster) -> tuple[str, ...]:
 
 def _routing(key: str, value: str) -> str:
     if value not in ROUTINGS:
-        raise InputError(f"no routing named {value!r}", where=f"--set {key}", fix=nearest(value, ROUTINGS))
+        raise InputError(f"no routing named {value!r}", where=argument("changes", f"{key}={value}"), fix=nearest(value, ROUTINGS))
     return value
 
 

@@ -486,8 +486,8 @@ def _nothing_fits(job: Job, tally: _Tally, fixed: Fixed, reserve_bytes: float, s
         return InputError(
             f"{stack.title} runs no layout of this job{_with_fixed(fixed, fixed.values)}: for example, it "
             f"{stack.refusal(asked_of(job), tally.refused).removeprefix(f'{stack.title} ')}",
-            where="--stack",
-            fix="free a fixed choice, or plan for another stack (--stack any: for none in particular)",
+            where=argument("stack"),
+            fix=f"free a fixed choice, or plan for another stack ({argument('stack', 'any')}: for none in particular)",
         )
     if not tally.num_unfit:
         return InputError(

@@ -455,7 +455,7 @@ class MeasuredPricer(Pricer):
             raise InputError(
                 f"a hardware profile was measured with our own trainer, which recomputes {', '.join(USUAL_RECOMPUTE)} alone",
                 where="layout.recompute",
-                fix="choose one of these, or price without the profile (--profile none)",
+                fix="choose one of these, or price without the profile",
             )
         self.m = measured
         profile = measured.profile

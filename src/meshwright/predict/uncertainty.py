@@ -252,9 +252,7 @@ def _unrouted(found: Interval, cluster: Cluster, spread: float) -> Interval:
     if not fabric.routing_assumed or cluster.tiers[0].num_accelerators == cluster.num_accelerators or not spread:
         return found
     reach = math.hypot(math.log(found.high), spread)
-    reason = (
-        f"how {fabric.name} spreads flows over its paths is not stated: taken as {fabric.routing} (--set {fabric.name}.routing=adaptive)"
-    )
+    reason = f"how {fabric.name} spreads flows over its paths is not stated: taken as {fabric.routing} ({fabric.name}.routing says it)"
     note = f"{found.note}; {reason}" if found.note else reason
     return replace(found, low=math.exp(-reach), high=math.exp(reach), note=note)
 

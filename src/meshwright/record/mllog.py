@@ -352,7 +352,11 @@ class Log:
         event = self.required(key)
         value = number(event.value)
         if value is None or value < 1 or value != int(value):
-            raise InputError(f"{key} is {event.value!r}, not a whole number of at least 1", where=f"{self.path}: line {event.line}")
+            raise InputError(
+                f"{key} is {event.value!r}, not a whole number of at least 1",
+                where=f"{self.path}: line {event.line}",
+                fix="use the log as the run wrote it",
+            )
         return int(value)
 
 

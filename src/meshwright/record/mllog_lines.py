@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from meshwright.errors import InputError
-from meshwright.files import MOST_BYTES, read_bytes
+from meshwright.files import MOST_BYTES, READABLE, read_bytes
 
 MARKER = ":::MLLOG"
 COUNTERS = ("samples_count", "step", "step_num", "epoch_num")  # of a line's metadata, the first that is there
@@ -102,7 +102,7 @@ def read_log_text(path: str | Path) -> str:
     try:
         data = read_bytes(path)
     except OSError as error:
-        raise UnreadableLog(f"cannot read the log: {error.strerror or error}", where=str(path)) from None
+        raise UnreadableLog(f"cannot read the log: {error.strerror or error}", where=str(path), fix=READABLE) from None
     for start, unpack in UNPACK.items():
         if data.startswith(start):
             data = _unpacked(data, unpack, path)
@@ -123,7 +123,9 @@ def _unpacked(data: bytes, unpack: Callable[[], Any], path: str | Path) -> bytes
                 return b"".join(parts)
             size += len(parts[-1])
             if size > MOST_BYTES:
-                raise UnreadableLog(f"unpacked it has more than {MOST_BYTES:,} bytes", where=str(path))
+                raise UnreadableLog(
+                    f"unpacked it has more than {MOST_BYTES:,} bytes", where=str(path), fix="unpack it, and give the log of one run"
+                )
             left = one.unused_data if one.eof else b""  # packed files may be put one after another
             one = unpack() if one.eof else one
     return b"".join(parts)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError
-from meshwright.files import read_text
+from meshwright.files import READABLE, read_text
 
 MAD_TO_STD = 1.4826  # of a normal distribution
 
@@ -97,7 +97,7 @@ def read_step_times(path: str | Path) -> StepTimes:
     try:
         text = read_text(path, encoding="utf-8-sig", errors="replace")
     except OSError as error:
-        raise InputError(f"cannot read the step times: {error.strerror or error}", where=str(path)) from None
+        raise InputError(f"cannot read the step times: {error.strerror or error}", where=str(path), fix=READABLE) from None
     rows = csv.DictReader(text.splitlines())
     columns = rows.fieldnames or ()
     times = "step_time_s" if "step_time_s" in columns else "step_s"
@@ -107,7 +107,7 @@ def read_step_times(path: str | Path) -> StepTimes:
     try:
         read = [(_positive_s(row, times, f"{path}: line {rows.line_num}"), row.get("first_after_eval")) for row in rows]
     except csv.Error as error:
-        raise InputError(f"not a CSV: {error}", where=f"{path}: line {rows.line_num}") from None
+        raise InputError(f"not a CSV: {error}", where=f"{path}: line {rows.line_num}", fix="write one step a row: step,step_s") from None
     if not read:
         raise InputError("the file has no step", where=str(path), fix="give at least one row of step,step_s")
     is_first = [mark == "1" if mark is not None else i == 0 for i, (_, mark) in enumerate(read)]
@@ -122,5 +122,5 @@ def _positive_s(row: Mapping[str, Any], column: str, where: str) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{column} is {text!r}, not a positive number of seconds", where=where)
+        raise InputError(f"{column} is {text!r}, not a positive number of seconds", where=where, fix="write 1.27, for example")
     return value

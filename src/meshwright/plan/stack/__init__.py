@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 from meshwright.job import Job
 from meshwright.layout import Layout
 from meshwright.plan.stack.deepspeed import DEEPSPEED
@@ -41,7 +41,7 @@ def stack_named(name: str) -> Stack:
     if name == ANY.name:
         return ANY
     if name not in STACKS:
-        raise InputError(f"no stack named {name!r}", where="--stack", fix=nearest(name, NAMES))
+        raise InputError(f"no stack named {name!r}", where=argument("stack"), fix=nearest(name, NAMES))
     return STACKS[name]
 
 
@@ -61,7 +61,7 @@ def joint(stacks: Sequence[Stack]) -> Stack:
     for key, left in shared.items():
         if not left:
             raise InputError(
-                f"no {key.replace('_', ' ')} are left that {title} all have", where="--export", fix="plan for one stack at a time"
+                f"no {key.replace('_', ' ')} are left that {title} all have", where=argument("export"), fix="plan for one stack at a time"
             )
     return Stack(
         name="+".join(stack.name for stack in stacks),
