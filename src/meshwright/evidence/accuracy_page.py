@@ -413,8 +413,8 @@ def _experts_section(choices: Sequence[Choice]) -> str:
 
 The planner searches a layout for every row of GPT-3, 405B and 8B, with the row's accelerators, batch, sequence and precision, for the
 stack of the engineers (`meshwright plan --stack megatron`; no degrees given). The gap is how much slower the layout that the
-engineers chose is predicted to be than the one that the planner puts first. Layouts within {100 * run_noise():.1f} % of the fastest are equal to it, and the planner
-puts the one with more memory to spare first.
+engineers chose is predicted to be than the one that the planner puts first. Layouts within {100 * run_noise():.1f} % of the fastest are
+equal to it, and the planner puts the one with more memory to spare first.
 
 |  | target | result |  | with no tensor traffic hidden in the planner's layout |
 | --- | --- | ---: | --- | ---: |
