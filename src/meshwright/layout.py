@@ -106,6 +106,7 @@ class Layout:
         """Whether the pipeline puts weight gradients off. Without a pipeline every schedule is the same, whatever its name."""
         return self.schedule == "zero-bubble" and self.pp > 1
 
+    @typed
     def has_part(self, part: str) -> bool:
         """Whether a part of a layer is recomputed, kept in fp8 or moved to the host on its own."""
         return part in self.recompute.split("+")

@@ -93,9 +93,9 @@ def test_logs_as_markdown(run):
     "arguments, complaint",
     [
         (["nowhere.txt"], "cannot read the log"),
-        ([], "missing argument"),
+        ([], "LOG is missing"),
         ([str(FIXTURES / "timer_every_step.log"), "--round", "last"], "'last' is not a round"),
-        ([str(FIXTURES / "timer_every_step.log"), "--rounds", "v5.1"], "no such option"),
+        ([str(FIXTURES / "timer_every_step.log"), "--rounds", "v5.1"], "no option --rounds"),
     ],
 )
 def test_bad_input_for_logs_is_one_message(run, arguments, complaint):

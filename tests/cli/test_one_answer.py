@@ -111,7 +111,7 @@ def test_plan_says_what_is_fixed_and_that_the_rest_is_searched() -> None:
     assert answer("plan", *SMALL)["fixed"] == {}
 
 
-LIMIT = re.compile(r"([A-Z][a-z]+(?: [a-z]+)?) takes ([\d.]+)% of the step; next is ([a-z ]+) with ([\d.]+)%")
+LIMIT = re.compile(r"([A-Z][a-z]+(?: [a-z]+)?) takes ([\d.]+) % of the step; next is ([a-z ]+) with ([\d.]+) %")
 
 
 def shares_in(text: str) -> dict[str, str]:

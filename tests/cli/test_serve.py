@@ -99,8 +99,8 @@ def test_a_token_counts_on_this_machine_too(run, served):
     "arguments, message",
     [
         (["nowhere"], "there is no such folder"),
-        (["--port", "70000"], "less than or equal to 65535"),
-        (["--port", "x"], "'--port'"),
+        (["--port", "70000"], "--port is '70000'\n  where: --port\n  fix:   give a whole number: 0 to 65,535"),
+        (["--port", "x"], "--port is 'x'"),
         (["--host", "nowhere.invalid", "--new-token"], "is not known"),
         (["--host", "203.0.113.7", "--new-token", "--port", "0"], "cannot listen on 203.0.113.7"),
         (["--token", ""], "the token has 0 letters"),

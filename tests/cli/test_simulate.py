@@ -321,7 +321,7 @@ def test_weeks_end_when_their_budget_is_spent_spares_included(run, plan):
     assert (
         code == 0
         and "The budget of 1,000,000.00 USD ended the simulation" in out
-        and "For 1,000,000.00 USD or less: 100.0% of runs." in out
+        and "For 1,000,000.00 USD or less: 100.0 % of runs." in out
     )
     took = ledger_of("runs/weeks")
     assert took.status == "stopped" and abs(float(took.usd) - 1e6) < 0.02
@@ -346,7 +346,7 @@ def test_a_machine_without_a_price_wants_one(run, plan, tmp_path):
     assert code == 2 and "no price is listed for secret" in err and "--price 2.5USD/h" in err
     assert run(str(secret), "--steps", "2", "--budget", "500USD", "--price", "2.5USD/h", "--name", "s")[0] == 0
     took = ledger_of("runs/s")
-    assert took.price is not None and took.price.kind == "given" and took.price.source == "--price 2.5USD/h"
+    assert took.price is not None and took.price.kind == "given" and took.price.source == "given as 2.5USD/h"
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def refused(run: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
         (("plan.json", "--layout", "tp=3"), "tensor degree 3 does not divide 8 attention heads"),
         (("plan.json", "--layout", "pp=8"), "4 layers do not divide over 8 pipeline stages"),
         (("plan.json", "--layout", "cp=64"), "a sequence of 32 tokens does not divide into 128 pieces (cp=64, tp=1)"),
-        (("plan.json", "--layout", "dp=0"), "dp must be at least 1, not 0"),
+        (("plan.json", "--layout", "dp=0"), "dp is 0\n"),
         (("plan.json", "--layout", "xp=2"), "cannot read 'xp=2' in the layout"),
         (("plan.json", "--corpus", "nothing"), "no finished corpus: cannot read its manifest: No such file or directory"),
         (("plan.json", "--name", "../x"), "the run name '../x' could lead out of the runs folder"),

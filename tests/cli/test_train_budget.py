@@ -115,7 +115,7 @@ def here(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (("--budget", "0.01USD", *DOLLAR_A_SECOND), "predicted to cost 0.02 USD"),
         (("--budget", "lots"), "cannot read an amount of USD in 'lots'"),
-        (("--budget", "0"), "0 is nothing"),
+        (("--budget", "0"), "0 is not above 0"),
         (("--budget", ""), "no amount of USD"),  # of a shell variable that is not set
         (("--budget", "5EUR"), "cannot read an amount of USD in '5EUR'"),
         (("--price", "1e9"), "per accelerator-hour"),

@@ -62,15 +62,15 @@ def test_rates_below_zero_and_above_one_an_hour_are_refused(rate):
         (OWN.replace("1e-5", "2.0"), "affects an accelerator 2 times per hour"),
         (OWN.replace("restart_s = 120", ""), "restart_s is missing"),
         (OWN.replace("restart_s = 120", "restart_s = -1"), "restart_s is -1"),
-        (OWN.replace("{ per_accelerator_hour = 1e-5 }", "3"), "causes.gpu is 3: input should be a valid dictionary"),
+        (OWN.replace("{ per_accelerator_hour = 1e-5 }", "3"), "causes.gpu is 3"),
         (
             OWN.replace("2e-6, loses_node = false", '2e-6, loses_node = "no"'),
-            "causes.network.loses_node is 'no': input should be a valid boolean",
+            "causes.network.loses_node is 'no'",
         ),
         (OWN.replace("loses_node", "looses_node"), "unknown key 'looses_node'"),
         (OWN.replace("per_accelerator_hour = 1e-5", "count = 3"), "the rate of gpu is not given"),
         (OWN.replace("per_accelerator_hour = 1e-5", "loses_node = true"), "the rate of gpu is not given"),
-        ("observed = { num_accelerators = 0, days = 1 }" + OWN, "observed.num_accelerators is 0: input should be greater than 0"),
+        ("observed = { num_accelerators = 0, days = 1 }" + OWN, "observed.num_accelerators is 0"),
         ("detection_s = [", "not valid TOML"),
     ],
 )

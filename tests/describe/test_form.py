@@ -44,12 +44,12 @@ def test_a_table_in_form_becomes_a_value():
 @pytest.mark.parametrize(
     ("table", "what", "where", "fix"),
     [
-        ({"num_nodes": "4"}, "num_nodes is '4': input should be a valid integer", "num_nodes", "correct the value"),
-        ({"num_nodes": True}, "num_nodes is True: input should be a valid integer", "num_nodes", "correct the value"),
+        ({"num_nodes": "4"}, "num_nodes is '4'", "num_nodes", "write a whole number: num_nodes = 8"),
+        ({"num_nodes": True}, "num_nodes is True", "num_nodes", "write a whole number: num_nodes = 8"),
         ({"num_node": 4}, "unknown key 'num_node'", "num_node", "did you mean num_nodes?"),
         ({"tiers": [{}]}, "tiers.0.name is missing", "tiers.0.name", "add name = ..."),
         ({"tiers": [{"name": "a", "lnk": 1}]}, "unknown key 'lnk'", "tiers.0.lnk", "did you mean link?"),
-        ({"samples": {"64": 1.5}}, "samples.64 is 1.5: input should be a valid integer", "samples.64", "correct the value"),
+        ({"samples": {"64": 1.5}}, "samples.64 is 1.5", "samples.64", "write a whole number: samples = 8"),
     ],
 )
 def test_the_complaint_names_key_place_and_fix(table, what, where, fix):
@@ -60,10 +60,10 @@ def test_the_complaint_names_key_place_and_fix(table, what, where, fix):
 @pytest.mark.parametrize(
     ("link", "what", "fix"),
     [
-        ({"Gbit_per_s": "fast"}, "tiers.0.link.Gbit_per_s is 'fast': input should be a valid number", "correct the value"),
+        ({"Gbit_per_s": "fast"}, "tiers.0.link.Gbit_per_s is 'fast'", "write a number: Gbit_per_s = 1.5"),
         ({}, "tiers.0.link.Gbit_per_s is missing", "add Gbit_per_s = ..."),
         ({"Gbit_per_s": 1, "plane": 2}, "unknown key 'plane'", "did you mean planes?"),
-        (3, "tiers.0.link is 3: input should be a valid string", "correct the value"),
+        (3, "tiers.0.link is 3", 'write a text in quotes: link = "..."'),
     ],
 )
 def test_of_a_value_that_may_be_a_name_or_a_table_the_form_that_was_chosen_is_talked_about(link, what, fix):

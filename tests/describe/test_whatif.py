@@ -49,7 +49,14 @@ def test_the_chip_and_the_job_change():
 
 
 def test_every_known_key_can_be_set():
-    values = {"workload.precision": "bf16", "workload.attention_precision": "bf16", "fabric.num_accelerators": "4096", "gpus": "512"}
+    values = {
+        "workload.precision": "bf16",
+        "workload.attention_precision": "bf16",
+        "fabric.num_accelerators": "4096",
+        "gpus": "512",
+        "rack.routing": "hashed",
+        "fabric.routing": "hashed",
+    }
     already = {"rack.planes", "workload.attention_precision"}  # one plane, bf16: setting them changes nothing
     for key in set(known_keys(RECORD)) - already:
         assert changed(RECORD, JOB, [f"{key}={values.get(key, '1')}"]) != (RECORD, JOB), key

@@ -258,7 +258,7 @@ def test_a_log_beside_a_csv(tmp_path: Path) -> None:
     [
         ("tp=2,dp=4", {}, "tp=2 x cp=1 x pp=1 x dp=4 = 8 accelerators, but dgx-h100-superpod has 16 in use"),
         ("tp=4,dp=4", {}, "the layout makes 16 micro-batches of a global batch of 64 (dp=4, mbs=1), but the log says 8"),
-        ("tp=2,dp=8", {"global_batch": 32}, "--batch says global batch 32, but the log says 64"),
+        ("tp=2,dp=8", {"global_batch": 32}, "batch says global batch 32, but the log says 64"),
         ("tp=2,dp=8", {"precision": "nvfp4"}, "h100 has no fp4 tensor cores, which precision 'nvfp4' needs"),
         ("tp=2,dp=8", {"num_accelerators": 32}, "tp=2 x cp=1 x pp=1 x dp=8 = 16 accelerators, but dgx-h100-superpod has 32 in use"),
     ],
@@ -275,7 +275,7 @@ def test_an_unknown_benchmark_needs_a_workload(tmp_path: Path) -> None:
     log.write_text((FIXTURES / "timer_every_step.log").read_text().replace("llama31_405b", "bert"))
     with pytest.raises(InputError, match="which workload was run\\? benchmark 'bert' is not one of gpt3, ") as caught:
         described(observe([log]), SMALL, "dgx-h100-superpod")
-    assert caught.value.fix == "add --workload (and --model)"
+    assert caught.value.fix == "add workload (and model)"
 
 
 @pytest.mark.parametrize("seconds, side", [(0.5, "short"), (5000.0, "long")])

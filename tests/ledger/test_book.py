@@ -109,7 +109,7 @@ def test_a_machine_without_a_price_or_a_power_says_so(tmp_path: Path) -> None:
         writer.step(step(1))
     ledger = ledger_of(tmp_path / "a")
     assert ledger.usd is None and ledger.usd_by_state is None and ledger.energy_j is None and ledger.carbon_kg is None
-    assert any("--price 2.5USD/h" in note for note in ledger.notes) and any("power of secret" in note for note in ledger.notes)
+    assert any("2.5USD/h" in note for note in ledger.notes) and any("power of secret" in note for note in ledger.notes)
     assert sum(ledger.gpu_seconds.values()) == pytest.approx(2560)
     assert "None" not in ledger_csv(ledger)
 
@@ -203,4 +203,4 @@ def test_a_long_recorded_price_is_cut_and_one_life_without_a_price_leaves_the_wh
     ledger = ledger_of(tmp_path / "a")
     assert ledger.usd is None and ledger.lost_usd is None and {entry.usd for entry in ledger.entries} == {None}
     (unread,) = (note for note in ledger.notes if "cannot be read" in note and "price" in note)
-    assert len(unread) < 100 and any("--price 2.5USD/h" in note for note in ledger.notes)
+    assert len(unread) < 100 and any("2.5USD/h" in note for note in ledger.notes)

@@ -57,7 +57,7 @@ def test_amounts_as_people_write_them(text: str, usd: int | Decimal) -> None:
 def test_what_is_no_amount_is_refused_and_the_understood_is_reported(text: str) -> None:
     with pytest.raises(InputError) as caught:
         read_budget(text)
-    assert caught.value.where == "--budget" and "500USD" in caught.value.fix
+    assert caught.value.where == "budget" and "500USD" in caught.value.fix
 
 
 def test_a_budget_says_by_how_much_it_would_be_passed() -> None:
@@ -68,7 +68,7 @@ def test_a_budget_says_by_how_much_it_would_be_passed() -> None:
         budget.check(Spread(201.0, 150.0, 400.0))
     assert "predicted to cost 502.00 USD (80 % between 400.00 USD and 900.00 USD), 100.00 USD of it spent already" in caught.value.what
     assert caught.value.what.endswith("that is 2.00 USD over the budget of 500.00 USD")
-    assert "--budget 520USD" in caught.value.fix
+    assert "budget='520USD'" in caught.value.fix
     for seconds, message in {
         Spread(
             201.0, 201.0, 400.0
@@ -124,7 +124,7 @@ def test_a_workload_without_evaluations_has_none_to_pay() -> None:
     plan = replace(racks(), workload=replace(racks().workload, evaluation=None))
     assert evaluation_s(plan) == 0.0
     assert predicted_s(plan, 10).value == pytest.approx(10 * plan.step_s)
-    assert evaluation_s(replace(racks(), time_to_train_s=math.nan)) == 0.0
+    assert evaluation_s(replace(racks(), time_to_train_s=math.nan, ideal_time_to_train_s=math.nan)) == 0.0
 
 
 def test_the_last_start_says_the_budget(tmp_path: Path) -> None:
@@ -144,10 +144,10 @@ def test_a_recorded_budget_that_cannot_be_read_is_an_error_with_its_file(tmp_pat
         start(writer, budget_usd="lots")
     with pytest.raises(InputError) as caught:
         recorded_budget(read_run(tmp_path / "a"))
-    assert caught.value.where == f"budget_usd in {tmp_path / 'a' / 'events.jsonl'}" and "--budget none" in caught.value.fix
+    assert caught.value.where == f"budget_usd in {tmp_path / 'a' / 'events.jsonl'}" and "budget='none'" in caught.value.fix
 
 
 def test_a_budget_without_a_price_names_the_accelerator() -> None:
     error = no_price(racks().cluster)
     assert error.what == "no price is listed for gb200, so a budget cannot be checked"
-    assert error.where == "--budget" and "--price 2.5USD/h" in error.fix
+    assert error.where == "budget" and "price='2.5USD/h'" in error.fix

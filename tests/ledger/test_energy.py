@@ -81,7 +81,7 @@ def test_what_a_meter_counted_goes_before_the_model(tmp_path: Path) -> None:
     assert metered.energy.metered_j == pytest.approx(cap_w * 20 * 256) == pytest.approx(2 * half.energy.metered_j)
     assert metered.energy_j and half.energy_j and metered.energy_j > metered.energy.metered_j  # hosts come on top
     assert metered.energy_j - half.energy_j == pytest.approx(0.5 * cap_w * 20 * 256, rel=0.2)  # but for losses of the supply
-    assert any("a meter measured the accelerators in 50%" in note for note in partly.notes)
+    assert any("a meter measured the accelerators in 50 %" in note for note in partly.notes)
     assert sum(entry.joules or 0 for entry in metered.entries) == pytest.approx(metered.energy_j)
 
 
@@ -142,7 +142,7 @@ def test_one_span_of_unknown_power_makes_the_sum_unknown_and_keeps_what_is_known
     found = energy_of([known, unknown], None)
     assert found.wall_j is None and found.carbon_kg is None and found.metered_j == 400.0
     assert found.by_span == ({"compute": 400.0}, None)
-    assert any("a meter measured the accelerators in 50% of their seconds" in note for note in found.notes)
+    assert any("a meter measured the accelerators in 50 % of their seconds" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("plan", [None, stated(power_cap_w=math.nan)])
@@ -150,7 +150,7 @@ def test_metered_accelerators_of_unknown_power_are_known_and_their_hosts_are_lef
     found = energy_of([span({"compute": 2.0, "bubble": 2.0}, metered_j=4000.0)], plan)
     assert (found.wall_j, found.source) == (4000.0, "metered")
     assert found.by_span == ({"compute": 2000.0, "bubble": 2000.0},)
-    assert "a meter measured the accelerators in 100% of their seconds; hosts are left out" in found.notes
+    assert "a meter measured the accelerators in 100 % of their seconds; hosts are left out" in found.notes
     assert not any("energy is unknown" in note for note in found.notes)
 
 

@@ -26,7 +26,7 @@ def test_prices_as_people_write_them(text: str) -> None:
 def test_what_is_no_price_is_refused(text: str) -> None:
     with pytest.raises(InputError) as caught:
         read_rate(text)
-    assert caught.value.where == "--price" and "2.5USD/h" in caught.value.fix
+    assert caught.value.where == "price" and "2.5USD/h" in caught.value.fix
 
 
 def test_a_recorded_price_comes_back_and_a_damaged_one_is_none() -> None:
@@ -79,11 +79,11 @@ def test_a_machine_has_the_price_that_the_predictor_uses_and_one_without_has_non
         ("", "no amount of USD"),
         ("  ", "no amount of USD"),
         ("1,2", "the comma in '1,2' could be a decimal point or a separator"),
-        ("0", "0 is nothing"),
-        ("1e-31", "1e-31 is nothing"),
-        ("1e31", "1e31 is more than there is"),
-        ("1e15", "1e15 is more than there is"),
-        ("1000000000MUSD", "1000000000MUSD is more than there is"),
+        ("0", "0 is not above 0"),
+        ("1e-31", "1e-31 is too small an amount"),
+        ("1e31", "1e31 is too large an amount"),
+        ("1e15", "1e15 is too large an amount"),
+        ("1000000000MUSD", "1000000000MUSD is too large an amount"),
         ("<b>5</b>", "cannot read an amount of USD in '<b>5</b>'"),
     ],
 )

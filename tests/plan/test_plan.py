@@ -44,7 +44,7 @@ def test_a_profile_is_asked_for_by_its_file(plan, tmp_path):
     with pytest.raises(InputError) as caught:
         stack_of(plan)
     assert caught.value.what == "the plan was made with the software profile 'short-run-16x-h100', and a plan file holds only its name"
-    assert caught.value.fix.startswith("give --software FILE, the file that `meshwright calibrate ... --out FILE` wrote")
+    assert caught.value.fix.startswith("give software, the file that `meshwright calibrate ... --out FILE` wrote")
     assert stack_of(plan, profile(tmp_path, "short-run-16x-h100")).name == "short-run-16x-h100"
 
 
@@ -53,7 +53,7 @@ def test_other_software_than_the_plans_profile_is_refused_with_the_same_advice(p
     name = other if other.startswith("v") else profile(tmp_path, other)
     with pytest.raises(InputError, match="another") as caught:
         stack_of(plan, name)
-    assert "--software FILE" in caught.value.fix
+    assert "give software, the file that" in caught.value.fix
 
 
 @pytest.mark.parametrize("name", ["meshwright", "megatron", "fsdp", "v5.1", "nemo-26.04"])

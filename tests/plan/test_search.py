@@ -65,7 +65,7 @@ def space_of(job):
 
 
 def with_memory(job, memory_bytes):
-    return job.on(replace(job.cluster, accelerator=replace(job.cluster.accelerator, memory_bytes=memory_bytes)))
+    return job.on(replace(job.cluster, accelerator=replace(job.cluster.accelerator, memory_bytes=memory_bytes, driver_memory_bytes=0.0)))
 
 
 def assert_sound(job, found):
@@ -159,7 +159,7 @@ def test_headroom_is_kept():
     found = search(job, reserve_bytes=RESERVE_BYTES + 10e9, keep=3)
     for layout in found.layouts:
         memory = predict(job, Layouts.of([layout])).memory
-        assert memory.peak_bytes[0] <= job.cluster.accelerator.memory_bytes - RESERVE_BYTES - 10e9
+        assert memory.peak_bytes[0] <= job.cluster.accelerator.room_bytes - RESERVE_BYTES - 10e9
 
 
 def test_what_is_fixed_stays():
@@ -225,7 +225,7 @@ def jobs(draw):
         Tier(name="fabric", link="ndr", num_accelerators=size * domains, num_installed=size * domains + 16,
              bytes_per_s=draw(st.sampled_from([5e9, 50e9])), latency_s=5e-6),
     )  # fmt: skip
-    chip = replace(accelerator(draw(st.sampled_from(["h100", "b200"]))), memory_bytes=memory)
+    chip = replace(accelerator(draw(st.sampled_from(["h100", "b200"]))), memory_bytes=memory, driver_memory_bytes=0.0)
     cluster = Cluster(name="drawn", accelerator=chip, tiers=tiers, accelerators_per_node=size)
     workload = Workload(
         name="drawn", model="", seq_len=draw(st.sampled_from([512, 4096])), global_batch=draw(st.sampled_from([6, 8, 12, 32])),
@@ -248,7 +248,7 @@ def test_doing_work_again_does_not_pay_by_hiding_messages():
         Tier(name="node", link="nvlink-4", num_accelerators=2, num_installed=2, bytes_per_s=50e9, latency_s=2e-6, routing="scale-up"),
         Tier(name="fabric", link="ndr", num_accelerators=8, num_installed=8, bytes_per_s=5e9, latency_s=5e-6, routing="adaptive"),
     )
-    chip = replace(load_cluster("dgx-h100-superpod").accelerator, memory_bytes=6e9)
+    chip = replace(load_cluster("dgx-h100-superpod").accelerator, memory_bytes=6e9, driver_memory_bytes=0.0)
     cluster = Cluster(name="c", accelerator=chip, tiers=tiers, accelerators_per_node=2)
     workload = Workload(name="w", model="", seq_len=512, global_batch=6, precision="bf16", num_tokens=1e9)
     found, all_of_them = (search(Job(model, cluster, workload), keep=4, prune=prune) for prune in (True, False))

@@ -165,14 +165,14 @@ def test_many_layouts_are_predicted_as_one_by_one():
             "tp=8,dp=4",
             "tp=8 x cp=1 x pp=1 x dp=4 = 32 accelerators, but dgx-h100-superpod has 64 in use",
             "layout",
-            "use dp=8, or --gpus 32",
+            "use dp=8, or gpus=32",
         ),
         (
             "llama-3.1-8b",
             "tp=3,dp=4",
             "tp=3 x cp=1 x pp=1 x dp=4 = 12 accelerators, but dgx-h100-superpod has 64 in use",
             "layout",
-            "use --gpus 12, or degrees whose product is 64",
+            "use gpus=12, or degrees whose product is 64",
         ),
         (
             "llama-3.1-8b",

@@ -106,4 +106,4 @@ def test_a_profile_fits_its_own_kind_of_device(profile, cluster, fits, here):
         return
     with pytest.raises(InputError, match=f"the profile is of {profile.device}, and {cluster} has") as caught:
         check_fits(profile, load_cluster(cluster), "a place")
-    assert caught.value.where == "a place" and "--profile none" in caught.value.fix
+    assert caught.value.where == "a place" and "profile='none'" in caught.value.fix

@@ -32,7 +32,7 @@ MODELS = {name: load_model(name) for name in ("llama-3.1-405b", "llama-3.1-70b",
 
 def reference_inputs(model: Model, cluster: Cluster, workload: Workload) -> Inputs:
     """The job as numbers, with compute at the speed of the reference release: what is worked by hand here has no release."""
-    return replace(inputs_of(Job(model, cluster, workload)), log_factor=0.0)
+    return replace(inputs_of(Job(model, cluster, workload, "v6.0")), log_factor=0.0)
 
 
 def priced(layout: Layout, model: str = "llama-3.1-70b", cluster: str = "h100", batch: int = 0, **changes: object) -> StepParts:

@@ -14,9 +14,7 @@ from meshwright.job import Job
 from meshwright.plan.export import EXPORTS, FILE_NAMES
 from meshwright.plan.plan import read_plan
 from meshwright.plan.planned import Planned, plan_job
-from meshwright.plan.search import usual_features
-from meshwright.plan.sizes import Ask
-from meshwright.report.plan_files import Files, Written, read_exports, runnable, with_files
+from meshwright.report.plan_files import Files, Written, read_exports, with_files
 from meshwright.say.document import Document, Text
 
 
@@ -40,22 +38,14 @@ def test_exports_are_kinds_and_files() -> None:
     [
         ("nemo=a", "no export named 'nemo'", "use one of megatron"),
         ("=a", "no export named ''", "use one of"),
-        ("megatron", "'megatron' names no file", "write --export megatron=FILE"),
-        ("megatron=", "'megatron=' names no file", "write --export megatron=FILE"),
+        ("megatron", "'megatron' names no file", "write "),
+        ("megatron=", "'megatron=' names no file", "write "),
     ],
 )
 def test_what_is_no_export_is_refused(text: str, what: str, fix: str) -> None:
     with pytest.raises(InputError) as caught:
         read_exports([text])
-    assert caught.value.what == what and caught.value.where == "--export" and caught.value.fix.startswith(fix)
-
-
-def test_what_a_stack_cannot_run_is_left_out_of_the_search_and_said() -> None:
-    ask = Ask(job=found().ask.job)
-    assert runnable(ask, ()) == (ask, "")
-    narrowed, left_out = runnable(ask, (("deepspeed", Path("x")),))
-    assert narrowed.features is not None and left_out
-    assert narrowed.features != usual_features(ask.job)
+    assert caught.value.what == what and caught.value.where == "export" and caught.value.fix.startswith(fix)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +83,8 @@ def test_everything_is_written_and_named(tmp_path: Path) -> None:
         export_dir=tmp_path / "all",
     )
     files.check()
-    written = files.write(found(), nothing, "something")
-    assert all(path.is_file() for _, path in written.files) and written.left_out == "something"
+    written = files.write(found(), nothing)
+    assert all(path.is_file() for _, path in written.files)
     assert [what for what, _ in written.files][:5] == ["plan", "rank map", "trace", "plot", "megatron export"]
     assert read_plan(tmp_path / "plan.json") == found().plan
     with open(tmp_path / "ranks.csv", newline="", encoding="utf-8") as table:
@@ -129,11 +119,10 @@ def test_a_page_has_curves_around_the_plan(tmp_path: Path) -> None:
 def test_what_was_written_is_in_the_document() -> None:
     made = with_files(
         Document(kind="plan", title="a", blocks=(Text("before"),), values={"x": 1}),
-        Written(files=(("plan", Path("p.json")),), refused=(("deepspeed", "no pipeline; take pp=1"),), left_out="zero-bubble"),
+        Written(files=(("plan", Path("p.json")),), refused=(("deepspeed", "no pipeline; take pp=1"),)),
     )
     assert [block.text for block in made.blocks if isinstance(block, Text)] == [
         "before",
-        "note: left out of the search for the exports: zero-bubble",
         "wrote the plan: p.json",
         "not written, deepspeed: no pipeline; take pp=1",
     ]
@@ -141,5 +130,4 @@ def test_what_was_written_is_in_the_document() -> None:
         "x": 1,
         "files": [{"what": "plan", "path": "p.json"}],
         "not_exported": {"deepspeed": "no pipeline; take pp=1"},
-        "left_out_for_exports": "zero-bubble",
     }

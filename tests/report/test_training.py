@@ -85,7 +85,7 @@ def test_parts_stand_beside_those_that_were_predicted(make_run, workstation: Pla
 def test_cost_and_energy_say_where_they_come_from(make_run, record: Plan) -> None:
     folder = make_run(plan=record)
     said, ledger = pairs(ended(folder, record)), ledger_of(folder)
-    assert ledger.price is not None and str(ledger.price) in said["cost"] and "compute 75%" in said["cost"]
+    assert ledger.price is not None and str(ledger.price) in said["cost"] and "compute 75 %" in said["cost"]
     assert said["energy"].endswith("modelled at the wall")
 
 

@@ -55,7 +55,7 @@ def test_what_nobody_published_is_said_and_null_for_programs() -> None:
     assert pairs(document)["power cap"] == "not published"
     assert pairs(document)["exponentials"] == "2 x the first accelerator of its generation"
     assert document.to_json()["power_cap_w"] is None
-    assert pairs(entry_document(replace(economics.facility("azure"), wue_l_per_kwh=math.nan)))["WUE"] == "not published"
+    assert pairs(entry_document(replace(economics.facility("azure"), wue_l_per_kwh=None)))["WUE"] == "not published"
 
 
 def test_an_accelerator_of_the_catalogue_lists_its_prices_the_cheapest_first() -> None:

@@ -139,7 +139,7 @@ def test_chances_are_those_of_the_runs_that_finished() -> None:
     document = simulation_document(replace(of_days(), finish=finish, finish_by_s=3.5 * DAY, budget=budget))
     shown = sentences(document)
     assert shown[0].startswith("The whole workload takes 60 h")
-    assert "Done within 3.5 d: 75.0% of runs." in shown and "For 25.00 USD or less: 50.0% of runs." in shown
+    assert "Done within 3.5 d: 75.0 % of runs." in shown and "For 25.00 USD or less: 50.0 % of runs." in shown
     values = document.to_json()
     assert (values["chance_by"], values["chance_under"]) == (0.75, 0.5)
 

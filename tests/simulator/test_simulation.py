@@ -18,7 +18,7 @@ from meshwright.simulator.planned_step import planned_step
 from meshwright.simulator.run import Conditions, run_plan
 from meshwright.simulator.simulation import RANGES, Simulation, simulate
 from meshwright.simulator.step import Slow
-from meshwright.units import DAY, HOUR
+from meshwright.units import DAY, HOUR, per_cent
 
 
 @pytest.fixture
@@ -102,12 +102,13 @@ def test_weeks_lose_time_and_money(racks):
     assert found.cost_usd == pytest.approx((256 + spares) * 240 * usd_an_hour)
     useful_usd = 256 * 240 * found.goodput * usd_an_hour
     assert found.waste_usd == pytest.approx(found.cost_usd - useful_usd)
-    assert str(found) == f"{racks.name}, seed 0: 10 days, effective time {found.goodput:.2%}" and repr(found) == f"Simulation({found})"
+    assert str(found) == f"{racks.name}, seed 0: 10 days, effective time {per_cent(found.goodput, '.2f')}"
+    assert repr(found) == f"Simulation({found})"
 
 
 def test_the_time_of_the_whole_workload_is_its_work_at_the_pace_of_the_weeks(racks, endless):
     found = simulate(racks, days=10, seeds=2)
-    assert found.time_to_train_s == pytest.approx(found.outlook.step.workload_s / found.goodput)
+    assert found.time_to_train_s == pytest.approx(found.outlook.step.workload_s / found.goodput, rel=0.02)
     assert simulate(endless, days=2).time_to_train_s is None
     assert simulate(endless, steps=2).time_to_train_s is None
 
@@ -116,7 +117,7 @@ def test_a_date_has_a_chance_and_the_mean_end_is_the_time_to_train(racks, monkey
     monkeypatch.setattr(simulation, "FINISH_SEEDS", 50)
     found = simulate(racks, days=2, finish_by="1d")
     assert found.finish_by_s == DAY and len(found.finish.wall_s) == 50
-    assert found.time_to_train_s == pytest.approx(np.mean(found.finish.wall_s))
+    assert found.time_to_train_s == pytest.approx(np.mean(found.finish.wall_s), rel=0.02)
 
 
 def test_other_sizes_are_simulated_when_asked_for(racks, monkeypatch):
@@ -187,27 +188,26 @@ def test_broken_off_before_the_first_run_there_is_nothing_to_keep(racks, monkeyp
 @pytest.mark.parametrize("name", RANGES)
 def test_numbers_out_of_their_range_are_refused(name, racks):
     least, most = RANGES[name]
-    option = f"--{name.replace('_', '-')}"
     for number in (least - 1, most + 1):
-        with pytest.raises(InputError, match=f"{option} cannot be {number}") as caught:
+        with pytest.raises(InputError, match=f"{name} cannot be {number}") as caught:
             simulate(racks, **{name: number})
-        assert (caught.value.where, caught.value.fix) == (option, f"give a number from {least:,} to {most:,}")
+        assert (caught.value.where, caught.value.fix) == (name, f"give a number from {least:,} to {most:,}")
 
 
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"steps": 2, "spares": 0}, "--spares: only valid with --days"),
-        ({"steps": 2, "failures": "llama3", "sizes": True}, "--failures, --sizes: only valid with --days"),
-        ({"steps": 2, "days": 3}, "--steps is not valid with --days"),
-        ({"days": 0}, "a simulation of 0 days has no length"),
-        ({"nics_hit": 3}, "3 NICs are affected and lose no plane"),
-        ({"storage": 0.0}, "storage of 0 GB/s"),
-        ({"storage": float("inf")}, "storage of inf GB/s"),
+        ({"steps": 2, "spares": 0}, "spares: only valid with days"),
+        ({"steps": 2, "failures": "llama3", "sizes": True}, "failures, sizes: only valid with days"),
+        ({"steps": 2, "days": 3}, "steps is not valid with days"),
+        ({"days": 0}, "days is 0"),
+        ({"nics_hit": 3}, "nics_hit is 3, and planes_lost is 0"),
+        ({"storage": 0.0}, "storage is 0 GB/s"),
+        ({"storage": float("inf")}, "storage is inf GB/s"),
         ({"slow_rank": ["x=1.3"]}, "cannot read 'x=1.3'"),
         ({"slow_rank": ["3"]}, "cannot read '3'"),
         ({"slow_rank": "3=1.3"}, "slow_rank is '3=1.3', not a mapping"),
-        ({"slow_rank": {256: 1.3}}, "no rank 256 among 256"),
+        ({"slow_rank": {256: 1.3}}, "there is no rank 256"),
         ({"days": 1, "finish_by": "2020-01-01"}, "2020-01-01 has passed"),
         ({"days": 1, "finish_by": "2027-99-01"}, "cannot read a date in '2027-99-01'"),
         ({"days": 1, "finish_by": "soon"}, "cannot read a duration in 'soon'"),

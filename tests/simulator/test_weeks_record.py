@@ -23,7 +23,9 @@ CAUSES = (
     Cause(name="gpu", per_accelerator_hour=1e-4, loses_node=True),
     Cause(name="network", per_accelerator_hour=1e-4, loses_node=False),
 )
-STEP = MeanStep(seconds=10.0, standard_error_s=0.0, parts_s={}, median_s=10.0, robust_std_pct=0.0, evaluations_s=0.0, workload_steps=0)
+STEP = MeanStep(
+    seconds=10.0, standard_error_s=0.0, parts_s={}, median_s=10.0, robust_std_pct=0.0, evaluations_s=0.0, workload_steps=0, run_spread=0.0
+)
 
 
 def story(**changes: object) -> Weeks:
@@ -50,7 +52,7 @@ def written(racks, tmp_path) -> Callable[..., Run]:
     campaign = Campaign(failures=told, num_accelerators=256, accelerators_per_node=4, interval_s=100.0, num_spares=2)
 
     def write(happened: Weeks, name: str = "weeks", **options: object) -> Run:
-        seen = Outlook(campaign=campaign, weeks=happened, step=STEP, usd_per_hour=None)
+        seen = Outlook(campaign=campaign, weeks=happened, step=STEP, usd_per_hour=None, time_to_train_s=None)
         sample = run_plan(racks, Conditions(), 3, 4)
         return read_run(write_weeks(seen, sample, tmp_path, name, tmp_path / "racks.json", **options))
 

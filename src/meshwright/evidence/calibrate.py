@@ -274,7 +274,7 @@ def calibrate(observed: Observed, run: LoggedRun, release: str = "", name: str =
             where=argument("name"),
             fix="choose a name of its own, such as ours-16x-h100",
         )
-    start = software(release) if release else _closest_release(observed, run)
+    start = _given_release(release) if release else _closest_release(observed, run)
     log_factor = _log_factor(observed, run, start)
     found = run.with_log_factor(start, log_factor)
     profile = replace(found, name=name or _profile_name(observed, run), known=True, note=_note(observed, run))
@@ -286,6 +286,14 @@ def calibrate(observed: Observed, run: LoggedRun, release: str = "", name: str =
         profile=profile,
         profile_step_s=run.step_s(profile),
     )
+
+
+def _given_release(name: str) -> Software:
+    """The stack to start from by name; an error names the argument it came in."""
+    try:
+        return software(name)
+    except InputError as error:
+        raise InputError(error.what, where=argument("release") if error.where == "software" else error.where, fix=error.fix) from None
 
 
 def _closest_release(observed: Observed, run: LoggedRun) -> Software:

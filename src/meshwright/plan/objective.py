@@ -79,18 +79,13 @@ class Aim:
         return _known(plan, whole.energy_j if name == "energy" else whole.carbon_kg, "energy").value
 
     def limits(self, plan: Forecast) -> list[Limit]:
-        """The limits that were asked for, and what a plan needs of them.
-
-        Where runs fell on both sides of their predictions, the prediction is judged; where nearly all took longer, it is a best case,
-        and what half of them took is judged in its place.
-        """
-        middle = plan.evidence.middle
+        """The limits that were asked for, and what a plan is predicted to need of them."""
         found = []
         if self.deadline_s is not None:
-            found.append(_limit("deadline", self.deadline_s, _known(plan, plan.time_to_train, "time_to_train"), middle))
+            found.append(_limit("deadline", self.deadline_s, _known(plan, plan.time_to_train, "time_to_train")))
         if self.budget_usd is not None:
             cost = _known(plan, plan.cost, "cost")
-            found.append(_limit("budget", self.budget_usd, cost, middle))
+            found.append(_limit("budget", self.budget_usd, cost))
         return found
 
     def allows(self, plan: Forecast) -> bool:
@@ -119,17 +114,11 @@ class Aim:
 
     def missed(self, plan: Forecast) -> str:
         """By how much a plan misses, in words."""
-        missed = " and ".join(limit.words for limit in self.limits(plan) if limit.over > 0)
-        middle = plan.evidence.middle
-        return (
-            f"{missed}, judged at {middle:.2f} times the prediction: half of the comparable runs took that or more"
-            if middle > 1
-            else missed
-        )
+        return " and ".join(limit.words for limit in self.limits(plan) if limit.over > 0)
 
 
-def _limit(what: str, allowed: float, needed: Spread, middle: float) -> Limit:
-    return Limit(what=what, allowed=allowed, predicted=needed.value, judged=needed.value * middle, reaches=needed.high)
+def _limit(what: str, allowed: float, needed: Spread) -> Limit:
+    return Limit(what=what, allowed=allowed, predicted=needed.value, judged=needed.value, reaches=needed.high)
 
 
 def _known(plan: Forecast, spread: Spread | None, key: str) -> Spread:

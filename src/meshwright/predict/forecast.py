@@ -70,11 +70,6 @@ class Forecast:
         return self.prediction.detail
 
     @property
-    def middle_s(self) -> float:
-        """The step time that half of the comparable runs needed or exceeded; `step_s` unless nearly all took longer than predicted."""
-        return self.step_s * self.evidence.middle
-
-    @property
     def peak_memory_bytes(self) -> float:
         """Bytes on the fullest stage at its peak."""
         return max(stage.peak_bytes for stage in self.memory)

@@ -47,7 +47,6 @@ class Interval:
     num_runs: int
     distance: str  # "measured", "near", "far"
     note: str = ""  # in what the question lies outside its evidence; empty where it does not
-    middle: float = 1.0  # the prediction is the middle
 
 
 @dataclass(frozen=True, slots=True)

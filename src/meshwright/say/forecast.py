@@ -87,8 +87,6 @@ def speed_lines(forecast: Forecast) -> Iterator[Line]:
     """Step time with its interval, throughput and MFU."""
     low_s, high_s = forecast.interval
     between = f"80 % interval {seconds(low_s)} to {seconds(high_s)}"
-    if forecast.evidence.middle > 1:
-        between += f", middle {seconds(forecast.middle_s)}: half of the comparable runs took that or more"
     yield "step time", seconds(forecast.step_s), between
     yield "throughput", f"{si(forecast.tokens_per_s, '')} tokens/s", f"{forecast.tokens_per_s_per_gpu:,.0f} tokens/s per accelerator"
     yield "MFU", mfu_text(forecast.mfu), f"HFU {100 * forecast.hfu:.1f} %; causal attention counted once"
@@ -101,26 +99,26 @@ def mfu_text(mfu: float) -> str:
 
 def outcome_lines(forecast: Forecast) -> Iterator[Line]:
     """The whole run: time, cost, energy, carbon and water, each with its interval or the reason why it is unknown."""
-    whole, middle = forecast.outcome, forecast.evidence.middle
+    whole = forecast.outcome
     grid, facility, offer = whole.region, whole.facility, whole.offer
-    yield quantity(whole, "time to train", whole.time_to_train_s, seconds, _steps(whole), "time_to_train", middle)
+    yield quantity(whole, "time to train", whole.time_to_train_s, seconds, _steps(whole), "time_to_train")
     if whole.interruptions and whole.time_to_train_s:
         precautions, without = interruptions_text(whole)
         yield "goodput", f"{100 * whole.interruptions.goodput:.1f} %", precautions
         yield "", "", without
-    yield quantity(whole, "cost", offer.cost_usd if offer else None, usd, price_text(offer) if offer else "", "cost", middle)
+    yield quantity(whole, "cost", offer.cost_usd if offer else None, usd, price_text(offer) if offer else "", "cost")
     yield from _other_prices(whole)
-    yield quantity(whole, "energy", whole.energy_j, energy, f"at the wall; hosts: {whole.hosts}", "energy", middle)
+    yield quantity(whole, "energy", whole.energy_j, energy, f"at the wall; hosts: {whole.hosts}", "energy")
     if whole.facility_energy_j:
         pue = f"with PUE {facility.pue:g} ({facility.name}, {facility.year})"
-        yield quantity(whole, "facility", whole.facility_energy_j, energy, pue, "energy", middle)
+        yield quantity(whole, "facility", whole.facility_energy_j, energy, pue, "energy")
     if whole.carbon_kg:
         source = f"{grid.grid_gco2e_per_kwh:g} g CO2e/kWh, grid of {grid.name} ({grid.year}, {grid.method})"
-        yield quantity(whole, "carbon", whole.carbon_kg, carbon, source, "energy", middle)
+        yield quantity(whole, "carbon", whole.carbon_kg, carbon, source, "energy")
     if whole.energy_j:
         rate = facility.wue_l_per_kwh
         source = "" if rate is None else f"on site, {rate:g} l/kWh ({facility.name}, {facility.year})"  # shown where the volume is known
-        yield quantity(whole, "water", whole.water_l, water, source, "water", middle)
+        yield quantity(whole, "water", whole.water_l, water, source, "water")
 
 
 def _steps(whole: Outcome) -> str:
@@ -140,15 +138,12 @@ def interruptions_text(whole: Outcome) -> tuple[str, str]:
     return known, f"{stalls}{seconds(whole.ideal_s)} if nothing fails (--ideal)"
 
 
-def quantity(
-    whole: Outcome, name: str, spread: Spread | None, shown: Callable[[float], str], remark: str, key: str, middle: float = 1.0
-) -> Line:
+def quantity(whole: Outcome, name: str, spread: Spread | None, shown: Callable[[float], str], remark: str, key: str) -> Line:
     """A quantity of the whole run with its interval and a remark, or the reason why it is unknown."""
     if spread is None:
         return name, "unknown", whole.unknown.get(key, "")
-    usual = f", middle {shown(spread.value * middle)}" if middle > 1 else ""
     between = f"no upper end, {shown(spread.value)} at the predicted step time" if whole.is_lower_bound else spread.between(shown)
-    return name, whole.words(spread, shown), f"{between}{usual}" + (f"; {remark}" if remark else "")
+    return name, whole.words(spread, shown), between + (f"; {remark}" if remark else "")
 
 
 def price_text(offer: Offer) -> str:
@@ -237,7 +232,6 @@ def forecast_values(forecast: Forecast) -> dict[str, Any]:
         "placement": forecast.placement,
         "step_s": forecast.step_s,
         "low_s": forecast.interval.low_s,
-        "middle_s": forecast.middle_s,
         "high_s": forecast.interval.high_s,
         "parts_s": {part: forecast.parts[part] for part in PARTS},
         "tokens_per_s": forecast.tokens_per_s,

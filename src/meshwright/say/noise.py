@@ -13,6 +13,7 @@ from meshwright.say.document import Block, Document, Table, Text
 from meshwright.simulator.noise import MEANING
 from meshwright.simulator.noise_classes import CLASSES, COMMON, FittedNoise
 from meshwright.simulator.noise_fit import ASKED_FACTOR, LONG_FACTOR, LONG_SHARE, Checked
+from meshwright.units import per_cent
 
 NAME_WIDTH = 44  # characters of a log's name in a table
 
@@ -77,9 +78,8 @@ def verdicts(values: Mapping[str, Any]) -> tuple[str, ...]:
     other, total = values["without_machines"], values["num_logs"]
 
     def both(key: str) -> str:
-        return (
-            f"{values[key]} of {total} logs ({values[key] / total:.0%}); without the log's machine {other[key]} ({other[key] / total:.0%})"
-        )
+        share, other_share = (per_cent(each[key] / total, ".0f") for each in (values, other))
+        return f"{values[key]} of {total} logs ({share}); without the log's machine {other[key]} ({other_share})"
 
     return (
         f"The robust standard deviation of a typical run is within a factor of {ASKED_FACTOR:g} for {both('num_spread_within_factor')}.",

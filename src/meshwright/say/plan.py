@@ -94,7 +94,8 @@ def _equal(found: Planned) -> Iterator[str]:
     count = found.best.found.num_equal
     if count > 1:
         yield (
-            f"#1 to #{count} are equal: closer to the fastest than the {run_noise():.1%} by which runs of one layout differ (nine of ten "
+            f"#1 to #{count} are equal: closer to the fastest than the {per_cent(run_noise())} by which runs of one layout differ "
+            f"(nine of ten "
             f"of {len(run_spreads())} measured layouts). Of equal plans, one with more memory to spare comes first (up to a fifth of it), "
             "then one with fewer unusual choices."
         )

@@ -79,7 +79,7 @@ def test_every_section_is_there(forecast: Forecast, name: str) -> None:
 
 @pytest.mark.parametrize(("ep", "tiers"), [(64, ["rack"]), (128, ["rack", "fabric"])])
 def test_expert_traffic_is_reported_wherever_traffic_is(experts: Plan, ep: int, tiers: list[str]) -> None:
-    forecast = Job(experts.model, experts.cluster, experts.workload).forecast(replace(experts.layout, ep=ep))
+    forecast = Job(experts.model, experts.cluster, experts.workload, "v5.1").forecast(replace(experts.layout, ep=ep))  # before overlap
     explanation = explain(forecast)
     (axis,) = (one for one in explanation.axes if one.axis == "ep")
     assert list(axis.tiers) == tiers == list(forecast.placement["ep"]) and axis.num_bytes > 0

@@ -23,7 +23,7 @@ from meshwright.report.page.rack import rack_picture
 from meshwright.report.page.shell import document, section, tile, write_page
 from meshwright.report.page.timeline import timeline_picture
 from meshwright.say.forecast import interruptions_text, mfu_text, price_text
-from meshwright.units import carbon, energy, gib, seconds, si, usd, water
+from meshwright.units import carbon, energy, gib, per_cent, seconds, si, usd, water
 
 
 def write_plan_page(
@@ -190,7 +190,8 @@ def _others(forecast: Forecast, runners_up: Sequence[Forecast]) -> Html:
     if not runners_up:
         return Html("")
     rows = [_other(one, forecast.step_s) for one in (forecast, *runners_up)]
-    caption = f"This plan, and the next best; steps less than {run_noise():.1%} apart are equal, since runs of one layout differ by as much"
+    noise = per_cent(run_noise())
+    caption = f"This plan, and the next best; steps less than {noise} apart are equal, since runs of one layout differ by as much"
     columns = ("layout", "order", "step>", "80 % interval>", "against this %>", "peak GiB>", "runs on", "largest part after compute")
     return section("others", "The runners-up", table(columns, rows, "Runners-up", caption=caption, class_="bars"))
 
