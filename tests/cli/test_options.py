@@ -12,6 +12,7 @@ from meshwright.cli import options
 from meshwright.cli.main import app
 
 SHARED = {name: one.__metadata__[0] for name, one in vars(options).items() if hasattr(one, "__metadata__")}
+FLAGS = {name for name, one in vars(options).items() if getattr(one, "__origin__", None) is bool}  # they take no value
 
 
 def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -50,4 +51,4 @@ def test_words_are_sentences_and_a_value_has_a_name(name):
     one = SHARED[name]
     assert one.help[0].isupper() or one.help[0].isdigit() or "=" in one.help.split()[0]
     assert one.help.endswith(".")
-    assert one.metavar or name.startswith("As")
+    assert one.metavar or name in FLAGS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from logged import LLAMA_8B, SMALL
@@ -143,14 +144,17 @@ def test_a_run_that_was_stopped_or_killed_goes_on_in_the_same_log_and_still_pass
     assert [sum(event.key == key for event in log.events) for key in ("run_start", "resumed", "run_stop")] == [1, 1, 1]
 
 
-def test_the_log_of_a_run_that_was_stopped_again_and_again_is_whole(tmp_path: Path) -> None:
+def test_the_log_of_a_run_that_was_stopped_again_and_again_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mlperf.log"
+    now_s = 1e9
+    monkeypatch.setattr("meshwright.train.record.mlperf.time", SimpleNamespace(time=lambda: now_s, monotonic=lambda: now_s))
     for life in range(3):  # each ends before an evaluation
         log = MlperfLog(path, OWN, SMALL)
         log.init_start()
         log.init_stop()
         log.run_start()
         log.block_start(16 * life, life)
+        now_s += 0.25  # a run shorter than its steps would be damaged
         log.step(life + 1, 16 * (life + 1), 4.0, step_s=0.25, lr=1e-3)
         assert log.run_stop(16 * (life + 1), life + 1) == "aborted"
         log.close()
