@@ -70,7 +70,7 @@ def check_sizes(gpus: int | None, max_gpus: int | None, assignments: Iterable[st
 def reserve_with(headroom_gib: float, job: Job) -> float:
     """Bytes to keep free on every accelerator: the usual reserve and so many GiB more."""
     chip = job.cluster.accelerator
-    if headroom_gib * GIB >= chip.room_bytes:
+    if reserve_for(chip) + headroom_gib * GIB >= chip.room_bytes:
         raise InputError(
             f"a headroom of {headroom_gib:g} GiB leaves nothing of {chip.name}'s {gib(chip.room_bytes)}",
             where=argument("headroom"),
