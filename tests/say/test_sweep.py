@@ -8,8 +8,9 @@ from functools import cache
 from meshwright.describe.load import load_workload
 from meshwright.errors import FitError
 from meshwright.job import Job
+from meshwright.plan.noise import run_noise
 from meshwright.plan.sizes import Ask
-from meshwright.plan.sweep import RUN_TO_RUN, Sweep, sweep
+from meshwright.plan.sweep import Sweep, sweep
 from meshwright.say.document import Lines
 from meshwright.say.sweep import COLUMNS, sweep_document
 from meshwright.say.vocabulary import problems
@@ -53,7 +54,7 @@ def test_the_batch_grows_with_the_machine_in_weak_scaling() -> None:
 
 def test_values_have_a_point_for_each_size_and_the_spread_between_runs() -> None:
     values = sweep_document(found()).to_json()
-    assert problems(values) == [] and values["run_to_run"] == RUN_TO_RUN
+    assert problems(values) == [] and values["run_to_run"] == run_noise()
     assert [point["num_accelerators"] for point in values["points"]] == [8, 16]
     assert [point["efficiency"] for point in values["points"]] == [point.efficiency for point in found().points]
     assert values["sentences"] == list(found().sentences)

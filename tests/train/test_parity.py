@@ -28,7 +28,7 @@ from ranks import Pools
 
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
-from meshwright.layout import AXES, CP_KINDS, RECOMPUTE, Layout, parse_layout
+from meshwright.layout import AXES, CP_KINDS, USUAL_RECOMPUTE, Layout, parse_layout
 
 Reference = Callable[[Model, Workload], Steps]
 
@@ -38,7 +38,7 @@ FEWER_STEPS = 3  # of many ranks in the covering set; the matrix takes all ten w
 SCHEDULES = ("schedule=1f1b", "schedule=interleaved,vp=2", "schedule=zero-bubble", "schedule=zero-bubble,vp=2")
 ZEROS = ("zero=0", "zero=1", "zero=2", "zero=3", "zero=1,zero_ranks=2", "zero=2,zero_ranks=2", "zero=3,zero_ranks=2")
 KINDS = tuple(f"cp_kind={kind}" for kind in CP_KINDS)
-RECOMPUTES = tuple(f"recompute={kind}" for kind in RECOMPUTE)
+RECOMPUTES = tuple(f"recompute={kind}" for kind in USUAL_RECOMPUTE)
 ORDERS = ("order=tp-cp-pp-dp", "order=dp-tp-cp-pp", "order=pp-dp-cp-tp")
 OVERLAPS = ("overlap_dp=yes", "overlap_dp=yes", "overlap_dp=no")
 

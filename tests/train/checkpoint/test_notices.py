@@ -20,9 +20,10 @@ def test_what_one_rank_leaves_the_others_read(store: dist.TCPStore) -> None:
     writer, reader = StoreNotices(store), StoreNotices(store)
     assert reader.read("step-3/failed") is None
     writer.post("step-3/failed", "rank 1: the disk is full: naïve")
-    assert reader.read("step-3/failed") == writer.read("step-3/failed") == "rank 1: the disk is full: naïve"
+    assert writer.read("step-3/failed") == "rank 1: the disk is full: naïve"  # answered after what it sent before
+    assert reader.read("step-3/failed") == "rank 1: the disk is full: naïve"
     writer.post("step-3/failed", "later")  # the last word counts
-    assert reader.read("step-3/failed") == "later" and reader.read("step-4/failed") is None
+    assert writer.read("step-3/failed") == reader.read("step-3/failed") == "later" and reader.read("step-4/failed") is None
 
 
 def test_notices_are_apart_from_what_else_is_in_the_store(store: dist.TCPStore) -> None:
