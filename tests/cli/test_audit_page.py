@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from meshwright.cli.audit_page import with_page
+from meshwright.errors import InputError
 from meshwright.say.document import Document, Text
 from meshwright.say.memo import PASS, Memo
 
@@ -14,6 +17,12 @@ MEMO = Memo(kind="a claim", title="<b>fast</b>", outcome=PASS, verdict="consiste
 
 def test_without_a_path_nothing_is_written_or_said() -> None:
     assert with_page(DOCUMENT, None, [MEMO]) is DOCUMENT
+
+
+def test_a_name_of_another_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="html"):
+        with_page(DOCUMENT, tmp_path / "memo.pdf", [MEMO])
+    assert not (tmp_path / "memo.pdf").exists()
 
 
 def test_a_page_is_written_and_both_people_and_scripts_are_told(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from meshwright.files import check_ending
 from meshwright.report.page.memo_page import memo_page
 from meshwright.report.page.shell import write_page
 from meshwright.say.document import Document, Text
@@ -16,6 +17,7 @@ def with_page(document: Document, path: Path | None, memos: Sequence[Memo]) -> D
     """The document, with the page that was written for it where one is wanted."""
     if path is None:
         return document
+    check_ending(path, "the page", ".html", ".htm")
     write_page(path, memo_page(memos))
     files = [{"what": "page", "path": str(path)}]
     return replace(document, blocks=(*document.blocks, Text(f"wrote the page: {path}")), values={**document.values, "files": files})

@@ -136,6 +136,7 @@ def published_run(row: Row) -> MeasuredRun:
     )
     if _is_nemo(code, model) and precision == "bf16" and not fits(model, built.cluster, workload, layout):
         workload = replace(workload, precision="bf16-lean")
+        layout_assumptions = (*layout_assumptions, "gradients added up in bf16, as in the vendor's recipes: in fp32 it does not fit")
     layout, room_assumptions = with_room(
         layout, model, built.cluster, workload, row.text("recompute") or (known.recomputed if known else "")
     )

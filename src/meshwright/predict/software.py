@@ -345,7 +345,7 @@ def _version(release: str) -> tuple[str, float]:
         raise InputError(
             f"cannot read a version in software release {release!r}",
             where=argument("software"),
-            fix="write a round such as v5.1, or nemo-26.04; or the file of a profile, which ends in .json",
+            fix=f"write a class ({', '.join(CLASSES)}), a round such as v5.1, or nemo-26.04; or the file of a profile, which ends in .json",
         ) from None
 
 
