@@ -3,7 +3,7 @@
     python benchmarks/nccl.py [layouts] [precisions] [checkpoints] [--ranks N]... [--out FILE]
 
 Ranks are processes that start once for each number of ranks and then run one layout after another. `layouts` is every
-factorisation of 2, 4 and 8 ranks in fp32, with schedules, ZeRO stages and kinds of context parallelism that take turns. `precisions` is a set of
+factorisation of 2, 4 and 8 ranks in fp32; schedules, ZeRO stages and kinds of context parallelism take turns. `precisions` is a set of
 layouts of four ranks in which every two choices appear together, in fp32, bf16 and fp8, with compiled layers and FlashAttention where a
 layout has them. `checkpoints` are written over gloo and read over NCCL, and the other way round, and must be equal bit for bit.
 

@@ -24,7 +24,8 @@ from meshwright.train.parallel.collectives import everyones_texts
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.parallel.shards import Shard
-from meshwright.train.replica import Replica, StepResult
+from meshwright.train.replica import Replica
+from meshwright.train.sums import StepResult
 
 LONGEST = 600  # bytes of a rank's finding
 WEIGHT, FORWARD, BACKWARD, SUM, GONE = range(5)  # what comes first is nearer to the cause

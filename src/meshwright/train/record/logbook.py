@@ -30,7 +30,7 @@ from meshwright.train.record.meter import Meter
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.rank_times import RankTimes
 from meshwright.train.record.screen import Screen
-from meshwright.train.replica import StepResult
+from meshwright.train.sums import StepResult
 from meshwright.units import per_cent, seconds
 
 LINE_S = 0.25  # between two refreshes of the live line on a terminal
