@@ -1,7 +1,7 @@
-"""The training loop: steps to a quality target, with evaluations, checkpoints and records, on one rank of many.
+"""The training loop on one rank: steps until the target, with evaluations, checkpoints and records.
 
-All ranks run the same lines. What they decide together (stop, save, end) travels in the sums that every step makes anyway, so that no rank
-ever waits in a collective that another does not enter. The times of a step travel while the next one runs, and are written down after it.
+All ranks run the same code. Common decisions (stop, save, end) are sent with the sums that every step computes anyway, so that no rank
+waits in a collective that another rank does not enter. The times of a step are sent during the next step, and are written after it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NotFinite(MeshwrightError):
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far the run is."""
+    """How far the run has come."""
 
     step: int = 0
     samples: int = 0
@@ -47,7 +47,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the loop works with, on this rank."""
+    """The objects that the loop uses on this rank."""
 
     job: TrainingJob
     replica: Replica
@@ -61,7 +61,7 @@ class Parts:
 
 
 def train(parts: Parts, progress: Progress) -> str:
-    """Train until the target, the last step, a signal or a spent budget; how it ended, in the words of a run's status."""
+    """Train until the target, the last step, a signal or the end of the budget; return the status of the run."""
     job, replica, logbook = parts.job, parts.replica, parts.logbook
     workload = job.plan.workload
     batch_size, last = workload.global_batch, job.last_step
@@ -75,7 +75,7 @@ def train(parts: Parts, progress: Progress) -> str:
         while progress.step < last:
             started_s = time.perf_counter()
             batch = _device_batch(parts, next(batches))
-            replica.mesh.timer.later()  # what ran between two steps is none of this one's
+            replica.mesh.timer.later()  # the time between two steps does not belong to this step
             result = replica.gradients(batch)
             if not result.is_finite:
                 raise _refusal(parts, progress, batch, result)
@@ -118,7 +118,7 @@ def evaluate(parts: Parts, progress: Progress) -> bool:
 
 
 def _validation_batch(parts: Parts, num_samples: int) -> list[MicroBatch]:
-    """This rank's share of the validation samples; where they do not divide, the last round is filled up without loss."""
+    """This rank's share of the validation samples. If they do not divide evenly, the last round is filled with samples without loss."""
     job, mesh = parts.job, parts.replica.mesh
     workload = job.plan.workload
     samples = validation_samples(parts.corpus.valid, workload.seq_len, num_samples)
@@ -131,7 +131,7 @@ def _validation_batch(parts: Parts, num_samples: int) -> list[MicroBatch]:
 
 
 def _numbers(job: TrainingJob, replica: Replica, first: int) -> Iterator[list[int]]:
-    """Sample numbers of this rank's part of every batch from `first` on, without end."""
+    """Numbers of the samples in this rank's part of every batch from `first` on, without end."""
     batch_size = job.plan.workload.global_batch
     while True:
         groups = sample_numbers(job.plan.layout, replica.mesh.dp.index, first, batch_size)
@@ -140,7 +140,7 @@ def _numbers(job: TrainingJob, replica: Replica, first: int) -> Iterator[list[in
 
 
 def _device_batch(parts: Parts, batch: Batch) -> list[MicroBatch]:
-    """A batch as it was read, in micro-batches on this rank's device."""
+    """A batch as it was read, divided into micro-batches and moved to this rank's device."""
     workload, mesh = parts.job.plan.workload, parts.replica.mesh
     size = mesh.layout.micro_batch
     cuts = [slice(i, i + size) for i in range(0, len(batch.numbers), size)]
@@ -151,10 +151,10 @@ def _device_batch(parts: Parts, batch: Batch) -> list[MicroBatch]:
 
 
 def _record(parts: Parts, progress: Progress, result: StepResult, step_s: float, data_s: float, rate: float) -> None:
-    """Let this rank's times ride in the next step's sum, and write down the step before, whose times have arrived."""
+    """Send this rank's times with the sum of the next step, and write the record of the step before, whose times have arrived."""
     started_s, ended_s = time.perf_counter(), time.monotonic()
     mesh = parts.replica.mesh
-    spans = mesh.timer.later()  # the device is at the update still, and is to find the next step's work behind it
+    spans = mesh.timer.later()  # the device still works on the update, and should get the work of the next step in time
     exchange = measured.Exchange(lambda: measured.parts_of({**spans(), "data": [data_s]}, mesh.layout, step_s), mesh)
     parts.replica.rider = exchange
     parts.watch.step(progress.step, step_s)
@@ -167,7 +167,7 @@ def _record(parts: Parts, progress: Progress, result: StepResult, step_s: float,
 
 
 def _refusal(parts: Parts, progress: Progress, batch: Sequence[MicroBatch], result: StepResult) -> NotFinite:
-    """The error that names where a NaN or infinity first appeared. The update has not been made."""
+    """The error that says where a NaN or infinity first appeared. The update has not been applied."""
     parts.logbook.flush()
     with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for the source of a NaN"):
         culprit = find_culprit(parts.replica, batch, result)
