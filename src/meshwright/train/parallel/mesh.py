@@ -1,7 +1,7 @@
-"""A layout's rank grid as process groups: one DeviceMesh, whose slices are the groups of each axis.
+"""The rank grid of a layout as process groups: one DeviceMesh, whose slices are the groups of each axis.
 
-The grid is the plan's: the innermost axis of `layout.order` varies fastest with the rank, so that where a launcher fills racks in rank
-order, an axis stays on the tier that the plan put it on.
+The grid is that of the plan: the innermost axis of `layout.order` varies fastest with the rank. So if a launcher fills racks in rank order,
+each axis stays on the tier that the plan gives it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshwright.train.parallel.timing import Timer, timer_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """This rank's place in a layout, and the groups that it belongs to."""
+    """This rank's position in a layout, and the groups that it belongs to."""
 
     layout: Layout
     device: torch.device
@@ -37,9 +37,9 @@ class Mesh:
     shard: Axis  # over the ranks that share one sharded state
     timer: Timer
     marks: Marks
-    same_keys: Axis | None  # over the tensor-parallel ranks that hold the same key-value head; None: each has heads of its own
-    lanes: Mapping[tuple[int, int], dist.ProcessGroup]  # from stage to stage, a group for each direction; empty: the axis's own serves
-    own_groups: Sequence[dist.ProcessGroup] = ()  # of `lanes`, also those of this rank alone, and of `same_keys`
+    same_keys: Axis | None  # over the tensor-parallel ranks that hold the same key-value head; None: each rank has its own heads
+    lanes: Mapping[tuple[int, int], dist.ProcessGroup]  # between stages, one group per direction; empty: the group of the axis is used
+    own_groups: Sequence[dist.ProcessGroup] = ()  # groups of `lanes`, including those of this rank alone, and of `same_keys`
 
     @property
     def coordinate(self) -> dict[str, int]:
@@ -52,7 +52,7 @@ class Mesh:
         return self.layout.dp * self.layout.cp
 
     def close(self) -> None:
-        """Give the groups of this mesh back. Every rank of the layout must call it."""
+        """Release the groups of this mesh. Every rank of the layout must call it."""
         for mesh in (self.grid, self.replicas):
             for group in mesh.get_all_groups():
                 if group is not None and group != dist.group.WORLD:
@@ -64,10 +64,10 @@ class Mesh:
 def make_mesh(
     layout: Layout, device: torch.device, marks: Marks | None = None, *, key_copies: int = 1, with_lanes: bool | None = None
 ) -> Mesh:
-    """The groups of `layout` over all ranks of the default process group; every rank must call it.
+    """The groups of `layout` over all ranks of the default process group. Every rank must call it.
 
-    `key_copies`: how many tensor-parallel ranks in a row hold the same key-value head (`Model.key_copies`).
-    `with_lanes`: whether messages between stages get a group for each direction; by default where the device is a GPU.
+    `key_copies`: how many neighbouring tensor-parallel ranks hold the same key-value head (`Model.key_copies`). `with_lanes`: whether
+    messages between stages have a group for each direction; by default on GPUs.
     """
     world = dist.get_world_size()
     if layout.num_ranks != world:
@@ -106,10 +106,10 @@ def make_mesh(
 
 
 def _lanes(layout: Layout, pp: Axis) -> tuple[dict[tuple[int, int], dist.ProcessGroup], list[dist.ProcessGroup]]:
-    """Groups of two for the messages of this rank's stage, one for each direction; and all groups that were made for it.
+    """Groups of two ranks for the messages of this rank's stage, one for each direction, and all groups that were made for this.
 
-    NCCL runs the messages of a group one after another: with one group for both directions, two stages that send to each other at once
-    would each wait for the other to receive.
+    NCCL runs the messages of a group one after another. With one group for both directions, two stages that send to each other at the same
+    time would both wait for the other to receive.
     """
     lanes: dict[tuple[int, int], dist.ProcessGroup] = {}
     made: list[dist.ProcessGroup] = []
@@ -148,11 +148,11 @@ def same_key_groups(layout: Layout, key_copies: int) -> list[list[int]]:
 
 
 def _split(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-    """This rank's group of disjoint ones that hold all ranks.
+    """This rank's group among disjoint groups that contain all ranks.
 
-    Every rank must make the same groups in the same order. Where the world is bound to GPUs, torch makes a group by splitting the world's
-    NCCL communicator, in which all ranks take part: a rank that made only its own groups would be matched with others that split off
-    something else, and end up in a communicator of one.
+    Every rank must make the same groups in the same order. If ranks are bound to GPUs, torch makes a group by splitting the NCCL
+    communicator of all ranks, in which all ranks take part. A rank that made only its own groups would be matched with other splits, and
+    would end in a communicator of one.
     """
     if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
         own = dist.split_group(split_ranks=[list(group) for group in groups])
@@ -168,9 +168,10 @@ def rank_grid(layout: Layout) -> torch.Tensor:
 
 
 def replica_grid(layout: Layout) -> torch.Tensor:
-    """Ranks by (pipeline and tensor position, group of replicas, place in the group).
+    """Ranks by (pipeline and tensor position, group of replicas, position in the group).
 
-    Replicas are counted with context parallelism innermost; the first `zero_ranks` of them share one sharded state, and so on.
+    Replicas are counted with context parallelism innermost. The first `zero_ranks` of them share one sharded state, the next `zero_ranks`
+    another, and so on.
     """
     names = list(reversed(layout.order))
     ordered = rank_grid(layout).permute([names.index(axis) for axis in ("pp", "tp", "dp", "cp")])
