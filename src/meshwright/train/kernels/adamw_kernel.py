@@ -1,4 +1,4 @@
-"""AdamW's update of one shard on a GPU: one pass over gradient, value and both moments, which also renews the copy that products read."""
+"""AdamW's update of one shard on a GPU: one pass over gradient, value and both moments, which also updates the copy for products."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def update(
     values: Tensor, copy: Tensor | None, gradient: Tensor, mean: Tensor, square: Tensor,
     training: Training, rate: float, decay: float, scale: float, number: int,
 ) -> None:  # fmt: skip
-    """Apply the gradient times `scale` as update `number`, and bring the new values into the copy where there is one."""
+    """Apply the gradient times `scale` as update `number`, and write the new values to the copy, if there is one."""
     count = values.numel()
     _update[((count + BLOCK - 1) // BLOCK,)](
         values,
