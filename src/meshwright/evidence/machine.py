@@ -1,4 +1,4 @@
-"""The machine of a measured run, from what people wrote about it: an accelerator, counts, and free text on its networks."""
+"""The machine of a measured run, from its description: an accelerator, counts, and free text about its networks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """The network between domains as a text states it, for one accelerator and one way."""
+    """The network between domains as a text states it, for one accelerator and one direction."""
 
     link: Link
     bytes_per_s: float
@@ -127,7 +127,7 @@ def _inner_tiers(chip: Accelerator, num_accelerators: int, per_node: int, text: 
 
 
 def _rack_share(num_accelerators: int) -> int:
-    """GPUs of one NVL72 rack in use: all of a job that fits in one, else 64, else what fills racks evenly."""
+    """GPUs of one NVL72 rack in use: all of a job that fits into one rack, otherwise 64, otherwise what fills racks evenly."""
     if num_accelerators <= RACK_INSTALLED:
         return num_accelerators
     for used in (RACK_USED, RACK_INSTALLED):

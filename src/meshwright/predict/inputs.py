@@ -27,7 +27,7 @@ from meshwright.predict.software import BF16_PJ_PER_FLOP, CHIP_REFERENCE, genera
 Value = float | NDArray[np.float64]  # one number, or a column with an entry for each row
 Columns = NDArray[np.float64]  # matrices x rows, tiers x rows
 
-# A matrix of a layer: how tensor parallelism cuts it.
+# How tensor parallelism splits a matrix of a layer.
 BY_COLUMNS, BY_ROWS, WHOLE, EXPERT = range(4)
 UP_PROJECTION, DENSE_MLP = 1, 2  # and what it belongs to, of the parts that may be recomputed
 MAX_TIERS = 4
@@ -43,13 +43,13 @@ class Inputs:
     global_batch: Value
     # the model
     num_layers: Value
-    prediction_layers: Value  # beyond those: each with a loss of its own, on the last stage
+    prediction_layers: Value  # further layers, each with its own loss, on the last stage
     hidden: Value
     vocab: Value
     query_dim: Value
     kv_dim: Value
-    num_kv_heads: Value  # more tensor ranks than these hold copies
-    ffn_active: Value  # MLP width a token passes, averaged over layers
+    num_kv_heads: Value  # with more tensor ranks than these, ranks hold copies
+    ffn_active: Value  # MLP width that a token uses, averaged over layers
     gated: Value
     num_experts: Value
     experts_per_token: Value
@@ -93,7 +93,7 @@ class Inputs:
     tier_is_fabric: Columns  # between nodes or scale-up domains
     storage_bytes_per_s: Value
     # the software
-    log_factor: Value = 0.0  # ln of the time of all compute over the reference release's
+    log_factor: Value = 0.0  # ln of the time of all compute relative to the reference release
     log_attention: Value = 0.0  # ln of the further time of attention: kernels of another kind
     log_products: Value = 0.0  # ln of the further time of matrix products: scaled in another way
     score_bytes: Value = 0.0  # moved for each score of attention, forward, where no kernel fuses it
@@ -101,11 +101,11 @@ class Inputs:
     log_grouped: Value = 0.0  # ln of the further time of the experts' products
     expert_bytes: Value = 8.0  # moved for an element that goes to an expert and back, each way
     host_s: Value = 0.0  # that the host needs to launch the forward pass of a layer without CUDA graphs
-    expert_sync_s: Value = 0.0  # that a layer with experts stands still while its host learns how many tokens each expert got, each way
+    expert_sync_s: Value = 0.0  # for which a layer with experts waits until its host knows how many tokens each expert got, each way
     expert_mlp_bytes: Value = 0.0  # moved for an element of the experts' hidden layer beyond what a fused activation moves, each way
-    expert_hidden: Value = 0.0  # share of the experts' all-to-all that hides behind compute where it is overlapped
-    tp_hidden: Value = sw.TP_HIDDEN  # share of tensor traffic that hides behind the products beside it where it is overlapped
-    sends_once: Value = 0.0  # 1 where a token goes to a rank or domain once, however many of its experts live there
+    expert_hidden: Value = 0.0  # share of the experts' all-to-all that is hidden behind compute if it is overlapped
+    tp_hidden: Value = sw.TP_HIDDEN  # share of tensor traffic that is hidden behind products if it is overlapped
+    sends_once: Value = 0.0  # 1 if a token is sent only once to a rank or domain with several of its experts
 
 
 def inputs_of(job: Job) -> Inputs:
@@ -146,7 +146,7 @@ def inputs_of(job: Job) -> Inputs:
 
 
 def _software(job: Job) -> dict[str, Any]:
-    """What the software adds to the price: effects of its class and of the chip's generation, and how it runs experts."""
+    """What the software adds to the price: effects of its class and of the generation of the chip, and how it runs experts."""
     effects, model = job.effects, job.model
     found: dict[str, Any] = {
         "log_factor": effects.log_factor,
@@ -163,7 +163,7 @@ def _software(job: Job) -> dict[str, Any]:
 
 
 def stacked(questions: Sequence[Inputs]) -> Inputs:
-    """Many jobs as one: a column of each number."""
+    """Many jobs as one: each number becomes a column."""
     columns: dict[str, Any] = {}
     for f in fields(Inputs):
         values = [getattr(q, f.name) for q in questions]
@@ -246,7 +246,7 @@ def _chip(chip: Accelerator, workload: Workload) -> dict[str, Any]:
         "is_bf16": float(number_format in ("bf16", "tf32")),
         "fp8_attention": float(workload.attention_precision == "fp8" and "fp8" in chip.dense_flops_per_s),
         "softmax_speedup": chip.softmax_speedup,
-        # A chip of no fitted generation is taken to reach the same share of its peak as the H100 does.
+        # A chip of no fitted generation is assumed to reach the same share of its peak as the H100.
         "power_cap_w": chip.power_cap_w if fitted else watts * bf16 / flops,
         "memory_bytes_per_s": chip.memory_bytes_per_s,
         "cast_bytes": wanted.cast_bytes,
@@ -256,7 +256,7 @@ def _chip(chip: Accelerator, workload: Workload) -> dict[str, Any]:
 
 
 def _tiers(cluster: Cluster) -> dict[str, Any]:
-    """Columns of the tiers, the outermost repeated up to a fixed number."""
+    """Columns of the tiers; the outermost is repeated up to a fixed number."""
     tiers = list(cluster)
     if len(tiers) > MAX_TIERS:
         raise InputError(

@@ -1,7 +1,7 @@
-"""What one thing of a step costs: a layer, the ends of the model, a message, the traffic between replicas, the optimizer.
+"""The price of each part of a step: a layer, the ends of the model, a message, the traffic between replicas, the optimizer.
 
-`Pricer` takes rates from data sheets and fitted constants, `MeasuredPricer` from a hardware profile. Both price traffic whole or as far as
-nothing hides it (`unhidden`), so that what a step exposes and what it carries come from the same prices.
+`Pricer` uses rates from data sheets and fitted constants, `MeasuredPricer` uses a hardware profile. Both can price all traffic, or only
+what is not hidden (`unhidden`), so that exposed and total traffic come from the same prices.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPS_SHARE = 0.36  # of a layer's products: the keys', the output's and the secon
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Seconds of one micro-batch in one layer on one rank, forward and backward apart."""
+    """Seconds of one micro-batch in one layer on one rank, forward and backward separately."""
 
     matmul: tuple[Column, Column]
     attention: tuple[Column, Column]
@@ -46,7 +46,7 @@ class Layer:
     exposed_cp: tuple[Column, Column]
     exposed_ep: tuple[Column, Column]
     weight_s: Column  # of the backward: weight gradients
-    parts_s: Column  # of the backward: compute of single parts that it does again
+    parts_s: Column  # of the backward: compute of single parts that is repeated
 
     @property
     def exposed(self) -> dict[str, tuple[Column, Column]]:
@@ -68,7 +68,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Between:
-    """Seconds of traffic between replicas, hidden or not, and how often a step has it by its ZeRO stage; one row per layout."""
+    """Seconds of traffic between replicas, hidden or not, and how often it occurs in a step by its ZeRO stage; one row per layout."""
 
     forward_s: Column  # weights gathered for forwards, each time
     num_forward: Column
@@ -88,9 +88,9 @@ class Between:
 
 
 class Pricer:
-    """The intermediate quantities of one call, named once: rates, tokens, bandwidths."""
+    """The intermediate quantities of one call: rates, tokens, bandwidths."""
 
-    hides = True  # whether traffic hides behind compute where the layout lets it
+    hides = True  # whether traffic is hidden behind compute if the layout allows it
 
     def __init__(self, inputs: Inputs, layouts: Layouts, constants: Constants) -> None:
         self.q, self.l, self.c = inputs, layouts, constants
@@ -121,7 +121,7 @@ class Pricer:
         self.train_matmuls = 2.0 - np.asarray(q.frozen)  # matrix products of a backward per forward: no weight gradients where frozen
 
     def unhidden(self) -> Self:
-        """The same prices with nothing hidden behind anything."""
+        """The same prices with nothing hidden."""
         bare = copy(self)
         bare.hides = False
         return bare
@@ -160,7 +160,7 @@ class Pricer:
         return self._launched(layer)
 
     def _launched(self, layer: Layer) -> Layer:
-        """The layer with the time that the accelerator waits for its host, which launches one kernel after another."""
+        """The layer with the time for which the accelerator waits for its host, which launches one kernel after another."""
         q = self.q
         host_s = np.where(self.graphs, 0.0, q.host_s) * np.ones_like(self.tokens)
         if not host_s.any():
@@ -171,7 +171,7 @@ class Pricer:
         return replace(layer, gaps=(layer.gaps[0] + waits[0], layer.gaps[1] + waits[1]))
 
     def _slowed(self, forward_s: Any, backward_s: Any) -> tuple[Column, Column]:
-        """Both ways under the release's factor, broadcast to all rows."""
+        """Both directions with the factor of the release, broadcast to all rows."""
         ones = np.ones_like(self.tokens)
         return forward_s * self.slowdown * ones, backward_s * self.slowdown * ones
 
@@ -194,7 +194,7 @@ class Pricer:
         return np.asarray(np.sum(products_s, axis=0)), np.asarray(np.sum(beside, axis=0)), np.asarray(np.sum(parts, axis=0))
 
     def _parts_memory_s(self) -> tuple[Column, Column]:
-        """Seconds of moving bytes for parts that are kept in fp8 (forward), and for those and what is computed again (backward)."""
+        """Seconds of moving bytes for parts that are kept in fp8 (forward), and for these and recomputed parts (backward)."""
         q, chosen = self.q, self.l.recomputes
         inner, experts = 1.0 + np.asarray(q.gated), np.asarray(q.expert_layers)
         cast = chosen("act_fp8") * (BF16_BYTES + FP8_BYTES) * inner * q.ffn_active
@@ -206,7 +206,7 @@ class Pricer:
         return cast * per_token_s, again * per_token_s + np.where(chosen(OPS), self._memory_s()[0], 0.0)
 
     def _memory_s(self) -> tuple[Column, Column]:
-        """Seconds of norms, adds, rotary, activation and casts, which sequence and tensor parallelism cut alike."""
+        """Seconds of norms, adds, rotary, activation and casts, which sequence and tensor parallelism split equally."""
         q = self.q
         qkv = q.query_dim + 2 * self.kv_dim
         forward = layer_forward_bytes(q.hidden, qkv, q.ffn_active, q.gated, q.cast_bytes, q.query_dim)
@@ -224,16 +224,16 @@ class Pricer:
         return np.asarray(4 * gather_s(payload, self.placement.members["tp"], self.tier_bytes_per_s))
 
     def exposed_tensor_s(self, products: tuple[Column, Column]) -> tuple[Column, Column]:
-        """Seconds that tensor traffic adds to a layer, both ways: never less than what outlasts the products beside it."""
+        """Seconds that tensor traffic adds to a layer, both ways: at least the time by which it is longer than the products next to it."""
         whole_s = self.tensor_s()
         open_s = whole_s * (1 - self.hidden_tensor_share())
         return np.maximum(open_s, whole_s - products[0]), np.maximum(open_s, whole_s - products[1])
 
     def hidden_tensor_share(self) -> Column:
-        """Of tensor traffic, what the products beside it hide if they last: nothing of a group that spans a network.
+        """The share of tensor traffic that products can hide; none for a group that spans a network.
 
-        Products take in and hand out pieces through memory that the ranks map of each other (Transformer Engine's userbuffers, PyTorch's
-        symmetric memory), which reaches as far as a node or a scale-up domain does.
+        Products exchange pieces through memory that ranks map from each other (Transformer Engine's userbuffers, PyTorch's symmetric
+        memory), which works only within a node or a scale-up domain.
         """
         share = np.where(np.asarray(self.q.frozen) > 0, sw.ADAPTER_TP_HIDDEN, self.q.tp_hidden)
         hides = (self.l.overlap_tp > 0) & self.hides & ~self._crosses_fabric("tp")
@@ -246,7 +246,7 @@ class Pricer:
         return np.asarray(np.any((members > below) & (self.q.tier_is_fabric > 0), axis=0))
 
     def context_s(self, attention_s: Column) -> tuple[Column, Column]:
-        """Seconds context parallelism adds: a ring hides behind attention, a gather and an all-to-all do not."""
+        """Seconds that context parallelism adds: a ring is hidden behind attention, a gather and an all-to-all are not."""
         q, members = self.q, self.placement.members["cp"]
         kv_bytes = self.tokens * 2 * self.kv_dim / self.tp * BF16_BYTES  # of one rank
         rounds_s = neighbour_s(kv_bytes, members, self.tier_bytes_per_s, q.tier_latency_s) * (self.cp - 1)

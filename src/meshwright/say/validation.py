@@ -1,4 +1,4 @@
-"""What a validation says: predictions beside measured runs, and how far off they are."""
+"""The document of a validation: predictions next to measured runs, and their errors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The training loop: steps to a quality target, with evaluations, checkpoints and records, on one rank of many.
+"""The training loop on one rank: steps until the target, with evaluations, checkpoints and records.
 
-All ranks run the same lines. What they decide together (stop, save, end) travels in the sums that every step makes anyway, so that no rank
-ever waits in a collective that another does not enter. The times of a step travel while the next one runs, and are written down after it.
+All ranks run the same code. Common decisions (stop, save, end) are sent with the sums that every step computes anyway, so that no rank
+waits in a collective that another rank does not enter. The times of a step are sent during the next step, and are written after it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NotFinite(MeshwrightError):
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far the run is."""
+    """How far the run has come."""
 
     step: int = 0
     samples: int = 0
@@ -49,7 +49,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the loop works with, on this rank."""
+    """The objects that the loop uses on this rank."""
 
     job: TrainingJob
     replica: Replica
@@ -178,7 +178,7 @@ def evaluate(parts: Parts, progress: Progress) -> bool:
 
 
 def _validation_batch(parts: Parts, num_samples: int) -> list[MicroBatch]:
-    """This rank's share of the validation samples; where they do not divide, the last round is filled up without loss."""
+    """This rank's share of the validation samples. If they do not divide evenly, the last round is filled with samples without loss."""
     job, mesh = parts.job, parts.replica.mesh
     workload = job.plan.workload
     samples = validation_samples(parts.corpus.valid, workload.seq_len, num_samples)
@@ -191,7 +191,7 @@ def _validation_batch(parts: Parts, num_samples: int) -> list[MicroBatch]:
 
 
 def _numbers(job: TrainingJob, replica: Replica, first: int) -> Iterator[list[int]]:
-    """Sample numbers of this rank's part of every batch from `first` on, without end."""
+    """Numbers of the samples in this rank's part of every batch from `first` on, without end."""
     batch_size = job.plan.workload.global_batch
     while True:
         groups = sample_numbers(job.plan.layout, replica.mesh.dp.index, first, batch_size)
@@ -200,7 +200,7 @@ def _numbers(job: TrainingJob, replica: Replica, first: int) -> Iterator[list[in
 
 
 def _device_batch(parts: Parts, batch: Batch) -> list[MicroBatch]:
-    """A batch as it was read, in micro-batches on this rank's device."""
+    """A batch as it was read, divided into micro-batches and moved to this rank's device."""
     workload, mesh = parts.job.plan.workload, parts.replica.mesh
     size = mesh.layout.micro_batch
     cuts = [slice(i, i + size) for i in range(0, len(batch.numbers), size)]

@@ -1,7 +1,7 @@
-"""One rank's part of the model under a layout, ready to take steps: chunks, reductions, optimizer.
+"""One rank's part of the model under a layout: chunks, reductions, optimizer.
 
-A step reads as the algorithm: every micro-batch forward and backward, gradients summed, clipped by the global norm, applied. Loss is
-summed over tokens and divided by the tokens of the whole batch, so that the result is the same however the batch is cut.
+A step follows the algorithm: forward and backward of every micro-batch, sum of the gradients, clipping by the global norm, update. The loss
+is summed over tokens and divided by the tokens of the whole batch, so that the result does not depend on how the batch is divided.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Replica:
             data.publish()
 
     def evaluate(self, batch: Sequence[MicroBatch]) -> tuple[float, int]:
-        """Summed loss and tokens of micro-batches, over all ranks, nothing learned."""
+        """Summed loss and tokens of micro-batches, over all ranks, without training."""
         losses = self.stage.evaluate(batch, self._before)
         nothing = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         loss, tokens, *_ = self._sent(losses, batch, nothing, nothing).values()
@@ -147,27 +147,27 @@ class Replica:
             yield from shard.pieces(shard.values, "weights")
 
     def state(self) -> Iterator[Piece]:
-        """Everything of this rank that a checkpoint holds: weights and both moments."""
+        """All state of this rank that a checkpoint contains: weights and both moments."""
         for shard, mean, square in zip(self.shards, self.optimizer.means, self.optimizer.squares, strict=True):
             yield from shard.pieces(shard.values, "weights")
             yield from shard.pieces(mean, "adam_mean")
             yield from shard.pieces(square, "adam_square")
 
     def owned_state(self) -> Iterator[Piece]:
-        """The pieces of `state` that this rank saves: of copies, the first rank's."""
+        """The pieces of `state` that this rank saves. If several ranks hold the same piece, the first of them saves it."""
         for piece in self.state():
             if self._owns(piece.name.partition("/")[2]):
                 yield piece
 
     def fill_weights(self, fill: Fill) -> None:
-        """Draw or load the weights, piece by piece, and bring them to all ranks."""
+        """Initialize or load the weights, piece by piece, and send them to all ranks."""
         with torch.no_grad():
             for piece in self.weights():
                 fill(piece)
         self.publish()
 
     def publish(self) -> None:
-        """Bring values that were written into the shards into the weights."""
+        """Copy values that were written into the shards to the weights."""
         with torch.no_grad():
             for shard in self.shards:
                 shard.renew_copy()
@@ -175,16 +175,16 @@ class Replica:
                 data.publish()
 
     def set_num_updates(self, number: int) -> None:
-        """Set how many updates the optimizer's moments have seen."""
+        """Set the number of updates that the optimizer's moments include."""
         self.optimizer.num_updates = number
 
     def ready(self) -> None:
-        """Wait for weights that are on their way."""
+        """Wait for weights that are still being received."""
         for data in self.data:
             data.ready()
 
     def _data_parallel(self, chunk: Transformer) -> Alone | DataParallel | FullySharded:
-        # A rank alone needs no buckets, unless gradients are to be added up in another precision than they come in.
+        # A single rank needs no buckets, unless gradients are added up in another precision than they are computed in.
         if self.mesh.num_replicas == 1 and (self.numbers.gradient == self.numbers.compute or self.num_micro_batches == 1):
             return Alone(chunk, self.mesh, self.numbers)
         if self.mesh.layout.zero_stage == 3 and self.mesh.num_replicas > 1:
@@ -202,7 +202,7 @@ class Replica:
         self.data[chunk].ready()
 
     def _add_across_tied_ends(self) -> None:
-        """Add the embedding's and the head's gradients of one tied table, which stand on the first and the last stage."""
+        """Add the gradients of embedding and head if they are one tied table; they are on the first and the last stage."""
         axis = self.mesh.pp
         other = axis.size - 1 - axis.index
         for shard in self.tied:
@@ -217,14 +217,14 @@ class Replica:
             shard.gradient.add_(theirs)
 
     def _own_squares(self, summed: Tensor) -> Tensor:
-        """Squares of this rank's gradients before replicas were summed: those of its shards, where it has no replicas."""
+        """Squares of this rank's gradients before replicas are summed. Without replicas these are the squares of its shards."""
         if self.mesh.num_replicas == 1:
             return summed
         found = [squares for data in self.data if isinstance(data, DataParallel) for squares in data.own_squares]
         return torch.stack(found).sum() if found else torch.zeros_like(summed)
 
     def _owns(self, name: str) -> bool:
-        """Whether this rank saves its pieces of a parameter: the first of those that hold the same."""
+        """Whether this rank saves its pieces of a parameter: it is the first of the ranks that hold the same pieces."""
         layout, mesh = self.mesh.layout, self.mesh
         sharded = layout.zero_stage > 0 and mesh.shard.size > 1
         first_replica = mesh.replicate.index == 0 and (sharded or mesh.shard.index == 0)
@@ -239,23 +239,23 @@ def _holds(shard: Shard, name: str) -> bool:
 
 
 def chosen_attention(model: Model, workload: Workload, mesh: Mesh, numbers: Numbers) -> str:
-    """The package and version that computes attention, if not torch: where one is installed, usable in this layout and correct."""
+    """The package and version that computes attention, if not torch: it must be installed, usable with this layout, and correct."""
     layout = mesh.layout
-    is_whole = layout.cp == 1 or layout.cp_kind == "all-to-all"  # other kinds write attention out piece by piece
+    is_whole = layout.cp == 1 or layout.cp_kind == "all-to-all"  # other kinds compute attention piece by piece
     if numbers.compute != flash_attention.DTYPE or workload.packed or not is_whole:
         return ""
     return flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, workload.seq_len, mesh.device)
 
 
 def use_fp8(chunk: Transformer, mesh: Mesh) -> None:
-    """Let the matrix products of a chunk run in fp8: all of its layers, and the head where the vocabulary is not cut."""
+    """Use fp8 for the matrix products of a chunk: in all its layers, and in the head if the vocabulary is not split."""
     fp8.use_fp8(chunk, mesh.device, remakes=HAS_KERNELS and compiles(mesh.layout, mesh.device))
     if chunk.head is not None and mesh.tp.size == 1:
         chunk.head.summed_loss = summed_loss_in_fp8
 
 
 def set_recompute(chunk: nn.Module, kind: str) -> None:
-    """Choose what the backward recomputes: nothing, attention, or whole layers."""
+    """Set what the backward pass computes again: nothing, attention, or whole layers."""
     for module in chunk.modules():
         if isinstance(module, Block):
             module.recomputes = kind == "full"

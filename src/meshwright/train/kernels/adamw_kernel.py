@@ -1,4 +1,4 @@
-"""AdamW's update of one shard on a GPU: one pass over gradient, value and both moments, which also renews the copy that products read."""
+"""AdamW's update of one shard on a GPU: one pass over gradient, value and both moments, which also updates the copy for products."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Lane = tuple[int, int]  # from which stage, to which
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """This rank's place in a layout, and the groups that it belongs to."""
+    """This rank's position in a layout, and the groups that it belongs to."""
 
     layout: Layout
     device: torch.device
@@ -92,7 +92,7 @@ def make_mesh(
     ends_meet: bool = True,
     with_lanes: bool | None = None,
 ) -> Mesh:
-    """The groups of `layout` over all ranks of the default process group; every rank must call it.
+    """The groups of `layout` over all ranks of the default process group. Every rank must call it.
 
     `key_copies`: how many tensor-parallel ranks in a row hold the same key-value head (`Model.key_copies`).
     `ends_meet`: whether the last stage and the first exchange messages: with several chunks a stage, or a tied table.
@@ -215,9 +215,10 @@ def rank_grid(layout: Layout) -> torch.Tensor:
 
 
 def replica_grid(layout: Layout) -> torch.Tensor:
-    """Ranks by (pipeline and tensor position, group of replicas, place in the group).
+    """Ranks by (pipeline and tensor position, group of replicas, position in the group).
 
-    Replicas are counted with context parallelism innermost; the first `zero_ranks` of them share one sharded state, and so on.
+    Replicas are counted with context parallelism innermost. The first `zero_ranks` of them share one sharded state, the next `zero_ranks`
+    another, and so on.
     """
     names = list(reversed(layout.order))
     ordered = rank_grid(layout).permute([names.index(axis) for axis in ("pp", "tp", "dp", "cp")])

@@ -1,7 +1,7 @@
-"""AdamW over this rank's shards: on a processor torch's fused one, on a GPU one pass that also scales gradients and renews weights.
+"""AdamW on this rank's shards: on a processor torch's fused AdamW, on a GPU one kernel that also scales gradients and updates weights.
 
-On a GPU the update is bound by bytes. One kernel reads gradient, value and both moments once, and writes value, moments and the copy that
-the products read; scaling by the norm and casting are free there.
+On a GPU the time of the update is limited by the bytes it moves. One kernel reads gradient, value and both moments once, and writes value,
+moments and the copy that the products read. Scaling by the norm and casting then cost no additional time.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _step_by_torch(
 def _step_by_kernel(
     shard: Shard, mean: Tensor, square: Tensor, training: Training, rate: float, decay: float, scale: float | Tensor, number: int
 ) -> None:
-    """One shard's update by a kernel of one pass."""
-    from meshwright.train.kernels.adamw_kernel import update  # triton is not there without a GPU
+    """The update of one shard by our kernel."""
+    from meshwright.train.kernels.adamw_kernel import update  # triton is not installed without a GPU
 
     assert isinstance(scale, Tensor), "the kernel reads its scale on the device"
     assert shard.gradient is not None, "a shard without a gradient is not updated"
