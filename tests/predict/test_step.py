@@ -230,6 +230,20 @@ def test_recomputing_all_costs_a_forward_of_flops():
     assert priced(layout).recomputed_flops[0] == pytest.approx(full)
     assert priced(replace(layout, recompute="selective")).recomputed_flops[0] == pytest.approx(model.num_layers * attention)
     assert priced(replace(layout, recompute="none")).recomputed_flops[0] == 0.0
+    # Of 2 x 8192 + 2 x 1024 + 3 x 28672 columns, all 8192 deep or wide: keys, attention's output and the MLP's second inner product.
+    share = (1024 + 8192 + 28672) / (2 * 8192 + 2 * 1024 + 3 * 28672)
+    products = model.num_layers * 2 * model.layer_matrix_parameters_per_token
+    assert priced(replace(layout, recompute="ops")).recomputed_flops[0] == pytest.approx(share * products)
+
+
+def test_every_second_checkpointing_takes_the_time_of_what_it_repeats():
+    # Each product by itself: one in the backward pass more, of the 3 that a weight has without.
+    layout = parse_layout("tp=1,cp=1,pp=1,dp=1,mbs=1")
+    for name in ("llama-3.1-70b", "gpt-3-175b"):
+        none, ops = (priced(replace(layout, recompute=kind), model=name).layer for kind in ("none", "ops"))
+        moved_s = float(none.memory[0][0])  # the elementwise kernels of the forward again
+        share = (float(ops.matmul[1][0] - none.matmul[1][0]) - moved_s) / float(none.matmul[0][0])
+        assert share == pytest.approx({"llama-3.1-70b": 37888 / 104448, "gpt-3-175b": 0.5}[name], abs=0.005)
 
 
 OVERLAPPED = Layout(tp=8, micro_batch=1, overlap_tp=True)

@@ -18,6 +18,7 @@ from meshwright.cost.memory import BF16_BYTES, FP32_BYTES, Column
 from meshwright.cost.pipeline import layers_in_flight, peak_in_flight, smallest_group
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.model import Model
+from meshwright.describe.products import Product, attention_products, mlp_products, repeated
 from meshwright.describe.profile import Slice
 from meshwright.describe.recipe import Recipe
 from meshwright.describe.recipe import recipe as recipe_named
@@ -169,12 +170,15 @@ class _Shapes:
         return self.kept("mlp").input_bytes * experts.num_active * experts.hidden if experts else 0.0
 
     @cached_property
-    def ops_saved(self) -> float:
-        """Bytes that are kept where every second product's output is: the layer's input, queries and values, attention's output and
-        statistics, and of the MLP one inner product and its result."""
-        model = self.model
-        width = 2 * model.hidden + model.query_dim + model.kv_dim + model.value_dim + model.ffn_hidden
-        return self.recipe.tensor_bytes * width + FP32_BYTES * model.num_heads
+    def ops_saved(self) -> tuple[float, float]:
+        """Bytes that are kept where every second product's output is, in a dense layer and in one with experts: the layer's input,
+        attention's output and statistics, and the outputs of the products that are not computed again; of routed experts' none are kept."""
+        model, experts = self.model, self.model.experts
+        widths = (model.ffn_hidden, experts.num_shared * experts.hidden if experts else 0)
+        kept = [_kept_width((*attention_products(model), *(mlp_products(model, width) if width else ()))) for width in widths]
+        dense, routed = (model.hidden + model.value_dim + width for width in kept)
+        statistics = FP32_BYTES * model.num_heads
+        return self.recipe.tensor_bytes * dense + statistics, self.recipe.tensor_bytes * routed + statistics
 
     @cached_property
     def dense_saved(self) -> float:
@@ -197,6 +201,12 @@ class _Shapes:
             return dense
         routed = memory.experts_backward_bytes(model.hidden, experts.num_active, experts.hidden, self.num_inner, self.recipe)
         return max(dense, routed)
+
+
+def _kept_width(products: tuple[Product, ...]) -> int:
+    """Columns of the products whose outputs every-second checkpointing keeps."""
+    again = repeated(products)
+    return sum(one.columns for one in products if one.name not in again)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,7 +387,8 @@ def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     attention = shapes.attention_saved + exchanged * (shapes.recipe.tensor_bytes * shapes.model.value_dim)
     attention = attention + shapes.copied_saved(layouts)
     attention = attention - drops("selective") * shapes.recomputable - drops("mla_up_proj") * shapes.rebuilt_up - norms[0]
-    kept = np.where(drops(OPS), cut.layers * shapes.ops_saved, mlp + cut.layers * attention)
+    by_ops = cut.dense * shapes.ops_saved[0] + (cut.layers - cut.dense) * shapes.ops_saved[1]
+    kept = np.where(drops(OPS), by_ops, mlp + cut.layers * attention)
     return np.where(layouts.recomputes_all, cut.layers * hidden, kept)
 
 

@@ -31,7 +31,6 @@ from meshwright.predict.stages import Split
 Column = NDArray[np.float64]
 BF16_BYTES = 2.0
 FP8_BYTES = 1.0
-OPS_SHARE = 0.36  # of a layer's products: the keys', the output's and the second inner one of the MLP, as Llama 3.1 8B has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +189,8 @@ class Pricer:
         products_s = count * each_s * np.where(is_expert, np.exp(q.log_grouped), 1.0) * np.exp(q.log_products)
         up, mlp = q.matrix_part == UP_PROJECTION, q.matrix_part == DENSE_MLP
         again = (up & self.l.recomputes("mla_up_proj")) | (mlp & self.l.recomputes("mlp"))
-        beside, parts = np.where(is_expert, 0.0, products_s), np.where(again, products_s, products_s * OPS_SHARE * self.l.recomputes(OPS))
+        repeated = q.matrix_repeated * self.l.recomputes(OPS)
+        beside, parts = np.where(is_expert, 0.0, products_s), np.where(again, products_s, products_s * repeated)
         return np.asarray(np.sum(products_s, axis=0)), np.asarray(np.sum(beside, axis=0)), np.asarray(np.sum(parts, axis=0))
 
     def _parts_memory_s(self) -> tuple[Column, Column]:
