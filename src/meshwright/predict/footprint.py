@@ -7,7 +7,7 @@ ones) and the last (loss). `stages` prices every stage of one layout.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from meshwright.describe.recipe import Recipe
 from meshwright.describe.recipe import recipe as recipe_named
 from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import FitError
-from meshwright.layout import CP_KINDS, OPS, Layout, Layouts
+from meshwright.layout import CP_KINDS, OPS, RECOMPUTE, Layout, Layouts
 from meshwright.predict.stages import Split, stage_layers
 from meshwright.units import GB, gib
 
@@ -39,6 +39,7 @@ def reserve_for(accelerator: Accelerator) -> float:
     return PROCESS_BYTES if accelerator.architecture == "cpu" else RESERVE_BYTES
 
 
+OFFLOADED_SHARE = 0.5  # of the layers, those whose activations `offload` moves to the host's memory
 LOSS_TENSORS = 4  # of hidden states alive at the loss beside logits: the last layer's, normed, and both gradients
 NUM_GATHERED_LAYERS = 2  # ZeRO 3: the layer at work and the one fetched ahead
 
@@ -310,12 +311,30 @@ def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | 
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
-        activations=stage_bytes * held / np.maximum(split.at(stage), 1) * np.where(layouts.recomputes("offload"), 0.5, 1.0),
+        activations=stage_bytes * held / np.maximum(split.at(stage), 1) * _kept_here(layouts),
         loss=np.where(at_loss, extra, 0.0),
         buffers=_standing_bytes(shapes, layouts, cut) + np.where(at_loss, 0.0, extra),
         moment=moment,
         legal=split.legal,
     )
+
+
+def _kept_here(layouts: Layouts) -> Column:
+    """Of the saved activations, the share that stays in the accelerator's memory."""
+    return np.where(layouts.recomputes("offload"), 1.0 - OFFLOADED_SHARE, 1.0)
+
+
+@cache
+def _every_recompute() -> Layouts:
+    return Layouts.of([Layout(recompute=kind) for kind in RECOMPUTE])
+
+
+def kept_bytes(model: Model, workload: Workload, recipe: Recipe | None = None) -> Column:
+    """Bytes that a layer keeps of a token for its backward, averaged over the layers, by the kind of recomputing (`RECOMPUTE`)."""
+    shapes, layouts = _Shapes(model, recipe or recipe_for(workload.precision), workload.adapters), _every_recompute()
+    split = stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
+    cut = _Cut.of(shapes, layouts, split, np.zeros((1, 1), dtype=np.int64))
+    return np.asarray((_saved_bytes(shapes, layouts, cut) / cut.layers)[0])
 
 
 @dataclass(frozen=True, slots=True)

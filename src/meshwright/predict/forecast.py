@@ -26,7 +26,7 @@ from meshwright.predict.prediction import Prediction, predict
 from meshwright.predict.recompute import fits
 from meshwright.predict.step import PARTS, StepParts
 from meshwright.predict.uncertainty import Interval
-from meshwright.units import gib, si
+from meshwright.units import gib, seconds, si
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -188,7 +188,7 @@ def forecast(job: Job, layout: Layout, *, terms: Terms | None = None, ignore_mem
         num_micro_batches=int(prediction.detail.num_micro_batches[0]),
         placement=tiers_of(layout, job.cluster),
         outcome=whole,
-        notes=_notes(job, layout, prediction.interval, mfu, interruptions_note(whole, job.cluster, terms)),
+        notes=_notes(job, layout, prediction, mfu, interruptions_note(whole, job.cluster, terms)),
         terms=terms,
         prediction=prediction,
     )
@@ -202,11 +202,11 @@ def _memory(prediction: Prediction, layout: Layout) -> tuple[StageMemory, ...]:
     return stages(job.model, job.workload, layout, recipe_for(job.workload.precision, job.cluster.accelerator))
 
 
-def _notes(job: Job, layout: Layout, evidence: Interval, mfu: float, left_out: str) -> tuple[str, ...]:
+def _notes(job: Job, layout: Layout, prediction: Prediction, mfu: float, left_out: str) -> tuple[str, ...]:
     """Every reservation about the numbers of this layout, in one list for all who show them."""
     notes = (
         job.software.note,
-        evidence.note,
+        prediction.interval.note,
         beyond_note(job.described, job.cluster),
         overlap_note(layout, job.cluster),
         _other_model_note(job.model.name, job.workload),
@@ -214,6 +214,7 @@ def _notes(job: Job, layout: Layout, evidence: Interval, mfu: float, left_out: s
         left_out,
         _mfu_note(mfu, job),
         _recompute_note(job, layout),
+        _offload_note(layout, prediction.detail),
     )
     return tuple(note for note in notes if note)
 
@@ -226,6 +227,17 @@ def _recompute_note(job: Job, layout: Layout) -> str:
     priced = footprint(job.model, job.workload, Layouts.of([kept]), recipe_for(job.workload.precision, chip))
     peak, room = gib(float(priced.peak_bytes[0])), gib(chip.room_bytes - reserve_for(chip))
     return f"recompute={layout.recompute}: without it the layout needs {peak} of the {room} that {chip.name} leaves"
+
+
+def _offload_note(layout: Layout, step: StepParts) -> str:
+    """How long activations move to the host's memory and back; empty where none do."""
+    if not layout.has_part("offload"):
+        return ""
+    moved_s, waited_s = (float(each[0]) for each in step.offload_s)
+    return (
+        f"offload: activations move to the host's memory and back for {seconds(moved_s)} of a step, assumed to run beside the compute; "
+        f"{seconds(waited_s)} that outlast it are in the compute part"
+    )
 
 
 def _other_model_note(model: str, workload: Workload) -> str:

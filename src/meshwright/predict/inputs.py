@@ -1,7 +1,7 @@
 """Model x Cluster x Workload as plain numbers, the form in which a step is priced.
 
 Every field is a number, or a column with one entry per row: so the same arithmetic prices many layouts of one job (the planner) and
-many jobs at once (the fit). Shapes of arrays: matrices x rows, tiers x rows.
+many jobs at once (the fit). Shapes of arrays: matrices x rows, tiers x rows, kinds of recomputing x rows.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.job import Job
 from meshwright.predict import software as sw
+from meshwright.predict.footprint import kept_bytes, recipe_for
 from meshwright.predict.software import BF16_PJ_PER_FLOP, CHIP_REFERENCE, generation_of, is_fitted
 
 Value = float | NDArray[np.float64]  # one number, or a column with an entry for each row
@@ -64,6 +65,7 @@ class Inputs:
     matrix_count: Columns  # per layer, averaged over layers
     matrix_repeated: Columns  # share of the product that the backward pass does again where every second product's output is kept
     matrix_part: Columns  # UP_PROJECTION or DENSE_MLP where the backward pass may compute a product again on its own; else 0
+    kept_bytes: Columns  # (RECOMPUTE, rows): of a token in one layer until its backward, averaged over layers
     layer_parameters: Value  # of one layer, averaged, without routed experts
     expert_parameters: Value  # routed experts of one layer, averaged
     embedding_parameters: Value
@@ -82,6 +84,7 @@ class Inputs:
     softmax_speedup: Value
     power_cap_w: Value
     memory_bytes_per_s: Value
+    host_bytes_per_s: Value  # each way to the host's memory; 0 where nothing is moved there
     cast_bytes: Value
     gather_bytes: Value
     reduce_bytes: Value
@@ -139,6 +142,7 @@ def inputs_of(job: Job) -> Inputs:
         matrix_part=matrices[4][:, None],
         matrix_repeated=matrices[5][:, None],
         matrix_copied=(np.arange(NUM_MATRICES) == 0)[:, None] * (0.0 if model.latent else 2.0 * model.kv_dim),
+        kept_bytes=kept_bytes(model, workload, recipe_for(workload.precision, chip))[:, None],
         **_parameters(model, workload),
         **_chip(chip, workload),
         num_accelerators=cluster.num_accelerators,
@@ -170,7 +174,8 @@ def stacked(questions: Sequence[Inputs]) -> Inputs:
     columns: dict[str, Any] = {}
     for f in fields(Inputs):
         values = [getattr(q, f.name) for q in questions]
-        columns[f.name] = np.concatenate(values, axis=1) if f.name.startswith(("matrix_", "tier_")) else np.array(values, dtype=np.float64)
+        is_table = f.name.startswith(("matrix_", "tier_", "kept_"))
+        columns[f.name] = np.concatenate(values, axis=1) if is_table else np.array(values, dtype=np.float64)
     return Inputs(**columns)
 
 
@@ -276,6 +281,7 @@ def _chip(chip: Accelerator, workload: Workload) -> dict[str, Any]:
         # A chip of no fitted generation is taken to reach the same share of its peak as the H100 does.
         "power_cap_w": chip.power_cap_w if fitted else watts * bf16 / flops,
         "memory_bytes_per_s": chip.memory_bytes_per_s,
+        "host_bytes_per_s": chip.host_bytes_per_s,
         "cast_bytes": wanted.cast_bytes,
         "gather_bytes": wanted.gather_bytes,
         "reduce_bytes": wanted.reduce_bytes,

@@ -22,6 +22,7 @@ from meshwright.errors import InputError
 from meshwright.layout import CP_KINDS, OPS, USUAL_RECOMPUTE, Layouts
 from meshwright.predict import software as sw
 from meshwright.predict import traffic
+from meshwright.predict.footprint import OFFLOADED_SHARE
 from meshwright.predict.inputs import BY_COLUMNS, BY_ROWS, DENSE_MLP, EXPERT, UP_PROJECTION, Inputs
 from meshwright.predict.measured import STEP_SUM_BYTES, Measured
 from meshwright.predict.placement import Placement, place
@@ -46,6 +47,7 @@ class Layer:
     exposed_ep: tuple[Column, Column]
     weight_s: Column  # of the backward: weight gradients
     parts_s: Column  # of the backward: compute of single parts that it does again
+    offload_s: Column  # of the gaps, both ways: waiting for activations on their way to the host's memory and back
 
     @property
     def exposed(self) -> dict[str, tuple[Column, Column]]:
@@ -154,9 +156,10 @@ class Pricer:
                 exposed_ep=self.exposed_expert_s((beside[0], beside[1])),
                 weight_s=(self.train_matmuls - 1) * matmul[0],
                 parts_s=again_s,
+                offload_s=np.zeros_like(self.tokens),
             )
         )
-        return self._launched(layer)
+        return self._offloaded(self._launched(layer))
 
     def _launched(self, layer: Layer) -> Layer:
         """The layer with the time that the accelerator waits for its host, which launches one kernel after another."""
@@ -168,6 +171,26 @@ class Pricer:
         again = self.l.recomputes_all
         waits = [_waited_s(layer.total_s(way), launched_s) for way, launched_s in enumerate((host_s, host_s * (1.0 + again)))]
         return replace(layer, gaps=(layer.gaps[0] + waits[0], layer.gaps[1] + waits[1]))
+
+    def _offloaded(self, layer: Layer) -> Layer:
+        """The layer with the time by which moving activations to the host outlasts it forward, and moving them back backward.
+
+        Copies are taken to run beside everything else that a layer does, so that only what is longer than the layer is waited for.
+        """
+        moves = self.l.recomputes("offload")
+        if not moves.any():
+            return layer
+        moved_s = self.offload_s()
+        waits = [np.where(moves, np.maximum(moved_s - layer.total_s(way), 0.0), 0.0) for way in (0, 1)]
+        return replace(layer, gaps=(layer.gaps[0] + waits[0], layer.gaps[1] + waits[1]), offload_s=waits[0] + waits[1])
+
+    def offload_s(self) -> Column:
+        """Seconds of moving a layer's share of one micro-batch to the host's memory, or back, where the layout moves it; else 0."""
+        q, rows = self.q, np.broadcast_to(self.q.kept_bytes, (len(self.q.kept_bytes), len(self.tokens)))
+        kept = np.take_along_axis(rows, self.l.recompute[None], axis=0)[0]
+        moves = self.l.recomputes("offload") & (np.asarray(q.host_bytes_per_s) > 0)  # `check_layout` refuses it without a stated rate
+        rate = np.where(moves, q.host_bytes_per_s, np.inf)
+        return np.asarray(OFFLOADED_SHARE * kept * self.tokens / self.tp / rate)
 
     def _slowed(self, forward_s: Any, backward_s: Any) -> tuple[Column, Column]:
         """Both ways under the release's factor, broadcast to all rows."""
@@ -298,6 +321,7 @@ class Pricer:
             exposed_ep=again(layer.exposed_ep, full),
             weight_s=layer.weight_s,
             parts_s=layer.parts_s,
+            offload_s=layer.offload_s,
         )
 
     def hiding_s(self, layer: Layer) -> tuple[Column, Column]:
@@ -488,6 +512,7 @@ class MeasuredPricer(Pricer):
                 exposed_ep=self.expert_s(),
                 weight_s=seen.weight_s * way * ones,
                 parts_s=0.0 * ones,
+                offload_s=0.0 * ones,
             )
         )
         stops_early = self.m.profile.shares_cores | (self.tp * self.cp > 1) | self.l.is_zero_bubble

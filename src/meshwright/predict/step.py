@@ -60,6 +60,12 @@ class StepParts:
         """Seconds of the whole step."""
         return np.asarray(np.sum([self.seconds[part] for part in PARTS], axis=0))
 
+    @property
+    def offload_s(self) -> tuple[Column, Column]:
+        """Seconds of a step that activations move to the host's memory and back, and of them those that compute waits for."""
+        times = self.num_micro_batches * self.busiest_layers
+        return np.asarray(times * 2 * self.pricer.offload_s()), np.asarray(times * self.layer.offload_s * self.stretch)
+
     def carried(self) -> Carried:
         """The step's traffic as if nothing hid it, from the prices that the parts were made of."""
         bare = self.pricer.unhidden()
