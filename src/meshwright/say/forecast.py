@@ -75,7 +75,7 @@ def _question(forecast: Forecast) -> Iterator[Line]:
 
 def software_text(stack: Software) -> str:
     """The software's name and what its class is."""
-    meaning = CLASSES[stack.kind].meaning if stack.kind else "of a class of which nothing is known"
+    meaning = CLASSES[stack.kind].meaning if stack.kind else "of no class that was fitted"
     return f"{stack.name} ({meaning})"
 
 
