@@ -227,6 +227,7 @@ llama-3.1-405b on azure-gb200-128 (8,192 gb200), mlperf-llama31-405b
 layout tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1 8 micro-batches, order tp-cp-pp-dp
 interleaved schedule, ring context, TP overlap off, CUDA graphs on
 step 1,024 x 8,192 tokens nvfp4, software v6.0 (submissions to a round of MLPerf Training, tuned for the record)
+runs on megatron, bridge
 
 answer
 step time # s 80 % interval # s to # s

@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.describe.whatif import domain_changes
 from meshwright.layout import AXES, SHORT_NAMES, Layout
-from meshwright.plan.stack import refusals
+from meshwright.plan.stack import refusals, runs_on
 from meshwright.predict.footprint import PARTS as MEMORY_PARTS
 from meshwright.predict.footprint import reserve_for
 from meshwright.predict.forecast import Forecast
@@ -70,6 +70,12 @@ def _question(forecast: Forecast) -> Iterator[Line]:
         "step",
         f"{workload.global_batch:,} x {workload.seq_len:,} tokens",
         f"{workload.precision}, software {software_text(forecast.job.software)}",
+    )
+    able = runs_on(forecast.job, layout)
+    yield (
+        "runs on",
+        ", ".join(able) or "none known",
+        "" if able else "no stack that meshwright knows runs it as planned; --json has the reasons",
     )
 
 
