@@ -524,7 +524,7 @@ LOADERS: Mapping[str, Callable[[str], object]] = {
 def left_out() -> Mapping[str, str]:
     """What was asked for and is not in the catalogue, and why."""
     reasons: dict[str, str] = {}
-    for kind in ("accelerators", "prices", "regions"):
+    for kind in ("accelerators", "models", "prices", "regions"):
         reasons |= read_toml(CATALOGUE / f"{kind}.toml").get("left_out", {})
     return reasons
 
