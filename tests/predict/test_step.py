@@ -16,7 +16,7 @@ from meshwright.describe.workload import Workload
 from meshwright.job import Job
 from meshwright.layout import ORDERS, Layout, Layouts, parse_layout
 from meshwright.predict import software as sw
-from meshwright.predict.inputs import Inputs, inputs_of
+from meshwright.predict.inputs import EXPERT, Inputs, inputs_of
 from meshwright.predict.software import software
 from meshwright.predict.stages import stage_layers
 from meshwright.predict.step import PARTS, StepParts, price
@@ -319,3 +319,26 @@ def test_ranks_beyond_the_key_value_heads_take_as_long_as_with_a_head_each():
         for shapes in (model, replace(model, num_kv_heads=16))
     ]
     assert steps[0] == pytest.approx(steps[1], rel=1e-12)
+
+
+MOE = Layout(dp=64, ep=8, micro_batch=1)
+
+
+def imbalanced(imbalance: float, layout: Layout = MOE) -> StepParts:
+    return priced(layout, model="mixtral-8x7b", expert_imbalance=imbalance)
+
+
+def test_the_busiest_rank_takes_as_much_longer_for_its_experts_as_it_gets_more_tokens():
+    even, uneven = imbalanced(1.0), imbalanced(1.5)
+    assert uneven.carried().seconds["ep"][0] == pytest.approx(1.5 * even.carried().seconds["ep"][0])
+    asked = reference_inputs(MODELS["mixtral-8x7b"], H100.resized(64), replace(PRETRAIN, precision="fp8", global_batch=512))
+    dense = price(replace(asked, matrix_count=np.where(asked.matrix_cut == EXPERT, 0.0, asked.matrix_count)), Layouts.of([MOE]), CONSTANTS)
+    products = [float(found.layer.matmul[0][0]) for found in (dense, even, uneven)]
+    assert products[2] - products[0] == pytest.approx(1.5 * (products[1] - products[0]))
+    assert uneven.layer.attention[0][0] == even.layer.attention[0][0] and uneven.step_s[0] > even.step_s[0]
+
+
+def test_no_rank_gets_more_than_all_tokens():
+    alone, two = replace(MOE, ep=1), replace(MOE, ep=2)
+    assert imbalanced(4.0, alone).step_s[0] == imbalanced(1.0, alone).step_s[0]
+    assert imbalanced(4.0, two).step_s[0] == imbalanced(2.0, two).step_s[0] > imbalanced(1.0, two).step_s[0]

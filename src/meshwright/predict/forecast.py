@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshwright.arguments import check_type, typed
 from meshwright.describe.cluster import beyond_note
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 from meshwright.frames import data_frame
 from meshwright.frozen import FrozenDict
 from meshwright.job import Job
@@ -215,6 +215,7 @@ def _notes(job: Job, layout: Layout, prediction: Prediction, mfu: float, left_ou
         _mfu_note(mfu, job),
         _recompute_note(job, layout),
         _offload_note(layout, prediction.detail),
+        _imbalance_note(job, layout),
     )
     return tuple(note for note in notes if note)
 
@@ -237,6 +238,20 @@ def _offload_note(layout: Layout, step: StepParts) -> str:
     return (
         f"offload: activations move to the host's memory and back for {seconds(moved_s)} of a step, assumed to run beside the compute; "
         f"{seconds(waited_s)} that outlast it are in the compute part"
+    )
+
+
+def _imbalance_note(job: Job, layout: Layout) -> str:
+    """What is assumed of the tokens that experts get; empty without experts."""
+    if job.model.experts is None:
+        return ""
+    stated, key = job.workload.expert_imbalance, argument("changes", "workload.expert_imbalance=1.2")
+    if stated == 1:
+        return f"experts: all ranks are assumed to get equally many tokens ({key} makes the busiest wait for 1.2 times the mean)"
+    most = f", of which {layout.ep:g} is all there is with ep={layout.ep}" if stated > layout.ep else ""
+    return (
+        f"experts: the busiest rank gets {stated:g} times the mean of the tokens, as stated{most}; its products and its share of the "
+        "all-to-all take so much longer, and memory is counted for equal shares"
     )
 
 

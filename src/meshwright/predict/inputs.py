@@ -106,6 +106,7 @@ class Inputs:
     log_grouped: Value = 0.0  # ln of the further time of the experts' products
     expert_bytes: Value = 8.0  # moved for an element that goes to an expert and back, each way
     host_s: Value = 0.0  # that the host needs to launch the forward pass of a layer without CUDA graphs
+    expert_imbalance: Value = 1.0  # tokens of the busiest rank over the mean, where experts are spread over ranks
     expert_sync_s: Value = 0.0  # that a layer with experts stands still while its host learns how many tokens each expert got, each way
     expert_mlp_bytes: Value = 0.0  # moved for an element of the experts' hidden layer beyond what a fused activation moves, each way
     expert_hidden: Value = 0.0  # share of the experts' all-to-all that hides behind compute where it is overlapped
@@ -166,6 +167,7 @@ def _software(job: Job) -> dict[str, Any]:
     }
     if model.experts is None:
         return found
+    found["expert_imbalance"] = job.workload.expert_imbalance
     return found | job.software.experts.inputs(job.practice, has_biases=model.biases)
 
 

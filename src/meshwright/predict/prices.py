@@ -113,6 +113,7 @@ class Pricer:
         self.placement: Placement = place(layouts, q.tier_size)
         self.tp, self.cp, self.pp = (getattr(layouts, axis).astype(np.float64) for axis in ("tp", "cp", "pp"))
         self.vp, self.dp, self.ep = (getattr(layouts, axis).astype(np.float64) for axis in ("vp", "dp", "ep"))
+        self.imbalance = np.minimum(np.asarray(q.expert_imbalance, dtype=np.float64), self.ep)  # no rank gets more than all tokens
         self.key_copies = np.maximum(self.tp / q.num_kv_heads, 1.0)  # tensor ranks that hold the same key-value head
         self.kv_dim = np.asarray(q.kv_dim) * self.key_copies  # of all ranks together
         self.tokens = layouts.micro_batch * q.seq_len / self.cp  # of a micro-batch on one rank, before tensor parallelism
@@ -209,7 +210,7 @@ class Pricer:
         rows = np.where(is_expert, self.tokens / self.tp * q.experts_per_token / num_local, self.tokens)
         count = np.where(is_expert, q.matrix_count * num_local, q.matrix_count)
         each_s = matmul_s(rows, columns, inner, self.matmul_flops_per_s, sw.MATMUL_HALF_SIZE)
-        products_s = count * each_s * np.where(is_expert, np.exp(q.log_grouped), 1.0) * np.exp(q.log_products)
+        products_s = count * each_s * np.where(is_expert, np.exp(q.log_grouped) * self.imbalance, 1.0) * np.exp(q.log_products)
         up, mlp = q.matrix_part == UP_PROJECTION, q.matrix_part == DENSE_MLP
         again = (up & self.l.recomputes("mla_up_proj")) | (mlp & self.l.recomputes("mlp"))
         repeated = q.matrix_repeated * self.l.recomputes(OPS)
@@ -237,7 +238,7 @@ class Pricer:
         ring = (self.cp - 1) * (self.l.cp_kind == CP_KINDS.index("ring"))  # each further round corrects the sums of the one before
         # Tokens to experts and back, read and written, and cast for the products.
         sorted_bytes = (np.asarray(q.expert_bytes) + np.asarray(q.cast_bytes)) * q.hidden * q.experts_per_token * q.expert_layers
-        sorted_bytes = sorted_bytes + np.asarray(q.expert_mlp_bytes) * q.ffn_active
+        sorted_bytes = (sorted_bytes + np.asarray(q.expert_mlp_bytes) * q.ffn_active) * self.imbalance
         per_token_s = self.tokens / self.tp / self.memory_bytes_per_s
         return (forward + ring * q.query_dim * 12 + sorted_bytes) * per_token_s, (backward + ring * qkv * 8 + sorted_bytes) * per_token_s
 
@@ -284,13 +285,13 @@ class Pricer:
         return forward, backward
 
     def expert_s(self) -> tuple[Column, Column]:
-        """Seconds of sending tokens to their experts and back, each way of a layer."""
+        """Seconds of sending tokens to their experts and back, each way of a layer: until the busiest rank has its own."""
         q = self.q
         sent = self.tokens / self.tp * q.hidden * BF16_BYTES * q.expert_layers
         members = np.minimum(self.placement.joint("tp", "cp", "dp"), self.ep)  # experts take the innermost ranks of a stage
         plain_s = all_to_all_s(sent * q.experts_per_token, members, self.tier_bytes_per_s)
         once_s = sent_once_s(sent, np.asarray(q.experts_per_token, dtype=np.float64), members, self.tier_bytes_per_s)
-        each_s = 2 * np.where(np.asarray(q.sends_once) > 0, once_s, plain_s)
+        each_s = 2 * np.where(np.asarray(q.sends_once) > 0, once_s, plain_s) * self.imbalance
         return each_s, each_s
 
     def exposed_expert_s(self, beside_s: tuple[Column, Column]) -> tuple[Column, Column]:
