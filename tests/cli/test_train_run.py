@@ -6,11 +6,15 @@ import json
 
 import pytest
 
+from meshwright.cli import train_run
 from meshwright.cli.main import main
 from meshwright.cli.train_arguments import newest_run
 from meshwright.cli.train_run import INTERRUPTED, _sized
 from meshwright.describe.load import load_cluster
 from meshwright.errors import InputError
+from meshwright.job import Job
+from meshwright.plan.plan import Plan
+from meshwright.plan.plan import plan_of as planned
 from meshwright.record.header import RunHeader
 from meshwright.record.writer import RunWriter
 
@@ -64,3 +68,27 @@ def test_a_run_that_was_interrupted_before_its_first_step_stays(code, stays, tmp
     assert (tmp_path / "early" / "run.json").exists() is stays
     assert not stays or json.loads(out)["num_steps"] == 0
     assert not stays or newest_run(tmp_path) == "early"
+
+
+def plan_for(cluster: str) -> Plan:
+    """A small model's plan for four ranks of a cluster."""
+    job = Job("llama-2m", load_cluster(cluster).resized(4), "python-stdlib")
+    return planned(job.forecast("dp=4,mbs=2"))
+
+
+@pytest.mark.parametrize(("ranks_per_gpu", "num_gpus", "fits"), [(1, 4, True), (1, 1, False), (4, 1, True), (3, 1, False), (3, 2, True)])
+def test_ranks_that_share_gpus_need_fewer_of_them(ranks_per_gpu, num_gpus, fits, monkeypatch):
+    monkeypatch.setattr(train_run, "gpu_names", lambda: ["NVIDIA H200"] * num_gpus)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    plan = plan_for("hgx-h200-ndr")
+    if fits:
+        train_run.check_place(plan, 4, True, ranks_per_gpu)
+        return
+    with pytest.raises(InputError, match=rf"this machine has {num_gpus} GPUs") as found:
+        train_run.check_place(plan, 4, True, ranks_per_gpu)
+    assert "ranks_per_gpu" in found.value.fix
+
+
+def test_ranks_on_a_processor_do_not_share_gpus():
+    with pytest.raises(InputError, match="which is no GPU"):
+        train_run.check_place(plan_for("this-machine-2x4"), 4, False, 2)

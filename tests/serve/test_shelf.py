@@ -24,6 +24,8 @@ from .conftest import record
 @pytest.fixture(autouse=True)
 def _look_at_once(monkeypatch):
     monkeypatch.setattr("meshwright.serve.live.LOOK_S", 0.0)
+    for limit in ("LISTING_S", "READING_S"):  # a busy machine may take longer for a test's few runs
+        monkeypatch.setattr(f"meshwright.serve.shelf.{limit}", 60.0)
 
 
 @pytest.fixture

@@ -86,13 +86,13 @@ def samples(workload: Workload, vocab_size: int, first: int, count: int) -> tupl
 @contextmanager
 def replica_of(model: Model, workload: Workload, layout: Layout) -> Iterator[tuple[Replica, Mesh]]:
     """This rank's replica with its first weights, and its mesh, which is given back at the end."""
-    import torch
+    from ranks import device_here
 
     from meshwright.train.model.initial import initial_weights
     from meshwright.train.parallel.mesh import make_mesh
     from meshwright.train.replica import Replica
 
-    mesh = make_mesh(layout, torch.device("cpu"), key_copies=model.key_copies(layout.tp))
+    mesh = make_mesh(layout, device_here(), key_copies=model.key_copies(layout.tp))
     replica = Replica(model, workload, mesh, TRAINING)
     replica.fill_weights(initial_weights(model, SEED))
     replica.ready()
@@ -119,7 +119,7 @@ def run_steps(model: Model, workload: Workload, layout: Layout, num_steps: int) 
                 scale = workload.tokens_per_step / result.num_tokens
                 for shard in replica.shards:
                     for piece in shard.pieces(shard.gradient * scale, "gradient"):
-                        found.gradients["pieces"].append((piece.name, piece.shape, piece.start, piece.tensor.float().numpy().copy()))
+                        found.gradients["pieces"].append((piece.name, piece.shape, piece.start, piece.tensor.float().cpu().numpy().copy()))
             replica.update(result, TRAINING.rate((step + 1) * workload.global_batch))
             found.losses.append(result.loss)
             found.norms.append(result.grad_norm)

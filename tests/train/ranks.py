@@ -1,4 +1,4 @@
-"""Gloo ranks for tests: processes that start once, meet over a file, and then run one function after another.
+"""Ranks for tests: processes that start once, meet over a file, and then run one function after another; over gloo, or on a GPU over NCCL.
 
 Functions and arguments reach a rank by name: what a test sends must stand in a module that this folder's `conftest.py` puts on the path.
 """
@@ -11,16 +11,19 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 PATIENCE_S = 300.0
 PRELOADED = ["torch.distributed.fsdp", "torch.utils.checkpoint", "meshwright.train.session", "meshwright.cli.train_run"]
 
 
 class RankPool:
-    """`num_ranks` processes of one gloo world."""
+    """`num_ranks` processes of one world. Over NCCL they share the first GPU."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, backend: str = "gloo") -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)  # a rank is forked from a process that has torch, and starts at once
         self.folder = tempfile.TemporaryDirectory()
@@ -29,7 +32,7 @@ class RankPool:
         self.is_open = True
         for rank in range(num_ranks):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, num_ranks, f"{self.folder.name}/store", theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, num_ranks, f"{self.folder.name}/store", theirs, backend), daemon=True)
             process.start()
             theirs.close()  # so that a rank that dies is heard of
             self.ends.append(ours)
@@ -82,14 +85,15 @@ class RankPool:
 class Pools:
     """One pool of each size, started when it is first asked for; one that a failure ended is started anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = "gloo") -> None:
+        self.backend = backend
         self.by_size: dict[int, RankPool] = {}
 
     def of(self, num_ranks: int) -> RankPool:
         """The pool of `num_ranks`."""
         found = self.by_size.get(num_ranks)
         if found is None or not found.is_open:
-            found = self.by_size[num_ranks] = RankPool(num_ranks)
+            found = self.by_size[num_ranks] = RankPool(num_ranks, self.backend)
         return found
 
     def close(self) -> None:
@@ -98,12 +102,30 @@ class Pools:
             pool.close()
 
 
-def _serve(rank: int, num_ranks: int, store: str, end: Connection) -> None:
+def device_here() -> torch.device:
+    """Where a rank of this world computes."""
+    import torch
+    import torch.distributed as dist
+
+    return torch.device("cuda", 0) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+def _serve(rank: int, num_ranks: int, store: str, end: Connection, backend: str) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks, timeout=timedelta(seconds=PATIENCE_S))
+    device = torch.device("cuda", 0) if backend == "nccl" else None
+    if device:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=PATIENCE_S),
+        device_id=device,
+    )
     while True:
         try:
             body, args = end.recv()

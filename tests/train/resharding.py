@@ -1,4 +1,4 @@
-"""A run's state on gloo ranks: saved in one layout, read back in another."""
+"""A run's state on some ranks: saved in one layout, read back in another."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from parity import SEED
+from ranks import device_here
 
 from meshwright.plan.plan import Plan
 from meshwright.train.data.corpus import Corpus
@@ -39,7 +40,7 @@ class Next:
 
 def save_at(plan: Plan, corpus: Path, folder: Path) -> Next:
     """Take steps from the first weights, save, and take one more."""
-    mesh = make_mesh(plan.layout, torch.device("cpu"), key_copies=plan.model.key_copies(plan.layout.tp))
+    mesh = make_mesh(plan.layout, device_here(), key_copies=plan.model.key_copies(plan.layout.tp))
     replica = _replica(plan, mesh)
     replica.fill_weights(initial_weights(plan.model, SEED))
     torch.manual_seed(SEED)
@@ -61,7 +62,7 @@ def save_at(plan: Plan, corpus: Path, folder: Path) -> Next:
 
 def load_at(plan: Plan, corpus: Path, paths: Sequence[Path]) -> list[Next]:
     """Read each checkpoint into this layout, and take one step from it."""
-    mesh = make_mesh(plan.layout, torch.device("cpu"), key_copies=plan.model.key_copies(plan.layout.tp))
+    mesh = make_mesh(plan.layout, device_here(), key_copies=plan.model.key_copies(plan.layout.tp))
     samples = Samples(Corpus.open(corpus).train, plan.workload.seq_len, SEED)
     found = []
     for path in paths:
@@ -89,7 +90,7 @@ def _batch(plan: Plan, mesh: Mesh, samples: Samples, first: int) -> list[MicroBa
 
 def _next(plan: Plan, mesh: Mesh, replica: Replica, samples: Samples, first: int) -> Next:
     replica.ready()
-    pieces = [(piece.name, tuple(piece.start), piece.tensor.detach().numpy().copy()) for piece in replica.state()]
+    pieces = [(piece.name, tuple(piece.start), piece.tensor.detach().cpu().numpy().copy()) for piece in replica.state()]
     random_state = hashlib.sha256(torch.random.get_rng_state().numpy().tobytes()).hexdigest()
     numbers = [n for group in sample_numbers(plan.layout, mesh.dp.index, first, plan.workload.global_batch) for n in group]
     seen = {number: hashlib.sha256(samples.batch([number]).tokens.tobytes()).hexdigest() for number in numbers}

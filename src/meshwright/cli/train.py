@@ -60,6 +60,15 @@ def train(
     rendezvous_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=1.0, help="Seconds in which the ranks of a launcher must find each other.")
     ] = 60.0,
+    ranks_per_gpu: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=48,
+            help="Ranks that share one GPU, to try a layout of many GPUs on few: needs NCCL 2.30 and MPS. Slower than real GPUs.",
+        ),
+    ] = 1,
     allow_changed: Annotated[
         list[str] | None,
         typer.Option(
@@ -88,7 +97,8 @@ def train(
         plan=plan, layout=layout, steps=steps, name=name, runs=runs, resume=resume, corpus=corpus, start_from=start_from, seed=seed,
         benchmark=benchmark, checkpoint_every=checkpoint_every, save=save, keep=keep, keep_every=keep_every, stall_timeout_s=stall_timeout,
         grace_s=grace, rendezvous_timeout_s=rendezvous_timeout, allow_changed=tuple(allow_changed or ()), budget=budget, price=price,
-        profile=profile, as_json=as_json, resume_if_exists=resume_if_exists, given=_given(context),
+        profile=profile, as_json=as_json, resume_if_exists=resume_if_exists,
+        ranks_per_gpu=ranks_per_gpu, given=_given(context),
     )  # fmt: skip
     code = run(wishes)
     if code:

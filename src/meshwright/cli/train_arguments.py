@@ -24,6 +24,7 @@ KEPT: dict[str, tuple[type, ...]] = {
     "stall_timeout_s": (int, float),
     "grace_s": (int, float),
     "rendezvous_timeout_s": (int, float),
+    "ranks_per_gpu": (int,),
 }
 PATHS = ("corpus", "start_from")
 
@@ -55,6 +56,7 @@ class Wishes:
     price: str | None = None
     profile: str = ""
     resume_if_exists: bool = False
+    ranks_per_gpu: int = 1
     given: frozenset[str] = frozenset()
 
 

@@ -18,7 +18,7 @@ from meshwright.cli.train_show import show_next, show_run, show_start
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.load import EMULATED, THIS_MACHINE, load_cluster, load_model, load_workload
 from meshwright.describe.this_machine import gpu_names
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError, MeshwrightError, argument
 from meshwright.job import Job
 from meshwright.layout import Layout, parse_layout, read_choices
 from meshwright.ledger import checked_plan
@@ -56,7 +56,7 @@ def run(wishes: Wishes) -> int:
     is_gpu = on_gpus(job.plan)
     check_job(job, reads_corpus=True)
     check_folder(job.runs, job.name, resume=job.resume)
-    check_place(job.plan, job.plan.layout.num_ranks, is_gpu)
+    check_place(job.plan, job.plan.layout.num_ranks, is_gpu, job.ranks_per_gpu)
     if wants_profile(wishes, job.plan):
         job = with_measured_plan(job, wishes)
     show_start(job, layout_reason(wishes, job.plan))
@@ -67,6 +67,7 @@ def run(wishes: Wishes) -> int:
     from meshwright.train.session import run_rank
 
     check_steps(job)
+    share_gpus(job)
     code = run_ranks(
         job.plan.layout.num_ranks,
         lambda place: run_rank(place, job, is_gpu),
@@ -127,8 +128,9 @@ def run_launched(wishes: Wishes) -> int:
             return 0
         is_gpu = on_gpus(job.plan)
         check_job(job, reads_corpus=is_first)
-        check_place(job.plan, int(os.environ["WORLD_SIZE"]), is_gpu)
+        check_place(job.plan, int(os.environ["WORLD_SIZE"]), is_gpu, job.ranks_per_gpu)
         check_steps(job)
+        share_gpus(job)
     except InputError:
         if is_first:
             raise
@@ -202,6 +204,7 @@ def job_of(wishes: Wishes) -> TrainingJob:
         arguments=kept_arguments(wishes, None if is_embedded(wishes, plan) else corpus),
         may_start_over=wishes.resume_if_exists,
         prints_json=wishes.as_json,
+        ranks_per_gpu=wishes.ranks_per_gpu,
     )
     return with_budget(job, wishes.budget, wishes.price)
 
@@ -215,7 +218,7 @@ def plan_of(wishes: Wishes) -> Plan:
             fix = f"put the run's own plan back, or name the plan to continue with: meshwright train PLAN --resume --name {wishes.name}"
             checked_plan(path.parent, fix)
     if path is None:
-        return default_plan(wishes.layout, wishes.profile)
+        return default_plan(wishes.layout, wishes.profile, wishes.ranks_per_gpu)
     plan = read_plan(path)
     return with_layout(plan, wishes.layout, wishes.profile) if wishes.layout or wishes.profile else plan
 
@@ -259,13 +262,14 @@ def _noted(plan: Plan, note: str) -> Plan:
     return replace(plan, notes=(*plan.notes, note)) if note else plan
 
 
-def default_plan(layout_text: str, profile: str = "") -> Plan:
+def default_plan(layout_text: str, profile: str = "", ranks_per_gpu: int = 1) -> Plan:
     """The embedded default, planned for this machine: its GPUs, or its cores as two racks of four."""
     model, workload = load_model(DEFAULT_MODEL), load_workload(DEFAULT_WORKLOAD)
     gpus = gpu_names()
     if gpus:
         cluster: Cluster = load_cluster(THIS_MACHINE)
-        base = Layout(dp=len(gpus), micro_batch=max(workload.global_batch // len(gpus), 1))
+        num_ranks = len(gpus) * ranks_per_gpu
+        base = Layout(dp=num_ranks, micro_batch=max(workload.global_batch // num_ranks, 1))
     else:
         cluster, base = load_cluster(EMULATED), DEFAULT_LAYOUT
     layout = _fixed(layout_text, base) if layout_text else base
@@ -346,7 +350,19 @@ def on_gpus(plan: Plan) -> bool:
     return plan.cluster.accelerator.architecture != "cpu"
 
 
-def check_place(plan: Plan, num_ranks: int, is_gpu: bool) -> None:
+def share_gpus(job: TrainingJob) -> None:
+    """Make ready for several ranks on a GPU, where they are asked for; an error says what is missing."""
+    if job.ranks_per_gpu == 1:
+        return
+    import torch  # noqa: F401 - brings the NCCL library that is asked for its version
+
+    from meshwright.train.shared_gpu import allow_sharing, check_sharing, loaded_nccl
+
+    check_sharing(loaded_nccl(), os.environ)
+    allow_sharing(os.environ)
+
+
+def check_place(plan: Plan, num_ranks: int, is_gpu: bool, ranks_per_gpu: int = 1) -> None:
     """Raise where the plan does not fit this machine: what it needs, and what is here."""
     if num_ranks != plan.layout.num_ranks:
         raise InputError(
@@ -355,13 +371,21 @@ def check_place(plan: Plan, num_ranks: int, is_gpu: bool) -> None:
             fix=f"start {plan.layout.num_ranks} ranks, or give --layout with degrees whose product is {num_ranks}",
         )
     if not is_gpu:
+        if ranks_per_gpu > 1:
+            raise InputError(
+                f"the plan is for {plan.cluster.accelerator.name}, which is no GPU",
+                where=argument("ranks_per_gpu"),
+                fix="leave it out: ranks on a processor share its cores anyway",
+            )
         return
     here = len(gpu_names())  # not torch's count: asking it would keep the ranks, which are forked, from using a GPU
-    needed = min(plan.layout.num_ranks, int(os.environ.get("LOCAL_WORLD_SIZE", plan.layout.num_ranks)))
+    local_ranks = min(plan.layout.num_ranks, int(os.environ.get("LOCAL_WORLD_SIZE", plan.layout.num_ranks)))
+    needed = -(-local_ranks // ranks_per_gpu)
     if here < needed:
         kind = plan.cluster.accelerator.name
         raise InputError(
             f"the plan needs {needed} {kind} here, and this machine has {f'{here} GPUs' if here else 'no NVIDIA GPU'}",
             where=f"plan {plan.name}",
-            fix="start it with torchrun on all nodes of the plan's cluster, or plan for this-machine",
+            fix="start it with torchrun on all nodes of the plan's cluster, plan for this-machine, "
+            f"or let ranks share GPUs to try the layout: {argument('ranks_per_gpu')}",
         )

@@ -44,6 +44,7 @@ class TrainingJob:
     prints_json: bool = False  # standard output is kept for the result
     rate: Rate | None = None  # what an accelerator-hour costs today; None: not known
     budget: Budget | None = None  # what the run may cost
+    ranks_per_gpu: int = 1  # more than one: to try a layout of many GPUs on few
 
     @property
     def folder(self) -> Path:

@@ -51,7 +51,7 @@ COLLECTIVE_S = 1800.0  # the last resort: the watchdog names who is waited for l
 def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
     """Train on this rank until the run is over."""
     stop, begun_s = StopSignal(), time.monotonic()
-    device = torch.device("cuda", place.local_rank) if is_gpu else torch.device("cpu")
+    device = torch.device("cuda", place.local_rank // job.ranks_per_gpu) if is_gpu else torch.device("cpu")
     _claim(device, place)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
@@ -117,7 +117,7 @@ def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: 
             writer.update(num_steps=job.expected_steps, last_step=job.last_step)
             _leave_tokenizer(corpus, job)
         is_metered = writer and mesh.device.type == "cuda" and place.num_local_ranks == place.num_ranks
-        logbook = Logbook(job, writer, log, meter=gpu_meter(place.num_ranks) if is_metered else None)
+        logbook = Logbook(job, writer, log, meter=gpu_meter(-(-place.num_ranks // job.ranks_per_gpu)) if is_metered else None)
         resumed_step = progress.step if job.resume else None
         saves = Saves(job, replica, marks_of_run, resumed_step, store=place.store, is_hurried=lambda: stop.is_asked)
         if writer and not job.resume:

@@ -1,0 +1,1 @@
+"""What `benchmarks/nccl.py` does, part by part."""
