@@ -211,8 +211,11 @@ class Replica:
         for shard in self.tied:
             assert shard.gradient is not None, "every backward reaches the table"
             theirs = torch.empty_like(shard.gradient)
-            ops = [(dist.isend, shard.gradient), (dist.irecv, theirs)]
-            for work in dist.batch_isend_irecv([dist.P2POp(op, tensor, axis.ranks[other], axis.group) for op, tensor in ops]):
+            works = [
+                dist.isend(shard.gradient, axis.ranks[other], group=self.mesh.lane(axis.index, other)),
+                dist.irecv(theirs, axis.ranks[other], group=self.mesh.lane(other, axis.index)),
+            ]
+            for work in works:
                 axis.wait(work, "gradients of the tied table")
             shard.gradient.add_(theirs)
 

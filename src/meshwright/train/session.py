@@ -75,7 +75,9 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
     )
     watch.start()
     try:
-        mesh = make_mesh(layout, device, marks, key_copies=job.plan.model.key_copies(layout.tp))
+        model = job.plan.model
+        ends_meet = layout.vp > 1 or model.tied_embeddings
+        mesh = make_mesh(layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet)
         with _locked(job, place):
             _train(job, mesh, watch, stop, place, begun_s, is_open)
     finally:
@@ -126,7 +128,7 @@ def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: 
         parts = Parts(
             job=job, replica=replica, corpus=corpus, train=samples, saves=saves, logbook=logbook, watch=watch, stop=stop, limit=limit
         )
-        logbook.begun(progress, time.monotonic() - begun_s, replica.attention)
+        logbook.begun(progress, time.monotonic() - begun_s, replica.attention, num_groups=mesh.num_groups, groups_s=mesh.making_s)
         log.init_stop()
         log.run_start()
         _steps(parts, progress, place)

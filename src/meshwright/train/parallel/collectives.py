@@ -25,7 +25,9 @@ class Axis:
     """This rank's group on one axis of the mesh."""
 
     name: str
-    group: dist.ProcessGroup
+    ranks: tuple[int, ...]  # global ranks, by position
+    index: int  # this rank's position
+    group: dist.ProcessGroup | None  # None: nothing is exchanged on the axis
     timer: Timer
     marks: Marks
     device: torch.device
@@ -33,17 +35,7 @@ class Axis:
     @property
     def size(self) -> int:
         """Ranks on the axis."""
-        return self.group.size()
-
-    @property
-    def index(self) -> int:
-        """This rank's position on it."""
-        return self.group.rank()
-
-    @property
-    def ranks(self) -> list[int]:
-        """Global ranks of the group, by position."""
-        return dist.get_process_group_ranks(self.group)
+        return len(self.ranks)
 
     def wait(self, work: dist.Work | None, what: str) -> None:
         """Wait for a collective under way; what is still left of it is exposed time of this axis."""

@@ -25,7 +25,7 @@ class FullySharded:
         self.mesh, self.numbers = mesh, numbers
         self.loss_scale = float(mesh.num_replicas)  # fully_shard averages over replicas; the sum is wanted
         policy = MixedPrecisionPolicy(param_dtype=numbers.compute, reduce_dtype=numbers.gradient, cast_forward_inputs=False)
-        device_mesh = mesh.replicas["replicate", "shard"] if mesh.replicate.size > 1 else mesh.replicas["shard"]
+        device_mesh = mesh.of_replicas()
         chunk.to(numbers.state)
         cuts = cuts_of(chunk, mesh.tp)
         for module in units(chunk):

@@ -90,7 +90,7 @@ class Mailbox:
     """Messages between stages: receives posted in the sender's order, sends that are waited for only at the end."""
 
     def __init__(self, mesh: Mesh, shape: Sequence[int], dtype: torch.dtype, num_coming: Mapping[int, int]) -> None:
-        self.axis, self.lanes, self.shape, self.dtype = mesh.pp, mesh.lanes, tuple(shape), dtype
+        self.mesh, self.axis, self.shape, self.dtype = mesh, mesh.pp, tuple(shape), dtype
         self.num_coming = num_coming
         self._posted: dict[int, list[tuple[Tensor, dist.Work] | None]] = defaultdict(list)
         self._sent: list[tuple[Tensor, dist.Work]] = []
@@ -113,7 +113,7 @@ class Mailbox:
     def send(self, stage: int, tensor: Tensor) -> None:
         """Send `tensor` to `stage`; it is kept until the step ends."""
         tensor = tensor.contiguous()
-        group = self.lanes.get((self.axis.index, stage), self.axis.group)
+        group = self.mesh.lane(self.axis.index, stage)
         work = dist.isend(tensor, self.axis.ranks[stage], group=group, tag=self._num_sent[stage])
         self._num_sent[stage] += 1
         assert work is not None, "both stages of a lane are in its group"
@@ -133,7 +133,7 @@ class Mailbox:
         posted = self._posted[stage]
         while len(posted) <= min(last, self.num_coming[stage] - 1):
             tensor = torch.empty(self.shape, dtype=self.dtype, device=self.axis.device)
-            group = self.lanes.get((stage, self.axis.index), self.axis.group)
+            group = self.mesh.lane(stage, self.axis.index)
             work = dist.irecv(tensor, self.axis.ranks[stage], group=group, tag=len(posted))
             assert work is not None, "both stages of a lane are in its group"
             posted.append((tensor, work))

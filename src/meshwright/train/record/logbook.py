@@ -169,10 +169,14 @@ class Logbook:
         if self.writer is not None:
             self.writer.event(kind, progress.step, **detail)
 
-    def begun(self, progress: Counts, starting_s: float, attention: str = "") -> None:
-        """The run starts or continues: its price, how long the start took, and the package for attention if it is not torch."""
+    def begun(self, progress: Counts, starting_s: float, attention: str = "", *, num_groups: int, groups_s: float) -> None:
+        """The run starts or continues: its price, how long the start took, and the package for attention if it is not torch.
+
+        `num_groups`: process groups that this rank is in, each a communicator over NCCL; `groups_s`: how long making them took.
+        """
         job = self.job
         detail: dict[str, Any] = {"layout": str(job.plan.layout), "num_ranks": job.plan.layout.num_ranks}
+        detail |= {"num_groups": num_groups, "groups_s": groups_s}
         if attention:
             detail["attention"] = attention
         if job.rate is not None:
