@@ -84,6 +84,7 @@ class Job:
         used, wanted = changed(machine, wanted, changes)
         used = used if gpus is None else used.resized(gpus)  # last, since a change of the domains changes the number too
         _check_batch(wanted)
+        _check_imbalance(trained, wanted)
         used.accelerator.peak_flops_per_s(wanted.precision)  # refuses a precision that the accelerator lacks
         object.__setattr__(self, "model", trained)
         object.__setattr__(self, "cluster", used)
@@ -311,6 +312,15 @@ def _check_gpus(gpus: int | None) -> None:
             f"{argument('gpus')} is {gpus!r}, not a whole number from 1 to {MOST_ACCELERATORS:,}",
             where=argument("gpus"),
             fix="give a number such as 512",
+        )
+
+
+def _check_imbalance(model: Model, workload: Workload) -> None:
+    if workload.expert_imbalance != 1 and model.experts is None:
+        raise InputError(
+            f"{model.name} has no experts whose tokens could be {workload.expert_imbalance:g} times the mean on a rank",
+            where=f"workload {workload.name}: expert_imbalance",
+            fix="leave it at 1, or choose a mixture of experts",
         )
 
 

@@ -28,8 +28,8 @@ SoftwareName = Annotated[
     str,
     typer.Option(
         metavar="NAME|FILE",
-        help="How fast the software is: a release (v5.1, nemo-26.04), a class (megatron, fsdp) or a profile made by `calibrate`. Default: "
-        "the newest round for an MLPerf benchmark, otherwise megatron.",
+        help="How fast the software is: a release (v5.1, nemo-26.04), a class (megatron, fsdp), `unknown` for any other, or a profile made "
+        "by `calibrate`. Default: the newest round for an MLPerf benchmark, otherwise megatron.",
     ),
 ]
 StackName = Annotated[

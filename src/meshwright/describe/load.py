@@ -284,6 +284,7 @@ class WorkloadTable(Entry):
     evaluation: EvaluationTable | None = None
     adapters: AdaptersTable | None = None
     training: TrainingTable | None = None
+    expert_imbalance: Positive = 1.0
     packed: bool = False
 
     def value(self, name: str, sources: Sources) -> Workload:
@@ -300,6 +301,7 @@ class WorkloadTable(Entry):
             evaluation=Evaluation(**self.evaluation.model_dump()) if self.evaluation else None,
             adapters=Adapters(rank=self.adapters.rank, targets=tuple(self.adapters.targets)) if self.adapters else None,
             training=Training(**self.training.model_dump()) if self.training else None,
+            expert_imbalance=self.expert_imbalance,
             packed=self.packed,
             target=self.target,
             sources=sources,
@@ -524,7 +526,7 @@ LOADERS: Mapping[str, Callable[[str], object]] = {
 def left_out() -> Mapping[str, str]:
     """Entries that are not in the catalogue on purpose, with the reasons."""
     reasons: dict[str, str] = {}
-    for kind in ("accelerators", "prices", "regions"):
+    for kind in ("accelerators", "models", "prices", "regions"):
         reasons |= read_toml(CATALOGUE / f"{kind}.toml").get("left_out", {})
     return reasons
 

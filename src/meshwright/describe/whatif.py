@@ -44,7 +44,7 @@ CHIP_CHANGES: Mapping[str, ChipChange] = {
 }
 WORKLOAD_COUNTS = ("seq_len", "global_batch")
 MODEL_KEYS = tuple(each.name for each in fields(Model))
-WORKLOAD_KEYS = (*WORKLOAD_COUNTS, "precision", "attention_precision", "num_tokens")
+WORKLOAD_KEYS = (*WORKLOAD_COUNTS, "precision", "attention_precision", "num_tokens", "expert_imbalance")
 
 
 def changed(cluster: Cluster, workload: Workload, assignments: Iterable[str]) -> tuple[Cluster, Workload]:
@@ -130,6 +130,8 @@ def _changed_workload(workload: Workload, key: str, value: str) -> Workload:
         changes = {name: _count(key, value)}
     elif name == "num_tokens":
         changes = {name: _number(key, value), "convergence": None}
+    elif name == "expert_imbalance":
+        changes = {name: _number(key, value)}
     elif name == "precision":
         recipe(value, where=argument("changes", f"{key}={value}"))
     return replace(workload, **changes)

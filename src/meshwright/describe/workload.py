@@ -16,6 +16,9 @@ from meshwright.errors import InputError
 ROUNDING = 1e-9  # of a quotient of two floats that are meant to divide
 
 
+MOST_IMBALANCE = 10_000  # no layout has more ranks to spread experts over
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
     """LoRA: the base model is frozen; pairs of low-rank matrices next to some of its matrices are trained."""
@@ -181,6 +184,7 @@ class Workload:
     evaluation: Evaluation | None = None
     adapters: Adapters | None = None
     training: Training | None = None  # what only the trainer needs; None: the workload cannot be trained
+    expert_imbalance: float = 1.0  # tokens of the busiest expert-parallel rank over the mean; 1: all ranks get equally many
     packed: bool = False  # sequences hold several documents, and attention does not cross them
     target: str = ""  # the quality target in words
     sources: Sources = field(default_factory=dict, hash=False)
@@ -198,6 +202,12 @@ class Workload:
                 f"attention does not run in {self.attention_precision!r}",
                 where=f"workload {self.name}: attention_precision",
                 fix="choose bf16 or fp8",
+            )
+        if not 1 <= self.expert_imbalance <= MOST_IMBALANCE:
+            raise InputError(
+                f"the busiest rank cannot get {self.expert_imbalance:g} times the mean of the tokens",
+                where=f"workload {self.name}: expert_imbalance",
+                fix=f"give 1 (all ranks get equally many) or more, up to {MOST_IMBALANCE:,}",
             )
         check_numbers(self, f"workload {self.name}")
 

@@ -26,14 +26,13 @@ class Limit:
 
     what: str  # "deadline", "budget"
     allowed: float  # seconds or dollars, as the rest
-    predicted: float
-    judged: float  # the predicted value, which is compared with the limit
+    predicted: float  # the value that is compared with the limit
     reaches: float  # the far end of the interval; infinite if only the lower end is known
 
     @property
     def over(self) -> float:
         """By how much the limit is exceeded; negative within the limit."""
-        return self.judged - self.allowed
+        return self.predicted - self.allowed
 
     @property
     def is_sure(self) -> bool:
@@ -47,9 +46,9 @@ class Limit:
         if self.over > 0:
             return f"{shown(self.over)} {'past the deadline' if self.what == 'deadline' else 'over the budget'}"
         if math.isinf(self.reaches):
-            return f"{shown(self.allowed)} holds at {shown(self.judged)}, and has no upper end: the samples to the target are not known"
+            return f"{shown(self.allowed)} holds at {shown(self.predicted)}, and has no upper end: the samples to the target are not known"
         far = "even at the far end of the interval," if self.is_sure else "the interval reaches"
-        return f"{shown(self.allowed)} holds at {shown(self.judged)}; {far} {shown(self.reaches)}"
+        return f"{shown(self.allowed)} holds at {shown(self.predicted)}; {far} {shown(self.reaches)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,7 @@ class Aim:
         time_s, limits = plan.time_to_train, self.limits(plan)
         if time_s is None:
             return math.inf
-        most_s = min((time_s.value * limit.allowed / limit.judged for limit in limits), default=math.inf)
+        most_s = min((time_s.value * limit.allowed / limit.predicted for limit in limits), default=math.inf)
         # A run of more than a day pays for spare nodes too: what the budget of a shorter one allows is known up to a day only.
         known_s = LONG_S if plan.outcome.interruptions is None and not plan.terms.ideal and self.budget_usd is not None else math.inf
         return min(most_s, max(known_s, time_s.value))
@@ -118,7 +117,7 @@ class Aim:
 
 
 def _limit(what: str, allowed: float, needed: Spread) -> Limit:
-    return Limit(what=what, allowed=allowed, predicted=needed.value, judged=needed.value, reaches=needed.high)
+    return Limit(what=what, allowed=allowed, predicted=needed.value, reaches=needed.high)
 
 
 def _known(plan: Forecast, spread: Spread | None, key: str) -> Spread:

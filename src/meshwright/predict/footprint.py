@@ -7,7 +7,7 @@ Three stages represent all: the first (embedding, most micro-batches in flight),
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,13 @@ from meshwright.cost.memory import BF16_BYTES, FP32_BYTES, Column
 from meshwright.cost.pipeline import layers_in_flight, peak_in_flight, smallest_group
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.model import Model
+from meshwright.describe.products import Product, attention_products, mlp_products, repeated
 from meshwright.describe.profile import Slice
 from meshwright.describe.recipe import Recipe
 from meshwright.describe.recipe import recipe as recipe_named
 from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import FitError
-from meshwright.layout import CP_KINDS, OPS, Layout, Layouts
+from meshwright.layout import CP_KINDS, OPS, RECOMPUTE, Layout, Layouts
 from meshwright.predict.stages import Split, stage_layers
 from meshwright.units import GB, gib
 
@@ -38,6 +39,7 @@ def reserve_for(accelerator: Accelerator) -> float:
     return PROCESS_BYTES if accelerator.architecture == "cpu" else RESERVE_BYTES
 
 
+OFFLOADED_SHARE = 0.5  # of the layers, those whose activations `offload` moves to the host's memory
 LOSS_TENSORS = 4  # hidden states in memory at the loss besides logits: the last layer's, the normalized ones, and both gradients
 NUM_GATHERED_LAYERS = 2  # ZeRO 3: the present layer and the one that is fetched ahead
 
@@ -169,14 +171,15 @@ class _Shapes:
         return self.kept("mlp").input_bytes * experts.num_active * experts.hidden if experts else 0.0
 
     @cached_property
-    def ops_saved(self) -> float:
-        """Bytes that are kept if every second product's output is kept.
-
-        These are the layer's input, queries and values, attention's output and statistics, and of the MLP one inner product and its result.
-        """
-        model = self.model
-        width = 2 * model.hidden + model.query_dim + model.kv_dim + model.value_dim + model.ffn_hidden
-        return self.recipe.tensor_bytes * width + FP32_BYTES * model.num_heads
+    def ops_saved(self) -> tuple[float, float]:
+        """Bytes that are kept where every second product's output is, in a dense layer and in one with experts: the layer's input,
+        attention's output and statistics, and the outputs of the products that are not computed again; of routed experts' none are kept."""
+        model, experts = self.model, self.model.experts
+        widths = (model.ffn_hidden, experts.num_shared * experts.hidden if experts else 0)
+        kept = [_kept_width((*attention_products(model), *(mlp_products(model, width) if width else ()))) for width in widths]
+        dense, routed = (model.hidden + model.value_dim + width for width in kept)
+        statistics = FP32_BYTES * model.num_heads
+        return self.recipe.tensor_bytes * dense + statistics, self.recipe.tensor_bytes * routed + statistics
 
     @cached_property
     def dense_saved(self) -> float:
@@ -199,6 +202,12 @@ class _Shapes:
             return dense
         routed = memory.experts_backward_bytes(model.hidden, experts.num_active, experts.hidden, self.num_inner, self.recipe)
         return max(dense, routed)
+
+
+def _kept_width(products: tuple[Product, ...]) -> int:
+    """Columns of the products whose outputs every-second checkpointing keeps."""
+    again = repeated(products)
+    return sum(one.columns for one in products if one.name not in again)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,12 +311,30 @@ def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | 
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
-        activations=stage_bytes * held / np.maximum(split.at(stage), 1) * np.where(layouts.recomputes("offload"), 0.5, 1.0),
+        activations=stage_bytes * held / np.maximum(split.at(stage), 1) * _kept_here(layouts),
         loss=np.where(at_loss, extra, 0.0),
         buffers=_standing_bytes(shapes, layouts, cut) + np.where(at_loss, 0.0, extra),
         moment=moment,
         legal=split.legal,
     )
+
+
+def _kept_here(layouts: Layouts) -> Column:
+    """Of the saved activations, the share that stays in the accelerator's memory."""
+    return np.where(layouts.recomputes("offload"), 1.0 - OFFLOADED_SHARE, 1.0)
+
+
+@cache
+def _every_recompute() -> Layouts:
+    return Layouts.of([Layout(recompute=kind) for kind in RECOMPUTE])
+
+
+def kept_bytes(model: Model, workload: Workload, recipe: Recipe | None = None) -> Column:
+    """Bytes that a layer keeps of a token for its backward, averaged over the layers, by the kind of recomputing (`RECOMPUTE`)."""
+    shapes, layouts = _Shapes(model, recipe or recipe_for(workload.precision), workload.adapters), _every_recompute()
+    split = stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
+    cut = _Cut.of(shapes, layouts, split, np.zeros((1, 1), dtype=np.int64))
+    return np.asarray((_saved_bytes(shapes, layouts, cut) / cut.layers)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +406,8 @@ def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     attention = shapes.attention_saved + exchanged * (shapes.recipe.tensor_bytes * shapes.model.value_dim)
     attention = attention + shapes.copied_saved(layouts)
     attention = attention - drops("selective") * shapes.recomputable - drops("mla_up_proj") * shapes.rebuilt_up - norms[0]
-    kept = np.where(drops(OPS), cut.layers * shapes.ops_saved, mlp + cut.layers * attention)
+    by_ops = cut.dense * shapes.ops_saved[0] + (cut.layers - cut.dense) * shapes.ops_saved[1]
+    kept = np.where(drops(OPS), by_ops, mlp + cut.layers * attention)
     return np.where(layouts.recomputes_all, cut.layers * hidden, kept)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshwright.arguments import check_type, typed
 from meshwright.describe.cluster import beyond_note
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 from meshwright.frames import data_frame
 from meshwright.frozen import FrozenDict
 from meshwright.job import Job
@@ -26,7 +26,7 @@ from meshwright.predict.prediction import Prediction, predict
 from meshwright.predict.recompute import fits
 from meshwright.predict.step import PARTS, StepParts
 from meshwright.predict.uncertainty import Interval
-from meshwright.units import gib, si
+from meshwright.units import gib, seconds, si
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -206,7 +206,7 @@ def forecast(job: Job, layout: Layout, *, terms: Terms | None = None, ignore_mem
         num_micro_batches=int(prediction.detail.num_micro_batches[0]),
         placement=tiers_of(layout, job.cluster),
         outcome=whole,
-        notes=_notes(job, layout, prediction.interval, mfu, interruptions_note(whole, job.cluster, terms)),
+        notes=_notes(job, layout, prediction, mfu, interruptions_note(whole, job.cluster, terms)),
         terms=terms,
         prediction=prediction,
     )
@@ -220,11 +220,11 @@ def _memory(prediction: Prediction, layout: Layout) -> tuple[StageMemory, ...]:
     return stages(job.model, job.workload, layout, recipe_for(job.workload.precision, job.cluster.accelerator))
 
 
-def _notes(job: Job, layout: Layout, evidence: Interval, mfu: float, left_out: str) -> tuple[str, ...]:
+def _notes(job: Job, layout: Layout, prediction: Prediction, mfu: float, left_out: str) -> tuple[str, ...]:
     """All notes about the numbers of this layout; every output shows the same list."""
     notes = (
         job.software.note,
-        evidence.note,
+        prediction.interval.note,
         beyond_note(job.described, job.cluster),
         overlap_note(layout, job.cluster),
         _other_model_note(job.model.name, job.workload),
@@ -232,6 +232,8 @@ def _notes(job: Job, layout: Layout, evidence: Interval, mfu: float, left_out: s
         left_out,
         _mfu_note(mfu, job),
         _recompute_note(job, layout),
+        _offload_note(layout, prediction.detail),
+        _imbalance_note(job, layout),
     )
     return tuple(note for note in notes if note)
 
@@ -244,6 +246,31 @@ def _recompute_note(job: Job, layout: Layout) -> str:
     priced = footprint(job.model, job.workload, Layouts.of([kept]), recipe_for(job.workload.precision, chip))
     peak, room = gib(float(priced.peak_bytes[0])), gib(chip.room_bytes - reserve_for(chip))
     return f"recompute={layout.recompute}: without it the layout needs {peak} of the {room} that {chip.name} leaves"
+
+
+def _offload_note(layout: Layout, step: StepParts) -> str:
+    """How long activations move to the host's memory and back; empty where none do."""
+    if not layout.has_part("offload"):
+        return ""
+    moved_s, waited_s = (float(each[0]) for each in step.offload_s)
+    return (
+        f"offload: activations move to the host's memory and back for {seconds(moved_s)} of a step, assumed to run beside the compute; "
+        f"{seconds(waited_s)} that outlast it are in the compute part"
+    )
+
+
+def _imbalance_note(job: Job, layout: Layout) -> str:
+    """What is assumed of the tokens that experts get; empty without experts."""
+    if job.model.experts is None:
+        return ""
+    stated, key = job.workload.expert_imbalance, argument("changes", "workload.expert_imbalance=1.2")
+    if stated == 1:
+        return f"experts: all ranks are assumed to get equally many tokens ({key} makes the busiest wait for 1.2 times the mean)"
+    most = f", of which {layout.ep:g} is all there is with ep={layout.ep}" if stated > layout.ep else ""
+    return (
+        f"experts: the busiest rank gets {stated:g} times the mean of the tokens, as stated{most}; its products and its share of the "
+        "all-to-all take so much longer, and memory is counted for equal shares"
+    )
 
 
 def _other_model_note(model: str, workload: Workload) -> str:

@@ -36,6 +36,8 @@ CLASSES: Mapping[str, SoftwareClass] = {
     )
 }
 
+UNKNOWN = "unknown"  # what a user writes for software of none of these classes
+
 _RELATIVES = {"megascale": MEGATRON, "primus": MEGATRON, "llama3": MEGATRON}  # stacks that are based on Megatron-LM or work in the same way
 
 

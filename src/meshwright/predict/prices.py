@@ -22,6 +22,7 @@ from meshwright.errors import InputError
 from meshwright.layout import CP_KINDS, OPS, USUAL_RECOMPUTE, Layouts
 from meshwright.predict import software as sw
 from meshwright.predict import traffic
+from meshwright.predict.footprint import OFFLOADED_SHARE
 from meshwright.predict.inputs import BY_COLUMNS, BY_ROWS, DENSE_MLP, EXPERT, UP_PROJECTION, Inputs
 from meshwright.predict.measured import STEP_SUM_BYTES, Measured
 from meshwright.predict.placement import Placement, place
@@ -31,7 +32,6 @@ from meshwright.predict.stages import Split
 Column = NDArray[np.float64]
 BF16_BYTES = 2.0
 FP8_BYTES = 1.0
-OPS_SHARE = 0.36  # of a layer's products: the keys', the output's and the second inner one of the MLP, as Llama 3.1 8B has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class Layer:
     exposed_ep: tuple[Column, Column]
     weight_s: Column  # of the backward: weight gradients
     parts_s: Column  # of the backward: compute of single parts that is repeated
+    offload_s: Column  # of the gaps, both ways: waiting for activations on their way to the host's memory and back
 
     @property
     def exposed(self) -> dict[str, tuple[Column, Column]]:
@@ -112,6 +113,7 @@ class Pricer:
         self.placement: Placement = place(layouts, q.tier_size)
         self.tp, self.cp, self.pp = (getattr(layouts, axis).astype(np.float64) for axis in ("tp", "cp", "pp"))
         self.vp, self.dp, self.ep = (getattr(layouts, axis).astype(np.float64) for axis in ("vp", "dp", "ep"))
+        self.imbalance = np.minimum(np.asarray(q.expert_imbalance, dtype=np.float64), self.ep)  # no rank gets more than all tokens
         self.key_copies = np.maximum(self.tp / q.num_kv_heads, 1.0)  # tensor ranks that hold the same key-value head
         self.kv_dim = np.asarray(q.kv_dim) * self.key_copies  # of all ranks together
         self.tokens = layouts.micro_batch * q.seq_len / self.cp  # of a micro-batch on one rank, before tensor parallelism
@@ -155,9 +157,10 @@ class Pricer:
                 exposed_ep=self.exposed_expert_s((beside[0], beside[1])),
                 weight_s=(self.train_matmuls - 1) * matmul[0],
                 parts_s=again_s,
+                offload_s=np.zeros_like(self.tokens),
             )
         )
-        return self._launched(layer)
+        return self._offloaded(self._launched(layer))
 
     def _launched(self, layer: Layer) -> Layer:
         """The layer with the time for which the accelerator waits for its host, which launches one kernel after another."""
@@ -169,6 +172,26 @@ class Pricer:
         again = self.l.recomputes_all
         waits = [_waited_s(layer.total_s(way), launched_s) for way, launched_s in enumerate((host_s, host_s * (1.0 + again)))]
         return replace(layer, gaps=(layer.gaps[0] + waits[0], layer.gaps[1] + waits[1]))
+
+    def _offloaded(self, layer: Layer) -> Layer:
+        """The layer with the time by which moving activations to the host outlasts it forward, and moving them back backward.
+
+        Copies are taken to run beside everything else that a layer does, so that only what is longer than the layer is waited for.
+        """
+        moves = self.l.recomputes("offload")
+        if not moves.any():
+            return layer
+        moved_s = self.offload_s()
+        waits = [np.where(moves, np.maximum(moved_s - layer.total_s(way), 0.0), 0.0) for way in (0, 1)]
+        return replace(layer, gaps=(layer.gaps[0] + waits[0], layer.gaps[1] + waits[1]), offload_s=waits[0] + waits[1])
+
+    def offload_s(self) -> Column:
+        """Seconds of moving a layer's share of one micro-batch to the host's memory, or back, where the layout moves it; else 0."""
+        q, rows = self.q, np.broadcast_to(self.q.kept_bytes, (len(self.q.kept_bytes), len(self.tokens)))
+        kept = np.take_along_axis(rows, self.l.recompute[None], axis=0)[0]
+        moves = self.l.recomputes("offload") & (np.asarray(q.host_bytes_per_s) > 0)  # `check_layout` refuses it without a stated rate
+        rate = np.where(moves, q.host_bytes_per_s, np.inf)
+        return np.asarray(OFFLOADED_SHARE * kept * self.tokens / self.tp / rate)
 
     def _slowed(self, forward_s: Any, backward_s: Any) -> tuple[Column, Column]:
         """Both directions with the factor of the release, broadcast to all rows."""
@@ -187,10 +210,11 @@ class Pricer:
         rows = np.where(is_expert, self.tokens / self.tp * q.experts_per_token / num_local, self.tokens)
         count = np.where(is_expert, q.matrix_count * num_local, q.matrix_count)
         each_s = matmul_s(rows, columns, inner, self.matmul_flops_per_s, sw.MATMUL_HALF_SIZE)
-        products_s = count * each_s * np.where(is_expert, np.exp(q.log_grouped), 1.0) * np.exp(q.log_products)
+        products_s = count * each_s * np.where(is_expert, np.exp(q.log_grouped) * self.imbalance, 1.0) * np.exp(q.log_products)
         up, mlp = q.matrix_part == UP_PROJECTION, q.matrix_part == DENSE_MLP
         again = (up & self.l.recomputes("mla_up_proj")) | (mlp & self.l.recomputes("mlp"))
-        beside, parts = np.where(is_expert, 0.0, products_s), np.where(again, products_s, products_s * OPS_SHARE * self.l.recomputes(OPS))
+        repeated = q.matrix_repeated * self.l.recomputes(OPS)
+        beside, parts = np.where(is_expert, 0.0, products_s), np.where(again, products_s, products_s * repeated)
         return np.asarray(np.sum(products_s, axis=0)), np.asarray(np.sum(beside, axis=0)), np.asarray(np.sum(parts, axis=0))
 
     def _parts_memory_s(self) -> tuple[Column, Column]:
@@ -214,7 +238,7 @@ class Pricer:
         ring = (self.cp - 1) * (self.l.cp_kind == CP_KINDS.index("ring"))  # each further round corrects the sums of the one before
         # Tokens to experts and back, read and written, and cast for the products.
         sorted_bytes = (np.asarray(q.expert_bytes) + np.asarray(q.cast_bytes)) * q.hidden * q.experts_per_token * q.expert_layers
-        sorted_bytes = sorted_bytes + np.asarray(q.expert_mlp_bytes) * q.ffn_active
+        sorted_bytes = (sorted_bytes + np.asarray(q.expert_mlp_bytes) * q.ffn_active) * self.imbalance
         per_token_s = self.tokens / self.tp / self.memory_bytes_per_s
         return (forward + ring * q.query_dim * 12 + sorted_bytes) * per_token_s, (backward + ring * qkv * 8 + sorted_bytes) * per_token_s
 
@@ -261,13 +285,13 @@ class Pricer:
         return forward, backward
 
     def expert_s(self) -> tuple[Column, Column]:
-        """Seconds of sending tokens to their experts and back, each way of a layer."""
+        """Seconds of sending tokens to their experts and back, each way of a layer: until the busiest rank has its own."""
         q = self.q
         sent = self.tokens / self.tp * q.hidden * BF16_BYTES * q.expert_layers
         members = np.minimum(self.placement.joint("tp", "cp", "dp"), self.ep)  # experts take the innermost ranks of a stage
         plain_s = all_to_all_s(sent * q.experts_per_token, members, self.tier_bytes_per_s)
         once_s = sent_once_s(sent, np.asarray(q.experts_per_token, dtype=np.float64), members, self.tier_bytes_per_s)
-        each_s = 2 * np.where(np.asarray(q.sends_once) > 0, once_s, plain_s)
+        each_s = 2 * np.where(np.asarray(q.sends_once) > 0, once_s, plain_s) * self.imbalance
         return each_s, each_s
 
     def exposed_expert_s(self, beside_s: tuple[Column, Column]) -> tuple[Column, Column]:
@@ -298,6 +322,7 @@ class Pricer:
             exposed_ep=again(layer.exposed_ep, full),
             weight_s=layer.weight_s,
             parts_s=layer.parts_s,
+            offload_s=layer.offload_s,
         )
 
     def hiding_s(self, layer: Layer) -> tuple[Column, Column]:
@@ -488,6 +513,7 @@ class MeasuredPricer(Pricer):
                 exposed_ep=self.expert_s(),
                 weight_s=seen.weight_s * way * ones,
                 parts_s=0.0 * ones,
+                offload_s=0.0 * ones,
             )
         )
         stops_early = self.m.profile.shares_cores | (self.tp * self.cp > 1) | self.l.is_zero_bubble

@@ -23,7 +23,7 @@ from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.job import Job
-from meshwright.predict.practice import FSDP, MEGATRON, MESHWRIGHT, MLPERF, NEMO, TORCHTITAN, class_of
+from meshwright.predict.practice import FSDP, MEGATRON, MESHWRIGHT, MLPERF, NEMO, TORCHTITAN, UNKNOWN, class_of
 from meshwright.predict.software import is_fitted
 from meshwright.units import parameters, si
 
@@ -91,7 +91,8 @@ def _compared(job: Job, runs: Sequence[Entry]) -> Interval:
     if not is_fitted(chip) and chip.architecture not in stack.further and not stack.profile:
         return _far(fitted, f"no constant was fitted for {chip.name} or chips of its generation")
     if not asked.software:
-        return _far(fitted, f"no factor was fitted for {stack.release} or software of its kind")
+        named = stack.release != UNKNOWN  # otherwise its own note says it
+        return _far(fitted, f"no factor was fitted for {stack.release} or software of its kind" if named else "")
     beyond = _beyond(asked, fitted, model.num_parameters, cluster)
     if not stack.known:  # its own note says what it was taken as
         if asked.software not in (MLPERF, NEMO):

@@ -13,6 +13,7 @@ PARTS = ("compute", "exposed_tp", "exposed_cp", "exposed_pp", "exposed_dp", "exp
 PART_NAMES = {part: part.replace("_", " ") for part in PARTS}  # for people: all tables, pages and sentences use these names
 SLOW_AFTER = ("evaluation", "checkpoint", "resumed", "restart")  # events after which the next step is not steady
 ENDS = ("finished", "stopped")  # events that end simulated weeks; they also contain the time since the last interruption
+MEAN_PARTS = "mean_parts_s"  # in the start event of simulated weeks: the parts of their mean step
 LONGEST_S = 1e11  # three thousand years: no step takes longer, no event comes later, and the time is still a valid date
 STEP_FIELDS = ("step", "samples", "loss", "grad_norm", "step_s")
 OLD_STEP_FIELD = "step_time_s"  # what `step_s` was called in the records of version 0.1

@@ -266,6 +266,8 @@ def _workload_page(entry: Workload) -> Description:
         ("global batch", f"{entry.global_batch:,} sequences, {si(entry.tokens_per_step, ' tokens')} per step"),
         ("precision", entry.precision),
     ]
+    if entry.expert_imbalance != 1:
+        pairs.append(("expert imbalance", f"{entry.expert_imbalance:g} times the mean on the busiest rank"))
     if entry.target:
         pairs.append(("target", entry.target))
     if entry.adapters:

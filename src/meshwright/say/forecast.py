@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.describe.whatif import domain_changes
 from meshwright.layout import AXES, SHORT_NAMES, Layout
-from meshwright.plan.stack import refusals
+from meshwright.plan.stack import refusals, runs_on
 from meshwright.predict.footprint import PARTS as MEMORY_PARTS
 from meshwright.predict.footprint import reserve_for
 from meshwright.predict.forecast import Forecast
@@ -71,11 +71,17 @@ def _question(forecast: Forecast) -> Iterator[Line]:
         f"{workload.global_batch:,} x {workload.seq_len:,} tokens",
         f"{workload.precision}, software {software_text(forecast.job.software)}",
     )
+    able = runs_on(forecast.job, layout)
+    yield (
+        "runs on",
+        ", ".join(able) or "none known",
+        "" if able else "no stack that meshwright knows runs it as planned; --json has the reasons",
+    )
 
 
 def software_text(stack: Software) -> str:
     """The software's name and what its class is."""
-    meaning = CLASSES[stack.kind].meaning if stack.kind else "of a class of which nothing is known"
+    meaning = CLASSES[stack.kind].meaning if stack.kind else "of no class that was fitted"
     return f"{stack.name} ({meaning})"
 
 

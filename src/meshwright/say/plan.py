@@ -299,7 +299,7 @@ def _change_values(compared: Comparison) -> dict[str, Any]:
 def _limit_values(limit: Limit) -> dict[str, Any]:
     """A limit with its unit in the names: seconds of a deadline, dollars of a budget."""
     unit = "s" if limit.what == "deadline" else "usd"
-    amounts = {"allowed": limit.allowed, "predicted": limit.predicted, "judged": limit.judged, "high": limit.reaches}
+    amounts = {"allowed": limit.allowed, "predicted": limit.predicted, "high": limit.reaches}
     named = {f"{name}_{unit}": amount for name, amount in amounts.items()}
     return {"what": limit.what, **named, "is_sure": limit.is_sure, "text": limit.words}
 

@@ -48,17 +48,19 @@ def _notes(found: Simulation) -> list[str]:
 
 
 def _energy_kwh(found: Simulation) -> float | None:
-    """Energy of the run that was written."""
-    return found.ledger.energy_j / KWH if found.ledger and found.ledger.energy_j is not None else None
+    return None if found.energy_j is None else found.energy_j / KWH
 
 
 def _energy(found: Simulation) -> list[tuple[str, str]]:
-    """A line on the written run's energy, and how much of what was paid for computed; none where that is unknown."""
+    """A line on the energy, and for a run that was written how much of what was paid for computed; none where that is unknown."""
     ledger = found.ledger
-    if ledger is None or ledger.energy_j is None:
+    if found.energy_j is None:
         return []
+    words = f"{energy(found.energy_j)} at the wall, modelled"
+    if ledger is None:
+        return [("energy", words)]
     busy = ledger.gpu_seconds["compute"] / sum(ledger.gpu_seconds.values())
-    return [("energy", f"{energy(ledger.energy_j)} at the wall, {ledger.energy_source}; {per_cent(busy, '.0f')} of paid time computes")]
+    return [("energy", f"{words}; {per_cent(busy, '.0f')} of paid time computes")]
 
 
 def _run_values(run: SimulatedRun) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from meshwright.simulator.outlook import sizes as other_sizes
 from meshwright.simulator.planned_step import check_plan
 from meshwright.simulator.run import Conditions, OverSeeds, Paid, SimulatedRun, run_plan, write_run
 from meshwright.simulator.step import Slow
+from meshwright.simulator.weeks_energy import weeks_energy_j
 from meshwright.simulator.weeks_record import write_weeks
 from meshwright.units import DAY, GB, per_cent
 
@@ -117,6 +118,13 @@ class Simulation:
         """The ledger of the run folder; None if no folder was written, or if it has too many steps to be read quickly."""
         is_short = self.run is None or len(self.run.steps) <= LEDGER_STEPS
         return ledger_of(self.folder) if self.folder and is_short else None
+
+    @cached_property
+    def energy_j(self) -> float | None:
+        """Joules at the wall: of days, the mean of all seeds, as the cost is; of steps, those of the run that was written. Else None."""
+        if self.outlook:
+            return weeks_energy_j(self.plan, self.outlook)
+        return self.ledger.energy_j if self.ledger else None
 
     @property
     def exposed(self) -> Exposed | None:

@@ -141,7 +141,7 @@ def _hidden(wire: Wire, step_s: float, exposed_s: float, about: str, *more: str)
     least_s = max(wire.least_s - step_s, 0.0)
     lines = (*wire.lines, f"to hide behind a step of {figure(step_s)} s; claimed to be exposed: {figure(exposed_s)} s", *more)
     if exposed_s < least_s * (1 - ROUNDING):
-        why = f"at least {figure(least_s)} s cannot hide: the traffic takes longer than the step"
+        why = f"{figure(least_s)} s of the traffic cannot hide: it takes longer than the step"
         return Statement(about=about, verdict=IMPOSSIBLE, why=why, arithmetic=lines)
     if wire.plain_s and exposed_s > SLOWEST * wire.plain_s:
         why = f"the traffic takes {figure(wire.plain_s)} s in all; more than that cannot come from it"
@@ -209,5 +209,5 @@ def _crossing(model: Model, cluster: Cluster, workload: Workload, layout: Layout
         f"{figure(sent / GB)} GB per GPU and step (gradients reduced, weights gathered) / {figure(tier.bytes_per_s / GB)} GB/s "
         f"({tier.name}) = {figure(plain_s)} s"
     )
-    least = f"at least {figure(plain_s / inside)} s where the {inside:.0f} ranks of a domain add up first" if inside > 1 else ""
+    least = f"{figure(plain_s / inside)} s where the {inside:.0f} ranks of a domain add up first" if inside > 1 else ""
     return Wire(plain_s / inside, plain_s, tuple(text for text in (line, least) if text))

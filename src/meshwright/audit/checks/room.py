@@ -28,7 +28,7 @@ def check(claim: Claim) -> Iterator[Statement]:
     chip = accelerator(run.accelerator)
     need, have = parameters * each, run.gpus * chip.memory_bytes
     lines = (
-        f"state: {figure(parameters)} parameters x {each:g} bytes at least = {figure(need / GB)} GB",
+        f"state: {figure(parameters)} parameters x {each:g} bytes, the least in use = {figure(need / GB)} GB",
         f"memory: {count(run.gpus)} x {figure(chip.memory_bytes / GB)} GB = {figure(have / GB)} GB",
     )
     if need > have:
