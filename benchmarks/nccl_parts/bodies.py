@@ -125,7 +125,9 @@ def steady_step(model: Model, workload: Workload, layout: Layout, num_steps: int
         late.result()
         torch.cuda.synchronize()
     events = list(profiled.events())
-    waits = {name: sum(event.name == name for event in events) for name in WAITS}
+    last_launch = max(event.time_range.start for event in events if event.name.startswith("cudaLaunch"))
+    in_steps = [event.name for event in events if event.time_range.start < last_launch]  # the profiler itself waits at its end
+    waits = {name: in_steps.count(name) for name in WAITS}
     spans = [(event.time_range.start, event.time_range.end, event.name) for event in events if event.device_type.name == "CUDA"]
     nccl = [(a, b) for a, b, name in spans if "nccl" in name.lower()]
     compute = [(a, b) for a, b, name in spans if "nccl" not in name.lower() and "mem" not in name.lower()]

@@ -88,7 +88,9 @@ class _Child:
     end: Connection
     verdict: str = ""  # done, cause or effect; empty: it ended without a message
     message: str = ""
+    ended_first: bool = False  # before all others, and not well
     was_ended: bool = False  # whether this process ended it
+    ended_first: bool = False  # before all others, and not well
 
     def end_now(self) -> None:
         """Kill the process."""
@@ -196,6 +198,7 @@ def _until_failure(children: list[_Child]) -> float | None:
             child.process.join()
             child.hear()
             if child.process.exitcode != 0 or child.verdict != "done":
+                child.ended_first = True
                 return time.monotonic()
     return None
 
@@ -224,26 +227,27 @@ def _verdict(children: list[_Child], asked: Sequence[int]) -> tuple[int, Failure
     failure, texts = _failure(children)
     for text in dict.fromkeys(texts):
         print(text, file=sys.stderr)
-    causes = [child for child in children if child.verdict == "cause"]
-    code = EXIT_HUNG if failure.reason == "hang" else causes[0].process.exitcode if causes else EXIT_FAILED
+    code = EXIT_HUNG if failure.reason == "hang" else failure.exit_code if failure.reason in ("exception", "input") else EXIT_FAILED
     return code or EXIT_FAILED, failure
 
 
 def _failure(children: list[_Child]) -> tuple[Failure, list[str]]:
     """Why the ranks failed, and what is printed.
 
-    Ranks that gave a reason come first, then ranks without a message, then ranks that only noticed the failure of another.
+    A rank that was killed before any other ended comes first: those that shared memory with it may fail in ways of their own. Then come
+    ranks that gave a reason, then ranks without a message, then ranks that only noticed the failure of another.
     """
     causes = [child for child in children if child.verdict == "cause"]
-    if causes:
+    killed = next((child for child in children if child.ended_first and child.signal), None)
+    if causes and killed is None:
         first = causes[0]
         is_input = first.process.exitcode == EXIT_INPUT
         failure = Failure(
             reason="input" if is_input else "exception", rank=first.rank, message=_summary(first.message), exit_code=first.process.exitcode
         )
         return failure, [child.message for child in causes]
-    silent = sorted((child for child in children if child.is_silent), key=lambda child: not child.signal)
-    if any(child.process.exitcode == EXIT_HUNG for child in children):  # the watchdog has printed why
+    silent = sorted((child for child in children if child.is_silent), key=lambda child: (child is not killed, not child.signal))
+    if killed is None and any(child.process.exitcode == EXIT_HUNG for child in children):  # the watchdog has printed why
         return Failure(
             reason="hang", rank=None, message="the ranks made no progress; the event `stall` says which rank waited for which"
         ), []
