@@ -88,7 +88,6 @@ class _Child:
     end: Connection
     verdict: str = ""  # done, cause or effect; empty: it ended without a message
     message: str = ""
-    ended_first: bool = False  # before all others, and not well
     was_ended: bool = False  # whether this process ended it
     ended_first: bool = False  # before all others, and not well
 
