@@ -1,0 +1,121 @@
+"""`meshwright doctor`: exit status, the list of bad nodes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from meshwright.cli import doctor as module
+from meshwright.cli.main import main
+from meshwright.describe.this_machine import CoreSpeed
+from meshwright.doctor import node
+from meshwright.doctor.bad_nodes import read_bad_nodes
+from meshwright.doctor.host import DiskRates, HostMemory
+from meshwright.say.vocabulary import problems
+
+
+@pytest.fixture
+def verb() -> str:
+    return "doctor"
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path) -> dict:
+    """A node of two cores whose parts a test may change; the working folder is empty."""
+    parts = {
+        "gpu_names": list,
+        "core_speed": lambda: CoreSpeed(flops_per_s=1e14, bytes_per_s=1e13),
+        "memory": lambda: HostMemory(total_bytes=64e9, available_bytes=60e9),
+        "ecc": lambda: None,
+        "disk": lambda folder: DiskRates(folder=str(folder), write_bytes_per_s=1e9, read_bytes_per_s=2e9, free_bytes=1e12),
+    }
+    sources = node.Sources
+    monkeypatch.setattr(node, "Sources", lambda: sources(**parts))
+    monkeypatch.setattr(module.socket, "gethostname", lambda: "node-a")
+    monkeypatch.setattr("meshwright.describe.this_machine.gpu_names", list)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return parts
+
+
+def test_a_healthy_node_is_fit_and_nothing_is_written(machine, run, tmp_path):
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    assert "fit for a run" in out and "1 node, 1 rank" in out
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_bad_node_has_exit_status_1_and_stays_on_the_list(machine, run, tmp_path):
+    machine["disk"] = lambda folder: DiskRates(folder=str(folder), write_bytes_per_s=1e6, read_bytes_per_s=2e9, free_bytes=1e12)
+    code, out, err = run("--bad-nodes", "bad.json")
+    assert (code, err) == (1, "") and "node-a" in out and "bad.json" in out
+    assert [(one.node, len(one.reasons)) for one in read_bad_nodes(tmp_path / "bad.json")] == [("node-a", 1)]
+    machine["disk"] = lambda folder: DiskRates(folder=str(folder), write_bytes_per_s=1e9, read_bytes_per_s=2e9, free_bytes=1e12)
+    code, out, err = run("--bad-nodes", "bad.json")
+    assert code == 0 and "passes now" in " ".join(out.split())
+    assert [one.node for one in read_bad_nodes(tmp_path / "bad.json")] == ["node-a"]
+
+
+def test_json_follows_the_vocabulary(machine, run, tmp_path):
+    machine["memory"] = lambda: HostMemory(total_bytes=64e9, available_bytes=1e9)
+    code, out, _ = run("--json")
+    printed = json.loads(out)
+    assert code == 1 and problems(printed) == []
+    assert printed["files"] == [{"what": "list of bad nodes", "path": "runs/bad-nodes.json"}]
+    assert [one["node"] for one in printed["bad_nodes"]] == ["node-a"] and not printed["is_fit"]
+
+
+def test_a_plan_for_gpus_fails_on_a_node_of_cores(machine, run, racks_plan):
+    code, out, _ = run(str(racks_plan))
+    assert code == 1 and "needs 4 gb200 on a node, and this one has 0 GPUs" in " ".join(out.split())
+
+
+def test_a_reading_that_fails_is_a_finding(machine, run):
+    def broken(folder):
+        raise OSError("Input/output error")
+
+    machine["disk"] = broken
+    code, out, _ = run()
+    assert code == 1 and "disk could not be read: Input/output error" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("missing.json",), "cannot read the plan"),
+        (("--bad-nodes", "list.csv"), "the list of bad nodes is written as .json"),
+        (("--bad-nodes", "."), "cannot read"),
+    ],
+)
+def test_wrong_input_is_refused(machine, run, arguments, words):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "") and words in err
+
+
+def test_a_damaged_list_is_refused_before_anything_is_measured(machine, run, tmp_path):
+    (tmp_path / "bad.json").write_text("not JSON")
+    machine["disk"] = lambda folder: pytest.fail("the disk was timed")
+    code, _, err = run("--bad-nodes", "bad.json")
+    assert code == 2 and "no list of bad nodes" in err
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "meshwright", "doctor"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(3.0)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGINT, 0)  # 0: it was done already
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_help_has_examples(capsys):
+    assert main(["doctor", "--help"]) == 0
+    assert "meshwright doctor plan.json" in capsys.readouterr().out
