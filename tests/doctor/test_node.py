@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 from sick import GPU, VERSIONS
@@ -50,6 +51,18 @@ def test_a_node_with_a_gpu():
     assert (found.flops_per_s, found.copy_bytes_per_s) == (7e14, 4.2e12)
     assert found.versions == {"torch": "2.13.0", "nccl": "2.30.4", "driver": VERSIONS["driver"]}
     assert (found.disk_write_bytes_per_s, found.available_bytes, found.failed) == (2e9, 9e11, {})
+
+
+def test_a_gpu_at_work_is_looked_at_several_times():
+    looks = iter([(345e6, 0x1), (1545e6, 0x0), (1500e6, 0x4)])
+
+    def gpu(device):
+        clock_hz, slowdowns = (345e6, 0x1) if not started else next(looks)
+        return replace(GPU, clock_hz=clock_hz, slowdowns=slowdowns)
+
+    started = []
+    found = read(gpu=gpu, gpu_speed=lambda rank, look: started.append(1) or speed(rank, look))
+    assert (found.gpu.clock_hz, found.busy_gpu.clock_hz, found.busy_gpu.slowdowns) == (345e6, 1545e6, 0x5)
 
 
 def test_a_node_without_has_the_speed_of_its_cores():

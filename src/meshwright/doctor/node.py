@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +19,7 @@ from meshwright.doctor.host import DiskRates, HostMemory, disk_rates, host_ecc, 
 from meshwright.doctor.limit import within
 from meshwright.doctor.reading import Gpu, Reading
 
+LOOKS = 3  # at a GPU while it multiplies
 CORE_TRIES = 2  # the better one counts: a neighbour on the same core slows a try, and nothing makes it faster
 READINGS_S = 25.0  # for all parts together: loading torch before, and clocks and pairs after, share a minute with them
 # Seconds for each part. A healthy node takes far less; what hangs must leave time for the rest.
@@ -123,7 +126,7 @@ def _of_gpu(here: Here, sources: Sources, read: _Reader, versions: Mapping[str, 
     """The GPU of this rank, first as it was found and then at work."""
     gpu = read("the driver", nvidia.ANSWER_S, lambda: sources.gpu(here.device))
     users = read("processes on the GPU", nvidia.ANSWER_S, lambda: sources.gpu_users(here.device)) or ()
-    speed = read("GPU speed", GPU_S, lambda: sources.gpu_speed(here.local_rank, lambda: sources.gpu(here.device)))
+    speed = read("GPU speed", GPU_S, lambda: sources.gpu_speed(here.local_rank, lambda: _looks(lambda: sources.gpu(here.device))))
     more = read("GPU libraries", SHORT_S, sources.gpu_versions) or {}
     driver = {"driver": gpu.driver} if gpu and gpu.driver else {}
     return {
@@ -134,6 +137,17 @@ def _of_gpu(here: Here, sources: Sources, read: _Reader, versions: Mapping[str, 
         "copy_bytes_per_s": speed.copy_bytes_per_s if speed else None,
         "versions": {**versions, **more, **driver},
     }
+
+
+def _looks(look: Callable[[], Gpu]) -> Gpu:
+    """A GPU at work, looked at several times: its highest clock, and all reasons why it was not higher.
+
+    The driver samples both: at a moment without work the power cap is no reason, and the clock may still be low.
+    """
+    seen = [look() for _ in range(LOOKS)]
+    clocks = [one.clock_hz for one in seen if one.clock_hz is not None]
+    reasons = [one.slowdowns for one in seen if one.slowdowns is not None]
+    return replace(seen[-1], clock_hz=max(clocks, default=None), slowdowns=reduce(or_, reasons) if reasons else None)
 
 
 def _of_host(here: Here, sources: Sources, read: _Reader, *, has_gpus: bool) -> dict[str, Any]:

@@ -32,6 +32,8 @@ class Timed:
 def run_rounds(place: Place, rounds: Sequence[Round], timed: Timed, *, on_gpus: bool, exchange: Exchange | None = None) -> None:
     """Time this rank's pairs into `timed`, in a world that is made where there is none. Every rank calls it with the same rounds."""
     device = torch.device("cuda", place.local_rank) if on_gpus else torch.device("cpu")
+    if on_gpus:
+        torch.cuda.set_device(device)  # each thread has its own
     if not dist.is_initialized():
         join_world(place, device)
         timed.joined = True
@@ -41,9 +43,7 @@ def run_rounds(place: Place, rounds: Sequence[Round], timed: Timed, *, on_gpus: 
 def join_world(place: Place, device: torch.device) -> None:
     """Make the ranks a world that can exchange tensors."""
     is_gpu = device.type == "cuda"
-    if is_gpu:
-        torch.cuda.set_device(device)
-    elif place.num_local_ranks == place.num_ranks:
+    if not is_gpu and place.num_local_ranks == place.num_ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo looks the host's name up otherwise, which many laptops cannot
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
