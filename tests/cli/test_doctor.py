@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +104,64 @@ def test_a_damaged_list_is_refused_before_anything_is_measured(machine, run, tmp
     machine["disk"] = lambda folder: pytest.fail("the disk was timed")
     code, _, err = run("--bad-nodes", "bad.json")
     assert code == 2 and "no list of bad nodes" in err
+
+
+TWO_CARDS = """#!/bin/sh
+case "$*" in
+  *query-compute-apps*) ;;
+  *query-gpu=name*) printf 'NVIDIA H200\\nNVIDIA H200\\n' ;;
+  *) {answer} ;;
+esac
+"""
+ANSWER = "echo '0, NVIDIA H200, 580.65.06, 143771, 41500, 700.00, 0, No, No, 345, 1980, 0x1'"
+
+
+def two_cards(folder: Path, answer: str) -> dict[str, str]:
+    """An environment in which nvidia-smi tells of two GPUs that torch cannot use."""
+    (folder / "bin").mkdir()
+    tool = folder / "bin" / "nvidia-smi"
+    tool.write_text(TWO_CARDS.format(answer=answer))
+    tool.chmod(0o755)
+    hidden = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return {**hidden, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
+def test_a_rank_for_each_gpu_and_gpus_that_torch_cannot_use_are_findings(tmp_path):
+    command = [sys.executable, "-m", "meshwright", "doctor", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=two_cards(tmp_path, ANSWER), capture_output=True, text=True, timeout=120)
+    printed = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, printed["num_ranks"]) == (1, "", 2)
+    failed = {(one["check"], *one["ranks"]) for one in printed["diagnoses"] if one["level"] == "fail"}
+    assert {("answer", 0), ("answer", 1), ("GPU memory", 0), ("GPU memory", 1)} <= failed
+    assert len(printed["bad_nodes"]) == 1
+
+
+def test_a_rank_that_dies_is_a_finding(tmp_path):
+    """The tool kills whoever asks it about the second GPU: the rank, as a broken driver might."""
+    answer = f'case "$*" in *--id=1*) kill -9 $PPID ;; *) {ANSWER} ;; esac'
+    command = [sys.executable, "-m", "meshwright", "doctor", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=two_cards(tmp_path, answer), capture_output=True, text=True, timeout=120)
+    printed = json.loads(done.stdout)
+    assert done.returncode == 1 and "rank 1 was killed" in done.stderr
+    assert [one["ranks"] for one in printed["diagnoses"] if one["level"] == "fail"] == [[1]] and len(printed["bad_nodes"]) == 1
+
+
+def test_an_interrupt_ends_all_ranks(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "meshwright", "doctor"],
+        cwd=tmp_path,
+        env=two_cards(tmp_path, "touch asked; exec sleep 8"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until_s = time.monotonic() + 60.0
+    while not (tmp_path / "asked").exists() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "meshwright: interrupted\n")
+    assert sorted(os.listdir(tmp_path)) == ["asked", "bin"]
 
 
 def test_an_interrupt_leaves_nothing_behind(tmp_path):

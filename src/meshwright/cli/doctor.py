@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -145,23 +146,31 @@ def _gather(place: Place, expected: Expected, sources: Sources, runs: Path, repo
 
 
 def _on_all_gpus(num_gpus: int, expected: Expected, sources: Sources, runs: Path, report: Callable[[str], None]) -> Gathered:
-    """What ranks of our own found, one for each GPU. They leave it in a file without a name, which is ours and theirs."""
+    """What ranks of our own found, one for each GPU. They leave it in a file without a name, which is ours and theirs.
+
+    A rank that dies, in a driver or a library, is a finding too: the process that started it names it.
+    """
     import tempfile
 
-    from meshwright.doctor.reading import gathered_of
-    from meshwright.train.launch import run_ranks
+    from meshwright.doctor.reading import Gathered, gathered_of
+    from meshwright.train.launch import Failure, run_ranks
 
+    failures: list[Failure] = []
     with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
 
         def body(place: Place) -> None:
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))  # asked to stop, it just ends
             found = _gather(place, expected, sources, runs, report)
             if found:
                 file.write(found.to_text())
                 file.flush()
 
-        code = run_ranks(num_gpus, body)
+        code = run_ranks(num_gpus, body, lambda failure, store: failures.append(failure))
         file.seek(0)
         text = file.read()
-    if not text:
-        raise typer.Exit(code or FAILED)
-    return gathered_of(text)
+    if text and code == 0:
+        return gathered_of(text)
+    if not failures:
+        raise KeyboardInterrupt
+    rank = failures[0].rank or 0
+    return Gathered(num_ranks=num_gpus, readings=(), silent={rank: socket.gethostname()}, pairs_failed=failures[0].message)
