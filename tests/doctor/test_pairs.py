@@ -62,6 +62,12 @@ def test_all_pairs_may_be_slow_against_the_description():
     assert len(found) == len(half) and "describes" in found[0].words
 
 
+def test_pcie_may_go_through_the_host():
+    pcie = [Tier(name="node", link="pcie-4", num_accelerators=6, num_installed=6, bytes_per_s=32 * GB, latency_s=1e-6)]
+    assert slow_pairs(pairs(dict.fromkeys(combinations(range(6), 2), 10 * GB)), pcie, on_gpus=True) == []
+    assert len(slow_pairs(pairs(dict.fromkeys(combinations(range(6), 2), 5 * GB)), pcie, on_gpus=True)) == 15
+
+
 def test_processes_on_cores_are_compared_with_each_other_only():
     rates = dict.fromkeys(combinations(range(6), 2), 1 * GB)
     assert slow_pairs(pairs(rates), TIERS, on_gpus=False) == []

@@ -16,6 +16,7 @@ RANDOM_ROUNDS = 24
 SEED = 20261116  # of the random partners: the same on all ranks
 LEAST_PAIRS = 3  # whose median says what is usual
 OF_DESCRIBED = 0.5  # NCCL reaches 0.8 to 0.9 of a link with messages of this size; a link at half its lanes has at most 0.45
+OF_DESCRIBED_PCIE = 0.2  # without NVLink, bytes may go through the host's memory, twice, and both ways at once: an assumption
 OF_USUAL = 0.6  # of the median of the pairs of the same tier: healthy links of one kind differ by a few per cent
 OF_USUAL_ON_CORES = 1 / 3  # processes that share cores differ by up to 2 times: the one that has its turn is fast
 
@@ -83,18 +84,19 @@ def slow_pairs(pairs: Sequence[Pair], tiers: Sequence[Tier], *, on_gpus: bool) -
     Between processes on cores nothing is described, so they are compared with each other only.
     """
     by_tier: dict[str, list[Pair]] = {}
-    described: dict[str, float] = {}
+    described: dict[str, tuple[float, float]] = {}
     for pair in pairs:
         tier = tier_of(pair.first, pair.second, tiers)
         name = tier.name if tier else "all"
         by_tier.setdefault(name, []).append(pair)
         if tier and on_gpus:
-            described[name] = OF_DESCRIBED * tier.bytes_per_s
+            described[name] = OF_DESCRIBED_PCIE if tier.link.startswith("pcie") else OF_DESCRIBED, tier.bytes_per_s
     found = []
     for name, some in by_tier.items():
         usual = _usual(some, OF_USUAL if on_gpus else OF_USUAL_ON_CORES)
-        limit = max(usual, described.get(name, 0.0))
-        words = f"{OF_DESCRIBED:g} of what the cluster describes" if limit == described.get(name) else "what other pairs of this tier reach"
+        share, rate = described.get(name, (0.0, 0.0))
+        limit = max(usual, share * rate)
+        words = f"{share:g} of what the cluster describes" if limit == share * rate else "what other pairs of this tier reach"
         found += [SlowPair(pair=pair, tier=name, least_bytes_per_s=limit, words=words) for pair in some if pair.bytes_per_s < limit]
     return sorted(found, key=lambda slow: (slow.pair.first, slow.pair.second))
 
