@@ -37,7 +37,7 @@ def machine(monkeypatch, tmp_path) -> dict:
         "disk": lambda folder: DiskRates(folder=str(folder), write_bytes_per_s=1e9, read_bytes_per_s=2e9, free_bytes=1e12),
     }
     sources = node.Sources
-    monkeypatch.setattr(node, "Sources", lambda: sources(**parts))
+    monkeypatch.setattr(node, "Sources", lambda **more: sources(**{**parts, **more}))
     monkeypatch.setattr(module.socket, "gethostname", lambda: "node-a")
     monkeypatch.setattr("meshwright.describe.this_machine.gpu_names", list)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -134,6 +134,16 @@ def test_a_rank_for_each_gpu_and_gpus_that_torch_cannot_use_are_findings(tmp_pat
     failed = {(one["check"], *one["ranks"]) for one in printed["diagnoses"] if one["level"] == "fail"}
     assert {("answer", 0), ("answer", 1), ("GPU memory", 0), ("GPU memory", 1)} <= failed
     assert len(printed["bad_nodes"]) == 1
+
+
+def test_a_plan_on_cores_does_not_care_about_gpus(tmp_path):
+    layout = ["--layout", "tp=2,pp=2,dp=2,mbs=4", "--no-explain", "--out", str(tmp_path / "cores.json")]
+    assert main(["plan", "llama-2m", "this-machine-2x4", "python-stdlib", *layout]) == 0
+    command = [sys.executable, "-m", "meshwright", "doctor", "cores.json", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=two_cards(tmp_path, "exit 1"), capture_output=True, text=True, timeout=120)
+    printed = json.loads(done.stdout)
+    assert printed["num_ranks"] == 1 and printed["node_readings"][0]["num_gpus"] == 0
+    assert printed["node_readings"][0]["product_flops_per_s"] > 0 and printed["node_readings"][0]["failed_readings"] == {}
 
 
 def test_a_rank_that_dies_is_a_finding(tmp_path):

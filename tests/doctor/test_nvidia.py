@@ -57,6 +57,18 @@ def test_a_driver_that_answers_nothing_is_an_error_with_its_words():
         gpu("0", lambda arguments: "No devices were found\n")
 
 
+def test_a_tool_that_hangs_is_not_asked_again():
+    asked = []
+
+    def hangs(arguments):
+        asked.append(arguments)
+        raise nvidia.NoAnswerError("nvidia-smi did not answer within 7 s")
+
+    with pytest.raises(OSError, match="did not answer"):
+        gpu("0", hangs)
+    assert len(asked) == 1
+
+
 def test_processes_on_a_card_are_named():
     printed = "4711, python, 40960\n4712, /usr/bin/other, [N/A]\n"
     assert gpu_users("0", lambda arguments: printed) == ("python (process 4711, 40960 MiB)", "/usr/bin/other (process 4712)")

@@ -66,7 +66,7 @@ def doctor(
         check_ending(path, "the list of bad nodes", ".json")
         known = read_bad_nodes(path)
         expected, notes = _expected(plan)
-        gathered = _gathered(expected, runs)
+        gathered = _gathered(expected, runs, on_cores=plan is not None and not expected.needs_gpus)
     except InputError:
         if not is_other:
             raise
@@ -110,15 +110,15 @@ def _expected(path: Path | None) -> tuple[Expected, list[str]]:
         return Expected(words="no description"), [f"speeds are compared between ranks only: {error.what}; give a plan to compare with it"]
 
 
-def _gathered(expected: Expected, runs: Path) -> Gathered | None:
-    """What the ranks found: those of a launcher, one for each GPU here, or this process alone."""
+def _gathered(expected: Expected, runs: Path, *, on_cores: bool) -> Gathered | None:
+    """What the ranks found: those of a launcher, one for each GPU here, or this process alone. `on_cores`: GPUs do not matter."""
     from meshwright.cli.progress import progress_line
     from meshwright.cli.train_run import is_launched
     from meshwright.describe.this_machine import gpu_names
     from meshwright.doctor.gather import alone
     from meshwright.doctor.node import Sources
 
-    sources = Sources()
+    sources = Sources(gpu_names=list) if on_cores else Sources()
     with progress_line() as report:
         if is_launched(os.environ):
             from meshwright.train.meeting import meet
@@ -126,7 +126,13 @@ def _gathered(expected: Expected, runs: Path) -> Gathered | None:
             report("waiting for the other ranks")
             return _gather(meet(os.environ), expected, sources, runs, report)
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        num_gpus = len(gpu_names()) if hidden is None else len([name for name in hidden.split(",") if name.strip() not in ("", "-1")])
+        num_gpus = (
+            0
+            if on_cores
+            else len(gpu_names())
+            if hidden is None
+            else len([name for name in hidden.split(",") if name.strip() not in ("", "-1")])
+        )
         if num_gpus > 1:
             return _on_all_gpus(num_gpus, expected, sources, runs, report)
         return alone(_here(0, 0, runs), sources, report)

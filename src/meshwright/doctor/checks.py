@@ -38,6 +38,12 @@ DISK_OF_USUAL = 0.3  # of what other nodes reach: disks are shared, and what els
 AHEAD_WARN_S, AHEAD_FAIL_S = 0.1, 1.0  # NTP keeps nodes within milliseconds; from a second on, events of different nodes change places
 LEAST_PEERS = 2  # readings that show what is usual
 LOOSE = ("kernel",)  # versions that may differ, with a warning
+READ_FIXES = {  # by the part of a reading that failed
+    "the driver": "run nvidia-smi on the node; where it hangs or fails, restart the node",
+    "GPU speed": "see whether torch can use the GPU: python -c 'import torch; print(torch.zeros(1).cuda())'",
+    "disk": "write a file in the folder of --runs by hand, or put the run elsewhere",
+    "clock": "see whether the node still reaches rank 0",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +83,8 @@ def answers(gathered: Gathered, expected: Expected) -> Iterator[Finding]:
         )  # fmt: skip
     for reading in gathered.readings:
         for what, why in reading.failed.items():
-            yield _about(reading, "answer", FAIL, f"{what} could not be read: {why}", fix="run the same on the node by hand to see why")
+            fix = READ_FIXES.get(what, "read it by hand on the node to see why")
+            yield _about(reading, "answer", FAIL, f"{what} could not be read: {why}", fix=fix)
         if not reading.failed:
             yield _about(reading, "answer", OK, "everything could be read", measured=seconds(reading.took_s))
 

@@ -24,6 +24,7 @@ CORE_TRIES = 2  # the better one counts: a neighbour on the same core slows a tr
 READINGS_S = 25.0  # for all parts together: loading torch before, and clocks and pairs after, share a minute with them
 # Seconds for each part. A healthy node takes far less; what hangs must leave time for the rest.
 SHORT_S, DISK_S, CORES_S, GPU_S = 5.0, 14.0, 10.0, 16.0
+TOOL_S = nvidia.ANSWER_S + 1.0  # the tool's own limit ends it first, so that it does not stay behind
 
 Result = TypeVar("Result")
 Report = Callable[[str], None]
@@ -112,7 +113,7 @@ def take_reading(here: Here, sources: Sources, report: Report) -> Reading:
     """This rank's reading."""
     started_s = time.monotonic()
     read = _Reader(report, started_s + READINGS_S)
-    names = read("GPUs", nvidia.ANSWER_S, sources.gpu_names) or []
+    names = read("GPUs", TOOL_S, sources.gpu_names) or []
     reading = Reading(node=here.node, rank=here.rank, local_rank=here.local_rank, num_gpus=len(names))
     reading = replace(reading, versions=read("versions", SHORT_S, sources.versions) or {})
     if names:
@@ -124,8 +125,8 @@ def take_reading(here: Here, sources: Sources, report: Report) -> Reading:
 
 def _of_gpu(here: Here, sources: Sources, read: _Reader, versions: Mapping[str, str]) -> dict[str, Any]:
     """The GPU of this rank, first as it was found and then at work."""
-    gpu = read("the driver", nvidia.ANSWER_S, lambda: sources.gpu(here.device))
-    users = read("processes on the GPU", nvidia.ANSWER_S, lambda: sources.gpu_users(here.device)) or ()
+    gpu = read("the driver", TOOL_S, lambda: sources.gpu(here.device))
+    users = read("processes on the GPU", TOOL_S, lambda: sources.gpu_users(here.device)) or ()
     speed = read("GPU speed", GPU_S, lambda: sources.gpu_speed(here.local_rank, lambda: _looks(lambda: sources.gpu(here.device))))
     more = read("GPU libraries", SHORT_S, sources.gpu_versions) or {}
     driver = {"driver": gpu.driver} if gpu and gpu.driver else {}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from meshwright.doctor.reading import Gpu
 from meshwright.units import MEGA, MIB
 
-ANSWER_S = 10.0  # that nvidia-smi may take; under a second where the driver is well
+ANSWER_S = 7.0  # that nvidia-smi may take: a second or two where the driver is well, more where it has to be loaded first
 FIELDS = (
     "index",
     "name",
@@ -37,6 +37,10 @@ HARDWARE = {0x8: "hardware slowdown", 0x20: "too hot (software limit)", 0x40: "t
 Ask = Callable[[Sequence[str]], str]  # arguments of nvidia-smi -> what it prints; OSError where it fails
 
 
+class NoAnswerError(OSError):
+    """nvidia-smi hangs: asking again would only take as long again."""
+
+
 def nvidia_smi(arguments: Sequence[str]) -> str:
     """What `nvidia-smi` prints; OSError where there is none, or where it fails or hangs."""
     if shutil.which("nvidia-smi") is None:
@@ -47,13 +51,15 @@ def nvidia_smi(arguments: Sequence[str]) -> str:
         lines = (error.stdout or error.stderr or "").strip().splitlines()
         raise OSError(f"nvidia-smi fails: {lines[0] if lines else f'exit code {error.returncode}'}") from None
     except subprocess.TimeoutExpired:
-        raise OSError(f"nvidia-smi did not answer within {ANSWER_S:.0f} s") from None
+        raise NoAnswerError(f"nvidia-smi did not answer within {ANSWER_S:.0f} s") from None
 
 
 def gpu(device: str, ask: Ask = nvidia_smi) -> Gpu:
     """One GPU, by its index or UUID."""
     try:
         return gpu_of(_answer(device, FIELDS, ask))
+    except NoAnswerError:
+        raise
     except OSError:
         found: dict[str, str] = {}
         for field in FIELDS:
@@ -69,6 +75,8 @@ def _one(device: str, field: str, ask: Ask) -> dict[str, str]:
         if name:
             try:
                 return {field: _answer(device, (name,), ask)[name]}
+            except NoAnswerError:
+                raise
             except OSError:
                 continue
     return {}
