@@ -50,6 +50,7 @@ ROOMS = (
     ("launch",),
     ("health", "interop"),
     ("replica", "job"),
+    ("sums",),
     ("parallel",),
     ("model",),
     ("kernels",),
