@@ -97,7 +97,7 @@ def test_claimed_samples_end_the_run() -> None:
             "(the batch is assumed: give",
         ),
         ({**RUN, "step_s": 3, "cluster": "azure-gb200-128"}, "cluster azure-gb200-128 has gb200, and the claim says h100"),
-        ({**RUN, "step_s": 3, "accelerator": "tpu-v5e"}, "the catalogue has no cluster with tpu-v5e"),
+        ({**RUN, "step_s": 3, "accelerator": "trainium2"}, "the catalogue has no cluster with trainium2"),
     ],
 )
 def test_one_line_says_what_is_missing(facts: dict[str, object], missing: str) -> None:

@@ -373,8 +373,10 @@ def layers_in_flight(
     embedding are short, those beside the loss where `short_at_the_end`.
     """
     count, held, chunks, size = (np.asarray(x, dtype=np.int64) for x in (layers, num_chunks, vp, group))
-    each, rest = np.divmod(count, chunks)
-    turns, left = np.divmod(held, size * chunks)
+    each = count // chunks
+    rest = count - each * chunks  # a division takes numpy as long as all the rest
+    turns = held // (size * chunks)
+    left = held - turns * (size * chunks)
     at_the_front = np.minimum(left, rest * size)
     at_the_back = np.maximum(left - (chunks - rest) * size, 0)
     return np.asarray(each * held + turns * size * rest + np.where(short_at_the_end, at_the_front, at_the_back))

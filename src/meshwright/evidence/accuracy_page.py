@@ -489,8 +489,8 @@ def _short_section(rows: Evidence, choices: Sequence[Choice]) -> str:
   made after the two rows of round v6.0 were found to contradict each other. With equal weights, the predicted step of the record machine is
   {even.record_pct:+.1f} % off, and the mean and worst errors of GPT-3 and 405B are {even.large_pct:.2f} % and {even.worst_pct:+.1f} %.
 - Mixtures of experts: {experts.mape_pct:.0f} % off on average, worst {experts.worst_pct:+.0f} %.
-  Experts are assumed to be evenly loaded, moving activations to the host is assumed to cost no time, and the version of the recipe that a
-  row was run with is inferred.
+  Experts are assumed to be evenly loaded, moving activations to the host is assumed to hide behind other work, and the version of the
+  recipe that a row was run with is inferred.
 - Chips of other vendors: {others.mape_pct:.0f} % off on average, worst {others.worst_pct:+.0f} %.
   They have one factor per generation; one measured run and `meshwright calibrate` give them a software profile of their own.
 - Other software: {unfitted.mape_pct:.0f} % off on average, worst {unfitted.worst_pct:+.0f} %.

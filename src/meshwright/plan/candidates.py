@@ -269,12 +269,12 @@ class Space:
     def _crossed(self, grid: Ints, choices: Ints) -> Layouts:
         """Rows of degrees crossed with every rank order and choice that is legal for them."""
         picks = [self.orders[(row[0], row[1], row[2], row[4])] for row in grid.tolist()]
-        rows = np.repeat(grid, [len(pick) for pick in picks], axis=0)
+        num_orders = [len(pick) for pick in picks]
+        n, k = len(grid), len(choices)
+        legal = self._legal(np.repeat(grid.T[:5], k, axis=1), tuple(np.tile(choices.T, n)), lowest=choices[:, 0].min()).reshape(n, k)
+        place_of, choice_of = np.nonzero(np.repeat(legal, num_orders, axis=0))  # no order makes a choice legal or not
+        rows = np.repeat(grid, num_orders, axis=0)
         order = np.array([index for pick in picks for index in pick], dtype=np.int64)
-        n, k = len(rows), len(choices)
-        place_of, choice_of = np.divmod(np.arange(n * k), k)
-        legal = self._legal(rows.T[:5, place_of], tuple(choices.T[:, choice_of]), lowest=choices[:, 0].min())
-        place_of, choice_of = place_of[legal], choice_of[legal]
         return self._made(rows.T[:, place_of], choices.T[:, choice_of], order[place_of])
 
     def _legal(self, degrees: Ints, choices: tuple[Ints, ...], lowest: int | None = None) -> NDArray[np.bool_]:

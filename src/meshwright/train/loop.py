@@ -152,7 +152,8 @@ def _look(parts: Parts, taken: Taken, spikes: Spikes) -> StepResult:
     if spike := spikes.update(progress.step, result.grad_norm, result.own_norms):
         with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for a large gradient"):
             # The gradients themselves are there only where no other step has begun.
-            logbook.spike(progress, spike, "" if parts.replica.is_late else largest_parameter(parts.replica))
+            before = Progress(step=progress.step - 1, samples=progress.samples - parts.job.plan.workload.global_batch)
+            logbook.spike(before, spike, "" if parts.replica.is_late else largest_parameter(parts.replica))
     logbook.flush()
     logbook.step(Step(progress.step, progress.samples, result, taken.step_s, taken.rate, taken.exchange, taken.ended_s))
     saved = parts.saves.finished()
