@@ -24,7 +24,6 @@ def as_predicted(forecast: Forecast, stage: int) -> Rehearsal:
         stage=stage,
         device="",
         device_type="cuda",
-        num_threads=0,
         torch="",
         date="",
         num_steps=1,

@@ -40,7 +40,6 @@ def found(forecast: Forecast) -> Rehearsal:
         stage=1,
         device="NVIDIA H200",
         device_type="cuda",
-        num_threads=0,
         torch="2.13.0",
         date="2026-11-16",
         num_steps=3,
@@ -87,6 +86,10 @@ def test_notes_say_what_was_not_measured_and_where_it_holds(forecast: Forecast, 
     for device in ("NVIDIA B200", "a card that nobody knows"):
         other = " ".join(notes(rehearsal_document("a plan", forecast, replace(found, device=device))))
         assert f"ran on {device}: sizes hold for both, times for the latter only" in other
+
+
+def test_ranks_that_share_cores_are_named(forecast: Forecast, found: Rehearsal) -> None:
+    assert any("count 4 times" in note for note in notes(rehearsal_document("a plan", forecast, replace(found, crowd=4.0))))
 
 
 def test_a_peak_beyond_the_plans_accelerator_does_not_fit(forecast: Forecast, found: Rehearsal) -> None:

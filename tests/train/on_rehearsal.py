@@ -75,10 +75,10 @@ def memory_among_others(part: Part) -> RankMemory:
 
 
 def _counted(part: Part, marks: Boundaries, counter: CpuMemory) -> RankMemory:
-    counter.start()
-    stand = stand_of(part, CPU, marks)
-    stand.step()
-    found = counted(stand, counter)
+    with counter:
+        stand = stand_of(part, CPU, marks)
+        stand.step()
+        found = counted(stand, counter)
     stand.replica.ready()
     stand.mesh.close()
     return found

@@ -56,11 +56,11 @@ def rehearse(
     from meshwright.train.rehearse.rank import rehearse as rehearsed
 
     device = device_here()
-    part = Part(model=found.model, workload=found.workload, layout=found.layout, rank=number, num_steps=steps)
+    is_on_cores = found.cluster.accelerator.architecture == "cpu" and device.type == "cpu"
+    crowd = share_cores(found.layout.num_ranks) if is_on_cores else 1.0
+    part = Part(model=found.model, workload=found.workload, layout=found.layout, rank=number, num_steps=steps, crowd=crowd)
     predicted = next(one for one in forecast.memory if one.stage == part.stage)
     check_room(predicted, room_of(device), name_of(device), device.type)
-    if found.cluster.accelerator.architecture == "cpu":
-        share_cores(found.layout.num_ranks)
     seen: Rehearsal = rehearsed(part, device, lambda what: print(f"meshwright: {what}", file=sys.stderr, flush=True))
     show(rehearsal_document(found.name, forecast, seen), as_json=as_json)
 

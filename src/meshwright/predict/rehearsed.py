@@ -64,7 +64,6 @@ class Rehearsal:
     stage: int
     device: str
     device_type: str  # cuda or cpu
-    num_threads: int  # of a processor; 0 on a GPU
     torch: str
     date: str
     num_steps: int  # that were timed
@@ -76,6 +75,7 @@ class Rehearsal:
     stand_in_s: float  # of a step, beside `step_s`: what stood in for communication
     memory: RankMemory
     idle_s: float | None  # of a step, between kernels; None where there are none
+    crowd: float = 1.0  # what seconds were multiplied by, where the plan's ranks share the cores that this one had for itself
     first_step_s: float | None = None  # with what is compiled and chosen in it; None where memory was counted meanwhile
 
     @property

@@ -121,9 +121,9 @@ def _notes(forecast: Forecast, found: Rehearsal) -> Iterator[str]:
         yield f"stages that were not rehearsed ({others}) are taken to be off by as much as stage {found.stage}"
     if not _is_planned_device(chip.name, chip.architecture, found):
         yield f"the plan is for {chip.name} and the rehearsal ran on {found.device}: sizes hold for both, times for the latter only"
-    elif found.device_type == "cpu" and forecast.layout.num_ranks > 1:
-        threads = f"{found.num_threads} thread{'' if found.num_threads == 1 else 's'}"
-        yield f"the plan's ranks share this machine's cores; the rehearsed one had {threads} and no neighbours, and so may be too fast"
+    if found.crowd > 1:
+        often = f"{found.crowd:g}"
+        yield f"the plan's ranks share cores, {often} threads to a core; this one had a core for itself, so its seconds count {often} times"
     room = chip.room_bytes - reserve_for(chip)
     spare = room - found.memory.peak_bytes
     fits = f"leaves {size(spare)} free" if spare >= 0 else f"does not fit: {size(-spare)} too much"

@@ -26,16 +26,30 @@ def test_whoever_watches_is_called_after_the_mark_is_set() -> None:
 
 
 def test_a_stand_in_is_taken_out_of_the_operation_that_it_ran_in() -> None:
-    ledger = Ledger(CPU)
+    now = [0.0]
+    ledger = Ledger(CPU, clock=lambda: now[0])
     watch = Stopwatch(CPU, ledger)
+
+    def work(seconds: float) -> None:
+        now[0] += seconds
+
     with ledger.timer.part(PART):
-        time.sleep(0.01)  # before the first boundary: of no operation
+        work(1.0)  # before the first boundary: of no operation
     watch.note()
-    time.sleep(0.02)
+    work(2.0)
     watch.note()
+    work(5.0)
     with ledger.timer.part(PART):
-        time.sleep(0.03)
+        work(3.0)
     watch.note()
-    (first_s, no_stand_in_s), (second_s, stand_in_s) = watch.read()
-    assert first_s >= 0.02 and no_stand_in_s == 0.0
-    assert stand_in_s >= 0.03 and 0.0 <= second_s < first_s
+    assert watch.read() == [(2.0, 0.0), (5.0, 3.0)]
+
+
+def test_a_thread_alone_is_timed_by_the_processor_and_several_by_the_wall() -> None:
+    number = torch.get_num_threads()
+    try:
+        for threads, clock in ((1, time.process_time), (2, time.perf_counter)):
+            torch.set_num_threads(threads)
+            assert Ledger(CPU).clock is clock
+    finally:
+        torch.set_num_threads(number)

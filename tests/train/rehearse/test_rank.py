@@ -37,9 +37,28 @@ def test_every_chunk_of_a_stage_is_measured() -> None:
     assert [(chunk.chunk, chunk.num_layers) for chunk in found.chunks] == [(0, 1), (1, 1)]
     assert all(chunk.forward_s > 0 and chunk.backward_s > 0 and chunk.weight_s == 0 for chunk in found.chunks)
     assert found.optimizer_s > 0 and found.end_s > 0 and found.stand_in_s > 0 and found.step_s > found.optimizer_s
-    assert found.idle_s is None and found.first_step_s is None and found.device_type == "cpu" and found.num_threads == 1
+    assert found.idle_s is None and found.first_step_s is None and found.device_type == "cpu"
     assert found.memory.peak_bytes == sum(found.memory.parts.values()) > 0
     assert said[0].startswith("rank 67 of 128 (stage 1)") and "2 timed steps of 4 micro-batches" in said
+
+
+def test_seconds_of_ranks_that_share_cores_count_as_often_as_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    read = module.Stopwatch.read
+    monkeypatch.setattr(module.Stopwatch, "read", lambda watch: [seen.append(read(watch)), seen[-1]][1])
+    found = rehearse(replace(part_of("tp=2", 0, 1), crowd=4.0), CPU, lambda what: None)
+    (*operations, end, _) = seen[-1]
+    assert found.crowd == 4.0 and found.end_s == pytest.approx(4 * end[0])
+    assert found.step_s == pytest.approx(4 * sum(seconds for seconds, _ in seen[-1])) and len(operations) == 8
+
+
+def test_cores_are_shared_as_the_trainer_shares_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(module, "num_cores", lambda: 4)
+    try:
+        assert [(module.share_cores(ranks), torch.get_num_threads()) for ranks in (1, 2, 8)] == [(1.0, 4), (1.0, 2), (2.0, 1)]
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_weight_gradients_that_are_put_off_are_part_of_the_backward() -> None:

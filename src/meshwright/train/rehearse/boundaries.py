@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -29,7 +28,7 @@ class Boundaries(Marks):
 
 
 class Stopwatch:
-    """Seconds between boundaries, and of them what stood in for communication: by the host's clock, or by events on a GPU's stream."""
+    """Seconds between boundaries, and of them what stood in for communication: by the ledger's clock, or by events on a GPU's stream."""
 
     def __init__(self, device: torch.device, ledger: Ledger) -> None:
         self.device, self.ledger = device, ledger
@@ -49,7 +48,7 @@ class Stopwatch:
 
     def _now(self) -> float | torch.cuda.Event:
         if self.device.type != "cuda":
-            return time.perf_counter()
+            return self.ledger.clock()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

@@ -14,8 +14,8 @@ def idle_in_step_s(step: Callable[[], None]) -> float:
         step()
         torch.cuda.synchronize()
     events = profile.profiler.kineto_results.events()
-    on_device = [event for event in events if event.device_type() == DeviceType.CUDA]
-    return idle_s((event.start_ns() / 1e9, event.end_ns() / 1e9) for event in on_device)
+    on_device = [event for event in events if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()]
+    return idle_s((event.start_ns() / 1e9, (event.start_ns() + event.duration_ns()) / 1e9) for event in on_device)
 
 
 def idle_s(kernels: Iterable[tuple[float, float]]) -> float:

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -124,18 +124,30 @@ class GpuMemory:
 
 
 class CpuMemory:
-    """The profiler's count of tensors on a processor. It must be started before the first tensor that is to be counted."""
+    """The profiler's count of tensors on a processor. It counts tensors that are made within its context."""
 
     def __init__(self, doing: Callable[[], str]) -> None:
         self.doing = doing
         self.replica: Replica | None = None
         self._begun: list[tuple[str, Held]] = []
+        self._counts = False
         self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         """Count from here on."""
         gc.collect()  # what others left must not be given back meanwhile
         self._profile.start()
+        self._counts = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Count no longer; what was seen can still be asked for."""
+        if self._counts:
+            self._profile.stop()
+            self._counts = False
 
     def watch(self, replica: Replica) -> None:
         """Note the operations of this rank."""
@@ -150,7 +162,7 @@ class CpuMemory:
 
     def moments(self) -> list[Moment]:
         """What was seen; the count ends with it."""
-        self._profile.stop()
+        self.stop()
         levels = levels_between(_changes(self._profile))
         return [Moment(doing, held, *level) for (doing, held), level in zip(self._begun, levels, strict=False)]
 

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
 
@@ -38,6 +38,7 @@ TRAINING = Training(learning_rate=1e-4)
 UPDATE, OVER = "the optimizer's update", "the end of the step"
 FAR = 1.5  # of a device's memory: a plan predicted to need more is not tried
 SEED = 1
+FULL = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")  # what torch says where it does not say it by the error's type
 Report = Callable[[str], None]
 
 
@@ -50,6 +51,7 @@ class Part:
     layout: Layout
     rank: int
     num_steps: int  # that are timed
+    crowd: float = 1.0  # processes for each core, where ranks share cores: a second of this one alone is so many in company
 
     @property
     def stage(self) -> int:
@@ -89,9 +91,7 @@ def rehearse(part: Part, device: torch.device, report: Report) -> Rehearsal:
     """Run one rank alone and measure it; a FitError says where it ran out of memory."""
     marks = Boundaries()
     counter = CpuMemory(lambda: marks.doing) if device.type == "cpu" else None
-    with stand_in_world(part.rank, part.layout.num_ranks, device) as ledger, _told(part, device, marks):
-        if counter:
-            counter.start()
+    with stand_in_world(part.rank, part.layout.num_ranks, device) as ledger, _told(part, device, marks), counter or nullcontext():
         report(f"rank {part.rank} of {part.layout.num_ranks:,} (stage {part.stage}): its weights, gradients and optimizer states")
         stand = stand_of(part, device, marks)
         report("a first step")
@@ -99,7 +99,7 @@ def rehearse(part: Part, device: torch.device, report: Report) -> Rehearsal:
         report("a step whose memory is counted")
         memory = counted(stand, counter)
         report(f"{part.num_steps} timed steps of {len(stand.batch)} micro-batches")
-        steps = [_timed(stand, ledger) for _ in range(part.num_steps)]
+        steps = [_timed(stand, ledger, part.crowd) for _ in range(part.num_steps)]
         idle_s = idle_in_step_s(stand.step) if device.type == "cuda" else None
         found = _rehearsal(part, stand, steps, memory, idle_s)
         stand.mesh.close()
@@ -147,20 +147,20 @@ class _Step:
     stand_in_s: float
 
 
-def _timed(stand: Stand, ledger: Ledger) -> _Step:
+def _timed(stand: Stand, ledger: Ledger, crowd: float) -> _Step:
     watch = Stopwatch(stand.mesh.device, ledger)
-    stand.mesh.timer.later()  # what ran before is none of this step's
     stand.marks.at = watch.note
     stand.step()
     stand.marks.at = None
-    spans, between = stand.mesh.timer.take(), watch.read()
-    *operations, end, _ = between
+    stand.mesh.timer.later()  # nobody asks for the trainer's own times
+    between = watch.read()
+    *operations, end, update = between
     return _Step(
-        [seconds for seconds, _ in operations],
-        end[0],
-        sum(spans["optimizer"]),
-        sum(seconds for seconds, _ in between),
-        sum(stand_in_s for _, stand_in_s in between),
+        [crowd * seconds for seconds, _ in operations],
+        crowd * end[0],
+        crowd * update[0],
+        crowd * sum(seconds for seconds, _ in between),
+        crowd * sum(stand_in_s for _, stand_in_s in between),
     )
 
 
@@ -171,7 +171,6 @@ def _rehearsal(part: Part, stand: Stand, steps: Sequence[_Step], memory: RankMem
         stage=part.stage,
         device=name_of(device),
         device_type=device.type,
-        num_threads=torch.get_num_threads() if device.type == "cpu" else 0,
         torch=torch.__version__,
         date=date.today().isoformat(),
         num_steps=len(steps),
@@ -183,6 +182,7 @@ def _rehearsal(part: Part, stand: Stand, steps: Sequence[_Step], memory: RankMem
         stand_in_s=statistics.median(step.stand_in_s for step in steps),
         idle_s=idle_s,
         memory=memory,
+        crowd=part.crowd,
     )
 
 
@@ -214,10 +214,11 @@ def device_here() -> torch.device:
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def share_cores(num_ranks: int) -> None:
-    """Use as many cores as one of so many ranks on this machine has; torch has taken the user's own value, where there is one."""
-    if "OMP_NUM_THREADS" not in os.environ:
+def share_cores(num_ranks: int) -> float:
+    """Use as many threads as the trainer gives one of so many ranks on this machine; how many threads then share a core."""
+    if "OMP_NUM_THREADS" not in os.environ:  # torch has taken the user's own value
         torch.set_num_threads(max(num_cores() // num_ranks, 1))
+    return max(num_ranks * torch.get_num_threads() / num_cores(), 1.0)
 
 
 def name_of(device: torch.device) -> str:
@@ -252,7 +253,7 @@ def _told(part: Part, device: torch.device, marks: Boundaries) -> Iterator[None]
     try:
         yield
     except (torch.OutOfMemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+        if not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in FULL):
             raise
         doing = "its weights, gradients and optimizer states were made" if marks.doing == "starting" else marks.doing
         taken = (

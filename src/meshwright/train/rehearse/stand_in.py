@@ -6,8 +6,9 @@ multiplies zeros faster than anything else. They mean nothing. What a stand-in d
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.predict.traffic import GATHER, MESSAGE, REDUCE, SCATTER, SWITCH
-from meshwright.train.parallel.timing import Timer, timer_for
+from meshwright.train.parallel.timing import HostTimer, Timer, timer_for
 
 BACKEND = "stand_in"
 PART = "stand-in"  # the timer's name for what the stand-ins do
@@ -25,8 +26,10 @@ PART = "stand-in"  # the timer's name for what the stand-ins do
 class Ledger:
     """What the groups of one rank were asked to exchange, and the timer of what they did instead."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.timer: Timer = timer_for(device)
+    def __init__(self, device: torch.device, clock: Callable[[], float] | None = None) -> None:
+        # A thread alone is timed by the processor's time that it uses: what else runs on the machine does not count.
+        self.clock = clock or (time.process_time if torch.get_num_threads() == 1 else time.perf_counter)
+        self.timer: Timer = timer_for(device) if device.type == "cuda" else HostTimer(self.clock)
         self.sent: Counter[tuple[str, str, int]] = Counter()  # group, kind, payload in bytes
         self.num_sums = 0  # of numbers in fp64: loss, tokens and norm, which are no traffic of the model
 
