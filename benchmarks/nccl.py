@@ -1,11 +1,13 @@
 """Every layout over NCCL on one GPU, whose ranks share it: the same losses and gradients as one rank's.
 
-    python benchmarks/nccl.py [layouts] [precisions] [checkpoints] [--ranks N]... [--out FILE]
+    python benchmarks/nccl.py [layouts] [precisions] [checkpoints] [faults] [groups] [steady] [--ranks N]... [--out FILE]
 
 Ranks are processes that start once for each number of ranks and then run one layout after another. `layouts` is every
-factorisation of 2, 4 and 8 ranks in fp32, with schedules, ZeRO stages and kinds of context parallelism that take turns. `precisions` is a set of
+factorisation of 2, 4 and 8 ranks in fp32; schedules, ZeRO stages and kinds of context parallelism take turns. `precisions` is a set of
 layouts of four ranks in which every two choices appear together, in fp32, bf16 and fp8, with compiled layers and FlashAttention where a
 layout has them. `checkpoints` are written over gloo and read over NCCL, and the other way round, and must be equal bit for bit.
+`faults` are runs that are stopped, killed, halted or given a NaN: they must end soon, name the cause and leave nothing on the GPU. `groups`
+measures what a communicator costs in memory and time, `steady` what the host waits for in a step and how much of the exchanges is hidden.
 
 Needs NCCL 2.30 and MPS, as `meshwright train --ranks-per-gpu` does (docs/gpus.md says how to get both). Without a GPU it says so, claims
 nothing and exits with 0; `--dry-run` then runs the same code over gloo, and proves nothing about NCCL.
@@ -39,10 +41,10 @@ from meshwright.describe.model import Model
 from meshwright.describe.this_machine import gpu_names
 from meshwright.describe.workload import Workload
 from meshwright.errors import MeshwrightError
-from meshwright.layout import Layout
+from meshwright.layout import Layout, parse_layout
 from meshwright.train.shared_gpu import allow_sharing, check_sharing, loaded_nccl
 
-PARTS = ("layouts", "precisions", "checkpoints")
+PARTS = ("layouts", "precisions", "checkpoints", "faults", "groups", "steady")
 NUM_STEPS = 3
 RESHARDED = (("dp=2,zero=1", "tp=2,pp=2"), ("tp=2,pp=2", "dp=4,zero=3,mbs=1"), ("pp=2,vp=2,cp=2", "tp=4"), ("dp=2,zero=3", "pp=4,mbs=1"))
 NOTHING = "nothing was measured, and nothing is claimed"
@@ -144,6 +146,37 @@ def checkpoints(bench: Bench, world_sizes: tuple[int, ...]) -> None:
                 bench.try_case("checkpoints", f"{writes} {one} -> {reads} {two}", 4, partial(check, one, two, writes, reads))
 
 
+def faults(bench: Bench, world_sizes: tuple[int, ...]) -> None:
+    """Runs of `meshwright train` that something befalls."""
+    from nccl_parts.faults import FAULTS, RANKS, check
+
+    bench.pools.close()  # their memory would be counted
+    for fault in FAULTS:
+        bench.try_case("faults", fault.name, RANKS, partial(check, fault, bench.pools.backend == "nccl"))
+
+
+def groups(bench: Bench, world_sizes: tuple[int, ...]) -> None:
+    """How many communicators a rank has, what memory each takes and how long it takes to make, by size."""
+    from nccl_parts.bodies import cost_of_groups
+
+    for size in sorted(world_sizes):
+        bench.try_case("groups", f"communicators of {size} ranks", size, lambda size=size: bench.pools.of(size).run(cost_of_groups)[0])
+
+
+def steady(bench: Bench, world_sizes: tuple[int, ...]) -> None:
+    """What a step waits for, and how much of its exchanges is hidden, under the profiler."""
+    from nccl_parts.bodies import steady_step
+
+    if bench.pools.backend != "nccl":
+        say("steady: only a GPU's profile shows it")
+        return
+    model = replace(cases.MODEL, num_layers=8, hidden=2048, ffn_hidden=4096, num_heads=16, head_dim=128)
+    workload = replace(cases.WORKLOAD, seq_len=1024, precision="bf16")
+    for text in ("dp=4,zero=1,mbs=1", "dp=4,zero=0,mbs=1", "dp=4,zero=3,mbs=1", "pp=2,dp=2,mbs=1", "tp=2,dp=2,mbs=1", "cp=2,dp=2,mbs=1"):
+        layout = parse_layout(text)
+        bench.try_case("steady", text, 4, lambda layout=layout: bench.pools.of(4).run(steady_step, model, workload, layout)[0])
+
+
 def in_pool(bench: Bench, backend: str, num_ranks: int, body: Callable[..., Any], *args: Any) -> list[Any]:
     """What a function gives on so many ranks of a backend."""
     if backend == bench.pools.backend:
@@ -189,13 +222,13 @@ def apart(found: Steps, wanted: Steps) -> float:
 
 def table(results: Results, seconds: float) -> str:
     """What was found, kind by kind."""
-    lines = ["| part | cases | equal | largest difference of a loss | seconds |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| part | cases | right | largest difference of a loss | seconds |", "| --- | --- | --- | --- | --- |"]
     for part in PARTS:
         rows = results.rows(part)
         if rows:
             losses = [row["loss"] for row in rows if "loss" in row]
             equal, time_s = sum(not row["faults"] for row in rows), sum(row["seconds"] for row in rows)
-            lines.append(f"| {part} | {len(rows)} | {equal} | {f'{max(losses):.1e}' if losses else 'bit for bit'} | {time_s:.0f} |")
+            lines.append(f"| {part} | {len(rows)} | {equal} | {f'{max(losses):.1e}' if losses else '-'} | {time_s:.0f} |")
     return "\n".join([*lines, f"{seconds:.0f} s in all, with the start of the ranks"])
 
 
@@ -227,9 +260,14 @@ def main(words: Sequence[str] | None = None) -> int:
         results = Results(given.out, {"command": "nccl", "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", **machine})
         bench = Bench(pools, results, started_s + given.limit_s)
         for part in given.parts or PARTS:
-            {"layouts": partial(layouts, whole=given.whole), "precisions": precisions, "checkpoints": checkpoints}[part](
-                bench, tuple(given.ranks or (2, 4, 8))
-            )
+            {
+                "layouts": partial(layouts, whole=given.whole),
+                "precisions": precisions,
+                "checkpoints": checkpoints,
+                "faults": faults,
+                "groups": groups,
+                "steady": steady,
+            }[part](bench, tuple(given.ranks or (2, 4, 8)))
     finally:
         pools.close()
     say(f"\n{results.content['date']}, {', '.join(map(str, machine.values()))}\n\n{table(results, time.monotonic() - started_s)}")

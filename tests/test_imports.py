@@ -51,10 +51,11 @@ ROOMS = (
     ("launch",),
     ("health", "interop"),
     ("replica", "job"),
+    ("sums",),
     ("parallel",),
     ("model",),
     ("kernels",),
-    ("data", "checkpoint", "benchmark", "folders"),
+    ("data", "checkpoint", "benchmark", "folders", "shared_gpu"),
 )
 # Values that a notebook user calls methods on: each of these forwards to the function above it, inside the method.
 FORWARDS = {

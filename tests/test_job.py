@@ -326,3 +326,21 @@ def test_other_types_are_refused_like_any_wrong_input(wrong: object) -> None:
 def test_a_search_keeps_at_least_one_layout() -> None:
     with pytest.raises(InputError, match="keeps 1 to 500 layouts"):
         Job("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", gpus=8).search(keep=0)
+
+
+def test_how_unevenly_experts_are_used_can_be_set_where_there_are_experts() -> None:
+    job = Job("mixtral-8x7b", "dgx-h100-superpod", "pretrain-1t", gpus=64)
+    even, uneven = job.forecast("ep=8,mbs=1"), job.changed("workload.expert_imbalance=1.5").forecast("ep=8,mbs=1")
+    assert uneven.step_s > even.step_s and uneven.mfu < even.mfu
+    assert any("assumed to get equally many tokens" in note for note in even.notes)
+    assert any("the busiest rank gets 1.5 times the mean" in note and "memory is counted for equal shares" in note for note in uneven.notes)
+    dense = Job("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", gpus=64)
+    assert not any("experts" in note for note in dense.forecast("mbs=1,zero=3").notes)
+    with pytest.raises(InputError, match="has no experts"):
+        dense.changed("workload.expert_imbalance=1.5")
+
+
+@pytest.mark.parametrize("value", ["0.5", "0", "-1", "1e6", "nan", "many"])
+def test_an_imbalance_that_no_ranks_can_have_is_refused(value: str) -> None:
+    with pytest.raises(InputError, match="expert_imbalance"):
+        Job("mixtral-8x7b", "dgx-h100-superpod", "pretrain-1t", gpus=64, changes=[f"workload.expert_imbalance={value}"])

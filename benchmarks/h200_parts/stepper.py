@@ -13,7 +13,8 @@ from meshwright.train.model.initial import initial_weights
 from meshwright.train.model.transformer import Context
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.parallel.pipeline import MicroBatch
-from meshwright.train.replica import Replica, StepResult
+from meshwright.train.replica import Replica
+from meshwright.train.sums import StepResult
 
 SEED = 1
 

@@ -11,7 +11,8 @@ from meshwright.train.model.initial import initial_weights
 from meshwright.train.model.transformer import Context
 from meshwright.train.parallel.mesh import make_mesh
 from meshwright.train.parallel.pipeline import MicroBatch
-from meshwright.train.replica import Replica, StepResult
+from meshwright.train.replica import Replica
+from meshwright.train.sums import StepResult
 
 MODEL = Model(
     name="trial", num_layers=2, hidden=256, ffn_hidden=768, num_heads=4, num_kv_heads=2, head_dim=64, vocab_size=2048, rotary_theta=500000.0

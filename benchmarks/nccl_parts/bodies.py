@@ -58,3 +58,122 @@ def facts() -> dict[str, str]:
     version = loaded_nccl()
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
     return {"nccl": ".".join(map(str, version)) if version else "none", "device": device, "torch": torch.__version__}
+
+
+def cost_of_groups(num_groups: int = 4) -> dict[str, Any]:
+    """Memory and seconds that each further communicator of all ranks takes on this rank, used once."""
+    import time
+
+    import torch.distributed as dist
+
+    is_gpu = torch.cuda.is_available() and dist.get_backend() == "nccl"
+    device = torch.device("cuda", 0) if is_gpu else torch.device("cpu")
+    everyone = list(range(dist.get_world_size()))
+    made, seconds, bytes_taken = [], [], []
+    for _ in range(num_groups):
+        dist.barrier()
+        free = torch.cuda.mem_get_info()[0] if is_gpu else 0
+        started_s = time.monotonic()
+        made.append(dist.split_group(split_ranks=[everyone]) if is_gpu else dist.new_group(everyone))
+        dist.all_reduce(torch.ones(1024, device=device), group=made[-1])
+        if is_gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.monotonic() - started_s)
+        dist.barrier()
+        bytes_taken.append((free - torch.cuda.mem_get_info()[0]) / len(everyone) if is_gpu else 0.0)  # all ranks share the card
+        dist.barrier()
+    for group in made:
+        dist.destroy_process_group(group)
+    return {
+        "each_s": [round(value, 3) for value in seconds],
+        "each_mib": [round(value / 2**20, 1) for value in bytes_taken],
+        "faults": [],
+    }
+
+
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy", "cudaEventSynchronize")
+
+
+def steady_step(model: Model, workload: Workload, layout: Layout, num_steps: int = 3) -> dict[str, Any]:
+    """What the host waits for in steps that follow one another, and how much of the exchanges runs behind compute, under the profiler.
+
+    As in a run, the result of a step is read when the next one has been launched; so the host may wait for an event of the step before,
+    with the device busy meanwhile, and for nothing else.
+    """
+    import torch.distributed as dist
+    from parity import batch_of, replica_of
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.compiler.set_stance("force_eager")
+    with replica_of(model, workload, layout) as (replica, mesh):
+        batches = [batch_of(step, model, workload, mesh) for step in range(num_steps + 3)]
+        late = None
+        for batch in batches[:3]:
+            late = replica.step(batch, 1e-3)
+        late.result()
+        dist.barrier()
+        torch.cuda.synchronize()
+        asked = _store_calls()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled, asked as calls:
+            late = None
+            for batch in batches[3:]:
+                sums = replica.step(batch, 1e-3)
+                if late is not None:
+                    late.result()
+                late = sums
+            num_calls = len(calls)
+        late.result()
+        torch.cuda.synchronize()
+    events = list(profiled.events())
+    last_launch = max(event.time_range.start for event in events if event.name.startswith("cudaLaunch"))
+    in_steps = [event.name for event in events if event.time_range.start < last_launch]  # the profiler itself waits at its end
+    waits = {name: in_steps.count(name) for name in WAITS}
+    spans = [(event.time_range.start, event.time_range.end, event.name) for event in events if event.device_type.name == "CUDA"]
+    nccl = [(a, b) for a, b, name in spans if "nccl" in name.lower()]
+    compute = [(a, b) for a, b, name in spans if "nccl" not in name.lower() and "mem" not in name.lower()]
+    hidden = _length(_joined(nccl)) + _length(_joined(compute)) - _length(_joined([*nccl, *compute]))
+    return {
+        "waits": {name: count for name, count in waits.items() if count},
+        "store_calls": num_calls,
+        "exchange_ms": round(_length(_joined(nccl)) / 1e3, 2),
+        "compute_ms": round(_length(_joined(compute)) / 1e3, 2),
+        "hidden": round(hidden / max(_length(_joined(nccl)), 1e-9), 3),
+        "faults": [f"{count} x {name}" for name, count in waits.items() if count and name != "cudaEventSynchronize"]
+        + ([f"{num_calls} calls of the store"] if num_calls else []),
+    }
+
+
+@contextlib.contextmanager
+def _store_calls() -> Iterator[list[str]]:
+    """Names of the store's functions that are called inside by Python: object collectives and rendezvous use them."""
+    import torch.distributed as dist
+
+    kept, calls = {}, []
+    for name in ("get", "set", "wait", "add", "check"):
+        kept[name] = getattr(dist.Store, name)
+
+        def noted(*args: Any, _name: str = name, **kwargs: Any) -> Any:
+            calls.append(_name)
+            return kept[_name](*args, **kwargs)
+
+        setattr(dist.Store, name, noted)
+    try:
+        yield calls
+    finally:
+        for name, function in kept.items():
+            setattr(dist.Store, name, function)
+
+
+def _joined(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same stretches of time, each moment once."""
+    joined: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _length(spans: list[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in spans)

@@ -1,4 +1,4 @@
-"""Plan, predict, simulate, run and prove the training of large language models.
+"""Plan, predict, simulate and run the training of large language models, and check claims about it.
 
 ::
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from meshwright.simulator.simulation import Simulation as Simulation
     from meshwright.simulator.simulation import simulate as simulate
 
-# The public names by the module that defines them. What type checkers need is above; a test compares the two.
+# The public names, by the module that defines them. Type checkers read the imports above; a test compares the two lists.
 _HOMES = {
     "describe.cluster": ("Cluster",),
     "describe.load": ("load_cluster", "load_model", "load_workload"),

@@ -20,7 +20,7 @@ WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "True or
 
 
 def typed(function: Callable[P, R]) -> Callable[P, R]:
-    """The function with its arguments checked: one of another type than annotated is an InputError that names it."""
+    """The function with its arguments checked: an argument of another type than annotated is an InputError that names it."""
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -60,7 +60,7 @@ def check_type(name: str, value: object, hint: Any, where: str) -> None:
 
 
 def matches(value: object, hint: Any) -> bool:
-    """Whether a value is of an annotated type; what an annotation leaves open is not asked."""
+    """Whether a value is of an annotated type; parts that the annotation leaves open are not checked."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(matches(value, one) for one in inner)

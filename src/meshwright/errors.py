@@ -6,17 +6,17 @@ import difflib
 import re
 from collections.abc import Callable, Iterable
 
-# What a terminal would obey and nobody could read: control characters but tab and new line, marks that turn the direction of text,
-# line separators, and halves of characters, which cannot even be written.
+# Characters that must not be printed: control characters except tab and new line, marks that change the direction of text,
+# line separators, and unpaired surrogates, which cannot be encoded.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """`text` as it may go to a terminal: what came from somebody's file must not move the cursor or hide a line."""
+    """`text` made safe for a terminal: text from a user's file must not move the cursor or hide a line."""
     return UNSEEN.sub(lambda found: f"\\x{ord(found[0]):02x}" if ord(found[0]) < 256 else f"\\u{ord(found[0]):04x}", text)
 
 
-# An argument inside the text of an error, until it is known who reads it: name, value as text, value as Python writes it.
+# A placeholder for an argument in the text of an error, until the reader is known: name, value as text, value in Python's notation.
 _ARGUMENT = re.compile("\x02([a-z_]+)\x1f([^\x03]*)\x1f([^\x03]*)\x03")
 
 
@@ -35,7 +35,7 @@ def in_python(name: str, _text: str, value: str) -> str:
 
 
 class MeshwrightError(Exception):
-    """A foreseen failure. `where` names the file and key; `fix` says what to do instead."""
+    """An expected error. `where` names the file and the key; `fix` says what to do instead."""
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         self._marked = (what, where, fix)  # with arguments not written out yet
@@ -47,11 +47,11 @@ class MeshwrightError(Exception):
 
 
 class InputError(MeshwrightError):
-    """What the user gave cannot be used."""
+    """The user's input cannot be used. The text says what is wrong, where, and how to fix it."""
 
 
 class FitError(MeshwrightError):
-    """A layout does not fit the machine: in memory, or in the number of accelerators."""
+    """A layout does not fit the machine: it needs more memory or more accelerators than there are."""
 
 
 def message_of(error: MeshwrightError, name_of: Callable[[str, str, str], str]) -> str:

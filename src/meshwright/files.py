@@ -1,7 +1,7 @@
-"""Files of a user: written whole or not at all, read where they are plain files of a sensible size; pipes as streams, devices not at all.
+"""A user's files: written completely or not at all, read only if they are plain files of a sensible size; pipes are streamed.
 
-A file is written under another name first and gets its own by one rename, so that a reader, or a process that is killed, never meets half
-of it. The draft is made new, in no place that somebody else could have prepared with a link.
+A file is first written under another name and then renamed, so that a reader, or a process that is killed, never leaves or sees half of it.
+The temporary file is always new, so that nobody can prepare a link in its place.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FORMATS = {  # endings that promise a reader a format
 
 
 def check_ending(path: Path | None, what: str, *endings: str) -> None:
-    """Raise where a file to be written has the ending of another format; no ending, or an unknown one, passes."""
+    """Raise an error if a file to be written has the ending of another format; no ending, or an unknown one, is allowed."""
     ending = path.suffix.lower() if path else ""
     if path and ending in FORMATS and ending not in endings:
         raise InputError(
@@ -62,7 +62,7 @@ def refusal(what: str, path: Path | str, error: OSError) -> InputError:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all; into a pipe, as a stream."""
+    """Write a file completely or not at all; into a pipe, as a stream."""
     data = content.encode() if isinstance(content, str) else content
     try:
         if is_stream(path):
@@ -168,7 +168,7 @@ def read_text(path: Path | str, most_bytes: int = MOST_BYTES, *, encoding: str =
 
 
 def _read_pipe(fd: int, path: Path | str, most_bytes: int) -> bytes:
-    """All that comes through a pipe until its writer closes it; an error where nothing comes for a while."""
+    """All data from a pipe until its writer closes it; an error if nothing comes for a while."""
     parts: list[bytes] = []
     size_bytes = 0
     while True:

@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class FrozenDict(dict[K, V]):
-    """A dictionary that refuses every change; otherwise it is one, and JSON, `asdict` and pickle take it as such."""
+    """A dictionary that refuses every change; JSON, `asdict` and pickle treat it as an ordinary one."""
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError("this value cannot be changed; make a dict of it first: dict(value)")

@@ -1,4 +1,4 @@
-"""A training job: a model, a cluster, a workload and the software that runs it. Everything that prices, plans or trains takes a `Job`."""
+"""A training job: a model, a cluster, a workload and the software that runs it. All functions that price or plan use a `Job`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MOST_ACCELERATORS = 10**8
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Job:
-    """What is trained (model, workload), on what (cluster), with what software.
+    """A model, a workload, the cluster to train on, and the software.
 
     Every argument is a catalogue name, the path of a file, or the value itself::
 
@@ -46,7 +46,7 @@ class Job:
     model: Model
     cluster: Cluster
     workload: Workload
-    software: Software  # with the hardware profile that it is priced by, if any
+    software: Software  # with the hardware profile, if there is one
     described: Cluster = field(compare=False)  # the cluster before its number of accelerators was changed
 
     @typed
@@ -62,12 +62,20 @@ class Job:
         changes: Sequence[str] = (),
         described: Cluster | None = None,
     ) -> None:
-        """A job from names, files or values.
+        """Make a job from names, files or values.
 
-        `software` is a class (`megatron`, `fsdp`), a release (`v5.1`, `nemo-26.04`) or the file of a software profile; by default the
-        newest MLPerf round for a benchmark of MLPerf, and otherwise `megatron`: Megatron-LM as its users run it. `profile` is a
-        hardware profile of `meshwright measure`; `none` prices without one. On `this-machine` its own profile is used where there is one.
-        `gpus` is the number of accelerators in use, where it is not all of the cluster. `changes` are values to set, as for `changed`.
+        Args:
+            model: What is trained: a catalogue name, a TOML file, a Hugging Face `config.json`, or a `Model`.
+            cluster: The machine: a catalogue name, a TOML file, or a `Cluster`.
+            workload: Batch, sequence length, precision and length of the run: a catalogue name, a TOML file, or a `Workload`.
+            software: How fast the software is: a class (`megatron`, `fsdp`), a release (`v5.1`, `nemo-26.04`) or the file of a software
+                profile. By default the newest MLPerf round for a benchmark of MLPerf, and otherwise `megatron`: Megatron-LM as its users
+                run it.
+            profile: A hardware profile that `meshwright measure` wrote; `none` prices without one. By default, `this-machine` uses its own
+                profile if there is one.
+            gpus: Number of accelerators in use, if not the whole cluster.
+            changes: Values to change, such as `fabric.planes=7`, as in `changed`.
+            described: The cluster before its size was changed; for internal use.
         """
         _check_gpus(gpus)
         machine = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
@@ -76,6 +84,7 @@ class Job:
         used, wanted = changed(machine, wanted, changes)
         used = used if gpus is None else used.resized(gpus)  # last, since a change of the domains changes the number too
         _check_batch(wanted)
+        _check_imbalance(trained, wanted)
         used.accelerator.peak_flops_per_s(wanted.precision)  # refuses a precision that the accelerator lacks
         object.__setattr__(self, "model", trained)
         object.__setattr__(self, "cluster", used)
@@ -85,7 +94,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The job in a few words, as titles have it."""
+        """The job in a few words, for titles."""
         return f"{self.model.name} on {self.cluster.name}"
 
     @property
@@ -100,12 +109,12 @@ class Job:
 
     @property
     def log_factor(self) -> float:
-        """ln of the time of this job's compute with its software over that with the reference release."""
+        """Natural logarithm of the compute time with this software, divided by the compute time with the reference release."""
         return self.software.log_factor_of(self.workload.adapters is not None, self.generation)
 
     @property
     def effects(self) -> Effects:
-        """How the compute of this job differs from that of the reference release on a fitted chip: by its software, chip and precision."""
+        """How the compute of this job differs from the reference release on a fitted chip, because of its software, chip and precision."""
         found = replace(self.software.effects, log_factor=self.log_factor)
         for name in further_effects(self.software.release, self.cluster.accelerator.architecture, self.workload.precision):
             found = found + self.software.further.get(name, Effects())
@@ -118,15 +127,15 @@ class Job:
 
     @typed
     def changed(self, *assignments: str) -> Job:
-        """The job with values changed by their keys: `job.changed("fabric.planes=7", "workload.global_batch=2048")`."""
+        """The same job with changed values, named by their keys: `job.changed("fabric.planes=7", "workload.global_batch=2048")`."""
         cluster, workload = changed(self.cluster, self.workload, assignments)
         return replace(self, cluster=cluster, workload=workload)
 
     def usual_layout(self) -> Layout:
-        """The switches and the rank order that software of this kind uses where a user does not say, with all degrees 1.
+        """The switches and the rank order that this kind of software uses by default, with all degrees 1.
 
-        As in the measured runs: tensor traffic is overlapped except with NVFP4, and CUDA graphs came with Blackwell; with experts they came
-        later, with container 26.06. Experts need their ranks close together, so pipeline stages are the outermost axis.
+        They follow the measured runs: tensor traffic is overlapped except with NVFP4, and CUDA graphs are used from Blackwell on (for
+        experts from container 26.06 on). The ranks of experts must be close together, so pipeline stages are the outermost axis.
         """
         order = ("tp", "cp", "dp", "pp") if self.model.experts else AXES
         graphs = self.generation == BLACKWELL and (self.model.experts is None or self.practice.graphs == WHOLE_GRAPHS)
@@ -134,15 +143,16 @@ class Job:
 
     @property
     def practice(self) -> ExpertPractice:
-        """How the software runs a mixture of experts here."""
+        """How the software runs a mixture of experts in this job."""
         stack = self.software
         return stack.practice or expert_practice(stack.release, self.cluster.accelerator, self.workload.precision)
 
     @typed
     def layout(self, text: str) -> Layout:
-        """The layout that `tp=4,pp=8,...` describes; other switches are the usual ones, and without `dp` replicas fill the cluster.
+        """The layout that a text such as `tp=4,pp=8` describes.
 
-        Where the text says nothing of recomputing and the layout does not fit without, the cheapest kind that fits is chosen.
+        Choices that the text does not name have their usual values. Without `dp`, as many replicas are used as the cluster can hold.
+        If the text does not name `recompute` and the layout does not fit without it, the cheapest kind that fits is chosen.
         """
         items = {item.partition("=")[0].strip(): item for item in text.split(",")}
         found = self._stated_layout(text, items)
@@ -174,12 +184,18 @@ class Job:
 
     @typed
     def check(self, layout: Layout) -> None:
-        """Raise an InputError where the layout does not divide the model, the batch or the cluster; it says which number would."""
+        """Raise an InputError if the layout does not divide the model, the batch or the cluster; the error says which number would."""
         check_layout(self.model, self.cluster, self.workload, layout)
 
     @typed
     def forecast(self, layout: Layout | str, **options: Any) -> Forecast:
-        """What one layout of this job will do: step time, memory, cost and the whole run; `predict.forecast.forecast` has the options."""
+        """The forecast for one layout: step time, memory, and time, cost and energy of the whole run.
+
+        Args:
+            layout: A layout as text (`tp=4,pp=8,...`) or as a `Layout`.
+            **options: `terms` (prices, region and cooling, as `Terms`), `ignore_memory` (do not refuse a layout that does not fit into
+                memory) and `ideal` (leave out interruptions, restarts, checkpoints and spare nodes).
+        """
         from meshwright.predict.forecast import forecast
 
         return forecast(self, self.layout(layout) if isinstance(layout, str) else layout, **options)
@@ -194,10 +210,16 @@ class Job:
         features: Features | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[Forecast]:
-        """The best `keep` layouts of this job by step time, the best first; `layout` fixes some of the choices (`tp=4,pp=8`).
+        """Forecasts of the best layouts of this job by step time, the best first.
 
-        `stack` is who must run them: megatron, bridge, torchtitan, deepspeed, meshwright, or any for no stack in particular. By default one
-        that can. A named stack also prices the job as such software, unless the job names its software or is a benchmark of MLPerf.
+        Args:
+            keep: Number of layouts to return.
+            layout: Choices that are fixed, as text: `tp=4,pp=8`.
+            stack: The stack that must be able to run the layouts: `megatron`, `bridge`, `torchtitan`, `deepspeed`, `meshwright`, or `any`.
+                By default one that can run the job. A named stack also decides the class of software, unless the job names its software
+                or is a benchmark of MLPerf.
+            features: The choices that the search may make; by default those of the stack.
+            progress: Called with the number of layouts done and the number of all layouts.
         """
         from meshwright.plan.best import best_forecasts
 
@@ -207,9 +229,17 @@ class Job:
     def plan(
         self, *, keep: int = 5, layout: str = "", stack: str = "", gpus: int | None = None, terms: Terms | None = None, **aim: Any
     ) -> Planned:
-        """The best `keep` layouts with the reasons for them, as `meshwright plan` prints them; `plan.planned.plan_job` has the aims.
+        """The best plans with the reasons for them, as `meshwright plan` prints them.
 
-        `gpus` is the number of accelerators to plan for, where it is not that of the job; `stack` is who must run the plan, as in `search`.
+        Args:
+            keep: Number of plans to keep.
+            layout: Choices that are fixed, as text: `tp=4,pp=8`.
+            stack: The stack that must be able to run the plan, as in `search`.
+            gpus: Number of accelerators to plan for, if not that of the job.
+            terms: Prices, region and cooling.
+            **aim: `objective` (`time`, `cost`, `energy`, `carbon` or `tokens-per-dollar`), `deadline_s` (seconds),
+                `budget_usd` (US dollars), `max_gpus` (choose the number of accelerators up to this one), `pareto` (time against cost for
+                several numbers of accelerators) and `ideal` (leave out interruptions, restarts, checkpoints and spare nodes).
         """
         from meshwright.plan.planned import plan_job
 
@@ -226,9 +256,15 @@ class Job:
         stack: str = "",
         terms: Terms | None = None,
     ) -> Sweep:
-        """The best plan at each number of accelerators, as `meshwright sweep` prints it: weak or strong scaling, with intervals.
+        """The best plan at each number of accelerators, as `meshwright sweep` prints it.
 
-        `stack` is who must run the plans, as in `search`.
+        Args:
+            gpus: Numbers of accelerators.
+            mode: `weak` (the batch grows with the number of accelerators) or `strong` (the batch stays the same).
+            base: In weak scaling, the number of accelerators that has the batch of the workload.
+            layout: Choices that are fixed, as text: `tp=4,pp=8`.
+            stack: The stack that must be able to run the plans, as in `search`.
+            terms: Prices, region and cooling.
         """
         from meshwright.plan.sweep import sweep_job
 
@@ -246,7 +282,7 @@ class Job:
 
 
 def _software(given: Software | str | Path, model: Model, cluster: Cluster, workload: Workload, profile: Profile | str | Path) -> Software:
-    """The software by name, priced by the hardware profile that was chosen; one that is given as a value is taken as it is."""
+    """The software by name, with the chosen hardware profile. A `Software` value is returned unchanged."""
     if isinstance(given, Software):
         return _on(cluster, with_profile(given, model, cluster, workload, profile) if profile else given)
     found = software(str(given)) if str(given) else replace(_usual_software(cluster, workload), is_default=True)
@@ -254,14 +290,14 @@ def _software(given: Software | str | Path, model: Model, cluster: Cluster, work
 
 
 def _on(cluster: Cluster, stack: Software) -> Software:
-    """The software on a machine: on processors, whose speed is timed, nothing is taken from what it does on GPUs."""
+    """The software on a machine. The speed of processors is measured, so there the effects that were fitted on GPUs are not used."""
     if cluster.accelerator.architecture != "cpu" or stack.profile or stack.effects == Effects():
         return stack
     return replace(stack, log_factor=0.0, finetuning={}, effects=Effects(), further={}, note="")
 
 
 def _usual_software(cluster: Cluster, workload: Workload) -> Software:
-    """The software where nobody says: the record holders' for their benchmarks, our own trainer on processors, else what most run."""
+    """The default software: that of the newest round for MLPerf benchmarks, our own trainer on processors, and Megatron-LM otherwise."""
     if cluster.accelerator.architecture == "cpu":
         return software(MESHWRIGHT)
     if workload.is_mlperf:
@@ -276,6 +312,15 @@ def _check_gpus(gpus: int | None) -> None:
             f"{argument('gpus')} is {gpus!r}, not a whole number from 1 to {MOST_ACCELERATORS:,}",
             where=argument("gpus"),
             fix="give a number such as 512",
+        )
+
+
+def _check_imbalance(model: Model, workload: Workload) -> None:
+    if workload.expert_imbalance != 1 and model.experts is None:
+        raise InputError(
+            f"{model.name} has no experts whose tokens could be {workload.expert_imbalance:g} times the mean on a rank",
+            where=f"workload {workload.name}: expert_imbalance",
+            fix="leave it at 1, or choose a mixture of experts",
         )
 
 

@@ -1,6 +1,6 @@
-"""A parallel layout: degrees, their order onto ranks, and how the work is cut and hidden.
+"""A parallel layout: its degrees, the order of its ranks, how the work is divided, and which communication is overlapped.
 
-`Layout` is one choice; `Layouts` is many of them as columns, so that one call prices them all.
+`Layout` is one layout; `Layouts` holds many of them as columns, so that one call prices them all.
 """
 
 from __future__ import annotations
@@ -38,17 +38,39 @@ SHORT_NAMES = {field: short for short, field in _SHORT.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One way to spread a training step over accelerators."""
+    """One way to spread a training step over accelerators.
+
+    Args:
+        tp: Ranks of a tensor-parallel group.
+        cp: Ranks of a context-parallel group.
+        pp: Pipeline stages.
+        vp: Chunks of layers on a stage (interleaved pipeline).
+        dp: Replicas.
+        ep: Ranks of an expert-parallel group. They are ranks of dp and cp, so ep does not add accelerators.
+        micro_batch: Sequences of one micro-batch.
+        zero_stage: What replicas divide among them: 0 nothing, 1 optimizer states, 2 also gradients, 3 also weights.
+        zero_ranks: Ranks (of dp x cp) that share one copy of what is divided; 0: all of them.
+        recompute: What the backward pass computes again: `none`, `selective` (attention), `full`, or parts of a layer joined by `+`.
+        schedule: Pipeline schedule: `1f1b`, `interleaved` or `zero-bubble`. With `vp=1`, `interleaved` is the same as `1f1b`.
+        cp_kind: Kind of context parallelism: `ring`, `all-gather` or `all-to-all`.
+        order: The axes, from the one with neighbouring ranks to the one with the most distant ranks.
+        overlap_tp: Whether tensor-parallel communication is overlapped with matrix products.
+        overlap_pp: Whether messages between pipeline stages are overlapped with compute.
+        overlap_dp: Whether communication between replicas is overlapped with compute.
+        cuda_graphs: Whether layers are captured in CUDA graphs.
+        first_stage_layers: Layers on the first pipeline stage; 0: an even share, or the model's own split.
+        last_stage_layers: Layers on the last pipeline stage; 0: the same.
+    """
 
     tp: int = 1
     cp: int = 1
     pp: int = 1
-    vp: int = 1  # model chunks on a stage (interleaving)
+    vp: int = 1  # chunks on a stage (interleaving)
     dp: int = 1
     ep: int = 1
     micro_batch: int = 1  # sequences
     zero_stage: int = 1  # 0: everything replicated; 1: optimizer (the distributed optimizer); 2: + gradients; 3: + weights
-    zero_ranks: int = 0  # replicas (dp x cp) that share one copy of what is sharded, the rest hold their own; 0: all of them
+    zero_ranks: int = 0  # ranks (of dp x cp) that share one copy of what is sharded; other groups have their own copy; 0: all
     recompute: str = "none"
     schedule: str = "interleaved"  # with vp=1 the same as 1f1b
     cp_kind: str = "ring"
@@ -57,7 +79,7 @@ class Layout:
     overlap_pp: bool = True
     overlap_dp: bool = True
     cuda_graphs: bool = True
-    first_stage_layers: int = 0  # 0: even, or what the model's own split gives
+    first_stage_layers: int = 0  # 0: an even share, or the model's own split
     last_stage_layers: int = 0
 
     def __post_init__(self) -> None:
@@ -103,7 +125,7 @@ class Layout:
 
     @property
     def is_zero_bubble(self) -> bool:
-        """Whether the pipeline puts weight gradients off. Without a pipeline every schedule is the same, whatever its name."""
+        """Whether the pipeline postpones weight gradients. Without a pipeline all schedules are the same."""
         return self.schedule == "zero-bubble" and self.pp > 1
 
     @typed
@@ -113,12 +135,12 @@ class Layout:
 
     @property
     def num_ranks(self) -> int:
-        """Accelerators the layout takes."""
+        """Number of accelerators that the layout uses."""
         return self.tp * self.cp * self.pp * self.dp
 
     @typed
     def num_micro_batches(self, global_batch: int) -> int:
-        """Micro-batches each replica runs in a step."""
+        """Number of micro-batches that each replica runs in a step."""
         per_round = self.dp * self.micro_batch
         if global_batch < 1:
             raise InputError(f"a step of {global_batch} sequences is none", where="global_batch", fix="give 1 or more")
@@ -150,10 +172,10 @@ class Layout:
         return sum(coordinate[axis] * self.stride(axis) for axis in AXES)
 
     def __str__(self) -> str:
-        """The whole layout as `--layout` reads it: `parse_layout` gives the same one back, whatever machine and job it is read for.
+        """The whole layout as `--layout` reads it: `parse_layout` gives the same layout back, for any machine and job.
 
-        Left out are only defaults that no search replaces, and a schedule or kind of context parallelism where there is no such axis. Read
-        on another layout (`train PLAN --layout`), what is left out stays as it is there.
+        Only two things are left out: defaults that no search replaces, and the schedule or the kind of context parallelism if the layout
+        has no such axis. If the text changes another layout (`train PLAN --layout`), that layout's values are kept for what is left out.
         """
         unstated = {"schedule": self.pp == 1, "cp_kind": self.cp == 1, **dict.fromkeys(_UNSEARCHED, True)}
         stated = [f for f in fields(self) if not (unstated.get(f.name) and getattr(self, f.name) == f.default)]
@@ -161,7 +183,7 @@ class Layout:
 
     @property
     def degrees(self) -> str:
-        """The layout's numbers alone, for a line that says the rest beside it or has no room: it is not the whole layout."""
+        """The numbers of the layout only, for places with little room. This text is not the whole layout."""
         parts = [f"tp={self.tp}", f"cp={self.cp}", f"pp={self.pp}", f"vp={self.vp}", f"dp={self.dp}"]
         if self.ep > 1:
             parts.append(f"ep={self.ep}")
@@ -188,7 +210,7 @@ def _named_choices(key: str, choices: Sequence[str]) -> str:
 
 
 def value_text(value: object) -> str:
-    """A field's value as `--layout` takes it."""
+    """The value of a field, as `--layout` accepts it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-".join(value) if isinstance(value, tuple) else str(value)
@@ -202,12 +224,12 @@ def _divisors_near(number: int, wanted: int, count: int = 6) -> str:
 
 
 def parse_layout(text: str, base: Layout | None = None) -> Layout:
-    """The layout that `tp=4,cp=2,...` spells out, on top of `base`."""
+    """The layout `base` with the choices that a text such as `tp=4,cp=2` names."""
     return replace(base or Layout(), **read_choices(text))
 
 
 def read_choices(text: str) -> dict[str, Any]:
-    """The values that `tp=4,cp=2,...` spells out, by the names of a layout's fields."""
+    """The values in a text such as `tp=4,cp=2`, by the names of the fields of a layout."""
     known = {f.name: f for f in fields(Layout)}
     names = {**{k: k for k in known}, **_SHORT}
     changes: dict[str, Any] = {}
@@ -295,7 +317,7 @@ class Layouts:
 
     @property
     def is_zero_bubble(self) -> NDArray[np.bool_]:
-        """Whether the pipeline puts weight gradients off, for every row."""
+        """Whether the pipeline postpones weight gradients, for every row."""
         return np.asarray((self.schedule == SCHEDULES.index("zero-bubble")) & (self.pp > 1))
 
     def recomputes(self, part: str) -> NDArray[np.bool_]:

@@ -150,7 +150,7 @@ def test_a_csv_of_step_times(capsys, tmp_path):
             [*ARGUMENTS, "--release", "latest"],
             "meshwright: cannot read a version in software release 'latest'\n"
             "  where: --release\n  fix:   write a class (mlperf, nemo, megatron, torchtitan, fsdp, meshwright), "
-            "a round such as v5.1, or nemo-26.04; or the file of a profile, which ends in .json\n",
+            "a round such as v5.1, or nemo-26.04; unknown for software of no known class; or the file of a profile, which ends in .json\n",
         ),
         (
             [*ARGUMENTS, "--name", "v9.9"],

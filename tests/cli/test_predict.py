@@ -70,6 +70,13 @@ def test_json_holds_every_key_and_its_parts_add_up(answer):
     assert str(parse_layout(document["layout"]["text"])) == document["layout"]["text"]
 
 
+def test_software_of_no_class_may_be_asked_for(answer):
+    known, unknown = (answer(*SMALL, "--software", name) for name in ("v5.1", "unknown"))
+    assert unknown["software"] == "unknown" and unknown["evidence"]["distance"] == "far"
+    assert unknown["high_s"] / unknown["step_s"] > known["high_s"] / known["step_s"]
+    assert unknown["notes"][0].startswith("the software is of no class that was fitted: taken as the mean of ")
+
+
 def test_dp_left_out_fills_the_machine(answer):
     whole, filled = answer(*NOUNS, "--layout", LAYOUT), answer(*NOUNS, "--layout", LAYOUT.replace("dp=128,", ""))
     assert filled == whole
@@ -220,6 +227,7 @@ llama-3.1-405b on azure-gb200-128 (8,192 gb200), mlperf-llama31-405b
 layout tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1 8 micro-batches, order tp-cp-pp-dp
 interleaved schedule, ring context, TP overlap off, CUDA graphs on
 step 1,024 x 8,192 tokens nvfp4, software v6.0 (submissions to a round of MLPerf Training, tuned for the record)
+runs on megatron, bridge
 
 answer
 step time # s 80 % interval # s to # s
@@ -321,7 +329,7 @@ def test_help_names_every_option(run):
         ((*NOUNS, "--layout", LAYOUT, "--set", "workload.precision=fp6"), "no precision named 'fp6'.*did you mean fp8"),
         ((*SMALL, "--set", "workload.precision=nvfp4"), "h100 has no fp4 tensor cores.*choose another precision"),
         ((*NOUNS, "--layout", LAYOUT, "--software", "profile.json"), "cannot read the software profile.*where: profile.json"),
-        ((*NOUNS, "--layout", LAYOUT, "--software", "tensorflow"), "cannot read a version in software release 'tensorflow'"),
+        ((*NOUNS, "--layout", LAYOUT, "--software", "tensorflow"), "release 'tensorflow'.*unknown for software of no known class"),
         ((*NOUNS, "--layout", LAYOUT, "--provider", "azur"), "no provider named 'azur'.*did you mean azure"),
         ((*NOUNS, "--layout", LAYOUT, "--price-kind", "lease"), "no price kind named 'lease'.*on-demand, spot, reserved"),
         ((*NOUNS, "--layout", LAYOUT, "--region", "virgina"), "no region named 'virgina'.*did you mean virginia"),

@@ -72,7 +72,7 @@ def test_the_whole_output_of_one_row(capsys, tmp_path):
     assert out.splitlines()[2].split("  ")[0] == cells[0]
     assert all(cell in out.splitlines()[2] for cell in cells)
     assert "by benchmark\n" in out and "by accelerator\n" in out
-    assert out.endswith("rows that cannot be expressed\nrows  reason\n   1  the layout is not stated: tp empty\n\n")
+    assert out.endswith("rows that cannot be expressed (--rows lists each)\nrows  reason\n   1  the layout is not stated: tp empty\n\n")
 
 
 def test_every_row_on_request(capsys):

@@ -90,6 +90,7 @@ PUBLISHED = {
     "qwen3-235b-a22b": (235, 0.001),
     "mixtral-8x7b": (46.7, 0.001),
     "mixtral-8x22b": (140.6, 0.001),
+    "nemotron-8b": (8.54, 0.005),  # NVIDIA's model card
     "megatron-22b": (22, 0.005),
     "mt-nlg-530b": (530, 0.005),
     "megatron-1t": (1008, 0.001),
@@ -99,7 +100,16 @@ PUBLISHED = {
     "mpt-7b": (6.659, 0.002),
     "mpt-30b": (29.975, 0.002),
 }
-NOT_PUBLISHED = {"llama-2m", "mpt-125m", "mpt-350m", "mpt-3b", "mpt-13b", "mpt-70b"}  # ours, and configurations without a stated count
+NOT_PUBLISHED = {
+    "llama-2m",
+    "gpt-3-5b",
+    "nemotron-22b",
+    "mpt-125m",
+    "mpt-350m",
+    "mpt-3b",
+    "mpt-13b",
+    "mpt-70b",
+}  # ours, and configurations without a stated count
 
 # Makers differ on whether the token embedding, a look-up, is active: OpenAI and DeepSeek leave it out.
 PUBLISHED_ACTIVE = {

@@ -52,6 +52,7 @@ def test_every_known_key_can_be_set():
     values = {
         "workload.precision": "bf16",
         "workload.attention_precision": "bf16",
+        "workload.expert_imbalance": "1.5",
         "fabric.num_accelerators": "4096",
         "gpus": "512",
         "rack.routing": "hashed",

@@ -30,7 +30,7 @@ def test_every_row_has_a_colour_of_the_legend() -> None:
     for heading in (
         "## Targets and results",
         "## Whole campaigns",
-        "### As if nothing were known",
+        "### Software and chips treated as unknown",
         "## Memory and energy",
         "## Weak points",
     ):

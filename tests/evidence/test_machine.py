@@ -112,5 +112,22 @@ def test_what_the_catalogue_does_not_know_is_refused() -> None:
         machine("m", "R9000", 8, 8)
     with pytest.raises(InputError, match="no network within a node of gaudi2"):
         machine("m", "Gaudi2", 8, 8)
-    with pytest.raises(InputError, match="no reference network of tpu-v5p"):
-        machine("m", "TPU-v5p", 8, 4)
+    with pytest.raises(InputError, match="no reference network of trainium2"):
+        machine("m", "Trainium2", 32, 16)
+
+
+@pytest.mark.parametrize(
+    "device, num, pod, link, gbit_per_s",
+    [
+        ("TPU-v5p", 6144, 6144, "ici-v5p", 0),  # a slice of a pod
+        ("TPU-v5e", 4096, 256, "ici-v5e", 25),
+        ("TPU-Trillium", 3072, 256, "ici-v6e", 100),
+    ],
+)
+def test_a_tpu_pod_is_one_domain_and_pods_meet_over_the_data_center_network(
+    device: str, num: int, pod: int, link: str, gbit_per_s: float
+) -> None:
+    built = machine("m", device, num, 4)
+    inner, outer = built.cluster.tiers
+    assert (inner.name, inner.link, inner.num_accelerators, outer.num_accelerators) == ("pod", link, pod, num)
+    assert bool(built.assumptions) == (pod < num) and (not gbit_per_s or outer.bytes_per_s == gbit_per_s / 8 * 1e9)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from measured_rows import BRIDGE, PIPELINED, one, reason, write
 
+from meshwright.describe.load import left_out, load_model
 from meshwright.evidence import published
 from meshwright.evidence.runs import read_runs
 from meshwright.units import GIB
@@ -114,7 +115,9 @@ def test_a_gpt_is_built_from_the_shape_in_its_note(tmp_path: Path) -> None:
         ({"gbs": ""}, "the global batch is not stated: gbs empty"),
         ({"tokens_s_gpu": ""}, "neither a step time nor tokens per second are stated"),
         ({"dp": "32"}, "tp x cp x pp x dp = 32 is not the 64 accelerators"),
-        ({"model": "Nemotron-8B"}, "no model named 'Nemotron-8B' in the catalogue"),
+        ({"model": "Nemotron-9B"}, "no model named 'Nemotron-9B' in the catalogue"),
+        ({"model": "Nemotron_3_Nano"}, f"Nemotron_3_Nano is left out of the catalogue: {left_out()['nemotron-3-nano']}"),
+        ({"model": "DeepSeekV4 Flash"}, f"DeepSeekV4 Flash is left out of the catalogue: {left_out()['deepseekv4-flash']}"),
         ({"model": "../secret.toml"}, "no model named '../secret.toml' in the catalogue"),
         ({"gpu": "TX-9"}, "no accelerator named 'TX-9'"),
         ({"pp": "2", "dp": "32", "note": "'mbs' is the local batch"}, "the micro-batch is not stated: mbs is a replica's whole batch"),
@@ -125,3 +128,11 @@ def test_a_gpt_is_built_from_the_shape_in_its_note(tmp_path: Path) -> None:
 )
 def test_a_published_row_that_cannot_be_expressed_is_listed_with_the_reason(tmp_path: Path, changes: dict[str, str], why: str) -> None:
     assert reason(tmp_path, BRIDGE, **changes) == why
+
+
+@pytest.mark.parametrize("model, tflops, tokens", [("gpt-3-5b", 765, 23406), ("nemotron-8b", 643, 12507), ("nemotron-22b", 562, 4312)])
+def test_the_flops_of_a_token_are_those_of_the_vendors_own_table(model: str, tflops: float, tokens: float) -> None:
+    # NeMo 24.12 counts causal attention whole, as products of full matrices; ours counts it once, which is half of that.
+    found, seq_len = load_model(model), 2048 if model == "gpt-3-5b" else 4096
+    stated = found.flops_per_token(seq_len) + 3 * found.num_layers * found.attention_flops_per_token(seq_len)
+    assert stated == pytest.approx(tflops * 1e12 / tokens, rel=0.002)

@@ -256,6 +256,21 @@ def test_weeks_worked_by_hand() -> None:
     assert all(sum(one.uses_s.values()) == pytest.approx(one.end_s - one.start_s) for one in spans)
 
 
+@pytest.mark.parametrize(
+    "stated, expected",
+    [
+        ({"compute": 6.0, "overhead": 2.0}, {"compute": 75.0, "overhead": 25.0}),
+        ({"compute": 6.0, "no part": 2.0}, {"compute": 100.0}),
+        ({"compute": -1.0}, {"unmeasured": 100.0}),
+        ("damaged", {"unmeasured": 100.0}),
+    ],
+)
+def test_weeks_are_made_of_the_mean_step_that_their_start_states(stated: object, expected: dict[str, float]) -> None:
+    events = [at(0.0, "start", checkpoint_interval_s=60.0, mean_parts_s=stated), at(100.0, "finished", work_s=100.0)]
+    (span,) = spans_of(run_of(events=events, kind="simulated"))
+    assert dict(span.uses_s) == pytest.approx(expected)
+
+
 def test_weeks_whose_events_do_not_account_for_the_time_are_all_work() -> None:
     events = [at(0.0, "start", checkpoint_interval_s=60.0), at(50.0, "fault"), at(80.0, "stopped")]
     spans = spans_of(run_of(events=events, kind="simulated"))

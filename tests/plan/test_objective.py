@@ -48,12 +48,12 @@ def test_seconds_that_a_search_may_predict_are_those_that_are_allowed(measured):
 
 
 def test_words_tell_how_far_a_limit_holds():
-    limit = Limit(what="deadline", allowed=9 * DAY, predicted=8.94 * DAY, judged=8.94 * DAY, reaches=16.2 * DAY)
+    limit = Limit(what="deadline", allowed=9 * DAY, predicted=8.94 * DAY, reaches=16.2 * DAY)
     assert limit.words == "9 d holds at 8.94 d; the interval reaches 16.2 d" and not limit.is_sure
     assert replace(limit, reaches=8.99 * DAY).words == "9 d holds at 8.94 d; even at the far end of the interval, 8.99 d"
     bound = replace(limit, reaches=float("inf"))  # of a run whose samples to the target nobody knows
     assert "9 d holds at 8.94 d, and has no upper end" in bound.words and not bound.is_sure
-    assert replace(limit, judged=12 * DAY).words == "3 d past the deadline"
-    budget = Limit(what="budget", allowed=530_000, predicted=525_110, judged=525_110, reaches=949_834)
+    assert replace(limit, predicted=12 * DAY).words == "3 d past the deadline"
+    budget = Limit(what="budget", allowed=530_000, predicted=525_110, reaches=949_834)
     assert budget.words == "$530,000 holds at $525,110; the interval reaches $949,834"
-    assert replace(budget, judged=600_000).words == "$70,000 over the budget"
+    assert replace(budget, predicted=600_000).words == "$70,000 over the budget"

@@ -11,8 +11,9 @@ from meshwright.describe.load import load_cluster, load_model, load_workload
 from meshwright.errors import InputError
 from meshwright.job import Job
 from meshwright.layout import OPS, RECOMPUTE, RECOMPUTE_PARTS, USUAL_RECOMPUTE, Layout, Layouts
-from meshwright.predict.footprint import footprint
+from meshwright.predict.footprint import footprint, recipe_for
 from meshwright.predict.inputs import inputs_of
+from meshwright.predict.prediction import predict
 from meshwright.predict.recompute import choices, fits, least_recompute
 from meshwright.predict.step import price
 
@@ -83,3 +84,46 @@ def test_offloading_needs_a_processor_on_the_module_and_no_pipeline() -> None:
     racks.check(Layout(dp=256, zero_stage=3, recompute="offload"))
     with pytest.raises(InputError, match="with pp=2 on gb200"):
         racks.check(Layout(pp=2, dp=128, recompute="offload"))
+
+
+def offloaded_job() -> tuple[Job, Layout]:
+    return Job("llama-3.1-70b", RACKS, PRETRAIN), Layout(dp=256, zero_stage=3, recompute="offload")
+
+
+def on_host_link(job: Job, bytes_per_s: float) -> Job:
+    return job.on(replace(job.cluster, accelerator=replace(job.cluster.accelerator, host_bytes_per_s=bytes_per_s)))
+
+
+def test_offload_moves_half_of_what_the_layers_keep_each_way() -> None:
+    job, layout = offloaded_job()
+    detail = predict(job, Layouts.of([layout])).detail
+    kept = footprint(job.model, job.workload, Layouts.of([replace(layout, recompute="none")]), recipe_for("fp8", job.cluster.accelerator))
+    moved_s = 2 * 0.5 * float(kept.activations[0, 0]) / job.cluster.accelerator.host_bytes_per_s  # one micro-batch is in flight
+    assert float(detail.offload_s[0][0]) == pytest.approx(moved_s * float(detail.num_micro_batches[0]), rel=1e-9)
+
+
+def test_offload_is_free_until_it_outlasts_the_compute() -> None:
+    job, layout = offloaded_job()
+    free = predict(on_host_link(job, 1e15), Layouts.of([layout]))
+    stated = predict(job, Layouts.of([layout]))
+    assert float(stated.step_s[0]) == pytest.approx(float(free.step_s[0]))  # 225 GB/s suffice here
+    slow = predict(on_host_link(job, 1e9), Layouts.of([layout]))
+    moved_s, waited_s = (float(each[0]) for each in slow.detail.offload_s)
+    assert waited_s > 0 and float(slow.parts["compute"][0]) == pytest.approx(float(free.parts["compute"][0]) + waited_s)
+    # All the copies, less the layers beside them: forward and backward of all micro-batches.
+    layers_s = float(slow.detail.num_micro_batches[0]) * job.model.num_layers
+    layers_s *= sum(float(free.detail.layer.total_s(way)[0]) for way in (0, 1))
+    assert waited_s == pytest.approx((moved_s - layers_s) * float(slow.detail.stretch[0]))
+
+
+def test_offload_gets_dearer_as_its_link_gets_slower() -> None:
+    job, layout = offloaded_job()
+    steps_s = [float(predict(on_host_link(job, rate), Layouts.of([layout])).step_s[0]) for rate in (1e12, 1e11, 1e10, 1e9)]
+    assert steps_s == sorted(steps_s) and steps_s[-1] > steps_s[0]
+
+
+def test_a_forecast_says_what_offload_moves() -> None:
+    job, layout = offloaded_job()
+    note = next(note for note in job.forecast(layout).notes if note.startswith("offload: "))
+    assert "assumed to run beside the compute" in note and "in the compute part" in note
+    assert not any(note.startswith("offload: ") for note in job.forecast(replace(layout, recompute="none", tp=1)).notes)

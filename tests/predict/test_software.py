@@ -20,6 +20,7 @@ from meshwright.predict.software import (
     Constants,
     as_json,
     fitted_values,
+    is_release,
     nearest_release,
     on_profile,
     read_profile,
@@ -111,7 +112,15 @@ def test_a_container_is_found_among_containers():
 def test_what_is_no_release(name, what):
     with pytest.raises(InputError) as caught:
         software(name)
-    assert caught.value.what == what and caught.value.fix
+    assert caught.value.what == what and "unknown for software of no known class" in str(caught.value.fix)
+
+
+def test_unknown_is_the_mean_of_the_classes_that_nobody_tuned():
+    values, stack = fitted_values(), software("unknown")
+    assert stack == values.unknown_software("unknown") and not stack.known and stack.kind == ""
+    assert stack.log_factor == pytest.approx(sum(one.log_factor for one in values.classes.values()) / len(values.classes))
+    assert stack.note == f"the software is of no class that was fitted: taken as the mean of {', '.join(values.classes)}"
+    assert is_release("unknown")  # a plan made with it can be read again
 
 
 @given(st.one_of(st.text(), st.integers(0, 10**400).map(lambda n: f"v{n}"), st.from_regex(r"(v|nemo-)[0-9.]{1,8}", fullmatch=True)))

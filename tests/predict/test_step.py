@@ -16,7 +16,7 @@ from meshwright.describe.workload import Workload
 from meshwright.job import Job
 from meshwright.layout import ORDERS, Layout, Layouts, parse_layout
 from meshwright.predict import software as sw
-from meshwright.predict.inputs import Inputs, inputs_of
+from meshwright.predict.inputs import EXPERT, Inputs, inputs_of
 from meshwright.predict.software import software
 from meshwright.predict.stages import stage_layers
 from meshwright.predict.step import PARTS, StepParts, price
@@ -230,6 +230,20 @@ def test_recomputing_all_costs_a_forward_of_flops():
     assert priced(layout).recomputed_flops[0] == pytest.approx(full)
     assert priced(replace(layout, recompute="selective")).recomputed_flops[0] == pytest.approx(model.num_layers * attention)
     assert priced(replace(layout, recompute="none")).recomputed_flops[0] == 0.0
+    # Of 2 x 8192 + 2 x 1024 + 3 x 28672 columns, all 8192 deep or wide: keys, attention's output and the MLP's second inner product.
+    share = (1024 + 8192 + 28672) / (2 * 8192 + 2 * 1024 + 3 * 28672)
+    products = model.num_layers * 2 * model.layer_matrix_parameters_per_token
+    assert priced(replace(layout, recompute="ops")).recomputed_flops[0] == pytest.approx(share * products)
+
+
+def test_every_second_checkpointing_takes_the_time_of_what_it_repeats():
+    # Each product by itself: one in the backward pass more, of the 3 that a weight has without.
+    layout = parse_layout("tp=1,cp=1,pp=1,dp=1,mbs=1")
+    for name in ("llama-3.1-70b", "gpt-3-175b"):
+        none, ops = (priced(replace(layout, recompute=kind), model=name).layer for kind in ("none", "ops"))
+        moved_s = float(none.memory[0][0])  # the elementwise kernels of the forward again
+        share = (float(ops.matmul[1][0] - none.matmul[1][0]) - moved_s) / float(none.matmul[0][0])
+        assert share == pytest.approx({"llama-3.1-70b": 37888 / 104448, "gpt-3-175b": 0.5}[name], abs=0.005)
 
 
 OVERLAPPED = Layout(tp=8, micro_batch=1, overlap_tp=True)
@@ -305,3 +319,26 @@ def test_ranks_beyond_the_key_value_heads_take_as_long_as_with_a_head_each():
         for shapes in (model, replace(model, num_kv_heads=16))
     ]
     assert steps[0] == pytest.approx(steps[1], rel=1e-12)
+
+
+MOE = Layout(dp=64, ep=8, micro_batch=1)
+
+
+def imbalanced(imbalance: float, layout: Layout = MOE) -> StepParts:
+    return priced(layout, model="mixtral-8x7b", expert_imbalance=imbalance)
+
+
+def test_the_busiest_rank_takes_as_much_longer_for_its_experts_as_it_gets_more_tokens():
+    even, uneven = imbalanced(1.0), imbalanced(1.5)
+    assert uneven.carried().seconds["ep"][0] == pytest.approx(1.5 * even.carried().seconds["ep"][0])
+    asked = reference_inputs(MODELS["mixtral-8x7b"], H100.resized(64), replace(PRETRAIN, precision="fp8", global_batch=512))
+    dense = price(replace(asked, matrix_count=np.where(asked.matrix_cut == EXPERT, 0.0, asked.matrix_count)), Layouts.of([MOE]), CONSTANTS)
+    products = [float(found.layer.matmul[0][0]) for found in (dense, even, uneven)]
+    assert products[2] - products[0] == pytest.approx(1.5 * (products[1] - products[0]))
+    assert uneven.layer.attention[0][0] == even.layer.attention[0][0] and uneven.step_s[0] > even.step_s[0]
+
+
+def test_no_rank_gets_more_than_all_tokens():
+    alone, two = replace(MOE, ep=1), replace(MOE, ep=2)
+    assert imbalanced(4.0, alone).step_s[0] == imbalanced(1.0, alone).step_s[0]
+    assert imbalanced(4.0, two).step_s[0] == imbalanced(2.0, two).step_s[0] > imbalanced(1.0, two).step_s[0]

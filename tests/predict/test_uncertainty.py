@@ -11,7 +11,7 @@ import pytest
 from meshwright.describe.load import accelerator, load_cluster, load_model, load_workload
 from meshwright.describe.workload import Adapters
 from meshwright.job import Job
-from meshwright.predict.software import fitted_values
+from meshwright.predict.software import fitted_values, software
 from meshwright.predict.uncertainty import (
     FEWEST,
     UNKNOWN_GROWTH,
@@ -30,6 +30,9 @@ CLUSTER = load_cluster("azure-gb200-128")
 WORKLOAD = load_workload("mlperf-llama31-405b")
 FABRIC = replace(CLUSTER.tiers[-1], num_accelerators=32768, num_installed=40000)
 FOUR_TIMES = replace(CLUSTER, tiers=(*CLUSTER.tiers[:-1], FABRIC))
+
+
+UNNAMED = fitted_values().unknown_software("sparrow-2")  # as a table of it would name it
 
 
 def entry(row: float, family_out: float = 0.2, **changes: Any) -> dict[str, Any]:
@@ -155,6 +158,12 @@ def test_every_printed_figure_is_the_middle_of_its_interval(release: str) -> Non
     for workload in (WORKLOAD, replace(WORKLOAD, precision="bf16")):
         found = asked(release, workload=workload)
         assert found.low * found.high == pytest.approx(1.0) and found.low < 1 < found.high
+
+
+def test_asking_for_unknown_software_gives_the_interval_that_a_table_of_such_software_gets() -> None:
+    asked, row = (interval(Job("llama-3.1-70b", "dgx-h100-superpod", "pretrain-1t", one)) for one in (software("unknown"), UNNAMED))
+    assert (asked.low, asked.high, asked.num_runs, asked.distance) == (row.low, row.high, row.num_runs, "far")
+    assert asked.note == "" and row.note == "no factor was fitted for sparrow-2 or software of its kind"
 
 
 def test_unknown_software_is_as_far_off_as_known_ones_were_when_unknown_each_counted_once() -> None:

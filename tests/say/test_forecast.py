@@ -47,6 +47,16 @@ def test_the_answer_is_the_forecasts() -> None:
     assert answer["cost"][0] == usd(RECORD.cost.value) and "per accelerator-hour" in answer["cost"][1]
 
 
+def test_text_and_markdown_say_who_can_run_the_layout_as_the_json_does() -> None:
+    nobody = JOB.forecast("tp=4,cp=2,pp=8,vp=1,mbs=1,schedule=zero-bubble")
+    for forecast, words in ((RECORD, "megatron, bridge"), (nobody, "none known")):
+        document = forecast_document(forecast)
+        value, remark = pairs(document, document.title)["runs on"]
+        assert value == words and (", ".join(document.values["runs_on"]) or "none known") == words
+        assert bool(remark) == (not document.values["runs_on"])
+        assert f"| runs on | {words} |" in markdown(document)
+
+
 def test_shares_are_of_the_step_that_is_shown() -> None:
     rows = list(part_rows(RECORD))
     assert rows[-1][:3] == ("step", seconds(RECORD.step_s), "100.0 %")

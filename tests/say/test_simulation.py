@@ -49,8 +49,10 @@ def of_days(**options: object) -> Simulation:
 def test_a_simulation_that_nobody_wrote_has_no_folder(found) -> None:  # type: ignore[no-untyped-def]
     document = simulation_document(found())
     values = document.to_json()
-    assert values["folder"] is None and values["energy_kwh"] is None and problems(values) == []
-    assert not any(text.startswith("written: ") for text in sentences(document)) and "energy" not in pairs(document)
+    assert values["folder"] is None and problems(values) == []
+    assert (values["energy_kwh"] is None) == (found is of_steps)  # days need no folder: their energy is the mean of all seeds
+    assert not any(text.startswith("written: ") for text in sentences(document))
+    assert ("energy" in pairs(document)) == (found is of_days)
 
 
 def test_a_written_one_names_its_folder_and_its_energy(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_one_row_and_more_than_are_shown() -> None:
 
 def test_without_a_row_nothing_is_known_and_that_is_what_it_says() -> None:
     document = validation_document([], [Skipped("a", "the layout is not stated", 2)])
-    assert titles(document) == ["all", "rows that cannot be expressed"]
+    assert titles(document) == ["all", "rows that cannot be expressed (--rows lists each)"]
     assert table(document, "all").rows == (("predicted", "0", "-", "-", "-", "-"),)
     values = document.to_json()
     assert (values["num_runs"], values["mape_pct"], values["coverage_pct"]) == (0, None, None) and problems(values) == []
@@ -64,9 +64,15 @@ def test_without_a_row_nothing_is_known_and_that_is_what_it_says() -> None:
 def test_rows_that_cannot_be_expressed_are_counted_by_reason() -> None:
     skipped = [Skipped("a", "no layout", 2), Skipped("b", "no batch", 3), Skipped("c", "no layout", 4)]
     document = validation_document(off_by(1.0), skipped)
-    assert table(document, "rows that cannot be expressed").rows == (("2", "no layout"), ("1", "no batch"))
+    assert table(document, "rows that cannot be expressed (--rows lists each)").rows == (("2", "no layout"), ("1", "no batch"))
     assert document.to_json()["skipped"][1] == {"name": "b", "row": 3, "why": "no batch"}
-    assert "rows that cannot be expressed" not in titles(validation_document(off_by(1.0), []))
+    assert "rows that cannot be expressed (--rows lists each)" not in titles(validation_document(off_by(1.0), []))
+    each = validation_document(off_by(1.0), skipped, all_rows=True)
+    assert table(each, "every row that cannot be expressed").rows == (
+        ("2", "a", "no layout"),
+        ("3", "b", "no batch"),
+        ("4", "c", "no layout"),
+    )
 
 
 @pytest.mark.parametrize("confidence, name", [("published", "{round}, line {source_row}"), ("high", "{round} {submitter} {system}")])

@@ -64,6 +64,7 @@ def test_events_tell_when_what_and_where_the_seconds_went(written):
     assert (start.kind, start.step, start.time_s, start.detail["seed"]) == ("start", 0, 0.0, 4)
     spares = {"checkpoint_interval_s": 100.0, "num_spares": 2, "num_spare_accelerators": 8}
     assert spares.items() <= start.detail.items()
+    assert start.detail["mean_parts_s"] == {part: round(part_s, 6) for part, part_s in STEP.parts_s.items() if part_s > 0}
     assert (first.kind, first.step, first.time_s) == ("fault", 40, 460.0)  # 400 s of work are 40 steps
     assert first.detail == {"cause": "gpu", "work_s": 400.0, "lost_s": 50.0, "checkpoint_s": 10.0}
     assert (second.step, second.detail) == (40, {"cause": "network", "work_s": 0.0, "lost_s": 0.0, "checkpoint_s": 0.0})

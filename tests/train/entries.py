@@ -52,6 +52,14 @@ def _lose(place: Place) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _lose_memory(place: Place) -> None:
+    _meet(place)
+    if place.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.5)
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
 def _ignore(place: Place) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _meet(place)
@@ -59,4 +67,12 @@ def _ignore(place: Place) -> None:
     time.sleep(1e6)
 
 
-BODIES = {"finish": _finish, "refuse": _refuse, "agree": _agree, "break": _break, "lose": _lose, "ignore": _ignore}
+BODIES = {
+    "finish": _finish,
+    "refuse": _refuse,
+    "agree": _agree,
+    "break": _break,
+    "lose": _lose,
+    "lose memory": _lose_memory,
+    "ignore": _ignore,
+}

@@ -20,7 +20,7 @@ from meshwright.describe.workload import Workload
 from meshwright.layout import AXES, Layout
 from meshwright.predict.traffic import GATHER, MESSAGE, REDUCE, SCATTER, SWITCH
 from meshwright.train.parallel.collectives import Axis
-from meshwright.train.parallel.mesh import Mesh, make_mesh
+from meshwright.train.parallel.mesh import Mesh, _Maker, make_mesh
 
 # The argument that holds the whole payload, and the kind of flow, by the operator's name.
 OPERATORS = {
@@ -51,7 +51,8 @@ def groups_of(layout: Layout) -> dict[str, list[int]]:
     """Ranks that this one shares a process group with, by axis, as torch.distributed knows them; and the whole world."""
     mesh = make_mesh(layout, torch.device("cpu"))
     axes = {axis: getattr(mesh, axis) for axis in (*AXES, "replicate", "shard")}
-    found = {name: dist.get_process_group_ranks(axis.group) for name, axis in axes.items()}
+    found = {name: list(axis.ranks) for name, axis in axes.items()}
+    assert all(dist.get_process_group_ranks(axis.group) == found[name] for name, axis in axes.items() if axis.group)
     mesh.close()
     return {**found, "world": list(range(dist.get_world_size()))}
 
@@ -108,7 +109,7 @@ def sent_in_a_step(model: Model, workload: Workload, layout: Layout) -> Sent:
             replica.update(replica.gradients(batch), 1e-3)
             replica.ready()
         named = axes_by_group(mesh)
-        sizes = {axis.group.group_name: axis.size for axis in axes_of(mesh)}
+        sizes = {axis.group.group_name: axis.size for axis in axes_of(mesh) if axis.group}
         flows: Counter[FlowKey] = Counter()
         for (group, kind, payload), count in watch.sent.items():
             flows["+".join(named[group]), kind, sizes[group], payload] += count
@@ -122,7 +123,7 @@ def order_of_a_step(model: Model, workload: Workload, layout: Layout) -> list[st
         batch = batch_of(0, model, workload, mesh)
         with Watch() as watch:
             replica.gradients(batch)
-        replicas = {axis.group.group_name for axis in (mesh.replicate, mesh.shard)}
+        replicas = {axis.group.group_name for axis in (mesh.replicate, mesh.shard) if axis.group}
         reductions = [(group, kind) for group in replicas for kind in (REDUCE, SCATTER)]
         return ["product" if kind == PRODUCT else kind for group, kind in watch.events if kind == PRODUCT or (group, kind) in reductions]
 
@@ -153,20 +154,20 @@ def loss_of_cut_vocabulary(logits: np.ndarray, labels: np.ndarray, scale: float)
     return loss.item(), part.grad.numpy()
 
 
-def lanes_of(layout: Layout) -> tuple[list[list[int]], dict[tuple[int, int], list[int]], dict[int, float]]:
+def lanes_of(layout: Layout, ends_meet: bool = True) -> tuple[list[list[list[int]]], dict[tuple[int, int], list[int]], dict[int, float]]:
     """Groups that this rank took part in making for its lanes, in order; the ranks of each lane; and what each neighbour sent in one."""
-    made, make = [], dist.new_group
+    made, make = [], _Maker.group
 
-    def noted(ranks: list[int], **options: Any) -> Any:
-        made.append(ranks)
-        return make(ranks, **options)
+    def noted(self: _Maker, groups: list[list[int]]) -> Any:
+        made.append(groups)
+        return make(self, groups)
 
     before = make_mesh(layout, torch.device("cpu"))  # so that the groups of the axes are not counted
-    dist.new_group = noted
+    _Maker.group = noted
     try:
-        mesh = make_mesh(layout, torch.device("cpu"), with_lanes=True)
+        mesh = make_mesh(layout, torch.device("cpu"), with_lanes=True, ends_meet=ends_meet)
     finally:
-        dist.new_group = make
+        _Maker.group = make
     ranks = {lane: dist.get_process_group_ranks(group) for lane, group in mesh.lanes.items()}
     received = {}
     for lane, group in mesh.lanes.items():
@@ -180,6 +181,17 @@ def lanes_of(layout: Layout) -> tuple[list[list[int]], dict[tuple[int, int], lis
     for one in (before, mesh):
         one.close()
     return made, ranks, received
+
+
+def num_groups_of(layout: Layout, key_copies: int) -> int:
+    """Groups that this rank is in, made as on a GPU; each holds a word that is sent round, so that it is there."""
+    mesh = make_mesh(layout, torch.device("cpu"), key_copies=key_copies, with_lanes=True)
+    for axis in axes_of(mesh):
+        if axis.group is not None:
+            assert axis.all_reduce(torch.ones(1)).item() == axis.size
+    found = mesh.num_groups
+    mesh.close()
+    return found
 
 
 def threads_after(layout: Layout, num_meshes: int) -> tuple[int, int]:

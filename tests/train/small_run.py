@@ -57,12 +57,13 @@ class Small:
     """The corpus that small runs share, and the plans for it."""
 
     corpus: Path
+    cluster: str = EMULATED
 
     def plan(self, layout: str | Layout, *, model: Model = MODEL, training: Mapping[str, Any] | None = None, **workload: Any) -> Plan:
         """The plan of a layout; named fields of the workload and its training are other than usual."""
         layout = layout if isinstance(layout, Layout) else parse_layout(layout, Layout(micro_batch=2))
         trained = replace(TRAINING, **{"corpus": str(self.corpus), **(training or {})})
-        cluster = load_cluster(EMULATED).resized(layout.num_ranks)
+        cluster = load_cluster(self.cluster).resized(layout.num_ranks)
         return plan_of(Job(model, cluster, replace(WORKLOAD, training=trained, **workload)).forecast(layout), "small")
 
     def plan_file(self, path: Path, layout: str | Layout, **changes: Any) -> Path:

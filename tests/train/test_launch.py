@@ -49,6 +49,12 @@ def test_who_was_killed_is_reported_and_not_who_noticed(tmp_path: Path) -> None:
     assert command.err == "meshwright: rank 1 was killed by SIGKILL: often because the machine is out of memory\n"
 
 
+def test_who_was_killed_is_reported_and_not_who_failed_because_of_it(tmp_path: Path) -> None:
+    command = ranks(tmp_path, "lose memory")
+    assert command.wait(60.0) == 1
+    assert command.err == "meshwright: rank 1 was killed by SIGKILL: often because the machine is out of memory\n"
+
+
 def test_a_second_control_c_ends_ranks_that_do_not_listen(tmp_path: Path) -> None:
     command = ranks(tmp_path, "ignore")
     until(lambda: command.out.count("ready") == 2)

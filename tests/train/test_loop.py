@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_run import Small
@@ -40,17 +42,35 @@ def without_ranks(evaluated: list[int]) -> Iterator[None]:
         patch.object(loop, "Garbage", lambda **_: nullcontext(nothing)),
         patch.object(loop, "compiles", lambda *_: False),
         patch.object(loop, "_device_batch", nothing),
-        patch.object(loop, "_record", nothing),
     ):
         yield
+
+
+def parts_of(training: TrainingJob, is_late: bool, **wishes: int) -> Any:
+    """What the loop works with, where a step does nothing; at the step that a wish names its result has it (`stops`, `saves`, `nan`)."""
+    parts: Any = MagicMock(job=training)
+    steps = iter(range(1, 10**6))
+
+    def step(batch: object, rate: float) -> Any:
+        number = next(steps)
+        wished = {name: number == wishes.get(name) for name in ("stops", "saves", "nan")}
+        result = SimpleNamespace(is_finite=not wished["nan"], loss=math.nan, grad_norm=1.0, own_norms=(), **wished)
+        return SimpleNamespace(result=lambda: result)
+
+    parts.replica.step, parts.replica.is_late = step, is_late
+    parts.saves.is_due.return_value = False
+    return parts
+
+
+def recorded(parts: Any) -> list[int]:
+    """Steps that were written down, in order."""
+    return [call.args[0].step for call in parts.logbook.step.call_args_list]
 
 
 def trained_steps(training: TrainingJob, after_step: int = 0) -> list[int]:
     """The steps that the training loop evaluates after, going on after one."""
     evaluated: list[int] = []
-    parts: Any = MagicMock(job=training)
-    parts.replica.gradients.return_value = SimpleNamespace(is_finite=True, stops=False, saves=False, loss=1.0, grad_norm=1.0, own_norms=())
-    parts.saves.is_due.return_value = False
+    parts = parts_of(training, is_late=after_step % 2 == 1)
     batch = training.plan.workload.global_batch
     with without_ranks(evaluated):
         assert loop.train(parts, loop.Progress(step=after_step, samples=after_step * batch)) == "finished"
@@ -84,3 +104,46 @@ def test_trainer_simulator_and_predictor_evaluate_after_the_same_steps(
     assert trained_steps(training) == expected
     assert list(run_plan(training.plan, Conditions(noise=QUIET), num_steps).evaluated_after) == expected
     assert num_evaluations_of(training.plan.workload, num_steps) == len(expected)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_every_step_is_written_down_once_and_all_of_them_before_an_evaluation(small: Small, is_late: bool) -> None:
+    parts = parts_of(job(small, 7, evaluation=Evaluation(num_samples=6, every_samples=24)), is_late)
+    before: list[list[int]] = []
+
+    def evaluate(parts: Any, progress: loop.Progress) -> bool:
+        before.append(recorded(parts))
+        return False
+
+    with without_ranks([]), patch.object(loop, "evaluate", evaluate):
+        assert loop.train(parts, loop.Progress()) == "finished"
+    assert before == [[1, 2, 3], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7]][: len(before)] and len(before) >= 2
+    assert recorded(parts) == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("is_late", "last"), [(False, 3), (True, 4)])
+def test_a_wish_to_stop_is_seen_a_step_later_on_a_gpu(small: Small, is_late: bool, last: int) -> None:
+    parts = parts_of(job(small, 9), is_late, stops=3)
+    progress = loop.Progress()
+    with without_ranks([]):
+        assert loop.train(parts, progress) == "stopped"
+    assert (progress.step, recorded(parts)) == (last, list(range(1, last + 1)))
+
+
+@pytest.mark.parametrize(("is_late", "saved"), [(False, 3), (True, 4)])
+def test_a_wish_to_save_is_seen_a_step_later_on_a_gpu(small: Small, is_late: bool, saved: int) -> None:
+    parts = parts_of(job(small, 9), is_late, saves=3)
+    written: list[tuple[int, int]] = []
+    parts.saves.save = lambda progress: written.append((progress.step, len(recorded(parts))))
+    with without_ranks([]):
+        assert loop.train(parts, loop.Progress()) == "finished"
+    assert written == [(saved, saved)]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_step_without_numbers_is_named_whenever_it_is_looked_at(small: Small, is_late: bool) -> None:
+    parts = parts_of(job(small, 9), is_late, nan=5)
+    with without_ranks([]), patch.object(loop, "find_culprit", lambda *_: "rank 1"), pytest.raises(loop.NotFinite) as found:
+        loop.train(parts, loop.Progress())
+    assert found.value.what == "the loss of step 5 (samples 32 to 39) is NaN or infinite: rank 1"
+    assert recorded(parts) == [1, 2, 3, 4]

@@ -32,7 +32,8 @@ from meshwright.train.model.initial import initial_weights
 from meshwright.train.model.transformer import Context, Transformer, views_of
 from meshwright.train.parallel.mesh import make_mesh
 from meshwright.train.parallel.pipeline import chunk_layers, operations
-from meshwright.train.replica import NUMBERS, Replica, StepResult, set_recompute
+from meshwright.train.replica import NUMBERS, Replica, set_recompute
+from meshwright.train.sums import StepResult
 
 MOST = 60  # layouts of a job that are looked at one by one
 

@@ -1,1 +1,1 @@
-"""Other people's numbers on our scales: MLPerf logs recomputed, claims held against arithmetic and against what was measured."""
+"""Checks other people's numbers: computes the results of MLPerf logs again, and compares claims with arithmetic and measured runs."""

@@ -1,4 +1,4 @@
-"""MLPerf's own compliance checker on a log, where it is installed and has the rules of the log's round and benchmark."""
+"""Runs MLPerf's own compliance checker on a log, if it is installed and has the rules of the log's round and benchmark."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _WORD = re.compile(r"[a-z0-9_]+")
 
 @dataclass(frozen=True, slots=True)
 class Compliance:
-    """What the checker says, or why it was not run."""
+    """The result of the checker, or why it was not run."""
 
     state: str  # PASSED, FAILED or NOT_RUN
-    rules: str  # that it was held against; "" where it was not run
+    rules: str  # the rules that were used; empty if it was not run
     complaints: tuple[str, ...] = ()
     why: str = ""
 
 
 def check(log: Log, round: str) -> Compliance:
-    """Hold a log against MLPerf's rules of a round, in a process of its own."""
+    """Check a log against MLPerf's rules of a round, in a separate process."""
     refused = _refusal(log)
     if refused:
         return Compliance(NOT_RUN, "", why=refused)
@@ -49,7 +49,7 @@ def check(log: Log, round: str) -> Compliance:
 
 
 def _refusal(log: Log) -> str:
-    """Why the checker may not see this log: it opens the rules by names that the log gives, so those must be plain words."""
+    """Why the checker must not read this log: it opens rule files by names from the log, so these must be plain words."""
     if find_spec("mlperf_logging") is None:
         return 'the package mlperf-logging is not installed: pip install "meshwright[train]"'
     if not _is_plain(Path(log.path)):
@@ -64,7 +64,7 @@ def _refusal(log: Log) -> str:
 
 
 def _is_plain(path: Path) -> bool:
-    """Whether a log is a file of its own that is not packed."""
+    """Whether a log is an unpacked file with one run."""
     if not path.is_file():  # a run of several in a file
         return False
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What is wrong with a log: lines that cannot be read, are missing, twice there or out of order."""
+"""What is wrong with a log: lines that are unreadable, missing, duplicate or out of order."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from meshwright.record.mllog_lines import MARKER, SAME_MS, LogEvent
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """Something that the log of a finished run does not have, and the line it shows at.
+    """Something that is wrong with the log of a finished run, and the line where it shows.
 
-    Submitters differ in what they log of their blocks and steps: what is missing there is a remark, and no damage.
+    Submitters log their blocks and steps differently: what is missing there is a remark, not damage.
     """
 
     line: int
@@ -27,13 +27,14 @@ class Flaw:
 MARKS = ("run_start", "block_start", "eval_start", "eval_stop", "run_stop")
 STARTS = {"block_stop": "block_start", "eval_stop": "eval_start"}  # by the mark that ends what they begin
 ONCE = ("run_start", "run_stop")
-SAME_SAMPLES = 0.01  # a total that differs by less from the last evaluation's is a rounded one, or a step behind
+SAME_SAMPLES = 0.01  # a total that differs by less from that of the last evaluation is rounded, or one step behind
 
 
 def flaws(log: Log) -> tuple[Flaw, ...]:
-    """What is wrong with a log, by line; nothing for the log of a finished run as it was written.
+    """What is wrong with a log, by line; nothing for the complete log of a finished run.
 
-    A missing entry may be on a line that cannot be read: then only those lines are reported, with entries out of order or twice.
+    A missing entry may be on a line that cannot be read. Then only the unreadable lines are reported, with entries that are out of order or
+    duplicate.
     """
     found = [*_out_of_order(log), *_not_once(log)]
     if log.damaged:
@@ -50,7 +51,10 @@ def flaws(log: Log) -> tuple[Flaw, ...]:
 
 
 def _out_of_order(log: Log) -> Iterator[Flaw]:
-    """Marks that come before, by their clock, than those above them. Lines of many processes interleave: only one process's marks count."""
+    """Marks whose time is earlier than that of the marks above them.
+
+    Lines of several processes are mixed, so only one process's marks count.
+    """
     before: LogEvent | None = None
     for event in log.events:
         if event.key in MARKS:
@@ -62,7 +66,7 @@ def _out_of_order(log: Log) -> Iterator[Flaw]:
 
 
 def _not_once(log: Log) -> Iterator[Flaw]:
-    """Starts and ends of the run that are there again, and not merely from another process."""
+    """Starts and ends of the run that occur again, and not merely from another process."""
     seen: dict[str, LogEvent] = {}
     for event in log.events:
         if event.key in ONCE:
@@ -72,9 +76,9 @@ def _not_once(log: Log) -> Iterator[Flaw]:
 
 
 def _unpaired(log: Log) -> Iterator[Flaw]:
-    """Ends without a beginning, and beginnings followed by another. A run may end within a block, and evaluate within one.
+    """Ends without a start, and starts that are followed by another start. A run may end within a block, and evaluate within one.
 
-    A log that never says when something begins, or never says when it ends, is written so: nothing is missing from it.
+    If a log never has starts of a kind, or never has ends, it was written this way, and nothing is missing.
     """
     paired = {stop: start for stop, start in STARTS.items() if log.first(stop) and log.first(start)}
     opened: dict[str, int] = {}
@@ -118,7 +122,7 @@ def _another_total(log: Log) -> Iterator[Flaw]:
 
 
 def _skipped_steps(log: Log) -> Iterator[Flaw]:
-    """Steps that left no line, in a log that has a line for every step."""
+    """Steps without a line, in a log that has a line for every step."""
     try:
         per_step = log.global_batch_size
         marks = list(_counted(log))
@@ -134,7 +138,7 @@ def _skipped_steps(log: Log) -> Iterator[Flaw]:
 
 
 def _counted(log: Log) -> Iterator[tuple[int, float, float]]:
-    """Line, counter and samples of the steps that are logged, each once; a resumed run goes over some again."""
+    """Line, counter and samples of the logged steps, each once; a resumed run repeats some."""
     done = 0.0
     for event in log.progress:
         samples = log.samples_at(event)

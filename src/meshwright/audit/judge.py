@@ -1,4 +1,4 @@
-"""A claim -> the statements on it, and the verdict on the whole."""
+"""A claim -> its statements, and the verdict on the whole claim."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ENOUGH = """give what can be checked, such as
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What became of a claim."""
+    """The result for a claim."""
 
     claim: Claim
     statements: tuple[Statement, ...]  # the worst first
@@ -57,7 +57,7 @@ class Judgement:
 
     @property
     def verdict(self) -> str:
-        """The worst of its statements'."""
+        """The worst verdict of its statements."""
         return self.statements[0].verdict
 
     @property
@@ -67,12 +67,12 @@ class Judgement:
 
 
 def with_forecast(judgement: Judgement) -> Judgement:
-    """The same with meshwright's own forecast of the claimed run beside it, which changes no verdict."""
+    """The same with meshwright's own forecast of the claimed run, which does not change the verdict."""
     return replace(judgement, forecast=own_forecast(judgement.claim))
 
 
 def judge(claim: Claim) -> Judgement:
-    """Every statement that can be made on a claim, the worst first; an error where none can."""
+    """All statements that can be made about a claim, the worst first; an error if none can be made."""
     with located(claim.where):
         statements = [statement for check in CHECKS for statement in check(claim)]
     if not statements:
@@ -81,6 +81,6 @@ def judge(claim: Claim) -> Judgement:
 
 
 def _rank(about: str) -> int:
-    """Where a statement stands among those of its verdict: first what the claim says of itself, then what every run must hold."""
+    """The order of statements with the same verdict: first those about the claim's own numbers, then those that hold for every run."""
     of_all = ("step time", "submission", "log", "compute", "samples", "memory")
     return next((place for place, name in enumerate(of_all, start=1) if about.startswith(name)), 0)

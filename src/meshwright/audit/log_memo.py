@@ -1,4 +1,4 @@
-"""What the logs of submissions say: as a document for the terminal and for JSON, and as a memo in Markdown."""
+"""The logs of submissions as a document for the terminal and for JSON, and as a memo in Markdown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STEP_COLUMNS = (
 NONE = "-"
 BLOCKS = "▁▂▃▄▅▆▇█"  # heights of a strip
 STRIP_WIDTH = 60
-FLAT = 1e-3  # stretches that differ by less are drawn alike: a strip does not show noise
+FLAT = 1e-3  # differences smaller than this are not drawn, because a strip should not show noise
 UNKNOWN_WORDS = {
     "time_to_train_s": "time to train",
     "initialisation_s": "time before the clock",
@@ -57,7 +57,7 @@ LEAST_OF_REFERENCE, MOST_OF_REFERENCE = 0.5, 4.0  # samples over the reference's
 
 
 def title(one: LoggedSubmission) -> str:
-    """What the logs are of."""
+    """The title of a submission."""
     log = next((run.log for run in one.runs if run.log), None)
     who = [str(event.value) for key in ("submission_org", "submission_platform") if log and (event := log.first(key))]
     round_words = f"{one.round} (by its date)" if one.is_round_inferred and one.round else one.round or "round not known"
@@ -120,7 +120,7 @@ def _findings(one: LoggedSubmission) -> Iterator[str]:
 
 
 def _platform(one: LoggedSubmission, row: Submission) -> str:
-    """What the logs call the machine, where that is not the accelerator on record."""
+    """The name of the machine in the logs, if it is not the accelerator on record."""
     platforms = {str(event.value) for run in one.runs if run.log and (event := run.log.first("submission_platform"))}
     recorded, named = _letters(row.accelerator), "".join(map(_letters, platforms))
     known = {_letters(submission.accelerator) for submission in submissions()}
@@ -151,14 +151,14 @@ def _problems(one: LoggedSubmission) -> Iterator[str]:
 
 
 def _doubts(run: LoggedRun) -> Iterator[str]:
-    """What a log that was read does not say."""
+    """What a readable log does not say."""
     if run.evaluations and not run.are_evaluations_timed and "evaluations" not in run.unknown:
         within = "the step times hold them too" if run.steps and run.steps.method == WITH_EVALUATION else _outside(run)
         yield f"{Path(run.path).name} does not say when its evaluations begin (no eval_start): {within}"
 
 
 def _unusual(one: LoggedSubmission) -> Iterator[str]:
-    """Samples that no submission comes near: more often a counter that is misread than a run."""
+    """Samples far from those of all submissions: more likely a misread counter than a real run."""
     for run in one.runs:
         ratio = run.of_reference
         if ratio is not None and run.state == WHOLE and not LEAST_OF_REFERENCE < ratio < MOST_OF_REFERENCE:
@@ -269,7 +269,7 @@ def _blocks(one: LoggedSubmission) -> Iterator[Block]:
 
 
 def strip(seconds: NDArray[np.float64], width: int = STRIP_WIDTH) -> str:
-    """A line of blocks, each as high as the median of its stretch of steps, from the lowest to the highest stretch."""
+    """A line of blocks, each as high as the median of its part of the steps, from the lowest to the highest part."""
     medians = np.array([np.median(part) for part in np.array_split(seconds, min(width, len(seconds)))])
     low, high = float(medians.min()), float(medians.max())
     if high - low <= FLAT * high:

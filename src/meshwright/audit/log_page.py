@@ -1,4 +1,4 @@
-"""Recomputed logs as memos that can be forwarded: what was checked and what came of it, then the numbers."""
+"""Recomputed logs as memos that can be forwarded: the checks with their results, then the numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from meshwright.units import MINUTE
 
 
 def log_memos(found: Sequence[LoggedSubmission]) -> list[Memo]:
-    """A memo for each submission; how the others compare with the first stands in the first."""
+    """A memo for each submission; the first memo also has the comparison of the others with the first."""
     compared = tuple(map(one_line, comparison_lines(found)))
     return [_memo(one, compared if i == 0 else ()) for i, one in enumerate(found)]
 

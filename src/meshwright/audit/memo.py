@@ -1,4 +1,4 @@
-"""What judgements say: as a document for the terminal and for JSON, and as a memo in Markdown."""
+"""Judged claims as a document for the terminal and for JSON, and as a memo in Markdown."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _compared_values(one: Compared) -> dict[str, Any]:
 
 
 def examples_document(folder: Path, claims: Sequence[tuple[Path, Claim]]) -> Document:
-    """Claims that can be tried, with the verdict that each should get."""
+    """Example claims, with the verdict that each should get."""
     rows = tuple((path.name, one.expected, one.text) for path, one in claims)
     values = [{"path": str(path), "expected_verdict": one.expected or None, "claim": one.text} for path, one in claims]
     title = f"claims in {folder}"

@@ -1,6 +1,7 @@
-"""What meshwright itself forecasts for a claimed run: with the layout that the claim states, or with the best that the planner finds.
+"""meshwright's own forecast of a claimed run, with the layout of the claim, or with the best that the planner finds.
 
-It stands beside the arithmetic and changes no verdict: a forecast rests on assumptions that the claim may not share. Each is listed.
+The forecast is shown next to the arithmetic and does not change the verdict, because it rests on assumptions that the claim may not share.
+Each assumption is listed.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from meshwright.predict.forecast import Forecast
 from meshwright.predict.software import RELEASES
 from meshwright.units import DAY, HOUR, MINUTE, TERA
 
-PLAIN_WORKLOAD = "pretrain-1t"  # sequence and batch of a run that says neither, and is no benchmark
-PER_NODE = 8  # accelerators of a node that nobody describes
-UNITS = (("days", DAY), ("h", HOUR), ("min", MINUTE))  # of a duration, where it is three of them or more
+PLAIN_WORKLOAD = "pretrain-1t"  # sequence length and batch of a run that states neither and is not a benchmark
+PER_NODE = 8  # accelerators of a node without a description
+UNITS = (("days", DAY), ("h", HOUR), ("min", MINUTE))  # units of a duration: the first of which it is at least three
 INSIDE, BETTER, WORSE = "inside", "faster", "slower"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One claimed number beside its forecast, in SI units."""
+    """One claimed number and its forecast, in SI units."""
 
     quantity: str
     unit: str  # that people read it in
@@ -47,40 +48,40 @@ class Compared:
 
     @property
     def lies(self) -> str:
-        """Where the claim lies: inside the interval, or on the faster or the slower side of it."""
+        """Whether the claim is inside the interval, or on its faster or slower side."""
         if self.claimed.low <= self.high and self.claimed.high >= self.low:
             return INSIDE
         return BETTER if (self.claimed.value < self.low) == self.is_time else WORSE
 
     @property
     def beyond(self) -> float:
-        """How many times faster or slower than the near end of the interval the claim is; 1 inside."""
+        """By which factor the claim is faster or slower than the near end of the interval; 1 inside."""
         if self.lies == INSIDE:
             return 1.0
         end = self.low if self.claimed.value < self.low else self.high
         return max(self.claimed.value / end, end / self.claimed.value)
 
     def shown(self, value: float) -> str:
-        """A value of this quantity as people read it."""
+        """A value of this quantity, formatted for people."""
         return f"{figure(value / self.scale)} {self.unit}".rstrip()
 
     @property
     def interval(self) -> str:
-        """The 80 % interval as people read it."""
+        """The 80 % interval, formatted for people."""
         if not math.isfinite(self.high):
             return f"{self.shown(self.low)} or more"
         return f"{figure(self.low / self.scale)} to {self.shown(self.high)}"
 
     @property
     def words(self) -> str:
-        """Where the claim lies, and by how much."""
+        """Where the claim is relative to the interval, and by how much."""
         if self.lies == INSIDE:
             return "inside the interval"
         return f"{times(self.beyond)} {self.lies} than the interval's {'fast' if self.lies == BETTER else 'slow'} end"
 
 
 def times(ratio: float) -> str:
-    """A ratio as a percentage while it is small: 5 %, 1.8 times."""
+    """A ratio, as a percentage if it is small: 5 %, 1.8 times."""
     return f"{100 * (ratio - 1):.1f} %" if ratio < 1.5 else f"{ratio:.3g} times"
 
 
@@ -93,11 +94,11 @@ class OwnForecast:
     forecast: Forecast | None = None
     is_layout_stated: bool = False
     assumed: tuple[str, ...] = ()
-    to_ask: tuple[str, ...] = ()  # what the claim should say so that less is assumed
+    to_ask: tuple[str, ...] = ()  # what the claim should state so that less must be assumed
 
     @property
     def made_for(self) -> str:
-        """What the forecast is of."""
+        """What the forecast was made for."""
         assert self.forecast is not None
         job, layout = self.forecast.job, self.forecast.layout.degrees
         machine_words = f"{count(job.num_accelerators)} {job.cluster.accelerator.name}"
@@ -137,7 +138,7 @@ def own_forecast(claim: Claim) -> OwnForecast:
 
 
 def _missing(claim: Claim) -> Iterator[str]:
-    """What a forecast needs and the claim does not give."""
+    """What a forecast needs and the claim does not state."""
     run = claim.run
     if not (run.benchmark or run.model):
         yield "a benchmark or a model of the catalogue"
@@ -151,7 +152,7 @@ def _missing(claim: Claim) -> Iterator[str]:
 
 
 def _job(claim: Claim, assumed: list[str], to_ask: list[str]) -> Job:
-    """The claimed run as a job; what the claim leaves open is added to `assumed`, and to what to ask for."""
+    """The claimed run as a job. What the claim leaves open is added to `assumed`, and to the questions."""
     run = claim.run
     cluster = _cluster(claim, assumed, to_ask)
     workload = _workload(run, cluster.accelerator, run.gpus or cluster.num_accelerators, assumed, to_ask)

@@ -1,4 +1,4 @@
-"""Text of other people's, made safe to print."""
+"""Other people's text, made safe to print."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from meshwright.errors import printable
 
 
 def one_line(text: str) -> str:
-    """The text on one line, without what a terminal would obey."""
+    """The text on one line, without control characters of a terminal."""
     return printable(" ".join(text.split()))
 
 
 def escaped(text: str) -> str:
-    """The same as Markdown shows it literally."""
+    """The same, escaped so that Markdown shows it literally."""
     safe = one_line(text)
     for character in "\\`*_[]<>|#":
         safe = safe.replace(character, f"\\{character}")

@@ -1,4 +1,4 @@
-"""MLPerf's rules as far as an audit needs them: rounds, benchmarks, runs of a submission, reference convergence. Data: rules.toml."""
+"""The MLPerf rules that an audit needs: rounds, benchmarks, runs of a submission, reference convergence. Data: rules.toml."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROUND = re.compile(r"(?:mlperf\s*)?(?:training\s*)?v?\s*(\d{1,2})\.(\d{1,2})(?:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """What the rules say of one benchmark."""
+    """The rules of one benchmark."""
 
     name: str
     num_runs: int
@@ -32,7 +32,7 @@ class Benchmark:
     target: float | None = None  # what the evaluation must come down to
 
     def reference_samples(self, global_batch: int) -> float:
-        """Samples the reference needs at a batch, on a straight line in log-log between its points; the fewest of all for batch 0."""
+        """Samples that the reference needs at a batch, on a straight line in log-log between its points; the fewest of all for batch 0."""
         if not global_batch:
             return min(self.reference.values())
         return Convergence(samples_by_batch=self.reference).samples(global_batch)
@@ -86,7 +86,7 @@ def round_order(name: str) -> tuple[int, int]:
 
 
 def round_of_date(time_ms: float, benchmark: str = "") -> str:
-    """The round whose logs were written at that time; "" where none was, or none that had the benchmark."""
+    """The round whose logs were written at that time; empty if there was none, or none with the benchmark."""
     try:
         day = datetime.fromtimestamp(time_ms / 1e3, UTC).date()
     except (ValueError, OverflowError, OSError):
@@ -100,14 +100,14 @@ def round_of_date(time_ms: float, benchmark: str = "") -> str:
 
 @cache
 def most_published(number_format: str) -> tuple[float, str] | None:
-    """The highest share of a GPU's peak in a number format that was published of training, and of what; None where none is known to us."""
+    """The highest published share of a GPU's peak in a number format, and its source; None if we know none."""
     found = read_toml(RULES)["most_published"].get(number_format)
     return (float(found["share"]), str(found["where"])) if found else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A machine that was submitted before a round, and that our table does not have."""
+    """A machine that was submitted before a round and is not in our table."""
 
     accelerator: str
     gpus: int

@@ -17,18 +17,18 @@ from meshwright.record.step_times import StepTimes
 
 WHOLE, ABORTED, TRUNCATED, DAMAGED = "whole", "aborted", "truncated", "damaged"
 PACKED = {b"PK": "zip", b"(\xb5/\xfd": "zstd"}
-COUNTING = ("global_batch_size", "max_sequence_length")  # without them nobody knows what a log's counter counts
-CLOCKS = 2e-3  # of the run's time: timers and the log's clock are read a moment apart
+COUNTING = ("global_batch_size", "max_sequence_length")  # without them the unit of a log's counter is not known
+CLOCKS = 2e-3  # share of the run's time: timers and the clock of the log are read a moment apart
 WARM_UP = "warmup_time"  # of a tracked_stats line: seconds of untimed steps before the clock starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoggedRun:
-    """The results of one log, computed again. What the log does not give is None."""
+    """The results of one log, computed again. A value that the log does not give is None."""
 
     path: str
     state: str  # WHOLE, ABORTED (the run gave up), TRUNCATED (the file ends before the run) or DAMAGED
-    line: int = 0  # where it stops being whole
+    line: int = 0  # the line from which on it is incomplete
     problem: str = ""
     log: Log | None = None
     time_to_train_s: float | None = None
@@ -41,16 +41,16 @@ class LoggedRun:
     evaluations: tuple[LoggedEvaluation, ...] = ()
     target: float | None = None
     flaws: tuple[Flaw, ...] = ()
-    unknown: frozenset[str] = frozenset()  # fields and properties whose value may have been in a damaged line
+    unknown: frozenset[str] = frozenset()  # fields and properties whose value may be on a damaged line
 
     @property
     def is_whole(self) -> bool:
-        """Whether the log is that of a run that ended, as it was written."""
+        """Whether this is the complete log of a run that ended."""
         return self.state in (WHOLE, ABORTED)
 
     @property
     def reached(self) -> bool | None:
-        """Whether the last evaluation came down to the target; None where the log or the rules do not say. What is no number did not."""
+        """Whether the last evaluation reached the target; None if the log or the rules do not say. NaN did not reach it."""
         if "quality" in self.unknown:
             return None
         if self.target is None or self.quality is None:
@@ -64,7 +64,7 @@ class LoggedRun:
 
     @property
     def num_evaluations(self) -> int | None:
-        """Finished evaluations; None where a damaged line may be of another one."""
+        """Number of finished evaluations; None if a damaged line may belong to another one."""
         return None if "evaluations" in self.unknown else len(self.evaluations)
 
     @property
@@ -74,14 +74,14 @@ class LoggedRun:
 
     @property
     def evaluation_s(self) -> float | None:
-        """Seconds of all evaluations; None where the log does not time them, or a damaged line may be of one."""
+        """Seconds of all evaluations; None if the log does not time them, or if a damaged line may belong to one."""
         if "evaluations" in self.unknown or not self.are_evaluations_timed:
             return None
         return sum(one.seconds or 0.0 for one in self.evaluations)
 
     @property
     def stepping_s(self) -> float | None:
-        """Seconds of all steps, those that were not timed taken as the others; None where nothing tells them from evaluations."""
+        """Seconds of all steps; steps that were not timed count like the others. None if steps and evaluations cannot be separated."""
         if self.steps is None or self.num_steps is None or self.log is None or self.steps.method == WITH_EVALUATION:
             return None
         if self.steps.method == TIMERS:
@@ -94,13 +94,13 @@ class LoggedRun:
 
     @property
     def rest_s(self) -> float | None:
-        """Seconds of the clock in neither steps nor evaluations; None where one of them is not known, or they exceed the run."""
+        """Seconds of the run in neither steps nor evaluations; None if one of them is not known, or if they exceed the run."""
         left_s = self._left_s()
         return None if left_s is None or self.is_overfull else max(left_s, 0.0)
 
     @property
     def is_overfull(self) -> bool:
-        """Whether steps and evaluations together take longer than the run, which cannot be: something is misread, or not true."""
+        """Whether steps and evaluations together take longer than the run, which is impossible: something is misread or false."""
         left_s = self._left_s()
         return left_s is not None and self.time_to_train_s is not None and left_s < -CLOCKS * self.time_to_train_s
 
@@ -111,7 +111,7 @@ class LoggedRun:
 
     @property
     def of_reference(self) -> float | None:
-        """Samples over those that MLPerf's reference needs at this batch; None where either is not known."""
+        """Samples divided by those that MLPerf's reference needs at this batch; None if either is not known."""
         rules = _rules(self.log) if self.log else None
         if rules is None or not rules.reference or not self.samples or not self.num_steps:
             return None
@@ -119,7 +119,7 @@ class LoggedRun:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What the log says before the clock starts, by key; lines that many processes write are left out."""
+        """The settings in the log before the clock starts, by key; lines that many processes write are left out."""
         found: dict[str, Any] = {}
         for event in self.log.events if self.log else ():
             if event.key == "run_start":
@@ -131,14 +131,14 @@ class LoggedRun:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What could be read of a log, and what was missing."""
+    """The readable parts of a log, and what is missing."""
 
     values: dict[str, Any] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
 
 def read_run(path: str | Path) -> LoggedRun:
-    """The log at `path`, which holds one run; a damaged or truncated one is a state, and only a file that cannot be opened an error."""
+    """The log at `path` with one run. A damaged or truncated log is a state; only a file that cannot be opened is an error."""
     found = read_runs(path)
     if len(found) > 1:
         raise InputError(f"the file holds {len(found)} runs", where=str(path), fix="give a log of one run")
@@ -146,7 +146,7 @@ def read_run(path: str | Path) -> LoggedRun:
 
 
 def read_runs(path: str | Path) -> list[LoggedRun]:
-    """The same of each run that a file holds, one after another; nearly always one."""
+    """The same for each run in a file; nearly always there is one."""
     try:
         logs = salvage_logs(path)
     except DamagedLog as error:
@@ -171,7 +171,7 @@ def _run(log: Log) -> LoggedRun:
 
 
 def _overfull(run: LoggedRun) -> LoggedRun:
-    """The same as damaged: no such run can have been."""
+    """The same log as damaged, because such a run is impossible."""
     assert run.log is not None
     within = f"its steps ({run.stepping_s:,.1f} s) and evaluations ({run.evaluation_s:,.1f} s)"
     problem = f"{within} take longer than the run ({run.time_to_train_s:,.1f} s)"
@@ -179,7 +179,7 @@ def _overfull(run: LoggedRun) -> LoggedRun:
 
 
 def _kind(path: Path) -> str:
-    """What kind of file one without MLPerf lines is, judged by its first bytes; "" where they do not show it."""
+    """What kind of file it is, if it has no MLPerf lines, judged by its first bytes; empty if they do not show it."""
     with path.open("rb") as file:
         first = file.read(4)
     if not first:
@@ -188,7 +188,7 @@ def _kind(path: Path) -> str:
 
 
 def _state(log: Log, found: tuple[Flaw, ...], missing: list[str]) -> tuple[str, int, str]:
-    """How whole a log is, the line where it stops being so, and why."""
+    """The state of a log, the line from which on it is incomplete, and the reason."""
     last = log.events[-1]
     damage = [flaw for flaw in found if flaw.is_damage]
     if damage:
@@ -209,7 +209,7 @@ def _state(log: Log, found: tuple[Flaw, ...], missing: list[str]) -> tuple[str, 
 
 
 def _unknown(log: Log) -> frozenset[str]:
-    """What the log's damaged lines leave unknown: a line counts by its key, or by its place where the key is not legible."""
+    """What is unknown because of damaged lines: a line counts by its key, or by its place if the key is not legible."""
     found: set[str] = set()
     for one in log.damaged:
         found |= _unknown_by(one, log)
@@ -229,7 +229,7 @@ def _unknown_by(one: DamagedLine, log: Log) -> set[str]:
         found |= {"samples", "num_steps", "steps"}
     if one.key in EVALUATION or (not one.key and not is_setting):
         begun = [event.line for event in log.events if event.key == "eval_start"]
-        # An evaluation that begins after the damage is whole: then only how many came before it is not known.
+        # An evaluation that begins after the damage is complete: then only the number of earlier ones is not known.
         found |= {"evaluations"} if begun and one.line < begun[-1] else {"evaluations", "quality", "samples", "num_steps"}
     return found
 
@@ -276,7 +276,7 @@ def _warm_up_s(log: Log) -> float | None:
 
 
 def _target(log: Log) -> float | None:
-    """What the log says, or else the rules."""
+    """The target from the log, or else from the rules."""
     rules = _rules(log)
     return log.target if log.target is not None else rules.target if rules else None
 

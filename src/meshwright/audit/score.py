@@ -1,4 +1,4 @@
-"""Logs of one submission -> its score by MLPerf's rule, how its runs differ, and what our table has of it."""
+"""Logs of one submission -> its score by MLPerf's rule, the differences between its runs, and its row in our table."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from meshwright.errors import InputError
 from meshwright.files import read_text
 from meshwright.units import MINUTE
 
-SCALING = "scaling.json"  # beside the logs of a submission that converged sooner than the reference
+SCALING = "scaling.json"  # next to the logs of a submission that converged sooner than the reference
 PER_RUN = ("seed", "submission_entry", "data_seed")  # settings that may differ between the runs of a submission
 PACKED_ENDINGS = (".gz", ".bz2", ".xz")
-ON_RECORD = 0.03  # a row of our table is this submission's where their times differ by less
+ON_RECORD = 0.03  # a row of our table is this submission if their times differ by less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A submission's score: minutes, or why there are none."""
+    """The score of a submission in minutes, or the reason why there is none."""
 
     minutes: float | None
     rule: str
-    dropped: tuple[str, ...] = ()  # logs that the rule leaves out
+    dropped: tuple[str, ...] = ()  # logs that the rule drops
     scaling: float = 1.0  # MLPerf's factor for converging sooner than the reference
 
 
@@ -40,11 +40,11 @@ class LoggedSubmission:
     """The logs of one submission."""
 
     folder: str
-    benchmark: str  # "" where no log can be read
-    round: str  # "" where it is not known
+    benchmark: str  # empty if no log can be read
+    round: str  # empty if it is not known
     is_round_inferred: bool
     runs: tuple[LoggedRun, ...]
-    compliance: tuple[Compliance | None, ...]  # by run; None where the log cannot be read or the checker was not wanted
+    compliance: tuple[Compliance | None, ...]  # by run; None if the log cannot be read or the checker was not asked for
     score: Score
 
     @property
@@ -54,16 +54,16 @@ class LoggedSubmission:
 
     @property
     def run_spread(self) -> float | None:
-        """Largest median step of a run over the smallest, less 1; None for a single run."""
+        """Largest median step of a run divided by the smallest, minus 1; None for a single run."""
         medians = [run.steps.median_s for run in self.readable if run.steps]
         return max(medians) / min(medians) - 1 if len(medians) > 1 else None
 
     @property
     def differing_settings(self) -> dict[str, list[object]]:
-        """Settings that are not the same in all runs, and their values: a submission's runs may differ in the seed alone."""
+        """Settings that differ between runs, and their values: only the seed may differ within a submission."""
         settings = [(run.settings, run.log) for run in self.runs if run.log]
         keys = dict.fromkeys(key for one, _ in settings for key in one if key not in PER_RUN)
-        # A log with lines that cannot be read may have had the same entry there.
+        # In a log with unreadable lines, the same entry may have been on such a line.
         values = {key: [one.get(key) for one, log in settings if key in one or not log.damaged] for key in keys}
         return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
 
@@ -81,7 +81,7 @@ class LoggedSubmission:
 
 
 def log_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The logs that are meant: files as they are, of a folder its result files."""
+    """The logs that the user means: files as given, and the result files of folders."""
     found: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():
@@ -95,7 +95,7 @@ def log_files(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _with_packed(folder: Path, *patterns: str) -> list[Path]:
-    """The files of those names, and of those names with a packer's ending."""
+    """The files with these names, and with these names plus the ending of a packer."""
     return [path for pattern in patterns for ending in ("", *PACKED_ENDINGS) for path in folder.glob(pattern + ending)]
 
 
@@ -106,7 +106,7 @@ def _number(path: Path) -> tuple[int, str]:
 
 
 def read_submissions(paths: Iterable[str | Path], round: str = "", *, with_compliance: bool = True) -> list[LoggedSubmission]:
-    """The logs as submissions: those of one folder and one benchmark are one submission's."""
+    """The logs as submissions: the logs of one folder and one benchmark are one submission."""
     groups: dict[tuple[str, str], list[LoggedRun]] = {}
     unread: dict[str, list[LoggedRun]] = {}
     for path, run in [(file, run) for file in log_files(paths) for run in read_runs(file)]:
@@ -115,7 +115,7 @@ def read_submissions(paths: Iterable[str | Path], round: str = "", *, with_compl
             unread.setdefault(str(path.parent), []).append(run)
         else:
             groups.setdefault((str(path.parent), str(name.value)), []).append(run)
-    for folder, runs in unread.items():  # a log without a name goes with its neighbours
+    for folder, runs in unread.items():  # a log without a benchmark name belongs to the other logs of its folder
         beside = [key for key in groups if key[0] == folder]
         groups.setdefault(beside[0] if beside else (folder, ""), []).extend(runs)
     return [_submission(folder, benchmark, runs, round, with_compliance) for (folder, benchmark), runs in groups.items()]
@@ -138,9 +138,9 @@ def _submission(folder: str, benchmark: str, runs: list[LoggedRun], round: str, 
 
 
 def score(runs: Sequence[LoggedRun], rules: Benchmark | None, folder: Path) -> Score:
-    """The olympic mean of the runs, as MLPerf's rules have it: the fastest and the slowest are dropped, the rest averaged.
+    """The olympic mean of the runs, by MLPerf's rules: the fastest and the slowest are dropped, the rest are averaged.
 
-    One run that did not reach its target may stand for the slowest. A log that is there twice is one run.
+    One run that did not reach its target may count as the slowest. A log that is there twice counts as one run.
     """
     if rules is None:
         return Score(minutes=None, rule="no rule is known for this benchmark: runs are not scored")
@@ -163,7 +163,7 @@ def score(runs: Sequence[LoggedRun], rules: Benchmark | None, folder: Path) -> S
 
 
 def _twice(runs: Sequence[LoggedRun]) -> list[str]:
-    """Two logs whose lines of MLPerf's are the same, where there are such."""
+    """Two logs with the same MLPerf lines, if there are such."""
     seen: dict[tuple[object, ...], str] = {}
     for run in runs:
         if run.log:
@@ -175,7 +175,7 @@ def _twice(runs: Sequence[LoggedRun]) -> list[str]:
 
 
 def _scaling(folder: Path) -> float:
-    """MLPerf's factor on the score of a submission that converged sooner than the reference; 1 where there is none."""
+    """MLPerf's factor on the score of a submission that converged sooner than the reference; 1 if there is none."""
     path = folder / SCALING
     if not path.is_file():
         return 1.0
@@ -193,5 +193,5 @@ def _scaling(folder: Path) -> float:
 
 
 def middle(times: Sequence[float]) -> list[float]:
-    """The times without the fastest and the slowest; all of them where that would leave none."""
+    """The times without the fastest and the slowest; all of them if none would be left."""
     return sorted(times)[1:-1] or list(times)

@@ -1,4 +1,4 @@
-"""The submissions we have measured numbers of: found by what a claim gives, and what the best, fastest and largest of them did."""
+"""The submissions in our table: found by what a claim states, with the best, fastest and largest of them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _FORMATS = re.compile(r"\b(?:bf16|fp16|fp8|fp4)\b")  # in what a row says of its
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """One row of the table of measured runs; nan and 0 where it says nothing."""
+    """One row of the table of measured runs; NaN and 0 if a value is not stated."""
 
     round: str
     submitter: str
     system: str
     benchmark: str
     vendor: str  # of the accelerator
-    accelerator: str  # catalogue name, or what the row says where the catalogue has no such chip
+    accelerator: str  # catalogue name, or the row's own name if the catalogue has no such chip
     gpus: int
     seq_len: int
     global_batch: int
@@ -50,33 +50,33 @@ class Submission:
 
     @property
     def name(self) -> str:
-        """What the arithmetic calls it."""
+        """Its name in the arithmetic."""
         return f"{self.round} {self.submitter}, {self.gpus:,} {self.accelerator}, {self.benchmark}"
 
     def is_by(self, submitter: str) -> bool:
-        """Whether that is the submitter's name."""
+        """Whether this is the name of the submitter."""
         return self.submitter.lower() == submitter.lower().strip()
 
     @property
     def gpu_minutes(self) -> float:
-        """Minutes to the target times accelerators; nan where the row gives no time."""
+        """Minutes to the target times accelerators; NaN if the row has no time."""
         return self.gpus * self.minutes
 
     @property
     def chip(self) -> Accelerator | None:
-        """The catalogue's entry of its accelerator, where there is one."""
+        """The catalogue entry of its accelerator, if there is one."""
         return accelerator(self.accelerator) if self.accelerator in names("accelerators") else None
 
     @property
     def step_flops_per_s(self) -> float:
-        """FLOP/s that one accelerator does within a step."""
+        """FLOP/s of one accelerator within a step."""
         return flops_per_sample(self.benchmark, self.seq_len) * self.global_batch / (self.gpus * self.step_s)
 
 
 @cache
 def flops_per_sample(benchmark: str, seq_len: int = 0) -> float:
     """FLOPs of training on one sequence of a benchmark; of its own length where 0 is given."""
-    from meshwright.predict.prediction import training_flops_per_token  # here, because logs are audited without it
+    from meshwright.predict.prediction import training_flops_per_token  # imported here, because logs are audited without it
 
     model, workload = BENCHMARKS[benchmark]
     if workload in names("workloads"):
@@ -126,7 +126,7 @@ def _chip_name(text: str) -> str:
 def find(
     *, round: str = "", submitter: str = "", benchmark: str = "", accelerator: str = "", gpus: int = 0, global_batch: int = 0
 ) -> list[Submission]:
-    """The submissions of which all that is given is true; without one of just that name, a submitter's name may hold the other."""
+    """The submissions that match everything that is given. A submitter's name may be part of the other, if no name matches exactly."""
     wanted = {"round": round, "benchmark": benchmark, "accelerator": accelerator, "gpus": gpus, "global_batch": global_batch}
     given = {key: value for key, value in wanted.items() if value}
     found = [row for row in submissions() if all(getattr(row, key) == value for key, value in given.items())]
@@ -139,7 +139,7 @@ def _is_like(submitter: str, wanted: str) -> bool:
 
 
 def unlike(claimed: str, recorded: str) -> str:
-    """A remark where a claim in one precision is held against a run in another; "" where they are alike or one of them is not known."""
+    """A remark if a claim in one precision is compared with a run in another; empty if they are the same or one is not known."""
     formats = set(_FORMATS.findall(recorded.lower()))
     if not claimed or not formats or recipe(claimed).number_format in formats:
         return ""
@@ -147,7 +147,7 @@ def unlike(claimed: str, recorded: str) -> str:
 
 
 def fastest(rows: Iterable[Submission]) -> Submission | None:
-    """The row with the fewest minutes; None where none gives a time."""
+    """The row with the fewest minutes; None if no row has a time."""
     return min((row for row in rows if row.minutes > 0), key=lambda row: row.minutes, default=None)
 
 
@@ -172,7 +172,7 @@ class Best:
 
 @cache
 def best_rate(chip: str) -> Best | None:
-    """The highest FLOP/s within a step that any run on that accelerator reached; None where none was measured."""
+    """The highest FLOP/s within a step that any run on this accelerator reached; None if none was measured."""
     from meshwright.evidence.refit import PUBLISHED_CSV
     from meshwright.evidence.runs import read_runs
     from meshwright.predict.prediction import training_flops_per_token
@@ -194,7 +194,7 @@ def _can_be_counted(row: Submission) -> bool:
 
 @cache
 def most_share_of_peak() -> tuple[float, str]:
-    """The highest share of its fastest format's peak that any submission reached within a step, and whose it was."""
+    """The highest share of the peak of its fastest format that any submission reached within a step, and which submission."""
     shares = []
     for row in submissions():
         chip = row.chip
@@ -205,9 +205,9 @@ def most_share_of_peak() -> tuple[float, str]:
 
 @cache
 def most_gain(vendor: str = NVIDIA) -> tuple[float, str]:
-    """The largest factor that software alone gained one submitter on one machine between two rounds, and where.
+    """The largest factor that software alone gained for one submitter on one machine between two rounds, and where.
 
-    Of that vendor's accelerators and of NVIDIA's, which have by far the most rows.
+    For the accelerators of this vendor and of NVIDIA, which have by far the most rows.
     """
     by_machine: dict[tuple[str, str, str, int], dict[str, float]] = defaultdict(dict)
     for row in submissions():
@@ -221,11 +221,11 @@ def most_gain(vendor: str = NVIDIA) -> tuple[float, str]:
 
 
 def typical_run_spread() -> float:
-    """By what share the median steps of one submission's logs differ, half of the submissions less and half more."""
+    """The median over submissions of the relative difference between the median steps of their logs."""
     return median(row.run_spread_pct for row in submissions() if row.run_spread_pct > 0) / 100
 
 
 def noise(rows: Sequence[Submission]) -> float:
-    """The run-to-run spread of those rows, the largest of them, as a share; the table's median where none states one."""
+    """The largest run-to-run spread of these rows, as a share; the table's median if no row states one."""
     spreads = [row.run_spread_pct / 100 for row in rows if row.run_spread_pct > 0]
     return max(spreads, default=typical_run_spread())

@@ -1,4 +1,4 @@
-"""What an audit says of a statement: a verdict, its reason and its arithmetic."""
+"""The result of an audit for one statement: a verdict, its reason and its arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshwright.errors import InputError, nearest
 CONSISTENT, UNKNOWN, UNSUPPORTED = "consistent", "unknown", "unsupported"
 MISLEADING, IMPLAUSIBLE, IMPOSSIBLE = "misleading", "implausible", "impossible"
 
-# From the best to the worst; the verdict on a claim is the worst of its statements'.
+# From the best to the worst. The verdict on a claim is the worst verdict of its statements.
 MEANING = {
     CONSISTENT: "the arithmetic holds, and nothing on record contradicts it",
     UNKNOWN: "what would decide it is not in our tables",
@@ -23,7 +23,7 @@ VERDICTS = tuple(MEANING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """One thing a claim says, and what became of it."""
+    """One statement of a claim, with its verdict."""
 
     about: str
     verdict: str  # one of VERDICTS

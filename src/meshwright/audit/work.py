@@ -1,4 +1,4 @@
-"""The FLOPs that a claimed run must have done, counted the way the rest of meshwright counts them, and always in the claim's favour."""
+"""The FLOPs that a claimed run must have done, counted as everywhere in meshwright, and always in favour of the claim."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.evidence.mlperf import BENCHMARKS
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """FLOPs of a run or a step, the line that shows how they come about, and what submissions usually need where nothing is claimed."""
+    """FLOPs of a run or a step, a line that shows how they are computed, and what submissions usually need if the claim does not say."""
 
     flops: float
     line: str
@@ -23,7 +23,7 @@ class Work:
 
 
 def run_work(run: Run) -> Work | None:
-    """FLOPs of the whole run; None where the claim does not say enough to count them."""
+    """FLOPs of the whole run; None if the claim does not contain enough to count them."""
     if run.tokens and (run.model or run.benchmark or run.parameters):
         return _of_tokens(run, run.tokens)
     if run.benchmark and seq_len_of(run):
@@ -32,14 +32,14 @@ def run_work(run: Run) -> Work | None:
 
 
 def step_work(run: Run) -> Work | None:
-    """FLOPs of one step; None where model, sequence or batch are not known."""
+    """FLOPs of one step; None if model, sequence length or batch are not known."""
     if not run.global_batch or not seq_len_of(run) or not (run.model or run.benchmark or run.parameters):
         return None
     return _of_tokens(run, float(run.global_batch * seq_len_of(run)))
 
 
 def seq_len_of(run: Run) -> int:
-    """Tokens of a sequence: as claimed, or as the benchmark has it; 0 where neither says."""
+    """Tokens of a sequence: as claimed, or as in the benchmark; 0 if neither is known."""
     if run.seq_len or not run.benchmark:
         return run.seq_len
     workload = BENCHMARKS[run.benchmark][1]
@@ -49,7 +49,7 @@ def seq_len_of(run: Run) -> int:
 
 
 def attention_range(run: Run) -> tuple[float, float]:
-    """What others might count for a token over what we do: without attention, and with the half that a causal mask leaves out."""
+    """The range of what others might count for a token, relative to our count: without attention, and with attention in full."""
     name = BENCHMARKS[run.benchmark][0] if run.benchmark else run.model
     seq_len = seq_len_of(run)
     if not (name and seq_len):
@@ -68,7 +68,7 @@ def samples_of(run: Run) -> float:
 
 
 def alike(run: Run) -> list[Submission]:
-    """The submissions on the run's machine that trained what it trained; where it does not say what, those of the only benchmark there."""
+    """The submissions on the run's machine that trained the same; if the claim does not say what, those of the only benchmark there."""
     if not (run.gpus and run.accelerator):
         return []
     rows = find(**run.lookup)
@@ -80,25 +80,25 @@ def alike(run: Run) -> list[Submission]:
 
 
 def is_trained_whole(benchmark: str) -> bool:
-    """Whether a benchmark trains all of its model, and not adapters on a frozen one."""
+    """Whether a benchmark trains its whole model, and not adapters on a frozen one."""
     workload = BENCHMARKS[benchmark][1]
     return workload not in names("workloads") or load_workload(workload).adapters is None
 
 
 def fewest_samples(benchmark: str) -> float:
-    """The fewest samples that anybody, MLPerf's reference or a submission, needed for the target of a benchmark."""
+    """The fewest samples that MLPerf's reference or any submission needed for the target of a benchmark."""
     rows = [row.samples for row in submissions() if row.benchmark == benchmark and row.samples > 0]
     return min([*rows, *benchmarks()[benchmark].reference.values()])
 
 
 def usual_samples(benchmark: str) -> float:
-    """The median of the samples that submissions needed for the target of a benchmark; 0 where none says."""
+    """The median of the samples that submissions needed for the target of a benchmark; 0 if none states them."""
     rows = [row.samples for row in submissions() if row.benchmark == benchmark and row.samples > 0]
     return median(rows) if rows else 0.0
 
 
 def _of_samples(run: Run) -> Work:
-    """Where no samples are claimed, the fewest that anybody needed: a run cannot have done less."""
+    """If no samples are claimed, the fewest that anyone needed: a run cannot have done less."""
     samples = run.samples or fewest_samples(run.benchmark)
     origin = "claimed" if run.samples else "the fewest on record"
     seq_len = seq_len_of(run)

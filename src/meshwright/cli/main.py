@@ -79,7 +79,7 @@ def _print_version(wanted: bool) -> None:
 def meshwright(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    """Plan, predict, simulate, run and prove the training of large language models."""
+    """Plan, predict, simulate and run the training of large language models, and check claims about it."""
 
 
 # Options that `--set` replaces, with its key for each; the old names still work and print the new one.

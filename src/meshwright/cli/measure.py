@@ -50,10 +50,13 @@ def measure(
         int, typer.Option(metavar="N", min=1, max=64, help="Maximum number of processes that share the cores, without a GPU.")
     ] = CPU_PROCESSES,
     limit: Annotated[
-        float, typer.Option("--seconds", metavar="SECONDS", min=10.0, help="Time limit on a GPU in seconds; what is left is not timed.")
+        float,
+        typer.Option(
+            "--seconds", metavar="SECONDS", min=10.0, help="Time limit on a GPU in seconds; what is not done by then is left out."
+        ),
     ] = 58.0,
     is_quick: Annotated[
-        bool, typer.Option("--quick", help="Time each thing for less long, without a GPU: about 20 s instead of a minute, and less exact.")
+        bool, typer.Option("--quick", help="Measure for a shorter time, without a GPU: about 20 s instead of a minute, and less exact.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

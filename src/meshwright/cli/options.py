@@ -28,16 +28,16 @@ SoftwareName = Annotated[
     str,
     typer.Option(
         metavar="NAME|FILE",
-        help="How fast the software is: a release (v5.1, nemo-26.04), a class (megatron, fsdp) or a profile made by `calibrate`; default: "
-        "the newest.",
+        help="How fast the software is: a release (v5.1, nemo-26.04), a class (megatron, fsdp), `unknown` for any other, or a profile made "
+        "by `calibrate`. Default: the newest round for an MLPerf benchmark, otherwise megatron.",
     ),
 ]
 StackName = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Who runs the plan: megatron, bridge, torchtitan, deepspeed, meshwright or any; only layouts that it runs are searched. "
-        "Default: one that can.",
+        help="Software that must be able to run the plan: megatron, bridge, torchtitan, deepspeed, meshwright or any. "
+        "Default: one that can run the job.",
     ),
 ]
 ProfileFile = Annotated[

@@ -56,7 +56,9 @@ def plan(
     region: RegionName = "",
     ideal: Ideal = False,
     pareto: Annotated[bool, typer.Option("--pareto", help="Show time against cost for several numbers of accelerators.")] = False,
-    explain: Annotated[bool, typer.Option("--explain/--no-explain", help="Say why, and what one change would gain.")] = True,
+    explain: Annotated[
+        bool, typer.Option("--explain/--no-explain", help="Explain the best plan, and show what one change would gain.")
+    ] = True,
     rank_map: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the place of every rank, as .csv or .json.", show_default=False)
     ] = None,
@@ -74,7 +76,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the best layouts: how fast, how much, and why.
+    """Find the best layouts, with their step time, cost and memory, and the reasons.
 
     Examples:
 

@@ -18,7 +18,7 @@ def simulate(
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**62, help="Seed; the same seed gives the same bytes.")] = 0,
     seeds: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100_000, help="Number of runs, each with the next seed; the folder has the first.")
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Number of runs, each with the next seed; only the first is written.")
     ] = 1,
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the run folder; default: from the plan file and the seed.")] = "",
     runs: RunsDir = Path("runs"),
@@ -33,7 +33,7 @@ def simulate(
     planes_lost: Annotated[int, typer.Option(metavar="N", min=0, help="Number of network planes that NICs have lost.")] = 0,
     nics_hit: Annotated[int, typer.Option(metavar="N", min=0, help="Number of NICs that lost planes; 0: all.")] = 0,
     links_lost: Annotated[float, typer.Option(metavar="SHARE", help="Share of links between switches that are down, 0 to 1.")] = 0.0,
-    neighbour: Annotated[float, typer.Option(metavar="SHARE", help="Share of those links that another job uses, 0 to 1.")] = 0.0,
+    neighbour: Annotated[float, typer.Option(metavar="SHARE", help="Share of links between switches that another job uses, 0 to 1.")] = 0.0,
     routing: Annotated[str, typer.Option(metavar="KIND", help="Route as hashed (ECMP), adaptive or spray; default: as described.")] = "",
     storage: Annotated[
         float | None, typer.Option(metavar="GB/S", help="Rate of storage in GB/s; default: as described.", show_default=False)

@@ -50,7 +50,7 @@ def train(
     save: Annotated[bool, typer.Option("--save/--no-save", help="Whether to save checkpoints during the run and at its end.")] = True,
     keep: Annotated[int, typer.Option(metavar="N", min=1, help="Number of checkpoints to keep.")] = 3,
     keep_every: Annotated[
-        int, typer.Option(min=0, metavar="STEPS", help="Keep the checkpoints of every so many steps for ever; 0: none.")
+        int, typer.Option(min=0, metavar="STEPS", help="Never delete checkpoints whose step is a multiple of this number; 0: none.")
     ] = 0,
     stall_timeout: Annotated[
         float,

@@ -35,7 +35,10 @@ def validate(
             show_default=False,
         ),
     ] = None,
-    all_rows: Annotated[bool, typer.Option("--rows", help="Show every row, not only the ten with the largest error.")] = False,
+    all_rows: Annotated[
+        bool,
+        typer.Option("--rows", help="Show every row, not only the ten with the largest error, and every row that cannot be expressed."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict every run of a file and report the errors.

@@ -1,1 +1,1 @@
-"""Pure arithmetic: numbers in, numbers out, no knowledge of files or layouts."""
+"""Pure arithmetic: numbers in, numbers out. These modules read no files and know no layouts."""

@@ -1,4 +1,4 @@
-"""How often to save, and what remains of the time: the interval that loses the least to saving and to work done again, and goodput."""
+"""The checkpoint interval that loses the least time to saving and to repeated work, and the goodput."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ BISECTIONS = 60
 
 
 def best_interval_s(checkpoint_s: Any, mean_time_between_s: Any) -> Any:
-    """Seconds of work between checkpoints that give the most work an hour, with interruptions at random.
+    """Seconds of work between checkpoints that give the most work per hour, with interruptions at random.
 
     Between interruptions a run finishes on average 1 / (exp((t + c) / M) - 1) intervals of t seconds of work and c of saving; the best t
-    solves (1 - t / M) exp((t + c) / M) = 1. How long a restart takes does not matter. Free checkpoints: as often as possible, 0.
+    solves (1 - t / M) exp((t + c) / M) = 1. The time of a restart does not matter. If saving costs nothing, the result is 0: as often as
+    possible.
     """
     share = np.asarray(checkpoint_s, dtype=np.float64) / mean_time_between_s
     low, high = np.zeros_like(share), np.ones_like(share)
@@ -38,18 +39,18 @@ def daly_interval_s(checkpoint_s: Any, mean_time_between_s: Any) -> Any:
 
 
 def goodput(interval_s: Any, checkpoint_s: Any, mean_time_between_s: Any, down_s: Any) -> Any:
-    """Share of the wall clock that is work which stays, in the long run, with `down_s` after every interruption.
+    """Share of the wall clock that is work which is kept, in the long run, with `down_s` after every interruption.
 
-    Interruptions come at random by the wall clock, also while a run restarts; then the restart begins again.
+    Interruptions come at random by the wall clock, also during a restart; the restart then begins again.
     """
     finished = 1 / np.expm1((np.asarray(interval_s) + checkpoint_s) / mean_time_between_s)
     return finished * interval_s * np.exp(-np.asarray(down_s) / mean_time_between_s) / mean_time_between_s
 
 
 def manned_share(nodes_out: float, num_spares: int) -> float:
-    """Share of the time in which no more nodes are out for repair than spares stand by.
+    """Share of the time in which no more nodes are in repair than there are spare nodes.
 
-    Nodes are lost at random by the wall clock, whatever the run does, so those out are Poisson with a mean of `nodes_out`.
+    Nodes are lost at random by the wall clock, at any state of the run, so the number in repair is Poisson with a mean of `nodes_out`.
     """
     if nodes_out <= 0:
         return 1.0

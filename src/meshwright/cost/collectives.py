@@ -16,7 +16,7 @@ Tiers = NDArray[np.float64]  # first axis: tiers
 
 
 def _inside(members: Tiers) -> Tiers:
-    """Members in a domain of the tier below each tier; alone below the innermost."""
+    """Members in a domain of the tier below each tier; one member below the innermost."""
     return np.concatenate([np.ones_like(members[:1]), members[:-1]])
 
 
@@ -45,8 +45,8 @@ def all_to_all_s(sent_bytes: Quantity, members: Tiers, bytes_per_s: Tiers, hop_s
 def sent_once_s(token_bytes: Quantity, num_targets: Quantity, members: Tiers, bytes_per_s: Tiers) -> Any:
     """Seconds until every member has sent its tokens to the members that hold one or more of each token's `num_targets` targets.
 
-    A token crosses tier k once for each domain below that holds a target, and is passed on within. With targets drawn at random, of G
-    domains G x (1 - (1 - 1/G)^n) hold one of n.
+    A token crosses tier k once for each domain below that holds a target, and is passed on inside. With random targets, G x (1 - (1 -
+    1/G)^n) of G domains hold one of n.
     """
     size, inside = members[-1], _inside(members)
     domains = size / inside

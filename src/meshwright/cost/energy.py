@@ -1,8 +1,8 @@
-"""Energy of a run at the wall, of the facility around it, and what that means in carbon and water.
+"""Energy of a run at the wall and of the facility around it, and the resulting carbon and water.
 
-An accelerator draws its power cap while it computes, and a fixed share of the cap while it waits: for a collective, for the pipeline,
-for the host. The node adds its CPUs, memory, NICs and switch chips, whatever the accelerators do; fans where air cools it; and the losses
-of its power supplies. Every argument may be a number or an array; they broadcast.
+An accelerator draws its power cap while it computes, and a fixed share of the cap while it waits: for a collective, for the pipeline, for
+the host. The node adds its CPUs, memory, NICs and switch chips at all times, fans if it is cooled by air, and the losses of its power
+supplies. Every argument may be a number or an array; they broadcast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Quantity = float | NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerConstants:
-    """What no data sheet gives of a node's power; fitted on metered runs."""
+    """Constants of a node's power that no data sheet gives; fitted on metered runs."""
 
     waiting_fraction: float  # of the power cap, while the accelerator does not compute
     host_w_per_accelerator: float  # CPUs, memory, NICs, switch chips and regulators behind one accelerator
@@ -40,15 +40,15 @@ class PowerConstants:
 
 
 def busy_fraction(num_steps: Quantity, step_compute_s: Quantity, evaluations_compute_s: Quantity, run_s: Quantity) -> Quantity:
-    """Share of a run of `run_s` seconds in which an accelerator computes: in its steps, and in all evaluations together."""
+    """Share of a run of `run_s` seconds in which an accelerator computes, in its steps and in its evaluations."""
     return (num_steps * step_compute_s + evaluations_compute_s) / run_s
 
 
 def accelerator_power_w(power_cap_w: Quantity, busy: Quantity, waiting_fraction: Quantity) -> Quantity:
     """Mean watts of an accelerator that computes for a fraction `busy` of the time.
 
-    Dense matrix work drives every data-centre GPU to its cap; one that waits in a collective keeps its clocks and its memory up,
-    and so draws far more than an idle one.
+    Dense matrix work drives every data-centre GPU to its cap. A GPU that waits in a collective keeps its clocks and its memory active, so
+    it draws far more than an idle one.
     """
     return power_cap_w * (waiting_fraction + (1 - waiting_fraction) * busy)
 
@@ -62,12 +62,12 @@ def node_power_w(accelerators_w: Quantity, host_w: Quantity, fan_fraction: Quant
 
 
 def run_energy_j(node_w: Quantity, num_nodes: Quantity, seconds: Quantity, network_w: Quantity = 0.0) -> Quantity:
-    """Joules of a run's machines: its nodes and, where they are known, the watts of the switches between them."""
+    """Joules of a run's machines: its nodes and, if known, the switches between them."""
     return (node_w * num_nodes + network_w) * seconds
 
 
 def facility_energy_j(it_energy_j: Quantity, pue: Quantity) -> Quantity:
-    """Joules the whole facility draws for `it_energy_j` at the machines: cooling and distribution come with its PUE."""
+    """Joules that the whole facility draws for `it_energy_j` at the machines, with cooling and distribution (PUE)."""
     return it_energy_j * pue
 
 

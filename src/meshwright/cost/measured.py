@@ -1,6 +1,6 @@
-"""Time of work from what was timed on a machine: rates of measured shapes, carried to others in log space, and put together to layers.
+"""Times from measurements of a machine: rates of measured shapes, interpolated to other shapes in log space, and combined to layers.
 
-Every shape may be a number or an array; they broadcast. A shape that was timed gets the time it took.
+Every shape may be a number or an array; they broadcast. A shape that was timed gets exactly its measured time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from meshwright.cost.compute import layer_backward_bytes, layer_forward_bytes
 
 Column = NDArray[np.float64]
-NEAR = 1e-3  # of a squared distance in log space: closer shapes count alike
-REACH = 4.0  # power of the distance by which far shapes lose weight
+NEAR = 1e-3  # squared distance in log space below which shapes count the same
+REACH = 4.0  # power of the distance by which the weight of distant shapes falls
 LOSS_BYTES = 16.0  # a logit, both ways: written by the product, read and written by the loss, read by two products
 
 
@@ -36,7 +36,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of a dense transformer, what decides a layer's work and that of its ends."""
+    """The numbers of a dense transformer that decide the work of a layer and of its ends."""
 
     hidden: int
     ffn_hidden: int
@@ -47,7 +47,7 @@ class Shape:
     gated: bool = True
 
     def qkv(self, tp: Any) -> Column:
-        """Width of queries, keys and values of `tp` ranks together; ranks beyond the key-value heads hold copies."""
+        """Width of queries, keys and values of `tp` ranks together; with more ranks than key-value heads, heads are copied."""
         return np.asarray((self.num_heads + 2 * np.maximum(self.num_kv_heads, tp)) * self.head_dim)
 
     @property
@@ -58,7 +58,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class LayerTime:
-    """Seconds of a layer put together from single kernels, forward and backward apart."""
+    """Seconds of a layer, composed of single kernels, forward and backward separately."""
 
     matmul: tuple[Column, Column]
     attention: tuple[Column, Column]
@@ -74,18 +74,18 @@ class LayerTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """From seconds put together of kernels to those that were seen: `fixed_s + factor x seconds`."""
+    """From seconds composed of kernels to measured seconds: `fixed_s + factor x seconds`."""
 
     factor: float = 1.0
     fixed_s: float = 0.0
 
     def of(self, composed_s: Any) -> float:
-        """Seconds that would be seen."""
+        """The corrected seconds."""
         return self.fixed_s + self.factor * float(composed_s)
 
     @staticmethod
     def through(composed_s: Any, seen_s: Any) -> Correction:
-        """The line through two or more points; through the origin where there is one, or where the line would be no price."""
+        """The line through two or more points; through the origin if there is one point, or if the line would give negative prices."""
         composed, seen = np.asarray(composed_s, dtype=np.float64), np.asarray(seen_s, dtype=np.float64)
         in_proportion = Correction(factor=float(np.exp(np.mean(np.log(seen / composed)))))
         if len(composed) < 2 or np.ptp(composed) < 1e-3 * composed.max():
@@ -97,10 +97,10 @@ class Correction:
 
 
 def rate_near(wanted: Column, timed: Column, rates: Column) -> Column:
-    """Rates at `wanted` points, [features, n], from those `timed`, [features, points]: a mean of logarithms, close points first.
+    """Rates at `wanted` points, [features, n], from those `timed`, [features, points]: a weighted mean of logarithms.
 
-    Rates of large products and of attention change slowly with their sides, so that their logarithm is averaged over measured
-    shapes with weights that fall with the fourth power of the distance between logarithms.
+    Rates of large products and of attention change slowly with their sides, so their logarithms are averaged over measured shapes, with
+    weights that fall with the fourth power of the distance between logarithms.
     """
     gaps = np.log(wanted)[:, :, None] - np.log(timed)[:, None, :]
     squared = np.sum(gaps**2, axis=0)
@@ -128,8 +128,8 @@ def work_s(amount: Any, shape: tuple[Any, ...], timed: Column, rates: Column) ->
 def exchange_s(payload_bytes: Any, num_ranks: Any, timed: Column, seconds: Column) -> Column:
     """Seconds of a collective of so many bytes over so many ranks; `timed` is [(ranks, bytes), points].
 
-    Within a timed number of ranks on straight lines between sizes, in logarithms: below the smallest size its time, beyond the
-    largest in proportion. Other numbers of ranks take the nearest timed one's time, in proportion to the ranks beyond one.
+    For a timed number of ranks, straight lines between sizes in logarithms are used; below the smallest size its time, above the largest in
+    proportion. Other numbers of ranks use the nearest timed one, in proportion to the number of ranks minus one.
     """
     payload, ranks = np.broadcast_arrays(np.asarray(payload_bytes, dtype=np.float64), np.asarray(num_ranks, dtype=np.float64))
     groups = np.unique(timed[0])
@@ -146,7 +146,7 @@ def exchange_s(payload_bytes: Any, num_ranks: Any, timed: Column, seconds: Colum
 
 
 def tensor_exchange_s(payload_bytes: Any, tp: Any, rates: Rates) -> Column:
-    """Seconds of tensor parallelism in one direction of a layer, where the trainer waits for it: two gathers and two scatters."""
+    """Seconds of tensor parallelism in one direction of a layer if the trainer waits for it: two gathers and two scatters."""
     kinds = ("all-gather", "reduce-scatter")
     return np.asarray(2 * sum(exchange_s(payload_bytes, tp, *rates.collectives[kind]) for kind in kinds))
 

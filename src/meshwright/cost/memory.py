@@ -34,7 +34,7 @@ NUM_GROUPED_WORKSPACES = 4
 def gathered_bytes(parameters: Quantity, working_parameters: Quantity, bytes_per_weight: float, num_shards: Quantity) -> Column:
     """Bytes of weights that `num_shards` ranks split (1: whole) and gather `working_parameters` at a time.
 
-    Gathering never takes more than keeping them whole.
+    Gathering never needs more than keeping them whole.
     """
     return np.asarray(np.minimum(parameters, parameters / num_shards + working_parameters) * bytes_per_weight)
 
@@ -66,7 +66,7 @@ def latent_saved_bytes(
 
 
 def projection_input_bytes(value_dim: int, kept: Recipe) -> float:
-    """Bytes per token of the output projection's input, unless it is the very tensor that attention saved."""
+    """Bytes per token of the output projection's input, unless it is the same tensor that attention saved."""
     return 0.0 if kept.input_bytes == kept.tensor_bytes else kept.input_bytes * value_dim
 
 
@@ -108,9 +108,9 @@ def loss_bytes(tokens: Quantity, hidden: int, vocab_size: int, tp: Quantity, kep
 
 
 def mlp_backward_bytes(hidden: int, ffn_hidden: int, num_inner: int, kept: Recipe) -> float:
-    """Bytes per token above the saved ones as the activation function's backward runs: its gradients, and the residual's.
+    """Bytes per token above the saved ones during the backward pass of the activation function: its gradients, and the residual's.
 
-    What the down projection had saved is freed by then, and its gradient takes that memory.
+    The memory that the down projection had saved is released by then, and is used for its gradient.
     """
     return kept.tensor_bytes * (num_inner * ffn_hidden + hidden)
 

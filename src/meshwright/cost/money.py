@@ -1,4 +1,4 @@
-"""Money of a run. Prices are data with dates elsewhere; here they are only multiplied."""
+"""Money of a run. Prices are data with dates in the catalogue; this module only multiplies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Quantity = float | NDArray[np.float64]
 
 
 def accelerator_hours(num_accelerators: Quantity, seconds: Quantity) -> Quantity:
-    """Accelerator-hours of a run: what providers bill."""
+    """Accelerator-hours of a run, which providers bill."""
     return num_accelerators * seconds / HOUR
 
 

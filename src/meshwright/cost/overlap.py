@@ -1,4 +1,4 @@
-"""What is left of communication when compute hides it."""
+"""The communication that is left when compute hides it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Quantity = float | NDArray[np.float64]
 
 
 def exposed_s(communication_s: Quantity, hiding_s: Quantity, num_pieces: Quantity, contention: Quantity) -> Any:
-    """Seconds a step grows by communication in `num_pieces` that starts piece by piece behind compute of `hiding_s`.
+    """Seconds that communication in `num_pieces` adds to a step, if each piece can run behind compute of `hiding_s`.
 
-    The last piece has nothing left to hide behind. What is hidden still takes cores, memory bandwidth and power from the compute:
-    a fraction `contention` of it is paid.
+    The last piece has no compute left to hide behind. Hidden communication still uses cores, memory bandwidth and power that compute needs:
+    a fraction `contention` of it makes the step longer.
     """
     open_s = np.maximum(np.maximum(communication_s / num_pieces, communication_s - hiding_s), 0.0)
     return open_s + contention * (communication_s - open_s)

@@ -1,4 +1,4 @@
-"""Numbers of a description that arithmetic can work with: no NaN, nothing below zero, nothing beyond what a float holds exactly."""
+"""Checks that the numbers of a description can be used in arithmetic: no NaN, not negative, and not too large for a float."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ MOST_REAL, LEAST_REAL = 1e30, 1e-30  # sizes whose products and quotients a floa
 
 
 def check_numbers(described: Any, where: str, *, unstated: Collection[str] = ()) -> None:
-    """Pass where every number of a value, and of the values in it, can be one; those in `unstated` may be infinite, or NaN: unknown."""
+    """Raise an error if a number in a value, or in the values inside it, is not valid.
+
+    Those in `unstated` may be infinite or NaN: unknown.
+    """
     for name, value in _numbers(described):
         key = name.rpartition(".")[2]
         most = MOST if isinstance(value, int) else MOST_REAL

@@ -15,20 +15,20 @@ from meshwright.errors import InputError, argument
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """One level of the network: the accelerators of a domain reach each other at `bytes_per_s` each way.
+    """One level of the network. Accelerators of one domain send to each other at `bytes_per_s`.
 
-    `num_accelerators` of the `num_installed` in a domain are used; the rest are spares.
+    `num_accelerators` of the `num_installed` accelerators in a domain are used; the rest are spares.
     """
 
     name: str
     link: str
     num_accelerators: int
     num_installed: int
-    bytes_per_s: float  # each way and accelerator, with all planes up
+    bytes_per_s: float  # per accelerator and direction, with all planes
     latency_s: float
     num_planes: int = 1
     routing: str = "adaptive"  # see hardware.ROUTINGS
-    routing_assumed: bool = False  # whether nobody stated it
+    routing_assumed: bool = False  # True if no source states the routing
 
     def __post_init__(self) -> None:
         if self.num_accelerators < 1 or self.num_installed < self.num_accelerators:
@@ -47,14 +47,26 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A machine: `tiers` from the inside out; the last one spans every accelerator in use."""
+    """A machine: its accelerators and its network.
+
+    Args:
+        name: Name of the cluster.
+        accelerator: The accelerator.
+        tiers: The levels of the network, from the inside out. The last one connects all accelerators in use.
+        accelerators_per_node: Number of accelerators in a node.
+        storage_bytes_per_s: Bytes per second that the whole job can read from storage; infinite if not stated.
+        node_overhead_w: Watts of fans, CPUs and NICs of one node at full load, without its accelerators; 0 if not stated.
+        provider: Cloud provider, for prices and data centre.
+        region: Region, for the carbon intensity of the grid.
+        sources: Where the numbers come from.
+    """
 
     name: str
     accelerator: Accelerator
     tiers: tuple[Tier, ...]
     accelerators_per_node: int
-    storage_bytes_per_s: float = math.inf  # what the whole job can read; inf where nobody stated it
-    node_overhead_w: float = 0.0  # fans, CPUs, NICs of one node at full load, beside its accelerators
+    storage_bytes_per_s: float = math.inf  # of the whole job; infinite if not stated
+    node_overhead_w: float = 0.0  # fans, CPUs and NICs of one node at full load, without its accelerators
     provider: str = ""
     region: str = ""
     sources: Sources = field(default_factory=dict, hash=False)
@@ -82,12 +94,12 @@ class Cluster:
 
     @property
     def num_installed(self) -> int:
-        """Accelerators that the machine has, spares among them."""
+        """Accelerators that the machine has, spares included."""
         return self.tiers[-1].num_installed
 
     @property
     def used_per_node(self) -> int:
-        """Accelerators of a full node in use: fewer than it has where the domain that is a node, or lies in one, leaves spares."""
+        """Accelerators in use in a full node: fewer than it has if the tier of the node, or one inside it, has spares."""
         inside = [tier for tier in self.tiers if tier.num_installed <= self.accelerators_per_node]
         if not inside:
             return self.accelerators_per_node
@@ -95,13 +107,13 @@ class Cluster:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes in use: host computers, each with its accelerators. The last node of a domain may be in use by part."""
+        """Nodes (host computers) in use. The last node of a domain may be used only in part."""
         holding = next((tier for tier in self.tiers if tier.num_installed > self.accelerators_per_node), self.tiers[-1])
         return self.num_accelerators // holding.num_accelerators * math.ceil(holding.num_accelerators / self.used_per_node)
 
     @typed
     def is_fabric(self, tier: Tier) -> bool:
-        """Whether a tier is a network between nodes, and not the inside of a node or of a scale-up domain."""
+        """Whether a tier is a network between nodes, not one inside a node or a scale-up domain."""
         if tier not in self.tiers:
             raise InputError(f"{self.name} has no such tier as {tier.name}", where="Cluster.is_fabric: tier", fix="give one of its tiers")
         inner = self.tiers[: self.tiers.index(tier)]
@@ -119,8 +131,8 @@ class Cluster:
     def resized(self, num_accelerators: int) -> Cluster:
         """The same kind of machine with another number of accelerators in use, spread evenly over its domains.
 
-        Tiers that would be larger than the whole are cut to it. More than are described stretch the last tier, if that is a network; a
-        node or a scale-up domain has the size it has.
+        Tiers that would be larger than the whole machine are reduced to it. If the number is larger than described, the last tier is
+        made larger, if it is a network; a node or a scale-up domain cannot be made larger.
         """
         if num_accelerators < 1:
             raise InputError(
@@ -143,7 +155,7 @@ class Cluster:
 
     @typed
     def nearest_sizes(self, num_accelerators: int, multiple_of: int = 1) -> list[int]:
-        """The nearest numbers of accelerators below and above that the machine can be resized to, as far as there are any."""
+        """The nearest numbers of accelerators, below and above, to which the machine can be resized, if there are any."""
         if multiple_of < 1:
             raise InputError(f"multiples of {multiple_of} are no sizes", where="Cluster.nearest_sizes: multiple_of", fix="give 1 or more")
         reach = 2 * max(tier.num_installed for tier in self.tiers[:-1] or self.tiers)  # some whole domain lies within
@@ -175,12 +187,12 @@ class Cluster:
         )
 
     def _spread(self, num_accelerators: int) -> list[int] | None:
-        """Accelerators in use in a domain of every tier but the last, from the inside out; None where they do not come out even."""
+        """Accelerators in use in a domain of every tier but the last, from the inside out; None if they cannot be spread evenly."""
         return _spread(num_accelerators, self.tiers, self.accelerators_per_node)
 
 
 def beyond_note(described: Cluster, used: Cluster) -> str:
-    """What to say of an answer for more accelerators than were described; empty where they are not."""
+    """A note for a forecast with more accelerators than were described; empty otherwise."""
     if used.num_accelerators <= described.num_installed:
         return ""
     return (
@@ -190,7 +202,7 @@ def beyond_note(described: Cluster, used: Cluster) -> str:
 
 
 def _spread(total: int, tiers: Sequence[Tier], per_node: int) -> list[int] | None:
-    """Sizes of the domains of all tiers but the last, which holds `total`: the first that nest, the outermost the largest."""
+    """Sizes of the domains of all tiers but the last, which has `total` accelerators: the first sizes that fit into each other."""
     if len(tiers) == 1:
         return []
     for size in _domain_sizes(total, tiers[-1], tiers[-2], per_node):
@@ -201,11 +213,11 @@ def _spread(total: int, tiers: Sequence[Tier], per_node: int) -> list[int] | Non
 
 
 def _domain_sizes(total: int, outer: Tier, tier: Tier, per_node: int) -> Iterator[int]:
-    """How many of a domain may be in use so that whole domains make `total`: as described if that comes out, else the most first.
+    """How many accelerators of a domain may be in use so that whole domains give `total`: as described if possible, else the most first.
 
-    No more domains than there are; and none in use by half or less where fewer would do. Domains of several nodes are filled by whole
-    nodes. Where that fails, networks within networks, and links within a node, are cut to what divides: they are slower than they are, not
-    other machines.
+    There cannot be more domains than the machine has, and no domain is used by half or less if fewer domains are enough. Domains of several
+    nodes are filled with whole nodes. If this is not possible, networks inside networks and links inside a node get a size that divides the
+    total; this makes them slower than they are, but does not change the machine.
     """
     described = tier.num_installed if outer.num_accelerators <= tier.num_accelerators else tier.num_accelerators  # one domain, cut before
     if total <= described:

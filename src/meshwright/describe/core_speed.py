@@ -1,8 +1,8 @@
-"""What one core multiplies and copies: a program of its own, which `this_machine` starts with BLAS held to one thread.
+"""Measures how fast one core multiplies and copies: a separate program, which `this_machine` starts with BLAS limited to one thread.
 
-Seconds are those that the processor gave this thread, so that other programs on the machine hardly change them. Threads of BLAS cannot be
-timed so: they spin while they wait for one another, and what they spin counts as work. How many there are is settled when numpy is
-loaded, hence the program of its own.
+Seconds are processor time of this thread, so that other programs on the machine hardly change them. Several threads of BLAS cannot be timed
+like this, because they use processor time while they wait for each other. The number of threads is fixed when numpy is loaded, so this must
+be a separate program.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What an hour costs, and what a kilowatt-hour brings with it: prices by provider, grid carbon by region, PUE and WUE."""
+"""Prices by provider, grid carbon by region, PUE and WUE of data centres."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INDUSTRY = "industry"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What one provider lists per accelerator-hour."""
+    """The listed price of one provider per accelerator-hour."""
 
     provider: str
     accelerator: str
@@ -38,22 +38,22 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """A place and the carbon of its grid."""
+    """A region and the carbon intensity of its grid."""
 
     name: str
     grid_gco2e_per_kwh: float
-    method: str  # operational: what is burnt; lifecycle: and what building the plants took
+    method: str  # operational: from fuel only; lifecycle: with the construction of power plants
     year: int
     source: Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facility:
-    """What a provider's halls add to the computers in them."""
+    """The overhead of a provider's data centres: PUE and water."""
 
     name: str
     pue: float  # energy at the meter over energy of the computers
-    wue_l_per_kwh: float | None  # litres of water on site per kWh of the computers; None where it is not published
+    wue_l_per_kwh: float | None  # litres of water on site per kWh of the computers; None if not published
     year: int
     source: Source
 
@@ -103,7 +103,7 @@ def _price(row: PriceTable) -> Price:
 
 
 def prices(accelerator_name: str, *, provider: str = "", kind: str = "") -> tuple[Price, ...]:
-    """Listed prices of an accelerator, cheapest first; of one provider or kind where those are given."""
+    """Listed prices of an accelerator, cheapest first; only of one provider or kind if given."""
     name = accelerator(accelerator_name).name
     if provider and plain(provider) not in providers():
         raise InputError(
@@ -191,7 +191,7 @@ def region(name: str) -> Region:
 
 
 def facility(provider: str) -> Facility:
-    """The halls of a provider; the industry's mean (its name says so) for one that publishes nothing."""
+    """The data centres of a provider; the mean of the industry (as its name says) if the provider publishes nothing."""
     found = spellings("facilities").get(plain(provider), INDUSTRY)
     where = f"regions.toml [facilities.{found}]"
     table = checked(FacilityTable, _tables("facilities")[found], where)

@@ -1,4 +1,4 @@
-"""What breaks, how often, and how long it takes to continue: published rates, or a user's own file."""
+"""Failures of a machine: what breaks, how often, and how long it takes to continue; published rates, or a user's own file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cause:
 
     name: str
     per_accelerator_hour: float
-    loses_node: bool  # whether the node must be replaced before the run goes on
+    loses_node: bool  # whether the node must be replaced before the run continues
 
     def __post_init__(self) -> None:
         if not 0 <= self.per_accelerator_hour <= HIGHEST_PER_HOUR:
@@ -45,8 +45,8 @@ class Failures:
 
     name: str
     causes: tuple[Cause, ...]
-    detection_s: float  # until somebody notices
-    restart_s: float  # until training goes on, with all nodes there
+    detection_s: float  # until the failure is noticed
+    restart_s: float  # until training continues, with all nodes available
     checkpoint_s: float  # that training waits for a checkpoint
     repair_s: float  # until a lost node is back
     note: str = ""
@@ -64,19 +64,19 @@ class Failures:
         return sum(cause.per_accelerator_hour for cause in self.causes)
 
     def mean_time_between_s(self, num_accelerators: int) -> float:
-        """Seconds between interruptions of a machine; infinite where nothing breaks."""
+        """Seconds between interruptions of a machine; infinite if nothing breaks."""
         rate = self.per_accelerator_hour * num_accelerators
         return HOUR / rate if rate > 0 else math.inf
 
     def nodes_out(self, num_accelerators: int) -> float:
-        """Nodes of a machine that are out for repair on average, where each one lost is replaced by another."""
+        """Mean number of nodes in repair, if each lost node is replaced by another."""
         per_hour = sum(cause.per_accelerator_hour for cause in self.causes if cause.loses_node)
         return per_hour * num_accelerators * self.repair_s / HOUR
 
 
 @cache
 def usual_failures() -> Failures:
-    """Those of a cluster whose own are not known."""
+    """The failures of a cluster that does not state its own."""
     return failures(USUAL)
 
 
@@ -91,7 +91,7 @@ def failures(name: str) -> Failures:
 
 
 class _CauseEntry(Checked):
-    """One cause in a file: how often by the hour, or how many times while somebody watched."""
+    """One cause in a file: its rate per hour, or its count during an observed time."""
 
     per_accelerator_hour: float | None = None
     count: float | None = None

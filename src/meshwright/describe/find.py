@@ -1,4 +1,4 @@
-"""Finding what a name or a path describes: an entry of the catalogue, or a file."""
+"""Finds what a name or a path describes: an entry of the catalogue, or a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def finders() -> Mapping[str, tuple[Callable[[], Iterable[str]], Callable[[str],
 
 
 def find(name: str) -> tuple[object, str]:
-    """The entry of that name, and its note. A path is read as whatever it describes."""
+    """The entry of that name, and its note. A path is read as the kind of file that it is."""
     if load.looks_like_path(name):
         return _from_path(Path(name)), ""
     wanted = load.plain(name)

@@ -1,4 +1,4 @@
-"""The form of a file's tables: known keys, values of their type; and the complaint that names the first bad key."""
+"""The form of the tables in a file: known keys and types of values; the error names the first bad key."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def checked(form: type[Form], table: object, where: str) -> Form:
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Complaints raised within name their file."""
+    """Errors raised inside the block name their file."""
     try:
         yield
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Accelerators and links as their vendors specify them: ceilings, not what software reaches."""
+"""Accelerators and links as their vendors specify them: upper limits, which software does not reach."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from meshwright.describe.recipe import recipe, recipes
 from meshwright.describe.source import Sources
 from meshwright.errors import InputError, argument
 
-# How a network spreads traffic over its paths: a switched scale-up domain; InfiniBand and Spectrum-X pick paths by load; packets
-# sprayed over planes; or a hash that sends each flow down one path, whatever else goes there.
+# How a network spreads traffic over its paths: inside a switched scale-up domain; by load (InfiniBand, Spectrum-X); packets
+# sprayed over planes; or by a hash that sends each flow over one path, regardless of other traffic.
 ROUTINGS = ("scale-up", "adaptive", "spray", "hashed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One accelerator: what its data sheet promises."""
+    """One accelerator, as in its data sheet."""
 
     name: str
     vendor: str
@@ -32,7 +32,7 @@ class Accelerator:
 
     @property
     def room_bytes(self) -> float:
-        """Memory that processes can have: what the driver reports, or else the data sheet's figure. The two differ by up to 7 %."""
+        """Bytes of memory that processes can use: as the driver reports, or else as in the data sheet. The two differ by up to 7 %."""
         return self.driver_memory_bytes or self.memory_bytes
 
     def can_run(self, precision: str) -> bool:

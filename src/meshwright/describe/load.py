@@ -1,7 +1,7 @@
 """TOML and config.json -> accelerators, links, clusters, models and workloads, in SI units.
 
-A name is looked up in the catalogue (in any case, or by an alias); a path is read as the user's own file. What a file
-holds is checked once, here: every complaint names the file and the key.
+A name is looked up in the catalogue (in upper or lower case, or by an alias); a path is read as the user's own file. The
+content of a file is checked once, here, and every error names the file and the key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EMULATED = "this-machine-2x4"  # its processors as two racks of four
 
 Table = dict[str, Any]
 
-# Bounds far beyond any real thing: they keep every later product finite.
+# Bounds far above any real value. They keep all later products finite.
 Count = Annotated[int, Field(ge=1, le=10**8)]
 CountOrNone = Annotated[int, Field(ge=0, le=10**8)]
 Positive = Annotated[float, Field(gt=0, le=1e24, allow_inf_nan=False)]
@@ -51,7 +51,7 @@ class SourceTable(Checked):
 
 
 class Entry(Checked):
-    """What every entry may say beside its numbers."""
+    """The keys that every entry may have besides its numbers."""
 
     name: str = ""
     aliases: list[str] = Field(default_factory=list)
@@ -284,6 +284,7 @@ class WorkloadTable(Entry):
     evaluation: EvaluationTable | None = None
     adapters: AdaptersTable | None = None
     training: TrainingTable | None = None
+    expert_imbalance: Positive = 1.0
     packed: bool = False
 
     def value(self, name: str, sources: Sources) -> Workload:
@@ -300,6 +301,7 @@ class WorkloadTable(Entry):
             evaluation=Evaluation(**self.evaluation.model_dump()) if self.evaluation else None,
             adapters=Adapters(rank=self.adapters.rank, targets=tuple(self.adapters.targets)) if self.adapters else None,
             training=Training(**self.training.model_dump()) if self.training else None,
+            expert_imbalance=self.expert_imbalance,
             packed=self.packed,
             target=self.target,
             sources=sources,
@@ -440,7 +442,7 @@ def _catalogue_link(name: str) -> Link:
 
 @typed
 def load_model(name: str | Path) -> Model:
-    """The model of that name, or the one that a TOML file, a config.json or a folder holding one describes."""
+    """Load a model by its catalogue name, or from a TOML file, a `config.json`, or a folder with a `config.json`."""
     if looks_like_path(name):
         path = Path(name)
         if path.suffix == ".toml":
@@ -465,7 +467,7 @@ def _catalogue_model(name: str) -> Model:
 
 @typed
 def load_cluster(name: str | Path) -> Cluster:
-    """The cluster of that name (`this-machine` is looked at on the spot), or the one in a TOML file."""
+    """Load a cluster by its catalogue name or from a TOML file. `this-machine` describes the machine that runs this code."""
     if looks_like_path(name):
         return cluster_from(_in_file(Path(name)))
     return _catalogue_cluster(_resolved("clusters", str(name)))
@@ -493,7 +495,7 @@ def _catalogue_cluster(name: str) -> Cluster:
 
 @typed
 def load_workload(name: str | Path) -> Workload:
-    """The workload of that name, or the one in a TOML file."""
+    """Load a workload by its catalogue name or from a TOML file."""
     if looks_like_path(name):
         return workload_from(_in_file(Path(name)))
     return _catalogue_workload(_resolved("workloads", str(name)))
@@ -522,15 +524,15 @@ LOADERS: Mapping[str, Callable[[str], object]] = {
 
 @cache
 def left_out() -> Mapping[str, str]:
-    """What was asked for and is not in the catalogue, and why."""
+    """Entries that are not in the catalogue on purpose, with the reasons."""
     reasons: dict[str, str] = {}
-    for kind in ("accelerators", "prices", "regions"):
+    for kind in ("accelerators", "models", "prices", "regions"):
         reasons |= read_toml(CATALOGUE / f"{kind}.toml").get("left_out", {})
     return reasons
 
 
 def note(kind: str, name: str) -> str:
-    """The remark beside a catalogue entry, if it has one."""
+    """The remark of a catalogue entry, if it has one."""
     folder = CATALOGUE / kind
     if folder.is_dir():
         path = folder / f"{name}.toml"

@@ -1,8 +1,8 @@
-"""A transformer as shapes; every count of parameters and FLOPs is derived from them here and nowhere else.
+"""A transformer as shapes. All counts of parameters and FLOPs are derived from the shapes in this module only.
 
-FLOPs are those of matrix multiplications (2 per multiply-add) and of attention, causal attention counted
+FLOPs are those of matrix multiplications (2 per multiply-add) and of attention. Causal attention is counted
 once: a token attends to half of the sequence on average. Norms, activations and the softmax are not
-counted, as in everyone's MFU.
+counted, as is usual for MFU.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryScaling:
-    """Llama 3's stretching of rotary positions for contexts longer than those first trained on.
+    """Llama 3's scaling of rotary positions for contexts longer than the original one.
 
-    Dimensions that turn fewer than `low_turns` times over the original context are slowed by `factor`, those above `high_turns` kept.
+    Dimensions that turn fewer than `low_turns` times over the original context are slowed down by `factor`; those that turn more than
+    `high_turns` times are not changed.
     """
 
     factor: float
@@ -53,7 +54,36 @@ class RotaryScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The shapes of a decoder-only transformer."""
+    """The shapes of a decoder-only transformer.
+
+    Args:
+        name: Name of the model.
+        num_layers: Number of layers, without prediction layers.
+        hidden: Width of the hidden states.
+        ffn_hidden: Width of the dense MLP.
+        num_heads: Number of query heads.
+        num_kv_heads: Number of key-value heads.
+        head_dim: Width of one head.
+        vocab_size: Number of tokens in the vocabulary.
+        gated: Whether the MLP is gated (SwiGLU): three matrices instead of two.
+        biases: Whether every linear layer has a bias.
+        attention_biases: Whether only the four projections of attention have biases.
+        qkv_biases: Whether only queries, keys and values have biases.
+        tied_embeddings: Whether the output projection uses the weights of the embedding.
+        num_positions: Number of learned positions; 0: positions are rotary.
+        rotary_theta: Base of the rotary wavelengths.
+        rotary_scaling: Llama 3's scaling of rotary positions, if used.
+        norm_epsilon: Epsilon of the norms.
+        layer_norm: Whether norms are LayerNorm (weight and bias) instead of RMSNorm (weight).
+        qk_norm: Whether queries and keys are normalized.
+        attention_sinks: Whether each head has a learned logit as a sink.
+        window: Number of earlier tokens that a windowed layer attends to; 0: no layer has a window.
+        num_windowed_layers: Number of layers with a window.
+        num_prediction_layers: Number of additional layers for multi-token prediction.
+        experts: The mixture of experts, if the model has one.
+        latent: Multi-head latent attention, if the model has it.
+        sources: Where the numbers come from.
+    """
 
     name: str
     num_layers: int
@@ -65,8 +95,8 @@ class Model:
     vocab_size: int
     gated: bool = True  # SwiGLU: three MLP matrices instead of two
     biases: bool = False  # on every linear layer
-    attention_biases: bool = False  # on the four attention projections alone
-    qkv_biases: bool = False  # on queries, keys and values alone, as in Qwen2
+    attention_biases: bool = False  # on the four attention projections only
+    qkv_biases: bool = False  # on queries, keys and values only, as in Qwen2
     tied_embeddings: bool = False
     num_positions: int = 0  # learned positions; 0 where they are rotary
     rotary_theta: float = 10000.0  # base of the rotary wavelengths
@@ -74,8 +104,8 @@ class Model:
     norm_epsilon: float = 1e-5
     layer_norm: bool = False  # LayerNorm (weight and bias) instead of RMSNorm (weight)
     qk_norm: bool = False
-    attention_sinks: bool = False  # one learned logit a head
-    window: int = 0  # tokens a windowed layer looks back; 0: all layers look at everything
+    attention_sinks: bool = False  # one learned logit per head
+    window: int = 0  # earlier tokens that a windowed layer attends to; 0: no layer has a window
     num_windowed_layers: int = 0
     num_prediction_layers: int = 0  # extra multi-token-prediction layers
     experts: Experts | None = None
@@ -115,7 +145,7 @@ class Model:
 
     @typed
     def key_copies(self, tp: int) -> int:
-        """How many of `tp` tensor-parallel ranks hold the same key-value head: one, unless ranks outnumber heads."""
+        """How many of `tp` tensor-parallel ranks hold the same key-value head: one, unless there are more ranks than heads."""
         return 1 if self.latent else max(tp // self.num_kv_heads, 1)
 
     @property
@@ -134,7 +164,7 @@ class Model:
 
     @typed
     def attended_tokens(self, seq_len: int) -> float:
-        """Mean number of earlier tokens a token attends to, over all layers: half the sequence, or a window's."""
+        """Mean number of earlier tokens that a token attends to, over all layers: half of the sequence, or less with a window."""
         full = seq_len / 2
         if not self.window or not self.num_windowed_layers:
             return full
@@ -185,7 +215,7 @@ class Model:
 
     @property
     def small_parameters_per_layer(self) -> int:
-        """Norms, biases and sinks of one layer: too small for FLOPs, counted for memory and totals."""
+        """Parameters of the norms, biases and sinks of one layer. They count in memory and in totals, but not in FLOPs."""
         norm = (2 if self.layer_norm else 1) * self.hidden
         count = 2 * norm
         if self.qk_norm:
@@ -226,7 +256,7 @@ class Model:
 
     @property
     def num_parameters(self) -> int:
-        """All parameters, tied ones once, prediction layers left out as in the published counts."""
+        """Number of all parameters. Tied ones count once; prediction layers are left out, as in the published counts."""
         count = self.num_layers * (self.attention_matrix_parameters + self.small_parameters_per_layer)
         count += self.num_dense_layers * self.dense_mlp_parameters
         if self.experts:
@@ -237,7 +267,7 @@ class Model:
 
     @property
     def num_active_parameters(self) -> int:
-        """Parameters one token meets: of the routed experts, only those it visits; the embedding whole."""
+        """Number of parameters that one token uses: of the routed experts only those that it visits, and the whole embedding."""
         if not self.experts:
             return self.num_parameters
         idle = (self.experts.num_experts - self.experts.num_active) * (self.expert_parameters + self.expert_bias_parameters)
@@ -245,7 +275,7 @@ class Model:
 
     @property
     def layer_matrix_parameters_per_token(self) -> float:
-        """Matrix weights a token meets in a layer, averaged over the layers."""
+        """Matrix weights that a token uses in a layer, averaged over the layers."""
         count = float(self.num_layers * self.attention_matrix_parameters + self.num_dense_layers * self.dense_mlp_parameters)
         if self.experts:
             visited = self.experts.num_active * self.expert_parameters + self.shared_expert_parameters + self.router_parameters
@@ -254,13 +284,13 @@ class Model:
 
     @typed
     def flops_per_token(self, seq_len: int) -> float:
-        """Forward and backward FLOPs of one token in pre-training, nothing recomputed, causal attention once."""
+        """Forward and backward FLOPs of one token in pre-training, without recompute, with causal attention counted once."""
         layer = 2 * self.layer_matrix_parameters_per_token + self.attention_flops_per_token(seq_len)
         return 3 * (self.num_layers * layer + 2 * self.head_parameters)
 
     @typed
     def cut_to(self, num_layers: int) -> Model:
-        """The same model with fewer layers, as people cut one down to fit a small machine."""
+        """The same model with fewer layers, for a small machine."""
         windowed = round(self.num_windowed_layers * num_layers / self.num_layers)
         experts = self.experts and replace(self.experts, num_dense_layers=min(self.experts.num_dense_layers, num_layers))
         return replace(self, name=f"{self.name}-l{num_layers}", num_layers=num_layers, num_windowed_layers=windowed, experts=experts)

@@ -1,6 +1,6 @@
-"""A hardware profile: what was timed on one machine, with date and device; written by `meshwright measure`, read where a step is priced.
+"""A hardware profile: the times measured on one machine, with date and device; written by `meshwright measure`, used to price a step.
 
-Seconds are those of one process while all processes that share the machine are at work. Nothing here is fitted.
+Seconds are those of one process while all processes that share the machine work. Nothing in it is fitted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class AttentionTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """The trainer's own step on a few layers of a model, taken at two numbers of layers: a layer's cost, and what is left over."""
+    """The trainer's own step on a few layers of a model, timed at two numbers of layers: the cost of a layer, and of the rest."""
 
     model: str
     hidden: int
@@ -77,7 +77,7 @@ class Slice:
     num_layers: tuple[int, int]
     steps_s: tuple[float, float]  # forward and backward at each number of layers, median
     layer_s: float  # forward and backward of one layer
-    ends_s: float  # of what is there whatever the number of layers: embedding, loss, the host's wait
+    ends_s: float  # of the part that does not depend on the number of layers: embedding, loss, waiting for the host
     num_parameters: tuple[int, int]
     updates_s: tuple[float, float]  # the optimizer's part of a step, at each number of layers
     state_bytes_per_parameter: float  # what stays between steps; 0 where memory is not counted
@@ -89,7 +89,7 @@ class Slice:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What makes two models' layers and ends alike."""
+        """What makes the layers and ends of two models the same."""
         return self.hidden, self.ffn_hidden, self.num_heads, self.num_kv_heads, self.head_dim, self.vocab_size
 
     @property
@@ -119,7 +119,7 @@ class CollectiveTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """All that was timed on one machine."""
+    """All measurements of one machine."""
 
     date: str
     device: str
@@ -143,7 +143,7 @@ class Profile:
 
     @property
     def shares_cores(self) -> bool:
-        """Whether the processes took turns on the same cores."""
+        """Whether the processes share the same cores."""
         return self.num_cores > 0
 
     @property
@@ -239,7 +239,7 @@ def _check(profile: Profile, where: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Where this user's files that can be made again lie."""
+    """The folder of this user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"
 
 

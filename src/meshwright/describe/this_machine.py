@@ -47,10 +47,10 @@ def this_machine() -> Cluster:
 
 
 def emulated_racks(num_racks: int, ranks_per_rack: int) -> Cluster:
-    """This machine's processors shared out among processes that stand for accelerators in racks.
+    """This machine's processors, divided among processes that act as accelerators in racks.
 
-    Each process counts as an even share of cores, memory and memory bandwidth. Both networks are this machine's loopback, through which
-    bytes are copied about four times on their way (an assumption): what the emulation keeps of a cluster is which traffic goes where.
+    Each process counts as an even share of cores, memory and memory bandwidth. Both networks are the loopback of this machine, in which
+    bytes are copied about four times (an assumption). The emulation shows which traffic goes where, but not the speeds of a real cluster.
     """
     whole, cores = _of_processor(), num_cores()
     chip, num_ranks = whole.accelerator, num_racks * ranks_per_rack

@@ -1,4 +1,4 @@
-"""What if: one value of the machine or the job changed, by the key that its file would use (`fabric.planes=7`, `gpus=7168`)."""
+"""Changes one value of the cluster or the workload, by the key that its file would use (`fabric.planes=7`, `gpus=7168`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ChipChange = Callable[[Accelerator, float], Accelerator]
 
 
 def _planes(tier: Tier, up: float) -> Tier:
-    """The tier with only so many of its planes up: each carries an even share."""
+    """The tier with only so many of its planes: each carries an even share."""
     if up != int(up) or not 1 <= up <= tier.num_planes:
         raise InputError(
             f"{tier.name} has {tier.num_planes} planes, so {up:g} cannot be up",
@@ -44,11 +44,11 @@ CHIP_CHANGES: Mapping[str, ChipChange] = {
 }
 WORKLOAD_COUNTS = ("seq_len", "global_batch")
 MODEL_KEYS = tuple(each.name for each in fields(Model))
-WORKLOAD_KEYS = (*WORKLOAD_COUNTS, "precision", "attention_precision", "num_tokens")
+WORKLOAD_KEYS = (*WORKLOAD_COUNTS, "precision", "attention_precision", "num_tokens", "expert_imbalance")
 
 
 def changed(cluster: Cluster, workload: Workload, assignments: Iterable[str]) -> tuple[Cluster, Workload]:
-    """The machine and the job with every KEY=VALUE applied; the number of accelerators last, since domains change it too."""
+    """The cluster and the workload with every KEY=VALUE applied; the number of accelerators last, because domains change it too."""
     last: list[tuple[str, str]] = []
     seen: set[str] = set()
     for text in assignments:
@@ -130,6 +130,8 @@ def _changed_workload(workload: Workload, key: str, value: str) -> Workload:
         changes = {name: _count(key, value)}
     elif name == "num_tokens":
         changes = {name: _number(key, value), "convergence": None}
+    elif name == "expert_imbalance":
+        changes = {name: _number(key, value)}
     elif name == "precision":
         recipe(value, where=argument("changes", f"{key}={value}"))
     return replace(workload, **changes)
@@ -156,7 +158,7 @@ def using(cluster: Cluster, index: int, num_used: int) -> Cluster:
 
 
 def domain_changes(described: Cluster, used: Cluster) -> tuple[str, ...]:
-    """What to set on a cluster, beside its number of accelerators, so that as many of each domain are in use as in `used`."""
+    """What to set on a cluster, besides its number of accelerators, so that as many accelerators of each domain are used as in `used`."""
     inner = used.tiers[0]
     if described.can_have(used.num_accelerators):
         usual = described.resized(used.num_accelerators)

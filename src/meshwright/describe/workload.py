@@ -1,4 +1,4 @@
-"""What is to be trained, and until when: sequence, batch, precision, tokens or a quality target."""
+"""What is trained and until when: sequence length, batch, precision, and a number of tokens or a target loss."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from meshwright.errors import InputError
 ROUNDING = 1e-9  # of a quotient of two floats that are meant to divide
 
 
+MOST_IMBALANCE = 10_000  # no layout has more ranks to spread experts over
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """LoRA: the base is frozen; low-rank pairs beside some matrices are trained."""
+    """LoRA: the base model is frozen; pairs of low-rank matrices next to some of its matrices are trained."""
 
     rank: int
     targets: tuple[str, ...]  # of "qkv", "proj", "mlp"
@@ -41,10 +44,11 @@ class Convergence:
                 )
 
     def samples(self, batch: float, precision: str = "") -> float:
-        """Samples to the target at a global batch, on a straight line in log-log between measured batches.
+        """Samples to the target at a global batch, interpolated on a straight line in log-log between measured batches.
 
-        A precision with a table of its own uses that. Beyond the measured batches nobody knows (`Workload.batch_beyond`): below, the
-        nearest one's count is used (small batches waste nothing); above, the last slope, a lower bound (large batches waste ever more).
+        A precision with its own table uses that table. Outside the measured batches nothing is known (`Workload.batch_beyond`). Below them,
+        the count of the smallest batch is used, because small batches waste no samples. Above them, the last slope is used. This is a
+        lower bound, because larger batches waste more and more samples.
         """
         table = self._table(precision)
         if batch in table:
@@ -57,7 +61,7 @@ class Convergence:
         return float(np.exp(logs[1][-1] + max(slope, 0.0) * (math.log(batch) - logs[0][-1])))
 
     def measured_batches(self, precision: str = "") -> tuple[int, int]:
-        """The smallest and the largest global batch at which anyone measured samples to the target."""
+        """The smallest and the largest global batch for which the samples to the target were measured."""
         table = self._table(precision)
         return min(table), max(table)
 
@@ -67,17 +71,18 @@ class Convergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """On how many sequences the model is evaluated, and after which steps: the one rule for predictor, simulator and trainer.
+    """On how many sequences the model is evaluated, and after which steps. Predictor, simulator and trainer all use this rule.
 
-    The rule is MLPerf's: evaluations are ceil(every_samples / global batch) steps apart, and the first few are skipped. Logs show it: with
-    24,576 samples between evaluations and a batch of 2,688, every 10 steps (9.14 rounded up); with 18,432, a batch of 960 and 15 intervals
-    to the first, at steps 300, 320 and 340. A run also ends with an evaluation, on whichever step it ends.
+    It is MLPerf's rule: evaluations are ceil(every_samples / global batch) steps apart, and the first few are skipped. Logs confirm it:
+    with 24,576 samples between evaluations and a batch of 2,688, evaluations follow every 10 steps (9.14 rounded up); with 18,432 samples,
+    a batch of 960 and 15 intervals to the first, they follow steps 300, 320 and 340. There is also an evaluation after the last step of a
+    run.
     """
 
     num_samples: int
     every_samples: float  # training samples between two evaluations, rounded up to whole steps
     start_samples: float = 0.0  # no evaluation before this many
-    start_samples_per_batch: float = 0.0  # for each sequence of the global batch so many more, of which whole intervals count
+    start_samples_per_batch: float = 0.0  # so many more for each sequence of the global batch; only whole intervals count
 
     def __post_init__(self) -> None:
         if not self.every_samples > 0 or self.num_samples < 1:
@@ -92,9 +97,9 @@ class Evaluation:
         return max(1, math.ceil(self.every_samples / global_batch - ROUNDING))
 
     def first_step(self, global_batch: int) -> int:
-        """The step that the first evaluation follows.
+        """The step after which the first evaluation comes.
 
-        Intervals are counted, not samples, as in the rule of LoRA: the first floor(0.125 x batch + 2) evaluations are skipped.
+        Whole intervals are counted, not samples, as in the rule for LoRA: the first floor(0.125 x batch + 2) evaluations are skipped.
         """
         later = math.floor(self.start_samples_per_batch * global_batch / self.every_samples + ROUNDING)
         number = math.ceil(self.start_samples / self.every_samples - ROUNDING) + later
@@ -127,15 +132,15 @@ class Training:
     learning_rate: float
     min_learning_rate: float = 0.0
     warmup_samples: float = 0.0
-    decay_samples: float = 0.0  # where the cosine ends; 0: the rate stays
+    decay_samples: float = 0.0  # where the cosine ends; 0: the rate stays constant
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
     weight_decay: float = 0.1  # of matrices
     clip_norm: float = 1.0  # 0: gradients are not clipped
     target_loss: float = 0.0  # validation loss that ends the run; 0: none
-    most_samples: float = 0.0  # the run ends here, target or not; 0: at the workload's own count
-    corpus: str = ""  # what to train on: a folder, or the name of an embedded one
+    most_samples: float = 0.0  # the run ends here, even without the target; 0: at the end of the workload
+    corpus: str = ""  # what to train on: a folder, or the name of a corpus in the package
 
     def rate(self, samples: float) -> float:
         """Learning rate of the step that begins after `samples`."""
@@ -149,19 +154,37 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One training job."""
+    """What is trained and until when.
+
+    Args:
+        name: Name of the workload.
+        model: Name of the model that it is defined for; empty: any model.
+        seq_len: Tokens per sequence.
+        global_batch: Sequences per step, over all replicas.
+        precision: Name of the precision recipe: `bf16`, `fp8`, `nvfp4`, ...
+        attention_precision: Number format of the two products of attention: `bf16` or `fp8`.
+        num_tokens: Number of tokens to train on; 0: the run ends at a target.
+        convergence: Samples to the target by batch, if the run ends at a target.
+        evaluation: How often and on how many sequences the model is evaluated.
+        adapters: LoRA adapters, for fine-tuning.
+        training: Optimizer, learning rate and corpus, for `meshwright train`.
+        packed: Whether a sequence holds several documents, with attention inside each document only.
+        target: The target in words.
+        sources: Where the numbers come from.
+    """
 
     name: str
-    model: str  # name of the model it is defined for; "" where any will do
+    model: str  # name of the model that it is defined for; "": any model
     seq_len: int
-    global_batch: int  # sequences a step
+    global_batch: int  # sequences per step
     precision: str = "bf16"  # recipe of the layers' matrix multiplications
     attention_precision: str = "bf16"  # of the score and value products: bf16 or fp8
-    num_tokens: float = 0.0  # plain pre-training: train on this many
-    convergence: Convergence | None = None  # or: train until a quality target
+    num_tokens: float = 0.0  # pre-training: train on so many tokens
+    convergence: Convergence | None = None  # or: train to a target
     evaluation: Evaluation | None = None
     adapters: Adapters | None = None
-    training: Training | None = None  # what the trainer needs beside; None: only predicted
+    training: Training | None = None  # what only the trainer needs; None: the workload cannot be trained
+    expert_imbalance: float = 1.0  # tokens of the busiest expert-parallel rank over the mean; 1: all ranks get equally many
     packed: bool = False  # sequences hold several documents, and attention does not cross them
     target: str = ""  # the quality target in words
     sources: Sources = field(default_factory=dict, hash=False)
@@ -180,6 +203,12 @@ class Workload:
                 where=f"workload {self.name}: attention_precision",
                 fix="choose bf16 or fp8",
             )
+        if not 1 <= self.expert_imbalance <= MOST_IMBALANCE:
+            raise InputError(
+                f"the busiest rank cannot get {self.expert_imbalance:g} times the mean of the tokens",
+                where=f"workload {self.name}: expert_imbalance",
+                fix=f"give 1 (all ranks get equally many) or more, up to {MOST_IMBALANCE:,}",
+            )
         check_numbers(self, f"workload {self.name}")
 
     def __repr__(self) -> str:
@@ -187,7 +216,7 @@ class Workload:
 
     @property
     def is_mlperf(self) -> bool:
-        """Whether it is one of MLPerf's benchmarks, for which stacks are tuned."""
+        """Whether it is a benchmark of MLPerf, for which software is tuned."""
         return self.name.startswith("mlperf-")
 
     @property
@@ -197,19 +226,19 @@ class Workload:
 
     @property
     def measured_batches(self) -> tuple[int, int] | None:
-        """The smallest and the largest batch with known samples to the target; None where nothing but tokens ends the run."""
+        """The smallest and the largest batch with known samples to the target; None if the run ends after a number of tokens."""
         return self.convergence.measured_batches(self.precision) if self.convergence else None
 
     @property
     def batch_beyond(self) -> str:
-        """Where the batch lies if nobody measured samples to the target there: `above` or `below` all that were; else empty."""
+        """`above` or `below` if the batch is outside the batches whose samples to the target were measured; otherwise empty."""
         if self.measured_batches is None:
             return ""
         smallest, largest = self.measured_batches
         return "below" if self.global_batch < smallest else "above" if self.global_batch > largest else ""
 
     def num_steps(self) -> int:
-        """Steps to the target or through all tokens; 0 where the workload states neither."""
+        """Number of steps to the target or through all tokens; 0 if the workload states neither."""
         if self.convergence:
             return math.ceil(self.convergence.samples(self.global_batch, self.precision) / self.global_batch)
         return math.ceil(self.num_tokens / self.tokens_per_step)
@@ -226,7 +255,7 @@ class Workload:
 
     @typed
     def duration_s(self, step_s: float, evaluation_s: float) -> float:
-        """Seconds of the whole workload where every step and every evaluation takes so long; 0 where it has no end."""
+        """Seconds of the whole workload with these step and evaluation times; 0 if the workload has no end."""
         num_steps = self.num_steps()
         return num_steps * step_s + self.num_evaluations(num_steps) * evaluation_s
 

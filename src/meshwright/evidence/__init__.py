@@ -1,1 +1,1 @@
-"""How right we are: measured runs, the constants fitted on them, and the errors that remain."""
+"""Measured runs, the constants fitted on them, and the errors that remain."""

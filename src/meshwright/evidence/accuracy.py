@@ -1,4 +1,4 @@
-"""How right the predictor is, as figures: what was asked of it and what it reaches on the runs carried with the package."""
+"""The accuracy of the predictor in numbers: the targets, and the results on the runs in the package."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_CONSTANTS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One number that was asked for: between which bounds, and what it is."""
+    """One target: its bounds, and the result."""
 
     name: str
     reached: float
@@ -57,12 +57,12 @@ class Figure:
 
     @property
     def reached_words(self) -> str:
-        """What was reached, with its unit."""
+        """The result with its unit."""
         return f"{self.reached:.0f}" if not self.unit else f"{self.reached:.2f}{self._unit}"
 
     @property
     def is_met(self) -> bool:
-        """Whether what was asked is reached."""
+        """Whether the target is met."""
         return self.at_least <= self.reached <= self.at_most
 
     @property
@@ -72,31 +72,31 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All runs that the package carries, predicted."""
+    """All runs in the package, predicted."""
 
     measured: tuple[Checked, ...]
     published: tuple[Checked, ...]
     unfitted: tuple[Checked, ...]
-    files: Mapping[str, Runs]  # with the rows that could not be expressed
+    files: Mapping[str, Runs]  # with the rows that cannot be predicted
 
     def joint(self) -> list[Checked]:
         """The rows of the joint fit."""
         return _picked(self.measured, pretraining)
 
     def large(self) -> list[Checked]:
-        """GPT-3 and 405B: NVIDIA, layout confidence high, clean."""
+        """GPT-3 and 405B: NVIDIA, layout confidence high, undisturbed."""
         return [row for row in self.joint() if row.run.benchmark in LARGE_BENCHMARKS]
 
     def small(self) -> list[Checked]:
-        """Llama 3.1 8B, alike."""
+        """Llama 3.1 8B, chosen in the same way."""
         return [row for row in self.joint() if row.run.benchmark == "llama31_8b"]
 
     def adapters(self) -> list[Checked]:
-        """Llama 2 70B LoRA, alike."""
+        """Llama 2 70B LoRA, chosen in the same way."""
         return [row for row in _picked(self.measured, high_confidence_nvidia) if row.run.kind == "lora"]
 
     def other_vendors(self) -> list[Checked]:
-        """Rows on chips that no constant was fitted for."""
+        """Rows on chips that are not in the joint fit."""
         return [row for row in self.measured if not row.run.is_nvidia]
 
     def dense_tables(self) -> list[Checked]:
@@ -119,7 +119,7 @@ def _picked(checked: Sequence[Checked], pick: Callable[[Sequence[MeasuredRun]], 
 
 @cache
 def evidence() -> Evidence:
-    """Every carried run, predicted with the carried constants."""
+    """Every run in the package, predicted with the constants in the package."""
     return evidence_with(fitted_values())
 
 
@@ -163,7 +163,7 @@ def unknown_left_out(table: Mapping[str, Any] | None = None) -> dict[str, tuple[
 
 
 def _class_name(run: Mapping[str, Any]) -> str:
-    """The group that an entry belongs to; none for dense models and adapters with software and chips of the joint fit."""
+    """The group of an entry; empty for dense models and adapters with software and chips of the joint fit."""
     kind = class_of(run["family"][2])
     if run["kind"] == "experts":
         return "mixtures of experts"
@@ -173,9 +173,9 @@ def _class_name(run: Mapping[str, Any]) -> str:
 
 
 def left_out(column: str, *kinds: str, table: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Entries of MLPerf rows that were fitted, by a fit without the row (`row`) or its family (`family_out`).
+    """Entries of fitted MLPerf rows, predicted by a fit without the row (`row`) or without its family (`family_out`).
 
-    `error_pct` is the error then, `covered` whether an interval made without the row, or its family, would have held.
+    `error_pct` is the error then, and `covered` says whether an interval made without the row, or without its family, contains the run.
     """
     runs = (table or residuals())["runs"]
     entries = [run for run in runs if run["fitted"] and run["kind"] in kinds and class_of(run["family"][2]) == MLPERF]
@@ -184,7 +184,7 @@ def left_out(column: str, *kinds: str, table: Mapping[str, Any] | None = None) -
 
 
 def _would_hold(run: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], column: str, wider: Sequence[Mapping[str, Any]] = ()) -> bool:
-    """Whether an interval from the other entries of its kind holds the run; from the wider entries where those are too few."""
+    """Whether an interval from the other entries of its kind contains the run; from the wider entries if those are too few."""
     alike = [other for other in entries if other["kind"] == run["kind"]]
     pools = [[other for other in pool if _is_apart(run, other, column)] for pool in (alike, entries, wider)]
     others = next((pool for pool in pools if len(pool) >= FEWEST), pools[0])
@@ -209,7 +209,7 @@ def record_prediction() -> Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Metered runs and the errors of their power, predicted by constants fitted on the others; and a whole run's energy."""
+    """Metered runs and the errors of their power, each predicted by constants fitted on the others; and the energy of a whole run."""
 
     runs: tuple[PowerRun, ...]
     held_out_pct: tuple[float, ...]
@@ -291,19 +291,19 @@ def _other_figures() -> list[Figure]:
 
 @cache
 def peers() -> Mapping[str, Any]:
-    """Other planners' errors, as carried."""
+    """The errors of other planners, as stored in the package."""
     return tomllib.loads(PEERS_TOML.read_text(encoding="utf-8"))
 
 
 def on_peer_run(machine: Mapping[str, Any]) -> list[Checked]:
-    """Our rows of one of the peers' seven runs; several where the round is not stated, none where we have no row."""
+    """Our rows of one of the seven runs of the comparison; several if the round is not stated, none if we have no row."""
     wanted = (machine["benchmark"], machine["accelerator"], machine["num_accelerators"])
     return [row for row in evidence().large() if (row.run.benchmark, row.run.accelerator, row.run.num_accelerators) == wanted]
 
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """A number that was chosen, not fitted: its reason, and what the mean error of the large models is with less and more of it."""
+    """A number that was chosen, not fitted: its reason, and the mean error of the large models with a smaller and a larger value."""
 
     name: str
     value: Any
@@ -334,7 +334,7 @@ def sensitivity(change: float = 0.2, done: Callable[[str], None] = lambda _: Non
 
 @dataclass(frozen=True, slots=True)
 class EvenWeights:
-    """What a fit says that gives rows no wall clock confirms the same weight as the others."""
+    """The results of a fit in which rows that no wall clock confirms have the same weight as the others."""
 
     record_pct: float  # error of the record machine's step
     large_pct: float  # mean error of GPT-3 and 405B
@@ -342,7 +342,7 @@ class EvenWeights:
 
 
 def even_weights() -> EvenWeights:
-    """The figures without the rule of `fit.UNCONFIRMED`, which decides between two rows of round v6.0 that contradict each other."""
+    """The results without the rule of `fit.UNCONFIRMED`, which decides between two rows of round v6.0 that contradict each other."""
     checked = evidence().joint()
     runs = [row.run for row in checked]
     rows = Rows.of(runs)
@@ -356,11 +356,11 @@ def even_weights() -> EvenWeights:
 
 @contextmanager
 def _assumed(name: str, factor: float) -> Iterator[None]:
-    """An assumption scaled for a while. It is a module's constant, so nothing else may predict meanwhile."""
+    """Scale an assumption inside the block. It is a constant of a module, so nothing else may predict meanwhile."""
     value = getattr(assumptions, name)
     if isinstance(value, dict):
         kept = dict(value)
-        value.update({key: _scaled(number, factor) for key, number in kept.items()})  # in place: others hold the same dict
+        value.update({key: _scaled(number, factor) for key, number in kept.items()})  # in place, because other modules use the same dict
         try:
             yield
         finally:
@@ -374,5 +374,5 @@ def _assumed(name: str, factor: float) -> Iterator[None]:
 
 
 def _scaled(value: float, factor: float) -> float:
-    """A share stays a share: what was below 1 does not pass it."""
+    """The scaled number. A share that was below 1 stays at most 1."""
     return min(value * factor, 1.0) if value < 1 else value * factor

@@ -92,8 +92,8 @@ def _opening(date: str, plot: str, rows: Evidence) -> str:
     return f"""# How accurate the predictions are
 
 Written by `meshwright accuracy` on {date}, with Python {platform.python_version()} on {_machine()}; do not edit.
-{num_rows} measured runs of other people's machines are predicted with the constants fitted on {fitted_values().date}. Errors are of the
-step time: positive where the prediction is too long. `meshwright validate` prints them row by row.
+{num_rows} measured runs, all on other people's machines, are predicted with the constants fitted on {fitted_values().date}. Errors are
+errors of the step time; an error is positive if the predicted step is too long. `meshwright validate` prints them row by row.
 
 ![Predicted against measured step time; the band is 10 % to either side]({plot})"""
 
@@ -122,12 +122,13 @@ def _constants_section() -> str:
     columns = ("constant", "value", "unit", "expected", "bounds", "meaning")
     return f"""## Fitted constants
 
-{len(FITTED)} constants, one joint fit: {values.fitted_on}. `meshwright fit` computes them; no row or system has one of its own.
+{len(FITTED)} constants are fitted together on {values.fitted_on}. `meshwright fit` computes them. No constant belongs to a single row or
+system.
 
 {_table(columns, joint, right=(1,))}
 
-Fitted afterwards: {len(EFFECTS_FITTED)} effects of classes of software and of chips, and {len(EXPERTS_FITTED)} constants of mixtures
-of experts.
+After that, {len(EFFECTS_FITTED)} effects of classes of software and of chips, and {len(EXPERTS_FITTED)} constants of mixtures
+of experts are fitted.
 
 {_table(columns, later, right=(1,))}"""
 
@@ -149,7 +150,8 @@ def _fitted_value(name: str) -> float:
 def _families_section(rows: Evidence) -> str:
     parts = [
         "## By benchmark and family",
-        "A family is an accelerator, a precision and a round. NVIDIA GPUs and layouts of high confidence only; without the unclean run.",
+        "A family is an accelerator, a precision and a round. The tables contain runs on NVIDIA GPUs whose layout is known with high "
+        "confidence, without the run on Oracle's 3,072 H100, which became 16 % slower while it ran.",
     ]
     for title, chosen in (("GPT-3 and Llama 3.1 405B", rows.large()), ("Llama 3.1 8B", rows.small())):
         parts.append(f"### {title}\n\n" + _summaries({**grouped(chosen, family_name), "**all**": chosen}, "family"))
@@ -180,9 +182,9 @@ def _left_out_section() -> str:
     rows_out = accuracy.left_out_summary(accuracy.left_out("row", "large", "small"))
     return f"""## A machine without measurements
 
-All rows of a family are left out; the constants are fitted on the other families, and the family is predicted from its data sheet and
-the nearest release that is left. The interval is also made without that family. With single rows left out instead,
-the mean error is {rows_out.mape_pct:.2f} %, the worst {rows_out.worst_pct:+.1f} %.
+All rows of one family are left out. The constants are fitted on the other families, and the family is predicted from its data sheet and
+the nearest release that remains. The interval is also computed without that family. If single rows are left out instead,
+the mean error is {rows_out.mape_pct:.2f} % and the worst {rows_out.worst_pct:+.1f} %.
 
 {_table(("family", *_COLUMNS), cells, right=range(1, 6))}"""
 
@@ -199,12 +201,12 @@ def _interval_section(rows: Evidence) -> str:
     ]
     return f"""## Intervals
 
-An interval comes from the errors on the closest nine or more runs that were not used in the fit, and reaches as far to either side as
-four of five of them do; `measured`, `near` and `far` say how close those runs are. Fitted rows lie inside more often than in 80 of 100
-cases, because the interval is that of a run that was not fitted. The median interval of a class is given in per cent of the prediction.
-GPT-3, 405B and 8B rows left out one by one lie
-inside in {left_out.coverage_pct:.0f} of 100 cases, LoRA rows in {adapters_out.coverage_pct:.0f};
-with whole families left out, in {family_out.coverage_pct:.0f} and {adapters_family.coverage_pct:.0f}.
+The interval of a prediction comes from the errors on the nine or more closest runs, each predicted by a fit without it. The interval is
+wide enough on either side to contain four of five of these errors; `measured`, `near` and `far` say how close the runs are. Fitted rows are
+inside their interval in more than 80 of 100 cases, because the interval is made for runs that were not in the fit. The table gives the
+median interval of each class, in per cent of the prediction. If rows are left out one by one, GPT-3, 405B and 8B rows are
+inside in {left_out.coverage_pct:.0f} of 100 cases, and LoRA rows in {adapters_out.coverage_pct:.0f};
+if whole families are left out, in {family_out.coverage_pct:.0f} and {adapters_family.coverage_pct:.0f}.
 
 {_table(("class", "rows", "interval, %", "inside, %"), cells, right=range(1, 4))}"""
 
@@ -223,8 +225,9 @@ def _tables_section(rows: Evidence) -> str:
     dense, experts = rows.dense_tables(), rows.expert_tables()
     return f"""## Other people's tables
 
-NeMo's and Megatron-Bridge's own tables, read by container release. One factor per release is fitted, on the dense Llama rows; the energy of
-an fp8 FLOP on Blackwell Ultra is fitted on those of GB300; and {len(EXPERTS_FITTED)} constants are fitted on mixtures of experts.
+These are the tables that NeMo and Megatron-Bridge publish, by container release. One factor per release is fitted on the dense Llama rows.
+The energy of an fp8 FLOP on Blackwell Ultra is fitted on those of GB300, and {len(EXPERTS_FITTED)} constants are fitted on mixtures of
+experts.
 
 ### Dense Llama models
 
@@ -232,7 +235,8 @@ an fp8 FLOP on Blackwell Ultra is fitted on those of GB300; and {len(EXPERTS_FIT
 
 ### Mixtures of experts
 
-How each container ran experts comes from the vendor's public recipes (`evidence/expert_recipes.csv`), not from the tables.
+The tables do not say how a container ran experts. This information comes from the vendor's public recipes
+(`evidence/expert_recipes.csv`).
 
 {_summaries({**grouped(experts, lambda row: row.run.model.name), "**all**": experts}, "model")}"""
 
@@ -250,11 +254,13 @@ def _unfitted_section(rows: Evidence) -> str:
     others, software = rows.other_vendors(), list(rows.unfitted)
     return f"""## Other chips and other software
 
-Chips of other vendors have one factor per generation (`evidence.classes`), with NVIDIA's software of the round.
+Chips of other vendors are priced with the release factor of NVIDIA's software in the same round, and with one more factor per generation
+of chips (`evidence.classes`).
 
 {_summaries({**grouped(others, lambda row: f"{row.run.accelerator}, {row.run.benchmark}"), "**all**": others}, "accelerator")}
 
-Software that was not tuned for a record has four effects per class (torchtitan five), fitted on these rows and those of ordinary FSDP.
+Software that was not tuned for a record has four fitted effects per class (torchtitan has five). They are fitted on the rows of this
+section.
 
 ### With models or releases left out
 
@@ -263,10 +269,10 @@ others.
 
 {_left_out_classes()}
 
-### As if nothing were known
+### Software and chips treated as unknown
 
-Each class of software, and each generation of chips, is left out whole and predicted as unknown software is: by the mean of the other
-classes. The interval is that of all other groups.
+Each class of software, and each generation of chips, is left out completely and predicted like unknown software: by the mean of the other
+classes. The interval comes from the errors of all other groups.
 
 {_unknown_table()}
 
@@ -300,9 +306,9 @@ def _campaigns_section() -> str:
     columns = ("model", "stated, hours", "predicted, hours", "error, %", "80 % interval, hours", "assumed")
     return f"""## Whole campaigns
 
-Accelerator-hours that public model cards state for pre-training. Layouts and software are not published: the planner's best layout is
-taken, with the software that a job has where nobody names one. Mean error {mean_pct:.0f} %,
-{sum(one.is_covered for one in found)} of {len(found)} inside the interval.
+Public model cards state the accelerator-hours of pre-training. Layouts and software are not published, so the planner's best layout is
+used, with the software that meshwright assumes if none is named. The mean error is {mean_pct:.0f} %;
+{sum(one.is_covered for one in found)} of {len(found)} are inside the interval.
 
 {_table(columns, cells, right=(1, 2, 3))}"""
 
@@ -339,14 +345,15 @@ Peak memory of {len(memory.rows)} cut-down models on eight B200 (SimuMax): mean 
 bias {memory.bias_pct:+.2f} %, worst {memory.worst_pct:+.2f} %.
 No constant is fitted on these rows, but they were used to decide which tensors the software allocates.
 
-Peaks that {len(logged.rows)} MLPerf submissions logged, compared with the first stage, where the process is that writes the log: mean error
-{logged.mean_abs_error_pct:.1f} %, bias {logged.bias_pct:+.1f} %, worst {logged.worst_pct:+.1f} %. A row that does not say what is
-recomputed is taken to do the least with which it fits into what the driver reports for its accelerator.
+{len(logged.rows)} MLPerf submissions logged their peak memory. The process that writes the log runs the first stage, so the logged value is
+compared with the prediction for that stage: mean error {logged.mean_abs_error_pct:.1f} %, bias {logged.bias_pct:+.1f} %,
+worst {logged.worst_pct:+.1f} %. If a row does not say what is recomputed, the least recompute is assumed with which the layout fits into
+the memory that the driver reports.
 
 {_table(("run", "logged, GiB", "predicted, GiB", "error, %"), peaks, right=(1, 2, 3))}
 
-Power of a node: each metered run is predicted with constants fitted on the others. GPT-3 on 512 H100 with its duration predicted too:
-{metered.gpt3_kwh:.1f} kWh, metered {accuracy.METERED_KWH:g} kWh.
+The power of a node in each metered run is predicted with constants fitted on the other runs. The energy of GPT-3 on 512 H100, with the
+duration of the run predicted too, is {metered.gpt3_kwh:.1f} kWh; the meter showed {accuracy.METERED_KWH:g} kWh.
 
 {_table(("run", "meter", "accelerators", "metered, kW per node", "error, %"), cells, right=(2, 3, 4))}"""
 
@@ -366,10 +373,10 @@ def _peers_section() -> str:
     claims = "; ".join(f"{claim['name']} {claim['text']}" for claim in peers["claims"])
     return f"""## Comparison with other planners
 
-{len(found)} runs ({peers["source"]}, {peers["date"]}). Not in the files of the package, and so missing from our mean:
-{"; ".join(name for name, rows in found if not rows)}.
-Where the round is not stated, all our rows of that machine are shown and count together as one. The other planners were not fitted on
-any of these rows.
+The comparison uses {len(found)} runs ({peers["source"]}, {peers["date"]}). These are not in the files of the package, so our mean does not
+include them: {"; ".join(name for name, rows in found if not rows)}.
+If the round of a run is not stated, the table shows all our rows of that machine, and they count together as one run. The other planners
+were not fitted on any of these rows.
 
 {_table(("planner", "mean error, %", "worst, %", ""), lines, right=(1, 2))}
 
@@ -412,9 +419,9 @@ def _experts_section(choices: Sequence[Choice]) -> str:
     return f"""## Experts as a check
 
 The planner searches a layout for every row of GPT-3, 405B and 8B, with the row's accelerators, batch, sequence and precision, for the
-stack of the engineers (`meshwright plan --stack megatron`; no degrees given). The gap is how much slower the layout that the
-engineers chose is predicted to be than the one that the planner puts first. Layouts within {100 * run_noise():.1f} % of the fastest are
-equal to it, and the planner puts the one with more memory to spare first.
+stack of the engineers (`meshwright plan --stack megatron`; no degrees given). The gap compares the predicted step times of two layouts: it
+says how much slower the layout of the engineers is than the layout that the planner puts first. Layouts within {100 * run_noise():.1f} %
+of the fastest count as equal, and among them the planner puts the one with more memory to spare first.
 
 |  | target | result |  | with no tensor traffic hidden in the planner's layout |
 | --- | --- | ---: | --- | ---: |
@@ -423,19 +430,19 @@ equal to it, and the planner puts the one with more memory to spare first.
 
 Reasons for the gaps above 8 %, nearly all of them GPT-3 rows of v3.0 to v4.0:
 
-- **Tensor traffic that hides in any shape.** The planner assumes that nine tenths of it are hidden, for any tensor degree and micro-batch.
-  In these stacks the overlap is tuned by hand, with one file per shape: the code of v3.0 and v3.1 has a single one, for the degrees in use;
-  v4.0 picks its file by tensor degree and micro-batch, and uses defaults where there is none. Naming the files would reveal
-  the degrees, so the planner does not know them. The last column but one is the other extreme: the gap if the planner's layout hides
-  nothing. The truth is between the two. It is also why tp=8 is the best so often: splitting a product to overlap its traffic makes it less
-  efficient, and that is not modelled.
-- **Chunks that cost host time.** Without CUDA graphs every pipeline operation is charged {host_ms:.1f} ms, so the planner wants few chunks
-  and large micro-batches where v3.0 and v3.1 ran 12 chunks and micro-batch 1. NVIDIA's own runs moved that way in v4.0 (4 chunks,
-  micro-batch 2). The settings of v3.0 say that micro-batch 1 is limited by memory; the predicted footprint has room for more.
+- **Hidden tensor traffic.** The planner assumes that nine tenths of the tensor traffic are hidden, for any tensor degree and micro-batch.
+  In these stacks the overlap is tuned by hand, with one file per shape. The code of v3.0 and v3.1 has a single file, for the degrees in
+  use; v4.0 chooses its file by tensor degree and micro-batch, and uses defaults if there is none. The planner does not use the names of
+  these files, because they would reveal the degrees that the engineers chose. The column "nothing hidden" shows the other extreme: the
+  gap if the planner's layout hides no tensor traffic. The truth is between the two. The assumption is also the reason why tp=8 is so often
+  the best: splitting a product to overlap its traffic makes the product less efficient, and this is not modelled.
+- **Host time of chunks.** Without CUDA graphs every pipeline operation costs {host_ms:.1f} ms, so the planner prefers few chunks
+  and large micro-batches, while v3.0 and v3.1 ran 12 chunks and micro-batch 1. NVIDIA's own runs changed in this direction in v4.0
+  (4 chunks, micro-batch 2). The settings of v3.0 say that micro-batch 1 is limited by memory; the predicted memory has room for more.
 - v4.0 on 10,752 H100 exposes gradients of 448 replicas of six stages; the planner would use fewer replicas with more stages.
-- 8B with one sequence for several accelerators (512 GB300, 256 B200): tensor parallelism in place of context parallelism would divide
-  the weights, and so the gradients that no second micro-batch hides. How much tensor traffic hides behind products this small, nobody
-  has measured.
+- 8B with one sequence for several accelerators (512 GB300, 256 B200): tensor parallelism instead of context parallelism would divide
+  the weights and gradients, and there is no second micro-batch to hide the gradients. Nobody has measured how much tensor traffic can be
+  hidden behind products this small.
 
 Attempts to lower the median that did not help are in the [journal](journal.md).
 
@@ -449,9 +456,9 @@ def _assumptions_section(assumptions: Sequence[Assumption], mape_pct: float) -> 
     ]
     return f"""## Assumptions
 
-Numbers that were chosen for a reason and are not fitted, though the rows were known then. The columns give by how much the mean error of
-GPT-3 and 405B ({mape_pct:.2f} %) changes, in points, when the number is a fifth smaller or larger and everything is fitted again; shares
-stay below 1.
+These numbers were chosen for a reason and are not fitted. The measured rows were known when they were chosen. The columns show by how
+many points the mean error of GPT-3 and 405B ({mape_pct:.2f} %) changes if the number is a fifth smaller or larger and everything is fitted
+again. Shares are kept below 1.
 
 {_table(("assumption", "value", "-20 %", "+20 %", "reason"), cells, right=(2, 3))}"""
 
@@ -468,7 +475,7 @@ def _short_section(rows: Evidence, choices: Sequence[Choice]) -> str:
     gap_pct = median([one.gap_pct for one in choices])
     short = [figure.name for figure in accuracy.headline() if not figure.is_met]
     missed = "; ".join([*short, *([f"experts' layouts, median gap at most 2 % ({gap_pct:.1f} %)"] if gap_pct > 2 else [])])
-    off = max(rows.adapters(), key=lambda row: abs(row.error_pct))
+    off, worst = (max(found, key=lambda row: abs(row.error_pct)) for found in (rows.adapters(), rows.unfitted))
     families = grouped(rows.adapters(), family_name)
     loosest = max(families, key=lambda name: summary(families[name]).mape_pct)
     entries = accuracy.left_out("family_out", "large", "small")
@@ -477,25 +484,25 @@ def _short_section(rows: Evidence, choices: Sequence[Choice]) -> str:
     spread_pct = 100 * float(np.expm1(max(rounds) - min(rounds)))
     return f"""## Weak points
 
-- {"Missed: " + missed if missed else "No target is missed"}. The following predictions are inaccurate all the same.
-- The record machine is within 2 % because rows that no wall clock confirms count half (`evidence.fit.UNCONFIRMED`), a rule made after the
-  two rows of round v6.0 were found to contradict each other. With equal weights its step is {even.record_pct:+.1f} % off, and the mean and
-  worst of GPT-3 and 405B are {even.large_pct:.2f} % and {even.worst_pct:+.1f} %.
+- {"Missed targets: " + missed if missed else "No target is missed"}.
+- The record machine is within 2 % because rows that no wall clock confirms get half the weight (`evidence.fit.UNCONFIRMED`). This rule was
+  made after the two rows of round v6.0 were found to contradict each other. With equal weights, the predicted step of the record machine is
+  {even.record_pct:+.1f} % off, and the mean and worst errors of GPT-3 and 405B are {even.large_pct:.2f} % and {even.worst_pct:+.1f} %.
 - Mixtures of experts: {experts.mape_pct:.0f} % off on average, worst {experts.worst_pct:+.0f} %.
-  Experts are assumed to be evenly loaded, recomputing single parts of a layer is assumed to cost nothing, and which version of a recipe
-  a row was run with is inferred.
+  Experts are assumed to be evenly loaded, moving activations to the host is assumed to cost no time, and the version of the recipe that a
+  row was run with is inferred.
 - Chips of other vendors: {others.mape_pct:.0f} % off on average, worst {others.worst_pct:+.0f} %.
   They have one factor per generation; one measured run and `meshwright calibrate` give them a software profile of their own.
 - Other software: {unfitted.mape_pct:.0f} % off on average, worst {unfitted.worst_pct:+.0f} %.
-  Attention without fused kernels (Megatron of 2023) and fp8 scaled by rows (torchtitan) are not described. A release of which no run
-  is known may be off by as much as the last columns of the table above say.
+  The worst row is of {worst.run.release} on {worst.run.accelerator}. For a release without any known run, expect errors as large as those
+  in the last columns of the table "With models or releases left out".
 - LoRA: worst {off.error_pct:+.0f} % ({_name(off)});
   the family with the largest error is {loosest}, {summary(families[loosest]).mape_pct:.0f} % on average.
-- A release without measurements: of the {accuracy.left_out_summary(entries).mape_pct:.1f} % that families left out are off by,
-  {_shared_pct(entries):.1f} points are common to all rows of a family. Rounds differ by up to {spread_pct:.0f} % because of their software,
-  which no data sheet gives.
-- Constants that the rows pulled more than {STRAINED:g} spreads from their expected values: {_strained()}. They also account for
-  something that is not priced, so they are less reliable than the others far from the measured rows."""
+- A release without measurements: families that are left out are off by {accuracy.left_out_summary(entries).mape_pct:.1f} % on average, and
+  {_shared_pct(entries):.1f} points of this error are common to all rows of a family. The software of the rounds differs in speed by up to
+  {spread_pct:.0f} %, and no data sheet contains this.
+- Fitted constants that are more than {STRAINED:g} spreads away from their expected values: {_strained()}. They probably also account for
+  an effect that is not priced, so they are less reliable than the others far from the measured rows."""
 
 
 def _strained() -> str:
@@ -519,7 +526,7 @@ def _shared_pct(entries: Sequence[Mapping[str, Any]]) -> float:
 
 def _skipped_section(rows: Evidence) -> str:
     cells = [(name, reason, count) for name, runs in rows.files.items() for reason, count in runs.num_skipped_by_reason().items()]
-    return "## Rows that could not be expressed\n\n" + _table(("runs", "reason", "rows"), cells, right=(2,))
+    return "## Rows that were not predicted\n\n" + _table(("runs", "reason", "rows"), cells, right=(2,))
 
 
 _COLUMNS = ("rows", "mean error, %", "bias, %", "worst, %", "inside interval, %")

@@ -1,8 +1,8 @@
-"""One run -> a software profile: how much longer or shorter its software computes than the release that comes closest.
+"""One run -> a software profile: how much slower or faster its software computes than the closest release.
 
-A run says one number that a data sheet cannot: its step time. One number decides one factor, that on everything which computes;
-networks, memory and the shape of the schedule stay as they are for everyone. A step never gets shorter when computing takes
-longer, so the factor at which the predicted step is the measured one is found by halving an interval.
+A run gives one number that a data sheet does not have: its step time. It determines one factor, on everything that computes; networks,
+memory and the schedule are priced as before. A step never gets shorter when compute takes longer, so the factor at which the predicted step
+equals the measured one is found by bisection.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from meshwright.record.step_times import StepTimes, read_step_times
 
 FASTEST, SLOWEST = math.log(1 / 4), math.log(32)  # compute against the reference release: beyond these the run was another one
 HALVINGS = 60
-UNUSUAL_PCT = 40.0  # change of compute against a release that more often means a wrong layout than other software
+UNUSUAL_PCT = 40.0  # a change of compute above which a wrong layout is more likely than other software
 
 _NODES = re.compile(r"^\s*(\d{1,6})\s*x", re.IGNORECASE)  # the platform as submissions write it: 64xNVIDIA HGX H100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What the files of one run say. A zero or an empty text: they do not."""
+    """What the files of one run say. Zero or an empty text: they do not say it."""
 
     files: tuple[str, ...]
     steps: StepTimes
@@ -56,13 +56,13 @@ class Observed:
 
     @property
     def run_spread_pct(self) -> float:
-        """Slowest against fastest file, by their medians, in per cent; 0 of a single one."""
+        """Slowest relative to fastest file, by their medians, in per cent; 0 for a single file."""
         return 100 * (max(self.medians_s) / min(self.medians_s) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRun:
-    """What was run: a job, of whose software nothing is known yet, and its layout."""
+    """What was run: a job with unknown software, and its layout."""
 
     job: Job
     layout: Layout
@@ -73,11 +73,11 @@ class LoggedRun:
         return float(detail.step_s[0]) + step_excess_s(detail, self.layout)
 
     def log_factor(self, stack: Software) -> float:
-        """ln of the job's compute time over the reference, under a software."""
+        """ln of the job's compute time relative to the reference, with a software."""
         return replace(self.job, software=stack).log_factor
 
     def with_log_factor(self, stack: Software, log_factor: float) -> Software:
-        """The software with another factor for jobs of this kind: adapters have theirs by generation."""
+        """The software with another factor for jobs of this kind; adapters have factors by generation."""
         if self.job.workload.adapters is None:
             return replace(stack, log_factor=log_factor)
         return replace(stack, finetuning={**stack.finetuning, self.job.generation: log_factor})
@@ -85,7 +85,7 @@ class LoggedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """A software profile and the run that made it."""
+    """A software profile and the run that it was made from."""
 
     observed: Observed
     run: LoggedRun
@@ -96,7 +96,7 @@ class Calibration:
 
     @property
     def change_pct(self) -> float:
-        """Compute time against the release's, in per cent: negative is faster."""
+        """Compute time relative to the release, in per cent: negative is faster."""
         return 100 * (math.exp(self.run.log_factor(self.profile) - self.run.log_factor(self.release)) - 1)
 
     @property
@@ -107,11 +107,11 @@ class Calibration:
 
     @property
     def is_unusual(self) -> bool:
-        """Whether the change is so large that the description is the likelier cause."""
+        """Whether the change is so large that a wrong description is more likely."""
         return abs(self.change_pct) > UNUSUAL_PCT
 
     def as_json(self) -> dict[str, Any]:
-        """The profile with the run it came from: what `--out` writes."""
+        """The profile with the run that it was made from, as `--out` writes it."""
         return {**as_json(self.profile), "calibrated_on": self._run()}
 
     def _run(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Calibration:
 
 
 def observe(files: Sequence[str | Path]) -> Observed:
-    """The run that MLPerf logs, or step-time CSVs (`*.csv`), of one job give."""
+    """The run in MLPerf logs, or step-time CSVs (`*.csv`), of one job."""
     paths = [str(file) for file in files]
     tables = [path for path in paths if path.lower().endswith(".csv")]
     if not tables:
@@ -174,7 +174,7 @@ def _observed_in_logs(logs: Sequence[Log]) -> Observed:
 
 
 def _agreed(logs: Sequence[Log], what: str, of: Callable[[Log], Any]) -> Any:
-    """What all logs say; an error that names the first two that differ."""
+    """What all logs say; an error names the first two that differ."""
     first = of(logs[0])
     for log in logs[1:]:
         if of(log) != first:
@@ -208,7 +208,7 @@ def described(
     global_batch: int = 0,
     precision: str = "",
 ) -> LoggedRun:
-    """The job and layout of an observed run: what its files say, else what the caller says; where both do, they must agree."""
+    """The job and layout of an observed run: what its files say, or else the caller. If both say it, they must agree."""
     known_model, known_workload = _names(observed, model, workload)
     base = load_workload(known_workload)
     batch = _one_of("global batch", observed.global_batch, global_batch, argument("batch")) or base.global_batch
@@ -221,7 +221,7 @@ def described(
 
 
 def machine_of(observed: Observed, cluster: str, num_accelerators: int = 0) -> Cluster:
-    """The machine of an observed run, of the size that the caller or the files say, or as it is described."""
+    """The machine of an observed run, with the size from the caller or the files, or as described."""
     machine = load_cluster(cluster)
     return machine.resized(num_accelerators or observed.num_nodes * machine.accelerators_per_node or machine.num_accelerators)
 
@@ -247,14 +247,14 @@ def _names(observed: Observed, model: str, workload: str) -> tuple[str, str]:
 
 
 def _one_of(what: str, logged: int, given: int, option: str) -> int:
-    """What the log or the caller says; an error where they contradict each other."""
+    """What the log or the caller says; an error if they contradict each other."""
     if logged and given and logged != given:
         raise InputError(f"{option} says {what} {given}, but the log says {logged}", where=option, fix=f"leave {option} out")
     return logged or given
 
 
 def _check_job(run: LoggedRun, observed: Observed) -> None:
-    """Refuse a layout that does not divide the job, or does not give the micro-batches that the log states."""
+    """Raise an error if the layout does not divide the job, or does not give the micro-batches in the log."""
     run.job.check(run.layout)
     num_micro_batches = run.layout.num_micro_batches(run.job.workload.global_batch)
     if observed.num_micro_batches and num_micro_batches != observed.num_micro_batches:
@@ -267,7 +267,7 @@ def _check_job(run: LoggedRun, observed: Observed) -> None:
 
 
 def calibrate(observed: Observed, run: LoggedRun, release: str = "", name: str = "") -> Calibration:
-    """The profile with which the job's predicted step is the observed one, starting from a release or else from the closest."""
+    """The profile with which the predicted step equals the observed one, starting from a release, or else from the closest one."""
     if name and is_release(name):
         raise InputError(
             f"a profile cannot be called {name!r}: that is a release",
@@ -297,9 +297,9 @@ def _given_release(name: str) -> Software:
 
 
 def _closest_release(observed: Observed, run: LoggedRun) -> Software:
-    """The release of MLPerf whose predicted step is nearest to the observed one: a log does not say its own.
+    """The MLPerf release whose predicted step is nearest to the observed one, because a log does not name its own.
 
-    Where runs of such jobs on this chip in this precision were measured, only of their releases.
+    If runs of such jobs on this chip in this precision were measured, only their releases are considered.
     """
     adapted, chip = run.job.workload.adapters is not None, [run.job.cluster.accelerator.name, run.job.workload.precision]
     like = [row for row in residuals()["runs"] if (row["kind"] == "adapters") == adapted and list(row["family"][:2]) == chip]

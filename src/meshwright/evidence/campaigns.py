@@ -1,8 +1,8 @@
-"""Whole pre-training campaigns: the accelerator-hours that public model cards state, against what the planner expects.
+"""Whole pre-training campaigns: the accelerator-hours in public model cards, compared with the planner's forecast.
 
-A card names the model, the accelerator and the tokens, and neither layout nor software. Assumed, and listed: the vendor's reference
-network; as many accelerators as need about a month (a power of two); sequences of 4,096 tokens and batches of 4 million where the file does
-not say; bf16; the layout that the planner finds; and the software that a job has where nobody names one.
+A card names the model, the accelerator and the tokens, but neither layout nor software. The following is assumed, and listed: the vendor's
+reference network; as many accelerators as need about a month (a power of two); sequences of 4,096 tokens and batches of 4 million if the
+file does not say; bf16; the layout that the planner finds; and the default software.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Campaign:
 
     @property
     def error_pct(self) -> float:
-        """Predicted against stated; positive where too much was predicted."""
+        """Predicted relative to stated hours; positive if too many were predicted."""
         return 100 * (self.predicted_h / self.stated_h - 1)
 
     @property
@@ -64,7 +64,7 @@ class Campaign:
 
 
 def campaigns(path: Path = CAMPAIGNS_CSV) -> list[Campaign]:
-    """The campaigns of a file, planned; a second or two each."""
+    """The campaigns in a file, planned; a second or two each."""
     return [_campaign(row) for row in read_table(path).rows]
 
 

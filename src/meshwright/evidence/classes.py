@@ -1,9 +1,9 @@
-"""The fit of software that nobody tuned for a record, and of chips that the joint fit leaves out.
+"""The fit of software that was not tuned for a record, and of chips that are not in the joint fit.
 
-A class of software has four effects on the reference release (all compute, attention, kernels that move bytes, the host that launches a
-layer), and torchtitan a fifth (how much tensor traffic its overlap hides). A generation of chips has one or two, the early Megatron-LM two
-of its own (its attention is not fused), products scaled by rows one. All are fitted at once on their rows, with values expected
-beforehand. The constants of the joint fit stay as they are.
+A class of software has four effects relative to the reference release (all compute, attention, kernels that move bytes, the host that
+launches a layer), and torchtitan a fifth (how much tensor traffic its overlap hides). A generation of chips has one or two, the early
+Megatron-LM two (its attention is not fused), and products scaled by rows one. All are fitted together on their rows, with values expected
+beforehand. The constants of the joint fit are not changed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from meshwright.predict.practice import EARLY, FSDP, MEGATRON, MLPERF, NEMO, TOR
 from meshwright.predict.software import REFERENCE_RELEASE, TP_HIDDEN, Fitted, FittedValues, is_fitted
 from meshwright.predict.step import price
 
-SPREAD = 0.1  # ln by which such rows differ from what any such model can say
+SPREAD = 0.1  # ln by which such rows differ from any such model
 ROWWISE = "fp8-rowwise"
 NUDGE = 1e-4  # spreads, by which an effect is moved to see what it does
-MOST_ROWS = 30  # of one release: more of them count no more together, or one big table would decide alone
+MOST_ROWS = 30  # rows of one release that count fully: more of them get less weight, so that one large table does not decide alone
 
 _FACTOR = Fitted(meaning="time of all compute", unit="ln", expected=0.15, spread=0.15, low=-0.3, high=1.0)
 _ATTENTION = Fitted(meaning="further time of attention", unit="ln", expected=0.3, spread=0.5, low=-0.5, high=2.0)
@@ -118,7 +118,7 @@ class ClassRows:
             return np.concatenate([of_rows(x)[mask], x])
 
         def slopes(x: NDArray[np.float64]) -> NDArray[np.float64]:
-            """Effects that touch no row in common are moved together: a third of the evaluations."""
+            """Effects that have no row in common are varied together, which needs a third of the evaluations."""
             at, found = of_rows(x), np.zeros((len(self.runs), len(x)))
             for group in self.apart:
                 moved = x.copy()
@@ -134,9 +134,9 @@ class ClassRows:
         return values(least_squares(residuals, first, slopes, bounds=bounds, loss="soft_l1").x)
 
     def unknown(self, start: Found) -> Errors:
-        """ln(predicted / measured) of every row where nothing is known of its class, or of its chip: a class is taken as its relatives.
+        """ln(predicted / measured) of every row if nothing is known about its class, or about its chip.
 
-        Relatives are the other classes of this fit: the mean of their effects.
+        An unknown class gets the mean effects of the other classes of this fit.
         """
         errors = np.zeros(len(self.runs))
         strange = [kind if kind in _KINDS else more[0] for kind, more in zip(self.kinds, self.further, strict=True)]
@@ -151,7 +151,7 @@ class ClassRows:
         return errors
 
     def left_out(self, key: Callable[[MeasuredRun], object], start: Found, done: Callable[[], None] = lambda: None) -> Errors:
-        """ln(predicted / measured) of every row by a fit without the rows that share its key."""
+        """ln(predicted / measured) of every row, by a fit without the rows that share its key."""
         names, errors = [key(run) for run in self.runs], np.zeros(len(self.runs))
         for name in dict.fromkeys(names):
             out = np.array([one == name for one in names])
@@ -161,7 +161,7 @@ class ClassRows:
 
 
 def _apart(touched: Sequence[NDArray[np.bool_]]) -> list[list[int]]:
-    """Groups of effects of which no two touch the same row."""
+    """Groups of effects; no two effects of a group have a row in common."""
     groups: list[list[int]] = []
     for one, rows in enumerate(touched):
         for group in groups:

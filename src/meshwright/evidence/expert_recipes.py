@@ -22,7 +22,7 @@ _ONCE = ("deepep", "hybridep")
 
 @dataclass(frozen=True, slots=True)
 class ExpertRecipe:
-    """What a recipe says of experts, beside its layout."""
+    """What a recipe says about experts, besides its layout."""
 
     practice: ExpertPractice
     has_fp8_attention: bool
@@ -31,7 +31,7 @@ class ExpertRecipe:
 
 
 def expert_recipe(container: str, model: str, chip: str, precision: str, layout: Layout) -> ExpertRecipe | None:
-    """The recipe that a row of the vendor's tables was run with; None where none of that layout is known."""
+    """The recipe that a row of the vendor's tables was run with; None if none with that layout is known."""
     version, number_format = _version(container), recipe(precision).number_format
     shape = tuple(str(degree) for degree in (layout.tp, layout.pp, layout.vp, layout.ep, layout.micro_batch))
     for row in _rows():

@@ -1,8 +1,8 @@
-"""Experts as a check: is the layout that a submission's engineers chose among the best the planner finds?
+"""Experts as a check: is the layout that the engineers of a submission chose among the best that the planner finds?
 
-Every row is asked with its own accelerators, batch, sequence and precision, for its own stack; the planner then chooses the degrees, as
-`meshwright plan --stack` does. A gap is time the planner thinks was left: where it is large, either the engineers knew something the model
-does not, or the reverse.
+Every row is planned with its own accelerators, batch, sequence length and precision, for its own stack; the planner then chooses the
+degrees, as `meshwright plan --stack` does. The gap is the time that the planner thinks could be saved. If it is large, either the engineers
+knew something that the model does not, or the reverse.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LACKING: Mapping[str, Mapping[str, Any]] = {"v3.0": COPIED | EVEN, "v3.1": COPIE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One row: what was chosen, what the planner would choose, and where the difference lies."""
+    """One row: what was chosen, what the planner would choose, and where the difference is."""
 
     run: MeasuredRun
     chosen_s: float  # both predicted, from the exact schedule
@@ -56,7 +56,7 @@ class Choice:
 
     @property
     def unhidden_gap_pct(self) -> float:
-        """The same against layouts that hide no tensor traffic: these stacks hide it well only in shapes that someone tuned by hand."""
+        """The same compared with layouts that hide no tensor traffic: these stacks hide it well only in shapes that were tuned by hand."""
         return max(self.chosen_s / self.best_unhidden_s - 1, 0.0) * 100
 
 

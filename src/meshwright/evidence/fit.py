@@ -1,7 +1,8 @@
-"""The joint fit of the constants in `meshwright.predict.software`, and what it predicts of rows and families it has not seen.
+"""The joint fit of the constants in `meshwright.predict.software`, and its predictions for rows and families that were left out.
 
-One least-squares fit over all rows at once. A residual is ln(predicted/measured) over the spread expected of such rows; every constant
-also has a value expected beforehand, which counts as an observation of its own: what the rows do not decide stays where physics put it.
+One least-squares fit over all rows at once. A residual is ln(predicted/measured) divided by the expected spread of such rows. Every
+constant also has a value expected beforehand, which counts as an observation: what the rows do not determine stays at the physically
+expected value.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from meshwright.predict.software import FITTED, REFERENCE_RELEASE, RELEASES, Con
 from meshwright.predict.step import price
 
 BENCHMARKS = ("gpt3", "llama31_405b", "llama31_8b")
-# Percent that equal jobs of different submitters differ by: eight B200 with one layout spread over 2.7 % on the 8B model; on the large
-# ones the rows of one round obey one law within 1 %.
+# Per cent by which equal jobs of different submitters differ: eight B200 with one layout vary by 2.7 % on the 8B model; for the large
+# models, the rows of one round follow one formula within 1 %.
 ROW_SPREAD_PCT = {"gpt3": 1.0, "llama31_405b": 1.0, "llama31_8b": 2.5}
-UNCONFIRMED = 2.0  # times that spread where no wall clock confirms the logged step time
-EXPECTATION_WEIGHT = 3.0  # residuals of this many spreads: how firmly expected values are held
+UNCONFIRMED = 2.0  # factor on that spread if no wall clock confirms the logged step time
+EXPECTATION_WEIGHT = 3.0  # weight of the expected values, in residuals of this many spreads
 RELEASE_STEP = 0.086  # ln: how much one release differs from the next, as a spread
-OUTLIER = 3.0  # residuals beyond this count by their size, not their square
+OUTLIER = 3.0  # residuals beyond this count linearly, not by their square
 
 Errors = NDArray[np.float64]
 LATER = "ultra_fp8_pj"  # fitted after the others, where there are more rows of it; until then Blackwell Ultra counts as Blackwell
@@ -44,7 +45,7 @@ class Rows:
 
     @staticmethod
     def of(runs: Sequence[MeasuredRun]) -> Rows:
-        """Columns of the runs, in their order. A release that is not in RELEASES is taken as its nearest relative."""
+        """Columns of the runs, in their order. A release that is not in RELEASES is replaced by its nearest relative."""
         known, reference = dict.fromkeys(RELEASES, 0.0), software(REFERENCE_RELEASE)
         return Rows(
             inputs=stacked([inputs_of(run.job(reference)) for run in runs]),  # factors of releases are fitted: they come beside
@@ -73,7 +74,7 @@ class Rows:
 
 
 def row_spread(run: MeasuredRun, unconfirmed: float = UNCONFIRMED) -> float:
-    """ln by which a run may differ from its like."""
+    """ln by which a run may differ from similar runs."""
     return ROW_SPREAD_PCT.get(run.benchmark, 2.5) / 100 * (1.0 if run.wall_s else unconfirmed)
 
 

@@ -1,4 +1,4 @@
-"""The machine of a measured run, from what people wrote about it: an accelerator, counts, and free text on its networks."""
+"""The machine of a measured run, from its description: an accelerator, counts, and free text about its networks."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ SCALE_UP: Mapping[str, str] = {
     "ada": "pcie-4",
     "cdna3": "xgmi-mi300x",
     "cdna4": "xgmi-mi355x",
+    "tpu-v5e": "ici-v5e",
     "tpu-v5p": "ici-v5p",
     "tpu-v6e": "ici-v6e",
     "trainium": "neuronlink-3",
@@ -41,8 +42,13 @@ REFERENCE_FABRIC: Mapping[str, str] = {
     "ada": "roce-200",
     "cdna3": "roce-400",
     "cdna4": "roce-400",
+    "tpu-v5e": "dcn-v5e",
+    "tpu-v5p": "dcn-v5p",
+    "tpu-v6e": "dcn-v6e",
 }
 
+# Chips of a TPU pod, which their own network joins whole (Google Cloud TPU documentation, pages of v5e, v5p and v6e).
+PODS: Mapping[str, int] = {"tpu-v5e": 256, "tpu-v5p": 8960, "tpu-v6e": 256}
 TRAY = 4  # accelerators of an NVL72 tray
 INFINIBAND = ("hdr", "ndr", "xdr")
 ETHERNET = ("ethernet-100", "roce-200", "roce-400", "spectrum-x-mrc")
@@ -75,7 +81,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """The network between domains as a text states it, for one accelerator and one way."""
+    """The network between domains as a text states it, for one accelerator and one direction."""
 
     link: Link
     bytes_per_s: float
@@ -114,6 +120,8 @@ def _inner_tiers(chip: Accelerator, num_accelerators: int, per_node: int, text: 
     if chip.name.startswith("gb"):
         used = _rack_share(num_accelerators)
         return (_tier("rack", link(_own_link(chip)), used, RACK_INSTALLED),)
+    if chip.name in PODS:
+        return (_tier("pod", link(_own_link(chip)), _domain_share(num_accelerators, PODS[chip.name]), PODS[chip.name]),)
     node = math.gcd(num_accelerators, per_node)
     pcie = _PCIE.search(text)
     if pcie and "nvlink" not in text.lower():
@@ -127,20 +135,27 @@ def _inner_tiers(chip: Accelerator, num_accelerators: int, per_node: int, text: 
 
 
 def _rack_share(num_accelerators: int) -> int:
-    """GPUs of one NVL72 rack in use: all of a job that fits in one, else 64, else what fills racks evenly."""
+    """GPUs of one NVL72 rack in use: all of a job that fits into one rack, otherwise 64, otherwise what fills racks evenly."""
     if num_accelerators <= RACK_INSTALLED:
         return num_accelerators
-    for used in (RACK_USED, RACK_INSTALLED):
-        if num_accelerators % used == 0:
-            return used
-    return max(used for used in range(1, RACK_INSTALLED + 1) if num_accelerators % used == 0)
+    return RACK_USED if num_accelerators % RACK_USED == 0 else _domain_share(num_accelerators, RACK_INSTALLED)
+
+
+def _domain_share(num_accelerators: int, installed: int) -> int:
+    """Accelerators of one domain in use: as many as fill domains evenly."""
+    return max(used for used in range(1, min(installed, num_accelerators) + 1) if num_accelerators % used == 0)
 
 
 def _own_link(chip: Accelerator) -> str:
-    for key in (chip.name, chip.architecture):
-        if key in SCALE_UP:
-            return SCALE_UP[key]
-    raise InputError(f"the catalogue knows no network within a node of {chip.name}")
+    found = _of_chip(chip, SCALE_UP)
+    if not found:
+        raise InputError(f"the catalogue knows no network within a node of {chip.name}")
+    return found
+
+
+def _of_chip(chip: Accelerator, kinds: Mapping[str, str]) -> str:
+    """The link of an accelerator by its own name, or else by its architecture; empty where there is none."""
+    return kinds.get(chip.name) or kinds.get(chip.architecture, "")
 
 
 def _tier(name: str, kind: Link, num_accelerators: int, num_installed: int) -> Tier:
@@ -158,11 +173,12 @@ def _tier(name: str, kind: Link, num_accelerators: int, num_installed: int) -> T
 def read_fabric(chip: Accelerator, per_node: int, text: str) -> Fabric:
     """The network between nodes that `text` describes; what it leaves open is taken from the vendor's reference system."""
     stated_gbit_per_s = stated_fabric_gbit_per_s(text, per_node)
-    reference = REFERENCE_FABRIC.get(chip.architecture)
-    if stated_gbit_per_s is None and reference is None:
+    reference = _of_chip(chip, REFERENCE_FABRIC)
+    if stated_gbit_per_s is None and not reference:
         raise InputError(f"the row states no network speed, and the catalogue knows no reference network of {chip.name}")
-    gbit_per_s = stated_gbit_per_s or link(reference or "").bytes_per_s / GBIT
-    kind = _nearest_link(text, gbit_per_s, reference or "ndr")
+    gbit_per_s = stated_gbit_per_s or link(reference).bytes_per_s / GBIT
+    is_pod = chip.name in PODS  # whose network between pods is no kind of port that others have
+    kind = link(reference) if is_pod else _nearest_link(text, gbit_per_s, reference or "ndr")
     return Fabric(kind, gbit_per_s * GBIT, _num_planes(text), assumed=stated_gbit_per_s is None)
 
 

@@ -1,4 +1,4 @@
-"""A measured run as the nouns of the field: what was trained, on what, how laid out, and how long a step took."""
+"""A measured run in the types of meshwright: what was trained, on which machine, with which layout, and how long a step took."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class MeasuredRun:
     kind: str = "pretrain"  # or "sft", "lora"
     peak_memory_bytes: float = 0.0  # measured on the fullest accelerator; 0 where nobody stated it
     practice: ExpertPractice | None = None  # how experts were run, where it is known
-    assumptions: tuple[str, ...] = ()  # what the row does not say and was taken for granted
+    assumptions: tuple[str, ...] = ()  # what the row does not say and was assumed
 
     @property
     def name(self) -> str:
-        """What the row is called in a report."""
+        """The name of the row in a report."""
         return f"{self.round} {self.submitter} {self.system} {self.benchmark}"
 
     def job(self, software: Software) -> Job:
@@ -74,7 +74,7 @@ class MeasuredRun:
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """Accelerator, precision and release: runs so alike that one predicts the next."""
+        """Accelerator, precision and release: runs that are so similar that one predicts the next."""
         return self.accelerator, self.workload.precision, self.release
 
     @property
@@ -89,13 +89,13 @@ class MeasuredRun:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the step time is one number: Oracle's 3,072 H100 in v4.1 slow down by 16 % within each run."""
+        """Whether the step time is one number: Oracle's 3,072 H100 in v4.1 became 16 % slower within each run."""
         return (self.round, self.submitter, self.num_accelerators) != ("v4.1", "Oracle", 3072)
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A row that cannot be expressed, and why."""
+    """A row that cannot be predicted, and the reason."""
 
     name: str
     reason: str
@@ -133,7 +133,7 @@ def recipe(text: str) -> str:
 
 
 def check_degrees(layout: Layout, num_accelerators: int, global_batch: int, num_micro_batches: int) -> None:
-    """Refuse a layout that does not fill the machine, or does not make up the batch; 0 micro-batches: not stated."""
+    """Raise an error if a layout does not fill the machine, or does not give the batch; 0 micro-batches: not stated."""
     if layout.num_ranks != num_accelerators:
         raise InputError(f"tp x cp x pp x dp = {layout.num_ranks} is not the {num_accelerators} accelerators")
     per_round = layout.dp * layout.micro_batch
@@ -158,9 +158,9 @@ def with_stages(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
 
 
 def with_room(layout: Layout, model: Model, cluster: Cluster, workload: Workload, stated: str) -> tuple[Layout, tuple[str, ...]]:
-    """The layout with the cheapest recomputing that fits where the row does not state it, and what was assumed.
+    """The layout with the cheapest recompute that fits, if the row does not state it, and what was assumed.
 
-    Where nothing fits without a pipeline, tables leave out that weights were sharded (FSDP).
+    If nothing fits without a pipeline, the table does not say that weights were sharded (FSDP).
     """
     if stated:
         return layout, ()
@@ -182,7 +182,7 @@ def with_experts(layout: Layout, model: Model, cluster: Cluster, stated: str) ->
 
 
 def check_runs(model: Model, cluster: Cluster, workload: Workload, layout: Layout) -> None:
-    """Refuse a row that `meshwright predict` would refuse: by what must divide what, or by memory."""
+    """Raise an error for a row that `meshwright predict` would refuse, because it does not divide or does not fit into memory."""
     check_layout(model, cluster, workload, layout)
     chip = cluster.accelerator
     check_fits(
@@ -191,5 +191,5 @@ def check_runs(model: Model, cluster: Cluster, workload: Workload, layout: Layou
 
 
 def missing_layout(columns: list[str]) -> InputError:
-    """The reason to skip a row that leaves parts of its layout empty."""
+    """The reason to skip a row that does not state its whole layout."""
     return InputError(f"the layout is not stated: {', '.join(columns)} empty")

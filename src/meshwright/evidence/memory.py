@@ -30,7 +30,7 @@ RUNS = Path(__file__).with_name("memory_runs.csv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """One run: its peak as measured and as predicted, and where the prediction puts it."""
+    """One run: its peak as measured and as predicted, and the moment of the predicted peak."""
 
     name: str
     measured_bytes: float
@@ -40,7 +40,7 @@ class MemoryRow:
 
     @property
     def error_pct(self) -> float:
-        """Predicted against measured; positive where too much was predicted."""
+        """Predicted relative to measured; positive if too much was predicted."""
         return 100 * (self.predicted_bytes / self.measured_bytes - 1)
 
 
@@ -105,7 +105,7 @@ def _predicted(row: Row) -> MemoryRow:
 
 
 def _model(row: Row) -> Model:
-    """The catalogue's model as the run cut it down."""
+    """The catalogue's model, reduced as in the run."""
     model = load_model(row.filled("model")).cut_to(row.count("num_layers"))
     experts = model.experts and replace(model.experts, num_dense_layers=row.count("num_dense_layers"))
     return replace(model, num_kv_heads=row.count("num_kv_heads"), num_prediction_layers=0, experts=experts)

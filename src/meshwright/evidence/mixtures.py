@@ -1,7 +1,7 @@
-"""The fit of what a mixture of experts costs beside its FLOPs and its bytes on the network, and errors on containers left out.
+"""The fit of what a mixture of experts costs besides its FLOPs and its bytes on the network, and errors on containers that are left out.
 
-Eleven constants, on pre-training rows of NVIDIA's containers and of MLPerf. Everything else (products, attention, networks, releases) comes
-from the joint fit of dense models and stays as it is.
+Eleven constants are fitted on pre-training rows of NVIDIA's containers and of MLPerf. Everything else (products, attention, networks,
+releases) comes from the joint fit of dense models and is not changed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Mixtures:
         return _constants(expected + found.x * spread)
 
     def row_out(self, found: ExpertConstants) -> Errors:
-        """ln(predicted / measured) of every row by a fit without it, to first order: a row's error over one less its leverage."""
+        """ln(predicted / measured) of every row by a fit without it, to first order: a row's error divided by one minus its leverage."""
         spread = np.array([EXPERTS_FITTED[name].spread for name in _NAMES])
         at = np.array([getattr(found, name) for name in _NAMES])
         errors = self.log_errors(found)

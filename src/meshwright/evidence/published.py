@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from meshwright.describe.hardware import Accelerator
-from meshwright.describe.load import aliases, load_model, names, plain
+from meshwright.describe.load import aliases, left_out, load_model, names, plain
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import InputError, nearest
@@ -265,6 +265,8 @@ def _model(row: Row, seq_len: int) -> tuple[Model, tuple[str, ...]]:
 def catalogue_model(name: str) -> Model:
     """The catalogue's model of that name; never a file, whatever the name looks like."""
     wanted = plain(name)
+    if wanted in left_out():
+        raise InputError(f"{name.strip()} is left out of the catalogue: {left_out()[wanted]}", fix="describe it in a TOML file of your own")
     if wanted not in names("models") and wanted not in aliases("models"):
         raise InputError(f"no model named {name.strip()!r} in the catalogue", fix=nearest(wanted, names("models")))
     return load_model(wanted)

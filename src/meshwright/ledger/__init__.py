@@ -1,4 +1,4 @@
-"""What a run took: accelerator-seconds by what they were spent on, money, energy, carbon and water."""
+"""The accounts of a run: accelerator-seconds by state, money, energy, carbon and water."""
 
 from meshwright.ledger.book import STATES, Entry, Ledger, ledger_of, ledger_of_run
 from meshwright.ledger.budget import Budget, amount, evaluation_s, no_price, predicted_s, read_budget, recorded_budget

@@ -22,7 +22,7 @@ STATES = ("compute", "exposed", "bubble", "stalled", "checkpoint", "idle")
 CENT = Decimal("0.01")
 DIGITS = 60  # of sums: more than any run has cents
 
-# Where every second lands. Stalled is what broke; idle is what was paid for and had nothing to do: the host was at work, or nobody was.
+# The state of every second. Stalled means that something failed; idle means paid time without work of the accelerators.
 STATE_OF = {
     "compute": "compute",
     "optimizer": "compute",
@@ -43,7 +43,7 @@ STATE_OF = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One line: what accelerators did in one state within a stretch of the run. Lines of one stretch share its hours."""
+    """One line: what accelerators did in one state during a part of the run. Lines of one part share its time."""
 
     start_s: float  # since the run's first start
     end_s: float
@@ -51,7 +51,7 @@ class Entry:
     state: str  # one of STATES
     gpu_seconds: float
     usd: Decimal | None  # whole cents; None without a price
-    joules: float | None  # at the wall; None where the power is not known
+    joules: float | None  # at the wall; None if the power is not known
     usd_per_gpu_hour: Decimal | None
     first_step: int | None = None
     last_step: int | None = None
@@ -60,15 +60,15 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """What a run took. Entries add up to the totals: money to the cent, seconds to rounding of floats."""
+    """The ledger of a run. Entries add up to the totals: money to the cent, seconds except for rounding."""
 
     name: str
     kind: str  # trained or simulated
     status: str
-    num_gpus: int  # the most that were paid for at once, spares included
-    wall_s: float  # that is paid for
+    num_gpus: int  # the largest number that was paid for at once, spares included
+    wall_s: float  # seconds that are paid for
     entries: tuple[Entry, ...]
-    price: Rate | None  # the last one, where it changed between two starts
+    price: Rate | None  # the last one, if it changed between two starts
     usd_unrounded: Decimal | None
     energy: Energy
     notes: tuple[str, ...]  # what is unknown or assumed
@@ -87,7 +87,7 @@ class Ledger:
 
     @property
     def usd(self) -> Decimal | None:
-        """What the run cost, to the cent."""
+        """US dollars that the run cost, to the cent."""
         return None if self.usd_unrounded is None else to_cent(self.usd_unrounded)
 
     @property
@@ -97,7 +97,7 @@ class Ledger:
 
     @property
     def lost_usd(self) -> Decimal | None:
-        """What the steps that had to be done again cost."""
+        """US dollars for the steps that had to be done again."""
         return None if self.usd_unrounded is None else sum((e.usd or Decimal(0) for e in self.entries if e.is_lost), Decimal("0.00"))
 
     @property
@@ -112,7 +112,7 @@ class Ledger:
 
     @property
     def carbon_kg(self) -> float | None:
-        """Kilograms of CO2-equivalent of what the facility drew."""
+        """Kilograms of CO2-equivalent of the energy of the facility."""
         return self.energy.carbon_kg
 
     @property
@@ -122,7 +122,7 @@ class Ledger:
 
 
 def ledger_of(folder: Path | str, *, price: Rate | None = None, region: str = "") -> Ledger:
-    """The ledger of the run in `folder`, also while it is written. A `price` and a `region` replace those recorded or described."""
+    """The ledger of the run in `folder`, also while it is being written. `price` and `region` replace the recorded or described ones."""
     folder = Path(folder)
     run = read_run(folder)
     notes = ["the run changed its plan: power is that of the last one"] if any(folder.glob("plan-until-step-*.json")) else []
@@ -133,7 +133,7 @@ def ledger_of(folder: Path | str, *, price: Rate | None = None, region: str = ""
 
 
 def ledger_of_run(run: Run, plan: Plan | None, *, price: Rate | None = None, region: str = "", notes: Iterable[str] = ()) -> Ledger:
-    """The ledger of a run that was read, with the plan it ran by."""
+    """The ledger of a run that was read, with its plan."""
     with localcontext(prec=DIGITS):
         return _ledger(run, plan, price, region, notes)
 
@@ -205,9 +205,9 @@ def to_cent(usd: Decimal) -> Decimal:
 
 
 def in_cents(exact: Sequence[Decimal], groups: Sequence[str]) -> list[Decimal]:
-    """Amounts in whole cents whose sum is the rounded sum, and whose sums by group are each less than a cent from the exact ones.
+    """Amounts in whole cents whose sum is the rounded sum, and whose sums by group differ by less than a cent from the exact ones.
 
-    Groups share the rounded total by largest remainder; within a group what has come up by then is rounded, and each gets the difference.
+    Groups share the rounded total by largest remainder. Within a group the running sum is rounded, and each entry gets the difference.
     """
     by_group = {
         group: sum((value for value, of in zip(exact, groups, strict=True) if of == group), Decimal(0)) for group in dict.fromkeys(groups)

@@ -1,4 +1,4 @@
-"""What a run may cost: read from the command line, and turned into the seconds it leaves."""
+"""The budget of a run: read from the command line, and converted to the seconds that are left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNDERSTOOD = "write 500USD, $500, 500 or 1.2kUSD"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """An amount of USD for `num_gpus` accelerators at a rate; some of it may be spent."""
+    """An amount of USD for `num_gpus` accelerators at a rate; some of it may already be spent."""
 
     usd: Decimal
     rate: Rate
@@ -28,22 +28,22 @@ class Budget:
 
     @property
     def usd_per_s(self) -> Decimal:
-        """What a second of all accelerators costs."""
+        """US dollars per second of all accelerators."""
         return self.rate.usd_per_gpu_hour * self.num_gpus / Decimal(HOUR)
 
     @property
     def seconds_left(self) -> float:
-        """Seconds of all accelerators that are left from this start on; below 0 where all is spent."""
+        """Seconds of all accelerators that are left from this start on; negative if everything is spent."""
         return float((self.usd - self.spent_usd) / self.usd_per_s) if self.usd_per_s else float("inf")
 
     def cost_usd(self, seconds: float) -> Decimal:
-        """What so many seconds more cost, with what is spent."""
+        """US dollars for so many more seconds, plus what is already spent."""
         return self.spent_usd + self.usd_per_s * Decimal(repr(float(seconds)))
 
     def check(self, run_s: Spread) -> None:
-        """Raise where the run is predicted to exceed the budget; the error says by how much.
+        """Raise an InputError if the predicted cost exceeds the budget; it says by how much.
 
-        The predicted value decides, not an end of its interval: a run that turns out slower is stopped when it comes to that.
+        The predicted value decides, not an end of its interval, because a run that turns out slower is stopped anyway.
         """
         would = self.cost_usd(run_s.value)
         if would <= self.usd:
@@ -57,7 +57,7 @@ class Budget:
         )
 
     def _interval(self, run_s: Spread) -> str:
-        """The 80 % interval in brackets; of one that lies on one side of its value, why; nothing where the value is certain."""
+        """The 80 % interval in brackets, with the reason if it is on one side of its value; empty if the value is certain."""
         low, value, high = run_s.low, run_s.value, run_s.high
         if low == high:
             return ""
@@ -68,28 +68,28 @@ class Budget:
         return f" (80 % between {amount(self.cost_usd(low))} and {amount(self.cost_usd(high))}{beside.get(value, '')})"
 
     def enough_usd(self, seconds: float) -> str:
-        """A round number a little above what so many seconds more cost, with what is spent."""
+        """A round number a little above the cost of so many more seconds, with what is already spent."""
         usd = self.cost_usd(seconds)
         shift = usd.adjusted() - 1
         return f"{(usd.scaleb(-shift) + 1).to_integral_value(rounding=ROUND_CEILING).scaleb(shift):f}"
 
 
 def predicted_s(plan: Plan, num_steps: int, after: int = 0) -> Spread:
-    """Seconds that a run of so many steps takes by the plan's prediction, evaluations included; of one that goes on, from a step on."""
+    """Seconds of a run of so many steps by the plan's prediction, evaluations included; for a resumed run, from a step on."""
     evaluations_s = plan.workload.num_evaluations(num_steps, after) * evaluation_s(plan)
     value = max(num_steps - after, 0) * plan.step_s + evaluations_s
     return Spread(value, value * plan.low_s / plan.step_s, value * plan.high_s / plan.step_s)
 
 
 def evaluation_s(plan: Plan) -> float:
-    """Seconds of one evaluation by the plan's prediction: its time to train, if nothing fails, without the steps."""
+    """Seconds of one evaluation by the plan's prediction: its ideal time to train without the steps."""
     whole, count = plan.workload.num_steps(), plan.workload.num_evaluations(plan.workload.num_steps())
     beside_s = (plan.ideal_time_to_train_s or plan.time_to_train_s) - whole * plan.step_s
     return max(beside_s / count, 0.0) if count and math.isfinite(beside_s) else 0.0
 
 
 def recorded_budget(run: Run) -> Decimal | None:
-    """The budget that the run's last start was given; None where it had none, an error where it cannot be read."""
+    """The budget of the run's last start; None if it had none, an error if it cannot be read."""
     starts = [event for event in run.events if event.kind in ("start", "resumed")]
     recorded = starts[-1].detail.get("budget_usd") if starts else None
     if recorded is None:
@@ -98,7 +98,7 @@ def recorded_budget(run: Run) -> Decimal | None:
 
 
 def no_price(cluster: Cluster) -> InputError:
-    """The error where a budget is given and no price of the machine is known."""
+    """The error if a budget is given and no price of the machine is known."""
     return InputError(
         f"no price is listed for {cluster.accelerator.name}, so a budget cannot be checked",
         where=argument("budget"),
@@ -112,5 +112,5 @@ def read_budget(text: str, where: str = argument("budget")) -> Decimal:
 
 
 def amount(usd: Decimal) -> str:
-    """An amount as people read it: to the cent, and smaller ones with the digits that matter."""
+    """An amount for people: to the cent, and smaller amounts with their significant digits."""
     return f"{usd:,.2f} USD" if abs(usd) >= 1 or not usd else f"{float(usd):.3g} USD"

@@ -1,4 +1,4 @@
-"""Energy of a run's spans at the wall: metered where steps carry what a meter counted, modelled elsewhere; carbon and water from it."""
+"""Energy of a run at the wall: metered where steps have meter readings, modelled elsewhere; and the resulting carbon and water."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SHARES_CORES = ("exposed_tp", "exposed_cp", "exposed_ep")  # copies and reductio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """What a run drew. `by_span` are joules by use for every span, or None where nothing is known of it."""
+    """The energy of a run. `by_span` has joules by use for every span, or None if nothing is known about it."""
 
     wall_j: float | None
-    metered_j: float | None  # of the accelerators alone, as far as a meter counted
+    metered_j: float | None  # of the accelerators only, as far as it was metered
     source: str  # metered, metered in part, modelled, unknown
     facility_j: float | None  # with cooling and distribution
     carbon_kg: float | None
@@ -41,7 +41,7 @@ class Energy:
 
     @property
     def water_of(self) -> str:
-        """Whose halls evaporate the water, of which year, by which method; where that is unknown, why."""
+        """Whose data centres evaporate the water, in which year, by which method; or why it is unknown."""
         if self.wue_l_per_kwh is None:
             whose = "the industry" if self.facility == economics.INDUSTRY else self.facility
             return f"no litres per kWh are published for {whose}"
@@ -49,7 +49,7 @@ class Energy:
 
 
 def energy_of(spans: Sequence[Span], plan: Plan | None, region: str = "") -> Energy:
-    """The energy of all spans on the plan's machine, in a region: that of the argument, of the cluster, or the default."""
+    """The energy of all spans on the plan's machine, in the region of the argument, of the cluster, or the default."""
     notes: list[str] = []
     power = _Power(plan, notes) if plan else None
     by_span = tuple(_span_j(span, power) for span in spans)
@@ -106,7 +106,7 @@ def _assumed(plan: Plan, region: str, halls: str) -> list[str]:
 
 
 class _Power:
-    """Watts of one accelerator at the wall, its share of the host included, by what it does."""
+    """Watts of one accelerator at the wall, with its share of the host, by what it does."""
 
     def __init__(self, plan: Plan, notes: list[str]) -> None:
         self.cluster = plan.cluster
@@ -114,7 +114,7 @@ class _Power:
         self.each_w = cache(self._each_w)
 
     def of(self, use: str) -> float:
-        """Watts during a use; nan where they are not known."""
+        """Watts during a use; NaN if not known."""
         return self.each_w(1.0 / self.slowdown if use in WORKS else 1.0 if use in SHARES_CORES else 0.0)
 
     def metered(self, accelerator_w: float) -> float:
@@ -122,7 +122,7 @@ class _Power:
         cap_w, waiting = self.cluster.accelerator.power_cap_w, power_constants().waiting_fraction
         if self.cluster.accelerator.architecture == "cpu" or not cap_w > 0:
             return accelerator_w
-        # The model is a straight line in the busy share: the share that draws what was metered gives the watts of the whole node.
+        # The model is a straight line in the busy share: the share that gives the metered watts also gives the watts of the whole node.
         idle_w, busy_w = (float(accelerator_power_w(cap_w, busy, waiting)) for busy in (0.0, 1.0))
         return self._each_w((accelerator_w - idle_w) / (busy_w - idle_w))
 
@@ -131,7 +131,7 @@ class _Power:
 
 
 def _slowdown(plan: Plan, notes: list[str]) -> float:
-    """How much slower the plan's release is than the one whose work drives accelerators to their cap."""
+    """How much slower the plan's release is than the reference release."""
     if plan.cluster.accelerator.architecture == "cpu":
         return 1.0
     try:
@@ -143,7 +143,7 @@ def _slowdown(plan: Plan, notes: list[str]) -> float:
 
 
 def _span_j(span: Span, power: _Power | None) -> dict[str, float] | None:
-    """Joules of a span by use, all its accelerators together; a metered sum is shared out as the model would."""
+    """Joules of a span by use, of all its accelerators; a metered sum is divided as in the model."""
     modelled = {use: power.of(use) * seconds * span.num_gpus if power else math.nan for use, seconds in span.uses_s.items()}
     total_j, took_s = math.fsum(modelled.values()), span.end_s - span.start_s
     if span.metered_j is None or took_s <= 0:

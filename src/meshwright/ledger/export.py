@@ -19,7 +19,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20
 
 
 def ledger_csv(ledger: Ledger) -> str:
-    """The ledger with a row for each entry and one for the total; rows end as RFC 4180 has it."""
+    """The ledger with a row for each entry and one for the total; line ends follow RFC 4180."""
     out = io.StringIO()
     table = csv.writer(out)
     table.writerow(COLUMNS)
@@ -132,7 +132,7 @@ def _row(ledger: Ledger, entry: Entry) -> list[str]:
 
 
 def _cells(values: Iterable[object]) -> list[str]:
-    """Cells that no spreadsheet takes for a formula: a text that begins like one has an apostrophe in front."""
+    """Cells that no spreadsheet reads as a formula: a text that begins like one gets an apostrophe in front."""
     return [
         f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else "" if value is None else str(value) for value in values
     ]

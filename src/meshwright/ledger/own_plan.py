@@ -1,4 +1,4 @@
-"""The plan that a run ran by: the folder's plan.json, if it is still the one whose digest the run's header records."""
+"""The plan of a run: plan.json in its folder, if it still has the digest in the header."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DIGITS = 12  # of a digest that is shown
 
 
 def own_plan(folder: Path, header: RunHeader) -> tuple[Plan | None, str]:
-    """The run's own plan and "", or None and why there is none: it cannot be read, or another plan is in its place.
+    """The run's own plan and an empty text, or None and the reason: it cannot be read, or another plan is in its place.
 
-    Nothing may be predicted or priced by a plan that the run did not run by. A header without a digest vouches for none: any is taken.
+    Nothing may be predicted or priced from a plan that is not the run's own. If the header has no digest, any plan is accepted.
     """
     path = folder / "plan.json"
     try:
@@ -32,7 +32,7 @@ def own_plan(folder: Path, header: RunHeader) -> tuple[Plan | None, str]:
 
 
 def checked_plan(folder: Path, fix: str) -> Plan:
-    """The plan in a run's folder; raises, with `fix`, where it is not the run's own. A folder without a header vouches for none."""
+    """The plan in a run folder; raises an error, with `fix`, if it is not the run's own. A folder without a header accepts any plan."""
     plan = read_plan(folder / "plan.json")
     if (folder / "run.json").is_file():
         _, problem = own_plan(folder, read_header(folder))

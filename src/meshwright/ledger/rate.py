@@ -1,4 +1,4 @@
-"""What an accelerator-hour costs, from whom and since when: listed, or as the user says."""
+"""The price of an accelerator-hour, with provider and date: listed, or given by the user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.predict.outcome import price_of
 
 GIVEN = "given"
 UNDERSTOOD = "write 2.5USD/h, $2.5 or 2.5: USD per accelerator-hour"
-MOST_USD = Decimal(10**15)  # an amount beyond is a slip of the keyboard
+MOST_USD = Decimal(10**15)  # a larger amount is a typing error
 MOST_DIGITS = 30  # before or after the point
 _TIMES = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000}
 _NUMBER = r"[0-9][0-9_,]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+"
@@ -34,12 +34,12 @@ class Rate:
     source: str
 
     def to_json(self) -> dict[str, str]:
-        """The rate as an event carries it; the number is text, so that no digit is lost."""
+        """The rate for an event; the number is text, so that no digit is lost."""
         return {name: str(value) for name, value in asdict(self).items()}
 
     @staticmethod
     def from_json(entry: Any) -> Rate | None:
-        """The rate of an event; None where it holds none that can be read."""
+        """The rate of an event; None if it has none that can be read."""
         if not isinstance(entry, Mapping):
             return None
         try:
@@ -56,7 +56,7 @@ class Rate:
 
 
 def rate_of(cluster: Cluster) -> Rate | None:
-    """The price of the machine's accelerators as the predictor uses it; None where none is listed."""
+    """The price of the machine's accelerators as the predictor uses it; None if none is listed."""
     price = price_of(cluster)
     if price is None:
         return None

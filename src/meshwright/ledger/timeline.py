@@ -15,7 +15,7 @@ from pathlib import Path
 from meshwright.errors import InputError
 from meshwright.files import MOST_LINES_BYTES, read_bytes
 from meshwright.ledger.rate import Rate
-from meshwright.record.entries import ENDS, LONGEST_S, OLD_STEP_FIELD, PARTS, Event, StepRecord
+from meshwright.record.entries import ENDS, LONGEST_S, MEAN_PARTS, OLD_STEP_FIELD, PARTS, Event, StepRecord
 from meshwright.record.lines import object_in
 from meshwright.record.run import Run
 
@@ -280,7 +280,7 @@ def _tells_of_weeks(run: Run) -> bool:
 def _weeks(run: Run) -> Iterator[Span]:
     """Weeks from interruption to interruption: coming back, work and saves, work that was lost; and idle spares."""
     start = next(event for event in run.events if event.kind == "start")
-    rate, work, now_s = Rate.from_json(start.detail.get("price")), _work_shares(run.records), 0.0
+    rate, work, now_s = Rate.from_json(start.detail.get("price")), _mean_shares(start) or _work_shares(run.records), 0.0
     for event in (event for event in run.events if event.kind in ("fault", *ENDS)):
         for what, took_s, is_lost in _between(event, max(event.time_s - now_s, 0.0)):
             shares = work if what == "steps" else {"checkpoint" if what == "checkpoint" else "stalled": 1.0}
@@ -312,6 +312,15 @@ def _between(event: Event, passed_s: float) -> Iterator[tuple[str, float, bool]]
     ):  # fmt: skip
         if took_s > 0:
             yield what, took_s, is_lost
+
+
+def _mean_shares(start: Event) -> dict[str, float]:
+    """Shares of work by part of the mean step, where the start of simulated weeks states it: a few sampled steps have too many stalls or
+    too few."""
+    stated = start.detail.get(MEAN_PARTS)
+    parts_s = {part: _seconds(stated.get(part)) for part in PARTS} if isinstance(stated, Mapping) else {}
+    total_s = sum(parts_s.values())
+    return {part: seconds / total_s for part, seconds in parts_s.items() if seconds} if total_s else {}
 
 
 def _work_shares(records: Sequence[StepRecord]) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""Which layout, and what it will do."""
+"""Finds the best layout for a job and makes a plan of it."""

@@ -22,9 +22,10 @@ def best_forecasts(
     features: Features | None = None,
     progress: Progress = lambda done, total: None,
 ) -> list[Forecast]:
-    """The best layouts of a job by step time, each with its forecast; `layout` fixes some of the choices, `stack` says who must run them.
+    """Forecasts of the best layouts of a job by step time; `layout` fixes some of the choices, `stack` names the stack that must run them.
 
-    Layouts that are closer than runs of one layout differ are equal: of these the one with more memory to spare comes first.
+    Layouts whose difference is smaller than that between runs of one layout are equal; of these, the one with more memory to spare comes
+    first.
     """
     check_kept(keep)
     check_type("features", features, Features | None, "search")

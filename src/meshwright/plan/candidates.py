@@ -1,7 +1,8 @@
-"""Every legal layout, as columns.
+"""All legal layouts, as columns.
 
-Degrees are enumerated once, then crossed with the choices that do not depend on each other. What is illegal is never made: degrees multiply
-to the machine, divide the model and the batch, and rank orders that put every axis on the same tiers are one layout.
+Degrees are enumerated once, then combined with the choices that do not depend on each other. Illegal layouts are never made: degrees
+multiply to the size of the machine and divide the model and the batch, and rank orders that put every axis on the same tiers are one
+layout.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Row = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Which layouts may be proposed, and whether their rank order or what they recompute can decide that."""
+    """Which layouts may be proposed, and whether this depends on the rank order or on what is recomputed."""
 
     mask: Callable[[Layouts], NDArray[np.bool_]]
     by_order: bool = True
@@ -48,7 +49,7 @@ def divisors(number: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Degrees and choices the user fixed, by the names of a layout's fields; the search leaves them alone."""
+    """Degrees and choices that the user fixed, by the names of a layout's fields. The search does not change them."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
 
@@ -57,7 +58,7 @@ class Fixed:
         return key not in self.values or self.values[key] == value
 
     def narrowed(self, features: Features) -> Features:
-        """The features with every choice and switch that is fixed; the user may fix what a stack lacks."""
+        """The features with all fixed choices and switches; the user may fix something that a stack does not have."""
         lists = {"zero_stage": "zero_stages", "recompute": "recompute", "schedule": "schedules", "cp_kind": "cp_kinds", "order": "orders"}
         changes: dict[str, Any] = {lists[key]: (value,) for key, value in self.values.items() if key in lists}
         return replace(features, **changes, **{key: value for key, value in self.values.items() if key in FLAGS})
@@ -68,7 +69,7 @@ class Fixed:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """Layers stated for the first and the last stage; 0 where none are."""
+        """Layers stated for the first and the last stage; 0 if not stated."""
         return int(self.values.get("first_stage_layers", 0)), int(self.values.get("last_stage_layers", 0))
 
     @property
@@ -82,7 +83,7 @@ class Fixed:
 
 
 def fixed_by(text: str) -> Fixed:
-    """What `tp=4,cp=2,...` fixes. Each value is checked for itself; that they divide each other is for the search to find out."""
+    """What a text such as `tp=4,cp=2` fixes. Each value is checked alone; the search finds out whether they divide."""
     values = read_choices(text)
     sharing = values.get("zero_ranks", 0)
     beside = {
@@ -125,7 +126,7 @@ def _inner_degrees(model: Model, workload: Workload, features: Features, fixed: 
 
 
 def _tensor_degrees(model: Model, total: int, features: Features) -> list[int]:
-    """Degrees that divide heads, vocabulary and MLP, and share key-value heads or copy them evenly."""
+    """Degrees that divide heads, vocabulary and MLP, and that divide key-value heads or are a multiple of them."""
     widths = (model.num_heads, model.vocab_size, model.ffn_hidden)
     kv = model.num_kv_heads
     return [
@@ -136,14 +137,14 @@ def _tensor_degrees(model: Model, total: int, features: Features) -> list[int]:
 
 
 def _context_degrees(workload: Workload, total: int, tp: int, features: Features) -> list[int]:
-    """Degrees that cut the sequence into two pieces a rank, so that causal work is even."""
+    """Degrees that cut the sequence into two pieces per rank, so that causal work is balanced."""
     found = [cp for cp in divisors(total) if cp == 1 or workload.seq_len % (2 * cp * tp) == 0]
     return [cp for cp in found if workload.seq_len % (cp * tp) == 0 and (not features.max_cp or cp <= features.max_cp)]
 
 
 @cache
 def _chunks(num_layers: int, pp: int, most: int, ends: tuple[int, int]) -> tuple[int, ...]:
-    """Chunks a stage may hold so that the layers divide."""
+    """Numbers of chunks per stage for which the layers divide."""
     limit = 1 if pp == 1 else max((num_layers + 2) // pp, 1)
     chunks = np.arange(1, min(limit, most or limit) + 1)
     return tuple(chunks[stage_layers(num_layers, pp, chunks, *ends).legal].tolist())
@@ -156,7 +157,7 @@ def _expert_degrees(model: Model, ranks: int) -> list[int]:
 
 
 def rank_orders(rows: Sequence[Row], cluster: Cluster, features: Features) -> dict[Row, list[int]]:
-    """For every (tp, cp, pp, dp), indices of the rank orders that differ in where an axis lands."""
+    """For every (tp, cp, pp, dp), indices of the rank orders that differ in the tiers that an axis crosses."""
     distinct = sorted({(row[0], row[1], row[2], row[4]) for row in rows})
     base = np.array(distinct, dtype=np.int64).reshape(-1, 4)
     sizes = tier_sizes(cluster)
@@ -177,7 +178,7 @@ def rank_orders(rows: Sequence[Row], cluster: Cluster, features: Features) -> di
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Rows of degrees, and all that may be chosen beside them."""
+    """Rows of degrees, and all other choices."""
 
     rows: Sequence[Row]
     orders: Mapping[Row, list[int]]  # by (tp, cp, pp, dp)
@@ -281,9 +282,9 @@ class Space:
         tp, cp, pp, vp, dp = degrees[:5]
         zero, _, schedule, kind = choices
         lowest = min(self.features.zero_stages) if lowest is None else lowest
-        # One name per thing: without replicas there is one ZeRO stage.
+        # Without replicas all ZeRO stages are the same, so only one is used.
         legal = self._has(kind, tp, cp) & self._runs(schedule, pp, vp) & ((dp * cp > 1) | (zero == lowest))
-        # Zero bubble puts weight gradients off, and ZeRO 3 reduces them inside the backward.
+        # Zero bubble postpones weight gradients, but ZeRO 3 reduces them inside the backward pass.
         return np.asarray(legal & ((schedule != ZERO_BUBBLE) | (pp == 1) | (zero < 3) | (dp * cp == 1)))
 
     def _made(self, rows: Ints, choices: Ints, order: Ints) -> Layouts:
@@ -299,19 +300,25 @@ class Space:
         return Layouts(**columns, order=order)
 
     def _has(self, kind: Any, tp: Ints, cp: Ints) -> NDArray[np.bool_]:
-        """Where a kind of context parallelism may be: one for all without it, and by all-to-all a rank holds whole heads."""
+        """Where a kind of context parallelism is possible.
+
+        Without context parallelism only one kind; with all-to-all, ranks hold whole heads.
+        """
         only = min(CP_KINDS.index(name) for name in self.features.cp_kinds)
         return np.asarray(np.where(cp > 1, (kind != ALL_TO_ALL) | (self.num_kv_heads % (cp * tp) == 0), kind == only))
 
     def _runs(self, schedule: Any, pp: Ints, vp: Ints) -> NDArray[np.bool_]:
-        """Where a schedule may run: one for all without a pipeline; 1F1B has one chunk, interleaving several (or one, without 1F1B)."""
+        """Where a schedule is possible.
+
+        Without a pipeline only one; 1F1B has one chunk, interleaved has several (or one, if there is no 1F1B).
+        """
         only = min(SCHEDULES.index(name) for name in self.features.schedules)
         several = (vp > 1) | ("1f1b" not in self.features.schedules)
         in_pipeline = np.where(schedule == ZERO_BUBBLE, True, np.where(schedule == INTERLEAVED, several, vp == 1))
         return np.asarray(np.where(pp > 1, in_pipeline, schedule == only))
 
     def bare(self, schedule: str) -> Layouts:
-        """One layout per row of degrees with the cheapest of every choice but the schedule: what bounds all layouts of that row."""
+        """One layout per row of degrees with the cheapest of all choices except the schedule: a lower bound for all layouts of that row."""
         grid = np.array(self.rows, dtype=np.int64).reshape(-1, len(DEGREES))
         options = self.features
         kind = "ring" if options.cp_kinds == ("ring",) else "all-gather"  # the ring corrects its sums every round

@@ -1,4 +1,4 @@
-"""Why a plan is what it is: what each axis carries over which tier, what hides it, what limits the step, and what one change would buy."""
+"""The reasons for a plan: what each axis sends over which tier, what hides it, what limits the step, and what one change would gain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshwright.predict.traffic import Step, flows, is_counted_whole, layer_flow
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.units import per_cent, seconds, si
 
-NOTICEABLE_PCT = 0.05  # a change that buys or costs less is not worth a line
+NOTICEABLE_PCT = 0.05  # a change that gains or costs less is not shown
 
 BEHIND = {
     "tp": "the matrix products of the same layer",
@@ -34,7 +34,7 @@ BEHIND = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisTraffic:
-    """What one axis carries in a step, on one accelerator. Gradients and weights of replicas go over context ranks too: cp x dp."""
+    """What one axis sends in a step, on one accelerator. Gradients and weights of replicas also go over context-parallel ranks: cp x dp."""
 
     axis: str
     degree: int
@@ -84,7 +84,7 @@ class Explanation:
     axes: tuple[AxisTraffic, ...]
     limit: str  # the two parts that take the most time, in a sentence
     mapping: tuple[str, ...]  # how replicas are placed on the network
-    carried: tuple[str, ...]  # what every axis moves, and how much of it hides
+    carried: tuple[str, ...]  # what every axis sends, and how much of it is hidden
     changes: tuple[Change, ...]  # the most useful first
 
     @property
@@ -94,7 +94,7 @@ class Explanation:
 
 
 def explain(forecast: Forecast) -> Explanation:
-    """Explain one layout: every share and every change counts from the forecast's own step."""
+    """Explain one layout. All shares and changes are relative to the step of the forecast."""
     axes = traffic(forecast)
     return Explanation(
         axes=axes,
@@ -132,7 +132,7 @@ def traffic(forecast: Forecast) -> tuple[AxisTraffic, ...]:
 
 
 def _sent(forecast: Forecast) -> dict[str, tuple[float, float]]:
-    """Bytes and messages of each axis, on the stage that sends the most of it: those that the trainer sends."""
+    """Bytes and messages of each axis, on the stage that sends the most, as the trainer sends them."""
     model, workload, layout, priced = forecast.job.model, forecast.job.workload, forecast.layout, forecast.detail
     stages = sorted({0, min(1, layout.pp - 1), layout.pp - 1})  # all between the ends send alike
     steps = [Step(model, workload, layout, stage) for stage in stages]
@@ -145,7 +145,7 @@ def _sent(forecast: Forecast) -> dict[str, tuple[float, float]]:
 
 
 def _data(priced: StepParts, layout: Layout) -> tuple[float, float]:
-    """Bytes and messages between replicas of a model whose parameters the trainer does not hold, from the predictor's count of them."""
+    """Bytes and messages between replicas of a model that the trainer does not support, from the predictor's count of parameters."""
     pricer = priced.pricer
     shared, experts = (float(column[0]) for column in pricer.parameters(priced.split))
     ranks, m = layout.dp * layout.cp, int(priced.num_micro_batches[0])
@@ -157,7 +157,7 @@ def _data(priced: StepParts, layout: Layout) -> tuple[float, float]:
 
 
 def _expert(priced: StepParts, layout: Layout) -> tuple[float, float]:
-    """Bytes and messages of tokens on their way to experts and back."""
+    """Bytes and messages of tokens that are sent to experts and back."""
     q = priced.pricer.q
     each = float(priced.pricer.tokens[0]) / layout.tp * float(q.experts_per_token) * float(q.hidden) * BF16_BYTES * float(q.expert_layers)
     passes = float(priced.num_micro_batches[0] * priced.busiest_layers[0])  # of layers of the busiest stage, in a step
@@ -171,7 +171,7 @@ def _limit(forecast: Forecast) -> str:
 
 
 def _carried(axes: tuple[AxisTraffic, ...]) -> Iterator[str]:
-    """A sentence for every axis: what it moves, over what, and how much of it hides."""
+    """A sentence for every axis: what it sends, over which tiers, and how much of it is hidden."""
     for axis in axes:
         if axis.tiers and axis.traffic_s > 0:
             share = axis.hidden_s / axis.traffic_s
@@ -183,7 +183,7 @@ def _carried(axes: tuple[AxisTraffic, ...]) -> Iterator[str]:
 
 
 def _scattered(forecast: Forecast) -> Iterator[str]:
-    """Where a replica is as large as a domain and yet spread over several: what it would take to keep it together."""
+    """If a replica would fit into one domain but is spread over several: what would keep it together."""
     layout, cluster = forecast.layout, forecast.job.cluster
     inner, replica, together = cluster.tiers[0], layout.tp * layout.cp * layout.pp, replace(layout, order=AXES)
     if len(cluster.tiers) == 1 or replica != inner.num_accelerators or tiers_of(layout, cluster) == tiers_of(together, cluster):
@@ -198,7 +198,7 @@ def _scattered(forecast: Forecast) -> Iterator[str]:
 
 
 def _mapping(forecast: Forecast) -> Iterator[str]:
-    """How replicas lie on the innermost domains."""
+    """How replicas are placed on the innermost domains."""
     layout, cluster, crossed = forecast.layout, forecast.job.cluster, forecast.placement
     inner = cluster.tiers[0]
     replica = layout.tp * layout.cp * layout.pp

@@ -1,4 +1,4 @@
-"""What a software stack can do: the choices that a search may open."""
+"""The choices that a search may make, and the settings of a software stack."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FLAGS = ("overlap_tp", "overlap_pp", "overlap_dp", "cuda_graphs")  # switches th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """The choices a search may make, and the settings it takes as they are."""
+    """The choices that a search may make, and the switches that it does not change."""
 
     max_tp: int = 0  # 0: as the model allows
     max_cp: int = 0

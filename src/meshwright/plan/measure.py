@@ -1,7 +1,7 @@
-"""What a search makes small: seconds of a step or of a run, or the energy of a run; of every layout, in closed form.
+"""What a search minimizes: seconds of a step or of a run, or the energy of a run; for every layout, in closed form.
 
-All are of one shape: seconds of the run, each worth so much while accelerators wait and so much more while they work. So one bound and one
-ranking serve them all, and no objective is chosen among the fastest only.
+All measures have the same form: each second of the run has one cost while accelerators wait, and a higher cost while they work. So one
+lower bound and one ranking work for all of them, and every objective considers all layouts, not only the fastest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What seconds are worth; as it stands, a step by its seconds. Lower is better."""
+    """The cost of seconds; by default the seconds of a step. Lower is better."""
 
     num_steps: int = 1
     num_evaluations: int = 0
@@ -47,7 +47,7 @@ class Measure:
     waiting_w: float = 1.0  # of a node, while accelerators wait
     working_w: float = 1.0
     most_s: float = math.inf  # seconds the run may take
-    failing: Interruptions | None = None  # what a run of more than a day has to expect; None: it is left out
+    failing: Interruptions | None = None  # the interruptions that a run of more than a day must expect; None: they are left out
     spares_per_node: float = 0.0  # that stand by in such a run, for each node in use
 
     def times(self, workload: Workload, layouts: Layouts, priced: StepParts) -> Times:
@@ -56,12 +56,12 @@ class Measure:
         return Times(priced.step_s, self._busy_s(priced), evaluation_s)
 
     def least_times(self, priced: StepParts) -> Times:
-        """What no layout stays under that differs from the priced one in its network alone: replicas exchange nothing."""
+        """A lower bound for all layouts that differ from the priced one only in their network: replicas exchange nothing."""
         step_s = priced.step_s - priced.seconds["exposed_dp"]
         return Times(step_s, np.minimum(self._busy_s(priced), step_s), np.zeros_like(step_s))
 
     def value(self, times: Times) -> Column:
-        """What every row comes to; infinite where the run takes too long."""
+        """The measure of every row; infinite if the run takes too long."""
         run_s = self.num_steps * times.step_s + self.num_evaluations * (times.evaluation_s + self.around_s)
         busy_s = np.minimum(self.num_steps * times.busy_s + self.num_evaluations * times.evaluation_s / self.slowdown, run_s)
         idle_s = run_s
@@ -83,7 +83,7 @@ STEP = Measure()
 
 
 def run_time(job: Job) -> Measure:
-    """Seconds of the run with its evaluations: on a given cluster, what it costs is in proportion."""
+    """Seconds of the run with its evaluations; on a given cluster, the cost is proportional to this."""
     num_steps = job.workload.num_steps()
     if not num_steps:  # nobody says how long the run is, so a step is used instead
         return STEP
@@ -92,9 +92,9 @@ def run_time(job: Job) -> Measure:
 
 
 def run_energy(job: Job, most_s: float = math.inf, *, ideal: bool = False) -> Measure:
-    """Joules of the run at one node, which also ranks layouts by carbon; only runs of at most `most_s` seconds count.
+    """Joules of the run per node, which also ranks layouts by carbon; only runs of at most `most_s` seconds count.
 
-    As in an outcome, a run of more than a day carries interruptions and spare nodes, unless it is to be ideal.
+    As in an outcome, a run of more than a day includes interruptions and spare nodes, unless it is ideal.
     """
     time = run_time(job)
     failing = None if ideal or time is STEP else expected_on(job.cluster)

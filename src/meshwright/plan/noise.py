@@ -1,4 +1,4 @@
-"""How much runs of one layout differ: plans that are closer than that are equal, as far as anyone could measure."""
+"""How much runs of one layout differ. Plans that are closer than this are equal, because a measurement could not distinguish them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARE = 90.0  # per cent of the layouts whose runs differ by no more
 
 @cache
 def run_spreads() -> tuple[float, ...]:
-    """By how much the step times of the runs of one layout differ, as fractions: a value for every layout that was run several times."""
+    """The relative differences between the step times of runs of one layout; one value for every layout that was run several times."""
     with MEASURED_CSV.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["vendor"] == "NVIDIA" and row["layout_confidence"] == "high"]
     return tuple(float(row["run_spread_pct"]) / 100 for row in rows if row["run_spread_pct"])
@@ -22,5 +22,5 @@ def run_spreads() -> tuple[float, ...]:
 
 @cache
 def run_noise() -> float:
-    """The difference of step times, as a fraction, that nine of ten layouts stay below between runs of their own."""
+    """The relative difference of step times that runs of one layout stay below, for nine of ten layouts."""
     return float(np.percentile(run_spreads(), SHARE))

@@ -1,7 +1,7 @@
-"""How a foreign stack numbers its ranks, against where a plan puts them.
+"""How another stack numbers its ranks, compared with the plan.
 
-A plan deals its ranks onto the machine in its own order. A stack that numbers them in another order runs the same plan if each of its
-ranks is started on the accelerator that holds the same coordinates: that is what a rank file is for.
+A plan assigns its ranks to the machine in its own order. A stack with another order runs the same plan if each of its ranks is started on
+the accelerator with the same coordinates; a rank file does this.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a plan is chosen for, and within what: an objective, and a deadline or a budget.
+"""What a plan is chosen for: an objective, and a deadline or a budget.
 
-Every objective is a number of a whole run that is better when it is lower.
+Every objective is a number of the whole run, and lower is better.
 """
 
 from __future__ import annotations
@@ -26,35 +26,34 @@ class Limit:
 
     what: str  # "deadline", "budget"
     allowed: float  # seconds or dollars, as the rest
-    predicted: float
-    judged: float  # what is held against the limit: the prediction, or where that is a best case what half of the comparable runs took
-    reaches: float  # the far end of the interval; infinite where only the lower end is known
+    predicted: float  # the value that is compared with the limit
+    reaches: float  # the far end of the interval; infinite if only the lower end is known
 
     @property
     def over(self) -> float:
-        """How much too much; below 0 within the limit."""
-        return self.judged - self.allowed
+        """By how much the limit is exceeded; negative within the limit."""
+        return self.predicted - self.allowed
 
     @property
     def is_sure(self) -> bool:
-        """Whether the whole interval keeps it."""
+        """Whether the whole interval is within the limit."""
         return self.reaches <= self.allowed
 
     @property
     def words(self) -> str:
-        """How far it holds, or by how much it is missed."""
+        """How far the plan is within the limit, or by how much it exceeds it."""
         shown = seconds if self.what == "deadline" else usd
         if self.over > 0:
             return f"{shown(self.over)} {'past the deadline' if self.what == 'deadline' else 'over the budget'}"
         if math.isinf(self.reaches):
-            return f"{shown(self.allowed)} holds at {shown(self.judged)}, and has no upper end: the samples to the target are not known"
+            return f"{shown(self.allowed)} holds at {shown(self.predicted)}, and has no upper end: the samples to the target are not known"
         far = "even at the far end of the interval," if self.is_sure else "the interval reaches"
-        return f"{shown(self.allowed)} holds at {shown(self.judged)}; {far} {shown(self.reaches)}"
+        return f"{shown(self.allowed)} holds at {shown(self.predicted)}; {far} {shown(self.reaches)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """What to make small, and what must hold."""
+    """What to minimize, and the limits."""
 
     objective: str = "time"
     deadline_s: float | None = None
@@ -66,11 +65,11 @@ class Aim:
 
     @property
     def compares_sizes(self) -> bool:
-        """Whether the answer depends on how many accelerators are used."""
+        """Whether the result depends on the number of accelerators."""
         return self.objective != "time" or self.deadline_s is not None or self.budget_usd is not None
 
     def value(self, plan: Forecast) -> float:
-        """What the run takes of the objective; lower is better."""
+        """The objective's value for the run; lower is better."""
         whole, name = plan.outcome, self.objective
         if name == "time":
             return whole.time_to_train_s.value if whole.time_to_train_s else plan.step_s
@@ -79,7 +78,7 @@ class Aim:
         return _known(plan, whole.energy_j if name == "energy" else whole.carbon_kg, "energy").value
 
     def limits(self, plan: Forecast) -> list[Limit]:
-        """The limits that were asked for, and what a plan is predicted to need of them."""
+        """The limits that were given, and the predicted need of a plan."""
         found = []
         if self.deadline_s is not None:
             found.append(_limit("deadline", self.deadline_s, _known(plan, plan.time_to_train, "time_to_train")))
@@ -93,17 +92,17 @@ class Aim:
         return all(limit.over <= 0 for limit in self.limits(plan))
 
     def most_s(self, plan: Forecast) -> float:
-        """Seconds a run may be predicted to take on a plan's machine so that it keeps the deadline and the budget."""
+        """Seconds that a run may be predicted to take on a plan's machine within the deadline and the budget."""
         time_s, limits = plan.time_to_train, self.limits(plan)
         if time_s is None:
             return math.inf
-        most_s = min((time_s.value * limit.allowed / limit.judged for limit in limits), default=math.inf)
+        most_s = min((time_s.value * limit.allowed / limit.predicted for limit in limits), default=math.inf)
         # A run of more than a day pays for spare nodes too: what the budget of a shorter one allows is known up to a day only.
         known_s = LONG_S if plan.outcome.interruptions is None and not plan.terms.ideal and self.budget_usd is not None else math.inf
         return min(most_s, max(known_s, time_s.value))
 
     def miss(self, late_s: float, over_usd: float) -> float:
-        """How far a run misses what was asked, in parts of what was allowed; 0 where it keeps it."""
+        """By how much a run exceeds the limits, as a fraction of the limit; 0 within them."""
         late = max(late_s, 0.0) / self.deadline_s if self.deadline_s else 0.0
         return late + max(over_usd, 0.0) / (self.budget_usd or 1.0)
 
@@ -118,7 +117,7 @@ class Aim:
 
 
 def _limit(what: str, allowed: float, needed: Spread) -> Limit:
-    return Limit(what=what, allowed=allowed, predicted=needed.value, judged=needed.value, reaches=needed.high)
+    return Limit(what=what, allowed=allowed, predicted=needed.value, reaches=needed.high)
 
 
 def _known(plan: Forecast, spread: Spread | None, key: str) -> Spread:
@@ -137,7 +136,7 @@ def _known(plan: Forecast, spread: Spread | None, key: str) -> Spread:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What no run on a machine can stay under."""
+    """A lower bound for all runs on a machine."""
 
     time_s: float
     cost_usd: float  # 0 where no price is known
@@ -156,9 +155,9 @@ class Floor:
 
 
 def floor(cluster: Cluster, workload: Workload, step_s: float, usd_per_hour: float, node_j: float = 0.0, *, ideal: bool = False) -> Floor:
-    """The least a run takes whose steps cannot be shorter than `step_s`, and a node of which cannot draw less than `node_j`.
+    """The least that a run needs if its steps take at least `step_s`, and a node draws at least `node_j`.
 
-    A run that is longer than a day at least has to expect interruptions, unless it is to be ideal.
+    A run that takes more than a day must expect interruptions, unless it is ideal.
     """
     num_steps, num_paid = workload.num_steps(), cluster.num_accelerators
     time_s = max(num_steps, 1) * step_s

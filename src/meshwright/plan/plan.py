@@ -1,7 +1,7 @@
-"""A plan: one layout of one job on one machine, with what it is predicted to do; and its file.
+"""A plan: one layout of one job, with its forecast; and the plan file.
 
-The file is JSON that explains itself: it holds the descriptions in full, so that simulation and training need nothing else, and a
-version, so that a later reader knows what it reads. `plan_schema` publishes its JSON Schema.
+The file is JSON. It contains the full descriptions, so that simulation and training need no other file, and a
+version of the format. `plan_schema` returns its JSON Schema.
 """
 
 from __future__ import annotations
@@ -32,7 +32,28 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All that simulation and training read."""
+    """A layout chosen for a job, with its forecast: everything that `simulate` and `train` need.
+
+    Attributes:
+        version: Version of the format of the plan file.
+        name: Name of the plan.
+        model: The model.
+        cluster: The cluster, with as many accelerators as the plan uses.
+        workload: The workload.
+        layout: The layout.
+        software: Release, class or software profile on which the forecast is based.
+        step_s: Predicted seconds of a step.
+        low_s: Lower end of the 80 % interval of the step time, in seconds.
+        high_s: Upper end of the 80 % interval of the step time, in seconds.
+        parts_s: Predicted seconds of each part of the step; they add up to `step_s`.
+        placement: The network tiers that each axis crosses, from the inside out.
+        spares_per_domain: Accelerators in each innermost domain that the plan does not use.
+        peak_memory_bytes: Bytes on the fullest stage at its peak.
+        time_to_train_s: Seconds of the whole run, with interruptions if it takes more than a day.
+        ideal_time_to_train_s: Seconds of the whole run without interruptions.
+        notes: Sentences that a reader should know before trusting the numbers.
+        profile: The hardware profile, if the forecast is based on one.
+    """
 
     version: int = VERSION
     name: str
@@ -49,7 +70,7 @@ class Plan:
     spares_per_domain: int  # accelerators of an innermost domain that the plan leaves idle
     peak_memory_bytes: float
     time_to_train_s: float  # with interruptions, where the forecast counts them
-    ideal_time_to_train_s: float = 0.0  # if nothing interrupts the run; 0 in the plans of earlier versions, whose time is this one
+    ideal_time_to_train_s: float = 0.0  # 0 in plans of earlier versions, whose time_to_train_s is the ideal time
     notes: tuple[str, ...] = field(default=())
     profile: Profile | None = None  # what was timed on the machine, where the prediction is based on it
 
@@ -90,7 +111,7 @@ class Plan:
 
 @typed
 def plan_of(forecast: Forecast, name: str = "") -> Plan:
-    """The plan of a forecast: what is written to a file, simulated and trained."""
+    """A plan made from a forecast. It can be written to a file, simulated and trained."""
     job, inner = forecast.job, forecast.job.cluster.tiers[0]
     time_s = forecast.time_to_train
     return Plan(
@@ -115,17 +136,17 @@ def plan_of(forecast: Forecast, name: str = "") -> Plan:
 
 
 def job_of(plan: Plan, software: Software | str = "") -> Job:
-    """The job that a plan is for, with the software its numbers come from; or with another, by name priced by the plan's profile."""
+    """The job of a plan, with the software of the plan, or with other software; a name is combined with the plan's hardware profile."""
     return Job(plan.model, plan.cluster, plan.workload, software if isinstance(software, Software) else stack_of(plan, software))
 
 
 def forecast_of(plan: Plan, software: Software | str = "") -> Forecast:
-    """The plan priced again. Whether its memory fits is not asked: that was checked when the plan was made."""
+    """The plan priced again. Memory is not checked again, because it was checked when the plan was made."""
     return forecast(job_of(plan, software), plan.layout, ignore_memory=True)
 
 
 def stack_of(plan: Plan, name: str = "") -> Software:
-    """The software that the plan's numbers come from, or the one called `name`, priced by the profile that the plan carries."""
+    """The software of the plan, or the software called `name`, with the hardware profile in the plan."""
     if not is_release(plan.software) and (not name or software(name).name != plan.software):
         given = f"{argument('software', name)} is another" if name else "a plan file holds only its name"
         raise InputError(
@@ -147,7 +168,7 @@ def plan_bytes(plan: Plan) -> bytes:
 
 @typed
 def read_plan(path: str | Path) -> Plan:
-    """The plan in a file, checked."""
+    """Read a plan file; an InputError says what is wrong with it."""
     from pydantic import ValidationError
 
     path = Path(path)
@@ -173,7 +194,7 @@ def _by_todays_names(content: bytes) -> bytes:
     try:
         values = json.loads(content)
     except ValueError:
-        return content  # whoever validates it says what is wrong
+        return content  # the validation that follows reports what is wrong
     if not isinstance(values, dict) or "step_time_s" not in values or "step_s" in values:
         return content
     return json.dumps({"step_s" if key == "step_time_s" else key: value for key, value in values.items()}).encode()
@@ -194,7 +215,7 @@ def _adapter() -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value in JSON's own types; a number JSON cannot write becomes the word that reads back as it."""
+    """The value in the types of JSON. A number that JSON cannot write, such as infinity, becomes a word that can be read back."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The answer of a planning question: the clusters searched, the best plans on the one chosen, and what would be without a change."""
+"""The result of `meshwright plan`: the clusters that were searched, the best plans, and the best plan without the changes of `--set`."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Spares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The best plan beside the best without the changes of `--set`, like with like: by time per token where the steps differ in size."""
+    """The best plan with and without the changes of `--set`; compared by time per token if the steps have different numbers of tokens."""
 
     before: Forecast
     after: Forecast
 
     @property
     def same_tokens(self) -> bool:
-        """Whether both steps train on as many tokens."""
+        """Whether both steps have the same number of tokens."""
         return self.before.job.workload.tokens_per_step == self.after.job.workload.tokens_per_step
 
     @property
     def longer_pct(self) -> float:
-        """By how many per cent a step, or a token where the steps differ in size, takes longer with the changes; negative: shorter."""
+        """By how many per cent a step (or a token, if the steps differ in size) takes longer with the changes; negative: shorter."""
         if self.same_tokens:
             return 100 * (self.after.step_s / self.before.step_s - 1)
         return 100 * (self.before.tokens_per_s / self.after.tokens_per_s - 1)
@@ -57,27 +57,27 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The best plans, and how they were found."""
+    """The best plans of a job, and how they were found: what `job.plan(...)` returns."""
 
     ask: Ask
     best: Searched
     survey: Survey
-    front: tuple[Searched, ...] = ()  # of time against cost, where it was asked for
+    front: tuple[Searched, ...] = ()  # the Pareto front of time and cost, if it was asked for
     before: Forecast | None = None  # the best plan without the changes of `--set`
 
     @property
     def forecasts(self) -> Sequence[Forecast]:
-        """The best first."""
+        """The forecasts of the plans, the best first."""
         return self.best.plans
 
     @property
     def forecast(self) -> Forecast:
-        """The best."""
+        """The forecast of the best plan."""
         return self.best.best
 
     @property
     def plan(self) -> Plan:
-        """The best as a plan file has it."""
+        """The best plan, which can be written to a file."""
         return plan_of(self.forecast)
 
     @property
@@ -87,17 +87,17 @@ class Planned:
 
     @property
     def ranks(self) -> RankMap:
-        """Where the ranks of the best stand."""
+        """The place of every rank of the best plan."""
         return rank_map(self.forecast.layout, self.forecast.job.cluster)
 
     @property
     def comparison(self) -> Comparison | None:
-        """The best beside the best without the changes of `--set`; None where nothing was changed."""
+        """The best plan compared with the best without the changes of `--set`; None if nothing was changed."""
         return Comparison(before=self.before, after=self.forecast) if self.before else None
 
     @property
     def spares(self) -> Spares:
-        """What the best leaves idle."""
+        """The accelerators that the best plan leaves idle."""
         cluster = self.forecast.job.cluster
         inner = cluster.tiers[0]
         return Spares(
@@ -109,7 +109,7 @@ class Planned:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Reservations about the best plan and the points of the front, each once."""
+        """Notes about the best plan and the points of the front, each once."""
         largest = max((point.best for point in self.front), key=lambda one: one.job.num_accelerators, default=self.forecast)
         return tuple(dict.fromkeys((*self.forecast.notes, *largest.notes)))
 
@@ -141,7 +141,10 @@ def planned(
     unchanged: Ask | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Planned:
-    """The best plans on the cluster, on `gpus` accelerators of it, or on any number up to `max_gpus`; `unchanged` is asked beside it."""
+    """The best plans on the cluster, on `gpus` of its accelerators, or on any number up to `max_gpus`.
+
+    `unchanged` is the same question without the changes of `--set`, for comparison.
+    """
     result = survey(ask, _machines(ask, gpus, max_gpus, pareto), front=pareto, progress=progress)
     return Planned(
         ask=ask,
@@ -168,11 +171,12 @@ def plan_job(
     pareto: bool = False,
     ideal: bool = False,
 ) -> Planned:
-    """The best plans of a job, as `meshwright plan` searches them; `layout` fixes some of the choices, `stack` says who must run them.
+    """The best plans of a job, as `meshwright plan` searches them.
 
-    `objective` is what to minimise: time, cost, energy, carbon or tokens-per-dollar. `deadline_s` and `budget_usd` are limits of the whole
-    run. With `max_gpus` the number of accelerators is chosen too, and `pareto` adds time against cost for several numbers. `ideal` leaves
-    interruptions, restarts and checkpoints out of the whole run, as `Terms(ideal=True)` does.
+    `layout` fixes some of the choices, and `stack` names the stack that must be able to run the plan. `objective` is what to minimise:
+    time, cost, energy, carbon or tokens-per-dollar. `deadline_s` (seconds) and `budget_usd` (US dollars) limit the whole run. With
+    `max_gpus` the number of accelerators is chosen too, and `pareto` adds time against cost for several numbers. `ideal` leaves out
+    interruptions, restarts, checkpoints and spare nodes, like `Terms(ideal=True)`.
     """
     check_sizes(gpus, max_gpus, ())
     fixed = fixed_by(layout)
@@ -191,7 +195,7 @@ def plan_job(
 
 
 def _best_of(ask: Ask, gpus: int | None, max_gpus: int | None, progress: Progress) -> Forecast | None:
-    """The best plan of another question; None where it has none (the change is what makes it fit)."""
+    """The best plan of another question; None if it has none (for example, if only the change of `--set` makes a layout fit)."""
     try:
         return chosen(ask, survey(ask, _machines(ask, gpus, max_gpus, False), front=False, progress=progress)).best
     except MeshwrightError:
@@ -199,7 +203,7 @@ def _best_of(ask: Ask, gpus: int | None, max_gpus: int | None, progress: Progres
 
 
 def _machines(ask: Ask, gpus: int | None, max_gpus: int | None, pareto: bool) -> list[Cluster]:
-    """Clusters to search: the one described, those of a given size, or all up to a limit where the size is part of the question."""
+    """Clusters to search: the one described, the one of a given size, or all sizes up to a limit if the size is to be chosen."""
     cluster = ask.job.cluster
     if gpus is not None:
         return [cluster.resized(gpus)]  # as `Job(gpus=...)` and `meshwright predict` take it

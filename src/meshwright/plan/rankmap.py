@@ -1,6 +1,6 @@
-"""Which rank stands where: rank -> rack, tray and GPU, and its coordinates in the layout.
+"""The place of every rank: rank -> rack, tray and GPU, and its coordinates in the layout.
 
-Ranks are dealt domain by domain from the inside out, so that the placement a plan was priced with is the one its ranks get.
+Ranks are assigned domain by domain from the inside out, so that they get the placement with which the plan was priced.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class RankMap:
 
 
 def rank_map(layout: Layout, cluster: Cluster) -> RankMap:
-    """Where every rank of the layout is on the machine.
+    """The place of every rank of the layout on the machine.
 
-    Of each domain the first accelerators are used and the others are spares. A node is `used_per_node` neighbours.
+    In each domain the first accelerators are used, and the others are spares. A node is `used_per_node` neighbouring accelerators.
     """
     rank = np.arange(cluster.num_accelerators, dtype=np.int64)
     place: dict[str, Ints] = {}

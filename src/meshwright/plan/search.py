@@ -1,14 +1,14 @@
-"""Every legal layout priced, the best kept: Job -> ranked layouts.
+"""Searches all legal layouts of a job and keeps the best: Job -> ranked layouts.
 
-The closed form prices columns; the best few hundred are then re-priced from the exact pipeline schedule. Four rules drop layouts
-unpriced, and none can drop the best (`tests/plan/test_search.py` compares with the search that prices everything):
-- a layout that does not fit is not priced in time (it is counted, and the nearest miss remembered);
-- recomputing more never shortens a step, so it is tried only where recomputing less does not fit;
-- sharding more than the optimizer never shortens a pipelined step of several micro-batches, so ZeRO 2 and 3 are tried there only where
-  ZeRO 1 does not fit;
-- communication only adds to a step, so degrees are left whose step is slower than the slowest layout kept even on a network that takes
-  no time, but for tensor parallelism over the fastest link there is.
-What is made small is a `Measure`; the rules hold for all of them, since each grows with the step and with the work in it.
+The closed form prices layouts as columns; the best few hundred are then priced again with the exact pipeline schedule. Four rules skip
+layouts without pricing them, and no rule can skip the best one (`tests/plan/test_search.py` compares with a search that prices everything):
+- a layout that does not fit into memory is not priced (it is counted, and the nearest miss is remembered);
+- more recompute never makes a step shorter, so it is tried only where less recompute does not fit;
+- sharding more than the optimizer never makes a pipelined step of several micro-batches shorter, so ZeRO 2 and 3 are tried there only
+  where ZeRO 1 does not fit;
+- communication only makes a step longer, so degrees are skipped whose step is slower than the slowest layout kept even on a network that
+  takes no time. Only the traffic of tensor parallelism is counted, over the fastest link of the machine.
+The search minimizes a `Measure`. The rules are valid for all measures, because each grows with the step and with the work in it.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ Choice = tuple[int, int]  # ZeRO stage, index into RECOMPUTE
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search found: layouts from the best on, with their step times.
+    """The result of a search: layouts with their step times, the best first.
 
-    Every legal layout is counted once: priced, pruned or unfit.
+    Every legal layout is counted once: as priced, pruned or too large for memory.
     """
 
     layouts: tuple[Layout, ...]
     step_s: tuple[float, ...]  # from the exact schedule
-    num_equal: int  # of these layouts, the first ones: no better or worse than each other, as far as runs of one layout differ
+    num_equal: int  # how many of the first layouts are equal, given how much runs of one layout differ
     num_layouts: int  # legal, fitting, fully priced
     num_pruned: int  # legal, dropped unpriced: a lesser choice fits, or the degrees' bound is too slow already
     num_unfit: int  # legal, but too large for the memory
@@ -76,7 +76,7 @@ class Found:
 
     @property
     def num_legal(self) -> int:
-        """All legal layouts: 1 where nothing was left to choose."""
+        """Number of all legal layouts; 1 if nothing was left to choose."""
         return self.num_layouts + self.num_pruned + self.num_unfit
 
 
@@ -91,7 +91,7 @@ class _Tally:
 
 
 def usual_features(job: Job) -> Features:
-    """Every choice open, and the switches as software for this kind of chip and precision has them."""
+    """All choices open, with the switches that software for this kind of chip and precision uses."""
     usual = job.usual_layout()
     return Features(overlap_tp=usual.overlap_tp, cuda_graphs=usual.cuda_graphs)
 
@@ -109,10 +109,10 @@ def search(
     noise: float = 0.0,
     progress: Progress = lambda done, total: None,
 ) -> Found:
-    """The layouts that fit and have the least of a measure (the step's seconds), from the best on; only those that `stack` runs.
+    """The best layouts that fit and that `stack` can run, by a measure (by default the seconds of a step).
 
-    Of layouts that differ only in their ZeRO stage and recompute, or in a rank order that puts every axis on the same tiers, the best one
-    stands for all. Layouts that are within `noise` of the best, as a fraction, are equal: the one with more memory to spare comes first.
+    Of layouts that differ only in ZeRO stage and recompute, or in a rank order that puts every axis on the same tiers, only the best is
+    returned. Layouts within `noise` of the best, as a fraction, are equal: of these, the one with more memory to spare comes first.
     """
     started = time.perf_counter()
     fixed = fixed or Fixed()
@@ -147,7 +147,7 @@ def search(
 
 @typed
 def check_kept(keep: int) -> None:
-    """Raise where a search is to keep no layout, or more than anyone reads: each one kept is timed by its exact schedule."""
+    """Raise an error if a search should keep no layout, or too many: each one is timed by its exact schedule."""
     if not 1 <= keep <= MOST_KEPT:
         raise InputError(
             f"{argument('keep')} is {keep:,}, and a search keeps 1 to {MOST_KEPT} layouts",
@@ -157,12 +157,12 @@ def check_kept(keep: int) -> None:
 
 
 def opened(job: Job, features: Features | None, fixed: Fixed, stack: Stack) -> Features:
-    """The choices that are open to a search: those of the stack, but for what is fixed."""
+    """The choices that are open to a search: those of the stack, except for what is fixed."""
     return fixed.narrowed(stack.narrowed(features or usual_features(job)))
 
 
 def has_layout(job: Job, fixed: Fixed, stack: Stack) -> bool:
-    """Whether a stack runs any legal layout that has the fixed choices, fitting or not."""
+    """Whether a stack can run any legal layout with the fixed choices, even if it does not fit into memory."""
     features = opened(job, None, fixed, stack)
     rows = degrees(job.model, job.cluster, job.workload, features, fixed)
     if stack.is_any or not rows:
@@ -175,7 +175,10 @@ def has_layout(job: Job, fixed: Fixed, stack: Stack) -> bool:
 
 
 def least_of(job: Job, features: Features | None, fixed: Fixed, measure: Measure = STEP, stack: Stack = ANY) -> float:
-    """The lower bound of a measure (the step's seconds) over all layouts of a job; inf where no degrees divide the cluster."""
+    """A lower bound of a measure (by default the seconds of a step) over all layouts of a job.
+
+    Infinite if no degrees divide the cluster.
+    """
     features = opened(job, features, fixed, stack)
     try:
         _, bounds = _bounded_space(job, features, fixed, measure)
@@ -185,7 +188,7 @@ def least_of(job: Job, features: Features | None, fixed: Fixed, measure: Measure
 
 
 def _bounded_space(job: Job, features: Features, fixed: Fixed, measure: Measure = STEP, stack: Stack = ANY) -> tuple[Space, Column]:
-    """All that may be searched, the degrees with the lowest bound first, and those bounds."""
+    """All rows that may be searched, those with the lowest bound first, and their bounds."""
     rows = degrees(job.model, job.cluster, job.workload, features, fixed)
     if not rows:
         raise _no_degrees(job.model, job.cluster, job.workload, features, fixed)
@@ -196,7 +199,7 @@ def _bounded_space(job: Job, features: Features, fixed: Fixed, measure: Measure 
 
 
 def _allowed(job: Job, fixed: Fixed, stack: Stack) -> Allowed | None:
-    """What a stack lets pass of the layouts that a search makes; None where it is everything."""
+    """Which layouts of a search a stack can run; None if it can run all."""
     asked = asked_of(job)
     if not stack.restricts(asked):
         return None
@@ -208,12 +211,12 @@ def _allowed(job: Job, fixed: Fixed, stack: Stack) -> Allowed | None:
 
 
 def _bounds(job: Job, space: Space, measure: Measure) -> Column:
-    """What no layout of a row of degrees can stay under.
+    """Lower bounds for all layouts of each row of degrees.
 
-    Its step under the kindest schedule on a network that takes no time, but for tensor parallelism: that has a domain to itself, whose
-    links are the fastest of the machine.
+    The bound is the step with the fastest schedule on a network that takes no time. Only the traffic of tensor parallelism is counted, as
+    if it had a domain with the fastest links of the machine.
     """
-    if job.software.profile:  # a machine of one's own: few layouts, and messages were timed on its own network only
+    if job.software.profile:  # the user's own machine: few layouts, and messages were timed on its own network only
         return np.zeros(len(space.rows))
     asked, constants = inputs_of(job), job.software.constants
     hashed = np.where(asked.tier_is_hashed > 0, constants.hashed_efficiency, 1.0) * constants.fabric_efficiency
@@ -233,12 +236,12 @@ def _bounds(job: Job, space: Space, measure: Measure) -> Column:
     kinds = {"zero-bubble"} & set(space.features.schedules) | {"1f1b" for name in space.features.schedules if name != "zero-bubble"}
     silent = replace(constants, round_s=0.0)
     steps = [price(kind_network, space.bare(kind), silent) for kind in sorted(kinds)]
-    # Replicas exchange nothing: experts that are shared out over tensor ranks would, and differently in every ZeRO stage.
+    # Replicas exchange nothing in the bound. Experts that are split over tensor ranks would, differently in every ZeRO stage.
     return np.asarray(np.min([measure.value(measure.least_times(step)) for step in steps], axis=0))
 
 
 class _Memory:
-    """What there is, and which layouts need no more, of those that a stack runs."""
+    """The available memory, and which layouts fit into it, among those that a stack can run."""
 
     def __init__(self, job: Job, reserve_bytes: float, features: Features, fixed: Fixed, stack: Stack) -> None:
         self._asked, self._fixed, self._stack = asked_of(job), fixed, stack
@@ -255,7 +258,7 @@ class _Memory:
         return footprint(self._job.model, self._job.workload, layouts, self._recipe)
 
     def fits(self, layouts: Layouts, tally: _Tally) -> NDArray[np.bool_]:
-        """Which rows are legal and fit; the nearest of the others is remembered."""
+        """Which rows are legal and fit. The nearest of the others is remembered for the error message."""
         priced = self.footprint(layouts)
         peak = np.where(priced.legal, priced.peak_bytes, np.inf)
         fits = peak <= self.room_bytes
@@ -290,7 +293,7 @@ class _Memory:
         return allowed
 
     def least(self, batch: Layouts, features: Features, tally: _Tally) -> Layouts:
-        """Every row with each (ZeRO stage, recompute) that fits where none that is never slower does."""
+        """Every row with each (ZeRO stage, recompute) that fits, unless a choice that is never slower fits too."""
         kinds = sorted(RECOMPUTE.index(name) for name in features.recompute)
         sharing = batch.dp * batch.cp > 1
         num_micro_batches = self._job.workload.global_batch // (batch.dp * batch.micro_batch)
@@ -316,10 +319,11 @@ class _Memory:
 
 
 def _covered(fitted: dict[Choice, NDArray[np.bool_]], choice: Choice, comparable: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Rows in which a choice that is never slower fits: recompute no more, and the same ZeRO stage or, where they compare, a lower one.
+    """Rows in which a choice that is never slower fits.
 
-    Replicated (stage 0) and sharded optimizers do not compare. Nor do higher stages where a step has one micro-batch or no pipeline:
-    they reduce no more often there, and are priced as hiding gradients behind all layers, where stage 1 leaves a chunk or layer open.
+    No more recompute, and the same ZeRO stage or, if they can be compared, a lower one. Replicated (stage 0) and sharded optimizers cannot
+    be compared. Higher stages cannot be compared either if a step has one micro-batch or no pipeline: they reduce no more often there, and
+    are priced as hiding gradients behind all layers, while stage 1 leaves a chunk or a layer exposed.
     """
     stage, kind = choice
     covered = np.zeros(len(comparable), dtype=bool)
@@ -348,7 +352,7 @@ class _Best:
 
     @property
     def limit(self) -> float:
-        """What the last that is kept comes to; anything is kept while there is room."""
+        """The value of the last layout that is kept; infinite while there is room."""
         return float(self.values[-1]) if len(self.values) >= self._count else float(np.inf)
 
     def add(self, layouts: Layouts) -> None:
@@ -365,7 +369,7 @@ class _Best:
 
 
 def _exact(prediction: Prediction, measure: Measure, keep: int, noise: float) -> tuple[tuple[Layout, ...], tuple[float, ...], int]:
-    """The best rows (those of a prediction, the best first) by the exact schedule, their steps in seconds, and how many are equal."""
+    """The best rows by the exact schedule, their step times in seconds, and how many are equal."""
     layouts = _distinct(prediction.layouts, prediction.job.cluster)
     times = measure.times(prediction.job.workload, prediction.layouts, prediction.detail)
     quick = _Quick(prediction, layouts, times, measure)
@@ -383,9 +387,9 @@ def _exact(prediction: Prediction, measure: Measure, keep: int, noise: float) ->
 
 
 def _distinct(rows: Layouts, cluster: Cluster) -> dict[int, Layout]:
-    """By row, the layouts that differ in more than how much they shard and recompute, and in more than the name of their rank order.
+    """By row, the layouts that differ in more than ZeRO stage, recompute and the name of their rank order.
 
-    Of those that do not differ, the first. Rank orders differ where an axis crosses other tiers.
+    Of layouts that do not differ, the first. Rank orders differ if an axis crosses other tiers.
     """
     members = place(rows, tier_sizes(cluster)).members
     crossed = [np.diff(members[axis], axis=0, prepend=1.0) > 0 for axis in AXES]
@@ -396,7 +400,7 @@ def _distinct(rows: Layouts, cluster: Cluster) -> dict[int, Layout]:
 
 
 class _Quick:
-    """Rows of a prediction timed by the exact schedule, each at most once, and no more of them than needed."""
+    """Rows of a prediction, timed by the exact schedule; each row at most once, and only as many as needed."""
 
     def __init__(self, prediction: Prediction, layouts: Mapping[int, Layout], times: Times, measure: Measure) -> None:
         self._prediction, self._layouts, self._times, self._measure = prediction, layouts, times, measure
@@ -405,14 +409,14 @@ class _Quick:
         self.order: list[int] = list(layouts)  # rows by preference, where they are equal
 
     def value(self, row: int) -> float:
-        """What a row comes to by the exact schedule."""
+        """The measure of a row by the exact schedule."""
         if row not in self._timed:
             excess_s = quick_excess_s(self._prediction.detail, self._layouts[row], row)
             self._timed[row] = float(self._measure.value(self._times.later(row, excess_s)))
         return self._timed[row]
 
     def least(self, keep: int) -> list[int]:
-        """Rows with the least; those that have too much in closed form already are left."""
+        """The best rows. Rows that are already worse in closed form are not timed."""
         timed: list[tuple[float, int]] = []
         for row in self._layouts:
             if len(timed) >= keep and self._closed[row] > CLOSED_EXCESS * timed[keep - 1][0]:
@@ -421,7 +425,7 @@ class _Quick:
         return [row for _, row in timed[:keep]]
 
     def preferred(self, keep: int, noise: float) -> list[int]:
-        """Rows within `noise` of the least by preference, and where these are fewer than asked for, those that come next."""
+        """Rows within `noise` of the best, in order of preference; if these are too few, the next best ones."""
         best = self.least(keep)
         limit = (1 + noise) * self.value(best[0])
         chip = self._prediction.job.cluster.accelerator
@@ -438,10 +442,10 @@ class _Quick:
 
 
 def num_unusual(rows: Layouts) -> NDArray[np.int64]:
-    """How many choices of each layout few people use: each is one more thing to set, and one that fewer have tested.
+    """Number of unusual choices of each layout: each must be set, and fewer people have tested it.
 
-    Zero bubble, context parallelism by anything but a ring, more than optimizer states sharded in a pipeline, recompute, and a rank order
-    other than the one that every stack has.
+    They are: zero bubble, context parallelism other than a ring, ZeRO 2 or 3 in a pipeline, recompute, and a rank order other than the one
+    that every stack has.
     """
     unusual = (
         rows.is_zero_bubble,
@@ -454,7 +458,7 @@ def num_unusual(rows: Layouts) -> NDArray[np.int64]:
 
 
 def _no_degrees(model: Model, cluster: Cluster, workload: Workload, features: Features, fixed: Fixed) -> InputError:
-    """The complaint that nothing divides, with what would, were one of the fixed degrees free."""
+    """The error if nothing divides; it says what would divide if one of the fixed degrees were free."""
     named = [key for key in fixed.values if key in (*DEGREES, *ENDS)]
     fix = "choose a number of accelerators and a batch that share many divisors, for example powers of two times the accelerators of a node"
     for key in named:

@@ -1,7 +1,7 @@
-"""How many accelerators: machines of every sensible size, each searched, the best chosen; and the front of time against cost.
+"""Chooses the number of accelerators: searches machines of several sizes and chooses the best; also the front of time and cost.
 
-Sizes are 1, 3, 5 or 7 times powers of two, in domains and below one: a ladder that does not depend on where it ends, so that more
-accelerators allowed never means a worse plan. A domain may leave spares (64 of 72 in use), or none.
+Sizes are 1, 3, 5 or 7 times powers of two, of whole domains or below one domain. A larger limit only adds sizes, so that allowing more
+accelerators never gives a worse plan. A domain may leave spares (64 of 72 in use), or none.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Progress = Callable[[str, int, int], None]  # what is searched, rows done and in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a plan is asked for, beside the machine's size."""
+    """A planning question, apart from the size of the machine."""
 
     job: Job
     features: Features | None = None  # None: as software of this kind usually is
-    stack: Stack = ANY  # who is to run the plan
+    stack: Stack = ANY  # the stack that must run the plan
     fixed: Fixed = field(default_factory=Fixed)
     terms: Terms = field(default_factory=Terms)
     aim: Aim = field(default_factory=Aim)
@@ -51,16 +51,16 @@ class Ask:
         check_kept(self.keep)
 
     def on(self, cluster: Cluster) -> Ask:
-        """The same question of another machine."""
+        """The same question for another machine."""
         return replace(self, job=self.job.on(cluster))
 
     def without_changes(self, job: Job) -> Ask:
-        """The same question of the job as it is described."""
+        """The same question for the job as described, without changes."""
         return replace(self, job=job, sized=False)
 
 
 def check_sizes(gpus: int | None, max_gpus: int | None, assignments: Iterable[str]) -> None:
-    """Raise an InputError where the number of accelerators is given more than once."""
+    """Raise an InputError if the number of accelerators is given more than once."""
     is_set = any(text.partition("=")[0].strip() == "gpus" for text in assignments)
     if sum((gpus is not None, max_gpus is not None, is_set)) > 1:
         ways = (argument("gpus"), argument("max_gpus"), argument("changes", "gpus=..."))
@@ -81,7 +81,7 @@ def reserve_with(headroom_gib: float, job: Job) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """One machine, searched: its best plans and what the search did."""
+    """One machine that was searched: its best plans, and statistics of the search."""
 
     cluster: Cluster
     plans: tuple[Forecast, ...]  # the best first, by the aim
@@ -93,7 +93,7 @@ class Searched:
 
 
 def searched(ask: Ask, progress: Progress = lambda what, done, total: None) -> Searched:
-    """The best plans on one machine; where a deadline or budget is set and can be kept, only plans that keep it."""
+    """The best plans on one machine; if a deadline or budget is given and can be met, only plans that meet it."""
     aim = ask.aim
     by_energy = aim.objective in ENERGY
     limited = aim.deadline_s is not None or aim.budget_usd is not None
@@ -109,7 +109,7 @@ def searched(ask: Ask, progress: Progress = lambda what, done, total: None) -> S
 
 
 def _searched(ask: Ask, measure: Measure, progress: Progress) -> Searched:
-    """The plans on one machine that have the least of a measure."""
+    """The best plans on one machine by a measure."""
     name = f"{ask.job.num_accelerators:,} accelerators"
     found = search(
         ask.job,
@@ -161,11 +161,11 @@ class Survey:
     """Machines searched so far."""
 
     searched: list[Searched] = field(default_factory=list)
-    num_bounded: int = 0  # machines left because their floor is too high already
+    num_bounded: int = 0  # machines that were skipped because their lower bound is too high
     misses: list[str] = field(default_factory=list)  # why machines have no plan
 
     def front(self) -> list[Searched]:
-        """Those that no other beats in both time and cost, the fastest first; without a price, the fastest of each size."""
+        """Machines that no other beats in both time and cost, the fastest first; without a price, the fastest of each size."""
         points = sorted(self.searched, key=lambda point: (_time_s(point), _cost_usd(point)))
         kept: list[Searched] = []
         for point in points:
@@ -185,10 +185,10 @@ def _cost_usd(point: Searched) -> float:
 
 
 def survey(ask: Ask, machines: Sequence[Cluster], *, front: bool, progress: Progress = lambda what, done, total: None) -> Survey:
-    """Search machines of several sizes, but for those whose floor shows that they cannot win.
+    """Search machines of several sizes, except those whose lower bound shows that they cannot win.
 
-    For the front, those that a machine already searched beats in both time and cost; else those that one which keeps deadline and budget
-    beats in the objective, or that cannot keep them.
+    For the front, machines are skipped that a searched machine beats in both time and cost. Otherwise machines are skipped that cannot meet
+    deadline and budget, or that a machine which meets them beats in the objective.
     """
     if len(machines) == 1:
         return Survey([searched(ask.on(machines[0]), progress)])
@@ -208,7 +208,7 @@ def survey(ask: Ask, machines: Sequence[Cluster], *, front: bool, progress: Prog
 
 
 def _most_promising_first(ask: Ask, machines: Sequence[Cluster]) -> list[tuple[Cluster, Callable[[float], Floor]]]:
-    """Machines that allow a layout, each with its floor at a price, in the order of what the objective could become."""
+    """Machines that allow a layout, each with its lower bound at a price, the most promising first."""
     floors = [(machine, _floor(ask, machine)) for machine in machines]
 
     def rank(pair: tuple[Cluster, Callable[[float], Floor]]) -> tuple[bool, float]:
@@ -219,7 +219,7 @@ def _most_promising_first(ask: Ask, machines: Sequence[Cluster]) -> list[tuple[C
 
 
 def _floor(ask: Ask, machine: Cluster) -> Callable[[float], Floor]:
-    """What no run on a machine can stay under, at so many dollars an hour and accelerator."""
+    """A lower bound for all runs on a machine, at so many dollars per accelerator-hour."""
     job = ask.job.on(machine)
 
     def least(measure: Measure) -> float:
@@ -231,13 +231,13 @@ def _floor(ask: Ask, machine: Cluster) -> Callable[[float], Floor]:
 
 
 def _usd_per_hour(result: Survey) -> float:
-    """What an accelerator costs, as far as a searched machine shows; 0 where none does."""
+    """The price of an accelerator-hour, from a machine that was searched; 0 if none shows it."""
     offer = result.searched[0].best.outcome.offer if result.searched else None
     return offer.price.usd_per_accelerator_hour if offer else 0.0
 
 
 def _beaten(aim: Aim, low: Floor, point: Searched, front: bool) -> bool:
-    """Whether a searched machine is at least as good as anything above a floor."""
+    """Whether a machine that was searched is at least as good as a lower bound."""
     if front:
         return _time_s(point) <= low.time_s and _cost_usd(point) <= low.cost_usd
     least_miss = low.miss(aim)
@@ -251,7 +251,7 @@ def _beaten(aim: Aim, low: Floor, point: Searched, front: bool) -> bool:
 
 
 def chosen(ask: Ask, result: Survey) -> Searched:
-    """The best machine that keeps deadline and budget; of equals the smallest."""
+    """The best machine that meets deadline and budget; of equal ones the smallest."""
     able = [point for point in result.searched if ask.aim.allows(point.best)]
     if able:
         return min(able, key=lambda point: (ask.aim.value(point.best), point.cluster.num_accelerators))

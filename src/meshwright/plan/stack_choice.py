@@ -1,4 +1,4 @@
-"""Which stack a plan is for: the one that is named, those that files are exported for, or one that can run the job."""
+"""Which stack a plan is for: the named one, those of the exports, or one that can run the job."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from meshwright.plan.stack.rule import Stack
 def chosen_stack(job: Job, name: str, fixed: Fixed, also: Sequence[Stack] = ()) -> tuple[Job, Stack]:
     """The stack to plan for, and the job priced as such software; `also` are stacks that must run the plan too.
 
-    Where none is named, the first that runs the job with its fixed choices, beginning with the one that its software is. Where no stack
-    does, the plan is for none in particular.
+    If no stack is named, the first that can run the job with its fixed choices is used, beginning with the stack of its software. If no
+    stack can, the plan is for no stack in particular.
     """
     named = [stack_named(name)] if name else []
     wanted = [stack_named(one) for one in dict.fromkeys(stack.name for stack in (*named, *also)) if one != ANY.name]

@@ -1,8 +1,8 @@
-"""How a job scales: the best plan at several numbers of accelerators, and what that says of efficiency.
+"""How a job scales: the best plan at several numbers of accelerators, and the scaling efficiency.
 
-Weak scaling lets the batch grow with the machine, strong scaling keeps it. Efficiency is throughput per accelerator against that of the
-smallest machine. Its interval takes the errors of the two predictions as independent, which is the widest they can be: what the predictor
-gets wrong at one size it mostly gets wrong at the next, in the same direction.
+In weak scaling the batch grows with the machine; in strong scaling it stays the same. Efficiency is the throughput per accelerator,
+divided by that of the smallest machine. Its interval treats the errors of the two predictions as independent, which makes it too wide: an
+error at one size mostly occurs at the next size too, in the same direction.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class Point:
     num_accelerators: int
     global_batch: int
     best: Forecast
-    efficiency: float  # of the smallest size's throughput per accelerator
+    efficiency: float  # throughput per accelerator, divided by that of the smallest size
     efficiency_low: float  # 80 % interval
     efficiency_high: float
 
     @property
     def tokens_per_s_each(self) -> float:
-        """Tokens a second and accelerator."""
+        """Tokens per second of one accelerator."""
         return self.best.tokens_per_s_per_gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """The best plan at each size, from the smallest on."""
+    """The best plan at each number of accelerators, the smallest first: what `job.sweep(...)` returns."""
 
     ask: Ask
     mode: str
@@ -57,13 +57,13 @@ class Sweep:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the efficiencies can and cannot say: one sentence for each size that differs from the smallest by too little."""
+        """One sentence for each size whose efficiency differs too little from that of the smallest to be measured."""
         first = self.points[0]
         return tuple(sentence for point in self.points[1:] if (sentence := _doubt(first, point)))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Where numbers are not what they look like, each once."""
+        """Notes about the plans, each once."""
         return tuple(dict.fromkeys(note for point in self.points for note in point.best.notes))
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ class Sweep:
 
 
 def _doubt(first: Point, point: Point) -> str:
-    """Why a small difference shows nothing; empty where it is large enough to be seen."""
+    """Why a small difference cannot be measured; empty if the difference is large enough."""
     difference = abs(point.efficiency - 1)
     reach = max(point.efficiency_high / point.efficiency, point.efficiency / point.efficiency_low) - 1
     sizes = f"between {first.num_accelerators:,} and {point.num_accelerators:,} accelerators"
@@ -108,7 +108,7 @@ def _doubt(first: Point, point: Point) -> str:
 def sweep(
     ask: Ask, sizes: Sequence[int], mode: str = "weak", base: int | None = None, progress: Progress = lambda what, done, total: None
 ) -> Sweep:
-    """The best plan at every size; with weak scaling, `base` is the size at which the batch is the workload's."""
+    """The best plan at every size. In weak scaling, `base` is the size that has the batch of the workload."""
     if mode not in MODES:
         raise InputError(f"no kind of scaling named {mode!r}", where=argument("mode"), fix=nearest(mode, MODES))
     if not sizes:
@@ -152,7 +152,7 @@ def sweep_job(
 
 
 def _batch(batch: int, size: int, base: int, sizes: Sequence[int]) -> int:
-    """Sequences a step when the batch grows with the machine."""
+    """Sequences per step when the batch grows with the machine."""
     if batch * size % base:
         step = base // math.gcd(batch, base)
         raise InputError(

@@ -1,1 +1,1 @@
-"""A job and its layouts priced: columns for a search, a forecast for a person."""
+"""Prices the layouts of a job: columns for a search, a forecast for users."""

@@ -1,7 +1,7 @@
 """The exact schedule of a step: every operation of every stage, and the seconds that it adds to the closed form.
 
-The closed form ranks layouts; the exact schedule is what a forecast says. `step_excess_s` is the one rule for both a search's best and a
-single forecast, so that a layout has one step time.
+The closed form ranks layouts; a forecast shows the exact schedule. A search and a single forecast both use `step_excess_s`, so that a
+layout has only one step time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from meshwright.predict.prediction import Column, Prediction
 from meshwright.predict.stages import chunk_share
 from meshwright.predict.step import StepParts
 
-LONG = 4  # rounds of the pipeline after which a step grows evenly
+LONG = 4  # rounds of the pipeline after which every further round adds the same time
 QUICK_OPERATIONS = 100_000  # of a schedule that is timed in about a tenth of a second
-MOST_OPERATIONS = 2_000_000  # of a schedule that is timed whole: a second or two, and a few hundred MB
+MOST_OPERATIONS = 2_000_000  # of a schedule that is timed completely: a second or two, and a few hundred MB
 
 
 def exact_prediction(closed: Prediction) -> Prediction:
-    """A prediction of one layout with the step of its exact schedule; what that adds to the closed form is bubble."""
+    """A prediction of one layout with the step of its exact schedule. What the exact schedule adds to the closed form is bubble."""
     layout, closed_s = closed.layouts.row(0), float(closed.step_s[0])
     exact_s = closed_s + step_excess_s(closed.detail, layout)
     bubble = closed.parts["bubble"] + exact_s - closed_s
@@ -49,7 +49,10 @@ def retimed(prediction: Prediction, step_s: float, parts: dict[str, Column]) -> 
 
 
 def step_excess_s(detail: StepParts, layout: Layout, row: int = 0) -> float:
-    """Seconds the exact schedule takes beyond the closed form; of a step too long to be timed whole, by a straight line."""
+    """Seconds that the exact schedule adds to the closed form.
+
+    Extrapolated on a straight line if the step is too long to be timed completely.
+    """
     if layout.pp == 1:
         return 0.0
     if 2 * layout.pp * layout.vp * int(detail.num_micro_batches[row]) > MOST_OPERATIONS:
@@ -58,11 +61,11 @@ def step_excess_s(detail: StepParts, layout: Layout, row: int = 0) -> float:
 
 
 def quick_excess_s(detail: StepParts, layout: Layout, row: int = 0) -> float:
-    """Seconds the exact schedule takes beyond the closed form.
+    """Seconds that the exact schedule adds to the closed form.
 
-    After a few rounds of the pipeline every further one adds the same, so a long step is timed by two short ones and a straight line;
-    micro-batches that do not fill a round come at the end of all three. Weight gradients fill such a round up, so that zero bubble grows
-    less evenly there (0.2 % of a step): it is timed whole as long as that is quick.
+    After a few rounds of the pipeline every further round adds the same time, so a long step is extrapolated from two short ones.
+    Micro-batches that do not fill a round come at the end of all three. Weight gradients fill such a round, so zero bubble grows less
+    evenly there (0.2 % of a step): it is timed completely as long as that is quick.
     """
     pp, m = layout.pp, int(detail.num_micro_batches[row])
     if pp == 1:
@@ -90,7 +93,10 @@ def cells(detail: StepParts, layout: Layout, row: int = 0) -> Cells:
     more = more_layers(detail, layout, row)
 
     def grid(middle: Quantity, first: Quantity, last: Quantity, layer_s: Column) -> NDArray[np.float64]:
-        """Seconds by stage and chunk. `first` and `last` are for all layers that the end stages have more: they are dealt out here."""
+        """Seconds by stage and chunk.
+
+        `first` and `last` are for all additional layers of the end stages, which are spread over their chunks here.
+        """
         each_s = _at(layer_s, row)
         found: NDArray[np.float64] = np.full((layout.pp, layout.vp), middle) + more * each_s
         found[0, 0] += first - more[0].sum() * each_s
@@ -128,7 +134,7 @@ def schedule_excess_s(detail: StepParts, layout: Layout, row: int = 0, num_micro
 
 
 def more_layers(detail: StepParts, layout: Layout, row: int) -> NDArray[np.float64]:
-    """Layers that each chunk of each stage has beyond a middle chunk's, by stage and chunk: as the trainer deals them out."""
+    """Layers that each chunk of each stage has more than a middle chunk, by stage and chunk, as the trainer distributes them."""
     more = np.zeros((layout.pp, layout.vp))
     if layout.pp > 1:
         first, middle, last = (int(_at(count, row)) for count in (detail.split.first, detail.split.middle, detail.split.last))
@@ -139,7 +145,7 @@ def more_layers(detail: StepParts, layout: Layout, row: int) -> NDArray[np.float
 
 
 def _at(column: ArrayLike, row: int) -> float:
-    """One row of a column; a column of one entry holds for all rows."""
+    """One row of a column; a column with one entry is valid for all rows."""
     values = np.ravel(column)
     return float(values[row if len(values) > 1 else 0])
 

@@ -1,13 +1,13 @@
-"""Bytes on every pipeline stage: Model x Workload x Layouts (columns) -> parts, peak, and when the peak comes.
+"""Bytes on every pipeline stage: Model x Workload x Layouts (columns) -> parts, peak, and the moment of the peak.
 
-Three stages stand for all: the first (embedding, most micro-batches in flight), the second (the fullest of the middle
-ones) and the last (loss). `stages` prices every stage of one layout.
+Three stages represent all: the first (embedding, most micro-batches in flight), the second (the fullest of the middle ones) and the last
+(loss). `stages` computes every stage of one layout.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -18,28 +18,30 @@ from meshwright.cost.memory import BF16_BYTES, FP32_BYTES, Column
 from meshwright.cost.pipeline import layers_in_flight, peak_in_flight, smallest_group
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.model import Model
+from meshwright.describe.products import Product, attention_products, mlp_products, repeated
 from meshwright.describe.profile import Slice
 from meshwright.describe.recipe import Recipe
 from meshwright.describe.recipe import recipe as recipe_named
 from meshwright.describe.workload import Adapters, Workload
 from meshwright.errors import FitError
-from meshwright.layout import CP_KINDS, OPS, Layout, Layouts
+from meshwright.layout import CP_KINDS, OPS, RECOMPUTE, Layout, Layouts
 from meshwright.predict.stages import Split, stage_layers
 from meshwright.units import GB, gib
 
-# Outside PyTorch's allocator: CUDA context, NCCL channels, buffers of overlapped collectives, fragments between
-# tensors. An assumption, not a fit.
+# Memory outside PyTorch's allocator: CUDA context, NCCL channels, buffers of overlapped collectives, fragmentation.
+# An assumption, not a fit.
 RESERVE_BYTES = 4 * GB
 PROCESS_BYTES = 0.5 * GB  # the same for a process on a CPU: the interpreter and PyTorch
 
 
 def reserve_for(accelerator: Accelerator) -> float:
-    """Bytes of an accelerator's memory that no plan may count on."""
+    """Bytes of an accelerator's memory that a plan must leave free."""
     return PROCESS_BYTES if accelerator.architecture == "cpu" else RESERVE_BYTES
 
 
-LOSS_TENSORS = 4  # of hidden states alive at the loss beside logits: the last layer's, normed, and both gradients
-NUM_GATHERED_LAYERS = 2  # ZeRO 3: the layer at work and the one fetched ahead
+OFFLOADED_SHARE = 0.5  # of the layers, those whose activations `offload` moves to the host's memory
+LOSS_TENSORS = 4  # hidden states in memory at the loss besides logits: the last layer's, the normalized ones, and both gradients
+NUM_GATHERED_LAYERS = 2  # ZeRO 3: the present layer and the one that is fetched ahead
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "loss", "buffers")
 MOMENTS = ("first backward, warm-up over", "loss", "backward of the embedding")
@@ -62,7 +64,7 @@ def recipe_for(precision: str, accelerator: Accelerator | None = None) -> Recipe
 
 @dataclass(frozen=True)
 class _Shapes:
-    """Numbers of one model under one recipe that no layout changes; bytes are per token."""
+    """Numbers of one model under one recipe that do not depend on the layout; bytes are per token."""
 
     model: Model
     recipe: Recipe
@@ -74,19 +76,19 @@ class _Shapes:
 
     @cached_property
     def replicated_parameters(self) -> float:
-        """Of one layer, on every tensor rank: norms, and the down projections of latent attention."""
+        """Parameters of one layer that every tensor rank holds: norms, and the down projections of latent attention."""
         latent = self.model.latent
         low_rank = latent.query_rank + latent.key_value_rank + latent.rope_dim if latent else 0
         return float(2 * self.model.hidden + self.model.hidden * low_rank)
 
     @cached_property
     def attention_parameters(self) -> float:
-        """Of one layer, split over tensor ranks."""
+        """Parameters of one layer that are split over tensor ranks."""
         return self.model.attention_matrix_parameters + self.model.small_parameters_per_layer - self.replicated_parameters
 
     @cached_property
     def key_value_parameters(self) -> float:
-        """Of one layer, those that tensor ranks beyond the key-value heads hold copies of; 0 with latent attention, which has all heads."""
+        """Parameters of one layer that are copied if there are more tensor ranks than key-value heads; 0 with latent attention."""
         model = self.model
         has_bias = model.biases or model.attention_biases or model.qkv_biases
         return 0.0 if model.latent else 2.0 * model.kv_dim * (model.hidden + has_bias)
@@ -97,7 +99,7 @@ class _Shapes:
         return np.maximum(layouts.tp / heads, 1.0) - 1.0
 
     def copied_saved(self, layouts: Layouts) -> Column:
-        """Bytes per token that those copies' keys and values add to what attention saves."""
+        """Bytes per token that the keys and values of these copies add to what attention saves."""
         return np.asarray(self.copied(layouts) * self.recipe.tensor_bytes * 2 * self.model.kv_dim)
 
     @cached_property
@@ -106,17 +108,17 @@ class _Shapes:
 
     @cached_property
     def expert_layer_parameters(self) -> float:
-        """Of one layer with experts, split over tensor ranks: all but the routed experts."""
+        """Parameters of one layer with experts that are split over tensor ranks: all but the routed experts."""
         return self.attention_parameters + self.model.shared_expert_parameters
 
     @cached_property
     def routed_parameters(self) -> float:
-        """Of one layer, split over expert ranks."""
+        """Parameters of one layer that are split over expert ranks."""
         return float(self.model.experts.num_experts * self.model.expert_parameters) if self.model.experts else 0.0
 
     @cached_property
     def adapter_parameters(self) -> float:
-        """Of one layer; 0 where the whole model is trained."""
+        """Parameters of the adapters of one layer; 0 if the whole model is trained."""
         if not self.adapters:
             return 0.0
         model = self.model
@@ -128,9 +130,9 @@ class _Shapes:
         return float(self.adapters.rank * sum(widths[kind] for kind in self.adapters.targets))
 
     def kept(self, kind: str) -> Recipe:
-        """The recipe as it applies to one kind of matrix multiplication.
+        """The recipe for one kind of matrix multiplication.
 
-        An adapter keeps its input behind a dropout in bf16 and the dropout's mask; a frozen weight keeps nothing.
+        An adapter keeps its input after a dropout in bf16, and the mask of the dropout; a frozen weight keeps nothing.
         """
         if not self.adapters:
             return self.recipe
@@ -150,13 +152,13 @@ class _Shapes:
 
     @cached_property
     def recomputable(self) -> float:
-        """Bytes that selective recompute drops: attention's statistics, and its output where the projection keeps its own input."""
+        """Bytes that selective recompute drops: attention's statistics, and its output if the projection keeps its own input."""
         own_input = memory.projection_input_bytes(self.model.value_dim, self.kept("proj")) > 0
         return FP32_BYTES * self.model.num_heads + (self.recipe.tensor_bytes * self.model.value_dim if own_input else 0.0)
 
     @cached_property
     def rebuilt_up(self) -> float:
-        """Bytes that recomputing the up projections of latent attention drops: all heads' queries, keys and values."""
+        """Bytes that recomputing the up projections of latent attention drops: queries, keys and values of all heads."""
         return self.recipe.tensor_bytes * (2 * self.model.query_dim + self.model.value_dim) if self.model.latent else 0.0
 
     @cached_property
@@ -167,24 +169,27 @@ class _Shapes:
 
     @cached_property
     def shrunk(self) -> tuple[float, float]:
-        """Bytes that keeping inputs of activation functions in fp8 spares, in a dense layer and in one with experts."""
+        """Bytes that are saved by keeping inputs of activation functions in fp8, in a dense layer and in one with experts."""
         each = max(self.recipe.preactivation_bytes - 1.0, 0.0) * self.num_inner
         experts = self.model.experts
         return each * self.model.ffn_hidden, each * (experts.num_active + experts.num_shared) * experts.hidden if experts else 0.0
 
     @cached_property
     def expert_activations(self) -> float:
-        """Bytes that recomputing the experts' activation function drops: what it makes for the second product."""
+        """Bytes that recomputing the experts' activation function drops: the input of the second product."""
         experts = self.model.experts
         return self.kept("mlp").input_bytes * experts.num_active * experts.hidden if experts else 0.0
 
     @cached_property
-    def ops_saved(self) -> float:
-        """Bytes that are kept where every second product's output is: the layer's input, queries and values, attention's output and
-        statistics, and of the MLP one inner product and its result."""
-        model = self.model
-        width = 2 * model.hidden + model.query_dim + model.kv_dim + model.value_dim + model.ffn_hidden
-        return self.recipe.tensor_bytes * width + FP32_BYTES * model.num_heads
+    def ops_saved(self) -> tuple[float, float]:
+        """Bytes that are kept where every second product's output is, in a dense layer and in one with experts: the layer's input,
+        attention's output and statistics, and the outputs of the products that are not computed again; of routed experts' none are kept."""
+        model, experts = self.model, self.model.experts
+        widths = (model.ffn_hidden, experts.num_shared * experts.hidden if experts else 0)
+        kept = [_kept_width((*attention_products(model), *(mlp_products(model, width) if width else ()))) for width in widths]
+        dense, routed = (model.hidden + model.value_dim + width for width in kept)
+        statistics = FP32_BYTES * model.num_heads
+        return self.recipe.tensor_bytes * dense + statistics, self.recipe.tensor_bytes * routed + statistics
 
     @cached_property
     def dense_saved(self) -> float:
@@ -200,7 +205,7 @@ class _Shapes:
 
     @cached_property
     def backward(self) -> float:
-        """Bytes above the saved ones in the backward of the fuller kind of layer."""
+        """Bytes besides the saved ones in the backward pass of the fuller kind of layer."""
         model, experts = self.model, self.model.experts
         dense = memory.mlp_backward_bytes(model.hidden, model.ffn_hidden, self.num_inner, self.recipe) if model.num_dense_layers else 0.0
         if not experts:
@@ -209,11 +214,17 @@ class _Shapes:
         return max(dense, routed)
 
 
+def _kept_width(products: tuple[Product, ...]) -> int:
+    """Columns of the products whose outputs every-second checkpointing keeps."""
+    again = repeated(products)
+    return sum(one.columns for one in products if one.name not in again)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Bytes by part: a row per stage priced, a column per layout. The parts add up to the stage's peak.
+    """Bytes by part: one row per stage, one column per layout. The parts add up to the peak of the stage.
 
-    From `footprint` the rows are the first stage, the second and the last (equal where pp is less than 3).
+    From `footprint` the rows are the first, the second and the last stage (equal if pp is less than 3).
     """
 
     stage: NDArray[np.int64]  # number of the stage in its pipeline
@@ -221,11 +232,11 @@ class Footprint:
     weights: Column
     gradients: Column
     optimizer: Column
-    activations: Column  # saved for the backward passes to come
-    loss: Column  # logits, output projection and final norm, where the peak is at the loss
-    buffers: Column  # workspaces, gradient placeholders, and what else is alive at the peak
+    activations: Column  # saved for later backward passes
+    loss: Column  # logits, output projection and final norm, if the peak is at the loss
+    buffers: Column  # workspaces, placeholder gradients, and everything else in memory at the peak
     moment: NDArray[np.int64]  # of the peak: index into MOMENTS
-    legal: NDArray[np.bool_]  # by layout: the layers divide over the stages
+    legal: NDArray[np.bool_]  # by layout: whether the layers divide over the stages
 
     @property
     def stage_peak_bytes(self) -> Column:
@@ -310,12 +321,30 @@ def _price(model: Model, workload: Workload, layouts: Layouts, recipe: Recipe | 
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
-        activations=stage_bytes * held / np.maximum(split.at(stage), 1) * np.where(layouts.recomputes("offload"), 0.5, 1.0),
+        activations=stage_bytes * held / np.maximum(split.at(stage), 1) * _kept_here(layouts),
         loss=np.where(at_loss, extra, 0.0),
         buffers=_standing_bytes(shapes, layouts, cut) + np.where(at_loss, 0.0, extra),
         moment=moment,
         legal=split.legal,
     )
+
+
+def _kept_here(layouts: Layouts) -> Column:
+    """Of the saved activations, the share that stays in the accelerator's memory."""
+    return np.where(layouts.recomputes("offload"), 1.0 - OFFLOADED_SHARE, 1.0)
+
+
+@cache
+def _every_recompute() -> Layouts:
+    return Layouts.of([Layout(recompute=kind) for kind in RECOMPUTE])
+
+
+def kept_bytes(model: Model, workload: Workload, recipe: Recipe | None = None) -> Column:
+    """Bytes that a layer keeps of a token for its backward, averaged over the layers, by the kind of recomputing (`RECOMPUTE`)."""
+    shapes, layouts = _Shapes(model, recipe or recipe_for(workload.precision), workload.adapters), _every_recompute()
+    split = stage_layers(model.num_layers, layouts.pp, layouts.vp, layouts.first_stage_layers, layouts.last_stage_layers)
+    cut = _Cut.of(shapes, layouts, split, np.zeros((1, 1), dtype=np.int64))
+    return np.asarray((_saved_bytes(shapes, layouts, cut) / cut.layers)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +366,7 @@ class _Cut:
 
 
 def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column, Column, Column]:
-    """Weights, gradients and optimizer states. Routed experts are split over ep, and sharded over what is left of the ranks."""
+    """Bytes of weights, gradients and optimizer states. Routed experts are split over ep, and sharded over the remaining ranks."""
     recipe, ranks = shapes.recipe, layouts.sharing_ranks
     expert_ranks = np.maximum(layouts.dp * layouts.cp * layouts.tp // layouts.ep, 1)
     common, routed = _parameters(shapes, layouts, cut)
@@ -356,7 +385,7 @@ def _static_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column,
 
 
 def _sharded(common: Column, routed: Column, ranks: Any, expert_ranks: Any, sharded: NDArray[np.bool_]) -> Column:
-    """Parameters of one rank, whole or shared out."""
+    """Parameters of one rank, whole or divided."""
     return np.where(sharded, common / ranks + routed / expert_ranks, common + routed)
 
 
@@ -374,7 +403,7 @@ def _parameters(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> tuple[Column, C
 
 
 def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
-    """Bytes per token that one micro-batch leaves on a stage, nothing split over tp yet."""
+    """Bytes per token that one micro-batch saves on a stage, before the split over tp."""
     drops = layouts.recomputes
     norms = [drops("layernorm") * each for each in shapes.norm_outputs]
     shrunk = [drops("act_fp8") * each for each in shapes.shrunk]
@@ -383,16 +412,17 @@ def _saved_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     routed = shapes.experts_saved - shrunk[1] - norms[1] - drops("moe_act") * shapes.expert_activations
     mlp = cut.dense * dense + (cut.layers - cut.dense) * routed
     exchanged = (layouts.cp_kind == CP_KINDS.index("all-to-all")) & (layouts.cp > 1)
-    # By all-to-all attention keeps its output in both orders: by heads for itself, by tokens for the projection.
+    # With all-to-all, attention keeps its output in both orders: by heads for itself, by tokens for the projection.
     attention = shapes.attention_saved + exchanged * (shapes.recipe.tensor_bytes * shapes.model.value_dim)
     attention = attention + shapes.copied_saved(layouts)
     attention = attention - drops("selective") * shapes.recomputable - drops("mla_up_proj") * shapes.rebuilt_up - norms[0]
-    kept = np.where(drops(OPS), cut.layers * shapes.ops_saved, mlp + cut.layers * attention)
+    by_ops = cut.dense * shapes.ops_saved[0] + (cut.layers - cut.dense) * shapes.ops_saved[1]
+    kept = np.where(drops(OPS), by_ops, mlp + cut.layers * attention)
     return np.where(layouts.recomputes_all, cut.layers * hidden, kept)
 
 
 def _extra_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, tokens: Column, chunk_bytes: Column) -> tuple[Column, NDArray[np.int64]]:
-    """What is alive beside the saved activations at the fullest moment, and which moment that is."""
+    """Bytes in memory besides the saved activations at the fullest moment, and which moment that is."""
     model, recipe, trained = shapes.model, shapes.recipe, shapes.adapters is None
     parts = (layouts.recomputes("mlp") | layouts.recomputes(OPS)) * shapes.dense_saved + layouts.recomputes(
         "mla_up_proj"
@@ -401,7 +431,7 @@ def _extra_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, tokens: Column, c
     backward = (tokens / layouts.tp) * (shapes.backward + again)
     loss = memory.loss_bytes(tokens, model.hidden, model.vocab_size, layouts.tp.astype(np.float64), recipe, trained)
     loss = np.where(cut.is_last, loss * (1 + model.num_prediction_layers), 0.0)
-    # The embedding's gradient exists whole before it is added; its micro-batch's activations are gone by then.
+    # The whole gradient of the embedding exists before it is added; the activations of its micro-batch are released by then.
     gradient = recipe.tensor_bytes * model.embedding_parameters * trained / layouts.tp
     embedding = np.where(cut.is_first, gradient - chunk_bytes, 0.0)
     extra = np.maximum(np.maximum(backward, loss), embedding)
@@ -410,7 +440,7 @@ def _extra_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut, tokens: Column, c
 
 
 def _rebuilt_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
-    """Bytes per token of the fullest layer on a stage, beside its input, when full recompute builds it again."""
+    """Bytes per token of the fullest layer on a stage, besides its input, when full recompute computes it again."""
     mlp = np.maximum((cut.dense > 0) * shapes.dense_saved, (cut.layers > cut.dense) * shapes.experts_saved)
     beside = shapes.attention_saved + shapes.copied_saved(layouts) - shapes.recipe.tensor_bytes * shapes.model.hidden
     return np.where(cut.layers > 0, mlp + beside, 0.0)
@@ -419,8 +449,8 @@ def _rebuilt_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
 def _standing_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
     """Workspaces, and one placeholder gradient for every shape of weight on the stage.
 
-    Transformer Engine adds weight gradients to the accumulated ones directly, and hands autograd a placeholder of
-    the weight's shape, made once per shape and kept.
+    Transformer Engine adds weight gradients directly to the accumulated ones, and gives autograd a placeholder of the weight's shape, which
+    is made once per shape and kept.
     """
     model = shapes.model
     workspace_bytes = memory.workspace_bytes(grouped=model.experts is not None)
@@ -435,10 +465,10 @@ def _standing_bytes(shapes: _Shapes, layouts: Layouts, cut: _Cut) -> Column:
 
 
 def with_slice(priced: Footprint, model: Model, workload: Workload, layouts: Layouts, cut: Slice) -> Footprint:
-    """The footprint with rows of one rank and one micro-batch replaced by what a slice of the trainer's step kept.
+    """The footprint, with rows of one rank and one micro-batch replaced by what a slice of the trainer's step kept in memory.
 
-    There gradients come into being as the backward goes, while what the layers left is given back: the peak is at the loss, in the
-    backward of the last layer or of the first, or when all gradients are there.
+    There, gradients are created during the backward pass while saved activations are released. The peak is at the loss, in the backward
+    pass of the last layer or of the first, or when all gradients exist.
     """
     alone = (layouts.tp * layouts.cp * layouts.pp * layouts.dp == 1) & (workload.global_batch == layouts.micro_batch)
     if not cut.state_bytes_per_parameter or not alone.any():
@@ -483,12 +513,12 @@ def with_slice(priced: Footprint, model: Model, workload: Workload, layouts: Lay
 
 
 def spare_bytes(priced: Footprint, accelerator: Accelerator, reserve_bytes: float = RESERVE_BYTES) -> Column:
-    """Bytes left on the fullest stage of each layout, below 0 where it does not fit."""
+    """Bytes left on the fullest stage of each layout; negative if it does not fit."""
     return accelerator.room_bytes - reserve_bytes - priced.peak_bytes
 
 
 def check_fits(priced: Footprint, accelerator: Accelerator, row: int = 0, reserve_bytes: float = RESERVE_BYTES) -> None:
-    """Raise a FitError that says by how many bytes layout number `row` misses, on which stage and when."""
+    """Raise a FitError if layout number `row` does not fit; it says how many bytes are missing, on which stage and when."""
     spare = float(spare_bytes(priced, accelerator, reserve_bytes)[row])
     if spare >= 0:
         return
@@ -503,5 +533,5 @@ def check_fits(priced: Footprint, accelerator: Accelerator, row: int = 0, reserv
 
 
 def _advice(priced: Footprint, stage_row: int, row: int) -> str:
-    """What to change first: whatever takes the most room."""
+    """What to change first: the part that needs the most memory."""
     return ADVICE[max(PARTS, key=lambda part: float(getattr(priced, part)[stage_row, row]))]

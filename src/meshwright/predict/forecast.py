@@ -1,6 +1,6 @@
-"""One layout of a job, as plain numbers: step time with its interval and parts, memory by stage, and the whole run.
+"""The forecast for one layout of a job, as plain numbers: step time with its interval and parts, memory by stage, and the whole run.
 
-This is the only answer that commands, pages and notebooks show. Its step time is that of the exact schedule; the closed form only ranks
+All commands, pages and notebooks show a `Forecast`. Its step time is that of the exact schedule; the closed form only ranks
 layouts in a search. Every share of a step is a share of `step_s`.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshwright.arguments import check_type, typed
 from meshwright.describe.cluster import beyond_note
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError, nearest
+from meshwright.errors import InputError, argument, nearest
 from meshwright.frames import data_frame
 from meshwright.frozen import FrozenDict
 from meshwright.job import Job
@@ -26,7 +26,7 @@ from meshwright.predict.prediction import Prediction, predict
 from meshwright.predict.recompute import fits
 from meshwright.predict.step import PARTS, StepParts
 from meshwright.predict.uncertainty import Interval
-from meshwright.units import gib, si
+from meshwright.units import gib, seconds, si
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -41,7 +41,24 @@ class StepInterval(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What one layout of a job will do."""
+    """The forecast for one layout of a job.
+
+    Attributes:
+        job: The job.
+        layout: The layout.
+        step_s: Seconds of a step, by the exact schedule.
+        interval: The 80 % interval of the step time, in seconds.
+        parts: Seconds of each part of the step; they add up to `step_s`.
+        evidence: The measured runs from which the interval comes.
+        memory: Bytes by use, one row per pipeline stage.
+        tokens_per_s: Tokens per second of all accelerators together.
+        mfu: Model FLOPs utilization, from 0 to 1: model FLOP/s divided by the dense peak. Causal attention is counted once.
+        hfu: The same with recomputed FLOPs included.
+        num_micro_batches: Micro-batches that a replica runs in a step.
+        placement: The network tiers that each axis crosses, from the inside out.
+        outcome: What the whole run needs: time, money, energy, carbon, water.
+        notes: Sentences that a reader should know before trusting the numbers.
+    """
 
     job: Job
     layout: Layout
@@ -66,7 +83,7 @@ class Forecast:
 
     @property
     def detail(self) -> StepParts:
-        """What the step is made of, as the explanation, the trace and the simulation need it."""
+        """The prices from which the step is computed, for explanation, trace and simulation."""
         return self.prediction.detail
 
     @property
@@ -81,27 +98,27 @@ class Forecast:
 
     @property
     def time_to_train(self) -> Spread | None:
-        """Seconds of the whole run, with interruptions where it takes more than a day; None where the workload states no length."""
+        """Seconds of the whole run, with interruptions if it takes more than a day; None if the workload states no length."""
         return self.outcome.time_to_train_s
 
     @property
     def goodput(self) -> float | None:
-        """Share of the run's time that is progress which is kept; None where interruptions are left out: in a day or less, or if ideal."""
+        """Share of the time in which the run makes progress that is kept, 0 to 1; None for a run of a day or less, and for an ideal one."""
         return self.outcome.goodput
 
     @property
     def cost(self) -> Spread | None:
-        """US dollars of the whole run; None where no price or no length is known."""
+        """US dollars of the whole run; None if no price or no length is known."""
         return self.outcome.offer.cost_usd if self.outcome.offer else None
 
     @property
     def energy(self) -> Spread | None:
-        """Joules of the whole run at the wall; None where the accelerator's power is not stated."""
+        """Joules of the whole run at the wall; None if the power of the accelerator is not stated."""
         return self.outcome.energy_j
 
     @typed
     def share(self, part: str) -> float:
-        """Share of the step that a part takes, from 0 to 1."""
+        """Share of one part in the step time, from 0 to 1."""
         if part not in self.parts:
             raise InputError(f"a step has no part named {part!r}", where="Forecast.share: part", fix=nearest(part, self.parts))
         return self.parts[part] / self.step_s
@@ -114,7 +131,7 @@ class Forecast:
         return f"{self.job.name}, {self.layout.degrees}: {self.step_s:.4g} s per step, 80 % interval {low_s:.4g} to {high_s:.4g} s"
 
     def to_json(self) -> dict[str, Any]:
-        """What `meshwright predict --json` prints, in JSON's own types."""
+        """The object that `meshwright predict --json` prints."""
         from meshwright.say.forecast import forecast_document
 
         return forecast_document(self).to_json()
@@ -162,9 +179,10 @@ def _row(values: dict[str, Any]) -> dict[str, Any]:
 
 @typed
 def forecast(job: Job, layout: Layout, *, terms: Terms | None = None, ignore_memory: bool = False, ideal: bool = False) -> Forecast:
-    """Price one layout; refuse one that does not divide the job or does not fit into memory (unless `ignore_memory`).
+    """The forecast for one layout of a job.
 
-    `ideal` leaves interruptions, restarts and checkpoints out of the whole run, as `Terms(ideal=True)` does.
+    A layout that does not divide the job is refused, and so is one that does not fit into memory, unless `ignore_memory` is set.
+    `ideal` leaves out interruptions, restarts, checkpoints and spare nodes, like `Terms(ideal=True)`.
     """
     job.check(layout)
     terms = replace(terms or Terms(), ideal=True) if ideal else terms or Terms()
@@ -194,25 +212,25 @@ def forecast_from(prediction: Prediction, layout: Layout, terms: Terms) -> Forec
         num_micro_batches=int(prediction.detail.num_micro_batches[0]),
         placement=tiers_of(layout, job.cluster),
         outcome=whole,
-        notes=_notes(job, layout, prediction.interval, mfu, interruptions_note(whole, job.cluster, terms)),
+        notes=_notes(job, layout, prediction, mfu, interruptions_note(whole, job.cluster, terms)),
         terms=terms,
         prediction=prediction,
     )
 
 
 def _memory(prediction: Prediction, layout: Layout) -> tuple[StageMemory, ...]:
-    """Every stage; on one device with a hardware profile, as the profile's slices kept it."""
+    """The memory of every stage; on one device with a hardware profile, from what its slices kept in memory."""
     job = prediction.job
     if job.software.profile and layout.num_ranks == 1:
         return stage_rows(prediction.memory)
     return stages(job.model, job.workload, layout, recipe_for(job.workload.precision, job.cluster.accelerator))
 
 
-def _notes(job: Job, layout: Layout, evidence: Interval, mfu: float, left_out: str) -> tuple[str, ...]:
-    """Every reservation about the numbers of this layout, in one list for all who show them."""
+def _notes(job: Job, layout: Layout, prediction: Prediction, mfu: float, left_out: str) -> tuple[str, ...]:
+    """All notes about the numbers of this layout; every output shows the same list."""
     notes = (
         job.software.note,
-        evidence.note,
+        prediction.interval.note,
         beyond_note(job.described, job.cluster),
         overlap_note(layout, job.cluster),
         _other_model_note(job.model.name, job.workload),
@@ -220,18 +238,45 @@ def _notes(job: Job, layout: Layout, evidence: Interval, mfu: float, left_out: s
         left_out,
         _mfu_note(mfu, job),
         _recompute_note(job, layout),
+        _offload_note(layout, prediction.detail),
+        _imbalance_note(job, layout),
     )
     return tuple(note for note in notes if note)
 
 
 def _recompute_note(job: Job, layout: Layout) -> str:
-    """That a layout would not fit without what it recomputes; empty where it would."""
+    """A note that the layout would not fit without recompute; empty if it would."""
     chip, kept = job.cluster.accelerator, replace(layout, recompute="none")
     if layout.recompute == "none" or job.software.profile or fits(job.model, job.cluster, job.workload, kept):
         return ""
     priced = footprint(job.model, job.workload, Layouts.of([kept]), recipe_for(job.workload.precision, chip))
     peak, room = gib(float(priced.peak_bytes[0])), gib(chip.room_bytes - reserve_for(chip))
     return f"recompute={layout.recompute}: without it the layout needs {peak} of the {room} that {chip.name} leaves"
+
+
+def _offload_note(layout: Layout, step: StepParts) -> str:
+    """How long activations move to the host's memory and back; empty where none do."""
+    if not layout.has_part("offload"):
+        return ""
+    moved_s, waited_s = (float(each[0]) for each in step.offload_s)
+    return (
+        f"offload: activations move to the host's memory and back for {seconds(moved_s)} of a step, assumed to run beside the compute; "
+        f"{seconds(waited_s)} that outlast it are in the compute part"
+    )
+
+
+def _imbalance_note(job: Job, layout: Layout) -> str:
+    """What is assumed of the tokens that experts get; empty without experts."""
+    if job.model.experts is None:
+        return ""
+    stated, key = job.workload.expert_imbalance, argument("changes", "workload.expert_imbalance=1.2")
+    if stated == 1:
+        return f"experts: all ranks are assumed to get equally many tokens ({key} makes the busiest wait for 1.2 times the mean)"
+    most = f", of which {layout.ep:g} is all there is with ep={layout.ep}" if stated > layout.ep else ""
+    return (
+        f"experts: the busiest rank gets {stated:g} times the mean of the tokens, as stated{most}; its products and its share of the "
+        "all-to-all take so much longer, and memory is counted for equal shares"
+    )
 
 
 def _other_model_note(model: str, workload: Workload) -> str:

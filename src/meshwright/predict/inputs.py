@@ -1,7 +1,7 @@
 """Model x Cluster x Workload as plain numbers, the form in which a step is priced.
 
 Every field is a number, or a column with one entry per row: so the same arithmetic prices many layouts of one job (the planner) and
-many jobs at once (the fit). Shapes of arrays: matrices x rows, tiers x rows.
+many jobs at once (the fit). Shapes of arrays: matrices x rows, tiers x rows, kinds of recomputing x rows.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from numpy.typing import NDArray
 from meshwright.describe.cluster import Cluster
 from meshwright.describe.hardware import Accelerator
 from meshwright.describe.model import Model
+from meshwright.describe.products import attention_products, mlp_products, repeated
 from meshwright.describe.recipe import recipe
 from meshwright.describe.workload import Workload
 from meshwright.errors import InputError
 from meshwright.job import Job
 from meshwright.predict import software as sw
+from meshwright.predict.footprint import kept_bytes, recipe_for
 from meshwright.predict.software import BF16_PJ_PER_FLOP, CHIP_REFERENCE, generation_of, is_fitted
 
 Value = float | NDArray[np.float64]  # one number, or a column with an entry for each row
 Columns = NDArray[np.float64]  # matrices x rows, tiers x rows
 
-# A matrix of a layer: how tensor parallelism cuts it.
+# How tensor parallelism splits a matrix of a layer.
 BY_COLUMNS, BY_ROWS, WHOLE, EXPERT = range(4)
 UP_PROJECTION, DENSE_MLP = 1, 2  # and what it belongs to, of the parts that may be recomputed
 MAX_TIERS = 4
@@ -43,13 +45,13 @@ class Inputs:
     global_batch: Value
     # the model
     num_layers: Value
-    prediction_layers: Value  # beyond those: each with a loss of its own, on the last stage
+    prediction_layers: Value  # further layers, each with its own loss, on the last stage
     hidden: Value
     vocab: Value
     query_dim: Value
     kv_dim: Value
-    num_kv_heads: Value  # more tensor ranks than these hold copies
-    ffn_active: Value  # MLP width a token passes, averaged over layers
+    num_kv_heads: Value  # with more tensor ranks than these, ranks hold copies
+    ffn_active: Value  # MLP width that a token uses, averaged over layers
     gated: Value
     num_experts: Value
     experts_per_token: Value
@@ -61,7 +63,9 @@ class Inputs:
     matrix_cut: Columns  # BY_COLUMNS ... EXPERT
     matrix_copied: Columns  # of the columns, those of keys and values
     matrix_count: Columns  # per layer, averaged over layers
+    matrix_repeated: Columns  # share of the product that the backward pass does again where every second product's output is kept
     matrix_part: Columns  # UP_PROJECTION or DENSE_MLP where the backward pass may compute a product again on its own; else 0
+    kept_bytes: Columns  # (RECOMPUTE, rows): of a token in one layer until its backward, averaged over layers
     layer_parameters: Value  # of one layer, averaged, without routed experts
     expert_parameters: Value  # routed experts of one layer, averaged
     embedding_parameters: Value
@@ -80,6 +84,7 @@ class Inputs:
     softmax_speedup: Value
     power_cap_w: Value
     memory_bytes_per_s: Value
+    host_bytes_per_s: Value  # each way to the host's memory; 0 where nothing is moved there
     cast_bytes: Value
     gather_bytes: Value
     reduce_bytes: Value
@@ -93,7 +98,7 @@ class Inputs:
     tier_is_fabric: Columns  # between nodes or scale-up domains
     storage_bytes_per_s: Value
     # the software
-    log_factor: Value = 0.0  # ln of the time of all compute over the reference release's
+    log_factor: Value = 0.0  # ln of the time of all compute relative to the reference release
     log_attention: Value = 0.0  # ln of the further time of attention: kernels of another kind
     log_products: Value = 0.0  # ln of the further time of matrix products: scaled in another way
     score_bytes: Value = 0.0  # moved for each score of attention, forward, where no kernel fuses it
@@ -101,11 +106,12 @@ class Inputs:
     log_grouped: Value = 0.0  # ln of the further time of the experts' products
     expert_bytes: Value = 8.0  # moved for an element that goes to an expert and back, each way
     host_s: Value = 0.0  # that the host needs to launch the forward pass of a layer without CUDA graphs
-    expert_sync_s: Value = 0.0  # that a layer with experts stands still while its host learns how many tokens each expert got, each way
+    expert_imbalance: Value = 1.0  # tokens of the busiest rank over the mean, where experts are spread over ranks
+    expert_sync_s: Value = 0.0  # for which a layer with experts waits until its host knows how many tokens each expert got, each way
     expert_mlp_bytes: Value = 0.0  # moved for an element of the experts' hidden layer beyond what a fused activation moves, each way
-    expert_hidden: Value = 0.0  # share of the experts' all-to-all that hides behind compute where it is overlapped
-    tp_hidden: Value = sw.TP_HIDDEN  # share of tensor traffic that hides behind the products beside it where it is overlapped
-    sends_once: Value = 0.0  # 1 where a token goes to a rank or domain once, however many of its experts live there
+    expert_hidden: Value = 0.0  # share of the experts' all-to-all that is hidden behind compute if it is overlapped
+    tp_hidden: Value = sw.TP_HIDDEN  # share of tensor traffic that is hidden behind products if it is overlapped
+    sends_once: Value = 0.0  # 1 if a token is sent only once to a rank or domain with several of its experts
 
 
 def inputs_of(job: Job) -> Inputs:
@@ -135,7 +141,9 @@ def inputs_of(job: Job) -> Inputs:
         matrix_cut=matrices[2][:, None],
         matrix_count=matrices[3][:, None],
         matrix_part=matrices[4][:, None],
+        matrix_repeated=matrices[5][:, None],
         matrix_copied=(np.arange(NUM_MATRICES) == 0)[:, None] * (0.0 if model.latent else 2.0 * model.kv_dim),
+        kept_bytes=kept_bytes(model, workload, recipe_for(workload.precision, chip))[:, None],
         **_parameters(model, workload),
         **_chip(chip, workload),
         num_accelerators=cluster.num_accelerators,
@@ -146,7 +154,7 @@ def inputs_of(job: Job) -> Inputs:
 
 
 def _software(job: Job) -> dict[str, Any]:
-    """What the software adds to the price: effects of its class and of the chip's generation, and how it runs experts."""
+    """What the software adds to the price: effects of its class and of the generation of the chip, and how it runs experts."""
     effects, model = job.effects, job.model
     found: dict[str, Any] = {
         "log_factor": effects.log_factor,
@@ -159,15 +167,17 @@ def _software(job: Job) -> dict[str, Any]:
     }
     if model.experts is None:
         return found
+    found["expert_imbalance"] = job.workload.expert_imbalance
     return found | job.software.experts.inputs(job.practice, has_biases=model.biases)
 
 
 def stacked(questions: Sequence[Inputs]) -> Inputs:
-    """Many jobs as one: a column of each number."""
+    """Many jobs as one: each number becomes a column."""
     columns: dict[str, Any] = {}
     for f in fields(Inputs):
         values = [getattr(q, f.name) for q in questions]
-        columns[f.name] = np.concatenate(values, axis=1) if f.name.startswith(("matrix_", "tier_")) else np.array(values, dtype=np.float64)
+        is_table = f.name.startswith(("matrix_", "tier_", "kept_"))
+        columns[f.name] = np.concatenate(values, axis=1) if is_table else np.array(values, dtype=np.float64)
     return Inputs(**columns)
 
 
@@ -178,33 +188,57 @@ def _active_width(model: Model) -> float:
     return (model.num_expert_layers * visited + model.num_dense_layers * model.ffn_hidden) / model.num_layers
 
 
-def _matrices(model: Model) -> list[tuple[float, float, int, float, int]]:
-    """(columns, inner, cut, count a layer, part) of a layer's matrices, padded to a fixed number."""
-    rows: list[tuple[float, float, int, float, int]] = []
-    if model.latent is None:
-        rows.append((model.query_dim + 2 * model.kv_dim, model.hidden, BY_COLUMNS, 1.0, 0))  # the first: `matrix_copied` counts on it
-    else:
-        latent = model.latent
-        if latent.query_rank:
-            rows.append((latent.query_rank, model.hidden, WHOLE, 1.0, 0))
-            rows.append((model.query_dim, latent.query_rank, BY_COLUMNS, 1.0, UP_PROJECTION))
-        else:
-            rows.append((model.query_dim, model.hidden, BY_COLUMNS, 1.0, 0))
-        rows.append((latent.key_value_rank + latent.rope_dim, model.hidden, WHOLE, 1.0, 0))
-        rows.append((model.num_heads * (latent.nope_dim + latent.value_dim), latent.key_value_rank, BY_COLUMNS, 1.0, UP_PROJECTION))
-    rows.append((model.hidden, model.value_dim, BY_ROWS, 1.0, 0))
-    num_in = model.mlp_matrices - 1
+Matrix = tuple[float, float, int, float, int, float]  # columns, inner, cut, count a layer, part, share that is repeated
+
+
+def _matrices(model: Model) -> list[Matrix]:
+    """A layer's matrices, padded to a fixed number. Products with one input and one cut are one matrix, as Megatron-LM has them."""
+    rows = _attention_matrices(model)
     dense = model.num_dense_layers / model.num_layers
     if dense:
-        rows.append((num_in * model.ffn_hidden, model.hidden, BY_COLUMNS, dense, DENSE_MLP))
-        rows.append((model.hidden, model.ffn_hidden, BY_ROWS, dense, DENSE_MLP))
+        rows += _mlp_matrices(model, model.ffn_hidden, dense, DENSE_MLP)
     if model.experts:
-        share, width = 1 - dense, model.experts.hidden
-        rows += [(num_in * width, model.hidden, EXPERT, share, 0), (model.hidden, width, EXPERT, share, 0)]
+        share, width, num_in = 1 - dense, model.experts.hidden, model.mlp_matrices - 1
+        # Grouped products are none of those that every-second checkpointing keeps.
+        rows += [(num_in * width, model.hidden, EXPERT, share, 0, 1.0), (model.hidden, width, EXPERT, share, 0, 1.0)]
         if model.experts.num_shared:
-            wide = width * model.experts.num_shared
-            rows += [(num_in * wide, model.hidden, BY_COLUMNS, share, 0), (model.hidden, wide, BY_ROWS, share, 0)]
-    return rows + [(0.0, 0.0, WHOLE, 0.0, 0)] * (NUM_MATRICES - len(rows))
+            rows += _mlp_matrices(model, width * model.experts.num_shared, share, 0)
+    return rows + [(0.0, 0.0, WHOLE, 0.0, 0, 0.0)] * (NUM_MATRICES - len(rows))
+
+
+def _attention_matrices(model: Model) -> list[Matrix]:
+    products = attention_products(model)
+    again = repeated(products)
+    if model.latent is None:  # the first: `matrix_copied` counts on it
+        width = model.query_dim + 2 * model.kv_dim
+        share = sum(one.columns for one in products[:3] if one.name in again) / width
+        return [
+            (width, model.hidden, BY_COLUMNS, 1.0, 0, share),
+            (model.hidden, model.value_dim, BY_ROWS, 1.0, 0, float("o" in again)),
+        ]
+    cuts = {"q_down": WHOLE, "kv_down": WHOLE, "o": BY_ROWS}
+    return [
+        (
+            one.columns,
+            one.inner,
+            cuts.get(one.name, BY_COLUMNS),
+            1.0,
+            UP_PROJECTION if one.name.endswith("_up") else 0,
+            float(one.name in again),
+        )
+        for one in products
+    ]
+
+
+def _mlp_matrices(model: Model, width: int, count: float, part: int) -> list[Matrix]:
+    """What goes in as one matrix and what comes out as another, of an MLP that follows attention."""
+    products = mlp_products(model, width)
+    again = repeated((*attention_products(model), *products))
+    share = sum(one.name in again for one in products[:-1]) / len(products[:-1])
+    return [
+        (len(products[:-1]) * width, model.hidden, BY_COLUMNS, count, part, share),
+        (model.hidden, width, BY_ROWS, count, part, float("down" in again)),
+    ]
 
 
 def _parameters(model: Model, workload: Workload) -> dict[str, Any]:
@@ -246,9 +280,10 @@ def _chip(chip: Accelerator, workload: Workload) -> dict[str, Any]:
         "is_bf16": float(number_format in ("bf16", "tf32")),
         "fp8_attention": float(workload.attention_precision == "fp8" and "fp8" in chip.dense_flops_per_s),
         "softmax_speedup": chip.softmax_speedup,
-        # A chip of no fitted generation is taken to reach the same share of its peak as the H100 does.
+        # A chip of no fitted generation is assumed to reach the same share of its peak as the H100.
         "power_cap_w": chip.power_cap_w if fitted else watts * bf16 / flops,
         "memory_bytes_per_s": chip.memory_bytes_per_s,
+        "host_bytes_per_s": chip.host_bytes_per_s,
         "cast_bytes": wanted.cast_bytes,
         "gather_bytes": wanted.gather_bytes,
         "reduce_bytes": wanted.reduce_bytes,
@@ -256,7 +291,7 @@ def _chip(chip: Accelerator, workload: Workload) -> dict[str, Any]:
 
 
 def _tiers(cluster: Cluster) -> dict[str, Any]:
-    """Columns of the tiers, the outermost repeated up to a fixed number."""
+    """Columns of the tiers; the outermost is repeated up to a fixed number."""
     tiers = list(cluster)
     if len(tiers) > MAX_TIERS:
         raise InputError(

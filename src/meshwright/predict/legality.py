@@ -1,6 +1,6 @@
-"""Which layouts a job allows: what must divide what. One layout gets an error that says which number would; many get a mask.
+"""Which layouts a job allows: what must divide what. For one layout an error says which number would divide; for many there is a mask.
 
-The planner and the trainer ask here, so that what one proposes the other runs, and both refuse in the same words.
+The planner and the trainer use the same rules, so that the trainer can run what the planner proposes, and both give the same errors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from meshwright.predict.stages import check_split, stage_layers
 
 
 def legal_rows(model: Model, cluster: Cluster, workload: Workload, layouts: Layouts) -> NDArray[np.bool_]:
-    """Of each layout, whether `check_layout` would let it pass."""
+    """Whether `check_layout` would accept each layout."""
     tp, cp, dp = layouts.tp, layouts.cp, layouts.dp
     legal = tp * cp * layouts.pp * dp == cluster.num_accelerators
     legal &= workload.global_batch % (dp * layouts.micro_batch) == 0
@@ -34,7 +34,7 @@ def legal_rows(model: Model, cluster: Cluster, workload: Workload, layouts: Layo
 
 
 def check_layout(model: Model, cluster: Cluster, workload: Workload, layout: Layout) -> None:
-    """Raise an InputError where the layout does not divide the model, the batch or the machine: which number, and what would."""
+    """Raise an InputError if the layout does not divide the model, the batch or the machine; it names the number and what would divide."""
     if layout.num_ranks != cluster.num_accelerators:
         raise InputError(
             f"tp={layout.tp} x cp={layout.cp} x pp={layout.pp} x dp={layout.dp} = {layout.num_ranks} accelerators, "
@@ -52,7 +52,7 @@ def check_layout(model: Model, cluster: Cluster, workload: Workload, layout: Lay
 
 
 def check_division(model: Model, workload: Workload, layout: Layout) -> None:
-    """Raise an InputError where the layout does not divide the model or the batch, or asks for what excludes each other."""
+    """Raise an InputError if the layout does not divide the model or the batch, or has choices that exclude each other."""
     layout.num_micro_batches(workload.global_batch)
     if layout.schedule == "1f1b" and layout.vp > 1:
         raise InputError(
@@ -74,7 +74,7 @@ def check_division(model: Model, workload: Workload, layout: Layout) -> None:
             where="layout.tp",
             fix=f"choose tp from the divisors or the multiples of {model.num_kv_heads}: heads are shared out, or copied evenly",
         )
-    pieces = 2 * layout.cp * layout.tp if layout.cp > 1 else layout.tp  # causal balance gives a rank two pieces of the sequence
+    pieces = 2 * layout.cp * layout.tp if layout.cp > 1 else layout.tp  # for causal balance each rank has two pieces of the sequence
     if workload.seq_len % pieces:
         raise InputError(
             f"a sequence of {workload.seq_len} tokens does not divide into {pieces} pieces (cp={layout.cp}, tp={layout.tp})",

@@ -1,4 +1,4 @@
-"""What a hardware profile says of one job: rates of kernels, and corrections from slices of a real training step."""
+"""What a hardware profile says about one job: rates of kernels, and corrections from slices of a real training step."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from meshwright.errors import InputError, argument
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a hardware profile says of one job: rates of kernels, and how far a step of them put together was off on slices of it."""
+    """What a hardware profile says about one job: rates of kernels, and how far a step computed from them was off on its slices."""
 
     profile: Profile
     shape: Shape
     rates: Rates
     layer: Correction
     ends: Correction
-    tensor: float  # what exchanges within a layer cost there, over what they cost when nothing but a product comes between
-    pipeline: float  # what layers, ends and messages cost when stages share them, over what they cost by themselves
-    slices: tuple[Slice, ...]  # of this model; none: the corrections are other models'
+    tensor: float  # cost of exchanges within a layer in a real step, relative to exchanges with only a product between them
+    pipeline: float  # cost of layers, ends and messages when stages share cores, relative to their separate costs
+    slices: tuple[Slice, ...]  # of this model; empty: the corrections are those of other models
     block_rows: int  # rows of logits that were timed at once
-    element_bytes: float  # of what passes between operations
+    element_bytes: float  # of the tensors between operations
 
 
 def measured(model: Model, workload: Workload, profile: Profile) -> Measured:
-    """A profile's say on one job; raises where it holds nothing of the kind."""
+    """What a profile says about one job; raises an error if it contains nothing suitable."""
     if model.experts or model.latent or workload.adapters:
         raise InputError(
             f"a hardware profile prices dense models that are trained whole, and {model.name} is not",
@@ -71,7 +71,7 @@ def measured(model: Model, workload: Workload, profile: Profile) -> Measured:
     )
 
 
-STEP_SUM_BYTES = 1024.0  # of the one sum over all ranks at a step's end
+STEP_SUM_BYTES = 1024.0  # of the single sum over all ranks at the end of a step
 
 _SIDES = ("hidden", "ffn_hidden", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
 
@@ -110,7 +110,7 @@ def _rates(profile: Profile, number_format: str, cast_bytes: float) -> Rates:
 
 
 def _corrections(slices: Sequence[Slice], rates: Rates, profile: Profile) -> tuple[Correction, Correction]:
-    """What takes seconds of kernels to those of the trainer's layers and ends, as seen on slices; nothing where there are none."""
+    """Factors from seconds of kernels to seconds of the trainer's layers and ends, as measured on slices; none if there are no slices."""
     plain = [s for s in slices if s.recompute == "none"]
     if not plain:
         return Correction(), Correction()
@@ -138,9 +138,9 @@ def _is_dealt_out(cut: Slice) -> bool:
 
 
 def _tensor_factor(s: Slice, layer: Correction, ends: Correction, rates: Rates, profile: Profile, element_bytes: float) -> float:
-    """Of a slice whose layers were cut: what its steps took beyond compute, over their exchanges as timed; 1 or more.
+    """For a slice whose layers were split: its time beyond compute, divided by its timed exchanges; at least 1.
 
-    Both steps together, not their difference: that scatters more than exchanges weigh.
+    Both steps are added, because their difference varies more than the exchanges take.
     """
     if not _exchanges(rates):
         return 1.0
@@ -155,10 +155,10 @@ def _tensor_factor(s: Slice, layer: Correction, ends: Correction, rates: Rates, 
 
 
 def _pipeline_factor(s: Slice, layer: Correction, ends: Correction, rates: Rates, profile: Profile, element_bytes: float) -> float:
-    """Of a slice whose layers were dealt out to stages: what a micro-batch took, over its layers, ends and messages; 1 or more.
+    """For a slice whose layers were divided between stages: the time of a micro-batch divided by its layers, ends and messages; at least 1.
 
-    Messages as the pricer counts them, two for each stage. Where each process has a core of its own a step has its bubbles in it, and
-    says nothing of work: 1.
+    Messages are counted as the pricer does, two for each stage. If each process has its own core, the step contains bubbles and says
+    nothing about work, so the factor is 1.
     """
     if not _exchanges(rates) or profile.num_processes < profile.num_cores:
         return 1.0

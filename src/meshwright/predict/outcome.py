@@ -1,9 +1,9 @@
-"""One row of a Prediction -> what the whole run takes: time, money, energy at the wall, carbon and water.
+"""One row of a Prediction -> what the whole run needs: time, money, energy at the wall, carbon and water.
 
-A run of more than a day carries what is expected to interrupt it: interruptions, restarts, checkpoints and spare nodes (`predict.goodput`).
-What scales with time has the prediction's interval. What nobody states (a price, a power cap, a facility's water) is None, and
-`Outcome.unknown` says why. `Outcome.notes` say where a number is not what it looks like. The ledger takes prices and watts from here, so
-that a run costs what its plan predicted.
+The numbers of a run of more than a day include interruptions, restarts, checkpoints and spare nodes (`predict.goodput`). Quantities that
+grow with time have the interval of the prediction. If a price, a power cap or the water use of a facility is not stated, the quantity is
+None, and `Outcome.unknown` gives the reason. `Outcome.notes` explain numbers that could be misread. The ledger uses the same prices and
+watts, so that a run costs what its plan predicted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from meshwright.units import seconds
 Column = NDArray[np.float64]
 
 POWER_FILE = Path(__file__).parents[1] / "evidence" / "power_constants.json"
-DEFAULT_REGION = "usa"  # of a cluster that names none: most of the catalogue's machines stand there
+DEFAULT_REGION = "usa"  # for a cluster without a region: most machines of the catalogue are there
 DEFAULT_KIND = "on-demand"
 COOLING = ("air", "liquid")
 LIQUID_RACKS = ("gb200", "gb300")  # sold in racks cooled by liquid only
@@ -80,15 +80,15 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run takes; None where it cannot be computed, with the reason in `unknown`."""
+    """What the whole run needs. A quantity that cannot be computed is None, and `unknown` gives the reason."""
 
     num_steps: int
     num_evaluations: int
     evaluation_s: float  # one evaluation
     time_to_train_s: Spread | None
     ideal_s: float | None  # the same if nothing interrupts the run and nothing is saved
-    interruptions: Interruptions | None  # what the run has to expect; None where they are left out
-    stalls: float  # share that stalls add to the steps; 0 where they are left out
+    interruptions: Interruptions | None  # that the run must expect; None if they are left out
+    stalls: float  # share that stalls add to the steps; 0 if they are left out
     accelerator_hours: Spread | None  # spare nodes included
     offer: Offer | None  # at the price that is used
     alternatives: tuple[Offer, ...]  # all that are listed for the accelerator, cheapest first
@@ -111,7 +111,7 @@ class Outcome:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether steps, and the lower end of all that grows with them, are bounds without an upper end."""
+        """Whether the number of steps, and the lower end of all that grows with it, are lower bounds without an upper end."""
         return self.batch_beyond == "above"
 
     def words(self, spread: Spread, shown: Callable[[float], str]) -> str:
@@ -122,31 +122,39 @@ class Outcome:
 
     @property
     def goodput(self) -> float | None:
-        """Share of the run's time that is progress which is kept; None where interruptions are left out."""
+        """Share of the time in which the run makes progress that is kept, 0 to 1; None if interruptions are left out."""
         return self.interruptions.goodput if self.interruptions else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Whose prices and data centre, which grid, which cooling (empty: the cluster's own), and whether anything fails."""
+    """Prices, data centre, grid and cooling for a forecast, and whether it includes failures. Empty: as the cluster states.
+
+    Args:
+        provider: Cloud provider whose prices and data centre are used.
+        price_kind: `on-demand`, `spot` or `reserved`.
+        region: Region whose electricity grid is used.
+        cooling: `air` or `liquid`: power of hosts and fans as in metered nodes, instead of the power that the cluster states.
+        ideal: Leave out interruptions, restarts, checkpoints and spare nodes.
+    """
 
     provider: str = ""
     price_kind: str = ""  # on-demand, spot or reserved
     region: str = ""
     cooling: str = ""  # air or liquid: hosts and fans as on metered nodes, instead of what the cluster states
-    ideal: bool = False  # leave out interruptions, restarts, checkpoints and spare nodes, however long the run is
+    ideal: bool = False  # leave out interruptions, restarts, checkpoints and spare nodes
 
     def __post_init__(self) -> None:
         check_types(self)
 
 
 def outcome(prediction: Prediction, row: int = 0, terms: Terms | None = None) -> Outcome:
-    """What the whole run takes with layout number `row`.
+    """What the whole run needs with layout number `row`.
 
-    Without a provider or price kind: the cluster's provider on demand, else the median of the listed on-demand prices. The data centre
-    is the provider's; the grid is that of the terms, of the cluster, or the default.
+    Without a provider or price kind, the on-demand price of the cluster's provider is used, or else the median of the listed on-demand
+    prices. The data centre is the provider's. The grid is that of the terms, or of the cluster, or the default.
 
-    Spare nodes are paid for, and draw what waiting ones do.
+    Spare nodes are paid for, and draw as much power as waiting ones.
     """
     terms = terms or Terms()
     cluster, workload = prediction.job.cluster, prediction.job.workload
@@ -192,7 +200,7 @@ def outcome(prediction: Prediction, row: int = 0, terms: Terms | None = None) ->
 
 
 def samples_note(workload: Workload) -> str:
-    """That nobody knows the samples to the target at this batch, and what was taken; empty where they are known."""
+    """A note that the samples to the target are not known at this batch, and which number was used; empty if they are known."""
     if not workload.batch_beyond or not workload.measured_batches:
         return ""
     smallest, largest = workload.measured_batches
@@ -210,12 +218,12 @@ def samples_note(workload: Workload) -> str:
 
 
 def expected_in(ideal_s: float, cluster: Cluster, *, ideal: bool = False) -> Interruptions | None:
-    """What a run has to expect that would take so long if nothing failed; None in one of a day or less, and where nothing is to fail."""
+    """The interruptions to expect in a run that takes `ideal_s` without failures; None for a day or less, and for an ideal forecast."""
     return expected_on(cluster) if ideal_s > LONG_S and not ideal else None
 
 
 def interruptions_note(whole: Outcome, cluster: Cluster, terms: Terms) -> str:
-    """That interruptions are left out of a run of a day or less which has to expect one; else empty."""
+    """A note that interruptions are left out of a run of a day or less, if at least one is expected; otherwise empty."""
     if whole.ideal_s is None or whole.interruptions or terms.ideal:
         return ""
     expected = expected_on(cluster)
@@ -250,7 +258,7 @@ def _time_to_train_s(ideal_s: Spread | None, step_s: float, failing: Interruptio
 
 
 def price_of(cluster: Cluster, provider: str = "", kind: str = "", unknown: dict[str, str] | None = None) -> Price | None:
-    """The price to use. One that was asked for and is not listed is an error; none at all is not, and `unknown` says why."""
+    """The price to use. A price that the user asked for and that is not listed is an error. If there is no price, `unknown` says why."""
     if _is_processor(cluster):
         return _core_price(cluster, provider or kind, {} if unknown is None else unknown)
     chip = cluster.accelerator.name
@@ -274,7 +282,7 @@ def _is_processor(cluster: Cluster) -> bool:
 
 
 def _core_price(cluster: Cluster, asked: str, unknown: dict[str, str]) -> Price | None:
-    """What a processor's share of cores costs, from its watts; no price list has it."""
+    """The price of a processor's share of cores, computed from its watts, because no price list has it."""
     chip = cluster.accelerator
     if asked:
         raise InputError(
@@ -314,10 +322,11 @@ def power_constants(path: Path = POWER_FILE) -> PowerConstants:
 def busy_seconds(prediction: Prediction) -> tuple[Column, Column]:
     """Seconds of a step, and of an evaluation, in which the accelerators work, by layout.
 
-    Work is compute and the optimizer, at the speed of the reference release, and what tensor, context and expert parallelism expose:
-    their copies and reductions run on the same cores. A slower release stretches the same work, and what it adds is waiting, like
-    bubble, exposed data- and pipeline-parallel traffic, overhead and data. Counting all of a slow release's compute as work misses
-    metered runs by 9 % on average when each is held out, this by 2 %; it was chosen by those very errors, so the 2 % flatter.
+    Work is compute and the optimizer, at the speed of the reference release, and the exposed time of tensor, context and expert
+    parallelism, because their copies and reductions run on the same cores. The additional time of a slower release counts as waiting, like
+    bubble, exposed data- and pipeline-parallel traffic, overhead and data. If all compute of a slow release counted as work, metered runs
+    that are left out in turn would be off by 9 % on average; this way they are off by 2 %. The definition was chosen by these errors, so
+    the 2 % are too good.
     """
     slowdown = math.exp(prediction.job.log_factor)
     evaluation_s = evaluation_time_s(prediction.job.workload, prediction.layouts, prediction.detail)
@@ -331,7 +340,7 @@ def working_s(parts: Mapping[str, Column], slowdown: float) -> Column:
 
 
 def busy_share(prediction: Prediction) -> Column:
-    """Share of the whole run in which the accelerators work, by layout; a release faster than the reference leaves no more than all."""
+    """Share of the whole run in which the accelerators work, by layout; at most 1, also for a release that is faster than the reference."""
     step_s, evaluation_s = busy_seconds(prediction)
     share = busy_fraction(prediction.num_steps, step_s, prediction.num_evaluations * evaluation_s, prediction.time_to_train_s)
     return np.minimum(share, 1.0)
@@ -340,8 +349,8 @@ def busy_share(prediction: Prediction) -> Column:
 def node_w(cluster: Cluster, busy: float, constants: PowerConstants, cooling: str = "") -> tuple[float, str]:
     """Mean watts of a node at the wall (nan where the accelerator's are not stated), and where its host's watts come from.
 
-    What a cluster states of its nodes is everything at the wall beside the accelerators: fans and losses of the power supply are in it.
-    A processor is its own host, and draws the same whether its processes work or poll for one another's messages.
+    The power that a cluster states for its nodes is everything at the wall besides the accelerators, with fans and losses of the power
+    supply. A processor is its own host, and draws the same power when its processes work and when they wait for messages.
     """
     if _is_processor(cluster):
         return _processor_w(cluster, cooling)

@@ -16,7 +16,7 @@ Tiers = NDArray[np.float64]  # first axis: tiers, from the inside out
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """For every axis, how many members of one group share a domain of each tier: arrays of tiers x layouts."""
+    """For every axis, how many members of one group are in one domain of each tier: arrays of tiers x layouts."""
 
     members: Mapping[str, Tiers]
 
@@ -31,8 +31,9 @@ class Placement:
 def place(layouts: Layouts, tier_sizes: NDArray[np.float64]) -> Placement:
     """The members of every axis in every tier, for `tier_sizes` of tiers x (1 or layouts).
 
-    Neighbours on an axis stand `stride` ranks apart, so a domain of S ranks holds S // stride of a group: at least one, at most all.
-    The outermost tier holds everyone.
+    Neighbours on an axis are `stride` ranks apart, so a domain of S ranks holds S
+
+    stride members of a group: at least one, at most all. The outermost tier holds all ranks.
     """
     members: dict[str, Tiers] = {}
     for axis in AXES:
@@ -51,7 +52,7 @@ def tier_sizes(cluster: Cluster) -> NDArray[np.float64]:
 def tiers_of(layout: Layout, cluster: Cluster) -> dict[str, tuple[str, ...]]:
     """Names of the tiers that each axis of more than one rank crosses, from the inside out.
 
-    Experts are laid over the ranks of tp, cp and dp of a stage, the innermost first, as their traffic is priced.
+    Experts use the ranks of tp, cp and dp of a stage, the innermost first, as their traffic is priced.
     """
     placed = place(Layouts.of([layout]), tier_sizes(cluster))
     members = {**placed.members, "ep": np.minimum(placed.joint("tp", "cp", "dp"), layout.ep)}
@@ -65,7 +66,10 @@ def tiers_of(layout: Layout, cluster: Cluster) -> dict[str, tuple[str, ...]]:
 
 
 def ranks_of(axis: str, layout: Layout) -> dict[str, int]:
-    """The axes whose ranks share what an axis carries, with their degrees: gradients are reduced over context ranks as over replicas."""
+    """The axes whose ranks share the traffic of an axis, with their degrees.
+
+    Gradients are reduced over context-parallel ranks and replicas.
+    """
     beside = {"cp": layout.cp} if axis == "dp" and layout.cp > 1 else {}
     return {axis: getattr(layout, axis), **beside}
 
@@ -83,12 +87,12 @@ def is_tp_on_fabric(layout: Layout, cluster: Cluster) -> bool:
 
 
 def overlaps_tp(layout: Layout, cluster: Cluster) -> bool:
-    """Whether tensor traffic is overlapped with products: it is there, it is asked for, and no group leaves its domain."""
+    """Whether tensor traffic is overlapped with products: there is some, it is asked for, and no group leaves its domain."""
     return layout.overlap_tp and layout.tp > 1 and not is_tp_on_fabric(layout, cluster)
 
 
 def overlap_note(layout: Layout, cluster: Cluster) -> str:
-    """What to say where overlap of tensor traffic is on and cannot be had; empty where it can."""
+    """A note if the overlap of tensor traffic is on but not possible; otherwise empty."""
     if not layout.overlap_tp or not is_tp_on_fabric(layout, cluster):
         return ""
     return (

@@ -1,7 +1,7 @@
-"""How software runs things that data sheets do not decide: its class, and what it does with a mixture of experts.
+"""How software runs what data sheets do not decide: its class, and how it runs a mixture of experts.
 
-A class of software (`mlperf`, `nemo`, `fsdp` ...) has effects of its own, fitted on measured runs of that class. Within a class, releases
-differ in how they run experts: what is in CUDA graphs, how tokens are sent, and whether that overlaps with compute.
+A class of software (`mlperf`, `nemo`, `fsdp` ...) has its own effects, fitted on measured runs of that class. Within a class, releases
+differ in how they run experts: what is in CUDA graphs, how tokens are sent, and whether this is overlapped with compute.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MLPERF, NEMO, MEGATRON, TORCHTITAN, FSDP, MESHWRIGHT = "mlperf", "nemo", "megatr
 
 @dataclass(frozen=True, slots=True)
 class SoftwareClass:
-    """A class of software: what belongs to it, and the class that it is taken as where no run of it was measured."""
+    """A class of software: what belongs to it, and the class that is used for it if no run of it was measured."""
 
     name: str
     meaning: str
@@ -36,11 +36,13 @@ CLASSES: Mapping[str, SoftwareClass] = {
     )
 }
 
-_RELATIVES = {"megascale": MEGATRON, "primus": MEGATRON, "llama3": MEGATRON}  # stacks that grew from Megatron-LM or do as it does
+UNKNOWN = "unknown"  # what a user writes for software of none of these classes
+
+_RELATIVES = {"megascale": MEGATRON, "primus": MEGATRON, "llama3": MEGATRON}  # stacks that are based on Megatron-LM or work in the same way
 
 
 def class_of(release: str) -> str:
-    """The class of a release by its name (`v5.1`, `nemo-26.04`, `torchtitan-2025.06`); empty where it belongs to none."""
+    """The class of a release by its name (`v5.1`, `nemo-26.04`, `torchtitan-2025.06`); empty if it belongs to none."""
     head = release.partition("-")[0].lower()
     if head in CLASSES:
         return head
@@ -54,13 +56,13 @@ FUSED_FROM = 2024  # from then on runs of Megatron-LM in our files have flash at
 
 
 def is_early(release: str) -> bool:
-    """Whether a release is a Megatron-LM of 2021 to 2023: it writes attention's scores to memory."""
+    """Whether a release is a Megatron-LM of 2021 to 2023, which writes attention scores to memory."""
     year = release.rpartition("-")[2]
     return class_of(release) == MEGATRON and year.isdigit() and int(year) < FUSED_FROM
 
 
 def further_effects(release: str, architecture: str, precision: str) -> tuple[str, ...]:
-    """Names of the effects that a run has beside those of its class."""
+    """Names of the effects that a run has besides those of its class."""
     return architecture, precision, *([EARLY] if is_early(release) else [])
 
 
@@ -69,19 +71,22 @@ NO_GRAPHS, ROUTER_GRAPHS, ATTENTION_GRAPHS, WHOLE_GRAPHS = "none", "router", "at
 
 @dataclass(frozen=True, slots=True)
 class ExpertPractice:
-    """How experts are run: what CUDA graphs hold, whether a token is sent once to a rank, whether that overlaps, whether MLPs are fused."""
+    """How experts are run.
+
+    What CUDA graphs contain, whether a token is sent once per rank, whether this overlaps, whether MLPs are fused.
+    """
 
     graphs: str = NO_GRAPHS  # none; router: the router alone; attention: attention and router; whole: the whole step
-    sends_once: bool = False  # to a rank or domain, however many of the token's experts live there (DeepEP, HybridEP)
-    overlaps: bool = False  # all-to-all of one micro-batch behind the compute of another
+    sends_once: bool = False  # to a rank or domain, also if it has several of the token's experts (DeepEP, HybridEP)
+    overlaps: bool = False  # all-to-all of one micro-batch during the compute of another
     is_fused: bool = False  # the experts' products and their activation in one kernel
 
 
 def expert_practice(release: str, chip: Accelerator, precision: str) -> ExpertPractice:
-    """What a release does with experts on a chip where nobody says: as NVIDIA's recipes did (`evidence/expert_recipes.csv`).
+    """How a release runs experts on a chip by default: as in NVIDIA's recipes (`evidence/expert_recipes.csv`).
 
     Container 26.06 put whole steps into CUDA graphs, with overlapped all-to-all and fused MLPs, for MXFP8 on Blackwell. From 26.02 on,
-    graphs held attention and router on racks. On Hopper there were none.
+    graphs contained attention and router on racks. On Hopper there were none.
     """
     kind, version = class_of(release), _version(release)
     blackwell, rack = chip.architecture.startswith("blackwell"), chip.name.startswith("gb")
@@ -117,7 +122,7 @@ class Effects:
     host_s: float = 0.0  # seconds of the host to launch a layer's forward pass without CUDA graphs
     log_products: float = 0.0  # further time of matrix products
     score_bytes: float = 0.0  # moved for each score of attention that no kernel fuses, forward; twice that backward
-    tp_hidden: float | None = None  # of tensor traffic, hidden where it is overlapped; None: as is assumed of all software
+    tp_hidden: float | None = None  # share of tensor traffic that is hidden if it is overlapped; None: as assumed for all software
 
     def __add__(self, other: Effects) -> Effects:
         return Effects(
@@ -133,7 +138,7 @@ class Effects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertConstants:
-    """What a mixture of experts costs beside its FLOPs and its bytes on the network; fitted, `evidence.mixtures` says on what."""
+    """What a mixture of experts costs besides its FLOPs and its bytes on the network; fitted, see `evidence.mixtures`."""
 
     sync_s: float = 0.0
     router_share: float = 1.0
@@ -148,7 +153,10 @@ class ExpertConstants:
     fused_bias_bytes: float = 0.0
 
     def inputs(self, practice: ExpertPractice, *, has_biases: bool) -> dict[str, float]:
-        """The numbers that a layer with experts is priced by (fields of `predict.inputs.Inputs`); whole graphs take the waiting away."""
+        """The numbers by which a layer with experts is priced (fields of `predict.inputs.Inputs`).
+
+        With whole steps in graphs there is no waiting.
+        """
         share = {
             NO_GRAPHS: 1.0,
             ROUTER_GRAPHS: self.router_share,

@@ -1,6 +1,6 @@
 """Job x Layouts (columns) -> Prediction: step time and its parts, memory, throughput, time to train, in closed form.
 
-The closed form ranks layouts. What users see of one of them is a `Forecast`, whose step is timed by the exact schedule.
+The closed form ranks layouts. Users see a `Forecast`, whose step is timed by the exact schedule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROFILE_SPREAD = {"cuda": 0.08, "cpu": 0.2}  # either side of a step priced by a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What layouts will do: a column per quantity, a row per layout."""
+    """The prediction for layouts: a column per quantity, a row per layout."""
 
     job: Job
     layouts: Layouts
@@ -94,7 +94,7 @@ def predict(job: Job, layouts: Layouts) -> Prediction:
 
 
 def bytes_of(job: Job, layouts: Layouts) -> Footprint:
-    """Bytes of every layout; where a hardware profile has slices of this model, as those slices kept them."""
+    """Bytes of every layout; if a hardware profile has slices of this model, as measured on them."""
     model, workload, profile = job.model, job.workload, job.software.profile
     counted = footprint(model, workload, layouts, recipe_for(workload.precision, job.cluster.accelerator))
     cuts = profile.slices_of(model, format_of(workload.precision), workload.precision) if profile else []
@@ -102,7 +102,7 @@ def bytes_of(job: Job, layouts: Layouts) -> Footprint:
 
 
 def interval_of(job: Job) -> Interval:
-    """How far the step may be off: by errors of comparable runs, or with a hardware profile by what such predictions keep to."""
+    """The interval of the step: from the errors of comparable runs, or with a hardware profile the accuracy of such predictions."""
     model, profile = job.model, job.software.profile
     if profile is None:
         return interval(job)
@@ -115,7 +115,7 @@ def interval_of(job: Job) -> Interval:
 
 
 def training_flops_per_token(model: Model, workload: Workload) -> float:
-    """FLOPs that training needs for one token: of a frozen base, no weight gradients."""
+    """FLOPs that training needs for one token; for a frozen base, without weight gradients."""
     if workload.adapters is None:
         return model.flops_per_token(workload.seq_len)
     products = 2 * (model.num_layers * model.layer_matrix_parameters_per_token + model.head_parameters)
@@ -128,7 +128,7 @@ def num_evaluations_of(workload: Workload, num_steps: int) -> int:
 
 
 def evaluation_time_s(workload: Workload, layouts: Layouts, priced: StepParts) -> Column:
-    """Seconds of the forward passes of one evaluation: every replica takes its share in micro-batches through the same pipeline."""
+    """Seconds of the forward passes of one evaluation: every replica runs its share as micro-batches through the same pipeline."""
     if workload.evaluation is None:
         return np.zeros(len(layouts))
     times = priced.times
@@ -141,9 +141,9 @@ def evaluation_time_s(workload: Workload, layouts: Layouts, priced: StepParts) -
 def on_one_device(
     model: Model, profile: Profile, *, precision: str, seq_len: int, batch: int, recompute: str = "none", micro_batch: int = 0
 ) -> dict[str, Any]:
-    """What a profile predicts for a step of the trainer on the one device it was made on, in plain values.
+    """The prediction from a profile for a step of the trainer on the device where the profile was made, as plain values.
 
-    Without a cluster: nothing but the profile, the model and the batch decides.
+    No cluster is needed: only the profile, the model and the batch matter.
     """
     workload = Workload(name="one device", model="", seq_len=seq_len, global_batch=batch, precision=precision)
     layouts = Layouts.of([Layout(micro_batch=micro_batch or batch, zero_stage=0, recompute=recompute)])

@@ -1,7 +1,7 @@
-"""What one thing of a step costs: a layer, the ends of the model, a message, the traffic between replicas, the optimizer.
+"""The price of each part of a step: a layer, the ends of the model, a message, the traffic between replicas, the optimizer.
 
-`Pricer` takes rates from data sheets and fitted constants, `MeasuredPricer` from a hardware profile. Both price traffic whole or as far as
-nothing hides it (`unhidden`), so that what a step exposes and what it carries come from the same prices.
+`Pricer` uses rates from data sheets and fitted constants, `MeasuredPricer` uses a hardware profile. Both can price all traffic, or only
+what is not hidden (`unhidden`), so that exposed and total traffic come from the same prices.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from meshwright.errors import InputError
 from meshwright.layout import CP_KINDS, OPS, USUAL_RECOMPUTE, Layouts
 from meshwright.predict import software as sw
 from meshwright.predict import traffic
+from meshwright.predict.footprint import OFFLOADED_SHARE
 from meshwright.predict.inputs import BY_COLUMNS, BY_ROWS, DENSE_MLP, EXPERT, UP_PROJECTION, Inputs
 from meshwright.predict.measured import STEP_SUM_BYTES, Measured
 from meshwright.predict.placement import Placement, place
@@ -31,12 +32,11 @@ from meshwright.predict.stages import Split
 Column = NDArray[np.float64]
 BF16_BYTES = 2.0
 FP8_BYTES = 1.0
-OPS_SHARE = 0.36  # of a layer's products: the keys', the output's and the second inner one of the MLP, as Llama 3.1 8B has them
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Seconds of one micro-batch in one layer on one rank, forward and backward apart."""
+    """Seconds of one micro-batch in one layer on one rank, forward and backward separately."""
 
     matmul: tuple[Column, Column]
     attention: tuple[Column, Column]
@@ -46,7 +46,8 @@ class Layer:
     exposed_cp: tuple[Column, Column]
     exposed_ep: tuple[Column, Column]
     weight_s: Column  # of the backward: weight gradients
-    parts_s: Column  # of the backward: compute of single parts that it does again
+    parts_s: Column  # of the backward: compute of single parts that is repeated
+    offload_s: Column  # of the gaps, both ways: waiting for activations on their way to the host's memory and back
 
     @property
     def exposed(self) -> dict[str, tuple[Column, Column]]:
@@ -68,7 +69,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Between:
-    """Seconds of traffic between replicas, hidden or not, and how often a step has it by its ZeRO stage; one row per layout."""
+    """Seconds of traffic between replicas, hidden or not, and how often it occurs in a step by its ZeRO stage; one row per layout."""
 
     forward_s: Column  # weights gathered for forwards, each time
     num_forward: Column
@@ -88,9 +89,9 @@ class Between:
 
 
 class Pricer:
-    """The intermediate quantities of one call, named once: rates, tokens, bandwidths."""
+    """The intermediate quantities of one call: rates, tokens, bandwidths."""
 
-    hides = True  # whether traffic hides behind compute where the layout lets it
+    hides = True  # whether traffic is hidden behind compute if the layout allows it
 
     def __init__(self, inputs: Inputs, layouts: Layouts, constants: Constants) -> None:
         self.q, self.l, self.c = inputs, layouts, constants
@@ -112,6 +113,7 @@ class Pricer:
         self.placement: Placement = place(layouts, q.tier_size)
         self.tp, self.cp, self.pp = (getattr(layouts, axis).astype(np.float64) for axis in ("tp", "cp", "pp"))
         self.vp, self.dp, self.ep = (getattr(layouts, axis).astype(np.float64) for axis in ("vp", "dp", "ep"))
+        self.imbalance = np.minimum(np.asarray(q.expert_imbalance, dtype=np.float64), self.ep)  # no rank gets more than all tokens
         self.key_copies = np.maximum(self.tp / q.num_kv_heads, 1.0)  # tensor ranks that hold the same key-value head
         self.kv_dim = np.asarray(q.kv_dim) * self.key_copies  # of all ranks together
         self.tokens = layouts.micro_batch * q.seq_len / self.cp  # of a micro-batch on one rank, before tensor parallelism
@@ -121,7 +123,7 @@ class Pricer:
         self.train_matmuls = 2.0 - np.asarray(q.frozen)  # matrix products of a backward per forward: no weight gradients where frozen
 
     def unhidden(self) -> Self:
-        """The same prices with nothing hidden behind anything."""
+        """The same prices with nothing hidden."""
         bare = copy(self)
         bare.hides = False
         return bare
@@ -155,12 +157,13 @@ class Pricer:
                 exposed_ep=self.exposed_expert_s((beside[0], beside[1])),
                 weight_s=(self.train_matmuls - 1) * matmul[0],
                 parts_s=again_s,
+                offload_s=np.zeros_like(self.tokens),
             )
         )
-        return self._launched(layer)
+        return self._offloaded(self._launched(layer))
 
     def _launched(self, layer: Layer) -> Layer:
-        """The layer with the time that the accelerator waits for its host, which launches one kernel after another."""
+        """The layer with the time for which the accelerator waits for its host, which launches one kernel after another."""
         q = self.q
         host_s = np.where(self.graphs, 0.0, q.host_s) * np.ones_like(self.tokens)
         if not host_s.any():
@@ -170,8 +173,28 @@ class Pricer:
         waits = [_waited_s(layer.total_s(way), launched_s) for way, launched_s in enumerate((host_s, host_s * (1.0 + again)))]
         return replace(layer, gaps=(layer.gaps[0] + waits[0], layer.gaps[1] + waits[1]))
 
+    def _offloaded(self, layer: Layer) -> Layer:
+        """The layer with the time by which moving activations to the host outlasts it forward, and moving them back backward.
+
+        Copies are taken to run beside everything else that a layer does, so that only what is longer than the layer is waited for.
+        """
+        moves = self.l.recomputes("offload")
+        if not moves.any():
+            return layer
+        moved_s = self.offload_s()
+        waits = [np.where(moves, np.maximum(moved_s - layer.total_s(way), 0.0), 0.0) for way in (0, 1)]
+        return replace(layer, gaps=(layer.gaps[0] + waits[0], layer.gaps[1] + waits[1]), offload_s=waits[0] + waits[1])
+
+    def offload_s(self) -> Column:
+        """Seconds of moving a layer's share of one micro-batch to the host's memory, or back, where the layout moves it; else 0."""
+        q, rows = self.q, np.broadcast_to(self.q.kept_bytes, (len(self.q.kept_bytes), len(self.tokens)))
+        kept = np.take_along_axis(rows, self.l.recompute[None], axis=0)[0]
+        moves = self.l.recomputes("offload") & (np.asarray(q.host_bytes_per_s) > 0)  # `check_layout` refuses it without a stated rate
+        rate = np.where(moves, q.host_bytes_per_s, np.inf)
+        return np.asarray(OFFLOADED_SHARE * kept * self.tokens / self.tp / rate)
+
     def _slowed(self, forward_s: Any, backward_s: Any) -> tuple[Column, Column]:
-        """Both ways under the release's factor, broadcast to all rows."""
+        """Both directions with the factor of the release, broadcast to all rows."""
         ones = np.ones_like(self.tokens)
         return forward_s * self.slowdown * ones, backward_s * self.slowdown * ones
 
@@ -187,14 +210,15 @@ class Pricer:
         rows = np.where(is_expert, self.tokens / self.tp * q.experts_per_token / num_local, self.tokens)
         count = np.where(is_expert, q.matrix_count * num_local, q.matrix_count)
         each_s = matmul_s(rows, columns, inner, self.matmul_flops_per_s, sw.MATMUL_HALF_SIZE)
-        products_s = count * each_s * np.where(is_expert, np.exp(q.log_grouped), 1.0) * np.exp(q.log_products)
+        products_s = count * each_s * np.where(is_expert, np.exp(q.log_grouped) * self.imbalance, 1.0) * np.exp(q.log_products)
         up, mlp = q.matrix_part == UP_PROJECTION, q.matrix_part == DENSE_MLP
         again = (up & self.l.recomputes("mla_up_proj")) | (mlp & self.l.recomputes("mlp"))
-        beside, parts = np.where(is_expert, 0.0, products_s), np.where(again, products_s, products_s * OPS_SHARE * self.l.recomputes(OPS))
+        repeated = q.matrix_repeated * self.l.recomputes(OPS)
+        beside, parts = np.where(is_expert, 0.0, products_s), np.where(again, products_s, products_s * repeated)
         return np.asarray(np.sum(products_s, axis=0)), np.asarray(np.sum(beside, axis=0)), np.asarray(np.sum(parts, axis=0))
 
     def _parts_memory_s(self) -> tuple[Column, Column]:
-        """Seconds of moving bytes for parts that are kept in fp8 (forward), and for those and what is computed again (backward)."""
+        """Seconds of moving bytes for parts that are kept in fp8 (forward), and for these and recomputed parts (backward)."""
         q, chosen = self.q, self.l.recomputes
         inner, experts = 1.0 + np.asarray(q.gated), np.asarray(q.expert_layers)
         cast = chosen("act_fp8") * (BF16_BYTES + FP8_BYTES) * inner * q.ffn_active
@@ -206,7 +230,7 @@ class Pricer:
         return cast * per_token_s, again * per_token_s + np.where(chosen(OPS), self._memory_s()[0], 0.0)
 
     def _memory_s(self) -> tuple[Column, Column]:
-        """Seconds of norms, adds, rotary, activation and casts, which sequence and tensor parallelism cut alike."""
+        """Seconds of norms, adds, rotary, activation and casts, which sequence and tensor parallelism split equally."""
         q = self.q
         qkv = q.query_dim + 2 * self.kv_dim
         forward = layer_forward_bytes(q.hidden, qkv, q.ffn_active, q.gated, q.cast_bytes, q.query_dim)
@@ -214,7 +238,7 @@ class Pricer:
         ring = (self.cp - 1) * (self.l.cp_kind == CP_KINDS.index("ring"))  # each further round corrects the sums of the one before
         # Tokens to experts and back, read and written, and cast for the products.
         sorted_bytes = (np.asarray(q.expert_bytes) + np.asarray(q.cast_bytes)) * q.hidden * q.experts_per_token * q.expert_layers
-        sorted_bytes = sorted_bytes + np.asarray(q.expert_mlp_bytes) * q.ffn_active
+        sorted_bytes = (sorted_bytes + np.asarray(q.expert_mlp_bytes) * q.ffn_active) * self.imbalance
         per_token_s = self.tokens / self.tp / self.memory_bytes_per_s
         return (forward + ring * q.query_dim * 12 + sorted_bytes) * per_token_s, (backward + ring * qkv * 8 + sorted_bytes) * per_token_s
 
@@ -224,16 +248,16 @@ class Pricer:
         return np.asarray(4 * gather_s(payload, self.placement.members["tp"], self.tier_bytes_per_s))
 
     def exposed_tensor_s(self, products: tuple[Column, Column]) -> tuple[Column, Column]:
-        """Seconds that tensor traffic adds to a layer, both ways: never less than what outlasts the products beside it."""
+        """Seconds that tensor traffic adds to a layer, both ways: at least the time by which it is longer than the products next to it."""
         whole_s = self.tensor_s()
         open_s = whole_s * (1 - self.hidden_tensor_share())
         return np.maximum(open_s, whole_s - products[0]), np.maximum(open_s, whole_s - products[1])
 
     def hidden_tensor_share(self) -> Column:
-        """Of tensor traffic, what the products beside it hide if they last: nothing of a group that spans a network.
+        """The share of tensor traffic that products can hide; none for a group that spans a network.
 
-        Products take in and hand out pieces through memory that the ranks map of each other (Transformer Engine's userbuffers, PyTorch's
-        symmetric memory), which reaches as far as a node or a scale-up domain does.
+        Products exchange pieces through memory that ranks map from each other (Transformer Engine's userbuffers, PyTorch's symmetric
+        memory), which works only within a node or a scale-up domain.
         """
         share = np.where(np.asarray(self.q.frozen) > 0, sw.ADAPTER_TP_HIDDEN, self.q.tp_hidden)
         hides = (self.l.overlap_tp > 0) & self.hides & ~self._crosses_fabric("tp")
@@ -246,7 +270,7 @@ class Pricer:
         return np.asarray(np.any((members > below) & (self.q.tier_is_fabric > 0), axis=0))
 
     def context_s(self, attention_s: Column) -> tuple[Column, Column]:
-        """Seconds context parallelism adds: a ring hides behind attention, a gather and an all-to-all do not."""
+        """Seconds that context parallelism adds: a ring is hidden behind attention, a gather and an all-to-all are not."""
         q, members = self.q, self.placement.members["cp"]
         kv_bytes = self.tokens * 2 * self.kv_dim / self.tp * BF16_BYTES  # of one rank
         rounds_s = neighbour_s(kv_bytes, members, self.tier_bytes_per_s, q.tier_latency_s) * (self.cp - 1)
@@ -261,13 +285,13 @@ class Pricer:
         return forward, backward
 
     def expert_s(self) -> tuple[Column, Column]:
-        """Seconds of sending tokens to their experts and back, each way of a layer."""
+        """Seconds of sending tokens to their experts and back, each way of a layer: until the busiest rank has its own."""
         q = self.q
         sent = self.tokens / self.tp * q.hidden * BF16_BYTES * q.expert_layers
         members = np.minimum(self.placement.joint("tp", "cp", "dp"), self.ep)  # experts take the innermost ranks of a stage
         plain_s = all_to_all_s(sent * q.experts_per_token, members, self.tier_bytes_per_s)
         once_s = sent_once_s(sent, np.asarray(q.experts_per_token, dtype=np.float64), members, self.tier_bytes_per_s)
-        each_s = 2 * np.where(np.asarray(q.sends_once) > 0, once_s, plain_s)
+        each_s = 2 * np.where(np.asarray(q.sends_once) > 0, once_s, plain_s) * self.imbalance
         return each_s, each_s
 
     def exposed_expert_s(self, beside_s: tuple[Column, Column]) -> tuple[Column, Column]:
@@ -298,6 +322,7 @@ class Pricer:
             exposed_ep=again(layer.exposed_ep, full),
             weight_s=layer.weight_s,
             parts_s=layer.parts_s,
+            offload_s=layer.offload_s,
         )
 
     def hiding_s(self, layer: Layer) -> tuple[Column, Column]:
@@ -488,6 +513,7 @@ class MeasuredPricer(Pricer):
                 exposed_ep=self.expert_s(),
                 weight_s=seen.weight_s * way * ones,
                 parts_s=0.0 * ones,
+                offload_s=0.0 * ones,
             )
         )
         stops_early = self.m.profile.shares_cores | (self.tp * self.cp > 1) | self.l.is_zero_bubble

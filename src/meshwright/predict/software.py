@@ -19,7 +19,7 @@ from meshwright.describe.hardware import Accelerator
 from meshwright.describe.profile import Profile
 from meshwright.errors import InputError, argument, nearest
 from meshwright.files import read_text
-from meshwright.predict.practice import CLASSES, MLPERF, NEMO, Effects, ExpertConstants, ExpertPractice, class_of
+from meshwright.predict.practice import CLASSES, MLPERF, NEMO, UNKNOWN, Effects, ExpertConstants, ExpertPractice, class_of
 
 CONSTANTS_FILE = Path(__file__).parents[1] / "evidence" / "constants.json"
 REFERENCE_RELEASE = "v5.1"  # the release with the most rows: others are so much slower or faster
@@ -242,8 +242,13 @@ class FittedValues:
     experts: ExpertConstants = field(default_factory=ExpertConstants)
 
     def software(self, release: str) -> Software:
-        """The stack of a release or class; of a release that was never fitted, its nearest relative by version."""
+        """The stack of a release or class; of a release that was never fitted, its nearest relative by version.
+
+        `unknown` is software of no class, taken as the mean of the classes that nobody tuned for a record.
+        """
         kind = class_of(release)
+        if release == UNKNOWN:
+            return self.unknown_software(release)
         if release in (MLPERF, NEMO):
             release = max((name for name in self.releases if _version(name)[0] == release), key=lambda name: _version(name)[1])
         elif kind and kind not in (MLPERF, NEMO):
@@ -278,7 +283,8 @@ class FittedValues:
             log_memory=fmean(one.log_memory for one in known),
             host_s=fmean(one.host_s for one in known),
         )
-        note = f"no run of software such as {name} was fitted: taken as the mean of {', '.join(self.classes)}"
+        which = "the software is of no class that was fitted" if name == UNKNOWN else f"no run of software such as {name} was fitted"
+        note = f"{which}: taken as the mean of {', '.join(self.classes)}"
         return replace(
             self._of_class(next(iter(self.classes)), next(iter(self.classes))),
             name=name,
@@ -318,13 +324,14 @@ def nearest_release(release: str, known: Mapping[str, float]) -> str:
     kind, version = _version(release)
     same = [name for name in known if _version(name)[0] == kind]
     if not same:
-        raise InputError(f"no software release named {release!r}", where=argument("software"), fix=nearest(release, known))
+        fix = f"{nearest(release, known)}; or write {UNKNOWN} for software of no known class"
+        raise InputError(f"no software release named {release!r}", where=argument("software"), fix=fix)
     return min(same, key=lambda name: (abs(_version(name)[1] - version), -_version(name)[1]))
 
 
 def is_release(name: str) -> bool:
-    """Whether a stack's name is that of a round, a container or a class, fitted or not, and not of a profile from a file."""
-    if class_of(name):
+    """Whether a stack's name is that of a round, a container, a class or `unknown`, fitted or not, and not of a profile from a file."""
+    if class_of(name) or name == UNKNOWN:
         return True
     try:
         nearest_release(name, fitted_values().releases)
@@ -345,7 +352,8 @@ def _version(release: str) -> tuple[str, float]:
         raise InputError(
             f"cannot read a version in software release {release!r}",
             where=argument("software"),
-            fix=f"write a class ({', '.join(CLASSES)}), a round such as v5.1, or nemo-26.04; or the file of a profile, which ends in .json",
+            fix=f"write a class ({', '.join(CLASSES)}), a round such as v5.1, or nemo-26.04; {UNKNOWN} for software of no known class; "
+            "or the file of a profile, which ends in .json",
         ) from None
 
 
@@ -383,7 +391,7 @@ def on_profile(stack: Software, profile: Profile) -> Software:
 
 
 def software(name: str = "") -> Software:
-    """The stack called `name`: a release, or a profile file that `meshwright calibrate` wrote; by default the newest release fitted."""
+    """The stack called `name`: a release, a class, `unknown`, or a profile of `meshwright calibrate`; by default the newest release."""
     values = fitted_values()
     if name.endswith(".json"):
         return read_profile(Path(name))

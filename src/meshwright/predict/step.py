@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.pipeline import ChunkTimes, busiest_stage_s, pipeline_s
-from meshwright.layout import Layouts
-from meshwright.predict.inputs import DENSE_MLP, UP_PROJECTION, Inputs
+from meshwright.layout import OPS, Layouts
+from meshwright.predict.inputs import DENSE_MLP, EXPERT, UP_PROJECTION, Inputs
 from meshwright.predict.measured import Measured
 from meshwright.predict.prices import Layer, MeasuredPricer, Pricer
 from meshwright.predict.software import Constants
@@ -59,6 +59,12 @@ class StepParts:
     def step_s(self) -> Column:
         """Seconds of the whole step."""
         return np.asarray(np.sum([self.seconds[part] for part in PARTS], axis=0))
+
+    @property
+    def offload_s(self) -> tuple[Column, Column]:
+        """Seconds of a step that activations move to the host's memory and back, and of them those that compute waits for."""
+        times = self.num_micro_batches * self.busiest_layers
+        return np.asarray(times * 2 * self.pricer.offload_s()), np.asarray(times * self.layer.offload_s * self.stretch)
 
     def carried(self) -> Carried:
         """The step's traffic as if nothing hid it, from the prices that the parts were made of."""
@@ -201,6 +207,11 @@ def _busiest_layers(split: Split, layer: Layer, head: tuple[Column, Column], emb
     return np.where(layouts.pp == 1, split.middle, np.choose(busiest, [split.first, split.middle, split.last])).astype(np.float64)
 
 
+def _visits(inputs: Inputs) -> NDArray[np.float64]:
+    """How many of a matrix's kind a token meets: of routed experts, those that it goes to."""
+    return np.where(inputs.matrix_cut == EXPERT, np.asarray(inputs.experts_per_token, dtype=np.float64), 1.0)
+
+
 def _recomputed_flops(inputs: Inputs, layouts: Layouts) -> Column:
     """FLOPs a token costs again because activations were dropped."""
     per_layer = 2 * (
@@ -211,5 +222,6 @@ def _recomputed_flops(inputs: Inputs, layouts: Layouts) -> Column:
     products = 2 * inputs.matrix_columns * inputs.matrix_inner * inputs.matrix_count
     up = np.sum(np.where(inputs.matrix_part == UP_PROJECTION, products, 0.0), axis=0) * layouts.recomputes("mla_up_proj")
     mlp = np.sum(np.where(inputs.matrix_part == DENSE_MLP, products, 0.0), axis=0) * layouts.recomputes("mlp")
-    parts = layouts.recomputes("selective") * some + inputs.num_layers * (up + mlp)
+    ops = np.sum(products * _visits(inputs) * inputs.matrix_repeated, axis=0) * layouts.recomputes(OPS)
+    parts = layouts.recomputes("selective") * some + inputs.num_layers * (up + mlp + ops)
     return np.where(layouts.recomputes_all, full * np.ones(len(layouts)), parts)

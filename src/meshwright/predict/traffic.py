@@ -1,11 +1,10 @@
 """What one rank sends in a training step: every flow of every axis, as the trainer sends it, byte by byte.
 
-A flow is a collective or a message that a step repeats. Bytes of a collective are those that a rank must send where nothing is sent
-twice: (n - 1) / n of the payload in an all-gather, a reduce-scatter or an all-to-all of n ranks, twice that in an all-reduce, which is a
-reduce-scatter and an all-gather. The payload is the whole tensor: what is gathered, scattered or summed. A message sends its payload.
-
-Left out, because they do not grow with the model: the sum of loss, tokens and squared gradients over all ranks (three numbers a step).
-A test counts the trainer's own process groups and finds these numbers (tests/train/test_traffic.py).
+A flow is a collective or a message that a step repeats. The bytes of a collective are those that a rank must send if nothing is sent twice:
+(n - 1) / n of the payload in an all-gather, a reduce-scatter or an all-to-all of n ranks, and twice that in an all-reduce, which is a
+reduce-scatter and an all-gather. The payload is the whole tensor that is gathered, scattered or summed. A message sends its payload. The
+sum of loss, tokens and squared gradients over all ranks (three numbers per step) is left out, because it does not grow with the model. A
+test counts the bytes in the trainer's process groups and finds these numbers (tests/train/test_traffic.py).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from meshwright.layout import Layout
 from meshwright.predict.stages import chunk_share, stage_layers
 
 BUCKET_PARAMETERS = 25_000_000  # of one reduction of gradients
-SMALLEST_BUCKETS = 4  # a chunk's gradients leave in at least so many messages, so that some leave early
+SMALLEST_BUCKETS = 4  # a chunk's gradients are sent in at least so many messages, so that some are sent early
 FP32_BYTES = 4
 GATHER, SCATTER, REDUCE, SWITCH, MESSAGE = "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "message"
 
@@ -65,7 +64,7 @@ class Sizes:
 
 
 def sizes_of(precision: str) -> Sizes:
-    """Bytes of an element under a recipe; hidden states travel in bf16 in all but fp32."""
+    """Bytes of an element under a recipe; hidden states are sent in bf16, except in fp32."""
     wanted = recipe(precision)
     weight_bytes, gradient_bytes = wanted.trainer_gather_bytes or wanted.gather_bytes, wanted.trainer_reduce_bytes or wanted.reduce_bytes
     return Sizes(int(wanted.tensor_bytes), int(weight_bytes), int(gradient_bytes))
@@ -77,9 +76,9 @@ class Parameter:
 
     name: str
     shape: tuple[int, ...]  # of the rank's part
-    is_cut: bool  # over tensor ranks; else each has a gradient of its part of the sequence alone
-    is_product: bool = False  # the weight of a matrix product, whose gradient a zero-bubble schedule puts off
-    num_copied: int = 0  # rows at its end that other tensor ranks hold too: a key-value head's, where ranks outnumber heads
+    is_cut: bool  # over tensor ranks; otherwise each rank has the gradient of its part of the sequence only
+    is_product: bool = False  # the weight of a matrix product, whose gradient a zero-bubble schedule postpones
+    num_copied: int = 0  # rows at its end that other tensor ranks hold too: those of a shared key-value head
 
     @property
     def size(self) -> int:
@@ -94,7 +93,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The part of a model that one chunk of a stage holds, unit by unit: layers, embedding, head."""
+    """The part of a model in one chunk of a stage, unit by unit: layers, embedding, head."""
 
     units: tuple[tuple[Parameter, ...], ...]  # in the order of the model
     num_layers: int
@@ -164,14 +163,14 @@ def _head(model: Model, tp: int, *, with_table: bool) -> tuple[Parameter, ...]:
 
 @dataclass(frozen=True)
 class Step:
-    """One stage's step: what is there, and how often it runs."""
+    """The step of one stage: its content, and how often it runs."""
 
     model: Model
     workload: Workload
     layout: Layout
     stage: int = 0
     bucket_parameters: int = BUCKET_PARAMETERS
-    shard: int | None = None  # this rank's place among those who share a state; None: the one that sends the most
+    shard: int | None = None  # this rank's position among those that share a state; None: the one that sends the most
 
     @property
     def sizes(self) -> Sizes:
@@ -180,68 +179,68 @@ class Step:
 
     @property
     def num_micro_batches(self) -> int:
-        """Of a replica."""
+        """Number of micro-batches of a replica."""
         return self.layout.num_micro_batches(self.workload.global_batch)
 
     @property
     def tokens(self) -> int:
-        """Of a micro-batch on a context-parallel rank."""
+        """Tokens of a micro-batch on a context-parallel rank."""
         return self.layout.micro_batch * self.workload.seq_len // self.layout.cp
 
     @property
     def hidden_bytes(self) -> int:
-        """Of the hidden states of those tokens."""
+        """Bytes of the hidden states of these tokens."""
         return self.tokens * self.model.hidden * self.sizes.activation
 
     @property
     def gradient_bytes(self) -> int:
-        """Of an element of a gradient on this rank. A rank alone that adds nothing up keeps gradients as they come."""
+        """Bytes of an element of a gradient on this rank. A single rank that adds nothing up keeps gradients as they are computed."""
         is_as_it_comes = self.layout.dp * self.layout.cp == 1 and self.num_micro_batches == 1
         return self.sizes.activation if is_as_it_comes else self.sizes.gradient
 
     @property
     def chunks(self) -> list[Chunk]:
-        """Of this stage."""
+        """The chunks of this stage."""
         return chunks_of(self.model, self.layout, self.stage)
 
     @property
     def num_layers(self) -> int:
-        """Of this stage."""
+        """The number of layers of this stage."""
         return layers_at(self.model, self.layout, self.stage)
 
     @property
     def is_first(self) -> bool:
-        """Whether the embedding is here."""
+        """Whether the embedding is on this stage."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether the loss is here."""
+        """Whether the loss is on this stage."""
         return self.stage == self.layout.pp - 1
 
 
 def is_counted_whole(model: Model, workload: Workload) -> bool:
-    """Whether every parameter is counted here: a dense model, trained whole, as the trainer runs it."""
+    """Whether all parameters are counted: a dense model that is trained completely, as the trainer runs it."""
     foreign = (model.experts, model.latent, model.qk_norm, model.attention_sinks, model.num_prediction_layers, workload.adapters)
     return not any(foreign)
 
 
 def flows(step: Step) -> tuple[Flow, ...]:
-    """Every flow of a rank of a stage, for a model of which every parameter is counted.
+    """Every flow of a rank of a stage, for a model whose parameters are all counted.
 
-    Where a state does not divide evenly over those who share it, the rank is the first of them, which holds the most.
+    If a state does not divide evenly over the ranks that share it, the rank is the first of them, which holds the most.
     """
     assert is_counted_whole(step.model, step.workload), "ask is_counted_whole first"
     return merged([*layer_flows(step), *norm_flows(step), *copied_flows(step), *tied_flows(step), *data_flows(step)])
 
 
 def layer_flows(step: Step) -> tuple[Flow, ...]:
-    """Flows that carry hidden states, keys and values: those of layers, loss and pipeline, for any model."""
+    """Flows of hidden states, keys and values: those of layers, loss and pipeline, for any model."""
     return merged([*tensor_flows(step), *context_flows(step), *pipeline_flows(step)])
 
 
 def merged(found: Iterable[Flow]) -> tuple[Flow, ...]:
-    """The flows that are more than nothing, equal ones counted together."""
+    """The flows that are not empty, with equal ones counted together."""
     counts: Counter[tuple[str, str, str, int, int]] = Counter()
     for flow in found:
         if flow.num_ranks > 1 and flow.count > 0:
@@ -281,7 +280,7 @@ def tensor_flows(step: Step) -> Iterator[Flow]:
 
 
 def norm_flows(step: Step) -> Iterator[Flow]:
-    """Tensor parallelism: gradients of norms and biases, of which each rank has its part of the sequence, in one message."""
+    """Tensor parallelism: gradients of norms and biases, for which each rank has its part of the sequence, in one message."""
     elements = sum(_num_partial(step, chunk) for chunk in step.chunks)
     payload = elements * step.gradient_bytes
     yield Flow(axis="tp", what="norm gradients", kind=REDUCE, num_ranks=step.layout.tp, payload_bytes=payload, count=1)
@@ -297,7 +296,7 @@ def _num_partial(step: Step, chunk: Chunk) -> int:
 
 
 def copied_flows(step: Step) -> Iterator[Flow]:
-    """Tensor parallelism: gradients of a key-value head that several ranks hold, of which each has its queries' part, in one message."""
+    """Tensor parallelism: gradients of a key-value head that several ranks hold, each for its own queries, in one message."""
     copies = step.model.key_copies(step.layout.tp)
     if copies == 1:
         return
@@ -369,7 +368,7 @@ def _switched(model: Model) -> tuple[tuple[str, int], ...]:
 
 
 def pipeline_flows(step: Step) -> Iterator[Flow]:
-    """Pipeline parallelism: hidden states to the next chunk and their gradients to the one before."""
+    """Pipeline parallelism: hidden states are sent to the next chunk, and their gradients to the previous one."""
     layout = step.layout
     payload, each = step.hidden_bytes // layout.tp, step.num_micro_batches
     for what, count in (("activations", layout.vp - step.is_last), ("gradients", layout.vp - step.is_first)):
@@ -377,7 +376,7 @@ def pipeline_flows(step: Step) -> Iterator[Flow]:
 
 
 def tied_flows(step: Step) -> Iterator[Flow]:
-    """Pipeline parallelism: the two ends of the pipeline exchange what each found for a table that they share."""
+    """Pipeline parallelism: the two ends exchange the gradients of a table that they share."""
     layout, model = step.layout, step.model
     if not model.tied_embeddings or not (step.is_first or step.is_last):
         return
@@ -388,7 +387,7 @@ def tied_flows(step: Step) -> Iterator[Flow]:
 
 
 def num_sharing(layout: Layout) -> int:
-    """Replicas that share one state: all of them where nothing is sharded."""
+    """Replicas that share one state: all of them if nothing is sharded."""
     return layout.sharing_ranks if layout.zero_stage else layout.dp * layout.cp
 
 
@@ -443,7 +442,7 @@ def _fully_sharded_flows(step: Step, chunk: Chunk) -> Iterator[Flow]:
 
 
 def gathered_units(chunk: Chunk, tied: bool) -> list[tuple[Parameter, ...]]:
-    """What is gathered at once: a layer, the embedding, the head; both ends together where they share a table in one chunk."""
+    """What is gathered at once: a layer, the embedding, the head; both ends together if they share a table in one chunk."""
     if not (tied and chunk.is_first and chunk.is_last):
         return list(chunk.units)
     return [*chunk.units[1:-1], chunk.units[0] + chunk.units[-1]]
@@ -456,10 +455,10 @@ def _buckets(step: Step, chunk: Chunk) -> Iterator[list[Parameter]]:
 
 
 def buckets(parameters: Sequence[Parameter], most: int, *, tied: bool) -> Iterator[list[Parameter]]:
-    """Parameters that travel together, about `most` elements of them, those whose gradients come first in front.
+    """Parameters that are sent together, about `most` elements, in the order in which gradients are computed.
 
-    A bucket holds one kind: matrices or vectors (weight decay), cut over tensor ranks or not, put off by a zero-bubble schedule or not.
-    A tied table is alone, so that the first and the last stage cut it alike.
+    A bucket holds one kind: matrices or vectors (weight decay), split over tensor ranks or not, postponed by a zero-bubble schedule or not.
+    A tied table has its own bucket, so that the first and the last stage divide it in the same way.
     """
     kinds: dict[tuple[object, ...], list[Parameter]] = {}
     for parameter in reversed(parameters):

@@ -1,10 +1,10 @@
-"""How far a predicted time may be off: 80 % intervals from what the predictor got wrong on comparable runs it had not seen.
+"""80 % intervals of predicted times, from the errors on comparable runs that were not in the fit.
 
-`evidence/residuals.json`, written by `meshwright fit`, holds ln(predicted/measured) of every run, predicted by a fit that left out that
-run (`row`), its whole family (`family_out`), or its class of software or generation of chips (`unknown`). A question takes the closest
-pool of those runs that has nine or more, and its interval reaches as far to either side as four of five of their errors do: the prediction
-is its middle. A question with software or a chip of which nothing is known is compared with runs that were predicted in the same way. A
-question beyond the sizes of all runs has a wider interval, by as much as errors grew on models smaller than any that was fitted.
+`evidence/residuals.json`, written by `meshwright fit`, has ln(predicted/measured) of every run, predicted by a fit without that run
+(`row`), without its whole family (`family_out`), or without its class of software or generation of chips (`unknown`). For a job, the
+closest pool with nine or more of these runs is used. The interval is wide enough on either side to contain four of five of their errors;
+the prediction is its middle. A job with unknown software or an unknown chip is compared with runs that were predicted in the same way. A
+job beyond the sizes of all runs has a wider interval, by as much as errors grew on models smaller than any that was fitted.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from meshwright.describe.cluster import Cluster
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Workload
 from meshwright.job import Job
-from meshwright.predict.practice import FSDP, MEGATRON, MESHWRIGHT, MLPERF, NEMO, TORCHTITAN, class_of
+from meshwright.predict.practice import FSDP, MEGATRON, MESHWRIGHT, MLPERF, NEMO, TORCHTITAN, UNKNOWN, class_of
 from meshwright.predict.software import is_fitted
 from meshwright.units import parameters, si
 
 RESIDUALS_FILE = Path(__file__).parents[1] / "evidence" / "residuals.json"
 COVERAGE = 0.8
-LARGE = 50e9  # parameters: above, a step is long compared with everything that happens once a step
-FEWEST = 9  # runs that make a pool: of fewer, a tenth on either side is less than one run
+LARGE = 50e9  # parameters: above this, a step is long compared with everything that happens once per step
+FEWEST = 9  # runs in a pool, at least: with fewer, a tenth on either side is less than one run
 FAR_FACTOR = 2.0  # more accelerators than so many times those measured, or a model as much larger or smaller, counts as not measured
 UNKNOWN_GROWTH = 0.1  # of errors, in ln, with each doubling beyond that, where no run shows it
 
@@ -39,14 +39,14 @@ Entry = Mapping[str, Any]  # one run of residuals.json
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Factors on a predicted time that enclose the true one in 80 of 100 cases, and why they are what they are."""
+    """Factors on a predicted time that contain the true time in 80 of 100 cases, and the reason for them."""
 
     low: float
     high: float
-    kin: str  # what the question was compared with
+    kin: str  # what the job was compared with
     num_runs: int
     distance: str  # "measured", "near", "far"
-    note: str = ""  # in what the question lies outside its evidence; empty where it does not
+    note: str = ""  # how the job is outside its evidence; empty if it is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Likeness:
 
 @cache
 def residuals(path: Path = RESIDUALS_FILE) -> Mapping[str, Any]:
-    """The residuals that the package carries."""
+    """The residuals in the package."""
     return dict(json.loads(path.read_text()))
 
 
@@ -79,7 +79,7 @@ def interval(job: Job, table: Mapping[str, Any] | None = None) -> Interval:
 
 
 def _compared(job: Job, runs: Sequence[Entry]) -> Interval:
-    """The interval of the closest pool of runs, whatever the size of the job."""
+    """The interval of the closest pool of runs, for any size of the job."""
     model, cluster, workload, stack = job.model, job.cluster, job.workload, job.software
     asked = Likeness(
         kind=kind_of(model, workload),
@@ -91,7 +91,8 @@ def _compared(job: Job, runs: Sequence[Entry]) -> Interval:
     if not is_fitted(chip) and chip.architecture not in stack.further and not stack.profile:
         return _far(fitted, f"no constant was fitted for {chip.name} or chips of its generation")
     if not asked.software:
-        return _far(fitted, f"no factor was fitted for {stack.release} or software of its kind")
+        named = stack.release != UNKNOWN  # otherwise its own note says it
+        return _far(fitted, f"no factor was fitted for {stack.release} or software of its kind" if named else "")
     beyond = _beyond(asked, fitted, model.num_parameters, cluster)
     if not stack.known:  # its own note says what it was taken as
         if asked.software not in (MLPERF, NEMO):
@@ -101,7 +102,7 @@ def _compared(job: Job, runs: Sequence[Entry]) -> Interval:
 
 
 def kind_of(model: Model, workload: Workload) -> str:
-    """What sort of job it is, as far as its errors go: adapters, mixtures of experts, large or small dense models."""
+    """The kind of a job with respect to errors: adapters, mixtures of experts, large or small dense models."""
     if workload.adapters:
         return "adapters"
     if model.experts:
@@ -129,7 +130,7 @@ def _near(asked: Likeness, fitted: Sequence[Entry], note: str) -> Interval:
 
 
 def _far(fitted: Sequence[Entry], note: str) -> Interval:
-    """As far off as runs of other software and on other chips were when nothing of theirs was known; each such group counts the same."""
+    """The interval from runs of other software and other chips when these were treated as unknown; each such group has the same weight."""
     groups = unknown_groups(fitted)
     low, high = unknown_bounds(groups)
     kin = "runs with other software or on other chips, each software and each chip taken as unknown in turn"
@@ -147,7 +148,10 @@ def unknown_groups(runs: Sequence[Entry]) -> dict[str, list[float]]:
 
 
 def unknown_bounds(groups: Mapping[str, Sequence[float]]) -> tuple[float, float]:
-    """Factors on a prediction of something unknown, from errors on groups that were; all of them count the same, whatever their size."""
+    """Factors on a prediction for something unknown, from errors on groups that were treated as unknown.
+
+    All groups have the same weight.
+    """
     errors = np.abs(np.concatenate([np.asarray(group) for group in groups.values()]))
     weights = np.concatenate([np.full(len(group), 1 / len(group)) for group in groups.values()])
     order = np.argsort(errors)
@@ -159,7 +163,7 @@ def unknown_bounds(groups: Mapping[str, Sequence[float]]) -> tuple[float, float]
 def _closest(
     runs: Sequence[Entry], pools: Mapping[str, Callable[[Entry], bool]], column: str, how: str, distance: str, note: str = ""
 ) -> Interval:
-    """The interval of the first pool that has enough runs; of the last one where none has."""
+    """The interval of the first pool with enough runs; of the last pool if none has enough."""
     named = [(name, [float(run[column]) for run in runs if belongs(run)]) for name, belongs in pools.items()]
     name, errors = next((pool for pool in named if len(pool[1]) >= FEWEST), named[-1])
     low, high = bounds(errors)
@@ -167,10 +171,10 @@ def _closest(
 
 
 def bounds(errors: Sequence[float]) -> tuple[float, float]:
-    """Factors on a prediction from ln(predicted/measured) of its like: four of five lie between them, and the prediction in the middle.
+    """Factors on a prediction from ln(predicted/measured) of comparable runs.
 
-    The k-th of n errors in order of size stands for the share k/(n+1) (Weibull), so that the next run falls inside in 80 of 100 cases
-    however few there are.
+    Four of five are between them, with the prediction in the middle. The k-th of n errors in order of size stands for the share k/(n+1)
+    (Weibull), so that the next run is inside in 80 of 100 cases, for any number of runs.
     """
     reach = float(np.quantile(np.abs(errors), COVERAGE, method="weibull"))
     return math.exp(-reach), math.exp(reach)
@@ -186,7 +190,7 @@ def _family(run: Entry) -> tuple[str, ...]:
 
 
 def named_release(release: str) -> str:
-    """The release, or the class where its releases have no factors of their own."""
+    """The release, or the class if its releases have no separate factors."""
     kind = class_of(release)
     return release if kind in (MLPERF, NEMO, "") else kind
 
@@ -208,7 +212,7 @@ def _named(asked: Likeness) -> str:
 
 
 def _beyond(asked: Likeness, fitted: Sequence[Entry], num_parameters: float, cluster: Cluster) -> str:
-    """In what a question lies outside the runs of its family, in words; empty where it does not."""
+    """How a job is outside the runs of its family, in words; empty if it is not."""
     alike = _alike(asked)
     own = [run for run in fitted if alike(run) and _family(run) == asked.family]
     if not own:
@@ -226,9 +230,9 @@ def _beyond(asked: Likeness, fitted: Sequence[Entry], num_parameters: float, clu
 
 
 def _widened(found: Interval, model: Model, cluster: Cluster, runs: Sequence[Entry]) -> Interval:
-    """The interval of a question beyond the sizes of what was fitted: wider with each doubling, and never inside the evidence.
+    """The interval of a job beyond the fitted sizes: wider with each doubling, and never called inside the evidence.
 
-    Where the question is far from the evidence to begin with, its pool holds runs that nothing was fitted for, and their sizes count.
+    If the job is already far from the evidence, its pool contains runs that were not fitted, and their sizes count.
     """
     known = [run for run in runs if run["fitted"] or found.distance == "far"]
     sizes = [run["num_parameters"] for run in known if (run["kind"] == "experts") == bool(model.experts)]
@@ -246,7 +250,7 @@ def _widened(found: Interval, model: Model, cluster: Cluster, runs: Sequence[Ent
 
 
 def _unrouted(found: Interval, cluster: Cluster, spread: float) -> Interval:
-    """The interval where a fabric is used and nobody stated how it spreads flows: wider by what that changed in the measured runs."""
+    """The interval if a fabric is used and its routing is not stated: wider by the effect of routing in the measured runs."""
     fabric = cluster.tiers[-1]
     if not fabric.routing_assumed or cluster.tiers[0].num_accelerators == cluster.num_accelerators or not spread:
         return found
@@ -257,7 +261,7 @@ def _unrouted(found: Interval, cluster: Cluster, spread: float) -> Interval:
 
 
 def _doublings(value: float, known: Sequence[float]) -> float:
-    """How often what is known must be doubled, or halved, to come within `FAR_FACTOR` of a value."""
+    """Number of doublings, or halvings, of known sizes to come within `FAR_FACTOR` of a value."""
     if not known:
         return 0.0
     beyond = max(value / max(known), min(known) / value)
@@ -267,8 +271,8 @@ def _doublings(value: float, known: Sequence[float]) -> float:
 def growth(runs: Sequence[Entry]) -> float:
     """How much errors grow with each doubling beyond the fitted sizes, in ln.
 
-    The slope of a line through the errors of dense models that nothing was fitted for: there are many smaller than all that were, of one
-    stack on one chip. Of more accelerators than were ever measured nothing is known; they are taken to be like models of other sizes.
+    This is the slope of a line through the errors of dense models that were not fitted: there are many smaller ones, of one stack on one
+    chip. Nothing is known about more accelerators than were ever measured; they are assumed to behave like models of other sizes.
     """
     dense = [run for run in runs if run["kind"] in ("large", "small")]
     sizes = [run["num_parameters"] for run in dense if run["fitted"]]

@@ -1,4 +1,4 @@
-"""What the lines of a run hold: a step with its parts, and an event."""
+"""The content of the lines of a run: a step with its parts, and an event."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from meshwright.errors import InputError
 from meshwright.record.lines import number, required_number, whole_number
 
 PARTS = ("compute", "exposed_tp", "exposed_cp", "exposed_pp", "exposed_dp", "exposed_ep", "bubble", "optimizer", "data", "overhead")
-PART_NAMES = {part: part.replace("_", " ") for part in PARTS}  # for people: every table, page and sentence names a part so
-SLOW_AFTER = ("evaluation", "checkpoint", "resumed", "restart")  # events after which the next step is no steady one
-ENDS = ("finished", "stopped")  # the events that end simulated weeks; they also account for the time since the last interruption
+PART_NAMES = {part: part.replace("_", " ") for part in PARTS}  # for people: all tables, pages and sentences use these names
+SLOW_AFTER = ("evaluation", "checkpoint", "resumed", "restart")  # events after which the next step is not steady
+ENDS = ("finished", "stopped")  # events that end simulated weeks; they also contain the time since the last interruption
+MEAN_PARTS = "mean_parts_s"  # in the start event of simulated weeks: the parts of their mean step
 LONGEST_S = 1e11  # three thousand years: no step takes longer, no event comes later, and the time is still a valid date
 STEP_FIELDS = ("step", "samples", "loss", "grad_norm", "step_s")
 OLD_STEP_FIELD = "step_time_s"  # what `step_s` was called in the records of version 0.1
@@ -24,10 +25,10 @@ _EVENT_FIELDS = ("time_s", "kind", "step")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step. Parts are seconds by name in `PARTS`; a part that nobody measured is left out, not zero."""
+    """One step. Parts are seconds by name in `PARTS`; a part that was not measured is left out, not zero."""
 
     step: int  # from 1
-    samples: int  # sequences trained on so far, this step's included
+    samples: int  # sequences trained on so far, including this step
     loss: float | None
     grad_norm: float | None
     step_s: float
@@ -54,7 +55,7 @@ class StepRecord:
 
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> StepRecord:
-        """The record that a line holds; ValueError says what it lacks."""
+        """The record in a line; ValueError says what is missing."""
         if OLD_STEP_FIELD in entry and "step_s" not in entry:
             entry = {"step_s" if name == OLD_STEP_FIELD else name: value for name, value in entry.items()}
         rest = {name: number(entry, name) for name in entry if name not in STEP_FIELDS}
@@ -90,7 +91,7 @@ class Event:
 
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> Event:
-        """The event that a line holds; ValueError says what it lacks."""
+        """The event in a line; ValueError says what is missing."""
         if not isinstance(entry.get("kind"), str):
             raise ValueError("kind is not text")
         time_s = required_number(entry, "time_s")

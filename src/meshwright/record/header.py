@@ -1,4 +1,4 @@
-"""A run's header, run.json: what ran, where, and how it ended; checked when it is made and when it is read."""
+"""The header of a run, run.json: what ran, where, and how it ended. It is checked when it is made and when it is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATUSES = (RUNNING, "finished", "target_reached", "stopped", "failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHeader:
-    """What run.json says: enough to know a year later what ran, where, and how it ended."""
+    """The content of run.json: what ran, where, and how it ended."""
 
     name: str
     kind: str
@@ -33,15 +33,15 @@ class RunHeader:
     machine: str  # in words
     sequence_length: int | None = None  # tokens of a sample
     target: float | None = None  # evaluation loss at which the run is done
-    num_steps: int | None = None  # steps it is expected to take: as many as asked for, or to the target as the workload states it
-    last_step: int | None = None  # the run ends after this one in any case, target or not
+    num_steps: int | None = None  # steps that the run is expected to need: as many as asked for, or to the target as the workload states it
+    last_step: int | None = None  # the run ends after this step, even without the target
     status: str = RUNNING
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
     versions: Mapping[str, str | None] = field(default_factory=lambda: versions())
     plan_file: str | None = None  # as the user named it; the folder's copy is plan.json
     plan_sha256: str | None = None
     conditions: tuple[str, ...] = ()  # of a simulated machine, in words
-    arguments: Mapping[str, str | float | bool | None] = field(default_factory=dict)  # what a trained run was started with
+    arguments: Mapping[str, str | float | bool | None] = field(default_factory=dict)  # the options that a trained run was started with
     money: Mapping[str, Any] | None = None  # the budget, and what is spent of it: see record.money
     format: int = FORMAT
 
@@ -63,7 +63,7 @@ class RunHeader:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what a run's numbers depend on; None for a package that is not installed."""
+    """Versions of the packages on which the numbers of a run depend; None for a package that is not installed."""
     found: dict[str, str | None] = {"python": python_version()}
     for package in ("meshwright", "numpy", "torch"):
         try:
@@ -74,7 +74,7 @@ def versions() -> dict[str, str | None]:
 
 
 def check_name(name: str) -> str:
-    """`name`, if it can be one folder's name inside the runs folder and nothing else."""
+    """Return `name` if it is a valid name of one folder in the runs folder; otherwise raise an error."""
     problem = ""
     if not name or name.strip() != name:
         problem = "is empty, or begins or ends with a space"
@@ -90,7 +90,7 @@ def check_name(name: str) -> str:
 
 
 def read_header(folder: Path) -> RunHeader:
-    """The header of the run in `folder`; an error where it is missing, damaged or of a newer format."""
+    """The header of the run in `folder`; an error if it is missing, damaged or of a newer format."""
     path = folder / "run.json"
     try:
         entry = object_in(read_bytes(path))
@@ -109,7 +109,7 @@ def read_header(folder: Path) -> RunHeader:
 
 
 def _header(entry: Mapping[str, Any], path: Path) -> RunHeader:
-    """The header a JSON object holds, each field of its type; an unknown field is one of the same format's that we do not need."""
+    """The header in a JSON object, with each field checked for its type. Unknown fields are ignored."""
     known = {name: entry[name] for name in (spec.name for spec in fields(RunHeader)) if name in entry}
     try:
         _check_fields(known)
@@ -119,7 +119,7 @@ def _header(entry: Mapping[str, Any], path: Path) -> RunHeader:
 
 
 def _check_fields(known: Mapping[str, Any]) -> None:
-    """Raise ValueError where a header's field is not of its type: what is not read back must not be written either."""
+    """Raise ValueError if a field of a header has the wrong type: what cannot be read back must not be written either."""
     for name in ("seed", "num_ranks"):
         whole_number(known, name)
     for name in ("sequence_length", "target"):

@@ -1,4 +1,7 @@
-"""One JSON object per line, written and read: strict JSON, in which a number that it cannot hold is a text; fields by their type."""
+"""One JSON object per line, written and read.
+
+Numbers that JSON cannot express are written as text, and fields are checked for their type.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ import numpy as np
 
 from meshwright.errors import MeshwrightError
 
-NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no such numbers: written as text
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no such numbers, so they are written as text
 
 
 def line_of(entry: Mapping[str, Any]) -> bytes:
-    """`entry` as a line of strict JSON, with its end."""
+    """`entry` as a line of strict JSON, with a newline."""
     try:
         text = json.dumps(entry, allow_nan=False)
     except (ValueError, TypeError):
@@ -24,7 +27,7 @@ def line_of(entry: Mapping[str, Any]) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """`value` with plain numbers for numpy's, and text for the numbers JSON cannot hold."""
+    """`value` with plain numbers instead of numpy's, and text for numbers that JSON cannot express."""
     if isinstance(value, Mapping):
         return {name: _finite(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -37,7 +40,7 @@ def _finite(value: Any) -> Any:
 
 
 def object_in(line: bytes) -> dict[str, Any]:
-    """The JSON object a line holds; ValueError where it holds none."""
+    """The JSON object in a line; ValueError if there is none."""
     try:
         entry = json.loads(line)
     except RecursionError:
@@ -54,7 +57,7 @@ def one_line(error: BaseException) -> str:
 
 
 def whole_number(entry: Mapping[str, Any], name: str) -> int:
-    """The field `name`, which must be a whole number of at most 64 bits; ValueError where it is none."""
+    """The field `name`, which must be a whole number of at most 64 bits; otherwise ValueError."""
     value = entry.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63:
         raise ValueError(f"{name} is {'missing' if value is None else repr(value)[:40]}")
@@ -62,7 +65,7 @@ def whole_number(entry: Mapping[str, Any], name: str) -> int:
 
 
 def number(entry: Mapping[str, Any], name: str) -> float | None:
-    """The field `name`, or None where it is null or absent; ValueError where it is no number."""
+    """The field `name`, or None if it is null or absent; ValueError if it is not a number."""
     value = entry.get(name)
     if value is None:
         return None
@@ -77,7 +80,7 @@ def number(entry: Mapping[str, Any], name: str) -> float | None:
 
 
 def required_number(entry: Mapping[str, Any], name: str) -> float:
-    """The field `name`; ValueError where it is absent or no number."""
+    """The field `name`; ValueError if it is absent or not a number."""
     value = number(entry, name)
     if value is None:
         raise ValueError(f"{name} is missing")

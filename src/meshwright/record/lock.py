@@ -1,4 +1,4 @@
-"""One process at a time writes a run's folder: a lock that the system gives up by itself when that process ends, however it ends."""
+"""Only one process at a time can write a run folder: it holds a lock that the system releases when the process ends for any reason."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from meshwright.errors import InputError
 from meshwright.files import refusal
 
 LOCK = ".lock"
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)  # a disk that has none: then nobody can know
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)  # errors of a disk without locks: then the lock cannot be checked
 
 
 class RunLock:
-    """The right to write a run's folder; held until `release`, or until the process is gone. The file says who holds it."""
+    """The right to write a run folder, held until `release` or until the process ends. The file says who holds it."""
 
     def __init__(self, fd: int) -> None:
         self._fd: int | None = fd
 
     @classmethod
     def take(cls, folder: Path) -> Self:
-        """The lock of the run in `folder`, which is made where it is missing; an error where another process has it."""
+        """Take the lock of the run in `folder`, which is created if missing; an error if another process holds it."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -36,7 +36,7 @@ class RunLock:
         except BaseException:
             os.close(fd)
             raise
-        with suppress(OSError):  # a full disk: the lock holds without a name in it
+        with suppress(OSError):  # a full disk: the lock is held without a name in it
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         return cls(fd)
@@ -72,6 +72,6 @@ def _lock(fd: int, folder: Path) -> None:
 
 
 def check_free(folder: Path) -> None:
-    """Pass if no process writes the run in `folder` now."""
+    """Raise an error if a process writes the run in `folder` now."""
     if (folder / LOCK).exists():
         RunLock.take(folder).release()

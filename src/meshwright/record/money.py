@@ -1,4 +1,4 @@
-"""What a run may cost and has spent, kept in its header and bound to its events: a file that is lost or edited must not lose a budget."""
+"""The budget of a run and the money that is spent, in its header, with digests of its events, so that a lost or edited file is noticed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIELDS = ("budget_usd", "spent_usd", "events_bytes", "events_sha256")
 
 
 def sealed_money(folder: Path, header: RunHeader, budget_usd: str, spent_usd: str) -> dict[str, Any]:
-    """The budget and what is spent of it so far, with digests of the events up to now and of these values themselves."""
+    """The budget and the money that is spent so far, with digests of the events up to now and of these values."""
     events = read_bytes(folder / EVENTS, MOST_LINES_BYTES)
     money = {
         "budget_usd": budget_usd,
@@ -28,7 +28,7 @@ def sealed_money(folder: Path, header: RunHeader, budget_usd: str, spent_usd: st
 
 
 def money_problem(folder: Path, header: RunHeader) -> str:
-    """What was changed since the budget was last recorded, in words; "" where nothing was, or where the run has no budget."""
+    """What was changed since the budget was last recorded, in words; empty if nothing was, or if the run has no budget."""
     money = header.money
     if money is None:
         return ""

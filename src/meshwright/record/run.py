@@ -1,4 +1,4 @@
-"""A run's folder as it was read, whole or damaged, ended or still being written; and the folders there are."""
+"""Reads a run folder, also a damaged one and one that is still being written; lists run folders."""
 
 from __future__ import annotations
 
@@ -30,10 +30,14 @@ ASIDE = ".step-aside.json"  # the last step, while the times of all ranks for it
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """A run folder as it was read: `run = read_run("runs/first")`; a notebook shows its report.
+    """The content of a run folder: `run = read_run("runs/first")`. A notebook shows its report.
 
-    `records` are the steps, `columns` the same as arrays, `to_pandas()` as a DataFrame. `damage` names each line that could not be read; a
-    half-written last line is not damage.
+    Attributes:
+        folder: The run folder.
+        header: The content of `run.json`.
+        records: The steps; `columns` has them as arrays, and `to_pandas()` as a DataFrame.
+        events: The events, in order.
+        damage: Each line that could not be read, with its file and number. An incomplete last line is not damage.
     """
 
     folder: Path
@@ -44,19 +48,19 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether the run has ended, well or badly, and every line is whole."""
+        """Whether the run has ended (finished, stopped or failed) and no line is damaged."""
         return self.header.status != RUNNING and not self.damage
 
     @cached_property
     def columns(self) -> dict[str, NDArray[Any]]:
-        """An array for every field of the steps; nan where a step does not have it."""
+        """The fields of the steps as arrays, one value per step; NaN if a step does not have the field."""
         entries = [record.to_json() for record in self.records]
         names = dict.fromkeys((*STEP_FIELDS, *(name for entry in entries for name in entry)))
         return {name: _column(name, entries) for name in names}
 
     @property
     def is_steady(self) -> NDArray[np.bool_]:
-        """Of each step, whether it follows another one with no start, evaluation, checkpoint or restart between."""
+        """For each step, whether it is steady: it follows another step with no start, evaluation, checkpoint or restart between them."""
         step = self.columns["step"]
         before = {event.step for event in self.events if event.kind in SLOW_AFTER}
         steady = ~np.isin(step - 1, list(before))
@@ -76,7 +80,7 @@ class Run:
         return f"Run({str(self.folder)!r}, {len(self.records):,} steps, {len(self.events):,} events, status={self.header.status!r})"
 
     def to_json(self) -> dict[str, Any]:
-        """What `meshwright report RUN --json` prints; an InputError where the run has no step yet."""
+        """The object that `meshwright report RUN --json` prints; an InputError if the run has no step yet."""
         from meshwright.report.documents import run_document
 
         return run_document(self).to_json()
@@ -89,7 +93,7 @@ class Run:
         return fragment(run_document(self) if self.records else Document(kind="report", title=str(self)))
 
     def to_pandas(self) -> DataFrame:
-        """The steps as a DataFrame with the columns of `columns`; an InputError where pandas is not installed."""
+        """The steps as a DataFrame, with the names of `columns`; an InputError if pandas is not installed."""
         return data_frame(self.columns)
 
 
@@ -102,7 +106,7 @@ def _column(name: str, entries: Iterable[Mapping[str, Any]]) -> NDArray[Any]:
 
 @typed
 def read_run(folder: str | Path) -> Run:
-    """The run in `folder`, also while it is being written; damaged lines are left out and named."""
+    """Read the run in `folder`, also while it is being written. Damaged lines are left out and listed in `damage`."""
     folder = Path(folder)
     header = read_header(folder)
     damage: list[str] = []
@@ -120,7 +124,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def aside_step(folder: Path) -> StepRecord | None:
-    """The step that was done last when the process was killed, and not yet written with all its times; None where there is none."""
+    """The last step of a process that was killed before the times of all ranks were written; None if there is none."""
     try:
         return StepRecord.from_json(object_in(read_bytes(folder / ASIDE)))
     except (OSError, ValueError, InputError):
@@ -128,7 +132,7 @@ def aside_step(folder: Path) -> StepRecord | None:
 
 
 def _entries(path: Path, parse: Callable[[Mapping[str, Any]], T], damage: list[str]) -> Iterator[tuple[str, T]]:
-    """Each line's place and what it holds; what cannot be read is put into `damage`, a cut last line is passed over."""
+    """The place and the content of each line. Lines that cannot be read are added to `damage`; an incomplete last line is skipped."""
     try:
         lines = read_bytes(path, MOST_LINES_BYTES).split(b"\n")
     except OSError as error:
@@ -145,7 +149,7 @@ def _entries(path: Path, parse: Callable[[Mapping[str, Any]], T], damage: list[s
 
 
 def list_runs(runs: str | Path) -> list[Path]:
-    """The run folders in `runs`, newest first by their header's time stamp on disk; damaged ones too."""
+    """The run folders in `runs`, damaged ones included, with the newest header file first."""
     try:
         folders = [path for path in Path(runs).iterdir() if (path / "run.json").is_file()]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The step times of a run, in their order: what they are like, and how they are read from a CSV."""
+"""The step times of a run, in order: statistics, and reading from a CSV."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ MAD_TO_STD = 1.4826  # of a normal distribution
 class StepTimes:
     """The step times of one or several runs, in their order, and how they were read."""
 
-    seconds: NDArray[np.float64]  # of a step; the mean where a value stands for several
-    is_first: NDArray[np.bool_]  # the first after a start or an evaluation
+    seconds: NDArray[np.float64]  # of a step; the mean if a value stands for several steps
+    is_first: NDArray[np.bool_]  # whether it is the first after a start or an evaluation
     method: str
-    first_step_s: float = math.nan  # of the run's first step; nan where nothing tells it from those that follow
+    first_step_s: float = math.nan  # of the first step of the run; NaN if it is not logged separately
     steps_each: NDArray[np.float64] | None = None  # how many steps a value stands for; None: one
     last_steps: NDArray[np.float64] | None = None  # number, from 1, of the last of them; None: values are steps, from the first on
 
     @property
     def steady_s(self) -> NDArray[np.float64]:
-        """Seconds of the steps that follow another step; of all of them where an evaluation follows every step."""
+        """Seconds of the steps that follow another step; of all steps if an evaluation follows every step."""
         steady = self.seconds[~self.is_first]
         return steady if len(steady) else self.seconds
 
     @property
     def median_s(self) -> float:
-        """Median seconds of a step, the first after a start or an evaluation left out."""
+        """Median seconds of a step, without first steps after a start or an evaluation."""
         return float(np.median(self.steady_s))
 
     @property
@@ -47,18 +47,18 @@ class StepTimes:
 
     @property
     def first_median_s(self) -> float:
-        """Median seconds of the first step after a start or an evaluation; nan where none is marked."""
+        """Median seconds of the first step after a start or an evaluation; NaN if none is marked."""
         return float(np.median(self.seconds[self.is_first])) if self.is_first.any() else math.nan
 
     @property
     def robust_std_pct(self) -> float:
-        """Spread of the steady steps in per cent of their median, by the median absolute deviation: stalls do not count."""
+        """Spread of the steady steps in per cent of their median, by the median absolute deviation, which ignores stalls."""
         deviation = np.median(np.abs(self.steady_s - self.median_s))
         return float(100 * MAD_TO_STD * deviation / self.median_s)
 
     @property
     def std_pct(self) -> float:
-        """Standard deviation of the steady steps in per cent of their mean: stalls count."""
+        """Standard deviation of the steady steps in per cent of their mean, stalls included."""
         return float(100 * np.std(self.steady_s) / np.mean(self.steady_s))
 
     @property
@@ -68,13 +68,16 @@ class StepTimes:
 
     @property
     def worst(self) -> tuple[int, float]:
-        """Number, from 1, and seconds of the longest of all steps, first ones included; of several that are logged as one, the last."""
+        """Number, from 1, and seconds of the longest of all steps, first ones included.
+
+        If several steps are logged as one, the number of the last.
+        """
         index = int(np.argmax(self.seconds))
         return index + 1 if self.last_steps is None else round(float(self.last_steps[index])), float(self.seconds[index])
 
     @property
     def drift_pct(self) -> float:
-        """Median of the last tenth of the steady steps against that of the first tenth, in per cent."""
+        """Median of the last tenth of the steady steps compared with that of the first tenth, in per cent."""
         tenth = math.ceil(len(self.steady_s) / 10)
         first, last = np.median(self.steady_s[:tenth]), np.median(self.steady_s[-tenth:])
         return float(100 * (last / first - 1))
@@ -90,9 +93,9 @@ class StepTimes:
 
 
 def read_step_times(path: str | Path) -> StepTimes:
-    """Step times from a CSV with the columns `step,step_s`, and `first_after_eval` (0 or 1) where it is known.
+    """Step times from a CSV with the columns `step,step_s`, and `first_after_eval` (0 or 1) if it is known.
 
-    Without that column the first row alone counts as a first step. `step_time_s`, the older name of `step_s`, is read too.
+    Without this column only the first row counts as a first step. `step_time_s`, the older name of `step_s`, can also be read.
     """
     try:
         text = read_text(path, encoding="utf-8-sig", errors="replace")

@@ -1,4 +1,4 @@
-"""A run's steps in a few numbers: how long the steady ones take, how they spread and drift, and what they are made of."""
+"""The steps of a run in a few numbers: median, spread and drift of the steady steps, and their mean parts."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ MAD_TO_STD = 1 / NormalDist().inv_cdf(0.75)  # of a normal distribution
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summary:
-    """A run's steps in a few numbers. Steady steps are those that follow another step, with nothing between them."""
+    """The steps of a run in a few numbers. Steady steps follow another step, with nothing between them."""
 
     num_steps: int
     num_steady_steps: int
-    median_step_s: float  # of the steady steps, as all down to drift_pct: what is called the step time of a run
-    mean_step_s: float  # what the mean parts and what is unaccounted add up to
-    robust_std_pct: float  # of the median, by the median absolute deviation: stalls do not count
+    median_step_s: float  # of the steady steps, like all values down to drift_pct: this is called the step time of a run
+    mean_step_s: float  # the mean parts and the unaccounted time add up to it
+    robust_std_pct: float  # in per cent of the median, by the median absolute deviation, which ignores stalls
     p99_over_p50: float
     worst_step_s: float  # of all steps
-    drift_pct: float  # last tenth against first tenth, medians
+    drift_pct: float  # median of the last tenth compared with that of the first tenth
     mean_parts_s: Mapping[str, float]  # of the steady steps, by part; a part that no step names is absent
     mean_exposed_s: Mapping[str, float]  # by axis: tp, cp, pp, dp, ep
-    unaccounted_s: float  # of the mean steady step, in no part
-    tokens_per_s: float | None  # tokens of the steady steps over their time; None where the header has no sequence length
+    unaccounted_s: float  # of the mean steady step, belonging to no part
+    tokens_per_s: float | None  # tokens of the steady steps divided by their time; None if the header has no sequence length
 
 
 def summary_of(run: Run) -> Summary:
-    """The run's steps in a few numbers; an error where it has none."""
+    """The steps of a run in a few numbers; an error if it has none."""
     if not run.records:
         raise InputError(
             "the run has no step yet", where=str(run.folder), fix="wait for its first step, or continue it: `meshwright train --resume`"
@@ -74,7 +74,7 @@ def _pct(value: float, of: float) -> float:
 
 
 def _tokens_per_s(run: Run, steady: NDArray[np.bool_]) -> float | None:
-    """Tokens over seconds of the steady steps. The first record is none of them: its samples may be those of an earlier life."""
+    """Tokens per second of the steady steps. The first record does not count, because its samples may be those of an earlier start."""
     if run.header.sequence_length is None or len(run.records) < 2:
         return None
     columns, counted = run.columns, steady[1:]

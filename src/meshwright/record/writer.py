@@ -1,4 +1,4 @@
-"""A run's folder as it is written: begun, continued after a step, and ended; each line is written whole and at once."""
+"""Writes a run folder: creates it, continues it after a step, and ends it. Each line is written completely and at once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RunWriter:
 
     @classmethod
     def create(cls, runs: str | Path, header: RunHeader, plan: bytes | None = None) -> Self:
-        """A writer for the new folder `runs`/NAME; `plan` is the content of the plan file as it is run."""
+        """A writer for the new folder `runs`/NAME; `plan` is the content of the plan file."""
         folder = Path(runs) / header.name
         try:
             check_path(folder)
@@ -61,9 +61,9 @@ class RunWriter:
 
     @classmethod
     def resume(cls, folder: str | Path, after_step: int, plan: bytes | None = None) -> Self:
-        """A writer that continues an existing folder after `after_step`: later steps move to abandoned.jsonl.
+        """A writer that continues an existing folder after `after_step`; later steps are moved to abandoned.jsonl.
 
-        A `plan` that is not the folder's takes its place; the old one stays as plan-until-step-N.json.
+        If `plan` is not the plan of the folder, it replaces it, and the old one is kept as plan-until-step-N.json.
         """
         try:
             return cls._resumed(Path(folder), after_step, plan)
@@ -78,11 +78,11 @@ class RunWriter:
                 os.replace(folder / "plan.json", folder / f"plan-until-step-{after_step}.json")
             _write_whole(folder / "plan.json", plan)
             header = replace(header, plan_sha256=hashlib.sha256(plan).hexdigest())
-            _write_header(folder, header)  # at once: a plan whose digest is not recorded would pass for somebody else's
+            _write_header(folder, header)  # at once: a plan whose digest is not in the header would count as the plan of another run
         for name in ("steps.jsonl", "events.jsonl"):
             (folder / name).touch()
         _take_in_aside(folder)
-        _abandon(folder, "events.jsonl", Event.from_json, math.inf)  # events behind the step did happen; a torn line did not
+        _abandon(folder, "events.jsonl", Event.from_json, math.inf)  # events after the step did happen; an incomplete line did not
         writer = cls(folder, header)
         try:
             writer.truncate_after(after_step)
@@ -102,22 +102,22 @@ class RunWriter:
         self._steps.append(line_of(record.to_json()))
 
     def step_aside(self, record: StepRecord) -> None:
-        """Put a step that is done but not yet fully known where a reader finds it if this process is killed before `step` is called."""
+        """Store a step whose times are still incomplete. A reader finds it there if this process is killed before `step` is called."""
         line = line_of(record.to_json())
         if self._aside is None:
             self._aside = os.open(self.folder / ASIDE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._aside_bytes = max(self._aside_bytes, len(line))
-        with suppress(OSError):  # a full disk ends the run where its steps are written
+        with suppress(OSError):  # a full disk ends the run when its steps are written
             os.pwrite(self._aside, line[:-1].ljust(self._aside_bytes - 1) + b"\n", 0)
 
     def steps(self, records: Iterable[StepRecord]) -> None:
-        """Append many steps, thousands of lines in a write: for simulated runs."""
+        """Append many steps, thousands of lines in one write, for simulated runs."""
         remaining = iter(records)
         while block := b"".join(line_of(record.to_json()) for record in islice(remaining, BULK_LINES)):
             self._steps.append(block)
 
     def event(self, kind: str, step: int, time_s: float | None = None, **detail: Any) -> Event:
-        """Append an event, which happened now unless `time_s` says otherwise, and return it."""
+        """Append an event, with the present time unless `time_s` is given, and return it."""
         event = Event(time_s=self.time_s if time_s is None else time_s, kind=kind, step=step, detail=detail)
         self._events.append(line_of(event.to_json()))
         return event
@@ -128,23 +128,23 @@ class RunWriter:
         _write_header(self.folder, self.header)
 
     def keep_money(self, amounts: tuple[str, str] | None) -> None:
-        """Renew the budget and what is spent of it, in USD; None where the run has no budget any more."""
+        """Update the budget and the money that is spent, in USD; None if the run no longer has a budget."""
         self.update(money=amounts and sealed_money(self.folder, self.header, *amounts))
 
     def sync(self) -> None:
-        """Sync what was written to the disk: after a checkpoint, so that steps and weights agree after a power cut."""
+        """Write everything to the disk: after a checkpoint, so that steps and weights agree after a power cut."""
         self._steps.sync()
         self._events.sync()
 
     def truncate_after(self, step: int) -> int:
-        """Move the steps behind `step` to abandoned.jsonl; return how many. A resumed run writes them again."""
+        """Move the steps after `step` to abandoned.jsonl, and return how many. A resumed run writes them again."""
         self._steps.close()
         num_cut = _abandon(self.folder, "steps.jsonl", StepRecord.from_json, step)
         self._steps = _LineFile(self.folder / "steps.jsonl")
         return num_cut
 
     def finish(self, status: str) -> None:
-        """Write how the run ended, put all on the disk and close."""
+        """Write how the run ended, write everything to the disk, and close the files."""
         if status == RUNNING:
             raise InputError("a run cannot finish as running", fix=f"use one of {', '.join(STATUSES[1:])}")
         self.sync()
@@ -153,7 +153,7 @@ class RunWriter:
         (self.folder / ASIDE).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the files; the status stays as it is."""
+        """Close the files; the status is not changed."""
         self._steps.close()
         self._events.close()
         if self._aside is not None:
@@ -168,12 +168,12 @@ class RunWriter:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a new run can be begun in `folder`: nothing is there but the lock of the process that is about to."""
+    """Whether a new run can be started in `folder`: it contains nothing but the lock of this process."""
     return all(entry.name == LOCK for entry in folder.iterdir())
 
 
 def is_unstarted(folder: Path) -> bool:
-    """Whether `folder` holds a run that was refused, or killed, before it started: it has a header, and nothing that happened."""
+    """Whether `folder` holds a run that was refused or killed before it started: it has a header, but no steps and no events."""
     try:
         if read_header(folder).status != RUNNING:
             return False
@@ -185,7 +185,7 @@ def is_unstarted(folder: Path) -> bool:
 
 
 def clear_unstarted(folder: Path) -> None:
-    """Remove what a run left that never started; anything that is not a run's own stays."""
+    """Remove the files of a run that never started; files that do not belong to a run are kept."""
     if not is_unstarted(folder):
         return
     for name in FIRST_FILES:
@@ -195,7 +195,7 @@ def clear_unstarted(folder: Path) -> None:
 
 
 def discard_unstarted(folder: Path) -> None:
-    """Remove the folder of a run that was refused before it started, so that the corrected command finds its name free."""
+    """Remove the folder of a run that was refused before it started, so that its name is free for the corrected command."""
     with suppress(OSError, InputError):
         with RunLock.take(folder):
             clear_unstarted(folder)
@@ -205,7 +205,7 @@ def discard_unstarted(folder: Path) -> None:
 
 
 def elapsed_s(folder: str | Path) -> float:
-    """Seconds of wall clock since the run's first start, for an event from a process that does not hold the run's writer."""
+    """Seconds of wall clock since the first start of the run, for an event of a process that does not have the run's writer."""
     return _since_s(read_header(Path(folder)))
 
 
@@ -214,20 +214,20 @@ def _since_s(header: RunHeader) -> float:
 
 
 def append_event(folder: str | Path, event: Event) -> None:
-    """Append one event from a process that does not hold the run's writer: the watchdog of another rank."""
+    """Append one event from a process that does not have the run's writer: the watchdog of another rank."""
     with closing(_LineFile(Path(folder) / "events.jsonl")) as events:
         events.append(line_of(event.to_json()))
         events.sync()
 
 
 def set_status(folder: str | Path, status: str) -> None:
-    """Write how a run ended, from a process that does not hold its writer: the writer has died."""
+    """Write how a run ended, from a process that does not have its writer, because the writer has died."""
     folder = Path(folder)
     _write_header(folder, replace(read_header(folder), status=status))
 
 
 class _LineFile:
-    """A file that grows by whole lines, each one write without a buffer: the kernel keeps it when the process dies."""
+    """A file that grows by complete lines, each written at once without a buffer, so that the kernel keeps it when the process dies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -235,7 +235,7 @@ class _LineFile:
         self._torn = False
 
     def append(self, line: bytes) -> None:
-        """Write `line`, or raise; a line torn by a full disk is closed before the next one."""
+        """Write `line`, or raise an error. A line that a full disk left incomplete is ended before the next one."""
         data = b"\n" + line if self._torn else line
         try:
             while data:
@@ -253,7 +253,7 @@ class _LineFile:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Write the file so that a kill leaves the old or the new one."""
+    """Write the file so that a kill leaves either the old or the new content."""
     replace_file(path, content, f".{path.name}.new")
 
 
@@ -262,11 +262,11 @@ def _write_header(folder: Path, header: RunHeader) -> None:
 
 
 def _take_in_aside(folder: Path) -> None:
-    """Append the step that a killed process had put aside, where it is the next one."""
+    """Append the step that a killed process had stored, if it is the next one."""
     run_lines = (folder / "steps.jsonl").read_bytes()
     aside = aside_step(folder)
     if aside is not None and aside.step == _last_step(run_lines) + 1:
-        lead = b"" if run_lines.endswith(b"\n") or not run_lines else b"\n"  # behind a torn line
+        lead = b"" if run_lines.endswith(b"\n") or not run_lines else b"\n"  # after an incomplete line
         with open(folder / "steps.jsonl", "ab") as file:
             file.write(lead + line_of(aside.to_json()))
     (folder / ASIDE).unlink(missing_ok=True)
@@ -280,7 +280,7 @@ def _last_step(lines: bytes) -> int:
 
 
 def _abandon(folder: Path, name: str, parse: Callable[[Mapping[str, Any]], StepRecord | Event], last_step: float) -> int:
-    """Move the lines behind `last_step`, and those that no one can read, to abandoned.jsonl; return how many."""
+    """Move the lines after `last_step`, and unreadable lines, to abandoned.jsonl, and return how many."""
     kept: list[bytes] = []
     cut: list[bytes] = []
     for line in filter(bytes.strip, (folder / name).read_bytes().split(b"\n")):

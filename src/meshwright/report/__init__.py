@@ -1,1 +1,1 @@
-"""Pages, plots and comparisons of plans and runs. Reads files and values; runs nothing, and never sees torch."""
+"""Pages, plots and comparisons of plans and runs. This package reads files and values; it starts nothing and does not import torch."""

@@ -1,4 +1,4 @@
-"""Runs beside each other: parts predicted, simulated and measured; what cannot be compared, and which differences are noise."""
+"""Compares runs: parts predicted, simulated and measured; what cannot be compared, and which differences are noise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ APART = f"single runs of one job lie up to {RUN_TO_RUN_PCT:.0f} % apart"  # besi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartTimes:
-    """One part of the step, in seconds; None where nobody predicted, simulated or measured it."""
+    """One part of the step, in seconds; None if it was not predicted, simulated or measured."""
 
     part: str
     predicted_s: float | None
@@ -27,7 +27,7 @@ class PartTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A run's step time against the first run of the same work."""
+    """The step time of a run compared with the first run of the same work."""
 
     label: str
     base: str
@@ -38,7 +38,7 @@ class Difference:
 
 
 def simulated_beside(facts: RunFacts, runs: Sequence[RunFacts]) -> RunFacts | None:
-    """The first simulated run of the same plan, to set beside a trained one."""
+    """The first simulated run of the same plan, to show next to a trained one."""
     if facts.kind == "simulated":
         return None
     return next((other for other in runs if other.kind == "simulated" and _same_plan(facts, other)), None)
@@ -50,7 +50,7 @@ def _same_plan(one: RunFacts, other: RunFacts) -> bool:
 
 
 def parts_of(facts: RunFacts, simulated: RunFacts | None = None) -> list[PartTimes]:
-    """The parts that anybody gives time to, in the order of a prediction, and what no part accounts for."""
+    """The parts that take time in any of the columns, in the order of a prediction, and the time that no part accounts for."""
     predicted = predicted_parts_s(facts.plan, facts.kind) if facts.plan else {}
     measured = dict(facts.summary.mean_parts_s) if facts.kind == "measured" else {}
     source = facts if facts.kind == "simulated" else simulated
@@ -63,14 +63,14 @@ def parts_of(facts: RunFacts, simulated: RunFacts | None = None) -> list[PartTim
 
 
 def total_s(rows: Sequence[PartTimes], key: str, facts: RunFacts) -> float:
-    """What the parts add up to; where some are not predicted, the step that is."""
+    """The sum of the parts; if some are not predicted, the predicted step."""
     if key == "predicted_s" and facts.plan and is_unpredicted(facts.plan, facts.kind):
         return facts.plan.step_s
     return sum(getattr(row, key) or 0.0 for row in rows)
 
 
 def differing(runs: Sequence[RunFacts]) -> list[str]:
-    """What the runs do not share, and what cannot be compared for that: a sentence each."""
+    """What differs between the runs, and what cannot be compared for that reason: one sentence each."""
     notes = []
     for what, value, lost in ASPECTS:
         groups: dict[str, list[str]] = {}
@@ -108,17 +108,17 @@ ASPECTS: tuple[Aspect, ...] = (
 
 
 def same_loss(runs: Sequence[RunFacts]) -> bool:
-    """Whether the losses of all runs mean the same."""
+    """Whether the losses of all runs can be compared."""
     return len({(facts.model, facts.run.header.sequence_length) for facts in runs}) == 1 and bool(runs[0].model or len(runs) == 1)
 
 
 def same_work(one: RunFacts, other: RunFacts) -> bool:
-    """Whether a step of both does the same."""
+    """Whether a step of both runs does the same work."""
     return same_loss((one, other)) and one.batch == other.batch
 
 
 def differences(runs: Sequence[RunFacts]) -> list[Difference]:
-    """Of each run after the first of its work: how its step time differs, and whether that is more than noise."""
+    """For each run after the first of its work: how its step time differs, and whether that is more than noise."""
     found = []
     for number, facts in enumerate(runs):
         base = next((other for other in runs[:number] if same_work(other, facts) and other.num_ranks == facts.num_ranks), None)

@@ -1,6 +1,6 @@
-"""What a report says: one run in full, several runs side by side, or the profiles of processes.
+"""The documents of a report: one run in full, several runs side by side, or the profiles of processes.
 
-The terminal, Markdown, notebooks and JSON show these documents. The HTML pages have drawings of their own; their tables have the same rows.
+The terminal, Markdown, notebooks and JSON show these documents. The HTML pages also have drawings; their tables have the same rows.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _comparison(runs: Sequence[RunFacts], title: str) -> Iterator[Block]:
 
 
 def _times(runs: Sequence[RunFacts]) -> Table:
-    """Where the time of every run went: a column for each cost that any of them has."""
+    """Where the time of every run went: a column for each kind of time."""
     names = dict.fromkeys(cost.name for facts in runs for cost in facts.time.costs)
     rows = []
     for facts in runs:
@@ -161,7 +161,7 @@ def _rest(facts: RunFacts) -> Row:
 
 
 def profile_document(profile: Profile) -> Document:
-    """The report of a profile: what computing hides of the communication of every process."""
+    """The report of a profile: how much communication of every process is hidden behind compute."""
     title = ", ".join(path.name for path in profile.files)
     return Document(kind="profile", title=title, blocks=tuple(_profile(profile, title)), values=profile_values(profile))
 

@@ -1,4 +1,4 @@
-"""All that a report says of one run, gathered from its folder once: time, steps, parts, loss, memory, ranks, events, money."""
+"""Collects everything that a report shows about one run from its folder: time, steps, parts, loss, memory, ranks, events, money."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSplit:
-    """The run's time = samples x seconds per sample + fixed costs; the costs add up to the total, which is what the ledger pays for."""
+    """The time of a run = samples x seconds per sample + fixed times; they add up to the total, which the ledger pays for."""
 
     total_s: float
     samples: int
@@ -55,12 +55,12 @@ class TimeSplit:
 
     @property
     def fixed_s(self) -> float:
-        """All beside the samples."""
+        """All time besides the samples."""
         return self.total_s - self.samples * self.seconds_per_sample
 
     @property
     def by_what(self) -> dict[str, float]:
-        """The total by what was done, steps as one: what they took beside the median is theirs too."""
+        """The total by activity, with all time of steps together."""
         rest = {cost.name: cost.seconds for cost in self.costs if cost.key not in STEPS}
         return {"steps": sum(cost.seconds for cost in self.costs if cost.key in STEPS), **rest}
 
@@ -77,7 +77,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeJob:
-    """What a whole job would take, extrapolated from the part that was simulated: every step as long as the mean of the steady ones."""
+    """The time of a whole workload, extrapolated from the part that was simulated: every step is as long as the mean steady step."""
 
     num_steps: int
     num_evaluations: int
@@ -88,7 +88,7 @@ class WholeJob:
 
     @property
     def words(self) -> str:
-        """How it comes about."""
+        """How the extrapolation is computed."""
         evaluations = f", {self.num_evaluations:,} evaluations" if self.num_evaluations else ""
         return f"by extrapolation: {self.num_steps:,} steps of {seconds(self.mean_step_s)} on average{evaluations}"
 
@@ -103,7 +103,7 @@ class Replica:
 
 @dataclass(frozen=True, eq=False)
 class RunFacts:
-    """A run with what follows from it."""
+    """A run with everything that is derived from it."""
 
     run: Run
     label: str  # its name, or its folder where two runs share a name
@@ -116,7 +116,7 @@ class RunFacts:
 
     @property
     def kind(self) -> str:
-        """What the run's own times are called: measured or simulated."""
+        """The name of the run's own times: measured or simulated."""
         return KINDS[self.run.header.kind]
 
     @property
@@ -142,7 +142,7 @@ class RunFacts:
 
     @property
     def steady_s(self) -> NDArray[np.float64]:
-        """Step times of the steady steps; of all where none is."""
+        """Step times of the steady steps; of all steps if none is steady."""
         return steady_s(self.run)
 
     @property
@@ -152,12 +152,12 @@ class RunFacts:
 
     @property
     def workload_steps(self) -> int:
-        """Steps of the plan's whole workload; 0 where it has no end, or there is no plan."""
+        """Steps of the plan's whole workload; 0 if it has no end, or if there is no plan."""
         return self.plan.workload.num_steps() if self.plan else 0
 
     @cached_property
     def whole_job(self) -> WholeJob | None:
-        """What the whole job would take, where a part of its steps was simulated; None for any other run."""
+        """The time of the whole workload, if a part of its steps was simulated; None for any other run."""
         is_steps = self.kind == "simulated" and not is_sampled(self.run)
         if self.plan is None or not is_steps or not self.workload_steps or self.num_steps == self.workload_steps:
             return None
@@ -176,7 +176,7 @@ class RunFacts:
 
     @property
     def time_name(self) -> str:
-        """What the run's time is called: only that of a whole job is its time to train."""
+        """The name of the run's time: only that of a whole workload is called time to train."""
         if self.reached_target:
             return "time to target"
         if self.kind == "measured" or is_sampled(self.run):
@@ -201,7 +201,7 @@ class RunFacts:
 
     @property
     def measured_memory_bytes(self) -> float | None:
-        """The most memory that a step recorded; None where none did."""
+        """The largest memory that a step recorded; None if none did."""
         for name in MEMORY_FIELDS:
             column = self.run.columns.get(name)
             if column is not None and not np.isnan(column).all():
@@ -216,7 +216,7 @@ class RunFacts:
 
     @cached_property
     def slowest_replicas(self) -> tuple[Replica, ...]:
-        """Replicas by how often they were the slowest; nothing where no step records it."""
+        """Replicas by how often they were the slowest; empty if no step records it."""
         column = self.run.columns.get(SLOWEST_REPLICA)
         if column is None:
             return ()
@@ -232,7 +232,7 @@ class RunFacts:
 
 
 def event_number(event: Event, name: str) -> float | None:
-    """A number that an event gives; None where it gives none that is finite."""
+    """A finite number in an event; None if there is none."""
     value = event.detail.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
@@ -240,7 +240,7 @@ def event_number(event: Event, name: str) -> float | None:
 
 
 def steady_s(run: Run) -> NDArray[np.float64]:
-    """Step times of the steady steps; of all where none is."""
+    """Step times of the steady steps; of all steps if none is steady."""
     mask = run.is_steady
     times: NDArray[np.float64] = run.columns["step_s"]
     return times[mask] if mask.any() else times
@@ -258,9 +258,9 @@ FAR = 1.5  # times the upper end of the interval
 
 
 def is_unpredicted(plan: Plan, kind: str) -> bool:
-    """Whether a trained run's exposed times were not predicted: its processes share this machine's cores, and no profile timed them.
+    """Whether the exposed times of a trained run were not predicted: its processes share cores, and no profile measured them.
 
-    What an exchange costs there is waiting until the others had their turn on a core, of which the loopback's bandwidth says nothing.
+    An exchange there takes as long as the others need for their turn on a core, and the bandwidth of the loopback says nothing about this.
     """
     is_here = plan.cluster.accelerator.architecture == "cpu" and plan.cluster.name.startswith(THIS_MACHINE)
     return kind == "measured" and is_here and plan.profile is None and plan.layout.num_ranks > 1
@@ -273,7 +273,7 @@ def predicted_parts_s(plan: Plan, kind: str) -> dict[str, float]:
 
 
 def unpredicted_note(plan: Plan | None, kind: str) -> str:
-    """Why exposed times are not predicted, and what to do; nothing where they are."""
+    """Why exposed times are not predicted, and what to do; empty if they are."""
     if plan is None or not is_unpredicted(plan, kind):
         return ""
     return (
@@ -283,7 +283,7 @@ def unpredicted_note(plan: Plan | None, kind: str) -> str:
 
 
 def busy_note(plan: Plan | None, kind: str, median_step_s: float) -> str:
-    """Why steps on shared cores may have taken far longer than predicted; nothing where they did not."""
+    """Why steps on shared cores may have taken far longer than predicted; empty if they did not."""
     if plan is None or kind != "measured" or plan.cluster.accelerator.architecture != "cpu" or is_unpredicted(plan, kind):
         return ""
     if not median_step_s > FAR * plan.high_s:
@@ -306,7 +306,7 @@ def facts_of_runs(folders: Sequence[Path]) -> list[RunFacts]:
 
 
 def facts_of(run: Run, label: str = "") -> RunFacts:
-    """The facts of a run that was read; an error where it has no step."""
+    """The facts of a run that was read; an error if it has no step."""
     if not run.records:
         why = f" ({run.damage[0]})" if run.damage else ""
         what = f"the run has no step yet{why}" if run.header.status == RUNNING else f"the run has no step and is {run.header.status}{why}"
@@ -413,7 +413,7 @@ def _num_steps(run: Run) -> int:
 
 
 def is_sampled(run: Run) -> bool:
-    """Whether the steps recorded are a few of those that were simulated: nobody writes down the millions of some weeks."""
+    """Whether only a sample of the simulated steps is recorded, because some weeks have millions of steps."""
     return run.header.kind == "simulated" and _last_step(run) > run.records[-1].step
 
 

@@ -1,7 +1,7 @@
 """How well a run's step time is known: its autocorrelation, the interval of its median, the smallest difference that can be detected.
 
-Steps are not independent: a slow network or a warm rack stays so for a while. Intervals are therefore those of a bootstrap that draws
-whole blocks of neighbouring steps (Kuensch 1989, circular as in Politis and Romano 1992), twice as long as the steps are correlated.
+Steps are not independent: a slow network or a warm rack stays so for a while. Intervals therefore come from a bootstrap that draws whole
+blocks of neighbouring steps (Kuensch 1989, circular as in Politis and Romano 1992), twice as long as the correlation of the steps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Noise:
 
 
 def noise_of(steady_s: Column, seed: int = 0) -> Noise | None:
-    """The noise of steady step times; None where they are too few. Runs that are compared need seeds of their own."""
+    """The noise of steady step times; None if there are too few. Runs that are compared need different seeds."""
     if len(steady_s) < MIN_STEPS or not np.median(steady_s) > 0:
         return None
     tau = correlation_steps(steady_s)

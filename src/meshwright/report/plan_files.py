@@ -1,4 +1,4 @@
-"""The files that `meshwright plan` writes: each whole or not at all."""
+"""The files that `meshwright plan` writes, each completely or not at all."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def stacks_of(exports: Exports) -> tuple[Stack, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What was written, and what was not and why."""
+    """What was written, and what was not, with the reason."""
 
     files: tuple[tuple[str, Path], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()  # kinds of --export-dir whose stack cannot run the plan
@@ -78,13 +78,13 @@ class Files:
     export_dir: Path | None = None
 
     def __iter__(self) -> Iterator[tuple[str, Path]]:
-        """What each file is, and its path; but for those in the folder of exports."""
+        """Each file's kind and path, without those in the folder of exports."""
         named = {"plan": self.out, "rank map": self.rank_map, "page": self.html, "trace": self.trace, "plot": self.plot}
         yield from ((what, path) for what, path in named.items() if path)
         yield from ((f"{kind} export", path) for kind, path in self.exports)
 
     def check(self) -> None:
-        """Refuse before the search what could not be written after it."""
+        """Raise an error before the search if a file could not be written after it."""
         seen: dict[Path, str] = {}
         for what, path in self:
             if not path.parent.is_dir():

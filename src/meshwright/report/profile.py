@@ -39,7 +39,7 @@ class StreamTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTimes:
-    """All communication of one name. Kernels that run at once on several streams count each for itself."""
+    """All communication of one name. Kernels that run at the same time on several streams are counted separately."""
 
     name: str
     num_events: int
@@ -71,7 +71,7 @@ class ProcessTimes:
 
     @property
     def overlap_pct(self) -> float | None:
-        """Of the communication, what computing hides, in per cent; None without communication."""
+        """Share of the communication that is hidden behind compute, in per cent; None without communication."""
         return 100 * self.hidden_s / self.communication_s if self.communication_s else None
 
     def share_pct(self, value_s: float) -> float:

@@ -1,1 +1,1 @@
-"""What forecasts, plans and sweeps say: a document made in one place for each subject, rendered for terminal, Markdown, HTML and JSON."""
+"""The output of commands: a document for each subject, made in one place, rendered for terminal, Markdown, HTML and JSON."""

@@ -1,4 +1,4 @@
-"""What a calibration says: the software profile that one run gives, and how it changes the prediction."""
+"""The document of a calibration: the software profile of one run, and how it changes the prediction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLE_FILE = "profile.json"
 
 
 def calibration_document(result: Calibration, question: str, out: Path | None) -> Document:
-    """The whole answer; `question` is what `meshwright predict` needs before its options, `out` the file that was written."""
+    """The whole document; `question` is what `meshwright predict` needs before its options, `out` the file that was written."""
     title = f"software profile {result.profile.name}"
     return Document(kind="calibration", title=title, blocks=tuple(_blocks(result, title, question, out)), values=_values(result, out))
 

@@ -1,4 +1,4 @@
-"""What `describe` says: the names of the catalogue, or one entry with its numbers, what follows from them, and their sources."""
+"""The document of `describe`: the names of the catalogue, or one entry with its numbers, derived numbers and sources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rows = list[tuple[object, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """One entry: numbers in words, what follows from them for programs, and tables below."""
+    """One entry: numbers in words, derived values for programs, and tables."""
 
     kind: str
     pairs: list[tuple[str, object]]
@@ -112,7 +112,7 @@ def _key_words(key: str, sources: Mapping[str, Source]) -> str:
 
 @singledispatch
 def description(entry: object) -> Description:
-    """What there is to say about an entry, by its type."""
+    """The description of an entry, by its type."""
     raise TypeError(type(entry))
 
 
@@ -266,6 +266,8 @@ def _workload_page(entry: Workload) -> Description:
         ("global batch", f"{entry.global_batch:,} sequences, {si(entry.tokens_per_step, ' tokens')} per step"),
         ("precision", entry.precision),
     ]
+    if entry.expert_imbalance != 1:
+        pairs.append(("expert imbalance", f"{entry.expert_imbalance:g} times the mean on the busiest rank"))
     if entry.target:
         pairs.append(("target", entry.target))
     if entry.adapters:
@@ -328,7 +330,7 @@ def _bytes(count: float) -> str:
 
 
 def _hourly(entry: Cluster) -> economics.Price | None:
-    """The provider's on-demand price of the cluster's accelerator, else the median of all; none where nobody lists one."""
+    """The provider's on-demand price of the cluster's accelerator, or else the median of all; None if nobody lists one."""
     if entry.accelerator.name not in load.names("accelerators"):
         return None
     listed = economics.prices(entry.accelerator.name, kind="on-demand")

@@ -1,4 +1,4 @@
-"""A document: what there is to say about one subject, apart from how it is shown.
+"""A document: the content of an output, separate from how it is shown.
 
 A document has blocks for people (tables, pairs, text, notes) and values for programs. Both are made from the same numbers in one place.
 """
@@ -41,14 +41,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a reader should know before trusting the numbers."""
+    """A note that a reader should know before trusting the numbers."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines that must stay as they are, such as layouts to be copied: no width may fold them."""
+    """Lines that must not be wrapped, such as layouts to be copied."""
 
     title: str
     lines: tuple[str, ...]
@@ -63,7 +63,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A judged statement: its verdict, what it is about, the reason and the arithmetic. Without `about` it judges the whole."""
+    """A judged statement: its verdict, its subject, the reason and the arithmetic. Without `about` it judges the whole claim."""
 
     verdict: str
     about: str
@@ -76,7 +76,7 @@ Block = Table | Pairs | Text | Note | Lines | Picture | Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """What there is to say about one subject."""
+    """The output about one subject."""
 
     kind: str  # what it is about: `forecast`, `plan`, `sweep`, ...; names the JSON schema
     title: str
@@ -94,7 +94,7 @@ class Document:
 
 
 def plain(value: Any) -> Any:
-    """A value in JSON's own types: dataclasses as objects, numpy's as Python's, nan and infinity as null."""
+    """A value in the types of JSON: dataclasses as objects, numpy's numbers as Python's, NaN and infinity as null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

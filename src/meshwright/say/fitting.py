@@ -1,4 +1,4 @@
-"""What a fit of the constants says, and what the accuracy page was asked for and reaches."""
+"""The documents of a fit of the constants, and of the accuracy page."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def accuracy_document(figures: Sequence[Figure], written: Sequence[Path]) -> Doc
 
 
 def figure_table(figures: Sequence[Figure]) -> Table:
-    """What was asked and what is reached."""
+    """Targets and results."""
     rows = tuple((figure.name, figure.asked, figure.reached_words, "" if figure.is_met else "missed") for figure in figures)
     return Table("asked and reached", ("", "asked", "reached>", ""), rows)
 
 
 def figure_values(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """The same for programs; a bound that is not asked for is null."""
+    """The same for programs; a bound that does not exist is null."""
     return [{**asdict(figure), "is_met": figure.is_met} for figure in figures]
 
 

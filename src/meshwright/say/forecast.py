@@ -1,4 +1,4 @@
-"""What a forecast says: the answer first, then what it is made of, and how far to trust it."""
+"""The document of a forecast: the main results first, then the details, and how far to trust them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.describe.whatif import domain_changes
 from meshwright.layout import AXES, SHORT_NAMES, Layout
-from meshwright.plan.stack import refusals
+from meshwright.plan.stack import refusals, runs_on
 from meshwright.predict.footprint import PARTS as MEMORY_PARTS
 from meshwright.predict.footprint import reserve_for
 from meshwright.predict.forecast import Forecast
@@ -71,11 +71,17 @@ def _question(forecast: Forecast) -> Iterator[Line]:
         f"{workload.global_batch:,} x {workload.seq_len:,} tokens",
         f"{workload.precision}, software {software_text(forecast.job.software)}",
     )
+    able = runs_on(forecast.job, layout)
+    yield (
+        "runs on",
+        ", ".join(able) or "none known",
+        "" if able else "no stack that meshwright knows runs it as planned; --json has the reasons",
+    )
 
 
 def software_text(stack: Software) -> str:
     """The software's name and what its class is."""
-    meaning = CLASSES[stack.kind].meaning if stack.kind else "of a class of which nothing is known"
+    meaning = CLASSES[stack.kind].meaning if stack.kind else "of no class that was fitted"
     return f"{stack.name} ({meaning})"
 
 
@@ -128,7 +134,7 @@ def _steps(whole: Outcome) -> str:
 
 
 def interruptions_text(whole: Outcome) -> tuple[str, str]:
-    """What a long run has to expect with its precautions, and how long it would take without."""
+    """What a long run must expect, its checkpoint interval and spare nodes, and its time without failures."""
     failing = whole.interruptions
     assert failing is not None and whole.ideal_s is not None
     often = f"interrupted every {seconds(failing.between_s)}, " if math.isfinite(failing.between_s) else ""
@@ -210,7 +216,7 @@ def choice_values(choices: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def forecast_values(forecast: Forecast) -> dict[str, Any]:
-    """Everything a forecast holds, under the names that all commands use in their JSON."""
+    """All values of a forecast, under the names that all commands use in their JSON."""
     job, whole, evidence = forecast.job, forecast.outcome, forecast.evidence
     tokens = whole.num_steps * job.workload.tokens_per_step
     reasons = refusals(job, forecast.layout)
@@ -278,7 +284,7 @@ def _spread(key: str, spread: Spread | None, unit: float = 1.0) -> dict[str, flo
 
 
 def _interrupted_values(whole: Outcome) -> dict[str, Any]:
-    """What the run has to expect, its precautions, and where its time goes."""
+    """What the run must expect, its checkpoint interval and spare nodes, and where its time goes."""
     failing = whole.interruptions
     assert failing is not None
     run_s = whole.time_to_train_s.value if whole.time_to_train_s else None
@@ -295,7 +301,7 @@ def _interrupted_values(whole: Outcome) -> dict[str, Any]:
 
 
 def _place_values(whole: Outcome) -> dict[str, Any]:
-    """Whose data centre and which electricity grid energy, carbon and water are calculated for."""
+    """The data centre and the electricity grid for which energy, carbon and water are computed."""
     facility, region = whole.facility, whole.region
     return {
         "facility": facility.name,

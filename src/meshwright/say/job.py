@@ -1,4 +1,4 @@
-"""What there is to say about a job before any layout is chosen: its model, cluster, workload and software."""
+"""The document of a job without a layout: its model, cluster, workload and software."""
 
 from __future__ import annotations
 

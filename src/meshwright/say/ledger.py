@@ -1,4 +1,4 @@
-"""What a ledger says: what the accelerators of a run did, what that cost, and how much energy it used."""
+"""The document of a ledger: what the accelerators of a run did, what that cost, and how much energy it used."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _pairs(ledger: Ledger) -> Iterator[tuple[str, str]]:
 
 
 def _money(ledger: Ledger) -> str:
-    """The cost to the cent; of a run below a dollar with three digits."""
+    """The cost to the cent; for a run below a dollar, with three digits."""
     if ledger.usd is None or ledger.usd_unrounded is None:
         return "unknown: no price"
     return f"{ledger.usd:,} USD" if ledger.usd >= 1 or not ledger.usd_unrounded else f"{float(ledger.usd_unrounded):.3g} USD"

@@ -1,4 +1,4 @@
-"""What a measurement of this machine says: the rates and times of its hardware profile."""
+"""The document of a measurement of this machine: the rates and times of its hardware profile."""
 
 from __future__ import annotations
 

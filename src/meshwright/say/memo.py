@@ -1,4 +1,4 @@
-"""A memo: one page for somebody who must decide, and was not there. What a page shows of a judged claim or of recomputed logs."""
+"""A memo: one page for a person who must decide, about a judged claim or about recomputed logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PASS, OPEN, FAIL = "pass", "open", "fail"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """A claimed value beside a forecast and its interval, for a small picture; the texts are what people read."""
+    """A claimed value next to a forecast and its interval, for a small picture, with the texts that people read."""
 
     name: str
     claimed: float
@@ -26,7 +26,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A list or tables under a heading; nothing of it is shown where it is empty."""
+    """A list or tables under a heading; not shown if it is empty."""
 
     title: str
     lines: tuple[str, ...] = ()
@@ -45,6 +45,6 @@ class Memo:
     second: str = ""  # another, where there is one
     findings: tuple[Finding, ...] = ()
     ranges: tuple[Range, ...] = ()
-    ranges_remark: str = ""  # what the forecast is of, or why there is none
+    ranges_remark: str = ""  # what the forecast was made for, or why there is none
     parts: tuple[Part, ...] = ()
     footer: str = ""

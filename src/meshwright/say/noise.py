@@ -1,4 +1,4 @@
-"""What a fit of the simulator's noise says: its constants, and simulated beside logged step times."""
+"""The document of a fit of the simulator's noise: its constants, and simulated next to logged step times."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _blocks(
 
 
 def verdicts(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The figures in words: of logs left out in turn and, behind it, of machines left out in turn."""
+    """The results in words, with logs left out in turn and with machines left out in turn."""
     other, total = values["without_machines"], values["num_logs"]
 
     def both(key: str) -> str:

@@ -1,4 +1,4 @@
-"""What a planning answer says: the best plan, the runners-up, why, where the ranks stand, and what the search did."""
+"""The document of `meshwright plan`: the best plan, the next best, the reasons, the places of the ranks, and what the search did."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = ("optimizer", "data", "overhead")  # parts of the step that share a colu
 
 
 def plan_document(found: Planned, *, explained: bool = True) -> Document:
-    """The whole answer."""
+    """The whole document."""
     job = found.forecast.job
     title = f"{job.name} ({job.num_accelerators:,} {job.cluster.accelerator.name}), {job.workload.name}"
     why = explain(found.forecast) if explained else None
@@ -78,7 +78,7 @@ def _answer(found: Planned) -> Iterator[Line]:
 
 
 def _stack_words(found: Planned) -> str:
-    """Who else runs the plan, and as which software it is priced."""
+    """Which other stacks can run the plan, and as which software it is priced."""
     job, stack = found.forecast.job, found.ask.stack
     able = runs_on(job, found.forecast.layout)
     others = [name for name in able if name != stack.name]
@@ -90,7 +90,7 @@ def _stack_words(found: Planned) -> str:
 
 
 def _equal(found: Planned) -> Iterator[str]:
-    """Which of the plans are equal, and in which order they then stand."""
+    """Which of the plans are equal, and how equal plans are ordered."""
     count = found.best.found.num_equal
     if count > 1:
         yield (
@@ -115,7 +115,7 @@ def _searched(found: Planned) -> tuple[str, str]:
 
 
 def _against(compared: Comparison) -> tuple[str, str]:
-    """The step without the changes, and by how much it differs with them: per token where the steps are not of one size."""
+    """The step without the changes, and by how much it differs with them: per token if the steps have different numbers of tokens."""
     before, after = compared.before, compared.after
     change = per_cent(abs(compared.longer_pct) / 100, ",.1f")
     longer = compared.longer_pct > 0
@@ -155,7 +155,7 @@ def _degrees(found: Planned) -> dict[str, str]:
 
 
 def _choices(layout: Layout) -> str:
-    """What was chosen beside the degrees, in few words."""
+    """The choices besides the degrees, in few words."""
     chosen = [layout.schedule] if layout.pp > 1 else []
     chosen += [layout.cp_kind] if layout.cp > 1 else []
     chosen += [f"ZeRO {layout.zero_stage}"] if layout.zero_stage != 1 else []
@@ -179,7 +179,7 @@ def _rows(found: Planned) -> Iterator[tuple[str, ...]]:
 
 
 def _behind(found: Planned, *, explained: bool) -> Iterator[str]:
-    """For every runner-up, the parts of the step in which it loses most against the best, and where it gains."""
+    """For every further plan, the parts of the step in which it loses most compared with the best, and where it gains."""
     best = found.forecast
     for number, one in enumerate(found.forecasts[1:], 2):
         gaps = {part: one.parts[part] - best.parts[part] for part in PARTS}
@@ -191,7 +191,7 @@ def _behind(found: Planned, *, explained: bool) -> Iterator[str]:
 
 
 def _why(why: Explanation) -> Iterator[str]:
-    """What the axes of a runner-up carry, where, and what limits it."""
+    """What the axes of a further plan send, over which tiers, and what limits it."""
     carried = [
         f"{axis.name} {si(axis.num_bytes, 'B', 3)} over {' + '.join(axis.tiers) or '-'}, "
         f"{per_cent(axis.hidden_s / axis.traffic_s, '.0f')} hidden"
@@ -206,9 +206,9 @@ def _sentence(text: str) -> str:
 
 
 def whole_layouts(forecasts: Iterable[Forecast]) -> Lines:
-    """Whole layouts, each on a line that no width folds: what is copied from it is the layout that was priced.
+    """Whole layouts, each on a line that is not wrapped, so that the copied text is the layout that was priced.
 
-    `--gpus` comes first, and last what `--set` needs where `--gpus` alone would give another number of accelerators in each domain.
+    `--gpus` comes first. Last comes what `--set` needs, if `--gpus` alone would give another number of accelerators in each domain.
     """
     return Lines("for --layout, whole", tuple(map(_whole_layout, forecasts)))
 
@@ -299,12 +299,12 @@ def _change_values(compared: Comparison) -> dict[str, Any]:
 def _limit_values(limit: Limit) -> dict[str, Any]:
     """A limit with its unit in the names: seconds of a deadline, dollars of a budget."""
     unit = "s" if limit.what == "deadline" else "usd"
-    amounts = {"allowed": limit.allowed, "predicted": limit.predicted, "judged": limit.judged, "high": limit.reaches}
+    amounts = {"allowed": limit.allowed, "predicted": limit.predicted, "high": limit.reaches}
     named = {f"{name}_{unit}": amount for name, amount in amounts.items()}
     return {"what": limit.what, **named, "is_sure": limit.is_sure, "text": limit.words}
 
 
 def explanation_values(why: Explanation) -> dict[str, Any]:
-    """An explanation: what the axes carry, what limits the step, the reasons and the changes."""
+    """An explanation: what the axes send, what limits the step, the reasons and the changes."""
     axes = [{**asdict(axis), "hidden_s": axis.hidden_s} for axis in why.axes]
     return {"axes": axes, "limit": why.limit, "reasons": why.reasons, "changes": [asdict(change) for change in why.changes]}

@@ -1,4 +1,4 @@
-"""What serving a model needs: accelerators, and their memory by part."""
+"""The document of `meshwright memory`: accelerators to serve a model, and their memory by part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.units import gib
 
 
 def serving_document(request: Request, accelerator: Accelerator, held: Serving) -> Document:
-    """The whole answer."""
+    """The whole document."""
     title = f"{request.model.name} in {request.precision} on {accelerator.name}"
     notes = _notes(request, accelerator)
     return Document(

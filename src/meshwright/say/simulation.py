@@ -1,4 +1,4 @@
-"""What a simulation says: steps beside their prediction, or weeks with their interruptions and where the time goes."""
+"""The document of a simulation: steps next to their prediction, or weeks with their interruptions and where the time goes."""
 
 from __future__ import annotations
 
@@ -43,22 +43,24 @@ def _blocks(found: Simulation) -> Iterator[Block]:
 
 
 def _notes(found: Simulation) -> list[str]:
-    """What is to be known of a workload's length."""
+    """Notes about the length of a workload."""
     return [note for note in (samples_note(found.plan.workload),) if note]
 
 
 def _energy_kwh(found: Simulation) -> float | None:
-    """Of the run that was written."""
-    return found.ledger.energy_j / KWH if found.ledger and found.ledger.energy_j is not None else None
+    return None if found.energy_j is None else found.energy_j / KWH
 
 
 def _energy(found: Simulation) -> list[tuple[str, str]]:
-    """A line on the written run's energy, and how much of what was paid for computed; none where that is unknown."""
+    """A line on the energy, and for a run that was written how much of what was paid for computed; none where that is unknown."""
     ledger = found.ledger
-    if ledger is None or ledger.energy_j is None:
+    if found.energy_j is None:
         return []
+    words = f"{energy(found.energy_j)} at the wall, modelled"
+    if ledger is None:
+        return [("energy", words)]
     busy = ledger.gpu_seconds["compute"] / sum(ledger.gpu_seconds.values())
-    return [("energy", f"{energy(ledger.energy_j)} at the wall, {ledger.energy_source}; {per_cent(busy, '.0f')} of paid time computes")]
+    return [("energy", f"{words}; {per_cent(busy, '.0f')} of paid time computes")]
 
 
 def _run_values(run: SimulatedRun) -> dict[str, Any]:
@@ -135,7 +137,10 @@ def _of_steps(run: SimulatedRun) -> str:
 
 
 def _times(found: Simulation, run: SimulatedRun) -> Iterator[tuple[str, str]]:
-    """Time to train where the whole workload was simulated; else the time of the steps, and what the whole job would take."""
+    """Time to train if the whole workload was simulated.
+
+    Otherwise the time of the steps, and the extrapolated time of the whole workload.
+    """
     count = len(run.evaluated_after)
     evaluated = f", {count:,} evaluation{'' if count == 1 else 's'}" if count else ""
     if run.is_whole:
@@ -289,7 +294,7 @@ def _weeks(found: Simulation) -> Iterator[Block]:
 
 
 def _workload(seen: Outlook) -> str:
-    """How far the days bring the workload; they go on behind its end, as if it came again."""
+    """How much of the workload the days complete; after its end, it is counted again."""
     if not seen.step.workload_steps:
         return "has no end"
     times = float(np.mean(seen.weeks.work_s)) / seen.step.workload_s

@@ -1,4 +1,4 @@
-"""What a sweep says: a row for each size, and what the differences between sizes can and cannot show."""
+"""The document of a sweep: a row for each size, and what the differences between sizes can show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a validation says: predictions beside measured runs, and how far off they are."""
+"""The document of a validation: predictions next to measured runs, and their errors."""
 
 from __future__ import annotations
 
@@ -37,10 +37,19 @@ def _blocks(checked: Sequence[Checked], skipped: Sequence[Skipped], *, all_rows:
         yield _groups("benchmark", grouped(checked, lambda row: row.run.benchmark))
         yield _groups("accelerator", grouped(checked, lambda row: row.run.accelerator))
     yield Table("all", ("", *NUMBERS), (("predicted", *_numbers(checked)),))
+    if skipped:
+        yield _skipped_each(skipped) if all_rows else _skipped_by_reason(skipped)
+
+
+def _skipped_by_reason(skipped: Sequence[Skipped]) -> Table:
     counts = Runs(rows=(), skipped=tuple(skipped)).num_skipped_by_reason()
-    if counts:
-        reasons = tuple((str(count), reason) for reason, count in counts.items())
-        yield Table("rows that cannot be expressed", ("rows>", "reason"), reasons)
+    reasons = tuple((str(count), reason) for reason, count in counts.items())
+    return Table("rows that cannot be expressed (--rows lists each)", ("rows>", "reason"), reasons)
+
+
+def _skipped_each(skipped: Sequence[Skipped]) -> Table:
+    rows = tuple((str(row.source_row), row.name, row.reason) for row in skipped)
+    return Table("every row that cannot be expressed", ("line>", "run", "reason"), rows)
 
 
 def _groups(what: str, groups: Mapping[str, Sequence[Checked]]) -> Table:

@@ -1,1 +1,1 @@
-"""A plan at scale: hundreds of steps with noise, broken links and slow ranks, and weeks with failures."""
+"""Simulates a plan at full scale: hundreds of steps with noise, broken links and slow ranks, or weeks with failures."""

@@ -1,7 +1,8 @@
-"""Weeks of a run: interruptions, detection, restarts, work done again, checkpoints, spares; many seeds side by side.
+"""Weeks of a run: interruptions, detection, restarts, work done again, checkpoints, spare nodes; many seeds at once.
 
-A pass of the loop is the next interruption of every seed at once. Steps are not walked one by one here: a stretch of training is seconds
-of work, and the mean of simulated steps says how many steps that is. docs/simulator.md has the error that makes.
+Each pass of the loop handles the next interruption of every seed. Single steps are not simulated here: training between interruptions is
+counted in seconds of work, and the mean of simulated steps says how many steps that is. docs/simulator.md has the error of this
+simplification.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """What is run for weeks, and with what precautions."""
+    """What is run for weeks, with which checkpoint interval and how many spare nodes."""
 
     failures: Failures
     num_accelerators: int
     accelerators_per_node: int
     interval_s: float  # of work between checkpoints
     num_spares: int  # spare nodes, ready to replace broken ones
-    dead_nodes: int = 0  # broken at the start: spares stand in as far as they go, and for the rest the run waits
+    dead_nodes: int = 0  # broken at the start: spares replace them; if there are too few spares, the run waits
 
     def __post_init__(self) -> None:
         if not 0 <= self.dead_nodes <= self.num_nodes:
@@ -56,39 +57,39 @@ class Campaign:
 
     @property
     def per_s(self) -> float:
-        """Interruptions a second."""
+        """Interruptions per second."""
         between_s = self.failures.mean_time_between_s(self.num_accelerators)
         return 1 / between_s
 
     @property
     def expected(self) -> Interruptions:
-        """Where the time goes in the long run, in closed form; nodes that are broken at the start left out."""
+        """Where the time goes in the long run, in closed form; nodes that are broken at the start are left out."""
         return interruptions(self.failures, self.num_accelerators, self.accelerators_per_node, self.interval_s, self.num_spares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Weeks:
-    """What happened in each seed; seconds by the wall clock."""
+    """The result of each seed; all times are seconds of wall clock."""
 
-    wall_s: Floats  # from start to end, or to the work's end
-    work_s: Floats  # training that counts
+    wall_s: Floats  # from the start to the end of the simulation or of the work
+    work_s: Floats  # training that was kept
     lost_s: Floats  # training that was done again, and checkpoints that were not finished
     checkpoint_s: Floats  # waiting for checkpoints
     down_s: Floats  # detection and restart
-    waiting_s: Floats  # for a node, beyond what detection and restart take
+    waiting_s: Floats  # for a node, beyond the time of detection and restart
     interruptions: Ints  # seeds x causes
     finished: NDArray[np.bool_]  # whether the work was done
-    when_s: tuple[float, ...]  # of the first seed: when each interruption came
-    what: tuple[int, ...]  # and which cause it was
+    when_s: tuple[float, ...]  # of the first seed: the time of each interruption
+    what: tuple[int, ...]  # and its cause
     done_s: tuple[float, ...]  # and the work that was kept by then
     lost_by_s: tuple[float, ...]  # and all that was lost by then
-    saved_by_s: tuple[float, ...]  # and all waiting for checkpoints by then
-    back_s: tuple[float, ...]  # and when training is back, if nothing else strikes
-    complete: bool  # whether the simulation was not interrupted; else every seed ends where it was
+    saved_by_s: tuple[float, ...]  # and all time of checkpoints by then
+    back_s: tuple[float, ...]  # and when training continues, if no other interruption comes
+    complete: bool  # False if the user interrupted the simulation; then every seed ends where it was
 
     @property
     def goodput(self) -> Floats:
-        """Share of the wall clock that is work which counts: effective time."""
+        """Share of the wall clock that is work which was kept: effective time."""
         return self.work_s / self.wall_s
 
 
@@ -100,7 +101,7 @@ def weeks(
     work_s: float | Floats = math.inf,
     report: Report | None = None,
 ) -> Weeks:
-    """The campaign until `horizon_s` of wall clock have passed or `work_s` of work are done (one number, or one a seed)."""
+    """Simulate until `horizon_s` of wall clock have passed or `work_s` of work are done (one number, or one per seed)."""
     if not (horizon_s < math.inf or np.all(np.isfinite(work_s))):
         raise InputError(
             "the simulation has no end", where=argument("days"), fix="give a number of days, or a workload with tokens or a target"
@@ -123,21 +124,21 @@ class _Loop:
         zeros = np.zeros(num_seeds)
         self.now_s, self.work_s, self.lost_s = zeros.copy(), zeros.copy(), zeros.copy()
         self.saving_s, self.down_s, self.waiting_s = zeros.copy(), zeros.copy(), zeros.copy()
-        self.left_s = zeros.copy()  # of the restart that is under way, waiting included
-        self.node_s = zeros.copy()  # of that: until enough nodes are there
+        self.left_s = zeros.copy()  # of the restart that is running, waiting included
+        self.node_s = zeros.copy()  # of that: until enough nodes are available
         self.active = np.ones(num_seeds, dtype=bool)
         self.finished = np.zeros(num_seeds, dtype=bool)
         self.counts = np.zeros((num_seeds, max(len(campaign.failures.causes), 1)), dtype=np.int64)
-        self.back_s = np.full((num_seeds, _most_out(campaign)), -math.inf)  # of each node that was lost: when it is mended
+        self.back_s = np.full((num_seeds, _most_out(campaign)), -math.inf)  # for each node that was lost: when it is repaired
         self.back_s[:, : campaign.dead_nodes] = campaign.failures.repair_s
         self.node_s[:] = self.left_s[:] = self._missing_s()
         rates = np.array([cause.per_accelerator_hour for cause in campaign.failures.causes] or [1.0])
         self.chances = np.cumsum(rates) / np.sum(rates) if rates.sum() else np.ones(len(rates))
         self.loses = np.array([cause.loses_node for cause in campaign.failures.causes] or [False])
-        self.story: list[tuple[float, int, float, float, float, float]] = []  # of the first seed, as Weeks has it
+        self.story: list[tuple[float, int, float, float, float, float]] = []  # of the first seed, as in Weeks
 
     def run(self, report: Report | None = None) -> Weeks:
-        """Go from interruption to interruption until every seed has ended, or the user interrupts it."""
+        """Go from interruption to interruption until every seed has ended, or the user interrupts the simulation."""
         complete = True
         try:
             while self.active.any():
@@ -146,7 +147,7 @@ class _Loop:
                     report("simulating weeks", *self._progress())
         except KeyboardInterrupt:
             if not self.now_s.all():
-                raise  # no seed has completed anything to report
+                raise  # no seed has completed anything
             complete = False
         return self._weeks(complete)
 
@@ -193,13 +194,13 @@ class _Loop:
         self._interrupt()
 
     def _enough_s(self) -> Floats:
-        """Seconds in which each seed would be done without another interruption: no stretch need be longer."""
+        """Seconds in which each seed would be done without another interruption: no longer interval is needed."""
         interval_s, save_s = self.campaign.interval_s, self.campaign.failures.checkpoint_s
         need_s = np.maximum(self.target_s - self.work_s, 0.0)
         return np.asarray(self.left_s + need_s * (1 + save_s / interval_s) + interval_s + save_s)
 
     def _train(self, up_s: Floats, ended: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Train for `up_s`; returns which seeds finished their work, whose clocks are set to that moment."""
+        """Train for `up_s`; return which seeds finished their work. Their clocks are set to that moment."""
         interval_s, save_s = self.campaign.interval_s, self.campaign.failures.checkpoint_s
         whole = np.floor(up_s / (interval_s + save_s))
         rest_s = up_s - whole * (interval_s + save_s)
@@ -216,7 +217,7 @@ class _Loop:
         return done
 
     def _interrupt(self) -> None:
-        """What interrupts the seeds that continue, and how long it takes to start them again."""
+        """Draw what interrupts the seeds that continue, and how long their restarts take."""
         which = np.minimum(np.searchsorted(self.chances, self.rng.random(len(self.now_s)), side="right"), len(self.chances) - 1)
         hit = np.flatnonzero(self.active)
         self.counts[hit, which[hit]] += 1
@@ -232,16 +233,16 @@ class _Loop:
             self.story.append((now_s, int(which[0]), work_s, lost_s, saving_s, now_s + left_s))
 
     def _missing_s(self) -> Floats:
-        """Seconds until no more nodes are out than there are spares: a run that lacks one waits, whatever interrupts it meanwhile."""
+        """Seconds until no more nodes are out of service than there are spares: a run without enough nodes waits."""
         spares = self.campaign.num_spares
         if spares >= self.back_s.shape[1]:
             return np.zeros(len(self.now_s))
-        # The last to be mended may stay out, as many as there are spares; the next one before them is the one to wait for.
+        # As many nodes as there are spares may stay out of service: the ones that are repaired last. The run waits for the one before them.
         needed_s = np.partition(self.back_s, -spares - 1, axis=1)[:, -spares - 1]
         return np.maximum(needed_s - self.now_s, 0.0)
 
 
 def _most_out(campaign: Campaign) -> int:
-    """Nodes that may be out at once: as many as break within a repair in the worst case, or all."""
+    """Nodes that may be out of service at once: as many as break during one repair in the worst case, or all."""
     usual = campaign.per_s * campaign.failures.repair_s
     return min(math.ceil(usual + 10 * math.sqrt(usual)) + 16 + campaign.dead_nodes, campaign.num_nodes + campaign.num_spares)

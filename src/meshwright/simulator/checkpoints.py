@@ -1,4 +1,4 @@
-"""The advised interval between checkpoints against the best one in a simulation of interruptions."""
+"""Compares the advised checkpoint interval with the best one in a simulation of interruptions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Floats = NDArray[np.float64]
 
 
 def simulated_best_s(checkpoint_s: float, mean_time_between_s: float, rng: np.random.Generator, num_interruptions: int = 1 << 14) -> float:
-    """The interval that did best in a simulation of so many interruptions: the same ones for every interval that is tried.
+    """The interval that was best in a simulation; every interval is tried with the same interruptions.
 
-    Work kept is noisy from one interval to the next, so the top of a parabola through all of them counts.
+    The work that is kept varies randomly from one interval to the next, so the maximum of a parabola through all of them is used.
     """
     up_s = mean_time_between_s * rng.standard_exponential(num_interruptions)
     guess_s = daly_interval_s(checkpoint_s, mean_time_between_s)
@@ -34,7 +34,7 @@ def _top(curve: Floats, limit: float) -> float:
 
 
 def advice_errors(num_cases: int, seed: int) -> Floats:
-    """How far the advised interval is from the simulated best, relative, over random machines.
+    """Relative difference between the advised interval and the simulated best, over random machines.
 
     Checkpoints of 1 s to 10 min, interruptions every 10 min to 10 days, saving at most a tenth of the time between them.
     """

@@ -1,4 +1,4 @@
-"""How well the exposed time between replicas is known: the constants behind it moved by how sure each was, and the word of a profile."""
+"""The interval of the exposed time between replicas: the constants behind it are varied by their expected uncertainty."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from meshwright.layout import Layout, Layouts
 from meshwright.predict.prediction import interval_of, parts
 from meshwright.predict.software import FITTED, Software
 
-# What decides how long traffic between replicas takes and how much of it shows; a step has other errors beside these.
+# The constants that decide how long traffic between replicas takes and how much of it is exposed. A step has other errors too.
 BEHIND = ("fabric_efficiency", "hashed_efficiency", "round_s", "hopper_contention", "blackwell_contention")
 NORMAL_90 = 1.2815515655446004
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposed:
-    """Seconds a step that traffic between replicas adds, and an 80 % interval."""
+    """Seconds per step that traffic between replicas adds, with an 80 % interval."""
 
     seconds: float
     low_s: float
@@ -25,10 +25,10 @@ class Exposed:
 
 
 def exposed_between_replicas(job: Job, layout: Layout) -> Exposed:
-    """The predicted exposed time, with the spread that each constant was expected to have; added as independent errors.
+    """The predicted exposed time, varied by the expected spread of each constant; the errors are added as independent.
 
-    Nobody has published a trace, so the spread is that expected before the fit, not a measured one. Times of a hardware profile have the
-    spread that predictions by it are held to.
+    No public trace exists, so the spread is the one that was expected before the fit, and was not measured. Times of a hardware profile
+    have the spread of predictions from profiles.
     """
     middle_s = _exposed_s(job, layout)
     above, below = 0.0, 0.0

@@ -1,6 +1,6 @@
-"""What is left of a fabric when planes, links or neighbours take from it: the share of its NIC that each ring of replicas has.
+"""What is left of a fabric when planes or links are lost or another job uses it: the share of its NIC that each ring of replicas has.
 
-Shares are flow-level: a ring goes at the pace of its slowest member, and what a link carries is divided evenly among its flows.
+Shares are computed by flows: a ring is as fast as its slowest member, and the bandwidth of a link is divided evenly among its flows.
 Packets are not simulated.
 """
 
@@ -18,22 +18,22 @@ from meshwright.layout import Layout
 
 Floats = NDArray[np.float64]
 
-# Assumptions about a fabric whose flows are hashed onto single paths.
-FLOWS_PER_NIC = 4  # NCCL channels, each a flow of its own (the record machine's setting)
+# Assumptions about a fabric that hashes each flow onto one path.
+FLOWS_PER_NIC = 4  # NCCL channels; each is one flow (the setting of the record machine)
 NICS_PER_LEAF = 32  # of a leaf switch with as many links up as down
-LATENCY_PER_LOST_LINK = 0.7  # of the lost share: 10 % of links lost cost 7 % latency (MRC, record.md's source)
-SMALLEST_SHARE = 1e-3  # below it a step of hours would say no more
+LATENCY_PER_LOST_LINK = 0.7  # per lost share: 10 % of links lost cost 7 % latency (MRC, source of record.md)
+SMALLEST_SHARE = 1e-3  # below this share a step would take hours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """What differs from the fabric as described; the default is nothing."""
+    """How the fabric differs from its description; by default not at all."""
 
-    planes_lost: int = 0  # of every NIC, unless `nics_hit` says of how many
+    planes_lost: int = 0  # of every NIC, or of `nics_hit` NICs
     nics_hit: int = 0  # NICs that lost planes; 0: all
     links_lost: float = 0.0  # share of all links between switches
-    neighbour: float = 0.0  # share of the links between switches that another job wants
-    routing: str = ""  # as if the fabric were of another kind
+    neighbour: float = 0.0  # share of the links between switches that another job uses
+    routing: str = ""  # as if the fabric had this routing
 
     def __post_init__(self) -> None:
         for name, value in (("links_lost", self.links_lost), ("neighbour", self.neighbour)):
@@ -47,7 +47,7 @@ class Fabric:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What differs, in words."""
+        """The differences in words."""
         hit = f"{self.nics_hit} NICs" if self.nics_hit else "every NIC"
         conditions = {
             f"{self.planes_lost} plane{'s' * (self.planes_lost > 1)} of {hit} lost": self.planes_lost,
@@ -58,7 +58,7 @@ class Fabric:
         return tuple(words for words, value in conditions.items() if value)
 
     def check(self, cluster: Cluster) -> None:
-        """Raise an InputError where the machine cannot lose what is to be lost."""
+        """Raise an InputError if the machine cannot lose so much."""
         tier = fabric_tier(cluster)
         if tier.routing == "scale-up" and self != Fabric():
             raise InputError(
@@ -80,18 +80,18 @@ class Fabric:
             )
 
     def plane_share(self, cluster: Cluster) -> float:
-        """What a NIC that lost planes has left."""
+        """The share of its bandwidth that a NIC with lost planes still has."""
         return 1 - self.planes_lost / fabric_tier(cluster).num_planes
 
     def common_share(self, cluster: Cluster) -> float:
-        """Share of its bandwidth that every NIC has left."""
-        # Two jobs that want more than a link has get half each; one that wants less gets what it wants.
+        """The share of its bandwidth that every NIC still has."""
+        # If two jobs together want more than a link has, each gets half; a job that wants less than half gets what it wants.
         neighbour = max(1 - self.neighbour, 0.5)
         planes = 1.0 if self.nics_hit else self.plane_share(cluster)
         return float(np.clip(planes * (1 - self.links_lost) * neighbour, SMALLEST_SHARE, 1.0))
 
     def degraded(self, cluster: Cluster) -> Cluster:
-        """The machine as every NIC of it sees the fabric."""
+        """The machine with the fabric as every NIC sees it."""
         tier = fabric_tier(cluster)
         share, latency = self.common_share(cluster), 1 + LATENCY_PER_LOST_LINK * self.links_lost
         # A fabric that is to be hashed has the penalty that was fitted on such fabrics, as `predict` prices it; `stage_shares` draws
@@ -103,7 +103,7 @@ class Fabric:
         return replace(cluster, tiers=(*cluster.tiers[:-1], changed))
 
     def stage_shares(self, cluster: Cluster, layout: Layout, rng: np.random.Generator) -> Floats:
-        """For each pipeline stage, the share that the slowest of its rings has beyond what `degraded` says of all."""
+        """For each pipeline stage, the share of its slowest ring, relative to what `degraded` gives all NICs."""
         shares = np.ones(layout.pp)
         if self.nics_hit and self.planes_lost:
             hit = rng.choice(cluster.num_accelerators, size=self.nics_hit, replace=False)
@@ -116,14 +116,14 @@ class Fabric:
 
 
 def fabric_tier(cluster: Cluster) -> Tier:
-    """The outermost tier: what replicas meet over."""
+    """The outermost tier, which connects replicas."""
     return cluster.tiers[-1]
 
 
 def hashed_shares(layout: Layout, rng: np.random.Generator) -> Floats:
-    """For each stage, the share of its NIC that its slowest ring keeps when every flow is hashed onto one link of its leaf switch.
+    """For each stage, the share of its NIC that its slowest ring has if every flow is hashed onto one link of its leaf switch.
 
-    A link shared by more flows than fit divides evenly. A connection keeps its hash, so one draw holds for a run.
+    A link with too many flows is divided evenly. A connection keeps its hash, so one random draw is used for a whole run.
     """
     ranks = np.arange(layout.num_ranks)
     leaf = ranks // NICS_PER_LEAF

@@ -1,4 +1,4 @@
-"""Step times that people logged on machines of their own, each with the layout it was run with."""
+"""Step times from logs of real runs, each with the layout of the run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from meshwright.record.step_times import StepTimes, read_step_times
 from meshwright.simulator.planned_step import PlannedStep, planned_step
 
 FOLDER = Path(__file__).parent / "step_times"
-_SIZE = re.compile(r"^\d+x|[_.]n(gpu)?\d+.*$")  # of the part that was used, in the name of a system, and what follows it
+_SIZE = re.compile(r"^\d+x|[_.]n(gpu)?\d+.*$")  # the size of the part that was used, in the name of a system, and what follows it
 
 
 @dataclass(frozen=True, eq=False)
 class StepLog:
-    """One run's log of step times, and the row of measured runs it belongs to."""
+    """The step times of one run, and the row of measured runs that it belongs to."""
 
     name: str
     run: MeasuredRun
@@ -40,28 +40,28 @@ class StepLog:
 
     @property
     def machine(self) -> tuple[str, str]:
-        """Submitter and name of the machine, whatever part of it was used."""
+        """Submitter and name of the machine, without the size of the part that was used."""
         return self.run.submitter, _SIZE.sub("", self.run.system)
 
     @property
     def timer_is_wall(self) -> bool:
-        """Whether the logged timer leaves nothing out between steps: from round v5.0 on."""
+        """Whether the logged timer includes the time between steps: from round v5.0 on."""
         return self.run.round >= "v5.0"
 
     @cached_property
     def planned(self) -> PlannedStep:
-        """The run's step, as the simulator walks it."""
+        """The step of the run, as the simulator computes it."""
         return planned_step(plan_of(self.run))
 
 
 def plan_of(run: MeasuredRun) -> Plan:
-    """A measured run as a plan. Whether its memory fits is not asked: it ran."""
+    """A measured run as a plan. Memory is not checked, because the run took place."""
     return planned(forecast(run.job(software(run.release)), run.layout, ignore_memory=True), run.name)
 
 
 @cache
 def step_logs(folder: Path = FOLDER, measured: Path = MEASURED_CSV) -> tuple[StepLog, ...]:
-    """The logs in a folder, each matched by its name with a row of measured runs; those that are not clean are left out."""
+    """The logs in a folder, each matched by name with a row of measured runs. Logs of disturbed runs are left out."""
     rows = read_runs(measured).rows
     logs = [StepLog(path.stem, _row(path.stem, rows), read_step_times(path)) for path in sorted(folder.glob("*.csv"))]
     if not logs:

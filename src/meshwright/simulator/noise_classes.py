@@ -1,7 +1,7 @@
-"""Which noise a job has: runs fall into classes by their software, chips and number format, each with constants of its own.
+"""Which noise a job has: runs are divided into classes by software, chips and number format, each with its own constants.
 
-What a plan knows before the run decides the class. The constants are data, written by `meshwright noise --fit` into `noise.json`; a class
-with few logs is drawn to the common values, and a job of no class (chips that no log is of) has the common ones.
+The class depends only on what a plan knows before the run. The constants are data, written by `meshwright noise --fit` into `noise.json`.
+The constants of a class with few logs stay close to the common values, and a job of no class (chips without any log) has the common values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIRST_RELEASE = "v3.0"
 EARLY_RELEASES = ("v3.1", "v4.0", "v4.1")  # their timers leave out the time between steps, as those of v3.0 do
 COMMON = "common"
 UNPIPELINED = "unpipelined"
-# Why these: drift is what differs most between logs. It is small before v5.0 but for the first round, and from v5.0 on it is twice as large
+# Why these classes: drift differs most between logs. It is small before v5.0 except in the first round; from v5.0 on it is twice as large
 # on Blackwell in fp8 as on Hopper, and small again in fp4. Without a pipeline it is small on all chips.
 CLASSES: Mapping[str, str] = {
     "first": "software of MLPerf v3.0",
@@ -42,13 +42,13 @@ CLASSES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class FittedNoise:
-    """The constants by class, `common` among them, and the number of logs behind each (of `unpipelined`, of rows of measured runs)."""
+    """The constants by class, `common` included, and the number of logs for each (for `unpipelined`: rows of measured runs)."""
 
     classes: Mapping[str, Noise]
     num_logs: Mapping[str, int]
 
     def of(self, name: str) -> Noise:
-        """The constants of a class, or the common ones where no log is of it."""
+        """The constants of a class, or the common ones if the class has no log."""
         return self.classes.get(name, self.classes[COMMON])
 
 
@@ -72,13 +72,13 @@ def class_named(architecture: str, number_format: str, release: str) -> str:
 
 
 def usual_noise(job: Job, layout: Layout) -> Noise:
-    """The noise that runs of a job's class show."""
+    """The noise of runs of a job's class."""
     return fitted_noise().of(class_of_job(job, layout))
 
 
 @cache
 def fitted_noise(path: Path = CONSTANTS_FILE) -> FittedNoise:
-    """The constants that the package carries, written by `meshwright noise --fit`."""
+    """The constants in the package, written by `meshwright noise --fit`."""
     return noise_of(json.loads(read_text(path)))
 
 
@@ -89,7 +89,7 @@ def noise_of(data: Mapping[str, Any]) -> FittedNoise:
 
 
 def json_text(values: FittedNoise, fitted_on: str, date: str) -> str:
-    """The constants as the package carries them."""
+    """The constants as JSON text, as in the package."""
     entries = {
         name: {
             "meaning": CLASSES[name],

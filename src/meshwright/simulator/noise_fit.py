@@ -1,9 +1,9 @@
-"""The fit of the noise on step-time logs, class by class, and what it says of logs and machines it has not seen.
+"""Fits the noise on step-time logs, class by class, and checks it on logs and machines that were left out.
 
 Delay and drift of a class are fitted on two numbers of each log: the robust standard deviation of its steps, and that of the changes from
-one step to the next, which a slow drift hardly enters. Every class has the values expected that all classes have in common, which count as
-an observation: what few logs do not decide stays near them. Rates, lengths and first steps are drawn to the common ones in the same way.
-What is reported of a log comes from the full simulator with constants fitted without it.
+one step to the next, in which a slow drift hardly shows. The values that all classes have in common count as one more observation for each
+class, so a class with few logs stays near them. The same is done for rates, lengths and first steps. The reported results for a log come
+from the full simulator, with constants fitted without this log.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from meshwright.simulator.step import simulate_typical
 
 Floats = NDArray[np.float64]
 
-# How the fit weighs what it sees.
+# Weights of the fit.
 SPREAD_SCALE = 0.3  # ln of a standard deviation: an error of a third
-CHANGE_WEIGHT = 0.5  # of the changes from step to step against the steps themselves
+CHANGE_WEIGHT = 0.5  # weight of the changes from step to step, relative to the steps themselves
 CLASS_SPREAD = 1.0  # ln by which a class was expected to differ from the common values
 EXPECTED = (math.log(2.5e-4), math.log(2e-3))  # ln of delay and drift, assumed beforehand
-ROUNDS = 6  # of class values and common values in turn: they have settled long before
+ROUNDS = 6  # alternations between class values and common values: they converge earlier
 JITTER = 5e-4  # assumed: step times do not determine it
-UNIT_RUNS = 40  # drawn for each log: one run of a few hundred steps says little of a slow drift
+UNIT_RUNS = 40  # simulated runs for each log: one run of a few hundred steps says little about a slow drift
 UNIT_SEED = 5
 DELAYS = np.linspace(math.log(2e-5), math.log(4e-3), 107)  # the grid of the fit
 DRIFTS = np.linspace(math.log(1e-4), math.log(5e-2), 125)
@@ -45,17 +45,17 @@ BENCHMARKS = ("gpt3", "llama31_405b")
 
 TIMERS = {False: "timer of the step", True: "wall clock"}
 
-# What is asked of a simulated log.
+# Targets for a simulated log.
 ASKED_FACTOR = 1.5  # between simulated and logged standard deviations
-LONG_SHARE = 0.2  # of a median: steps that are longer by more count as long
+LONG_SHARE = 0.2  # share of a median: steps that are longer by more than this count as long
 LONG_FACTOR = 2.0  # between simulated and logged numbers of long steps, and between first steps
-RARE = math.exp(-2.0)  # a count is compatible that chance gives as often: none where two are expected
-NORMAL_90 = 1.2815515655446004  # 80 % of a normal distribution lie within so many standard deviations
+RARE = math.exp(-2.0)  # a count is accepted if chance gives one as extreme this often: none is accepted where two are expected
+NORMAL_90 = 1.2815515655446004  # 80 % of a normal distribution are within so many standard deviations
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """A log in the numbers of the fit, and what delays and drifts would show in it."""
+    """The numbers of a log that are used in the fit, and what delays and drifts would give for it."""
 
     kind: str
     spread: float  # ln of the robust standard deviation of steps, per cent
@@ -63,11 +63,14 @@ class Seen:
     shown: tuple[Floats, Floats]  # by ratio of delay to drift, ln of the spread and of the change that a drift of 1 would show
 
     def predicted(self, delay: Floats | float, drift: Floats | float, of_change: int = 0) -> Floats:
-        """Ln of the spread, or of the change, with delay and drift of these logarithms: both scale draws, so their ratio decides."""
+        """Logarithm of the spread, or of the change, for these logarithms of delay and drift.
+
+        Both scale the draws, so only their ratio matters.
+        """
         return np.asarray(drift + np.interp(delay - drift, RATIOS, self.shown[of_change]))
 
     def losses(self) -> Floats:
-        """How badly each point of the grid fits; a few logs are of troubled machines, so large errors count by their logarithm."""
+        """How badly each point of the grid fits. A few logs are of disturbed machines, so large errors count by their logarithm."""
         delay, drift = DELAYS[:, None], DRIFTS[None, :]
         spread, change = self.predicted(delay, drift) - self.spread, self.predicted(delay, drift, 1) - self.change
         return np.asarray(_loss(spread) + CHANGE_WEIGHT * _loss(change))
@@ -88,7 +91,7 @@ def _seen(log: StepLog) -> Seen:
 
 
 def _shown(log: StepLog) -> tuple[Floats, Floats]:
-    """What runs of the log's layout and length would show, drawn as the simulator draws them, for each ratio of delay to drift."""
+    """What runs with the layout and length of the log would show, drawn as the simulator draws them, for each ratio of delay to drift."""
     rng, layout, num_steps = np.random.default_rng(UNIT_SEED), log.run.layout, len(log.times.steady_s)
     late = draws.latest_rank(layout, (UNIT_RUNS * num_steps, layout.dp), rng).max(axis=1).reshape(UNIT_RUNS, num_steps)
     slow = np.stack([draws.drift_path(num_steps, rng) for _ in range(UNIT_RUNS)])
@@ -108,36 +111,36 @@ def _spread_pct(runs: Floats) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One log against the simulator with constants that were fitted without it, or without its machine."""
+    """One log compared with the simulator, with constants that were fitted without it, or without its machine."""
 
     log: StepLog
     noise: Noise
-    simulated: tuple[StepTimes, ...]  # a typical run a seed, each with the log's number of steps and evaluations
+    simulated: tuple[StepTimes, ...]  # one typical run per seed, with the steps and evaluations of the log
 
     @property
     def median_s(self) -> float:
-        """Of the simulated runs' medians, the median."""
+        """The median of the medians of the simulated runs."""
         return float(np.median([times.median_s for times in self.simulated]))
 
     @property
     def robust_std_pct(self) -> float:
-        """Of the simulated runs' robust standard deviations, the median: that of a typical run."""
+        """The robust standard deviation of a typical run: the median over the simulated runs."""
         return float(np.median([times.robust_std_pct for times in self.simulated]))
 
     @property
     def robust_std_80_pct(self) -> tuple[float, float]:
-        """Between what the standard deviations of 80 of 100 runs lie: all that jitters is as strong as the run's level."""
+        """The range of the standard deviations of 80 of 100 runs, given the spread of a run's level."""
         factor = math.exp(NORMAL_90 * self.noise.level_spread)
         return self.robust_std_pct / factor, self.robust_std_pct * factor
 
     @property
     def first_step_s(self) -> float:
-        """Of the simulated first steps, the median."""
+        """The median of the simulated first steps."""
         return float(np.median([times.seconds[0] for times in self.simulated]))
 
     @property
     def median_error(self) -> float:
-        """Of the median step, relative."""
+        """Relative error of the median step."""
         return self.median_s / self.log.times.median_s - 1
 
     @property
@@ -147,42 +150,42 @@ class Checked:
 
     @property
     def is_near(self) -> bool:
-        """Whether the standard deviations are within the factor that is asked for."""
+        """Whether the standard deviations agree within the target factor."""
         return 1 / ASKED_FACTOR <= self.spread_ratio <= ASKED_FACTOR
 
     @property
     def is_inside(self) -> bool:
-        """Whether the logged standard deviation is one that 80 of 100 runs have."""
+        """Whether the logged standard deviation is in the range of 80 of 100 simulated runs."""
         low, high = self.robust_std_80_pct
         return low <= self.log.times.robust_std_pct <= high
 
     @property
     def num_long(self) -> int:
-        """Long steps of the log."""
+        """Number of long steps in the log."""
         return _num_long(self.log)
 
     @property
     def expected_long(self) -> float:
-        """Long steps that runs of the kind have in so many steps, on average."""
+        """Expected number of long steps in so many steps."""
         layout, median_s = self.log.run.layout, self.log.times.median_s
         return share_beyond(LONG_SHARE, layout, median_s, self.noise) * len(self.log.times.steady_s)
 
     @property
     def is_long_near(self) -> bool:
-        """Whether the numbers of long steps are compatible."""
+        """Whether the numbers of long steps agree."""
         return compatible(self.num_long, self.expected_long)
 
     @property
     def is_first_near(self) -> bool:
-        """Whether the first steps are within the factor that is asked for."""
+        """Whether the first steps agree within the target factor."""
         return 1 / LONG_FACTOR <= self.first_step_s / float(self.log.times.seconds[0]) <= LONG_FACTOR
 
 
 def compatible(seen: int, expected: float) -> bool:
-    """Whether a count is within a factor of two of what is expected, or so near that chance explains it.
+    """Whether a count is within a factor of two of the expected number, or close enough to be chance.
 
-    Chance does where a Poisson count is as small or as large at least e^-2 of the time: nothing seen fits up to 2 expected, and one seen
-    fits from 0.15 expected on.
+    It can be chance if a Poisson count is as small or as large with a probability of at least e^-2: no event agrees with up to 2 expected,
+    and one event agrees with 0.15 or more expected.
     """
     if seen and 1 / LONG_FACTOR <= expected / seen <= LONG_FACTOR:
         return True
@@ -192,7 +195,7 @@ def compatible(seen: int, expected: float) -> bool:
 
 
 class NoiseFit:
-    """A fit of the constants on all logs, or on all but some; expensive work is done once."""
+    """A fit of the constants on all logs, or on all but some; expensive work is done only once."""
 
     def __init__(self, logs: Sequence[StepLog], report: Callable[[str, int, int], None] | None = None) -> None:
         self.logs = tuple(logs)
@@ -211,7 +214,7 @@ class NoiseFit:
         kept = [i for i in range(len(self.logs)) if i not in left_out]
         by_class = {name: [i for i in kept if self.seen[i].kind == name] for name in sorted({self.seen[i].kind for i in kept})}
         levels, spread = self._levels(kept), self._level_spread(kept)
-        # What tells logs apart in their stalls is the timer: before v5.0 it left out the time between steps.
+        # The timer decides which logs have similar stalls: before v5.0 it left out the time between steps.
         timers = {name: TIMERS[self.logs[numbers[0]].timer_is_wall] for name, numbers in by_class.items()} | {COMMON: COMMON}
         stalls = fitted_stalls([stalls_of(self.logs[i]) for i in kept], [timers[self.seen[i].kind] for i in kept])
         firsts = _drawn_together({name: [_first_excess_s(self.logs[i]) for i in numbers] for name, numbers in by_class.items()})
@@ -231,12 +234,15 @@ class NoiseFit:
             )
             for name in (*by_class, COMMON)
         }
-        rows = self._rows  # of other jobs than the logs, so that leaving out logs does not change them
+        rows = self._rows  # from other jobs than the logs, so that leaving out logs does not change them
         classes[UNPIPELINED] = replace(classes[COMMON], drift=rows.drift, level_spread=rows.level_spread)
         return FittedNoise(classes, {name: len(by_class.get(name, kept)) for name in classes} | {UNPIPELINED: rows.num_rows})
 
     def _levels(self, kept: Sequence[int]) -> Mapping[str, tuple[float, float]]:
-        """Ln of delay and drift by class: the best point of the grid, and in turn the mean of the classes, which each is drawn to."""
+        """Logarithms of delay and drift by class.
+
+        The best point of the grid, in turn with the mean of the classes, which counts as an observation.
+        """
         totals: dict[str, Floats] = {}
         for i in kept:
             name = self.seen[i].kind
@@ -248,12 +254,12 @@ class NoiseFit:
             for name, total in totals.items():
                 row, column = divmod(int(np.argmin(total + away)), len(DRIFTS))
                 levels[name] = (float(DELAYS[row]), float(DRIFTS[column]))
-            points = np.array([*(levels[name] for name in totals), EXPECTED])  # what was expected counts as a class
+            points = np.array([*(levels[name] for name in totals), EXPECTED])  # the expected values count as one class
             levels[COMMON] = (float(points[:, 0].mean()), float(points[:, 1].mean()))
         return levels
 
     def _level_spread(self, kept: Sequence[int]) -> float:
-        """Standard deviation of a run's level: 80 % of logs, each left out in turn, are off by no more than 1.28 of it."""
+        """Standard deviation of a run's level: 80 % of logs, each left out in turn, are off by at most 1.28 of it."""
         errors = []
         for left_out in kept:
             levels, seen = self._levels([i for i in kept if i != left_out]), self.seen[left_out]
@@ -272,7 +278,7 @@ class NoiseFit:
 
     def _checked(self, number: int, left_out: Sequence[int], seeds: Sequence[int]) -> Checked:
         key = (number, tuple(left_out), tuple(seeds))
-        if key not in self._done:  # a machine with one log is left out with it
+        if key not in self._done:  # a machine with one log is the same as leaving out that log
             log, values = self.logs[number], self.fitted(left_out).of(self.seen[number].kind)
             self._done[key] = Checked(log, values, simulated_as(log, values, seeds))
         return self._done[key]
@@ -299,13 +305,13 @@ def _first_excess_s(log: StepLog) -> float:
 
 
 def _after_excesses_s(logs: Sequence[StepLog]) -> list[float]:
-    """Of each log whose timer leaves nothing out, how much longer a step after an evaluation takes."""
+    """For each log whose timer includes everything, how much longer a step after an evaluation takes."""
     excesses_s = (log.times.seconds[log.first_steps[1:]] - log.times.median_s for log in logs if log.timer_is_wall)
     return [max(float(np.median(excess_s)), 0.0) for excess_s in excesses_s if len(excess_s)]
 
 
 def _drawn_together(excesses_s: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """By class, the mean of an exponential distribution with the median of its logs: a few huge values do not decide.
+    """By class, the mean of an exponential distribution that has the median of its logs, so that a few huge values do not decide.
 
     The median of all logs counts as one more log of each class.
     """
@@ -319,7 +325,7 @@ def _drawn_together(excesses_s: Mapping[str, Sequence[float]]) -> dict[str, floa
 
 
 def _run_spread() -> float:
-    """Mean slowness of a run against the best of its row, from the range of medians that rows of measured runs state."""
+    """Mean slowness of a run relative to the best of its row, from the range of medians in rows of measured runs."""
     rows = read_table(MEASURED_CSV).rows
     chosen = [row for row in rows if row.text("benchmark") in BENCHMARKS and row.text("vendor") == "NVIDIA"]
     ranges = [float(row.text("run_spread_pct")) for row in chosen if row.text("run_spread_pct")]

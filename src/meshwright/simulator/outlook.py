@@ -1,4 +1,4 @@
-"""The results of weeks of a plan: effective time, cost of the waste, chances of a date and an amount, and the same for other sizes."""
+"""The results of weeks: effective time, cost of lost time, probabilities of a date and a budget, and the same for other sizes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from meshwright.units import DAY
 
 Floats = NDArray[np.float64]
 
-SAMPLED_STEPS = 64  # that stand for all steps of weeks
+SAMPLED_STEPS = 64  # that represent all steps of weeks
 SIZES = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 WHOLE_SEEDS = 100  # runs of the whole workload, whose mean is the time to train
-WHOLE_INTERRUPTIONS = 2000  # of such a run: more make the mean no surer, and it is extrapolated from there
-NORMAL_90 = 1.2815515655446004  # 80 % of a normal distribution lie within so many standard deviations
+WHOLE_INTERRUPTIONS = 2000  # of such a run: more do not make the mean more certain, and it is extrapolated from there
+NORMAL_90 = 1.2815515655446004  # 80 % of a normal distribution are within so many standard deviations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanStep:
-    """The mean of simulated steps: what a second of training is worth."""
+    """The mean of simulated steps, which converts seconds of training into steps."""
 
     seconds: float
     standard_error_s: float
@@ -39,21 +39,21 @@ class MeanStep:
     median_s: float
     robust_std_pct: float
     evaluations_s: float  # of all evaluations of the whole workload
-    workload_steps: int  # of the whole workload; 0 where it has no end
+    workload_steps: int  # of the whole workload; 0 if it has no end
     run_spread: float  # of the noise: how much slower a run is than the best of its kind, on average
 
     @property
     def workload_s(self) -> float:
-        """Seconds of work until the workload is done, evaluations included; infinite where it has no end."""
+        """Seconds of work until the workload is done, evaluations included; infinite if it has no end."""
         return self.workload_steps * self.seconds + self.evaluations_s if self.workload_steps else math.inf
 
 
 def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
-    """The mean step under these conditions; of the machine as described, with the noise of logs, the median step is the predicted one.
+    """The mean step under these conditions. On the machine as described, with the noise of logs, the median step is the predicted one.
 
-    Large machines are predicted from the median steps of logs: the noise that every step has is in a prediction, and is counted once.
-    What makes the mean longer than the median is added, stalls above all. They are rare and long, so that a sample would have too many or
-    too few of them: their mean counts. Without noise, steps are as they are simulated.
+    Large machines are predicted from the median steps of logs, so a prediction already contains the usual noise, and it is not added again.
+    What makes the mean longer than the median is added, above all stalls. They are rare and long, and a sample would have too many or too
+    few of them, so their mean is used. Without noise, steps are as simulated.
     """
     planned = conditions.planned(plan)
     noise = conditions.noise_on(planned)
@@ -78,13 +78,13 @@ def mean_step(plan: Plan, conditions: Conditions, seed: int) -> MeanStep:
 
 
 def _sample(plan: Plan, conditions: Conditions, seed: int, planned: PlannedStep) -> SimulatedRun:
-    """Steps that stand for all of them, without stalls."""
+    """Steps that represent all steps, without stalls."""
     without = replace(conditions, noise=replace(conditions.noise_on(planned), stalls_per_hour=0.0), jitter=1.0)
     return run_plan(plan, without, SAMPLED_STEPS + 1, seed, planned=planned)
 
 
 def usd_per_accelerator_hour(plan: Plan, conditions: Conditions) -> float | None:
-    """The price that a forecast uses; None where none is listed."""
+    """The price that a forecast uses; None if none is listed."""
     offer = conditions.planned(plan).forecast.outcome.offer
     return offer.price.usd_per_accelerator_hour if offer else None
 
@@ -97,7 +97,7 @@ class Outlook:
     weeks: Weeks
     step: MeanStep
     usd_per_hour: float | None  # of one accelerator
-    time_to_train_s: float | None  # mean time of the whole workload; None where it has no end, or the simulation was interrupted
+    time_to_train_s: float | None  # mean time of the whole workload; None if it has no end, or if the simulation was interrupted
 
     @property
     def goodput(self) -> OverSeeds:
@@ -106,7 +106,7 @@ class Outlook:
 
     @property
     def interruptions(self) -> OverSeeds:
-        """Of all causes."""
+        """Number of interruptions of all causes."""
         return OverSeeds.of(self.weeks.interruptions.sum(axis=1).astype(np.float64))
 
     @property
@@ -117,7 +117,7 @@ class Outlook:
 
     @property
     def num_steps(self) -> OverSeeds:
-        """Steps that count."""
+        """Number of steps that were kept."""
         return OverSeeds.of(self.weeks.work_s / self.step.seconds)
 
     @property
@@ -126,7 +126,7 @@ class Outlook:
         return float(np.mean(self.weeks.work_s >= self.step.workload_s))
 
     def paid_usd(self, seconds: Floats, *, spares: bool = True) -> Floats | None:
-        """What so many seconds of the machine cost, with its spares; None without a price."""
+        """US dollars for so many seconds of the machine with its spare nodes; None without a price."""
         if self.usd_per_hour is None:
             return None
         nodes = self.campaign.num_spares * self.campaign.accelerators_per_node if spares else 0
@@ -134,7 +134,7 @@ class Outlook:
 
 
 def campaign_of(plan: Plan, failures: Failures, interval_s: float | None, num_spares: int | None, dead_nodes: int = 0) -> Campaign:
-    """The plan's campaign, with what is advised where the user does not say."""
+    """The campaign of the plan, with the advised values for options that the user does not give."""
     size, per_node = plan.cluster.num_accelerators, plan.cluster.used_per_node
     return Campaign(
         failures=failures,
@@ -149,7 +149,7 @@ def campaign_of(plan: Plan, failures: Failures, interval_s: float | None, num_sp
 def outlook(
     plan: Plan, conditions: Conditions, campaign: Campaign, seed: int, num_seeds: int, horizon_s: float, report: Report | None = None
 ) -> Outlook:
-    """So many days of a plan, over many seeds."""
+    """Simulate so many days of a plan, over many seeds."""
     conditions.check(plan)
     step, seen = mean_step(plan, conditions, seed), weeks(campaign, seed, num_seeds, horizon_s, report=report)
     return Outlook(
@@ -162,9 +162,10 @@ def outlook(
 
 
 def _time_to_train_s(campaign: Campaign, work_s: float, seed: int, num_seeds: int) -> float | None:
-    """Mean seconds of runs until so much work is done, however many days are simulated; None where there is no end or nothing gets done.
+    """Mean seconds of runs until the whole workload is done, for any number of simulated days; None without an end or without progress.
 
-    A single run of days may by chance have no interruption, or a long wait for a node: its pace says little of the whole workload.
+    A single run of some days may by chance have no interruption, or a long wait for a node, so its pace says little about the whole
+    workload.
     """
     if not math.isfinite(campaign.expected.wall_s(work_s)):
         return None
@@ -175,7 +176,7 @@ def _time_to_train_s(campaign: Campaign, work_s: float, seed: int, num_seeds: in
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Finish:
-    """When the whole workload is done, over seeds that also differ in how far the prediction may be off."""
+    """When the whole workload is done, over seeds that also differ in the error of the prediction."""
 
     wall_s: Floats
     cost_usd: Floats | None
@@ -185,33 +186,33 @@ class Finish:
         return float(np.mean(self.wall_s <= seconds))
 
     def chance_under(self, usd: float) -> float | None:
-        """Probability of paying no more; None without a price."""
+        """Probability of paying no more than this; None without a price."""
         return None if self.cost_usd is None else float(np.mean(self.cost_usd <= usd))
 
 
 def finish(plan: Plan, seen: Outlook, run_spread: float, seed: int, num_seeds: int, report: Report | None = None) -> Finish:
-    """The end of the plan's workload: interruptions, how slow this run is among its kind, and the prediction's interval."""
+    """The end of the plan's workload, with interruptions, how slow this run is among its kind, and the interval of the prediction."""
     rng = np.random.default_rng([seed, 5])
     step_s = seen.step.seconds * _uncertain(plan, rng.standard_normal(num_seeds)) * (1 + run_spread * rng.standard_exponential(num_seeds))
     work_s = plan.workload.num_steps() * step_s + seen.step.evaluations_s
     ended = weeks(seen.campaign, seed, num_seeds, work_s=work_s, report=report)
     if not ended.complete:
-        raise KeyboardInterrupt  # runs that were cut short say nothing of their end
+        raise KeyboardInterrupt  # runs that were interrupted say nothing about their end
     return Finish(wall_s=ended.wall_s, cost_usd=seen.paid_usd(ended.wall_s))
 
 
 def _uncertain(plan: Plan, deviates: Floats) -> Floats:
-    """Factors on the predicted step whose middle 80 % are the plan's interval, each side with a spread of its own."""
+    """Factors on the predicted step whose middle 80 % are the interval of the plan, with a separate spread on each side."""
     up, down = math.log(plan.high_s / plan.step_s), math.log(plan.step_s / plan.low_s)
     return np.exp(deviates / NORMAL_90 * np.where(deviates > 0, up, down))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What the same kind of machine with another number of accelerators has to expect."""
+    """What to expect on the same kind of machine with another number of accelerators."""
 
     num_accelerators: int
-    between_s: float  # interruptions
+    between_s: float  # seconds between interruptions
     interval_s: float  # advised between checkpoints
     young_s: float
     daly_s: float

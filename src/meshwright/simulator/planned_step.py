@@ -1,4 +1,4 @@
-"""A plan as the simulator walks it: operations with their seconds, gates that wait for weights, buckets that leave with gradients."""
+"""A plan as the simulator needs it: operations with their seconds, weights that they wait for, and gradients that are sent."""
 
 from __future__ import annotations
 
@@ -20,30 +20,33 @@ from meshwright.predict.step import TOKEN_BYTES
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-SAME = 1e-6  # relative difference of two predictions of one plan that rounding explains
+SAME = 1e-6  # relative difference of two predictions of one plan that can be rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Seconds of traffic between replicas in a step on one accelerator, and what of it compute pays for though it is hidden."""
+    """Seconds of traffic between replicas in a step on one accelerator, and the share of hidden traffic that slows compute."""
 
     reduce_s: float  # of all gradients of the fullest rank
     gather_s: float  # of all its weights
     contention: float
-    closed_s: float  # what the closed form leaves exposed, for jobs whose traffic is not walked
+    closed_s: float  # the exposed time of the closed form, for jobs whose traffic is not simulated
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedStep:
-    """One step of one plan, ready to be walked. Operations follow the schedule's columns; seconds are of the slowest chip."""
+    """One step of one plan, ready to be simulated.
+
+    Operations are in the order of the schedule's columns; seconds are those of the slowest chip.
+    """
 
     plan: Plan
     forecast: Forecast
     schedule: Schedule
     duration_s: Floats  # of each operation
-    end_s: Floats  # of each, undisturbed
-    hop_s: Floats  # until its result has arrived after that
-    pipeline_s: float  # the undisturbed makespan
+    end_s: Floats  # of each operation, without noise
+    hop_s: Floats  # time until its result has arrived
+    pipeline_s: float  # the makespan without noise
     traffic: Traffic
     parts_s: dict[str, float]  # predicted, by step.PARTS
 
@@ -54,7 +57,7 @@ class PlannedStep:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of it without waiting for data: what ranks are late in, and what drifts."""
+        """Seconds of the step without waiting for data; delay and drift are shares of this time."""
         return self.step_s - self.parts_s["data"]
 
     @property
@@ -64,13 +67,16 @@ class PlannedStep:
 
     @property
     def chains(self) -> bool:
-        """Whether gradients and weights travel once a step, chunk by chunk, behind a pipeline; else the closed form prices them."""
+        """Whether gradients and weights are sent once per step, chunk by chunk, behind a pipeline.
+
+        Otherwise the closed form prices them.
+        """
         layout = self.plan.layout
         return layout.pp > 1 and layout.zero_stage < 2 and layout.overlap_dp and self.traffic.reduce_s > 0
 
     @property
     def read_s(self) -> float:
-        """Seconds of reading one batch from storage: a prefetched step takes at least as long."""
+        """Seconds to read one batch from storage. A step with prefetching takes at least as long."""
         workload, cluster = self.plan.workload, self.plan.cluster
         return workload.tokens_per_step * TOKEN_BYTES / cluster.storage_bytes_per_s
 
@@ -81,17 +87,17 @@ class PlannedStep:
 
     @cached_property
     def last_backward(self) -> Ints:
-        """Stage x chunk: the operation after which the chunk's gradients are whole."""
+        """Stage x chunk: the operation after which the gradients of the chunk are complete."""
         return _extreme(self.schedule, max(int(self.schedule.kind.max()), BACKWARD), last=True)
 
     @property
     def last_operation(self) -> int:
-        """The operation with which an undisturbed pipeline drains: of the first stage, or of the last to run weight gradients."""
+        """The last operation of a pipeline without noise: of the first stage, or of the last stage with weight gradients."""
         return int(np.argmax(self.end_s))
 
     @cached_property
     def is_awaited(self) -> NDArray[np.bool_]:
-        """Of each operation, whether another one waits for it."""
+        """Whether another operation waits for each operation."""
         awaited = np.zeros(len(self.schedule.stage), dtype=bool)
         awaited[self.schedule.waits_for[self.schedule.waits_for >= 0]] = True
         return awaited
@@ -107,7 +113,7 @@ def _extreme(schedule: Schedule, kind: int, *, last: bool) -> Ints:
 
 
 def planned_step(plan: Plan, cluster: Cluster | None = None, software: Software | str = "") -> PlannedStep:
-    """The plan's step, on the plan's own machine or on `cluster`, the same machine with something taken from it."""
+    """The step of the plan, on the plan's own machine or on `cluster`, the same machine with a degraded fabric."""
     if cluster is not None:
         plan = replace(plan, cluster=cluster)
     forecast = forecast_of(plan, software)
@@ -129,7 +135,7 @@ def planned_step(plan: Plan, cluster: Cluster | None = None, software: Software 
 
 
 def check_plan(plan: Plan, software: Software | str = "") -> None:
-    """Raise an InputError where the plan's own step is not what its machine, model and software give."""
+    """Raise an InputError if the step time in the plan is not what its machine, model and software give."""
     predicted = forecast_of(plan, software)
     if not abs(plan.step_s / predicted.step_s - 1) <= SAME:
         raise InputError(
@@ -141,7 +147,7 @@ def check_plan(plan: Plan, software: Software | str = "") -> None:
 
 
 def traffic_of(forecast: Forecast) -> Traffic:
-    """What goes between replicas in a step, priced as if nothing hid it."""
+    """The traffic between replicas in a step, priced without any overlap."""
     carried = forecast.detail.carried()
     return Traffic(
         reduce_s=float(carried.reduced_s[0]),

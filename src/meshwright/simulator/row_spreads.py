@@ -1,7 +1,7 @@
-"""How much the steps of jobs without a pipeline spread: no log of such a job is in the package, but rows of measured runs state it.
+"""How much the step times of jobs without a pipeline vary. No such log is in the package, but rows of measured runs state it.
 
-Most of these rows are read from progress lines several steps apart, or from blocks of steps, which average what changes from step to
-step. What they show is taken for drift.
+Most of these rows are read from progress lines several steps apart, or from blocks of steps. Both average out the changes from step to
+step, so the stated spread is treated as drift.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ COLUMN = "jitter_robust_std_pct"
 UNIT_STEPS = 300  # of a run, as most have
 UNIT_RUNS = 200
 UNIT_SEED = 5
-NORMAL_90 = 1.2815515655446004  # 80 % of a normal distribution lie within so many standard deviations
+NORMAL_90 = 1.2815515655446004  # 80 % of a normal distribution are within so many standard deviations
 
 
 @dataclass(frozen=True, slots=True)
 class RowDrift:
-    """The drift of such jobs, and by how much its logarithm differs between rows."""
+    """The drift of such jobs, and how much its logarithm differs between rows."""
 
     drift: float
     level_spread: float
@@ -34,7 +34,7 @@ class RowDrift:
 
 
 def drift_without_pipeline() -> RowDrift:
-    """The median over all rows of one stage, whatever their chips: it differs less between chips than between rows of one chip."""
+    """The median over all rows with one stage, for all chips: it differs less between chips than between rows of one chip."""
     stated = {row.line: row.text(COLUMN) for row in read_table(MEASURED_CSV).rows}
     runs = [run for run in read_runs(MEASURED_CSV).rows if run.layout.pp == 1 and stated[run.source_row]]
     unit_pct = _unit_pct()
@@ -45,7 +45,7 @@ def drift_without_pipeline() -> RowDrift:
 
 
 def _unit_pct() -> float:
-    """Robust standard deviation, per cent, that a drift of 1 gives a run."""
+    """Robust standard deviation in per cent that a drift of 1 gives a run."""
     rng = np.random.default_rng(UNIT_SEED)
     paths = np.stack([draws.drift_path(UNIT_STEPS, rng) for _ in range(UNIT_RUNS)])
     away = np.abs(paths - np.median(paths, axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""A run of a plan on a machine with noise, broken links and slow ranks: its steps, its evaluations, and its folder."""
+"""A simulated run of a plan with noise, broken links and slow ranks: its steps, its evaluations, and its folder."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from meshwright.simulator.step import Report, Setting, Slow, Steps, simulate
 from meshwright.units import si
 
 CREATED = "1970-01-01T00:00:00.000+00:00"  # of every simulated folder: the same seed gives the same bytes
-NOTABLE_STALL = 0.02  # of a step: a stall that gets an event
-SLOWEST = 1000.0  # times as slow as others: a rank beyond that is dead
+NOTABLE_STALL = 0.02  # share of a step: longer stalls get an event
+SLOWEST = 1000.0  # times as slow as others: a slower rank counts as dead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What the machine is like while the plan runs; the default is as described, with the noise that logs of such runs show."""
+    """The conditions of the simulated machine. By default it is as described, with the noise of logs of such runs."""
 
-    noise: Noise | None = None  # None: as logs of the plan's class show it
-    jitter: float = 1.0  # times as strong
+    noise: Noise | None = None  # None: as in logs of the plan's class
+    jitter: float = 1.0  # factor on jitter, delay and drift
     fabric: Fabric = field(default_factory=Fabric)
     slow: tuple[Slow, ...] = ()
     storage_bytes_per_s: float = 0.0  # 0: as described
@@ -57,12 +57,12 @@ class Conditions:
         return "noise as logs show it" if self.jitter == 1 else f"jitter {self.jitter:.6g} times that of logs"
 
     def noise_on(self, planned: PlannedStep) -> Noise:
-        """The noise of a plan's runs."""
+        """The noise of runs of a plan."""
         usual = usual_noise(planned.forecast.job, planned.plan.layout) if self.noise is None else self.noise
         return usual.scaled(self.jitter)
 
     def check(self, plan: Plan) -> None:
-        """Raise an InputError where the plan's machine cannot be like that."""
+        """Raise an InputError if these conditions are not possible on the plan's machine."""
         check_tiers(plan)
         self.fabric.check(plan.cluster)
         for one in self.slow:
@@ -80,14 +80,14 @@ class Conditions:
                 )
 
     def planned(self, plan: Plan) -> PlannedStep:
-        """The plan's step on the machine as every NIC and the storage leave it."""
+        """The step of the plan on the machine with the degraded fabric and storage."""
         cluster = self.fabric.degraded(plan.cluster)
         if self.storage_bytes_per_s:
             cluster = replace(cluster, storage_bytes_per_s=self.storage_bytes_per_s)
         return planned_step(plan, cluster, self.stack or "")
 
     def setting(self, planned: PlannedStep, seed: int) -> Setting:
-        """What a walk needs to know, with hashes and hit NICs drawn for this seed."""
+        """The inputs of a simulation of steps, with random hashes and affected NICs for this seed."""
         shares = self.fabric.stage_shares(planned.plan.cluster, planned.plan.layout, np.random.default_rng([seed, 3]))
         traffic: tuple[Traffic, ...] = ()
         if (shares != 1).any():
@@ -97,14 +97,14 @@ class Conditions:
 
 
 def check_tiers(plan: Plan) -> None:
-    """Raise an InputError where a network tier has no plane."""
+    """Raise an InputError if a network tier has no plane left."""
     for tier in plan.cluster:
         if tier.num_planes < 1:
             raise InputError(f"tier {tier.name} has {tier.num_planes} planes", where=f"plan: cluster.{tier.name}", fix="give at least one")
 
 
 def _traffic_at(planned: PlannedStep, share: float) -> Traffic:
-    """Traffic between replicas whose NICs have a share of the fabric left."""
+    """Traffic between replicas whose NICs have only a share of the fabric."""
     cluster = planned.plan.cluster
     tier = fabric_tier(cluster)
     less = replace(cluster, tiers=(*cluster.tiers[:-1], replace(tier, bytes_per_s=tier.bytes_per_s * share)))
@@ -113,16 +113,16 @@ def _traffic_at(planned: PlannedStep, share: float) -> Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SimulatedRun:
-    """A run as it would have gone."""
+    """The steps and evaluations of a simulated run."""
 
     planned: PlannedStep
     conditions: Conditions
     seed: int
     steps: Steps
-    evaluated_after: tuple[int, ...]  # steps done when an evaluation came
-    evaluation_s: float  # of one
+    evaluated_after: tuple[int, ...]  # number of steps before each evaluation
+    evaluation_s: float  # of one evaluation
     asked_steps: int
-    is_cut: bool = False  # the budget ended it
+    is_cut: bool = False  # whether the budget ended it
 
     @property
     def complete(self) -> bool:
@@ -146,9 +146,9 @@ class SimulatedRun:
 
     @property
     def time_to_train_s(self) -> float | None:
-        """Seconds of the whole workload: as simulated, or extrapolated from a part of it; None where it has no end.
+        """Seconds of the whole workload: simulated, or extrapolated from a part of it; None if it has no end.
 
-        Extrapolated, every step takes as long as the mean of the steady ones.
+        In an extrapolation, every step takes as long as the mean steady step.
         """
         workload = self.planned.plan.workload
         if self.is_whole or not workload.num_steps():
@@ -157,17 +157,17 @@ class SimulatedRun:
 
     @property
     def mean_exposed_s(self) -> dict[str, float]:
-        """Mean seconds of a steady step that each axis exposes."""
+        """Mean exposed seconds of each axis in a steady step."""
         return {part.removeprefix("exposed_"): mean_s for part, mean_s in self.mean_parts_s.items() if part.startswith("exposed_")}
 
     @property
     def mean_parts_s(self) -> dict[str, float]:
-        """Mean seconds of every part of a steady step; of any step where none is steady."""
+        """Mean seconds of every part of a steady step; of any step if none is steady."""
         return {part: float(np.mean(self.steps.parts_s[part][self._steady])) for part in PARTS}
 
     @property
     def num_steady_steps(self) -> int:
-        """Steps that the mean parts are of: those that follow neither a start nor an evaluation, or all where none is of that kind."""
+        """Number of steps behind the mean parts: those that follow neither a start nor an evaluation, or all if there are none."""
         return int(self._steady.sum())
 
     @property
@@ -184,7 +184,7 @@ def run_plan(
     planned: PlannedStep | None = None,
     within_s: float = math.inf,
 ) -> SimulatedRun:
-    """The plan's run of `num_steps` steps, or to the workload's end, or to the last step that ends within so many seconds."""
+    """Simulate `num_steps` steps of the plan, or to the end of the workload, or to the last step within a time limit."""
     conditions.check(plan)
     count = num_steps or plan.workload.num_steps()
     if count < 1:
@@ -210,7 +210,7 @@ def run_plan(
 
 
 def _within(run: SimulatedRun, limit_s: float) -> SimulatedRun:
-    """The run up to the last step, with the evaluation behind it, that ends within `limit_s`; its first step at least."""
+    """The run up to the last step, with its evaluation, that ends within `limit_s`; at least the first step."""
     if run.simulated_s <= limit_s:
         return run
     evaluated = np.zeros(len(run.steps))
@@ -225,7 +225,7 @@ def _within(run: SimulatedRun, limit_s: float) -> SimulatedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverSeeds:
-    """A number over many seeds: its mean, what 80 of 100 runs lie between, and how well the mean is known."""
+    """A number over many seeds: its mean, the range of 80 of 100 runs, and the standard error of the mean."""
 
     mean: float
     low: float
@@ -234,7 +234,7 @@ class OverSeeds:
 
     @staticmethod
     def of(values: Sequence[float] | NDArray[np.float64]) -> OverSeeds:
-        """The numbers of `values`, one a seed."""
+        """The statistics of `values`, one per seed."""
         array = np.asarray(values, dtype=np.float64)
         low, high = np.percentile(array, [10, 90])
         error = float(np.std(array, ddof=1) / math.sqrt(len(array))) if len(array) > 1 else math.nan
@@ -244,7 +244,7 @@ class OverSeeds:
 def seeds_of(
     plan: Plan, conditions: Conditions, num_steps: int, first_seed: int, num_seeds: int, report: Report | None = None
 ) -> Iterator[SimulatedRun]:
-    """The same run with one seed after the other."""
+    """The same run with one seed after another."""
     planned = conditions.planned(plan)
     for number in range(num_seeds):
         yield run_plan(plan, conditions, num_steps, first_seed + number, planned=planned)
@@ -253,7 +253,7 @@ def seeds_of(
 
 
 def new_folder(run: SimulatedRun, runs: Path, name: str, plan_file: Path, num_steps: int | None) -> RunWriter:
-    """A writer for the folder of a simulated run of so many steps; None where days are simulated."""
+    """A writer for the folder of a simulated run of so many steps; None if days are simulated."""
     plan = run.planned.plan
     header = RunHeader(
         name=name,

@@ -1,6 +1,6 @@
-"""A plan simulated: hundreds of steps with noise and broken links, or weeks with failures; from options to one value with all results.
+"""The simulation of a plan: hundreds of steps with noise and broken links, or weeks with failures.
 
-`simulate` is what the command line and notebooks call.
+The command line and notebooks call `simulate`, which returns a `Simulation` with all results.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from meshwright.simulator.outlook import sizes as other_sizes
 from meshwright.simulator.planned_step import check_plan
 from meshwright.simulator.run import Conditions, OverSeeds, Paid, SimulatedRun, run_plan, write_run
 from meshwright.simulator.step import Slow
+from meshwright.simulator.weeks_energy import weeks_energy_j
 from meshwright.simulator.weeks_record import write_weeks
 from meshwright.units import DAY, GB, per_cent
 
@@ -61,7 +62,27 @@ RANGES = {  # of the options that are numbers, as the command line has them
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """How a plan would go: one run of steps, or weeks of them, for the first seed and over all seeds."""
+    """The result of `simulate`: a run of steps, or weeks with failures, for the first seed and over all seeds.
+
+    Attributes:
+        plan: The plan that was simulated.
+        conditions: Noise, slow ranks, lost links and storage of the simulated machine.
+        seed: The first seed.
+        seeds: Number of seeds.
+        days: Simulated days; None if steps were simulated.
+        finish_by_s: Seconds in which the run should be done, if `finish_by` was given.
+        rate: US dollars per accelerator-hour, if known.
+        budget: The budget, if one was given.
+        run: The simulated steps of the first seed.
+        over_seeds: Mean and range of each quantity over all seeds, if there are several.
+        without_slow: The run of the first seed without slow ranks, if there are any.
+        outlook: The simulated weeks, over all seeds.
+        finish: Probabilities of finishing in time and within the budget.
+        sizes: Advice for other numbers of accelerators, if `sizes` was set.
+        folder: The run folder, if one was written.
+        is_cut: Whether the budget ended the run.
+        interrupted: Whether the user interrupted the simulation.
+    """
 
     plan: Plan
     conditions: Conditions
@@ -83,7 +104,7 @@ class Simulation:
 
     @property
     def cost_usd(self) -> float | None:
-        """What the run costs."""
+        """US dollars that the simulated run costs; None without a price."""
         if self.outlook:
             paid = self.outlook.paid_usd(self.outlook.weeks.wall_s)
             return None if paid is None else float(np.mean(paid))
@@ -94,13 +115,20 @@ class Simulation:
 
     @cached_property
     def ledger(self) -> Ledger | None:
-        """The ledger of the run that was written; None where it has so many steps that reading them would take seconds."""
+        """The ledger of the run folder; None if no folder was written, or if it has too many steps to be read quickly."""
         is_short = self.run is None or len(self.run.steps) <= LEDGER_STEPS
         return ledger_of(self.folder) if self.folder and is_short else None
 
+    @cached_property
+    def energy_j(self) -> float | None:
+        """Joules at the wall: of days, the mean of all seeds, as the cost is; of steps, those of the run that was written. Else None."""
+        if self.outlook:
+            return weeks_energy_j(self.plan, self.outlook)
+        return self.ledger.energy_j if self.ledger else None
+
     @property
     def exposed(self) -> Exposed | None:
-        """How far the exposed time between replicas may be off; None where drawn hashes or hit NICs decide it."""
+        """The interval of the exposed time between replicas; None with randomly hashed paths or with NICs that lost planes."""
         fabric = self.conditions.fabric
         if self.run is None or fabric.nics_hit or fabric.routing == "hashed":
             return None
@@ -108,7 +136,7 @@ class Simulation:
 
     @property
     def time_to_train_s(self) -> float | None:
-        """Seconds of the whole workload: of the run, extrapolated, or the mean of many runs with failures; None without an end."""
+        """Seconds of the whole workload: simulated, extrapolated, or the mean of many runs with failures; None if it has no end."""
         if self.run is not None:
             return self.run.time_to_train_s
         assert self.outlook is not None
@@ -116,7 +144,7 @@ class Simulation:
 
     @property
     def waste_usd(self) -> float | None:
-        """What the time that did not count costs, spares included."""
+        """US dollars paid for time without progress, spare nodes included."""
         if self.outlook is None:
             return None
         whole = self.outlook.paid_usd(self.outlook.weeks.wall_s)
@@ -137,7 +165,7 @@ class Simulation:
         return self.outlook.goodput.mean if self.outlook else None
 
     def to_json(self) -> dict[str, Any]:
-        """The values under the names of `meshwright simulate --json`."""
+        """The object that `meshwright simulate --json` prints."""
         from meshwright.say.simulation import simulation_document
 
         return simulation_document(self).to_json()
@@ -191,9 +219,36 @@ def simulate(
     runs: str | Path | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Simulation:
-    """Simulate a plan, a forecast or a plan file: `steps` of it (all of the workload by default), or `days` with failures.
+    """Simulate a plan, as `meshwright simulate` does: a number of steps, or days with failures.
 
-    The options are those of `meshwright simulate`. With `runs` the first seed's run is written there as a run folder.
+    Args:
+        plan: A plan, a forecast, or the path of a plan file.
+        steps: Number of steps; by default all steps of the workload.
+        days: Days to simulate with failures, instead of steps.
+        seed: First seed of the random numbers. The same seed gives the same result.
+        seeds: Number of runs, each with the next seed.
+        jitter: Factor on the jitter that real logs show.
+        noise: Whether to add noise; without it steps are as predicted.
+        slow_rank: Slow ranks: a factor by rank (`{3: 1.3}`), or texts `3=1.3`.
+        planes_lost: Number of network planes that NICs have lost.
+        nics_hit: Number of NICs that lost planes; 0: all.
+        links_lost: Share of the links between switches that are down, from 0 to 1.
+        neighbour: Share of these links that another job uses, from 0 to 1.
+        routing: `hashed`, `adaptive` or `spray`; by default as the cluster describes it.
+        storage: Rate of storage in GB/s; by default as the cluster describes it.
+        failures: With `days`: failure rates, `llama3` (the default), `none` or a TOML file.
+        checkpoint_every: With `days`: work between checkpoints, such as `10min`; by default as advised.
+        spares: With `days`: number of spare nodes; by default as advised.
+        failed_nodes: With `days`: number of nodes that are broken at the start.
+        finish_by: With `days`: a duration (`90d`) or a date (`2027-03-01`); gives the probability of being done by then.
+        budget: What the run may cost, such as `500USD`.
+        price: Price per accelerator-hour, such as `2.5USD/h`, instead of the listed price.
+        sizes: With `days`: whether to give advice for 1,024 to 131,072 accelerators too.
+        cluster: Refuse a plan that was not made for this cluster.
+        software: The software profile that the plan was made with.
+        name: Name of the run folder; by default from the plan file and the seed.
+        runs: Folder in which the run folder of the first seed is written; None: nothing is written.
+        progress: Called with what is done, how much of it, and how much there is in all.
     """
     numbers = {"steps": steps, "days": days, "seed": seed, "seeds": seeds, "jitter": jitter, "planes_lost": planes_lost}
     numbers |= {"nics_hit": nics_hit, "spares": spares, "failed_nodes": failed_nodes}
@@ -246,14 +301,14 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """Where the first seed's run is written; `runs` of None: nowhere."""
+    """Where the run of the first seed is written; nowhere if `runs` is None."""
 
     runs: Path | None
     name: str
     plan_file: Path | None
 
     def write(self, asked: Simulation, writer: Callable[[Path, str, Path, Paid], Path]) -> Path | None:
-        """The folder written; the plan is written first where it did not come from a file."""
+        """Write the folder and return its path. A plan that did not come from a file is written first."""
         if self.runs is None:
             return None
         paid = Paid(rate=asked.rate, budget=asked.budget)
@@ -276,7 +331,7 @@ class _Folder:
 
 
 def _within_s(asked: Simulation) -> float:
-    """Seconds that the budget pays for, to the millisecond that events have."""
+    """Seconds that the budget pays for, rounded to milliseconds as event times are."""
     return math.floor(asked.budget.seconds_left * 1e3) / 1e3 if asked.budget else math.inf
 
 
@@ -394,9 +449,9 @@ def _check_length(plan: Plan, steps: int | None, days: float | None, of_weeks: S
 
 
 def _budget(plan: Plan, steps: int | None, days: float | None, usd: Decimal, campaign: Campaign | None, rate: Rate | None) -> Budget:
-    """What the run may cost, spares included; an error where what is asked for costs more by prediction.
+    """The budget of the run, spare nodes included; an error if the predicted cost is higher.
 
-    With days, that is so many days, or the workload to its end, whichever is less.
+    With `days`, the cost of these days is predicted, or that of the whole workload if it is less.
     """
     if rate is None:
         raise no_price(plan.cluster)
@@ -410,7 +465,7 @@ def _budget(plan: Plan, steps: int | None, days: float | None, usd: Decimal, cam
 
 
 def _storage(gb_per_s: float | None) -> float:
-    """Bytes per second that storage feeds; 0: as described."""
+    """Bytes per second that storage delivers; 0: as described."""
     if gb_per_s is not None and not (math.isfinite(gb_per_s) and gb_per_s > 0):
         raise InputError(f"{argument('storage')} is {gb_per_s:g} GB/s", where=argument("storage"), fix="give more than 0")
     return (gb_per_s or 0.0) * GB
@@ -431,7 +486,7 @@ def _slow(text: str) -> Slow:
 
 
 def _check_machine(plan: Plan, name: str) -> None:
-    """Refuse a plan for another machine than the one that was named."""
+    """Raise an InputError if the plan is for another cluster than the one that was named."""
     if not name:
         return
     machine = load_cluster(name)

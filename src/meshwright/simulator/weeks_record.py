@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from meshwright.record.entries import MEAN_PARTS
 from meshwright.record.writer import RunWriter
 from meshwright.simulator.outlook import Outlook
 from meshwright.simulator.run import Paid, SimulatedRun, new_folder, records
@@ -29,7 +30,8 @@ def write_weeks(
 def _write_events(seen: Outlook, seed: int, writer: RunWriter, paid: Paid, cut: bool, status: str) -> None:
     campaign, happened = seen.campaign, seen.weeks
     spares = {"num_spares": campaign.num_spares, "num_spare_accelerators": campaign.num_spares * campaign.accelerators_per_node}
-    writer.event("start", 0, 0.0, seed=seed, checkpoint_interval_s=round(campaign.interval_s, 3), **spares, **paid.detail)
+    mean = {MEAN_PARTS: {part: round(part_s, 6) for part, part_s in seen.step.parts_s.items() if part_s > 0}}
+    writer.event("start", 0, 0.0, seed=seed, checkpoint_interval_s=round(campaign.interval_s, 3), **mean, **spares, **paid.detail)
     end_s = float(happened.wall_s[0])
     nexts = [*happened.when_s[1:], math.inf][: len(happened.when_s)]
     spent = list(_between(seen))

@@ -1,1 +1,1 @@
-"""The plan run for real: the only package that imports torch."""
+"""The trainer: the only package that imports torch."""

@@ -1,4 +1,4 @@
-"""All that can be known of a job before ranks start and before torch is loaded, which takes seconds."""
+"""Checks of a job that are made before ranks start and before torch is loaded, because loading torch takes seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from meshwright.train.job import TrainingJob, log_settings
 
 
 def check_job(job: TrainingJob, *, reads_corpus: bool = False) -> Corpus:
-    """Check all that can be known before ranks start; the corpus, opened. `reads_corpus`: compare its hashes, where that takes seconds."""
+    """Check everything about a job that can be checked before ranks start, and return the opened corpus.
+
+    `reads_corpus` compares all its hashes, which can take seconds.
+    """
     workload = job.plan.workload
     check_trainable(job.plan.model, workload, job.plan.layout)  # a plan file may have been written by hand, or for another stack
     corpus = Corpus.open_checked(job.corpus) if reads_corpus else Corpus.open(job.corpus)

@@ -1,4 +1,4 @@
-"""Whether a folder is what a command needs: free for a new run, or one that holds a trained model; known before torch is loaded."""
+"""Checks that a folder is what a command needs (free for a new run, or one with a trained model), before torch is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAN = "plan.json"
 
 
 def check_folder(runs: Path, name: str, *, resume: bool) -> None:
-    """Pass where a new run can be made, or where there is one to continue; changes nothing."""
+    """Raise an error unless a new run can be made here, or there is a run to continue. Nothing is changed."""
     folder = runs / check_name(name)
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
@@ -33,13 +33,13 @@ def check_folder(runs: Path, name: str, *, resume: bool) -> None:
 
 
 def check_new_folder(folder: Path) -> None:
-    """Pass where nothing is at `folder`, or an empty folder."""
+    """Raise an error unless `folder` does not exist or is empty."""
     if os.path.lexists(folder) and not (folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())):
         raise InputError("there is something already", where=str(folder), fix="name a folder that does not exist yet")
 
 
 def check_trained(folder: Path) -> None:
-    """Pass where `folder` is a run's or a Hugging Face model's."""
+    """Raise an error unless `folder` is a run folder or a Hugging Face model."""
     if (folder / PLAN).is_file() or (folder / CONFIG).is_file():
         return
     raise InputError(

@@ -1,4 +1,4 @@
-"""What a training run should do, and what must be the same when it continues: digests of plan, corpus and code."""
+"""The options of a training run, and digests of plan, corpus and code that must be the same when the run is resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TrainingJob:
     name: str
     corpus: Path
     seed: int = 0
-    num_steps: int | None = None  # stop after so many; None: at the target, or the workload's end
+    num_steps: int | None = None  # stop after so many; None: at the target, or at the end of the workload
     resume: bool = False
     benchmark: str = OWN  # the name in the MLPerf log
     checkpoint_steps: int = 0  # between two checkpoints; 0: only at the end, or by the clock
@@ -34,15 +34,15 @@ class TrainingJob:
     saves_at_end: bool = True
     keep_last: int = 3
     keep_every: int = 0
-    stall_timeout_s: float = 10.0  # a rank that stands still for longer, and for five of its slow steps, is reported and the run ended
-    grace_s: float = 30.0  # after SIGTERM, to save
+    stall_timeout_s: float = 10.0  # a rank without progress for this time, and for five of its slow steps, is reported, and the run ends
+    grace_s: float = 30.0  # time to save after SIGTERM
     allow_changed: tuple[str, ...] = ()
     start_from: Path | None = None  # a Hugging Face folder with the first weights
     plan_text: bytes = b""
     arguments: Mapping[str, Any] = field(default_factory=dict)  # as the run's header keeps them
-    may_start_over: bool = False  # where there is no checkpoint to go on from
-    prints_json: bool = False  # standard output is kept for the result
-    rate: Rate | None = None  # what an accelerator-hour costs today; None: not known
+    may_start_over: bool = False  # if there is no checkpoint to resume from
+    prints_json: bool = False  # standard output is used only for the result
+    rate: Rate | None = None  # price of an accelerator-hour today; None: not known
     budget: Budget | None = None  # what the run may cost
     ranks_per_gpu: int = 1  # more than one: to try a layout of many GPUs on few
 
@@ -53,7 +53,7 @@ class TrainingJob:
 
     @property
     def training(self) -> Training:
-        """How to train; a workload that does not say is an error."""
+        """The training settings of the workload; an error if it has none."""
         training = self.plan.workload.training
         if training is None:
             raise InputError(
@@ -65,7 +65,7 @@ class TrainingJob:
 
     @property
     def last_step(self) -> int:
-        """The step after which the run ends, target or not."""
+        """The step after which the run ends, even if the target is not reached."""
         workload, training = self.plan.workload, self.training
         samples = training.most_samples or workload.num_steps() * workload.global_batch
         limit = -(-int(samples) // workload.global_batch)
@@ -81,20 +81,23 @@ class TrainingJob:
 
     @property
     def expected_steps(self) -> int:
-        """Steps the run takes by what is known when it starts: to the target as the workload expects it, or to the last step."""
+        """Number of steps that the run is expected to need: to the target, as the workload states it, or to the last step."""
         to_target = self.plan.workload.num_steps() if self.training.target_loss else 0
         return min(to_target, self.last_step) if to_target else self.last_step
 
 
 def digests(job: TrainingJob, corpus_digest: str) -> dict[str, str]:
-    """What a checkpoint must share with the run that continues from it. The layout may change; what is trained may not."""
+    """What must be the same in a checkpoint and in the run that resumes from it.
+
+    The layout may change; model, workload and corpus may not.
+    """
     model, workload = (_without_sources(asdict(part)) for part in (job.plan.model, job.plan.workload))
     facts = {"model": model, "workload": workload, "seed": job.seed}
     return {"plan": _digest(facts), "corpus": corpus_digest, "code": code_digest()}
 
 
 def differences(one: Plan, other: Plan, most: int = 5) -> list[str]:
-    """How two plans train differently, in words: the fields of model and workload that a checkpoint is bound to."""
+    """The differences between two plans in words: the fields of model and workload that must match a checkpoint."""
     found = []
     for name in ("model", "workload"):
         before, now = (dict(_fields(_without_sources(asdict(getattr(plan, name))), name)) for plan in (one, other))
@@ -124,7 +127,7 @@ def _digest(value: object) -> str:
 
 @cache
 def code_digest() -> str:
-    """A digest of the sources that decide what a step computes."""
+    """A digest of the source files that decide what a step computes."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -132,7 +135,7 @@ def code_digest() -> str:
 
 
 def log_settings(job: TrainingJob, num_train_samples: int, machine: str) -> LogSettings:
-    """What the MLPerf log says before the run starts."""
+    """What is written to the MLPerf log before the run starts."""
     workload, layout, training = job.plan.workload, job.plan.layout, job.training
     batch = workload.global_batch
     evaluation = workload.evaluation

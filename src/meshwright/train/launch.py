@@ -1,7 +1,8 @@
-"""Ranks: which one a process is, and how all of them are started on one machine.
+"""Ranks: which rank a process is, and how all ranks are started on one machine.
 
-Under torchrun (or any launcher that sets its variables) a process is one rank; `meeting` finds the others. Otherwise this process starts
-the ranks itself: it forks once torch is loaded, holds the store where they meet, and sees to it that none outlives the others or itself.
+Under torchrun, or another launcher that sets the same variables, a process is one rank, and `meeting` finds the others. Otherwise this
+process starts the ranks: it forks after torch is loaded, holds the store through which ranks find each other, and makes sure that all ranks
+end when one of them, or this process, ends.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from meshwright.train.health.watch import EXIT_HUNG
 
 LOCALHOST = "127.0.0.1"
 EXIT_INPUT, EXIT_FAILED, EXIT_INTERRUPTED = 2, 1, 130
-MEETING_S = 60.0  # ranks must find each other within; `--rendezvous-timeout` is another value
+MEETING_S = 60.0  # time in which ranks must find each other; `--rendezvous-timeout` changes it
 AGREEMENT_S = 1800.0  # rank 0 may read a whole checkpoint before it decides
-COLLECT_S = 3.0  # after one rank failed, others may still say why
+COLLECT_S = 3.0  # time in which other ranks may report why they failed, after one has failed
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # prctl(2): a signal when the parent dies
 LOST = ("Connection closed", "Connection reset", "Broken pipe", "Connection refused", "failed to recv", "Application timeout")
@@ -37,14 +38,14 @@ LOST = ("Connection closed", "Connection reset", "Broken pipe", "Connection refu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One rank among all, and the store where they meet."""
+    """One rank among all ranks, and the store through which they find each other."""
 
     rank: int
     num_ranks: int
     local_rank: int
     num_local_ranks: int  # on this machine
     store: dist.Store
-    has_parent: bool = False  # whether a process of ours started the ranks: it records how they ended
+    has_parent: bool = False  # whether one of our processes started the ranks; that process records how they ended
 
 
 class ReportedElsewhere(MeshwrightError):
@@ -52,7 +53,7 @@ class ReportedElsewhere(MeshwrightError):
 
 
 def agreed(place: Place, what: str, decide: Callable[[], str]) -> str:
-    """What rank 0 decides, on every rank; if it fails there, the others end without a message of their own."""
+    """Return the decision of rank 0 on every rank. If it fails on rank 0, the other ranks end without their own message."""
     if place.rank:
         place.store.wait([f"agreed/{what}"], timedelta(seconds=AGREEMENT_S))
         verdict, _, message = place.store.get(f"agreed/{what}").decode().partition(" ")
@@ -70,27 +71,28 @@ def agreed(place: Place, what: str, decide: Callable[[], str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why the ranks ended before the end of their run, as seen by the process that started them."""
+    """Why the ranks ended too early, as seen by the process that started them."""
 
     reason: str  # exception, input, exit, signal, hang, connection or interrupt
-    rank: int | None  # that ended first; None: all of them, or not known
+    rank: int | None  # the rank that ended first; None: all of them, or not known
     message: str  # in one line
     exit_code: int | None = None  # below 0: the signal that ended the rank
 
 
 @dataclass(slots=True)
 class _Child:
-    """One rank's process, and the pipe on which it says how it ended."""
+    """The process of one rank, and the pipe through which it reports how it ended."""
 
     rank: int
     process: ForkProcess
     end: Connection
-    verdict: str = ""  # done, cause, effect; nothing: it ended without a message
+    verdict: str = ""  # done, cause or effect; empty: it ended without a message
     message: str = ""
-    was_ended: bool = False  # by us
+    was_ended: bool = False  # whether this process ended it
+    ended_first: bool = False  # before all others, and not well
 
     def end_now(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         if self.process.is_alive():
             self.was_ended = True
             self.process.kill()
@@ -104,18 +106,18 @@ class _Child:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it ended by itself without a message: killed, or by an unexpected exit."""
+        """Whether it ended by itself without a message: it was killed, or exited unexpectedly."""
         return not (self.verdict or self.was_ended or self.process.is_alive() or self.process.exitcode == EXIT_HUNG)
 
     @property
     def signal(self) -> int:
-        """The signal that ended it, if that was not us; else 0."""
+        """The signal that ended the process, unless this process sent it; otherwise 0."""
         code = self.process.exitcode or 0
         return -code if code < 0 and not self.was_ended else 0
 
     @property
     def death(self) -> str:
-        """How a silent process ended."""
+        """How a process without a message ended."""
         if not self.signal:
             return f"rank {self.rank} ended with exit code {self.process.exitcode} before the end of the run, without a message"
         often = ": often because the machine is out of memory" if self.signal == signal.SIGKILL else ""
@@ -123,13 +125,13 @@ class _Child:
 
 
 def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[Failure, dist.Store], None] | None = None) -> int:
-    """Run `body` on `num_ranks` forked processes; the exit status of them all.
+    """Run `body` on `num_ranks` forked processes, and return one exit status for all of them.
 
-    SIGTERM, SIGHUP and Ctrl-C are handed on as SIGTERM, on which ranks save and stop; a second Ctrl-C ends them at once. Where they end
-    before their time, `failed` is called with the reason, once all of them are gone, and with the store in which they met.
+    SIGTERM, SIGHUP and Ctrl-C are forwarded as SIGTERM: ranks then save and stop. A second Ctrl-C kills them. If the ranks end too early,
+    `failed` is called once all of them have ended, with the reason and with the store that they used.
     """
     with suppress(OSError):
-        sys.stdout.flush()  # or every rank would print what is still held back
+        sys.stdout.flush()  # otherwise every rank would print the buffered text
     children: list[_Child] = []
     with _handing_on(children) as asked:
         server = _start(num_ranks, body, children)
@@ -147,7 +149,7 @@ def run_ranks(num_ranks: int, body: Callable[[Place], None], failed: Callable[[F
 
 
 def _start(num_ranks: int, body: Callable[[Place], None], children: list[_Child]) -> dist.Store:
-    """Fork the ranks into `children`; the store where they meet. Signals wait meanwhile: a rank would take them for its own."""
+    """Fork the ranks into `children`, and return the store. Signals are blocked meanwhile, because a rank would handle them as its own."""
     listener = socket.create_server((LOCALHOST, 0))
     port = listener.getsockname()[1]
     context = multiprocessing.get_context("fork")
@@ -195,12 +197,13 @@ def _until_failure(children: list[_Child]) -> float | None:
             child.process.join()
             child.hear()
             if child.process.exitcode != 0 or child.verdict != "done":
+                child.ended_first = True
                 return time.monotonic()
     return None
 
 
 def _collect(children: list[_Child], until_s: float) -> None:
-    """Give the others a moment to report, then end them."""
+    """Wait a moment for reports of the other ranks, then end them."""
     running = [child for child in children if child.process.is_alive()]
     while running and time.monotonic() < until_s:
         wait([child.process.sentinel for child in running], timeout=max(until_s - time.monotonic(), 0.0))
@@ -212,7 +215,7 @@ def _collect(children: list[_Child], until_s: float) -> None:
 
 
 def _verdict(children: list[_Child], asked: Sequence[int]) -> tuple[int, Failure | None]:
-    """The exit status, and why the ranks failed, which is printed once; `asked` are the signals that asked them to stop."""
+    """The exit status, and why the ranks failed, which is printed once. `asked` are the signals by which they were asked to stop."""
     num_interrupts = asked.count(signal.SIGINT)
     if num_interrupts > 1 and any(child.was_ended for child in children):
         return EXIT_INTERRUPTED, Failure(
@@ -223,23 +226,27 @@ def _verdict(children: list[_Child], asked: Sequence[int]) -> tuple[int, Failure
     failure, texts = _failure(children)
     for text in dict.fromkeys(texts):
         print(text, file=sys.stderr)
-    causes = [child for child in children if child.verdict == "cause"]
-    code = EXIT_HUNG if failure.reason == "hang" else causes[0].process.exitcode if causes else EXIT_FAILED
+    code = EXIT_HUNG if failure.reason == "hang" else failure.exit_code if failure.reason in ("exception", "input") else EXIT_FAILED
     return code or EXIT_FAILED, failure
 
 
 def _failure(children: list[_Child]) -> tuple[Failure, list[str]]:
-    """Why the ranks failed, and what is printed: ranks with a reason first, then silent ones, then those that only noticed."""
+    """Why the ranks failed, and what is printed.
+
+    A rank that was killed before any other ended comes first: those that shared memory with it may fail in ways of their own. Then come
+    ranks that gave a reason, then ranks without a message, then ranks that only noticed the failure of another.
+    """
     causes = [child for child in children if child.verdict == "cause"]
-    if causes:
+    killed = next((child for child in children if child.ended_first and child.signal), None)
+    if causes and killed is None:
         first = causes[0]
         is_input = first.process.exitcode == EXIT_INPUT
         failure = Failure(
             reason="input" if is_input else "exception", rank=first.rank, message=_summary(first.message), exit_code=first.process.exitcode
         )
         return failure, [child.message for child in causes]
-    silent = sorted((child for child in children if child.is_silent), key=lambda child: not child.signal)
-    if any(child.process.exitcode == EXIT_HUNG for child in children):  # the watchdog has printed why
+    silent = sorted((child for child in children if child.is_silent), key=lambda child: (child is not killed, not child.signal))
+    if killed is None and any(child.process.exitcode == EXIT_HUNG for child in children):  # the watchdog has printed why
         return Failure(
             reason="hang", rank=None, message="the ranks made no progress; the event `stall` says which rank waited for which"
         ), []
@@ -262,9 +269,9 @@ def _summary(message: str) -> str:
 def _rank_main(
     rank: int, num_ranks: int, port: int, end: Connection, body: Callable[[Place], None], parent: int, mask: set[signal.Signals]
 ) -> None:
-    """One rank, from its fork to its end. `mask`: the signals that its parent blocks."""
+    """The life of one rank, from its fork to its end. `mask` has the signals that the parent blocks."""
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the parent hands it on as SIGTERM
+        signal.signal(number, signal.SIG_IGN)  # the parent forwards it as SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     end_with(parent)
@@ -283,7 +290,10 @@ def _rank_main(
 
 
 def explain_failure(error: BaseException, rank: int) -> tuple[bool, str]:
-    """Whether an unexpected error is likely the cause, and its message; a lost connection is only how others notice a failure."""
+    """Whether an unexpected error is likely the cause of the failure, and its message.
+
+    A lost connection is only how other ranks notice a failure.
+    """
     summary = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
     if isinstance(error, RuntimeError) and any(word in str(error) for word in LOST):
         return False, f"meshwright: rank {rank} lost the connection to another rank"
@@ -293,14 +303,14 @@ def explain_failure(error: BaseException, rank: int) -> tuple[bool, str]:
 
 
 def _leave(code: int) -> None:
-    """End this process as it is: threads of the store and of gloo have nothing left to do, and may hang."""
+    """End this process at once: threads of the store and of gloo have nothing left to do, and could hang."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)
 
 
 def end_with(parent: int) -> None:
-    """Have the system end this process when its parent dies, however it dies (Linux only)."""
+    """Ask the operating system to end this process when its parent ends for any reason (Linux only)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

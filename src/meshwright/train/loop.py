@@ -1,16 +1,17 @@
-"""The training loop: steps to a quality target, with evaluations, checkpoints and records, on one rank of many.
+"""The training loop on one rank: steps until the target, with evaluations, checkpoints and records.
 
-All ranks run the same lines. What they decide together (stop, save, end) travels in the sums that every step makes anyway, so that no rank
-ever waits in a collective that another does not enter. The times of a step travel while the next one runs, and are written down after it.
+All ranks run the same code. Common decisions (stop, save, end) are sent with the sums that every step computes anyway, so that no rank
+waits in a collective that another rank does not enter. The times of a step are sent during the next step, and are written after it.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwright.errors import MeshwrightError
 from meshwright.train.data.corpus import Corpus
@@ -27,8 +28,9 @@ from meshwright.train.parallel.batches import micro_batch, sample_numbers, witho
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.record import measured
 from meshwright.train.record.logbook import Logbook, Step
-from meshwright.train.replica import Replica, StepResult
+from meshwright.train.replica import Replica
 from meshwright.train.saves import Saves
+from meshwright.train.sums import StepResult, Sums
 
 EVALUATION_PATIENCE_S = 600.0
 
@@ -39,7 +41,7 @@ class NotFinite(MeshwrightError):
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far the run is."""
+    """How far the run has come."""
 
     step: int = 0
     samples: int = 0
@@ -47,7 +49,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the loop works with, on this rank."""
+    """The objects that the loop uses on this rank."""
 
     job: TrainingJob
     replica: Replica
@@ -60,46 +62,104 @@ class Parts:
     limit: Limit = field(default_factory=Limit)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A step that was taken, and perhaps not looked at yet."""
+
+    progress: Progress  # after it
+    batch: Sequence[MicroBatch]
+    sums: Sums
+    rate: float
+    step_s: float
+    ended_s: float  # by the monotonic clock
+    exchange: measured.Exchange
+
+
 def train(parts: Parts, progress: Progress) -> str:
-    """Train until the target, the last step, a signal or a spent budget; how it ended, in the words of a run's status."""
+    """Train until the target, the last step, a signal or a spent budget; how it ended, in the words of a run's status.
+
+    On a GPU a step is looked at while the next one runs, so that the device never waits for the host; before an evaluation, a checkpoint
+    and the end the last one is looked at too.
+    """
     job, replica, logbook = parts.job, parts.replica, parts.logbook
-    workload = job.plan.workload
-    batch_size, last = workload.global_batch, job.last_step
+    workload, last = job.plan.workload, job.last_step
     logbook.block_start(progress)
     status, spikes = "finished", Spikes()
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
     replica.wants_save = parts.saves.wants_save
+    unseen: deque[Taken] = deque()
     with ExitStack() as stack:
         batches = stack.enter_context(Prefetcher(parts.train, _numbers(job, replica, progress.samples)))
         garbage = stack.enter_context(Garbage(compiles=compiles(replica.mesh.layout, replica.mesh.device)))
+        started_s = time.perf_counter()
         while progress.step < last:
+            taken = _step(parts, progress, batches, started_s)
+            unseen.append(taken)
             started_s = time.perf_counter()
-            batch = _device_batch(parts, next(batches))
-            replica.mesh.timer.later()  # what ran between two steps is none of this one's
-            result = replica.gradients(batch)
-            if not result.is_finite:
-                raise _refusal(parts, progress, batch, result)
-            if spike := spikes.update(progress.step + 1, result.grad_norm, result.own_norms):
-                with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for a large gradient"):
-                    logbook.spike(progress, spike, largest_parameter(replica))
-            rate = job.training.rate(progress.samples + batch_size)
-            replica.update(result, rate)
-            progress.step, progress.samples = progress.step + 1, progress.samples + batch_size
-            _record(parts, progress, result, time.perf_counter() - started_s, batches.last_wait_s, rate)
+            evaluates = workload.is_evaluated_after(progress.step, last)
+            pauses = evaluates or parts.saves.is_due(progress.step) or progress.step == last or not replica.is_late
+            results = [_look(parts, unseen.popleft(), spikes) for _ in range(len(unseen) - (not pauses))]
             garbage.step()
-            if result.stops:
+            stops, saves = any(result.stops for result in results), any(result.saves for result in results)
+            if stops or saves:
+                _look_at_all(parts, unseen, spikes)
+            if stops:
                 status = "stopped"
                 break
-            if workload.is_evaluated_after(progress.step, last):
+            if evaluates:
                 if evaluate(parts, progress):
                     status = "target_reached"
                     break
                 logbook.block_start(progress)
-            if (result.saves or parts.saves.is_due(progress.step)) and progress.step < last:
+            if (saves or parts.saves.is_due(progress.step)) and progress.step < last:
                 with parts.watch.allow(EVALUATION_PATIENCE_S, "copying a checkpoint"):
                     parts.saves.save(progress)
+            if pauses or saves:
+                started_s = time.perf_counter()  # what lies between two steps is in neither
     logbook.flush()
     return status
+
+
+def _step(parts: Parts, progress: Progress, batches: Prefetcher, started_s: float) -> Taken:
+    """Take one step, and let its times ride in the next one's sum."""
+    job, replica = parts.job, parts.replica
+    batch = _device_batch(parts, next(batches))
+    replica.mesh.timer.later()  # what ran between two steps is none of this one's
+    batch_size = job.plan.workload.global_batch
+    rate = job.training.rate(progress.samples + batch_size)
+    sums = replica.step(batch, rate)
+    progress.step, progress.samples = progress.step + 1, progress.samples + batch_size
+    step_s, data_s, mesh = time.perf_counter() - started_s, batches.last_wait_s, replica.mesh
+    spans = mesh.timer.later()  # the device is at the update still, and is to find the next step's work behind it
+    exchange = measured.Exchange(lambda: measured.parts_of({**spans(), "data": [data_s]}, mesh.layout, step_s), mesh)
+    replica.rider = exchange
+    parts.watch.step(progress.step, step_s)
+    return Taken(progress=replace(progress), batch=batch, sums=sums, rate=rate, step_s=step_s, ended_s=time.monotonic(), exchange=exchange)
+
+
+def _look_at_all(parts: Parts, unseen: deque[Taken], spikes: Spikes) -> None:
+    while unseen:
+        _look(parts, unseen.popleft(), spikes)
+
+
+def _look(parts: Parts, taken: Taken, spikes: Spikes) -> StepResult:
+    """Read what a step gave, and write it down; raise where it is no number. The times of the step before have come with it."""
+    started_s = time.perf_counter()
+    progress, logbook = taken.progress, parts.logbook
+    result = taken.sums.result()
+    if not result.is_finite:
+        raise _refusal(parts, taken, result)
+    if spike := spikes.update(progress.step, result.grad_norm, result.own_norms):
+        with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for a large gradient"):
+            # The gradients themselves are there only where no other step has begun.
+            logbook.spike(progress, spike, "" if parts.replica.is_late else largest_parameter(parts.replica))
+    logbook.flush()
+    logbook.step(Step(progress.step, progress.samples, result, taken.step_s, taken.rate, taken.exchange, taken.ended_s))
+    saved = parts.saves.finished()
+    parts.limit.saw(taken.step_s, saved)
+    logbook.saves(progress, saved)
+    logbook.recording_s = time.perf_counter() - started_s
+    return result
 
 
 def evaluate(parts: Parts, progress: Progress) -> bool:
@@ -118,7 +178,7 @@ def evaluate(parts: Parts, progress: Progress) -> bool:
 
 
 def _validation_batch(parts: Parts, num_samples: int) -> list[MicroBatch]:
-    """This rank's share of the validation samples; where they do not divide, the last round is filled up without loss."""
+    """This rank's share of the validation samples. If they do not divide evenly, the last round is filled with samples without loss."""
     job, mesh = parts.job, parts.replica.mesh
     workload = job.plan.workload
     samples = validation_samples(parts.corpus.valid, workload.seq_len, num_samples)
@@ -131,7 +191,7 @@ def _validation_batch(parts: Parts, num_samples: int) -> list[MicroBatch]:
 
 
 def _numbers(job: TrainingJob, replica: Replica, first: int) -> Iterator[list[int]]:
-    """Sample numbers of this rank's part of every batch from `first` on, without end."""
+    """Numbers of the samples in this rank's part of every batch from `first` on, without end."""
     batch_size = job.plan.workload.global_batch
     while True:
         groups = sample_numbers(job.plan.layout, replica.mesh.dp.index, first, batch_size)
@@ -140,7 +200,7 @@ def _numbers(job: TrainingJob, replica: Replica, first: int) -> Iterator[list[in
 
 
 def _device_batch(parts: Parts, batch: Batch) -> list[MicroBatch]:
-    """A batch as it was read, in micro-batches on this rank's device."""
+    """A batch as it was read, divided into micro-batches and moved to this rank's device."""
     workload, mesh = parts.job.plan.workload, parts.replica.mesh
     size = mesh.layout.micro_batch
     cuts = [slice(i, i + size) for i in range(0, len(batch.numbers), size)]
@@ -150,31 +210,17 @@ def _device_batch(parts: Parts, batch: Batch) -> list[MicroBatch]:
     ]
 
 
-def _record(parts: Parts, progress: Progress, result: StepResult, step_s: float, data_s: float, rate: float) -> None:
-    """Let this rank's times ride in the next step's sum, and write down the step before, whose times have arrived."""
-    started_s, ended_s = time.perf_counter(), time.monotonic()
-    mesh = parts.replica.mesh
-    spans = mesh.timer.later()  # the device is at the update still, and is to find the next step's work behind it
-    exchange = measured.Exchange(lambda: measured.parts_of({**spans(), "data": [data_s]}, mesh.layout, step_s), mesh)
-    parts.replica.rider = exchange
-    parts.watch.step(progress.step, step_s)
-    parts.logbook.flush()
-    parts.logbook.step(Step(progress.step, progress.samples, result, step_s, rate, exchange, ended_s))
-    saved = parts.saves.finished()
-    parts.limit.saw(step_s, saved)
-    parts.logbook.saves(progress, saved)
-    parts.logbook.recording_s = time.perf_counter() - started_s
-
-
-def _refusal(parts: Parts, progress: Progress, batch: Sequence[MicroBatch], result: StepResult) -> NotFinite:
-    """The error that names where a NaN or infinity first appeared. The update has not been made."""
+def _refusal(parts: Parts, taken: Taken, result: StepResult) -> NotFinite:
+    """The error that names where a NaN or infinity first appeared. The update has not been made, nor that of a step after it."""
     parts.logbook.flush()
     with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for the source of a NaN"):
-        culprit = find_culprit(parts.replica, batch, result)
-    last = progress.samples + parts.job.plan.workload.global_batch - 1
+        culprit = find_culprit(parts.replica, taken.batch, result)
+    progress = taken.progress
+    first, last = progress.samples - parts.job.plan.workload.global_batch, progress.samples - 1
     which = "loss" if not math.isfinite(result.loss) else "gradient norm"
-    what = f"the {which} of step {progress.step + 1} (samples {progress.samples} to {last}) is NaN or infinite: {culprit}"
-    parts.logbook.event("nan", progress, message=culprit, first_sample=progress.samples, last_sample=last)
+    what = f"the {which} of step {progress.step} (samples {first} to {last}) is NaN or infinite: {culprit}"
+    before = Progress(step=progress.step - 1, samples=first)
+    parts.logbook.event("nan", before, message=culprit, first_sample=first, last_sample=last)
     return NotFinite(
         what,
         where=str(parts.job.folder),

@@ -1,7 +1,7 @@
-"""How ranks that a launcher has started find each other: within a time limit, and never ranks of an earlier start.
+"""How ranks that a launcher started find each other, within a time limit, and without addresses of an earlier start.
 
-torchrun keeps its key-value store when it restarts ranks, with the addresses that the dead ones left there. So the ranks of one start agree
-on a name that was not used before, and keep everything under it.
+torchrun keeps its key-value store when it restarts ranks, with the addresses of ranks that have ended. So the ranks of one start agree on a
+new name, and store everything under this name.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from meshwright.errors import InputError
 from meshwright.train.launch import MEETING_S, Place
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-ANSWER_S = 5.0  # whatever listens at the address must answer as a store does within
-LOOK_S = 0.02  # between two looks for what others do
+ANSWER_S = 5.0  # a program that listens at the address must answer like a store within this time
+LOOK_S = 0.02  # between two checks of what other ranks have done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where the ranks meet, and until when."""
+    """The address of the store, and the time limit."""
 
     host: str
     port: int
@@ -40,17 +40,17 @@ class Address:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left; a little even when it is over, to hear of what has come meanwhile."""
+        """Seconds until the time limit; never quite 0, so that an answer that has arrived is still read."""
         return max(self.until_s - time.monotonic(), 0.1)
 
     def error(self, why: str) -> InputError:
-        """The error of ranks that did not meet."""
+        """The error for ranks that did not find each other in time."""
         fix = "start all ranks together, check that rank 0 runs there and that the port is reachable, or give --rendezvous-timeout"
         return InputError(f"the ranks did not meet within {self.timeout_s:g} s: {why}", where=f"{self.host}:{self.port}", fix=fix)
 
 
 def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
-    """This process's place, once the ranks that the launcher started have found each other."""
+    """This process's place among the ranks that the launcher started, once they have found each other."""
     missing = [name for name in VARIABLES if name not in environment]
     if missing:
         raise InputError(f"{missing[0]} is not set", where="the environment", fix="start the ranks with torchrun")
@@ -79,7 +79,7 @@ def meet(environment: Mapping[str, str], timeout_s: float = MEETING_S) -> Place:
 
 
 def _number(environment: Mapping[str, str], name: str, most: int = sys.maxsize) -> int:
-    """The whole number that a variable holds, at most `most`."""
+    """The whole number in an environment variable, at most `most`."""
     text = environment[name]
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
         limit = f" from 0 to {most}" if most < sys.maxsize else ""
@@ -88,7 +88,10 @@ def _number(environment: Mapping[str, str], name: str, most: int = sys.maxsize) 
 
 
 def _check_listener(address: Address) -> None:
-    """Wait until something listens at the address; raise if it is not a store. torch's client would wait for its answer for ever."""
+    """Wait until a program listens at the address; raise an error if it is not a store.
+
+    torch's client would wait for its answer without limit.
+    """
     while not _listens(address):
         if time.monotonic() > address.until_s:
             raise address.error("no process listens there")
@@ -127,10 +130,10 @@ def _listens(address: Address) -> bool:
 
 
 def _agreed_name(store: dist.Store, rank: int, num_ranks: int, address: Address) -> str:
-    """A name that the ranks of this start share, and no others.
+    """A name that is shared by the ranks of this start and by no others.
 
-    A rank greets with a word that it has just made up, and rank 0 answers each word with the name. Answers to words of an earlier start
-    are under other keys, and who still hears of the earlier name cannot come here: the words are new.
+    Each rank writes a random word, and rank 0 answers each word with the name. Answers from an earlier start are stored under other words,
+    so no rank can receive an old name.
     """
     word = uuid.uuid4().hex
     if rank == 0:
@@ -147,7 +150,10 @@ def _agreed_name(store: dist.Store, rank: int, num_ranks: int, address: Address)
 
 
 def _welcome(store: dist.Store, num_ranks: int, name: str, address: Address) -> None:
-    """Answer greetings until every rank has heard the answer to its own; those of an earlier start are answered too, unheard."""
+    """Answer the words of ranks until every rank has received its answer.
+
+    Words of an earlier start are answered too, which has no effect.
+    """
     answered: dict[int, str] = {}
     while (joined := store.add(f"joined/{name}", 0)) < num_ranks - 1:
         for rank in range(1, num_ranks):
@@ -161,7 +167,7 @@ def _welcome(store: dist.Store, num_ranks: int, name: str, address: Address) -> 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Standard error closed to what torch's own code writes there: its exception says the same."""
+    """Hide what torch's own code writes to standard error, because its exception says the same."""
     sys.stderr.flush()
     kept = os.dup(2)
     with open(os.devnull, "wb") as nowhere:
@@ -174,7 +180,7 @@ def _silence() -> Iterator[None]:
 
 
 def _not_met(reason: str, address: Address) -> InputError:
-    """The error of a rendezvous that failed, with the reason as far as torch gives one."""
+    """The error for a failed rendezvous, with torch's reason if it gives one."""
     if "EADDRINUSE" in reason or "already in use" in reason:
         return InputError(
             f"port {address.port} is taken", where=f"{address.host}:{address.port}", fix="choose another port (--master-port)"

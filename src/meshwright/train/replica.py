@@ -1,15 +1,12 @@
-"""One rank's part of the model under a layout, ready to take steps: chunks, reductions, optimizer.
+"""One rank's part of the model under a layout: chunks, reductions, optimizer.
 
-A step reads as the algorithm: every micro-batch forward and backward, gradients summed, clipped by the global norm, applied. Loss is
-summed over tokens and divided by the tokens of the whole batch, so that the result is the same however the batch is cut.
+A step follows the algorithm: forward and backward of every micro-batch, sum of the gradients, clipping by the global norm, update. The loss
+is summed over tokens and divided by the tokens of the whole batch, so that the result does not depend on how the batch is divided.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,7 +14,6 @@ from torch import Tensor, nn
 
 from meshwright.describe.model import Model
 from meshwright.describe.workload import Training, Workload
-from meshwright.errors import InputError
 from meshwright.plan.stack.own import check_trainable
 from meshwright.predict.traffic import BUCKET_PARAMETERS, SMALLEST_BUCKETS
 from meshwright.train.checkpoint import Piece
@@ -36,6 +32,7 @@ from meshwright.train.parallel.mesh import Mesh
 from meshwright.train.parallel.optimizer import AdamW
 from meshwright.train.parallel.pipeline import MicroBatch, Stage, make_chunks
 from meshwright.train.parallel.shards import Shard, square_sum
+from meshwright.train.sums import Own, Rider, StepResult, Sums, send, update_scale
 
 NUMBERS = {
     "fp32": Numbers(),
@@ -46,36 +43,6 @@ NUMBERS = {
 }
 
 Fill = Callable[[Piece], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What one step gave, over all ranks."""
-
-    loss: float  # per token that carries loss
-    grad_norm: float
-    num_tokens: int  # that carry loss
-    stops: bool = False  # whether any rank was asked to stop
-    own_norms: tuple[float, ...] = ()  # of each rank's gradients before replicas are summed; 0 where they are not known (ZeRO 3)
-    own_losses: tuple[float, ...] = ()  # summed on each rank; 0 where a rank computes none
-    saves: bool = False  # whether a checkpoint is due by rank 0's clock
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether loss and gradients are finite."""
-        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
-
-
-class Rider(Protocol):
-    """Numbers of every rank that travel with a sum: each has a row that the others leave at zero."""
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """This rank's."""
-        ...
-
-    def arrive(self, everyones: Tensor) -> None:
-        """Take the numbers of all ranks."""
 
 
 class Replica:
@@ -109,12 +76,35 @@ class Replica:
         for shard in self.tied:
             shard.counted = mesh.pp.index == 0
         self.optimizer = AdamW(self.shards, training)
+        self.is_late = self.optimizer.scales_on_device  # whether results of a step are read while the next one runs
+        self._halted = torch.zeros((), dtype=torch.bool, device=mesh.device)  # on the device: a step gave no numbers
         self.rider: Rider | None = None  # values that every rank sends the others with the next sum
         self.wants_stop: Callable[[], bool] = bool  # whether this rank was asked to stop; all ranks learn it with the step's sum
         self.wants_save: Callable[[], bool] = bool  # whether this rank's clock says that a checkpoint is due: likewise
 
     def gradients(self, batch: Sequence[MicroBatch]) -> StepResult:
         """Forward and backward of one batch; summed gradients are left in the shards, to be divided by the tokens."""
+        return self._launched(batch).result()
+
+    def update(self, result: StepResult, learning_rate: float) -> None:
+        """Apply the gradients that `gradients` left, clipped by their global norm."""
+        self._apply(learning_rate, update_scale(result, self.workload.tokens_per_step, self.training.clip_norm))
+
+    def step(self, batch: Sequence[MicroBatch], learning_rate: float) -> Sums:
+        """A whole step, whose update is left out where loss or gradients are no numbers.
+
+        Where results come late the host does not wait for them: it may begin the next step before it reads what this one gave. A step that
+        follows one without numbers changes nothing either.
+        """
+        sums = self._launched(batch)
+        if self.is_late:
+            self._apply(learning_rate, sums.scale(self.training.clip_norm, self._halted))
+        elif (result := sums.result()).is_finite:
+            self.update(result, learning_rate)
+        return sums
+
+    def _launched(self, batch: Sequence[MicroBatch]) -> Sums:
+        """Forward and backward of one batch, and the sums of it under way."""
         for data in self.data:
             data.start()
         nominal = self.workload.tokens_per_step
@@ -123,25 +113,32 @@ class Replica:
             data.finish()
         add_across_tensor_ranks(self.shards, self.mesh)
         self._add_across_tied_ends()
-        counted = [(micro_batch.labels != IGNORED_LABEL).sum() for micro_batch in batch]
-        return self._summed(losses, counted, nominal)
+        squares = square_sum(self.shards, self.mesh.tp.index)
+        return self._sent(losses, batch, squares, self._own_squares(squares))
 
-    def update(self, result: StepResult, learning_rate: float) -> None:
-        """Apply the gradients that `gradients` left, clipped by their global norm."""
-        scale = self.workload.tokens_per_step / result.num_tokens
-        if self.training.clip_norm and result.grad_norm > self.training.clip_norm:
-            scale *= self.training.clip_norm / result.grad_norm
+    def _sent(self, losses: Sequence[Tensor], batch: Sequence[MicroBatch], squares: Tensor, own_squares: Tensor) -> Sums:
+        rider, self.rider = self.rider, None
+        own = Own(
+            losses=losses,
+            counted=[(micro_batch.labels != IGNORED_LABEL).sum() for micro_batch in batch],
+            squares=squares,
+            own_squares=own_squares,
+            stops=self.wants_stop(),
+            saves=self.wants_save(),
+        )
+        return send(own, self.mesh, self.workload.tokens_per_step, rider)
+
+    def _apply(self, learning_rate: float, scale: float | Tensor) -> None:
         with self.mesh.timer.part("optimizer"), torch.no_grad():
             self.optimizer.step(learning_rate, scale)
         for data in self.data:
             data.publish()
 
     def evaluate(self, batch: Sequence[MicroBatch]) -> tuple[float, int]:
-        """Summed loss and tokens of micro-batches, over all ranks, nothing learned."""
+        """Summed loss and tokens of micro-batches, over all ranks, without training."""
         losses = self.stage.evaluate(batch, self._before)
-        counted = [(micro_batch.labels != IGNORED_LABEL).sum() for micro_batch in batch]
         nothing = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
-        (loss, tokens, *_), _ = self._world_sum(losses, counted, nothing, nothing)
+        loss, tokens, *_ = self._sent(losses, batch, nothing, nothing).values()
         return loss, round(tokens)
 
     def weights(self) -> Iterator[Piece]:
@@ -150,27 +147,27 @@ class Replica:
             yield from shard.pieces(shard.values, "weights")
 
     def state(self) -> Iterator[Piece]:
-        """Everything of this rank that a checkpoint holds: weights and both moments."""
+        """All state of this rank that a checkpoint contains: weights and both moments."""
         for shard, mean, square in zip(self.shards, self.optimizer.means, self.optimizer.squares, strict=True):
             yield from shard.pieces(shard.values, "weights")
             yield from shard.pieces(mean, "adam_mean")
             yield from shard.pieces(square, "adam_square")
 
     def owned_state(self) -> Iterator[Piece]:
-        """The pieces of `state` that this rank saves: of copies, the first rank's."""
+        """The pieces of `state` that this rank saves. If several ranks hold the same piece, the first of them saves it."""
         for piece in self.state():
             if self._owns(piece.name.partition("/")[2]):
                 yield piece
 
     def fill_weights(self, fill: Fill) -> None:
-        """Draw or load the weights, piece by piece, and bring them to all ranks."""
+        """Initialize or load the weights, piece by piece, and send them to all ranks."""
         with torch.no_grad():
             for piece in self.weights():
                 fill(piece)
         self.publish()
 
     def publish(self) -> None:
-        """Bring values that were written into the shards into the weights."""
+        """Copy values that were written into the shards to the weights."""
         with torch.no_grad():
             for shard in self.shards:
                 shard.renew_copy()
@@ -178,16 +175,16 @@ class Replica:
                 data.publish()
 
     def set_num_updates(self, number: int) -> None:
-        """Set how many updates the optimizer's moments have seen."""
+        """Set the number of updates that the optimizer's moments include."""
         self.optimizer.num_updates = number
 
     def ready(self) -> None:
-        """Wait for weights that are on their way."""
+        """Wait for weights that are still being received."""
         for data in self.data:
             data.ready()
 
     def _data_parallel(self, chunk: Transformer) -> Alone | DataParallel | FullySharded:
-        # A rank alone needs no buckets, unless gradients are to be added up in another precision than they come in.
+        # A single rank needs no buckets, unless gradients are added up in another precision than they are computed in.
         if self.mesh.num_replicas == 1 and (self.numbers.gradient == self.numbers.compute or self.num_micro_batches == 1):
             return Alone(chunk, self.mesh, self.numbers)
         if self.mesh.layout.zero_stage == 3 and self.mesh.num_replicas > 1:
@@ -205,76 +202,29 @@ class Replica:
         self.data[chunk].ready()
 
     def _add_across_tied_ends(self) -> None:
-        """Add the embedding's and the head's gradients of one tied table, which stand on the first and the last stage."""
+        """Add the gradients of embedding and head if they are one tied table; they are on the first and the last stage."""
         axis = self.mesh.pp
         other = axis.size - 1 - axis.index
         for shard in self.tied:
             assert shard.gradient is not None, "every backward reaches the table"
             theirs = torch.empty_like(shard.gradient)
-            ops = [(dist.isend, shard.gradient), (dist.irecv, theirs)]
-            for work in dist.batch_isend_irecv([dist.P2POp(op, tensor, axis.ranks[other], axis.group) for op, tensor in ops]):
+            works = [
+                dist.isend(shard.gradient, axis.ranks[other], group=self.mesh.lane(axis.index, other)),
+                dist.irecv(theirs, axis.ranks[other], group=self.mesh.lane(other, axis.index)),
+            ]
+            for work in works:
                 axis.wait(work, "gradients of the tied table")
             shard.gradient.add_(theirs)
 
-    def _summed(self, losses: Sequence[Tensor], counted: Sequence[Tensor], nominal: int) -> StepResult:
-        squares = square_sum(self.shards, self.mesh.tp.index)
-        (loss, tokens, total, stops, saves), own = self._world_sum(losses, counted, squares, self._own_squares(squares))
-        num_tokens = round(tokens) if math.isfinite(tokens) else 0
-        if num_tokens == 0:
-            raise InputError("no token of the batch carries loss", where="corpus", fix="use longer documents")
-        scale = nominal / num_tokens
-        return StepResult(
-            loss=loss / num_tokens,
-            grad_norm=math.sqrt(total) * scale,
-            num_tokens=num_tokens,
-            stops=stops > 0,
-            saves=saves > 0,
-            own_norms=tuple(math.sqrt(squares) * scale for squares, _ in own),
-            own_losses=tuple(loss for _, loss in own),
-        )
-
     def _own_squares(self, summed: Tensor) -> Tensor:
-        """Squares of this rank's gradients before replicas were summed: those of its shards, where it has no replicas."""
+        """Squares of this rank's gradients before replicas are summed. Without replicas these are the squares of its shards."""
         if self.mesh.num_replicas == 1:
             return summed
         found = [squares for data in self.data if isinstance(data, DataParallel) for squares in data.own_squares]
         return torch.stack(found).sum() if found else torch.zeros_like(summed)
 
-    def _world_sum(
-        self, losses: Sequence[Tensor], counted: Sequence[Tensor], squares: Tensor, own_squares: Tensor
-    ) -> tuple[list[float], list[list[float]]]:
-        """Loss, tokens, squares of gradients, wishes to stop and to save over all ranks; and each rank's own squares and loss.
-
-        All in one message: what is each rank's own is in a row that the others leave at zero.
-        """
-        rider, self.rider = self.rider, None
-        riding = rider.values if rider else ()
-        is_gpu = self.mesh.device.type == "cuda"
-        num_ranks = dist.get_world_size()
-        sent = torch.zeros(5 + (2 + len(riding)) * num_ranks, dtype=torch.float64, pin_memory=is_gpu)
-        sent[3], sent[4] = float(self.wants_stop()), float(self.wants_save())
-        if rider:
-            sent[5 + 2 * num_ranks :].view(-1, len(riding))[self.mesh.rank] = torch.tensor(riding, dtype=torch.float64)
-        totals = sent.to(self.mesh.device, non_blocking=True)  # a GPU is still at the backward, and all that follows is to wait there
-        own = totals[5 : 5 + 2 * num_ranks].view(-1, 2)
-        if losses:  # the last stage alone; its tensor-parallel ranks all know the same
-            totals[0] = torch.stack([loss.double() for loss in losses]).sum() / self.mesh.tp.size
-            totals[1] = torch.stack(list(counted)).sum() / self.mesh.tp.size
-            own[self.mesh.rank, 1] = totals[0]
-        totals[2] = squares
-        own[self.mesh.rank, 0] = own_squares
-        marks = self.mesh.marks
-        marks.enter("sum of loss and norm", "world", range(num_ranks))
-        with self.mesh.timer.part("wait_end"):
-            dist.all_reduce(totals)
-        marks.leave()
-        found = totals.cpu()
-        if rider:
-            rider.arrive(found[5 + 2 * num_ranks :].view(-1, len(riding)))
-        return found[:5].tolist(), found[5 : 5 + 2 * num_ranks].view(-1, 2).tolist()
-
     def _owns(self, name: str) -> bool:
-        """Whether this rank saves its pieces of a parameter: the first of those that hold the same."""
+        """Whether this rank saves its pieces of a parameter: it is the first of the ranks that hold the same pieces."""
         layout, mesh = self.mesh.layout, self.mesh
         sharded = layout.zero_stage > 0 and mesh.shard.size > 1
         first_replica = mesh.replicate.index == 0 and (sharded or mesh.shard.index == 0)
@@ -289,23 +239,23 @@ def _holds(shard: Shard, name: str) -> bool:
 
 
 def chosen_attention(model: Model, workload: Workload, mesh: Mesh, numbers: Numbers) -> str:
-    """The package and version that computes attention, if not torch: where one is installed, usable in this layout and correct."""
+    """The package and version that computes attention, if not torch: it must be installed, usable with this layout, and correct."""
     layout = mesh.layout
-    is_whole = layout.cp == 1 or layout.cp_kind == "all-to-all"  # other kinds write attention out piece by piece
+    is_whole = layout.cp == 1 or layout.cp_kind == "all-to-all"  # other kinds compute attention piece by piece
     if numbers.compute != flash_attention.DTYPE or workload.packed or not is_whole:
         return ""
     return flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, workload.seq_len, mesh.device)
 
 
 def use_fp8(chunk: Transformer, mesh: Mesh) -> None:
-    """Let the matrix products of a chunk run in fp8: all of its layers, and the head where the vocabulary is not cut."""
+    """Use fp8 for the matrix products of a chunk: in all its layers, and in the head if the vocabulary is not split."""
     fp8.use_fp8(chunk, mesh.device, remakes=HAS_KERNELS and compiles(mesh.layout, mesh.device))
     if chunk.head is not None and mesh.tp.size == 1:
         chunk.head.summed_loss = summed_loss_in_fp8
 
 
 def set_recompute(chunk: nn.Module, kind: str) -> None:
-    """Choose what the backward recomputes: nothing, attention, or whole layers."""
+    """Set what the backward pass computes again: nothing, attention, or whole layers."""
     for module in chunk.modules():
         if isinstance(module, Block):
             module.recomputes = kind == "full"

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when to save, what goes in beside tensors, and how a run finds its way back."""
+"""The checkpoints of a run: when to save, what is saved besides tensors, and how a run is resumed."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from meshwright.train.replica import Replica
 
 
 class Counts(Protocol):
-    """How far a run is."""
+    """How far a run has come."""
 
     step: int
     samples: int
 
 
 class Saves:
-    """The checkpoints of one run, seen from one rank."""
+    """The checkpoints of one run, as one rank sees them."""
 
     def __init__(
         self,
@@ -65,18 +65,18 @@ class Saves:
             notices=StoreNotices(store) if store is not None else None,
         )
         self._clock = SaveClock(dist.get_world_size()) if job.saves_by_clock and dist.get_rank() == 0 else None
-        self.last_step = resumed_step  # the newest that is saved, or on its way
+        self.last_step = resumed_step  # the newest that is saved or is being saved
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is to be saved after this step, by its number."""
+        """Whether a checkpoint is due after this step, by the number of the step."""
         return self.job.checkpoint_steps > 0 and step % self.job.checkpoint_steps == 0
 
     def wants_save(self) -> bool:
-        """Whether a checkpoint is due by the clock, of which rank 0 alone decides."""
+        """Whether a checkpoint is due by the clock; only rank 0 decides this."""
         return self._clock is not None and self._clock.is_due()
 
     def save(self, progress: Counts) -> float:
-        """Copy the state and write it behind the training; seconds that this stood still."""
+        """Copy the state and write it in the background; return the seconds for which training stood still."""
         self.replica.ready()
         self.last_step = progress.step
         if self._clock:
@@ -84,7 +84,10 @@ class Saves:
         return self._saver.save(progress.step, self.replica.owned_state(), self._scalars(progress), is_hurried=self.is_hurried)
 
     def save_now(self, progress: Counts, timeout_s: float) -> SaveReport | None:
-        """Save and wait until it counts; None where this step is saved already: a run that went on from it and had nothing to do."""
+        """Save, and wait until the checkpoint is complete.
+
+        Return None if this step is already saved (a resumed run that had nothing to do).
+        """
         if self.last_step == progress.step:
             return None
         self.replica.ready()
@@ -92,7 +95,7 @@ class Saves:
         return self._saver.save_now(progress.step, self.replica.owned_state(), self._scalars(progress), timeout_s=timeout_s)
 
     def finished(self) -> list[SaveReport]:
-        """Reports of saves that ended since the last call."""
+        """Reports of the checkpoints that were completed, or failed, since the last call."""
         reports = self._saver.finished()
         for report in reports:
             if self._clock:
@@ -100,7 +103,7 @@ class Saves:
         return reports
 
     def close(self, timeout_s: float | None = None) -> list[SaveReport]:
-        """Wait for what is under way, `timeout_s` at most."""
+        """Wait for checkpoints that are being written, at most `timeout_s`."""
         return self._saver.close(timeout_s=timeout_s)
 
     def _scalars(self, progress: Counts) -> dict[str, JSON]:
@@ -115,17 +118,17 @@ class Saves:
 
 
 def folder_of(job: TrainingJob) -> Path:
-    """Where a run's checkpoints lie."""
+    """The folder of a run's checkpoints."""
     return job.folder / "checkpoints"
 
 
 def has_checkpoint(job: TrainingJob) -> bool:
-    """Whether the run has ever finished a save; one that is damaged counts, since it must not be passed over in silence."""
+    """Whether the run has ever completed a checkpoint. A damaged one counts too, because it must not be ignored silently."""
     return bool(step_folders(folder_of(job)))
 
 
 def find(job: TrainingJob) -> Found:
-    """The newest checkpoint that is whole and readable; an error where there is none."""
+    """The newest checkpoint that is complete and readable; an error if there is none."""
     found = newest_loadable(folder_of(job))
     if found.path is None:
         skipped = "; ".join(f"{path.name}: {why}" for path, why in found.skipped) or "there is none"
@@ -135,10 +138,10 @@ def find(job: TrainingJob) -> Found:
 
 
 def check_steps(job: TrainingJob) -> None:
-    """Pass where a run that goes on has not passed the step it is to end at."""
+    """Raise an error if a run that is resumed has already passed the step at which it should end."""
     if not job.resume or job.num_steps is None:
         return
-    newest_step = newest(folder_of(job)).step  # by name and size; the hashes, which take a while, only where they decide
+    newest_step = newest(folder_of(job)).step  # by name and size; hashes, which take longer, only if they decide
     if newest_step is None or newest_step <= job.num_steps:
         return
     found = newest_loadable(folder_of(job)).step
@@ -151,7 +154,7 @@ def check_steps(job: TrainingJob) -> None:
 
 
 def check_resumable(job: TrainingJob, path: Path, digests: dict[str, str]) -> Manifest:
-    """The manifest of a checkpoint that this run may go on from."""
+    """The manifest of a checkpoint from which this run may be resumed."""
     manifest = read_manifest(path)
     _check_scalars(manifest, path)
     saved = manifest.scalars["digests"]
@@ -160,7 +163,7 @@ def check_resumable(job: TrainingJob, path: Path, digests: dict[str, str]) -> Ma
 
 
 def _check_scalars(manifest: Manifest, path: Path) -> None:
-    """Pass where a run can go on from what a manifest says beside its tensors: a hash vouches for bytes, not for sense."""
+    """Raise an error if a manifest does not contain valid values besides its tensors. A hash only shows that the bytes are unchanged."""
     scalars = manifest.scalars
     samples, marks = scalars.get("samples"), scalars.get("digests")
     wrong = ""
@@ -179,7 +182,7 @@ def _check_scalars(manifest: Manifest, path: Path) -> None:
 
 
 def _random_state(scalars: Mapping[str, Any]) -> bytes:
-    """The random state that a manifest holds; nothing where it holds none."""
+    """The random state in a manifest; None if there is none."""
     try:
         return base64.b64decode(scalars["random_state"], validate=True)
     except (KeyError, TypeError, ValueError):
@@ -187,7 +190,7 @@ def _random_state(scalars: Mapping[str, Any]) -> bytes:
 
 
 def _changes(job: TrainingJob, manifest: Manifest) -> dict[str, str]:
-    """What of the plan has changed since the checkpoint, in words, as far as the run's own files show."""
+    """What has changed in the plan since the checkpoint, in words, as far as the files of the run show."""
     found = []
     seed = manifest.scalars.get("seed")
     if seed != job.seed:
@@ -198,7 +201,7 @@ def _changes(job: TrainingJob, manifest: Manifest) -> dict[str, str]:
 
 
 def restore(replica: Replica, path: Path, names: Collection[str]) -> Manifest:
-    """Fill weights and moments from a checkpoint of any layout."""
+    """Load weights and moments from a checkpoint of any layout."""
     with torch.no_grad():
         manifest = load(path, replica.state(), names=names)
     replica.set_num_updates(manifest.step)
@@ -208,7 +211,7 @@ def restore(replica: Replica, path: Path, names: Collection[str]) -> Manifest:
 
 
 def tensor_names(replica: Replica) -> set[str]:
-    """Names of all tensors of the run, over all ranks: known from the model alone."""
+    """Names of all tensors of the run, over all ranks; they follow from the model."""
     from meshwright.train.model.transformer import Transformer
 
     with torch.device("meta"):

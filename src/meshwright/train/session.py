@@ -45,7 +45,7 @@ from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint,
 
 START_PATIENCE_S = 600.0
 BY_SIGNAL = "asked to stop by a signal"
-COLLECTIVE_S = 1800.0  # the last resort: the watchdog names who is waited for long before
+COLLECTIVE_S = 1800.0  # the last limit: the watchdog reports who is waited for long before
 
 
 def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
@@ -75,7 +75,9 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
     )
     watch.start()
     try:
-        mesh = make_mesh(layout, device, marks, key_copies=job.plan.model.key_copies(layout.tp))
+        model = job.plan.model
+        ends_meet = layout.vp > 1 or model.tied_embeddings
+        mesh = make_mesh(layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet)
         with _locked(job, place):
             _train(job, mesh, watch, stop, place, begun_s, is_open)
     finally:
@@ -84,19 +86,22 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
 
 
 def _claim(device: torch.device, place: Place) -> None:
-    """Restrict this rank to its share of the machine."""
+    """Limit this rank to its share of the machine."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         return
     if place.num_local_ranks == place.num_ranks:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo looks the host's name up otherwise, which many laptops cannot
-    if "OMP_NUM_THREADS" not in os.environ:  # torch has taken the user's own value, or torchrun's
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise gloo looks up the name of the host, which fails on many laptops
+    if "OMP_NUM_THREADS" not in os.environ:  # torch uses the user's value, or torchrun's
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(cores // place.num_local_ranks, 1))
 
 
 def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: Place, begun_s: float, is_open: threading.Event) -> None:
-    """The run from its folder to its end; `is_open` is set once the folder is this run's, and no longer another's of its name."""
+    """The run from opening its folder to its end.
+
+    `is_open` is set once the folder belongs to this run and not to another run of that name.
+    """
     corpus = check_job(job)
     machine = machine_words(mesh.device.type, mesh.layout.num_ranks, _device_name(mesh.device))
     samples = Samples(corpus.train, job.plan.workload.seq_len, job.seed)
@@ -121,19 +126,19 @@ def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: 
         resumed_step = progress.step if job.resume else None
         saves = Saves(job, replica, marks_of_run, resumed_step, store=place.store, is_hurried=lambda: stop.is_asked)
         if writer and not job.resume:
-            begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins with its folder
+            begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins when its folder is created
         limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_s)
         parts = Parts(
             job=job, replica=replica, corpus=corpus, train=samples, saves=saves, logbook=logbook, watch=watch, stop=stop, limit=limit
         )
-        logbook.begun(progress, time.monotonic() - begun_s, replica.attention)
+        logbook.begun(progress, time.monotonic() - begun_s, replica.attention, num_groups=mesh.num_groups, groups_s=mesh.making_s)
         log.init_stop()
         log.run_start()
         _steps(parts, progress, place)
 
 
 def _steps(parts: Parts, progress: Progress, place: Place) -> None:
-    """All steps, the last save, and the record of how it ended."""
+    """All steps, the last checkpoint, and the record of how the run ended."""
     job, stop, logbook = parts.job, parts.stop, parts.logbook
     try:
         status = train(parts, progress)
@@ -142,7 +147,7 @@ def _steps(parts: Parts, progress: Progress, place: Place) -> None:
             is_hurried = why == BY_SIGNAL or stop.is_asked
             _save_last(parts, progress, place, stop.left_s(job.grace_s) if is_hurried else START_PATIENCE_S)
     except BaseException:
-        with suppress(MeshwrightError, OSError):  # the first failure is the one to report
+        with suppress(MeshwrightError, OSError):  # the first failure is reported
             logbook.finish(progress, "failed")
         raise
     if status == "stopped":
@@ -152,7 +157,7 @@ def _steps(parts: Parts, progress: Progress, place: Place) -> None:
 
 @contextmanager
 def _recorded(job: TrainingJob, place: Place, is_open: threading.Event) -> Iterator[None]:
-    """Record what fails inside, where no parent will and the folder is ours: an event that names this rank, and the run's status."""
+    """Record a failure inside the block, if no parent process will and the folder is ours: an event with this rank, and the status."""
     try:
         yield
     except BaseException as error:
@@ -165,7 +170,7 @@ def _recorded(job: TrainingJob, place: Place, is_open: threading.Event) -> Itera
 
 
 def _why_stopped(parts: Parts, progress: Progress, place: Place) -> str:
-    """Why the run stops early, on every rank: only rank 0 knows the budget, and a signal leaves less time to save."""
+    """Why the run stops early, on every rank. Only rank 0 knows the budget; after a signal there is less time to save."""
     budget, limit = parts.job.budget, parts.limit
     if budget is None:
         return BY_SIGNAL
@@ -173,7 +178,7 @@ def _why_stopped(parts: Parts, progress: Progress, place: Place) -> str:
 
 
 def _save_last(parts: Parts, progress: Progress, place: Place, left_s: float) -> None:
-    """Save the last state within so many seconds; a failure is an error, which rank 0 reports for all."""
+    """Save the last state within a time limit. A failure is an error, which rank 0 reports for all ranks."""
     saves, until_s = parts.saves, time.monotonic() + left_s
     with parts.watch.allow(START_PATIENCE_S, "the last checkpoint"):
         last = saves.save_now(progress, left_s)
@@ -188,7 +193,7 @@ def _save_last(parts: Parts, progress: Progress, place: Place, left_s: float) ->
 
 
 def _begin(job: TrainingJob, replica: Replica, now: dict[str, str], place: Place) -> Progress:
-    """First weights, or those of the newest whole checkpoint."""
+    """Set the first weights, or load those of the newest complete checkpoint."""
     if not job.resume:
         replica.fill_weights(_first_weights(job))
         return Progress()
@@ -201,7 +206,7 @@ def _begin(job: TrainingJob, replica: Replica, now: dict[str, str], place: Place
 
 
 def _found(job: TrainingJob, now: dict[str, str]) -> str:
-    """The checkpoint to continue from, checked against this run; "" where there is none and the run may start over."""
+    """The checkpoint to resume from, checked against this run; empty if there is none and the run may start from the beginning."""
     if job.may_start_over and not has_checkpoint(job):
         print("the run has no checkpoint yet: it starts over", file=progress_stream(job), flush=True)
         return ""
@@ -222,7 +227,7 @@ def _first_weights(job: TrainingJob) -> Callable[..., None]:
 
 @contextmanager
 def _locked(job: TrainingJob, place: Place) -> Iterator[None]:
-    """Keep others from writing the run's folder; where somebody does already, no rank goes on."""
+    """Lock the run folder. If another process writes it, no rank continues."""
     taken: list[RunLock] = []
 
     def take() -> str:
@@ -238,7 +243,7 @@ def _locked(job: TrainingJob, place: Place) -> Iterator[None]:
 
 
 def _opened(place: Place, what: str, open_run: Callable[[], RunWriter]) -> RunWriter | None:
-    """The writer of the run, on rank 0; where its folder cannot be written, no rank goes on."""
+    """The writer of the run, on rank 0. If the folder cannot be written, no rank continues."""
     writers: list[RunWriter] = []
 
     def open_it() -> str:
@@ -269,7 +274,7 @@ def _open_run(job: TrainingJob, machine: str) -> RunWriter:
 
 
 def _leave_tokenizer(corpus: Corpus, job: TrainingJob) -> None:
-    """Put the tokenizer beside the run, so that it explains itself; with the token that ends a document, which the corpus chose."""
+    """Copy the tokenizer into the run folder, with the end-of-document token of the corpus, so that the folder is complete."""
     config = tokenizer_config(corpus.tokenizer, job.plan.workload.seq_len)
     write_whole(job.folder / "tokenizer.json", corpus.tokenizer.content.decode())
     write_whole(job.folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
@@ -280,10 +285,10 @@ def _device_name(device: torch.device) -> str:
 
 
 def _reporter(job: TrainingJob, is_open: threading.Event) -> Callable[[Diagnosis], None]:
-    """What the watchdog does with its diagnosis: the run's events, and standard error."""
+    """What the watchdog does with its diagnosis: write it to the events and to standard error."""
 
     def report(found: Diagnosis) -> None:
-        with suppress(MeshwrightError, OSError):  # the terminal must hear of it all the same
+        with suppress(MeshwrightError, OSError):  # the message must be printed even if the event cannot be written
             if is_open.is_set():
                 append_event(job.folder, Event(time_s=elapsed_s(job.folder), kind="stall", step=found.step, detail={"message": found.text}))
                 set_status(job.folder, "failed")

@@ -71,3 +71,12 @@ def test_a_profile_must_be_named_and_be_one(tmp_path: Path) -> None:
 
 def test_nothing_is_stated_about_no_exposed_time() -> None:
     assert verdicts(check, step_s=1.0, **PROFILE) == {}
+
+
+def test_what_is_no_bound_is_not_called_one() -> None:
+    # Bytes depend on the number format of gradients, and the time on where they are added up first: neither is the least possible.
+    facts = {"benchmark": "llama31_405b", "cluster": "azure-gb200-128", "layout": "tp=4,cp=2,pp=8,vp=8,dp=128,mbs=1"}
+    for step_s in (0.1, 1.27):
+        said = statements(check, exposed_ms=1, step_s=step_s, **facts)["bytes over bandwidth"]
+        assert "at least" not in " ".join((said.why, *said.arithmetic))
+        assert any("ranks of a domain add up first" in line for line in said.arithmetic)

@@ -20,7 +20,7 @@ def test_a_frozen_base_needs_less() -> None:
 
 def test_the_arithmetic_shows_both_sides() -> None:
     lines = statements(check, parameters=1e12, accelerator="h100", gpus=8)["memory"].arithmetic
-    assert "6,000 GB" in lines[0] and "640 GB" in lines[1]
+    assert "x 6 bytes, the least in use = 6,000 GB" in lines[0] and "640 GB" in lines[1]
 
 
 @pytest.mark.parametrize("missing", ["parameters", "accelerator", "gpus"])

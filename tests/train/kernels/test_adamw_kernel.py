@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from meshwright.describe.workload import Training
-from meshwright.train.parallel import optimizer
 from meshwright.train.parallel.optimizer import AdamW
 from meshwright.train.parallel.shards import Cut, Shard
 
@@ -35,7 +34,18 @@ def test_updates_are_those_of_float64(dtype: torch.dtype, bound: float, count: i
     gradients = [torch.randn(count, generator=generator).to(dtype) for _ in range(3)]
     values, mean, square = (x.to(kernel_device) for x in (start.clone(), torch.zeros(count, dtype=dtype), torch.zeros(count, dtype=dtype)))
     for number, gradient in enumerate(gradients):
-        update(values, None, gradient.to(kernel_device), mean, square, TRAINING, 1e-2, decay, 0.25, number + 1)
+        update(
+            values,
+            None,
+            gradient.to(kernel_device),
+            mean,
+            square,
+            TRAINING,
+            1e-2,
+            decay,
+            torch.tensor(0.25, device=kernel_device),
+            number + 1,
+        )
     wanted = exact(start, gradients, 1e-2, decay, 0.25)
     assert (values.double().cpu() - wanted).norm() <= bound * max(wanted.norm().item(), 1.0)
 
@@ -46,7 +56,7 @@ def test_the_first_update_worked_by_hand(kernel_device: torch.device) -> None:
 
     values, gradient, mean, square = (torch.tensor([x], device=kernel_device) for x in (2.0, 8.0, 0.0, 0.0))
     copy = torch.zeros(1, dtype=torch.bfloat16, device=kernel_device)
-    update(values, copy, gradient, mean, square, TRAINING, 1e-2, 0.1, 0.5, 1)
+    update(values, copy, gradient, mean, square, TRAINING, 1e-2, 0.1, torch.tensor(0.5, device=kernel_device), 1)
     assert values.item() == pytest.approx(1.988, rel=1e-6)
     assert (mean.item(), square.item()) == pytest.approx((0.1 * 4.0, 0.05 * 16.0))
     assert copy.item() == values.to(torch.bfloat16).item()
@@ -57,11 +67,21 @@ def test_nothing_behind_the_last_element_is_touched(kernel_device: torch.device)
 
     room = torch.full((3000,), 7.0, device=kernel_device)
     gradient, mean, square = (torch.ones(2500, device=kernel_device) for _ in range(3))
-    update(room[:2500], None, gradient, mean, square, TRAINING, 1e-2, 0.0, 1.0, 1)
+    update(room[:2500], None, gradient, mean, square, TRAINING, 1e-2, 0.0, torch.tensor(1.0, device=kernel_device), 1)
     assert bool((room[2500:] == 7.0).all()) and bool((room[:2500] != 7.0).all())
 
 
 def test_shards_on_a_processor_are_updated_by_torch() -> None:
     cut = Cut(name="w", shape=(4,), start=(0,), local=(4,))
     shard = Shard(values=torch.ones(4), gradient=None, spans=((cut, 0, 4, 0),), decays=True, is_partial=False, copies=1, copy=None)
-    assert AdamW([shard], TRAINING)._step is optimizer._step_by_torch and AdamW([], TRAINING)._step is optimizer._step_by_torch
+    assert not AdamW([shard], TRAINING).scales_on_device and not AdamW([], TRAINING).scales_on_device
+
+
+def test_a_scale_that_is_no_number_changes_nothing(kernel_device: torch.device) -> None:
+    from meshwright.train.kernels.adamw_kernel import update
+
+    held = [torch.full((3000,), float(number), device=kernel_device) for number in range(4)]
+    copy = torch.full((3000,), 9.0, dtype=torch.bfloat16, device=kernel_device)
+    values, gradient, mean, square = held
+    update(values, copy, gradient, mean, square, TRAINING, 1e-2, 0.1, torch.tensor(float("nan"), device=kernel_device), 1)
+    assert [bool((tensor == number).all()) for number, tensor in enumerate(held)] == [True] * 4 and bool((copy == 9.0).all())

@@ -151,7 +151,7 @@ def test_the_loss_in_fp8_is_the_plain_one_up_to_rounding(device: str) -> None:
 def test_sides_that_tensor_cores_cannot_take_are_named() -> None:
     model, workload = load_model("llama-2m"), replace(WORKLOAD, precision="fp8-current", seq_len=256)
     check_trainable(model, workload, Layout(micro_batch=1))
-    with pytest.raises(InputError, match="the tokens of a micro-batch on a rank is none"):
+    with pytest.raises(InputError, match="the number of tokens of a micro-batch on a rank is 8"):
         check_trainable(model, replace(workload, seq_len=8), Layout(micro_batch=1))
 
 

@@ -29,7 +29,7 @@ def test_layers_are_cut_only_where_the_trainer_can_cut_them():
     assert "tokens" in replace(cut, tp=2, seq_len=15).refusal
     assert "key-value heads" in replace(cut, tp=2, model=replace(TINY, num_heads=6, num_kv_heads=3)).refusal
     narrow = replace(TINY, ffn_hidden=48)
-    assert "keys' width on a rank is none" in replace(cut, tp=2, precision="fp8-current", model=narrow).refusal
+    assert "the width of the keys on a rank is 8" in replace(cut, tp=2, precision="fp8-current", model=narrow).refusal
 
 
 def test_a_slice_in_a_hurry_takes_the_fewest_rounds(monkeypatch, world):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from on_ranks import groups_of, lanes_of, threads_after
+from on_ranks import groups_of, lanes_of, num_groups_of, threads_after
 from ranks import Pools
 
 from meshwright.describe.cluster import Cluster, Tier
@@ -87,6 +87,14 @@ def test_the_grid_is_the_layouts(text: str) -> None:
     assert sorted(replica_grid(layout).flatten().tolist()) == list(range(layout.num_ranks))
 
 
+@pytest.mark.parametrize(
+    "text", ["cp=4,dp=3,zero_ranks=6", "cp=4,dp=2,zero_ranks=2,order=dp-cp-tp-pp", "cp=2,dp=4,zero_ranks=4,order=dp-tp-cp-pp"]
+)
+def test_ranks_of_a_shared_state_are_in_torchs_order(text: str) -> None:
+    for column in replica_grid(parse_layout(text)).tolist():
+        assert all(row == sorted(row) for row in column)
+
+
 def test_a_layout_of_other_size_than_the_world_is_refused(pools: Pools) -> None:
     with pytest.raises(AssertionError, match="takes 4 ranks and 2 were started"):
         pools.of(2).run(groups_of, Layout(dp=4))
@@ -97,29 +105,50 @@ def test_a_mesh_that_is_given_back_leaves_no_threads(pools: Pools) -> None:
         assert after <= before
 
 
+@pytest.mark.parametrize("ends_meet", [True, False])
 @pytest.mark.parametrize("text", ["pp=2", "pp=3", "pp=4", "pp=2,dp=2", "pp=4,tp=2"])
-def test_every_rank_takes_part_in_making_every_lane(text: str, pools: Pools) -> None:
+def test_every_rank_takes_part_in_making_every_lane(text: str, ends_meet: bool, pools: Pools) -> None:
     """Splitting the world's NCCL communicator is a collective: ranks that make different groups get communicators of one rank."""
     layout = parse_layout(text)
-    found = pools.of(layout.num_ranks).run(lanes_of, layout)
+    found = pools.of(layout.num_ranks).run(lanes_of, layout, ends_meet)
     assert len({str(made) for made, _, _ in found}) == 1 and found[0][0]
     for rank, (_, lanes, received) in enumerate(found):
         stage, count = layout.coordinate(rank)["pp"], layout.pp
-        neighbours = {(stage + 1) % count, (stage - 1) % count}
+        is_ring = ends_meet or count == 2
+        neighbours = {(stage + turn) % count for turn in (1, -1) if is_ring or 0 <= stage + turn < count}
         assert lanes.keys() == {lane for other in neighbours for lane in ((stage, other), (other, stage))}
         assert all(len(ranks) == 2 and rank in ranks for ranks in lanes.values())
         assert {layout.coordinate(other)["pp"] for other in received} == neighbours
         assert all(value == other for other, value in received.items())
 
 
+@pytest.mark.parametrize("ends_meet", [True, False])
 @pytest.mark.parametrize("num_stages", range(1, 10))
-def test_rounds_of_lanes_split_the_world_and_join_all_neighbours(num_stages: int) -> None:
+def test_rounds_of_lanes_are_disjoint_pairs_and_join_all_neighbours(num_stages: int, ends_meet: bool) -> None:
     layout = Layout(pp=num_stages, dp=2)
-    rounds = lane_rounds(num_stages)
+    rounds = lane_rounds(num_stages, ends_meet)
     for pairs in rounds:
-        assert sorted(rank for group in _world_groups(layout, pairs) for rank in group) == list(range(layout.num_ranks))
+        ranks = [rank for group in _world_groups(layout, pairs) for rank in group]
+        assert len(ranks) == len(set(ranks)) and all(len(group) == 2 for group in _world_groups(layout, pairs))
     joined = {frozenset(pair) for pairs in rounds for pair in pairs}
-    assert joined == {frozenset((stage, (stage + 1) % num_stages)) for stage in range(num_stages) if num_stages > 1}
+    last = num_stages if ends_meet else num_stages - 1
+    assert joined == {frozenset((stage, (stage + 1) % num_stages)) for stage in range(last) if num_stages > 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "key_copies", "num_groups"),
+    [
+        ("dp=1", 1, 1),  # the world's alone
+        ("dp=2", 1, 2),
+        ("tp=2", 2, 3),  # a group of the tensor ranks, and one of those that hold the same head
+        ("tp=2,cp=2,dp=2,zero=1", 1, 4),
+        ("cp=2,dp=4,zero=1,zero_ranks=4", 1, 4),  # with ranks that share a state, and those that sum over such groups
+        ("pp=4,dp=2", 1, 6),  # two neighbours, two directions each
+    ],
+)
+def test_a_rank_is_in_no_more_groups_than_it_exchanges_something_with(text: str, key_copies: int, num_groups: int, pools: Pools) -> None:
+    layout = parse_layout(text)
+    assert set(pools.of(layout.num_ranks).run(num_groups_of, layout, key_copies)) == {num_groups}
 
 
 @pytest.mark.parametrize("text", ["tp=4,dp=2", "tp=4,pp=2,order=dp-pp-cp-tp", "tp=4,cp=2,pp=2,order=pp-tp-dp-cp"])

@@ -50,7 +50,7 @@ def test_a_run_that_begins_names_what_it_attends_by_if_not_torch(job: TrainingJo
     book = object.__new__(logbook.Logbook)
     book.job, book.writer = job, None
     monkeypatch.setattr(logbook.Logbook, "event", lambda self, kind, progress, **detail: events.append((kind, detail)))
-    book.begun(Progress(step=0, samples=0), 1.5, attention)
+    book.begun(Progress(step=0, samples=0), 1.5, attention, num_groups=8, groups_s=0.25)
     ((kind, detail),) = events
     assert kind == "start" and detail["starting_s"] == 1.5 and detail.get("attention", "") == attention
     assert ("attention" in detail) == bool(attention)

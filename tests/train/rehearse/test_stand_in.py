@@ -89,6 +89,7 @@ def test_each_collective_has_a_finite_result_of_its_own_values() -> None:
         work = dist.irecv(message, 3)
         assert work.is_completed() and bool(message.isfinite().all()) and float(message.std()) == pytest.approx(1.0, rel=0.2)
         assert dist.isend(own, 1).is_completed()
+        dist.barrier()
         assert sum(ledger.sent.values()) == 6 and len(ledger.timer.take()[PART]) == 5  # sums and sends do nothing
 
 

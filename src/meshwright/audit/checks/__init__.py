@@ -1,1 +1,1 @@
-"""The checks: each takes a claim and yields a statement for what it can say of it, or nothing."""
+"""The checks. Each reads a claim and yields a statement, or nothing if it does not apply."""

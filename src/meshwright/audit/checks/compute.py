@@ -1,4 +1,4 @@
-"""FLOPs against the peak of the accelerator, and against the best that anybody measured on it."""
+"""Compares FLOPs with the peak of the accelerator, and with the best that was measured on it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from meshwright.describe.load import accelerator, names
 from meshwright.describe.recipe import recipe
 from meshwright.units import MINUTE, TERA
 
-SAME_SIZE = 0.1  # machines that differ by less than a tenth in accelerators are held against each other
-ROUNDING = 0.02  # of a claimed rate against the one that follows from the claim's other numbers
-GPU_VENDORS = ("NVIDIA", "AMD")  # what was published of a number format holds for theirs
+SAME_SIZE = 0.1  # machines whose sizes differ by less than a tenth are compared
+ROUNDING = 0.02  # allowed difference between a claimed rate and the one that follows from the claim's other numbers
+GPU_VENDORS = ("NVIDIA", "AMD")  # published values of a number format apply to their chips
 MOST_EVALUATING = 1.25  # time of a run over that of its steps
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """FLOP/s of one accelerator as a claim implies them."""
+    """FLOP/s of one accelerator that follow from a claim."""
 
     flops_per_s: float
     lines: tuple[str, ...]
@@ -33,7 +33,7 @@ class Rate:
 
 
 def check(claim: Claim) -> Iterator[Statement]:
-    """Statements on the compute of the run and of its baseline, and on the rates that are claimed outright."""
+    """Statements on the compute of the run and of its baseline, and on claimed rates."""
     for run, about in ((claim.run, "compute"), (claim.baseline, "compute of the baseline")):
         if run is not None:
             yield from _of_run(run, about)
@@ -62,7 +62,7 @@ def _of_run(run: Run, about: str) -> Iterator[Statement]:
 
 
 def _on_any(rate: Rate, about: str) -> Statement:
-    """The statement on a run whose accelerator is not named: beyond the fastest of all, or unknown."""
+    """The statement on a run without a named accelerator: above the fastest of all, or unknown."""
     chip = max((accelerator(name) for name in names("accelerators")), key=lambda one: max(one.dense_flops_per_s.values()))
     number_format, peak = max(chip.dense_flops_per_s.items(), key=lambda entry: entry[1])
     share = rate.flops_per_s / peak
@@ -75,7 +75,7 @@ def _on_any(rate: Rate, about: str) -> Statement:
 
 
 def with_batch_on_record(run: Run) -> Run:
-    """The run with the batch (and, where it names a round, the benchmark) of the submissions on that machine, if they are all alike."""
+    """The run with the batch (and, if it names a round, the benchmark) of the submissions on that machine, if these are all the same."""
     if run.global_batch or not (run.gpus and run.accelerator) or not (run.benchmark or run.round) or run.model or run.parameters:
         return run
     found = {(row.benchmark, row.global_batch) for row in find(**run.lookup)}
@@ -93,7 +93,7 @@ def _rate(work: Work, gpus: int, seconds: float, what: str) -> Rate:
 
 
 def judged(run: Run, rate: Rate, about: str) -> Statement:
-    """The statement on a rate: above the peak, above what anybody reached, or within it."""
+    """The statement on a rate: above the peak, above the best that was reached, or within it."""
     chip = accelerator(run.accelerator)
     if run.precision and not chip.can_run(run.precision):
         why = f"{chip.name} has no tensor cores for {run.precision}"
@@ -130,16 +130,16 @@ def judged(run: Run, rate: Rate, about: str) -> Statement:
 
 
 def _most(chip: Accelerator, number_format: str) -> tuple[float, str]:
-    """The highest share of a peak on record, and whose: of the claimed format where that was published, else of any submission."""
+    """The highest share of a peak on record, and its source: for the claimed format if one was published, otherwise of any submission."""
     published = most_published(number_format) if chip.vendor in GPU_VENDORS else None
     return published or most_share_of_peak()
 
 
 def _against_best(run: Run, rate: Rate) -> tuple[float, str, str]:
-    """How many times the best on record the claim is (0: nothing compares), the line that says so, and what is unlike about them.
+    """How many times the best on record the claim is (0: nothing comparable), a line that says so, and how the two differ.
 
-    The best of the same benchmark on the same accelerator, in the same precision and at the same size if there is one; else the best
-    rate of that accelerator.
+    The best result of the same benchmark on the same accelerator, in the same precision and at the same size if there is one; otherwise the
+    best rate of that accelerator.
     """
     rows = find(benchmark=run.benchmark, accelerator=run.accelerator) if run.benchmark else []
     rows = [row for row in rows if rate.is_of_step or row.minutes > 0]
@@ -165,7 +165,7 @@ def _against_row(run: Run, rate: Rate, rows: list[Submission]) -> tuple[float, s
     claimed = run.gpus * run.duration_s.value / MINUTE
     times = row.gpu_minutes / claimed
     fastest = max(row.step_flops_per_s for row in rows)
-    if (run.samples or run.tokens) and rate.flops_per_s / fastest > times:  # more samples than it took others
+    if (run.samples or run.tokens) and rate.flops_per_s / fastest > times:  # more samples than others needed
         return _against_row(run, replace(rate, is_of_step=True), rows)
     line = (
         f"best on record: {count(row.gpus)} GPUs x {figure(row.minutes)} min = {count(row.gpu_minutes)} GPU-minutes ({row.name}); "
@@ -175,7 +175,7 @@ def _against_row(run: Run, rate: Rate, rows: list[Submission]) -> tuple[float, s
 
 
 def _claimed(claim: Claim) -> Iterator[Statement]:
-    """Statements on claimed tokens a second, TFLOP/s and MFU: possible, and what the claim's other numbers give."""
+    """Statements on claimed tokens per second, TFLOP/s and MFU: whether they are possible, and what the claim's other numbers give."""
     run = claim.run
     if claim.tokens_per_s:
         yield _throughput(run, claim.tokens_per_s)
@@ -193,7 +193,7 @@ def _claimed(claim: Claim) -> Iterator[Statement]:
 
 
 def _throughput(run: Run, tokens_per_s: float) -> Statement:
-    """The statement on tokens a second of so many accelerators."""
+    """The statement on tokens per second of so many accelerators."""
     work = run_work(replace(run, tokens=tokens_per_s))
     if work is None or not (run.gpus and run.accelerator):
         why = "tokens per second mean nothing without accelerator, gpus and what was trained"
@@ -214,9 +214,9 @@ def _mfu(claim: Claim) -> Iterator[Statement]:
 
 
 def _follows(claim: Claim, claimed: float, about: str) -> Iterator[Statement]:
-    """Whether a claimed rate is the one that the claimed work and time give, by anybody's way to count attention.
+    """Whether a claimed rate follows from the claimed work and time, with any usual way to count attention.
 
-    A rate of the steps may be higher than that of the whole run, which evaluates too.
+    The rate of the steps may be higher than that of the whole run, which includes evaluations.
     """
     run = claim.run
     work, time_s = (step_work(run), run.step_s) if run.step_s else (run_work(run), run.duration_s)

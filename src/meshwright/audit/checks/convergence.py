@@ -1,4 +1,4 @@
-"""Samples to the target against MLPerf's reference and against what submissions needed."""
+"""Compares samples to the target with MLPerf's reference and with submissions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from meshwright.audit.rules import benchmarks
 from meshwright.audit.verdict import CONSISTENT, IMPLAUSIBLE, Statement
 from meshwright.audit.work import fewest_samples, samples_of
 
-FEWEST = 0.8  # of the reference at that batch: nobody on record needed fewer
-NEAR = 0.95  # of the reference: MLPerf's test allows about that much for chance
+FEWEST = 0.8  # share of the reference at that batch: no submission needed fewer
+NEAR = 0.95  # share of the reference: MLPerf's test allows about this much for chance
 
 
 def check(claim: Claim) -> Iterator[Statement]:

@@ -1,4 +1,4 @@
-"""Scaling efficiency: T_base / T_new x work ratio, the right way round, and against the noise between runs."""
+"""Scaling efficiency: T_base / T_new x work ratio, whether it is inverted, and whether it exceeds the noise between runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check(claim: Claim) -> Iterator[Statement]:
         yield _alone(claim.efficiency_pct)
         return
     turned = bool(run.gpus and base.gpus and run.gpus < base.gpus)
-    if turned:  # an efficiency is of growing: from the smaller machine to the larger
+    if turned:  # efficiency is about growth: from the smaller machine to the larger
         run, base, times = base, run, (times[1], times[0])
     factor, line = _work_ratio(claim, run, base)
     if factor is None:
@@ -37,7 +37,7 @@ def check(claim: Claim) -> Iterator[Statement]:
 
 
 def _alone(claimed: Stated) -> Statement:
-    """The statement on an efficiency whose times are not given."""
+    """The statement on an efficiency without times."""
     line = f"claimed: {claimed.value:g} %"
     if claimed.low > 100 * MOST:
         why = "more than all of the work, and the two times that would show it are not given"
@@ -56,7 +56,7 @@ def _times(run: Run, base: Run | None) -> tuple[Stated, Stated] | None:
 
 
 def _work_ratio(claim: Claim, run: Run, base: Run) -> tuple[float | None, str]:
-    """Work of an accelerator in the run over that in the baseline, and how it was computed; None, and why, where it cannot be computed."""
+    """Work per accelerator in the run divided by that in the baseline, and how it was computed; or None and the reason."""
     if run.global_batch and base.global_batch and run.gpus and base.gpus:
         ratio = run.global_batch / run.gpus * base.gpus / base.global_batch
         return ratio, (
@@ -72,7 +72,7 @@ def _work_ratio(claim: Claim, run: Run, base: Run) -> tuple[float | None, str]:
 
 
 def _kind(scaling: str, run: Run, base: Run) -> Iterator[Statement]:
-    """Whether the batches are those of the claimed scaling: weak grows with the GPUs, strong stays."""
+    """Whether the batches match the claimed scaling: in weak scaling the batch grows with the GPUs, in strong scaling it stays."""
     if not (scaling and run.global_batch and base.global_batch and run.gpus and base.gpus) or run.gpus == base.gpus:
         return
     grown, larger = run.global_batch / base.global_batch, run.gpus / base.gpus
@@ -118,7 +118,7 @@ def _is_nearer(claimed: Stated, one: Stated, other: Stated) -> bool:
 
 
 def _noise(run: Run, base: Run, times: tuple[Stated, Stated]) -> Statement:
-    """Whether the two times differ by more than runs of one machine do. If not, that is no fault of the claim, but worth knowing."""
+    """Whether the two times differ by more than runs of one machine do. If not, the claim is not wrong, but the reader should know."""
     rows = [row for one in (run, base) if one.gpus and one.accelerator for row in find(**one.lookup)]
     spread = noise(rows)
     difference = abs(times[0].value / times[1].value - 1)

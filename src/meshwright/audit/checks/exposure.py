@@ -1,4 +1,4 @@
-"""Exposed communication: its share of the step, what bytes over bandwidth allow, and whether a profile is public."""
+"""Exposed communication: its share of the step, what bytes and bandwidth allow, and whether a profile is public."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from meshwright.units import GB
 ROUNDING = 0.05  # of what cannot hide
 OWN = "traffic by its own numbers"
 GZIP, LOOKED_AT = b"\x1f\x8b", 2**20  # of a profile: what a packed one begins with, and bytes in which its events must begin
-SLOWEST = 2.0  # traffic that takes more than so many times bytes over bandwidth is not explained by the wire
+SLOWEST = 2.0  # traffic that takes longer than so many times bytes / bandwidth is not explained by the network
 
 
 def check(claim: Claim) -> Iterator[Statement]:
@@ -53,7 +53,7 @@ def _exposed_s(claim: Claim) -> float | None:
 
 
 def _share(claim: Claim) -> Iterator[Statement]:
-    """The claimed seconds over the claimed step, against the claimed share."""
+    """The claimed seconds divided by the claimed step, compared with the claimed share."""
     exposed, share, step_s = claim.exposed_ms, claim.exposed_pct, claim.run.step_s
     if (share is not None and share.value > 100) or (exposed and step_s and exposed.low / 1e3 > step_s.high):
         line = f"exposed {f'{exposed.value:g} ms' if exposed else f'{share.value:g} %' if share else ''} of a step"
@@ -86,7 +86,7 @@ def _profile(claim: Claim) -> Statement:
 
 
 def _beginning(path: Path) -> bytes:
-    """The first bytes of a file, unpacked where it is compressed."""
+    """The first bytes of a file, unpacked if it is compressed."""
     with open(path, "rb") as file:
         is_packed = file.read(2) == GZIP
     with (gzip.open if is_packed else open)(path, "rb") as file:
@@ -94,7 +94,7 @@ def _beginning(path: Path) -> bytes:
 
 
 def _opened(name: str, path: Path) -> Statement:
-    """The statement on a profile that lies here: whether it is one. What it shows is for `meshwright report` to say."""
+    """The statement on a local profile: whether it is a trace. `meshwright report` shows its content."""
     try:
         is_trace = path.is_file() and b'"traceEvents"' in _beginning(path)
     except (OSError, EOFError, zlib.error):
@@ -108,15 +108,15 @@ def _opened(name: str, path: Path) -> Statement:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What crosses the outermost tier in a step: least and plain seconds, and how they were computed."""
+    """What crosses the outermost tier in a step: least and plain seconds, and how they are computed."""
 
-    least_s: float  # what shares a domain further in is added up there first
+    least_s: float  # replicas in one inner domain are added up there first
     plain_s: float
     lines: tuple[str, ...]
 
 
 def _stated_wire(claim: Claim, exposed_s: float) -> Statement:
-    """The statement on traffic whose bytes and bandwidth the claim itself gives."""
+    """The statement on traffic if the claim itself gives bytes and bandwidth."""
     traffic_s = claim.traffic_gb / claim.traffic_gb_per_s
     line = f"{figure(claim.traffic_gb)} GB per GPU and step / {figure(claim.traffic_gb_per_s)} GB/s = {figure(traffic_s)} s"
     wire = Wire(traffic_s, traffic_s, (line,))
@@ -137,11 +137,11 @@ def _wire(claim: Claim, exposed_s: float) -> Statement:
 
 
 def _hidden(wire: Wire, step_s: float, exposed_s: float, about: str, *more: str) -> Statement:
-    """The statement on what must hide: traffic that takes longer than the step shows, and no more shows than it takes."""
+    """The statement on hidden traffic: traffic that takes longer than the step allows, or exposed time longer than the traffic takes."""
     least_s = max(wire.least_s - step_s, 0.0)
     lines = (*wire.lines, f"to hide behind a step of {figure(step_s)} s; claimed to be exposed: {figure(exposed_s)} s", *more)
     if exposed_s < least_s * (1 - ROUNDING):
-        why = f"at least {figure(least_s)} s cannot hide: the traffic takes longer than the step"
+        why = f"{figure(least_s)} s of the traffic cannot hide: it takes longer than the step"
         return Statement(about=about, verdict=IMPOSSIBLE, why=why, arithmetic=lines)
     if wire.plain_s and exposed_s > SLOWEST * wire.plain_s:
         why = f"the traffic takes {figure(wire.plain_s)} s in all; more than that cannot come from it"
@@ -195,7 +195,7 @@ def _job(run: Run) -> tuple[Model, Workload]:
 
 
 def _crossing(model: Model, cluster: Cluster, workload: Workload, layout: Layout) -> Wire:
-    """Data-parallel bytes of a rank over the outermost tier's bandwidth."""
+    """Data-parallel bytes of a rank, divided by the bandwidth of the outermost tier."""
     tier = list(cluster)[-1]
     if not is_counted_whole(model, workload):
         return Wire(0.0, 0.0, (f"bytes of {model.name} are not counted here (experts or adapters)",))
@@ -209,5 +209,5 @@ def _crossing(model: Model, cluster: Cluster, workload: Workload, layout: Layout
         f"{figure(sent / GB)} GB per GPU and step (gradients reduced, weights gathered) / {figure(tier.bytes_per_s / GB)} GB/s "
         f"({tier.name}) = {figure(plain_s)} s"
     )
-    least = f"at least {figure(plain_s / inside)} s where the {inside:.0f} ranks of a domain add up first" if inside > 1 else ""
+    least = f"{figure(plain_s / inside)} s where the {inside:.0f} ranks of a domain add up first" if inside > 1 else ""
     return Wire(plain_s / inside, plain_s, tuple(text for text in (line, least) if text))

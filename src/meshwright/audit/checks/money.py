@@ -1,4 +1,4 @@
-"""Dollars for a GPU-hour against the price table."""
+"""Compares dollars per GPU-hour with the price table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.cost.money import accelerator_hours
 from meshwright.describe.economics import Price, prices
 from meshwright.units import usd
 
-# Contracts differ from lists, and lists from year to year: half as much beside the list still passes; ten times is no price.
+# Contracts differ from list prices, and list prices change: up to 1.5 times the list is accepted; beyond 10 times is impossible.
 BESIDE, BEYOND = 1.5, 10.0
 ROUNDING = 0.02
 
@@ -30,7 +30,7 @@ def check(claim: Claim) -> Iterator[Statement]:
 
 
 def _price(claim: Claim) -> tuple[Stated | None, list[str]]:
-    """What a GPU-hour costs by the claim: as it says, or its cost over its GPU-hours."""
+    """The price of a GPU-hour in the claim: as stated, or its cost divided by its GPU-hours."""
     run = claim.run
     if claim.usd_per_gpu_hour:
         return claim.usd_per_gpu_hour, [f"claimed: {usd(claim.usd_per_gpu_hour.value)} per GPU-hour"]

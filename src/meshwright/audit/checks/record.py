@@ -1,4 +1,4 @@
-"""Claims against the table of submissions: does such a run exist, did it take that long, is there anything public behind a number."""
+"""Compares claims with the table of submissions: whether such a run exists, whether it took that long, and whether a number is public."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _time(run: Run, claimed: Stated, rows: Sequence[Submission], about: str) -> 
 
 
 def _score_factor(row: Submission) -> float:
-    """What MLPerf may multiply a score by: the reference's samples over the row's; 1 where the row needed as many."""
+    """The factor by which MLPerf may multiply a score: the reference's samples divided by the row's; 1 if the row needed as many."""
     reference = benchmarks()[row.benchmark].reference_samples(row.global_batch)
     return max(reference / row.samples, 1.0) if row.samples > 0 else 1.0
 
@@ -84,13 +84,13 @@ def _line(row: Submission) -> str:
 
 
 def _remark(run: Run, row: Submission) -> list[str]:
-    """That the claim and the record are in different precisions, where they are."""
+    """A remark if the claim and the record are in different precisions."""
     difference = unlike(run.precision, row.precision)
     return [difference] if difference else []
 
 
 def _nearest(run: Run) -> Iterator[str]:
-    """What the table has instead: the round and benchmark, by nearness in size."""
+    """What the table has instead: the same round and benchmark, nearest in size."""
     like = find(round=run.round, benchmark=run.benchmark, accelerator=run.accelerator) or find(round=run.round, benchmark=run.benchmark)
     what = f"{run.round} {run.benchmark}".strip()
     yield f"our table: {len(submissions())} submissions, {len(find(round=run.round, benchmark=run.benchmark))} of {what}"

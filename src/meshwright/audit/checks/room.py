@@ -1,4 +1,4 @@
-"""Whether the model's training state has room in the memory of the machine."""
+"""Whether the training state of the model fits into the memory of the machine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from meshwright.describe.load import accelerator, load_model
 from meshwright.evidence.mlperf import BENCHMARKS
 from meshwright.units import GB
 
-# The least that is in use: weights and gradients in bf16, moments in 8 bits; of a frozen base, weights in 4 bits. Whoever moves state to
-# the host's memory needs less, and is far slower than any run on record.
+# The least that is used in practice: weights and gradients in bf16, moments in 8 bits; for a frozen base, weights in 4 bits. Moving state
+# to
+# the host's memory needs less, but is far slower than any run on record.
 TRAINED_BYTES, FROZEN_BYTES = 6.0, 0.5
 
 
@@ -27,7 +28,7 @@ def check(claim: Claim) -> Iterator[Statement]:
     chip = accelerator(run.accelerator)
     need, have = parameters * each, run.gpus * chip.memory_bytes
     lines = (
-        f"state: {figure(parameters)} parameters x {each:g} bytes at least = {figure(need / GB)} GB",
+        f"state: {figure(parameters)} parameters x {each:g} bytes, the least in use = {figure(need / GB)} GB",
         f"memory: {count(run.gpus)} x {figure(chip.memory_bytes / GB)} GB = {figure(have / GB)} GB",
     )
     if need > have:

@@ -1,4 +1,7 @@
-"""Speed-ups: the ratio the right way round, above the noise, over a baseline that stood, and of throughput rather than of luck."""
+"""Speed-ups.
+
+Whether the ratio is inverted, whether it exceeds the noise, whether the baseline is current, and whether throughput explains it.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ from meshwright.describe.load import load_model
 from meshwright.units import MINUTE
 
 TABLE_ROUNDING = 0.02  # of a time from our table: published scores are means of the middle runs
-LEAST_SHARE = 0.5  # of a speed-up that throughput must carry for it to be called faster
+LEAST_SHARE = 0.5  # share of a speed-up that throughput must explain
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A run with what is known of it: as claimed, or as the table has it."""
+    """What is known about a run, from the claim or from the table."""
 
     run: Run
     time_s: Stated | None
     step_s: Stated | None
     samples: float
     row: Submission | None
-    unit: str = "samples"  # or tokens, where those alone are known of both runs
+    unit: str = "samples"  # or tokens, if only these are known for both runs
 
     def where(self, of: str) -> str:
         """Where its time comes from, or with `of` "step" that of its step."""
@@ -51,7 +54,7 @@ def check(claim: Claim) -> Iterator[Statement]:
 
 
 def _over_record(claim: Claim, claimed: Stated) -> Statement:
-    """A speed-up over the fastest earlier result: that result may not be faster than what is claimed."""
+    """A speed-up over the fastest earlier result: that result must not be faster than the claim."""
     run = claim.run
     if not (run.benchmark and run.duration_s):
         why = "a record needs a benchmark and a time"
@@ -75,7 +78,10 @@ def _over_record(claim: Claim, claimed: Stated) -> Statement:
 
 
 def _earlier(run: Run, claimed: Stated, rows: list[Submission]) -> list[Submission]:
-    """The rows before the run's round; where it says none, before the last round in which such a speed-up over the record held, or all."""
+    """The rows before the run's round.
+
+    If no round is given, those before the last round in which such a speed-up over the record is true, or all.
+    """
     if run.round:
         return before(run.round, rows)
     for name in sorted({row.round for row in rows}, key=round_order, reverse=True):
@@ -86,7 +92,7 @@ def _earlier(run: Run, claimed: Stated, rows: list[Submission]) -> list[Submissi
 
 
 def _timed(run: Run) -> Timed:
-    """What is known of a run; the table fills in what the claim leaves out, where it has just that submission."""
+    """What is known about a run. The table adds what the claim leaves out, if it has exactly this submission."""
     rows = find(**run.lookup) if run.benchmark and run.accelerator and run.gpus else []
     row = fastest(rows) or (rows[0] if rows else None)
     time_s, step_s, samples = run.duration_s, run.step_s, samples_of(run)
@@ -140,7 +146,7 @@ def _over_baseline(claim: Claim, claimed: Stated, new: Timed, base: Timed) -> It
 
 
 def _unlike(run: Run, base: Run) -> str:
-    """What the two runs trained that is not the same; "" where nothing says so."""
+    """How the trained models or data of the two runs differ; empty if they do not."""
     if run.benchmark != base.benchmark:
         return f"benchmarks: {run.benchmark or 'none'} and {base.benchmark or 'none'}"
     if run.model and base.model and load_model(run.model).name != load_model(base.model).name:
@@ -151,7 +157,7 @@ def _unlike(run: Run, base: Run) -> str:
 
 
 def _of_steps(claimed: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
-    """Whether shorter steps are faster: with fewer sequences each they need not be."""
+    """Whether shorter steps mean a faster run: with fewer sequences per step they may not."""
     loop = _loop(new, base)
     if loop is None or new.run.global_batch == base.run.global_batch:
         return
@@ -165,12 +171,12 @@ def _of_steps(claimed: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
 
 
 def _less_pct(ratio: Stated) -> Stated:
-    """By how many per cent less time something takes that is so many times as fast."""
+    """By how many per cent the time is shorter for a given speed-up."""
     return Stated(*(100 * (1 - 1 / value) for value in (ratio.value, ratio.low, ratio.high)))
 
 
 def _stale(claimed: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
-    """Whether the baseline's machine has a faster result in the run's own round: software gains from round to round."""
+    """Whether the baseline's machine has a faster result in the run's own round, because software improves from round to round."""
     run, old = new.run, base.run
     is_older = run.round and old.round and round_order(old.round) < round_order(run.round)
     if not (is_older and new.time_s and base.time_s and old.benchmark and old.accelerator and old.gpus):
@@ -189,7 +195,7 @@ def _stale(claimed: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
 
 
 def _ratio(of: str, new: Timed, base: Timed) -> tuple[Stated | None, str]:
-    """The speed-up of the quantity that is spoken of, and how it comes about; None and what is missing where it cannot be had."""
+    """The speed-up of the claimed quantity, and how it is computed; None and what is missing if it cannot be computed."""
     if of == "throughput":
         value = _throughput(new, base)
         line = f"speed-up in {new.unit} per second: {value:.3f}" if value else ""
@@ -221,7 +227,7 @@ def _noise(claimed: Stated, new: Timed, base: Timed, lines: list[str]) -> Statem
 
 
 def _split(claimed: Stated, new: Timed, base: Timed) -> Iterator[Statement]:
-    """Time to quality = samples x seconds a sample: which of the two made the difference; and how many more GPUs it took."""
+    """Time to the target = samples x seconds per sample: which of the two made the difference, and how many more GPUs were used."""
     if new.run.gpus and base.run.gpus and new.run.accelerator != base.run.accelerator and new.run.gpus != base.run.gpus:
         yield _per_gpu(claimed, new, base)
     throughput = _throughput(new, base)

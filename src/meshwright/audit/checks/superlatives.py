@@ -1,4 +1,4 @@
-"""The largest and the fastest: one counter-example on record is enough."""
+"""Claims of being the largest or the fastest: one counter-example on record is enough."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.audit.verdict import CONSISTENT, IMPOSSIBLE, UNKNOWN, Statement
 from meshwright.units import MINUTE
 
 SCORED = 0.05  # a published score may be so much below the table's time of the same submission
-SAME_TIME = 0.001  # a time that differs by less is the claim's own row
+SAME_TIME = 0.001  # a time that differs by less is that of the claim itself
 
 
 def check(claim: Claim) -> Iterator[Statement]:

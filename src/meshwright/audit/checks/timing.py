@@ -1,4 +1,4 @@
-"""Steps times step time against the time of the whole run."""
+"""Compares steps times step time with the time of the whole run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshwright.audit.figures import count, figure, percent
 from meshwright.audit.verdict import CONSISTENT, MISLEADING, Statement
 from meshwright.audit.work import samples_of
 
-ROUNDING = 0.05  # medians of steps, of samples and of times need not be of the same run
+ROUNDING = 0.05  # medians of steps, of samples and of times may come from different runs
 MOST_REST = 0.5  # evaluations, checkpoints and starts take less than half of any run on record
 
 

@@ -1,4 +1,4 @@
-"""How much step times vary: of what, and what the logs say."""
+"""How much step times vary: which variation is meant, and what the logs show."""
 
 from __future__ import annotations
 

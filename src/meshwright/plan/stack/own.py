@@ -15,8 +15,8 @@ from meshwright.plan.stack.rule import Asked, JobRule, Mask, Rule, Stack, recomp
 from meshwright.predict.legality import check_division
 from meshwright.predict.practice import MESHWRIGHT as MESHWRIGHT_CLASS
 
-PRECISIONS = ("fp32", "bf16", "bf16-pure", "fp8-current", "fp8-current-pure")  # `train.replica.NUMBERS` has what each means
-FP8_MULTIPLE = 16  # what tensor cores ask of both sides of an fp8 matrix
+PRECISIONS = ("fp32", "bf16", "bf16-pure", "fp8-current", "fp8-current-pure")  # `train.replica.NUMBERS` says what each means
+FP8_MULTIPLE = 16  # tensor cores require this of both sides of an fp8 matrix
 CPU = "cpu"
 Sides = Callable[[Asked, Layouts], NDArray[np.int64]]
 
@@ -30,12 +30,12 @@ FOREIGN: Mapping[str, Callable[[Asked], bool]] = {
     "adapters": lambda asked: asked.workload.adapters is not None,
 }
 SIDES: Mapping[str, Sides] = {
-    "the hidden width": lambda asked, rows: np.full(len(rows), asked.model.hidden),
-    "the queries' width on a rank": lambda asked, rows: asked.model.query_dim // rows.tp,
-    "the keys' width on a rank": lambda asked, rows: asked.model.kv_dim * _key_copies(asked.model, rows) // rows.tp,
-    "the MLP's width on a rank": lambda asked, rows: asked.model.ffn_hidden // rows.tp,
-    "the vocabulary on a rank": lambda asked, rows: asked.model.vocab_size // rows.tp,
-    "the tokens of a micro-batch on a rank": lambda asked, rows: rows.micro_batch * asked.workload.seq_len // rows.cp,
+    "the hidden size": lambda asked, rows: np.full(len(rows), asked.model.hidden),
+    "the width of the queries on a rank": lambda asked, rows: asked.model.query_dim // rows.tp,
+    "the width of the keys on a rank": lambda asked, rows: asked.model.kv_dim * _key_copies(asked.model, rows) // rows.tp,
+    "the width of the MLP on a rank": lambda asked, rows: asked.model.ffn_hidden // rows.tp,
+    "the size of the vocabulary on a rank": lambda asked, rows: asked.model.vocab_size // rows.tp,
+    "the number of tokens of a micro-batch on a rank": lambda asked, rows: rows.micro_batch * asked.workload.seq_len // rows.cp,
 }
 
 
@@ -110,12 +110,13 @@ MESHWRIGHT = Stack(
         recompute_rule(USUAL_RECOMPUTE, "train.replica.set_recompute"),
         *(
             Rule(
-                what=f"runs fp8 products only on sides that are multiples of {FP8_MULTIPLE}, and {what} is none",
+                what=f"runs fp8 products only on matrices whose sides are multiples of {FP8_MULTIPLE}; {what} is {{value}}",
                 where="workload.precision",
                 fix="choose bf16",
                 source="train/kernels/fp8.py",
                 forbids=_odd(sides),
                 matters=_is_fp8,
+                value=sides,
             )
             for what, sides in SIDES.items()
         ),

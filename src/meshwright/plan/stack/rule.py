@@ -1,7 +1,8 @@
-"""What a software stack can run, as rules that one layout and columns of layouts are held against.
+"""What a software stack can run, as rules. One layout, or columns of layouts, can be checked against them.
 
-A rule says what the stack lacks, where, what to do instead, and who says so. Rules are the only statement of that: the search leaves out
-what they forbid, an export refuses it in their words, and a listed plan names the stacks whose rules let it pass.
+A rule says what the stack lacks, where the layout asks for it, what to use instead, and the source of this information. All other code uses
+these rules: the search leaves out what they forbid, an export refuses it with the text of the rule, and a listed plan names the stacks
+whose rules allow it.
 """
 
 from __future__ import annotations
@@ -49,34 +50,35 @@ class JobRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Layouts that a stack does not run. `what` follows the stack's name; {asked...} and {layout...} in it are filled in."""
+    """Layouts that a stack does not run. `what` follows the stack's name; {asked...}, {layout...} and {value} in it are filled in."""
 
     what: str
     where: str
     fix: str
     source: str
     forbids: Callable[[Asked, Layouts], Mask]
-    is_near: bool = False  # the stack runs it, but as something else than planned: it is not proposed, and an export says so
-    matters: Callable[[Asked], bool] = lambda _: True  # the jobs that it can forbid anything of
+    is_near: bool = False  # the stack runs it, but differently from the plan: it is not proposed, and an export says so
+    matters: Callable[[Asked], bool] = lambda _: True  # whether the rule can forbid any layout of a job
+    value: Callable[[Asked, Layouts], NDArray[np.int64]] | None = None  # the number that breaks the rule, for {value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """A software stack: what it is called, how fast such software is, what it can run and how it sets what it lets nobody choose."""
+    """A software stack: its name, its class of software, what it can run, and the switches that it sets by itself."""
 
-    name: str  # as `--stack` takes it
-    title: str  # as sentences have it
+    name: str  # as `--stack` accepts it
+    title: str  # its name in sentences
     software: str = ""  # the class of software that it belongs to
     export: str = ""  # the kind of `--export` that writes files for it
     schedules: tuple[str, ...] = SCHEDULES
     cp_kinds: tuple[str, ...] = CP_KINDS
     orders: tuple[Order, ...] = ORDERS  # in which it numbers ranks without a rank file
-    switches: Mapping[str, bool] = field(default_factory=dict)  # those that it has in one position only
-    overlaps_single_chunks: bool = True  # whether pipeline messages overlap with one chunk per stage too
-    captures_recomputed: bool = True  # whether layers that are recomputed in full can be in CUDA graphs
+    switches: Mapping[str, bool] = field(default_factory=dict)  # switches of a layout that cannot be changed in this stack
+    overlaps_single_chunks: bool = True  # whether it overlaps pipeline messages also with one chunk per stage
+    captures_recomputed: bool = True  # whether fully recomputed layers can be in CUDA graphs
     job_rules: tuple[JobRule, ...] = ()
     rules: tuple[Rule, ...] = ()
-    source: str = ""  # who says which schedules, kinds of context parallelism and orders there are
+    source: str = ""  # of its schedules, kinds of context parallelism and orders
 
     @property
     def is_any(self) -> bool:
@@ -99,7 +101,7 @@ class Stack:
         return replace(features, **changes)
 
     def settled(self, rows: Layouts, fixed: Collection[str] = ()) -> Layouts:
-        """The rows with the switches that follow from other choices, but for those that a user has fixed."""
+        """The rows, with those switches set that follow from other choices. Switches that the user fixed are not changed."""
         changes = {}
         if not self.overlaps_single_chunks and "overlap_pp" not in fixed:
             changes["overlap_pp"] = np.where((rows.pp > 1) & (rows.vp == 1), 0, rows.overlap_pp)
@@ -108,7 +110,7 @@ class Stack:
         return Layouts(**{f.name: getattr(rows, f.name) for f in fields(Layouts)} | changes) if changes else rows
 
     def allows(self, asked: Asked, rows: Layouts) -> Mask:
-        """Of each layout, whether the stack runs it as planned."""
+        """Whether the stack runs each layout as planned; one value per row."""
         allowed = np.ones(len(rows), dtype=bool)
         for rule in self._layout_rules(asked):
             allowed &= ~rule.forbids(asked, rows)
@@ -182,6 +184,8 @@ class Stack:
         named: dict[str, Any] = {"asked": asked, "layout": layout}
         if layout:
             named |= {"order": "-".join(layout.order), "schedule": SCHEDULES[schedule_of(Layouts.of([layout]))[0]]}
+        if layout and isinstance(rule, Rule) and rule.value:
+            named["value"] = rule.value(asked, Layouts.of([layout]))[0]
         return rule.what.format(**named)
 
 

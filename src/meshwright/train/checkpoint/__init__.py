@@ -1,4 +1,4 @@
-"""Checkpoints of any layout: pieces of global tensors in safetensors files, and a manifest in JSON that vouches for every byte."""
+"""Checkpoints of any layout: pieces of whole tensors in safetensors files, and a JSON manifest with the hashes of all bytes."""
 
 from meshwright.train.checkpoint.durable import CheckpointError
 from meshwright.train.checkpoint.folder import Found, Keep, newest, prune

@@ -9,25 +9,25 @@ from meshwright.cost.checkpoints import best_interval_s
 from meshwright.train.checkpoint.saver import SaveReport
 from meshwright.units import HOUR
 
-FIRST_S = 30.0  # a run that is killed early has lost no more than half of what it did
+FIRST_S = 30.0  # so that a run that is killed early loses at most half of its work
 LONGEST_S = 600.0  # assumption: people stop and restart their runs more often than machines break
-MOST_SHARE = 0.01  # of the time that may go into saving
-# Assumption: as often as on the machine that trained Llama 3; describe/catalogue/failures.toml has its counts by cause, and their source.
+MOST_SHARE = 0.01  # share of the time that saving may take
+# Assumption: as often as on the machine that trained Llama 3. describe/catalogue/failures.toml has its counts by cause, with their source.
 INTERRUPTIONS_PER_ACCELERATOR_HOUR = 2e-5
 
 
 class SaveClock:
-    """Whether a checkpoint is due, by one rank's clock: the other ranks learn of it in the step's sum."""
+    """Whether a checkpoint is due, by the clock of one rank. The other ranks learn it with the sum of the step."""
 
     def __init__(self, num_ranks: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self.between_s = HOUR / (INTERRUPTIONS_PER_ACCELERATOR_HOUR * num_ranks)
-        self.save_s = 0.0  # that the longest save so far took: training stood still, and the disk was busy
+        self.save_s = 0.0  # the longest save so far: training stood still, and the disk was busy
         self._now_s = now_s
         self._begun_s = self._last_s = now_s()
 
     @property
     def interval_s(self) -> float:
-        """Seconds between two saves once the run is under way."""
+        """Seconds between two saves, after the first ones."""
         advised_s = float(best_interval_s(self.save_s, self.between_s)) if self.save_s else LONGEST_S
         return max(min(advised_s, LONGEST_S), FIRST_S, self.save_s / MOST_SHARE)
 
@@ -37,7 +37,7 @@ class SaveClock:
         return self._now_s() - self._last_s >= min(self.interval_s, so_far_s)
 
     def saved(self) -> None:
-        """A save has begun."""
+        """Note that a save has begun."""
         self._last_s = self._now_s()
 
     def saw(self, report: SaveReport) -> None:

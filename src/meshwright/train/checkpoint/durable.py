@@ -1,6 +1,6 @@
-"""Files that are on the disk before anyone relies on them, and what to say when the disk refuses.
+"""Files that are safely on the disk before anything relies on them, and errors for a disk that fails.
 
-Every change goes through `os`, one call at a time, so that a test can stop a save between any two of them.
+Every change is one call of `os`, so that a test can stop a save between any two calls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meshwright.errors import MeshwrightError
 
 JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
 
-MAX_JSON_BYTES = 1 << 30  # the manifest of some 20 TB of state; a larger file is not one of ours
+MAX_JSON_BYTES = 1 << 30  # enough for the manifest of about 20 TB of state; a larger file is not a manifest
 
 FIXES = {
     errno.ENOSPC: "free space on this disk, or keep fewer checkpoints",
@@ -40,7 +40,7 @@ class CheckpointError(MeshwrightError):
 
 @contextmanager
 def explained(what: str, where: Path) -> Iterator[None]:
-    """Turn a refusal of the disk into an error that says what failed, where, and how to fix it."""
+    """Turn an OSError into an error that says what failed, where, and how to fix it."""
     try:
         yield
     except OSError as error:
@@ -48,7 +48,7 @@ def explained(what: str, where: Path) -> Iterator[None]:
 
 
 def refused(what: str, where: Path, error: OSError) -> CheckpointError:
-    """The error for something the disk refused."""
+    """The error for an operation that failed on the disk."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return CheckpointError(f"{what}: {reason}", where=str(where), fix=FIXES.get(error.errno or 0, "see the disk's own messages"))
 
@@ -57,12 +57,12 @@ PASSING = (errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE)
 
 
 def may_pass(error: CheckpointError) -> bool:
-    """Whether an operation that the disk refused may work on a second try: a read error, a network that was slow."""
+    """Whether a failed operation may work on a second try: a read error, or a slow network."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in PASSING
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Write every byte: the system may take fewer than it was given."""
+    """Write every byte: one call of the system may write fewer."""
     view = memoryview(data)
     while len(view):
         num_written = os.write(fd, view)
@@ -73,7 +73,7 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[int]:
-    """The descriptor of a file that did not exist; it is on the disk when the block ends without an error."""
+    """The descriptor of a new file. When the block ends without an error, the file is on the disk."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         yield fd
@@ -83,7 +83,7 @@ def new_file(path: Path) -> Iterator[int]:
 
 
 def sync_folder(path: Path) -> None:
-    """Put a folder's entries on the disk: without this a new name may be gone after a power cut."""
+    """Write the entries of a folder to the disk: without this a new name may be lost in a power cut."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -92,12 +92,12 @@ def sync_folder(path: Path) -> None:
 
 
 def canonical(value: object) -> bytes:
-    """The one way a value is written as JSON, so that equal values have equal digests."""
+    """The canonical JSON of a value: equal values have equal digests."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a file that appears whole or not at all: readers wait for its name."""
+    """Write a file that appears completely or not at all, because readers wait for its name."""
     unfinished = path.with_name(path.name + ".unfinished")
     with suppress(FileNotFoundError):
         os.unlink(unfinished)
@@ -107,7 +107,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file; doubled keys, NaN and absurd sizes are errors."""
+    """The value in a JSON file; duplicate keys, NaN and unreasonable sizes are errors."""
     with regular_file(path) as fd:
         with explained(f"cannot read {path.name}", path):
             size_bytes = os.fstat(fd).st_size
@@ -159,7 +159,7 @@ def regular_file(path: Path) -> Iterator[int]:
 
 
 def read_at(fd: int, offset: int, into: memoryview) -> memoryview:
-    """`into`, filled from `offset` on; its beginning alone when the file ends before that."""
+    """Fill `into` from `offset` on; return only the beginning if the file ends before."""
     num_read = 0
     while num_read < len(into):
         got = os.preadv(fd, [into[num_read:]], offset + num_read)
@@ -170,6 +170,6 @@ def read_at(fd: int, offset: int, into: memoryview) -> memoryview:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder and all in it; one that is gone already is no error."""
+    """Remove a folder and its content; no error if it does not exist."""
     with suppress(FileNotFoundError):
         shutil.rmtree(path)

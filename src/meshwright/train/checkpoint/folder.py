@@ -24,13 +24,13 @@ from meshwright.train.checkpoint.manifest import MANIFEST, Manifest, read_manife
 STEP = re.compile(r"step-(\d{8,18})(?:\.(\d{1,9}))?")
 PARTIAL = re.compile(r"\.step-(\d{8,18})\.partial-([0-9a-f]+)-(\d{1,18})")
 TRASH = ".trash-"
-READS = 20  # of a folder whose checkpoints come and go faster than they can be read
+READS = 20  # attempts to read a folder whose checkpoints change while it is read
 PARTS_OF_A_SHARD = ("shard-", ".safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Which checkpoints stay: the last few, and every one whose step is a multiple of `every_steps` (0: none of them)."""
+    """Which checkpoints are kept: the last few, and those whose step is a multiple of `every_steps` (0: none of these)."""
 
     last: int = 3
     every_steps: int = 0
@@ -46,7 +46,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The newest checkpoint that can be used, if any, and the newer ones that cannot, each with the reason."""
+    """The newest checkpoint that can be used, if there is one, and the newer ones that cannot, with the reasons."""
 
     path: Path | None
     step: int | None
@@ -55,7 +55,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class StepFolder:
-    """A folder with the name of a checkpoint; whether it is whole is not known yet."""
+    """A folder with the name of a checkpoint; it may be incomplete."""
 
     step: int
     generation: int
@@ -63,7 +63,7 @@ class StepFolder:
 
 
 def step_path(folder: Path, step: int) -> Path:
-    """A name for a checkpoint of `step` that is not taken."""
+    """A free name for a checkpoint of `step`."""
     path = folder / f"step-{step:08d}"
     generation = 0
     while os.path.lexists(path):
@@ -73,7 +73,7 @@ def step_path(folder: Path, step: int) -> Path:
 
 
 def partial_path(folder: Path, step: int, token: str, number: int) -> Path:
-    """Where a save gathers its files before they count."""
+    """Where the files of a save are collected until it is complete."""
     return folder / f".step-{step:08d}.partial-{token}-{number}"
 
 
@@ -94,7 +94,7 @@ def step_folders(folder: Path) -> list[StepFolder]:
 
 
 def check_whole(path: Path) -> Manifest:
-    """The manifest of a checkpoint that has all its files at their sizes, and no shard of another. Contents are not read."""
+    """The manifest of a checkpoint that has all its files at their sizes, and no shard of another one. Contents are not read."""
     if path.is_symlink() or not path.is_dir():
         raise CheckpointError(f"{path.name} is not a folder", where=str(path))
     manifest = read_manifest(path)
@@ -118,7 +118,7 @@ def check_whole(path: Path) -> Manifest:
 def newest_passing(folder: Path, passes: Callable[[Path], object]) -> Found:
     """The newest checkpoint for which `passes` raises no CheckpointError, and why newer ones were skipped.
 
-    A run that is under way may remove a checkpoint while it is read: then there is a newer one, and the folder is read again.
+    A running process may remove a checkpoint while it is read. Then there is a newer one, and the folder is read again.
     """
     for _ in range(READS):
         found, is_settled = _passing(folder, passes)
@@ -128,7 +128,7 @@ def newest_passing(folder: Path, passes: Callable[[Path], object]) -> Found:
 
 
 def _passing(folder: Path, passes: Callable[[Path], object]) -> tuple[Found, bool]:
-    """The same by one reading of the folder, and whether nothing that was found there has gone meanwhile."""
+    """The same with one reading of the folder, and whether nothing that was found has been removed meanwhile."""
     skipped: list[tuple[Path, str]] = []
     gone = False
     for candidate in step_folders(folder):
@@ -151,7 +151,7 @@ def _unfinished(folder: Path, step: int) -> list[tuple[Path, str]]:
 
 
 def newest(folder: Path) -> Found:
-    """The newest whole checkpoint by manifest, names and sizes; hashes are verified when it is loaded."""
+    """The newest complete checkpoint by manifest, names and sizes; hashes are checked when it is loaded."""
     return newest_passing(folder, check_whole)
 
 
@@ -168,9 +168,9 @@ def clean(folder: Path, token: str, number: int) -> list[str]:
 
 
 def prune(folder: Path, keep: Keep, after: Path) -> list[str]:
-    """Remove whole checkpoints older than `after` that `keep` does not keep, and return their names.
+    """Remove complete checkpoints older than `after` that `keep` does not keep, and return their names.
 
-    A damaged one is neither counted nor removed: it may be all that is left of something. One that is being read stays until next time.
+    A damaged one is neither counted nor removed, because it may still be useful. One that is being read is removed next time.
     """
     removed: list[str] = []
     kept_steps: list[int] = []
@@ -191,7 +191,7 @@ def prune(folder: Path, keep: Keep, after: Path) -> list[str]:
 
 
 def _discard(path: Path) -> bool:
-    """Remove a checkpoint unless someone reads it. It loses its name first: a half-removed one is never found."""
+    """Remove a checkpoint unless a process reads it. It is renamed first, so that an incomplete one is never found."""
     trash = path.with_name(f"{TRASH}{path.name}-{secrets.token_hex(4)}")
     with explained(f"cannot remove {path.name}", path):
         fd = os.open(path / MANIFEST, os.O_RDWR | os.O_CLOEXEC)
@@ -206,13 +206,13 @@ def _discard(path: Path) -> bool:
 
 
 def _is_read(fd: int) -> bool:
-    """Whether someone reads the checkpoint of this manifest; if not, no reader can begin until `fd` is closed."""
+    """Whether a process reads the checkpoint of this manifest. If not, none can begin until `fd` is closed."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return False  # a disk without locks: whoever reads it gets an error, never a wrong value
+        return False  # a disk without locks: a reader gets an error, never a wrong value
     return False
 
 

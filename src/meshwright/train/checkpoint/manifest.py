@@ -1,4 +1,7 @@
-"""The manifest: what a checkpoint holds, where each piece lies, and the hash of every block. It is written last, and vouches for itself."""
+"""The manifest: what a checkpoint contains, where each piece is, and the hash of every block.
+
+It is written last and has a hash of itself.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ CLOSED = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CLOSED)
 class SavedPiece:
-    """One piece: the number of its file, and where it lies in its tensor."""
+    """One piece: the number of its file, and its position in its tensor."""
 
     file: Count
     start: tuple[Count, ...]
@@ -76,7 +79,7 @@ class Manifest:
     """A checkpoint: its step, the caller's scalars, its files and its tensors."""
 
     step: Count
-    attempt: str  # which save wrote it, so that ranks know their own
+    attempt: str  # which save wrote it, so that ranks recognize their own
     block_bytes: Literal[4_194_304]
     scalars: dict[str, Any]
     files: tuple[SavedFile, ...]
@@ -97,7 +100,7 @@ def shard_name(rank: int, num_ranks: int) -> str:
 
 
 def tensor_table(pieces: Iterable[Piece], file: int) -> dict[str, SavedTensor]:
-    """What one rank's pieces say of their tensors. A tensor of which it holds nothing is named all the same."""
+    """What one rank's pieces say about their tensors. A tensor of which the rank holds nothing is listed too."""
     table: dict[str, SavedTensor] = {}
     for piece in pieces:
         saved = (SavedPiece(file=file, start=tuple(piece.start), shape=tuple(piece.tensor.shape)),) if piece.tensor.numel() else ()
@@ -118,7 +121,7 @@ def _merge(table: dict[str, SavedTensor], more: Mapping[str, SavedTensor], who: 
 
 
 def combine(step: int, attempt: str, scalars: Mapping[str, Any], reports: Iterable[ShardReport]) -> Manifest:
-    """The manifest of a save, from what every rank wrote; the pieces must cover every tensor exactly once."""
+    """The manifest of a save, from the reports of all ranks. The pieces must cover every tensor exactly once."""
     ordered = sorted(reports, key=lambda report: report.rank)
     tensors: dict[str, SavedTensor] = {}
     for report in ordered:
@@ -130,7 +133,7 @@ def combine(step: int, attempt: str, scalars: Mapping[str, Any], reports: Iterab
 
 
 def check(manifest: Manifest, where: str) -> None:
-    """Pass when a manifest makes sense by itself; its names are its own, and never lead out of its folder."""
+    """Raise an error if a manifest is not consistent, or if a name in it points outside its folder."""
     num_files = len(manifest.files)
     if not num_files or [file.name for file in manifest.files] != [shard_name(rank, num_files) for rank in range(num_files)]:
         raise CheckpointError(f"the files are {[file.name for file in manifest.files][:4]}, not {num_files} shards in order", where=where)
@@ -144,7 +147,7 @@ def check(manifest: Manifest, where: str) -> None:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, with a hash of itself, and put it on the disk."""
+    """Write the manifest, with a hash of itself, to the disk."""
     content = {"format": FORMAT, "version": VERSION, "body": BODY.dump_python(manifest, mode="json")}
     with new_file(folder / MANIFEST) as fd:
         write_all(fd, canonical(content | {"sha256": _digest(content)}))
@@ -155,7 +158,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the checkpoint in `folder`; an error says why it cannot be trusted."""
+    """The manifest of the checkpoint in `folder`; an error says why it cannot be used."""
     path = folder / MANIFEST
     content = read_json(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -175,7 +178,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def validated(kind: TypeAdapter[T], content: object, path: Path) -> T:
-    """`content` as a value of `kind`; the first thing wrong with it is the error."""
+    """`content` as a value of `kind`; the error names the first thing that is wrong."""
     try:
         return kind.validate_python(content)
     except ValidationError as error:

@@ -15,14 +15,14 @@ class Notices(Protocol):
     """Short texts by name that every rank of a save can read."""
 
     def post(self, name: str, text: str) -> None:
-        """Leave a text for the other ranks, as far as that is possible."""
+        """Send a text to the other ranks, if possible."""
 
     def read(self, name: str) -> str | None:
-        """The text that some rank has left; None where there is none, or where it cannot be known."""
+        """The text that a rank has sent; None if there is none, or if this cannot be known."""
 
 
 class NoNotices:
-    """Ranks that share nothing but the disk."""
+    """For ranks that share only the disk."""
 
     def post(self, name: str, text: str) -> None:
         """Does nothing: no rank would read it."""
@@ -33,7 +33,7 @@ class NoNotices:
 
 
 class StoreNotices:
-    """Texts in the job's key-value store, over a connection of their own: the thread that saves never holds up the training."""
+    """Texts in the key-value store of the job, over a separate connection, so that the thread that saves never delays training."""
 
     def __init__(self, store: dist.Store) -> None:
         own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's types leave it out
@@ -41,7 +41,7 @@ class StoreNotices:
         self._store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
 
     def post(self, name: str, text: str) -> None:
-        """Leave a text; a store that has gone away is no reason to fail, because the files have the same information."""
+        """Send a text. If the store does not answer, this is not an error, because the files have the same information."""
         with suppress(RuntimeError):
             self._store.set(name, text)
 

@@ -1,4 +1,4 @@
-"""A hyper-rectangle of a global tensor: what one rank holds, and the law that pieces cover each element once."""
+"""A rectangular piece of a whole tensor, as one rank holds it, and the check that pieces cover each element once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.train.checkpoint.durable import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """Where a piece lies in its tensor."""
+    """The position of a piece in its tensor."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
@@ -35,20 +35,20 @@ class Box:
         )
 
     def overlap(self, other: Box) -> Box | None:
-        """What both boxes hold, or None when they share no element."""
+        """The box that both boxes share, or None if they share no element."""
         start = tuple(map(max, self.start, other.start))
         shape = tuple(map(lambda a, b, first: min(a, b) - first, self.stop, other.stop, start))
         return Box(start=start, shape=shape) if all(length > 0 for length in shape) else None
 
     def __str__(self) -> str:
-        if len(self.start) != len(self.shape):  # of a damaged manifest: what is wrong with it is about to be reported
+        if len(self.start) != len(self.shape):  # of a damaged manifest: the error is about to be reported
             return f"of shape {list(self.shape)} at {list(self.start)}"
         return "[" + ", ".join(f"{first}:{last}" for first, last in zip(self.start, self.stop, strict=True)) + "]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A hyper-rectangle of one global tensor that this rank holds. To save, a replicated one is passed by one rank only."""
+    """A rectangular piece of one whole tensor that this rank holds. To save a replicated piece, only one rank passes it."""
 
     name: str  # "weights/layers.0.attention.q.weight", "adam_mean/..."
     shape: tuple[int, ...]  # of the whole tensor
@@ -69,7 +69,7 @@ class Piece:
 
 
 def check_tiling(name: str, shape: tuple[int, ...], boxes: Sequence[Box], where: str) -> None:
-    """Pass when the boxes cover each element of a tensor exactly once; else say which do not."""
+    """Raise an error unless the boxes cover each element of a tensor exactly once; the error names the boxes."""
     for box in boxes:
         if not box.inside(shape):
             raise CheckpointError(f"the piece {box} of {name!r} lies outside of its shape {list(shape)}", where=where)

@@ -1,4 +1,4 @@
-"""Whether a run continues with what it began with: plan, corpus and code, compared by their digests."""
+"""Checks that a resumed run has the same plan, corpus and code as before, by their digests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def check_same(
     flag: str = "--allow-changed",
     changes: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
-    """The names that differ and may; any other difference is an error that lists all of them with both values.
+    """The names that differ and are allowed to. Any other difference is an error that lists all of them with both values.
 
-    `flag` is the option by which a user allows a change; the error quotes it. `changes` describes changes in words, where that is possible.
+    `flag` is the option with which a user allows a change; the error quotes it. `changes` describes changes in words, if possible.
     """
     known = {*saved, *now}
     for name in allowed:
@@ -36,7 +36,7 @@ def check_same(
 
 
 def _difference(refused: Collection[str], changes: Mapping[str, str]) -> str:
-    """What has changed: in words where they are known, else the names of what was compared."""
+    """What has changed: in words if known, otherwise the names of what was compared."""
     unnamed = [name for name in refused if name not in changes]
     words = [changes[name] for name in refused if name in changes]
     if not words:

@@ -24,24 +24,24 @@ from meshwright.train.checkpoint.saving import TIMEOUT_S, Attempt, Content, chec
 from meshwright.train.checkpoint.shard import ShardLayout, lay_out
 from meshwright.train.checkpoint.snapshot import Snapshot
 
-LOOK_S = 0.2  # between two looks at whether a wait is still worth it
+LOOK_S = 0.2  # between two checks whether waiting is still useful
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveReport:
-    """How one save went: how long training waited, and what happened in the background."""
+    """The result of one save: how long training waited, and what happened in the background."""
 
     step: int
-    path: Path | None  # None when the save failed; the older checkpoints are as they were
-    stall_s: float  # the training stood still: for the save before, and for the copy
-    write_s: float  # this rank's shard, to the disk
-    commit_s: float  # until all ranks had written and the checkpoint counted
+    path: Path | None  # None if the save failed; older checkpoints are unchanged
+    stall_s: float  # time for which training stood still: waiting for the previous save, and copying
+    write_s: float  # time to write this rank's shard to the disk
+    commit_s: float  # time until all ranks had written and the checkpoint was complete
     num_bytes: int  # of this rank's shard
     notes: tuple[str, ...]
     failure: MeshwrightError | None
 
     def raise_if_failed(self) -> Self:
-        """The report, unless the save failed: then its error."""
+        """The report; raises the error of a failed save."""
         if self.failure:
             raise self.failure
         return self
@@ -70,7 +70,7 @@ class AsyncSaver:
             raise InputError(
                 "ranks that save together need a token that they share", where="checkpoint", fix="pass token=shared_token(group)"
             )
-        # Made once: a folder that is gone later means a lost disk, and must not be made again on whatever lies under it.
+        # Created once: if the folder is missing later, a disk was lost, and the folder must not be created again on another disk.
         with explained("cannot make the folder of the checkpoints", folder):
             folder.mkdir(parents=True, exist_ok=True)
         self._attempt = Attempt(
@@ -88,32 +88,32 @@ class AsyncSaver:
         self._snapshot = Snapshot()
         self._reports: SimpleQueue[SaveReport] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._stall_s = 0.0  # of the save under way
+        self._stall_s = 0.0  # of the save that is being written
         self._copied = threading.Event()
         self._copied.set()
 
     def prepare(self, pieces: Iterable[Piece]) -> None:
-        """Set host memory aside now, so that the first save need not."""
+        """Allocate host memory now, so that the first save does not have to."""
         self._snapshot.reserve(lay_out(pieces))
 
     def save(
         self, step: int, pieces: Iterable[Piece], scalars: Mapping[str, JSON], *, is_hurried: Callable[[], bool] = lambda: False
     ) -> float:
-        """Copy the state and start to write it; return the seconds this took. An earlier save that is still under way is waited for.
+        """Copy the state and start to write it; return the seconds this took. If an earlier save is still being written, wait for it.
 
-        When that one does not end in time, or `is_hurried` comes true first, this one is not begun, and reported as failed.
+        If the earlier save does not end in time, or `is_hurried` becomes true first, this save is not started, and is reported as failed.
         """
         return self._start(step, list(pieces), checked_scalars(scalars), self._attempt.timeout_s, is_hurried=is_hurried)
 
     def save_alongside(self, step: int, pieces: Iterable[Piece], scalars: Mapping[str, JSON]) -> float:
-        """Like `save`, but also the copy from host memory is made in the background, while forward and backward run.
+        """Like `save`, but the copy is also made in the background, while forward and backward passes run.
 
-        Nothing may change the tensors before `before_update` has returned. Where something did, the save fails and says so.
+        Nothing may change the tensors before `before_update` has returned. If something does, the save fails and says so.
         """
         return self._start(step, list(pieces), checked_scalars(scalars), self._attempt.timeout_s, alongside=True)
 
     def before_update(self) -> float:
-        """Return once the state may be changed, with the seconds this took: the rest of a copy that is under way."""
+        """Return once the state may be changed, with the seconds this took: the rest of a copy that is still being made."""
         start_s = time.perf_counter()
         self._copied.wait()
         wait_s = time.perf_counter() - start_s
@@ -121,7 +121,10 @@ class AsyncSaver:
         return wait_s
 
     def save_now(self, step: int, pieces: Iterable[Piece], scalars: Mapping[str, JSON], *, timeout_s: float = TIMEOUT_S) -> SaveReport:
-        """Save and wait until the checkpoint counts, for at most `timeout_s`; after that the report says that it did not end in time."""
+        """Save and wait until the checkpoint is complete, for at most `timeout_s`.
+
+        Otherwise the report says that it did not end in time.
+        """
         start_s = time.perf_counter()
         self._start(step, list(pieces), checked_scalars(scalars), timeout_s)
         self._joined(max(0.0, timeout_s - (time.perf_counter() - start_s)))
@@ -130,7 +133,7 @@ class AsyncSaver:
             if report.step == step:
                 own = report
             else:
-                self._reports.put(report)  # of an earlier save, which `finished` has not returned yet
+                self._reports.put(report)  # of an earlier save that `finished` has not returned yet
         stall_s = time.perf_counter() - start_s
         late = CheckpointError(f"the save of step {step} did not end within {timeout_s:g} s", where=str(self._attempt.folder))
         return replace(own, stall_s=stall_s) if own else _failed(step, stall_s, late)
@@ -153,14 +156,14 @@ class AsyncSaver:
             self._attempt.post_failure(failure.what)  # other ranks may have begun
             self._reports.put(_failed(step, stall_s, failure))
             return stall_s
-        # A copy from CUDA is only queued here, in order with what the training queues: there is nothing to put off.
+        # A copy from CUDA is only queued here, in order with the work of training, so there is nothing to postpone.
         put_off = alongside and not any(piece.tensor.is_cuda for piece in pieces)
         if put_off:
             self._copied.clear()
         else:
             self._snapshot.take(layout)
         content = Content(layout=_without_tensors(layout), data=self._snapshot.data(layout), tensors=tensors, scalars=scalars)
-        # A daemon: a disk that never answers must not keep the process from ending. What it leaves is a save that was cut off.
+        # A daemon thread: a disk that never answers must not keep the process from ending. It leaves an incomplete save.
         versions = [piece.tensor._version for piece in layout.pieces]
         arguments = (self._attempt, content, (layout, versions) if put_off else None)
         self._thread = threading.Thread(target=self._write, args=arguments, name=f"save-{step}", daemon=True)
@@ -169,7 +172,7 @@ class AsyncSaver:
         return self._stall_s
 
     def wait(self, *, timeout_s: float | None = None) -> list[SaveReport]:
-        """Wait until nothing is under way, or until the time is up; return what ended since the last call."""
+        """Wait until no save is running, or until the time is up; return the reports since the last call."""
         # A rank waits for rank 0 up to twice the time of one save, after it has written.
         self._joined(3 * self._attempt.timeout_s if timeout_s is None else timeout_s)
         return self.finished()
@@ -220,7 +223,7 @@ class AsyncSaver:
         except MeshwrightError as error:
             attempt.post_failure(error.what)
             self._reports.put(_failed(attempt.step, self._stall_s, error))
-        except Exception as error:  # whatever it was, the training must hear of it, and go on
+        except Exception as error:  # training must learn of any error, and continue
             attempt.post_failure(repr(error))
             self._reports.put(_failed(attempt.step, self._stall_s, CheckpointError(f"the save of step {attempt.step} broke: {error!r}")))
         else:
@@ -238,7 +241,7 @@ class AsyncSaver:
             )
 
     def _copy(self, layout: ShardLayout, versions: list[int]) -> None:
-        """Copy while the training reads the same tensors; a change during the copy is detected by the tensors' version counters."""
+        """Copy while training reads the same tensors; the version counters of the tensors show a change during the copy."""
         try:
             self._snapshot.take(layout)
             changed = [piece.name for piece, seen in zip(layout.pieces, versions, strict=True) if piece.tensor._version != seen]
@@ -249,7 +252,7 @@ class AsyncSaver:
 
 
 def _without_tensors(layout: ShardLayout) -> ShardLayout:
-    """Only the layout: the training's tensors must not be held or read once they are copied."""
+    """Only the layout: the tensors of training must not be held or read after they are copied."""
     return replace(layout, pieces=())
 
 

@@ -1,8 +1,8 @@
-"""Saving: every rank writes its shard, rank 0 writes the manifest, and one rename makes the checkpoint count.
+"""Saving: every rank writes its shard, rank 0 writes the manifest, and one rename completes the checkpoint.
 
-Ranks meet through files in a folder that belongs to this save alone, so that a background thread never touches a process group that the
-training uses, and a dead rank costs a timeout that names it, not a hang. Whether a save failed or counts is also posted as a notice: a rank
-whose disk fails can still notify the others, and they need not wait for a file that nobody could write.
+Ranks wait for each other through files in a folder that belongs to this save alone. So a background thread never uses a process group of
+training, and a dead rank causes a timeout that names it, not a hang. Failure and success are also sent as a notice, so that a rank whose
+disk fails can still inform the others, and they do not wait for a file that cannot be written.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from meshwright.train.checkpoint.shard import ShardLayout, bytes_of, lay_out, wr
 
 TIMEOUT_S = 600.0
 FIRST_POLL_S, LAST_POLL_S = 0.002, 0.25
-READ_ERRORS_S = 5.0  # a disk that answers again within this time has not lost the save
-RENAME_SEEN_S = 5.0  # after a folder vanished, how long its new name may take to show on a shared disk
+READ_ERRORS_S = 5.0  # a disk that answers again within this time does not make the save fail
+RENAME_SEEN_S = 5.0  # how long a new name may take to appear on a shared disk after a folder was renamed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One save as one of its ranks sees it. `token` is the run's, `number` counts its saves: together they are this save's alone."""
+    """One save as one of its ranks sees it. `token` belongs to the run, and `number` counts its saves; together they identify this save."""
 
     folder: Path
     step: int
@@ -82,12 +82,12 @@ class Attempt:
 
     @property
     def saved(self) -> str:
-        """The name of the notice that says where the checkpoint is, once it counts."""
+        """The name of the notice that says where the complete checkpoint is."""
         return f"{self.name}/saved"
 
     def post_failure(self, why: str) -> None:
         """Tell the other ranks, without the disk, that this rank's part of the save failed."""
-        if self.notices.read(self.failed) is None:  # what failed first is what the others should hear
+        if self.notices.read(self.failed) is None:  # the others should learn the first failure
             self.notices.post(self.failed, f"rank {self.rank} could not save: {why}")
 
 
@@ -103,7 +103,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A checkpoint that counts: where it is, this rank's bytes, and the seconds to write them and to wait for all others."""
+    """A complete checkpoint: where it is, this rank's bytes, and the seconds to write them and to wait for all others."""
 
     path: Path
     num_bytes: int
@@ -125,7 +125,7 @@ def save(
     keep: Keep | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> Saved:
-    """Write a checkpoint and return once it counts, on every rank; `folder` must exist. Nothing is pruned unless `keep` is given.
+    """Write a checkpoint, and return on every rank once it is complete; `folder` must exist. Nothing is pruned unless `keep` is given.
 
     Every rank passes the same `token` (`shared_token` makes one) and a `number` that no other save of this run has.
     """
@@ -157,11 +157,11 @@ def checked_scalars(scalars: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def write(attempt: Attempt, content: Content, keep: Keep | None) -> Saved:
-    """Do this rank's part of a save; an error leaves the older checkpoints as they were, and reaches every other rank."""
+    """Do this rank's part of a save. An error leaves older checkpoints unchanged, and is reported to every other rank."""
     notes = _tidied(attempt) if attempt.rank == 0 else []
     start_s = time.perf_counter()
     with _failures_are_reported(attempt, [attempt.rank]):
-        # Taken before this rank reports: from then on rank 0 may rename the folder at any moment.
+        # Read before this rank reports: after that, rank 0 may rename the folder at any moment.
         inode = _begin(attempt)
         num_bytes = _write_shard(attempt, content)
     written_s = time.perf_counter()
@@ -195,7 +195,7 @@ def _tidied(attempt: Attempt) -> list[str]:
 
 
 def _pruned(attempt: Attempt, keep: Keep, path: Path) -> list[str]:
-    """Notes on the checkpoints that were pruned. The new one counts already, whatever happens here."""
+    """Notes on the checkpoints that were pruned. The new one is already complete, so a failure here does not matter."""
     try:
         return [f"pruned {name}" for name in prune(attempt.folder, keep, path)]
     except (CheckpointError, OSError) as error:
@@ -216,7 +216,7 @@ def _inode(path: Path) -> tuple[int, int]:
 
 
 def _write_shard(attempt: Attempt, content: Content) -> int:
-    """Write this rank's shard, then the report that says it is there; return the shard's bytes."""
+    """Write this rank's shard, then the report that it is there; return the bytes of the shard."""
     written = write_shard(attempt.shard(attempt.rank), content.layout, content.data)
     report = ShardReport(
         attempt=attempt.name,
@@ -233,7 +233,7 @@ def _write_shard(attempt: Attempt, content: Content) -> int:
 
 
 def _commit(attempt: Attempt, scalars: Mapping[str, JSON]) -> Path:
-    """Wait for all shards, and make the checkpoint count; on failure notify the other ranks and remove the shards."""
+    """Wait for all shards, and complete the checkpoint; on failure notify the other ranks and remove the shards."""
     with _failures_are_reported(attempt, range(attempt.num_ranks)):
         manifest = combine(attempt.step, attempt.name, scalars, _gathered(attempt))
         with explained(f"cannot finish the checkpoint of step {attempt.step}", attempt.partial):
@@ -243,7 +243,7 @@ def _commit(attempt: Attempt, scalars: Mapping[str, JSON]) -> Path:
 
 
 def _finish(attempt: Attempt, manifest: Manifest) -> Path:
-    """Manifest last, everything on the disk, one rename: the checkpoint's new path."""
+    """Write the manifest last, flush everything to the disk, rename once; return the new path of the checkpoint."""
     for file in manifest.files:
         size_bytes = os.stat(attempt.partial / file.name).st_size
         if size_bytes != file.size_bytes:
@@ -261,7 +261,7 @@ def _finish(attempt: Attempt, manifest: Manifest) -> Path:
 
 
 def _gathered(attempt: Attempt) -> list[ShardReport]:
-    """The reports of all ranks, once they are there. A rank that failed or stays away is named."""
+    """The reports of all ranks, once they are there. The error names a rank that failed or is missing."""
     reports: dict[int, ShardReport] = {}
     errors = _ReadErrors()
     for _ in _polls(attempt.timeout_s):
@@ -278,7 +278,7 @@ def _gathered(attempt: Attempt) -> list[ShardReport]:
 
 
 def _gather(attempt: Attempt, reports: dict[int, ShardReport]) -> None:
-    """Read the reports that are there by now; an error where a rank says that it failed."""
+    """Read the reports that are there now; an error if a rank reports a failure."""
     why = attempt.notices.read(attempt.failed)
     if why is not None:
         raise CheckpointError(why, where=str(attempt.partial))
@@ -292,7 +292,7 @@ def _gather(attempt: Attempt, reports: dict[int, ShardReport]) -> None:
 
 
 class _ReadErrors:
-    """Read errors of a disk: one that passes within a few seconds is no reason to give a save up."""
+    """Read errors of a disk: one that disappears within a few seconds does not make a save fail."""
 
     def __init__(self) -> None:
         self._since_s: float | None = None
@@ -325,9 +325,9 @@ def _read_report(attempt: Attempt, rank: int) -> ShardReport:
 
 
 def _await_commit(attempt: Attempt, inode: tuple[int, int]) -> Path:
-    """The checkpoint's path once rank 0 has made it count."""
+    """The path of the checkpoint once rank 0 has completed it."""
     errors = _ReadErrors()
-    # Rank 0 may wait its whole time for another rank before it says so.
+    # Rank 0 may wait its whole time for another rank before it reports this.
     for _ in _polls(2 * attempt.timeout_s):
         with errors.forgiven():
             path = _committed(attempt, inode)
@@ -341,7 +341,7 @@ def _await_commit(attempt: Attempt, inode: tuple[int, int]) -> Path:
 
 
 def _committed(attempt: Attempt, inode: tuple[int, int]) -> Path | None:
-    """Where the checkpoint is, if it counts by now; an error where the save failed."""
+    """The path of the checkpoint, if it is complete now; an error if the save failed."""
     saved, why = attempt.notices.read(attempt.saved), attempt.notices.read(attempt.failed)
     if saved is not None:
         return Path(saved)
@@ -365,7 +365,7 @@ def _renamed(attempt: Attempt, inode: tuple[int, int]) -> Path:
 
 
 def _polls(timeout_s: float) -> Iterator[None]:
-    """Intervals at which to look at the disk, longer and longer, until the time is up; at least one, and one at the end."""
+    """Growing intervals at which to look at the disk, until the time is up; at least one, and one at the end."""
     deadline_s = time.monotonic() + timeout_s
     delay_s = FIRST_POLL_S
     while (left_s := deadline_s - time.monotonic()) > 0:
@@ -383,15 +383,15 @@ def _reason(path: Path) -> str:
 
 
 def _give_up(attempt: Attempt, ranks: Iterable[int], why: str) -> None:
-    """Remove the shards of `ranks` to free their space, and send the other ranks the reason; both as far as the disk lets us.
+    """Remove the shards of `ranks` to free their space, and send the reason to the other ranks, as far as the disk allows.
 
-    A rank that has reported its shard never removes it: rank 0 may be about to make it count.
+    A rank that has reported its shard never removes it, because rank 0 may be about to complete the checkpoint.
     """
     attempt.post_failure(why)
     for rank in ranks:
         with suppress(OSError):
             os.unlink(attempt.shard(rank))
     with suppress(OSError):
-        os.mkdir(attempt.partial)  # where this rank failed before there was a folder to leave word in
+        os.mkdir(attempt.partial)  # if this rank failed before the folder existed
     with suppress(OSError):
         write_json(attempt.failure(attempt.rank), {"why": why})

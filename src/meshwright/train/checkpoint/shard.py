@@ -1,8 +1,8 @@
 """One rank's pieces as a safetensors file, hashed block by block while it is written.
 
-The file is plain safetensors and other readers open it. It is written here, not by the library, so that each byte is hashed on its way to
-the disk and memory stays bounded; it is read here so that only the blocks that are needed are read, each against its hash, and so that a
-doubled key is refused. Tests hold both against the library.
+The file is plain safetensors, and other readers can open it. It is written here, not by the library, so that each byte is hashed while it
+is written and memory stays bounded. It is read here, so that only the needed blocks are read, each is compared with its hash, and a
+duplicate key is refused. Tests compare both with the library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from meshwright.train.checkpoint.durable import (
 )
 from meshwright.train.checkpoint.piece import Piece
 
-BLOCK_BYTES = 4 << 20  # what is hashed as one, and read as one
+BLOCK_BYTES = 4 << 20  # the unit of hashing and of reading
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
 DTYPES = {
     "F64": torch.float64,
@@ -64,7 +64,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """What a shard will hold: its header, and the pieces in the order of their bytes."""
+    """The content of a shard: its header, and the pieces in the order of their bytes."""
 
     header: bytes
     pieces: tuple[Piece, ...]
@@ -95,7 +95,7 @@ def dtype_name(tensor: torch.Tensor, name: str) -> str:
 
 
 def lay_out(pieces: Iterable[Piece]) -> ShardLayout:
-    """Where each piece goes in the file. Wide types come first, so that every tensor is aligned; empty pieces are left out."""
+    """The position of each piece in the file. Wide types come first, so that every tensor is aligned; empty pieces are left out."""
     full = [piece for piece in pieces if piece.tensor.numel()]
     full.sort(key=lambda piece: (-piece.tensor.element_size(), piece.name, piece.start))
     entries: dict[str, object] = {}
@@ -121,7 +121,7 @@ def lay_out(pieces: Iterable[Piece]) -> ShardLayout:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """A tensor's values as bytes in row order; copied only when they lie elsewhere or otherwise."""
+    """The values of a tensor as bytes in row order; copied only if needed."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     return flat.numpy().data
 
@@ -172,13 +172,13 @@ class _BlockHashes:
 
 
 class ShardReader:
-    """Reads a shard, and lets no byte through whose block does not have the hash it was saved with."""
+    """Reads a shard, and returns no byte whose block does not have its saved hash."""
 
     def __init__(self, fd: int, path: Path, written: Written) -> None:
         self.path = path
         self._fd = fd
         self._written = written
-        # Two stretches of memory for the whole file: a new one for each block would cost more than reading it.
+        # Two buffers for the whole file: a new buffer for each block would cost more than reading it.
         self._room = memoryview(bytearray(min(BLOCK_BYTES, written.size_bytes)))
         self._out = memoryview(bytearray(min(BLOCK_BYTES, written.size_bytes)))
         self._block_number = -1
@@ -189,7 +189,7 @@ class ShardReader:
             raise CheckpointError(f"{path.name} has {size_bytes:,} bytes, and was saved with {written.size_bytes:,}", where=str(path))
 
     def block(self, number: int) -> memoryview:
-        """One block, against its hash. The last one read is kept, since neighbours often share it."""
+        """One block, checked against its hash. The last one is kept, because neighbouring pieces often share it."""
         if number != self._block_number:
             self._block_number = -1
             size_bytes = min(BLOCK_BYTES, self._written.size_bytes - number * BLOCK_BYTES)
@@ -206,7 +206,7 @@ class ShardReader:
         return self._block
 
     def read(self, offset: int, num_bytes: int) -> memoryview:
-        """Bytes of the file, all of them verified. They last until the next read."""
+        """Bytes of the file, all verified. They are valid until the next read."""
         if offset + num_bytes > self._written.size_bytes:
             raise CheckpointError(
                 f"{self.path.name} ends before byte {offset + num_bytes:,}, which its header refers to", where=str(self.path)
@@ -237,7 +237,7 @@ def open_shard(path: Path, written: Written) -> Iterator[ShardReader]:
 
 
 def parse_header(header: object, data_bytes: int, path: Path) -> dict[str, Entry]:
-    """The tensors of a header, which must fill the data without a hole or an overlap."""
+    """The tensors of a header, which must fill the data without a gap or an overlap."""
     if not isinstance(header, Mapping):
         raise CheckpointError(f"the header of {path.name} is not a table", where=str(path))
     entries = {name: _entry(name, value, path) for name, value in header.items() if name != "__metadata__"}

@@ -1,12 +1,6 @@
-"""A corpus on disk: memory-mapped tokens, where each document begins, and a manifest that vouches for every file.
+"""A corpus on disk: memory-mapped tokens, the start of each document, and a manifest with the hashes of all files.
 
-    manifest.json    what it is: sizes, hashes, sources, how it was made; written last
-    tokenizer.json   the vocabulary
-    train.tokens     the tokens of all documents one after the other, each document closed by its end token; little endian
-    train.index      where each document begins, and where the last ends: int64, little endian
-    valid.*          the same for the documents held apart
-
-`corpus_build` writes it; samples are cut from it by `samples`.
+docs/data.md describes the files. `corpus_build` writes a corpus; `samples` cuts samples from it.
 """
 
 from __future__ import annotations
@@ -82,7 +76,7 @@ class BuildPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a corpus is. Its file holds no dates and no machine, so that equal inputs give equal manifests."""
+    """The description of a corpus. It contains no dates and no machine, so that equal inputs give equal manifests."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -99,7 +93,7 @@ class Manifest:
 
 
 def token_dtype(vocab_size: int) -> Literal["<u2", "<u4"]:
-    """The narrowest unsigned type that the format has for such a vocabulary."""
+    """The smallest unsigned type of the format for such a vocabulary."""
     return "<u2" if vocab_size < 65_536 else "<u4"
 
 
@@ -137,7 +131,7 @@ def _adapter() -> TypeAdapter[Manifest]:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, read a block at a time."""
+    """The SHA-256 of a file, read block by block."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(HASH_BYTES):
@@ -147,24 +141,24 @@ def sha256_of(path: Path) -> str:
 
 @dataclass(slots=True, eq=False)
 class CorpusFile:
-    """A file that must stay as the manifest says."""
+    """A file that must not change while it is used."""
 
     path: Path
     record: FileRecord
-    seen: tuple[int, int] = field(init=False)  # size and time of change when it was last found right
+    seen: tuple[int, int] = field(init=False)  # size and modification time when it was last checked
 
     def __post_init__(self) -> None:
         self.seen = self._check_size()
 
     def check_unchanged(self) -> None:
-        """Raise where the file has changed since it was opened. One that was only touched is hashed again, and passes."""
+        """Raise an error if the file has changed since it was opened. If only its time changed, it is hashed again."""
         state = self._check_size()
         if state != self.seen:
             self.check_hash()
             self.seen = state
 
     def check_hash(self) -> None:
-        """Raise where the content is not that of the manifest."""
+        """Raise an error if the content is not that of the manifest."""
         found = sha256_of(self.path)
         if found != self.record.sha256:
             what = f"{self.path.name} was changed after the corpus was built: SHA-256 {found[:12]}..., not {self.record.sha256[:12]}..."
@@ -190,7 +184,7 @@ class CorpusFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Split:
-    """The documents of one split, one after the other."""
+    """The documents of one split, one after another."""
 
     name: SplitName
     vocab_size: int
@@ -202,12 +196,12 @@ class Split:
     offsets: NDArray[np.int64]  # mapped: where each document begins, then where the last ends
 
     def check_unchanged(self) -> None:
-        """Raise where a file of the split has changed since it was opened."""
+        """Raise an error if a file of the split has changed since it was opened."""
         self.token_file.check_unchanged()
         self.index_file.check_unchanged()
 
     def read(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Tokens `start` .. `stop`, and the number of the document each belongs to, counted from the first of them."""
+        """Tokens `start` to `stop`, and the number of the document of each, counted from the first of them."""
         tokens = self.tokens[start:stop].astype(np.int64)
         if tokens.size and int(tokens.max()) >= self.vocab_size:
             position = start + int(tokens.argmax())
@@ -220,7 +214,7 @@ class Split:
         return tokens, np.searchsorted(inner, np.arange(start, stop), side="right").astype(np.int32)
 
     def document(self, number: int) -> NDArray[np.int64]:
-        """The tokens of one document of the split, its end included."""
+        """The tokens of one document of the split, with its end token."""
         return self.tokens[int(self.offsets[number]) : int(self.offsets[number + 1])].astype(np.int64)
 
 
@@ -230,13 +224,13 @@ class Corpus:
 
     folder: Path
     manifest: Manifest
-    digest: str  # SHA-256 of the manifest, which holds those of all files: it stands for the corpus
+    digest: str  # SHA-256 of the manifest, which contains those of all files: it identifies the corpus
     train: Split
     valid: Split
 
     @classmethod
     def open_checked(cls, folder: Path, most_bytes: int = 2_000_000_000) -> Corpus:
-        """The corpus with every hash compared, where that takes seconds: up to `most_bytes`; a larger one by its sizes."""
+        """The corpus with every hash compared, if that takes only seconds: up to `most_bytes`; for a larger one, only the sizes."""
         manifest, _ = read_manifest(folder)
         is_small = sum(record.num_bytes for record in manifest.files.values()) <= most_bytes
         return cls.open(folder, verify="hashes" if is_small else "sizes")
@@ -263,13 +257,13 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The vocabulary the corpus was built with."""
+        """The vocabulary with which the corpus was built."""
         path = self.folder / TOKENIZER
         return tokenizer_of(read_bytes(path), where=str(path), end_of_document=self.manifest.build.end_of_document)
 
 
 def _check_counts(folder: Path, manifest: Manifest) -> None:
-    """Raise where the manifest's own numbers do not fit each other."""
+    """Raise an error if the numbers in the manifest are not consistent."""
     where = str(folder / MANIFEST)
     expected = {TOKENIZER, *(f"{name}.{kind}" for name in SPLITS for kind in ("tokens", "index"))}
     if set(manifest.files) != expected or set(manifest.splits) != set(SPLITS):
@@ -306,7 +300,7 @@ def _open_split(folder: Path, manifest: Manifest, name: SplitName) -> Split:
 
 
 def _check_index(split: Split, end_of_document: int) -> None:
-    """Raise where the index does not span the tokens, or where one of a sample of documents does not end with the end token."""
+    """Raise an error if the index does not cover the tokens, or if a document of a sample does not end with the end token."""
     where = str(split.index_file.path)
     if split.offsets[0] != 0 or split.offsets[-1] != split.num_tokens:
         what = f"the index runs from {split.offsets[0]} to {split.offsets[-1]}, but there are {split.num_tokens} tokens"

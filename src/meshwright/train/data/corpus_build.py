@@ -1,8 +1,9 @@
-"""Make a corpus from text: scan the sources, get a vocabulary, tokenise, and vouch for the result in a manifest.
+"""Makes a corpus from text: scans the sources, gets a vocabulary, tokenises, and writes a manifest.
 
-A build may be killed at any moment. Token and index files only grow; every few megabytes they are synced, and one line of the journal
-says how far they reach and where to read on. The next build with the same arguments cuts the files back to that line and goes on; what
-comes out is byte for byte what an unbroken build gives. The manifest is written last, by a rename: a folder with one is finished.
+A build may be killed at any moment. Token and index files only grow. Every few megabytes they are synced, and a line of the journal says
+how long they are and where to continue reading. The next build with the same arguments cuts the files back to that line and continues; the
+result is identical, byte for byte, to that of an uninterrupted build. The manifest is written last, by a rename: a folder with a manifest
+is finished.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ LOCK = ".lock"
 VALID_FRACTION = 0.01
 
 PIECE_BYTES = 256 << 10  # the unit of work of one thread
-BATCH_BYTES = 2 << 20  # tokenised at once; an encoded token takes some 100 bytes until it is written
-BATCH_PIECES = 16 << 10  # so that documents without text do not pile up
-COMMIT_BYTES = 16 << 20  # of text between two lines of the journal
-SAMPLE_BYTES = 16 << 20  # memory of the text that a vocabulary is trained on, at most
+BATCH_BYTES = 2 << 20  # tokenised at once; an encoded token needs about 100 bytes until it is written
+BATCH_PIECES = 16 << 10  # limits the number of documents without text
+COMMIT_BYTES = 16 << 20  # text between two lines of the journal
+SAMPLE_BYTES = 16 << 20  # limit on the memory for the text with which a vocabulary is trained
 NUMBERS_AT_ONCE = 1 << 20  # documents whose hash is taken at once
 
 Report = Callable[[str, int, int], None]  # what is done, how many bytes, and of how many
@@ -57,11 +58,11 @@ Report = Callable[[str, int, int], None]  # what is done, how many bytes, and of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What determines a corpus in addition to its sources."""
+    """What determines a corpus besides its sources."""
 
     tokenizer: str  # a path, or `train:N`
     seed: int = 0
-    valid_fraction: float = VALID_FRACTION  # of the documents; above 0 it holds at least one apart
+    valid_fraction: float = VALID_FRACTION  # of the documents; above 0 at least one document is used
     valid_documents: int | None = None  # in place of a fraction
     text_key: str = "text"
     end_of_document: str | None = None
@@ -77,7 +78,7 @@ class BuildOptions:
             )
 
     def num_valid_documents(self, num_documents: int) -> int:
-        """How many of so many documents to keep for validation."""
+        """How many of so many documents to use for validation."""
         wanted = self.valid_documents
         if wanted is None:
             wanted = max(1, round(self.valid_fraction * num_documents)) if self.valid_fraction else 0
@@ -97,7 +98,7 @@ def build_corpus(
     commit_bytes: int = COMMIT_BYTES,
     lock_timeout_s: float = 0.0,
 ) -> Corpus:
-    """The corpus of these sources in the folder `out`: built, taken up where a build broke off, or found finished."""
+    """The corpus of these sources in the folder `out`: built, continued after an interrupted build, or found finished."""
     given = None if trained_size(options.tokenizer) else read_tokenizer(Path(options.tokenizer), options.end_of_document)
     plan = _plan(_scanned(sources, options.text_key, report), options, given)
     out.mkdir(parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ def build_corpus(
             tokenizer = _tokenizer(out, plan, sources, given, report)
             state = _tokenise(out, plan, sources, tokenizer, report, commit_bytes)
             _finish(out, plan, tokenizer, state)
-        for name in (PLAN, JOURNAL):  # also those that a kill behind the last rename left
+        for name in (PLAN, JOURNAL):  # also those that a kill after the last rename left
             (out / name).unlink(missing_ok=True)
         return Corpus.open(out)
 
@@ -152,13 +153,13 @@ def _plan(records: Sequence[SourceRecord], options: BuildOptions, given: Tokeniz
 
 
 def _check_folder(out: Path, plan: BuildPlan) -> None:
-    """Raise where the folder holds another corpus, an unfinished build of another, or something else."""
+    """Raise an error if the folder holds another corpus, an unfinished build of another, or something else."""
     if (out / MANIFEST).exists():
         _check_same(out / MANIFEST, asdict(read_manifest(out)[0].build), plan)
     elif (out / PLAN).exists():
         if (out / JOURNAL).exists() and (out / JOURNAL).stat().st_size:
             _check_same(out / PLAN, _read_plan(out / PLAN), plan)
-        else:  # nothing was tokenised, so nothing can be mixed up; but a vocabulary may be that of other sources
+        else:  # nothing was tokenised yet, so nothing can be mixed up; but a vocabulary may come from other sources
             (out / TOKENIZER).unlink(missing_ok=True)
     else:
         others = sorted(path.name for path in out.iterdir() if path.name != LOCK and not path.name.endswith(".new"))
@@ -195,7 +196,7 @@ def _check_same(path: Path, before: dict[str, Any], plan: BuildPlan) -> None:
 
 
 def _tokenizer(out: Path, plan: BuildPlan, sources: Sequence[Source], given: Tokenizer | None, report: Report) -> Tokenizer:
-    """The vocabulary, which now also stands in the folder. One that an earlier build trained is read, not trained again."""
+    """The vocabulary, which is also written to the folder. One that an earlier build trained is read, not trained again."""
     path = out / TOKENIZER
     if given is None and path.exists():
         return tokenizer_of(read_bytes(path), where=str(path), end_of_document=plan.end_of_document)
@@ -203,14 +204,14 @@ def _tokenizer(out: Path, plan: BuildPlan, sources: Sequence[Source], given: Tok
         vocab_size = trained_size(plan.tokenizer)
         assert vocab_size is not None
         sample = _sample(sources, plan, report)
-        report("training the vocabulary", 0, sum(map(len, sample)))  # one call of the library, which says nothing until it is done
+        report("training the vocabulary", 0, sum(map(len, sample)))  # one call of the library, without progress
         given = train_tokenizer(sample, vocab_size)
     _write_whole(path, given.content)
     return given
 
 
 def _sample(sources: Sequence[Source], plan: BuildPlan, report: Report) -> list[str]:
-    """Pieces of the text to train a vocabulary on: those of the smallest hashes, so many as fit into SAMPLE_BYTES, in their order."""
+    """Pieces of the text to train a vocabulary on: those with the smallest hashes, as many as fit into SAMPLE_BYTES, in their order."""
     key = key_of("vocabulary sample", plan.seed)
     heap: list[tuple[int, int, str]] = []  # minus the hash, number, text
     held_bytes = 0
@@ -224,7 +225,7 @@ def _sample(sources: Sequence[Source], plan: BuildPlan, report: Report) -> list[
 
 
 def _held_bytes(text: str) -> int:
-    """About what a text of the sample takes in memory, so that a great many short ones do not fill it either."""
+    """Approximate memory of a text of the sample, so that very many short texts do not fill it either."""
     return len(text) + 256
 
 
@@ -233,7 +234,7 @@ START = Position()
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where to read on: a source, and a position in it."""
+    """Where to continue: a source, and a position in it."""
 
     source: int = 0
     position: Position = START
@@ -241,7 +242,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """A piece, the bytes of sources done with it, and where to read on; None where one cannot."""
+    """A piece, the bytes of sources read so far, and where to continue; None if one cannot continue there."""
 
     piece: Piece
     done_bytes: int
@@ -265,7 +266,7 @@ def _reads(sources: Sequence[Source], plan: BuildPlan, start: _Place, piece_byte
 
 
 def _bytes_before(plan: BuildPlan, place: _Place) -> int:
-    """Bytes of sources that lie before a place."""
+    """Bytes of sources before a place."""
     inside = _done_bytes(plan.sources[place.source], place.position) if place.source < len(plan.sources) else 0
     return sum(record.num_bytes for record in plan.sources[: place.source]) + inside
 
@@ -277,7 +278,7 @@ def _done_bytes(record: SourceRecord, position: Position) -> int:
 
 
 def valid_threshold(seed: int, num_documents: int, num_valid: int) -> int:
-    """The hash below which a document is held apart: that many of the documents have a smaller one."""
+    """The hash below which a document is used for validation: that many documents have a smaller one."""
     if num_valid == 0:
         return 0
     smallest = np.empty(0, dtype=np.uint64)
@@ -290,13 +291,13 @@ def valid_threshold(seed: int, num_documents: int, num_valid: int) -> int:
 
 
 def document_hashes(seed: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The hash of each document, by which it is held apart or not: a function of the seed and its number among all documents."""
+    """The hash of each document, which decides whether it is used for validation: a function of the seed and its number."""
     return mixed(numbers, key_of("validation documents", seed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """A line of the journal: where to read on, and how far the files are written."""
+    """A line of the journal: where to continue, and how long the files are."""
 
     place: _Place
     splits: dict[SplitName, SplitRecord]
@@ -305,12 +306,12 @@ class _State:
 
 
 def _read_journal(path: Path, tokenizer: Tokenizer) -> _State:
-    """The last whole line of the journal, or the state of a build that has not begun."""
+    """The last complete line of the journal, or the state of a build that has not begun."""
     from pydantic import TypeAdapter, ValidationError
 
     nothing = {name: SplitRecord(num_tokens=0, num_documents=0) for name in SPLITS}
     begin = _State(place=_Place(), splits=nothing, max_token=0, tokenizer_sha256=tokenizer.digest)
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # what stands behind the last newline was torn by a kill
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # text after the last newline was left incomplete by a kill
     try:
         state: _State = TypeAdapter(_State).validate_json(lines[-1]) if lines else begin
     except ValidationError:
@@ -333,7 +334,7 @@ class _SplitFiles:
             self.index.write(np.zeros(1, dtype=INDEX_DTYPE).tobytes())
 
     def append(self, tokens: NDArray[np.int64], end: int | None) -> None:
-        """Write tokens, and where a document ends the token of its end."""
+        """Write tokens, and the end token at the end of a document."""
         self.tokens.write(tokens.astype(self.dtype).tobytes())
         self.num_tokens += tokens.size
         if end is not None:
@@ -356,7 +357,7 @@ class _SplitFiles:
 
 
 def _cut_back(path: Path, num_bytes: int) -> BinaryIO:
-    """The file open at its end, cut back to what the journal vouches for."""
+    """The file open at its end, cut back to the length in the journal."""
     file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 - the build closes it
     if file.seek(0, os.SEEK_END) < num_bytes:
         file.close()
@@ -368,7 +369,7 @@ def _cut_back(path: Path, num_bytes: int) -> BinaryIO:
 
 
 class _Writer:
-    """Tokenises pieces in their order and puts each document into its split."""
+    """Tokenises pieces in order and puts each document into its split."""
 
     def __init__(self, out: Path, plan: BuildPlan, tokenizer: Tokenizer, state: _State) -> None:
         dtype = np.dtype(token_dtype(tokenizer.vocab_size))
@@ -379,7 +380,7 @@ class _Writer:
         self.threshold = valid_threshold(plan.seed, plan.num_documents, plan.num_valid_documents)
 
     def write(self, batch: Sequence[Piece]) -> None:
-        """Append the pieces; the first may go on with a document that an earlier batch began."""
+        """Append the pieces; the first may continue a document from an earlier batch."""
         encoded = self.tokenizer.encode_batch([piece.text for piece in batch])
         numbers = sum(files.num_documents for files in self.files.values()) + np.cumsum([0, *(piece.ends_document for piece in batch[:-1])])
         held_apart = document_hashes(self.seed, numbers) < self.threshold
@@ -389,7 +390,7 @@ class _Writer:
             self.max_token = max(self.max_token, int(tokens.max(initial=0)), end or 0)
 
     def commit(self, journal: BinaryIO, place: _Place) -> None:
-        """Sync the files, then say in the journal how far they reach."""
+        """Sync the files, then write their lengths to the journal."""
         for files in self.files.values():
             files.sync()
         journal.write(_json(asdict(self.state(place)), indent=None))
@@ -406,7 +407,7 @@ class _Writer:
 
 
 def _tokenise(out: Path, plan: BuildPlan, sources: Sequence[Source], tokenizer: Tokenizer, report: Report, commit_bytes: int) -> _State:
-    """Write tokens and indices from where the journal ends; return the last state."""
+    """Write tokens and indices from the end of the journal on; return the last state."""
     state = _read_journal(out / JOURNAL, tokenizer)
     writer = _Writer(out, plan, tokenizer, state)
     try:
@@ -429,7 +430,7 @@ def _tokenise(out: Path, plan: BuildPlan, sources: Sequence[Source], tokenizer: 
 
 
 def _drop_torn_line(journal: BinaryIO) -> None:
-    """Leave the file at the end of its last whole line."""
+    """Cut the file at the end of its last complete line."""
     journal.truncate(journal.read().rfind(b"\n") + 1)
     journal.seek(0, os.SEEK_END)
 
@@ -453,7 +454,7 @@ def _piece_bytes(tokenizer: Tokenizer) -> int:
 
 
 def _whole_or_clean(reads: Iterator[_Read], tokenizer: Tokenizer) -> Iterator[_Read]:
-    """The pieces as they come; an error where a document is cut and the tokenizer would give other tokens for it."""
+    """The pieces in order; an error if a document is cut and the tokenizer would give other tokens for it."""
     for read in reads:
         if not read.piece.ends_document and not tokenizer.cuts_cleanly:
             what = f"a document of more than {MAX_RUN_BYTES >> 20} MiB, which this tokenizer must see whole"
@@ -462,7 +463,7 @@ def _whole_or_clean(reads: Iterator[_Read], tokenizer: Tokenizer) -> Iterator[_R
 
 
 def _finish(out: Path, plan: BuildPlan, tokenizer: Tokenizer, state: _State) -> None:
-    """Hash every file and write the manifest: from here on the corpus is there."""
+    """Hash every file and write the manifest: after this the corpus is finished."""
     names = [TOKENIZER, *(f"{name}.{kind}" for name in SPLITS for kind in ("tokens", "index"))]
     files = {name: FileRecord(num_bytes=(out / name).stat().st_size, sha256=sha256_of(out / name)) for name in names}
     manifest = Manifest(
@@ -485,13 +486,13 @@ def _json(value: object, indent: int | None = 1) -> bytes:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a kill or a power cut leaves the old one, or the new one whole."""
+    """Write a file so that a kill or a power cut leaves either the old or the complete new one."""
     replace_file(path, content, f"{path.name}.new")
     _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make sure that the names in a folder outlive a power cut."""
+    """Make sure that the names in a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -37,7 +37,7 @@ def _digest(parts: tuple[object, ...]) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Permutation:
-    """A permutation of 0 .. size-1. Change nothing here without a new format version: the order of samples depends on it."""
+    """A permutation of 0 .. size-1. Do not change it without a new format version: the order of samples depends on it."""
 
     size: int
     keys: Words  # one for each of eight rounds: a BLAKE2b digest
@@ -48,12 +48,12 @@ class Permutation:
         return cls(size, np.frombuffer(_digest(parts), dtype="<u8").astype(np.uint64))
 
     def __call__(self, numbers: ArrayLike) -> NDArray[np.int64]:
-        """Where each number goes."""
+        """The new place of each number."""
         words = np.atleast_1d(np.asarray(numbers)).astype(np.uint64)
         assert words.size == 0 or int(words.max()) < self.size
         half_bits = max(1, ((self.size - 1).bit_length() + 1) // 2)
         words = self._rounds(words, half_bits)
-        while np.any(outside := words >= self.size):  # at most three of four are outside, so a few turns
+        while np.any(outside := words >= self.size):  # at most three of four are outside, so a few rounds are enough
             words[outside] = self._rounds(words[outside], half_bits)
         return words.astype(np.int64)
 

@@ -1,9 +1,10 @@
-"""Samples out of a split: which tokens sample number n holds is a function of (seed, n), and of nothing else.
+"""Samples from a split: the tokens of sample number n depend only on (seed, n).
 
-A sample is a window of `seq_len` + 1 tokens over the split's documents, one after the other; windows stand `seq_len` apart, so that every
-token but the very first is a label once. One counter runs through all epochs: sample n is window P(n mod W) of W windows, where P is the
-permutation of epoch n // W (see `permutation`). So the order is the same at any number of ranks, after a restart, and in
-another layout, and no list of it is kept.
+A sample is a window of `seq_len` + 1 tokens over the documents of the split, one after another. Windows start `seq_len` tokens apart, so
+that every token except the very first is a label once. One counter numbers the samples through all epochs: sample n is window P(n mod W) of
+W windows, where P is the permutation of epoch n
+
+W (see `permutation`). So the order is the same for any number of ranks, after a restart, and in another layout, and no list of it is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from meshwright.errors import InputError
 from meshwright.train.data.corpus import Split
 from meshwright.train.data.permutation import Permutation
 
-IGNORED_LABEL = -100  # positions that carry no loss: the next token belongs to another document
+IGNORED_LABEL = -100  # positions without a loss: the next token belongs to another document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +37,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """Samples stacked, a row each, with their numbers."""
+    """Samples in a stack, one row each, with their numbers."""
 
     numbers: NDArray[np.int64]
     tokens: NDArray[np.int64]
@@ -63,11 +64,11 @@ class Samples:
             )
 
     def __len__(self) -> int:
-        """Samples of one epoch."""
+        """Number of samples of one epoch."""
         return max(0, self.split.num_tokens - 1) // self.seq_len
 
     def check_holds(self, num_samples: int, what: str = "one batch") -> None:
-        """Raise where an epoch has fewer samples than `what` needs."""
+        """Raise an error if an epoch has fewer samples than `what` needs."""
         if len(self) < num_samples:
             raise InputError(
                 f"the {self.split.name} split has {len(self)} samples of {self.seq_len} tokens; {what} needs {num_samples}",
@@ -76,7 +77,7 @@ class Samples:
             )
 
     def windows(self, numbers: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """The window that each sample number stands for."""
+        """The window of each sample number."""
         wanted = np.asarray(numbers, dtype=np.int64)
         limit = len(self) if self.seed is None else np.iinfo(np.int64).max
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < limit):
@@ -114,17 +115,17 @@ def _more(split: str) -> str:
 
 
 def validation_samples(split: Split, seq_len: int, num_samples: int) -> Samples:
-    """The samples to evaluate on, 0 .. `num_samples` - 1: the first of the split, in order, the same each time."""
+    """The samples for evaluations, 0 .. `num_samples` - 1: the first of the split, in order, the same each time."""
     samples = Samples(split, seq_len, seed=None)
     samples.check_holds(num_samples, "an evaluation")
     return samples
 
 
 class Prefetcher:
-    """Batches for given sample numbers, read by a thread of its own while the last ones are trained on.
+    """Batches for given sample numbers, read by a thread while the previous ones are trained on.
 
-    `waited_s` is the time that the reader of batches stood still for them; `last_wait_s` that of the last. Use it in a `with`: leaving it
-    ends the thread. An error while reading is raised to whoever asks for the batch.
+    `waited_s` is the time for which the training loop waited for batches; `last_wait_s` that for the last one. Use it in a `with` block,
+    which ends the thread. An error while reading is raised when the batch is asked for.
     """
 
     def __init__(self, samples: Samples, numbers: Iterable[Sequence[int] | NDArray[np.int64]], num_ahead: int = 2) -> None:
@@ -143,7 +144,7 @@ class Prefetcher:
                 if self._closed.is_set():
                     return
             self._put(None)
-        except BaseException as error:  # an error of the data must reach the training loop, whatever it is
+        except BaseException as error:  # an error of the data must always reach the training loop
             self._put(error)
 
     def _put(self, item: Batch | BaseException | None) -> None:

@@ -1,7 +1,7 @@
-"""Documents out of text files, JSON lines and Parquet, one piece at a time, so that no file need fit into memory.
+"""Documents from text files, JSON lines and Parquet, piece by piece, so that files may be larger than memory.
 
-A text file is one document. A long document comes in pieces, cut before white space that follows a letter or digit: there every
-byte-level BPE ends a token anyway. Each piece says where to read on, so that a build broken off can be taken up.
+A text file is one document. A long document comes in pieces, cut before white space that follows a letter or digit: every byte-level BPE
+ends a token there. Each piece says where to continue, so that an interrupted build can be continued.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Format = Literal["text", "jsonl", "parquet"]
 Report = Callable[[int], None]  # bytes read since the last call
 
 READ_BYTES = 1 << 20
-MAX_LINE_BYTES = 256 << 20  # a line is parsed as a whole
-MAX_RUN_BYTES = 16 << 20  # text without a place to cut is no text
+MAX_LINE_BYTES = 256 << 20  # a line is parsed at once
+MAX_RUN_BYTES = 16 << 20  # text without a place to cut is not text
 ROWS_AT_ONCE = 256
 CUT = re.compile(r"(?s:.*)[^\W_](?=[ \t\r\n])")  # up to the last letter or digit before white space
 JSONL_ENDINGS = (".jsonl", ".ndjson")
@@ -37,14 +37,14 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 class Source:
     """A file with documents in it."""
 
-    name: str  # as the manifest calls it
+    name: str  # its name in the manifest
     path: Path
     format: Format
     compression: str = ""
-    stamp: tuple[int, int]  # size and time of change when it was found
+    stamp: tuple[int, int]  # size and modification time when it was found
 
     def check_unchanged(self) -> None:
-        """Raise where the file has been written to since it was found."""
+        """Raise an error if the file has changed since it was found."""
         if _stamp(self.path) != self.stamp:
             raise InputError("the file was changed while it was read", where=self.name, fix="build again once nothing writes to it")
 
@@ -56,7 +56,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecord:
-    """What was found in a source, as the manifest keeps it."""
+    """What a source contains, as written in the manifest."""
 
     name: str
     format: Format
@@ -76,7 +76,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A document, or a part of one. `position` is where to read on; None where one cannot start."""
+    """A document, or a part of one. `position` is where to continue; None if one cannot start there."""
 
     text: str
     num_bytes: int
@@ -85,7 +85,7 @@ class Piece:
 
 
 def find_sources(paths: Sequence[Path]) -> list[Source]:
-    """The files named, and all files below the folders named in the order of their names; hidden ones are left out."""
+    """The named files, and all files below the named folders in the order of their names, without hidden ones."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -110,7 +110,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def source_of(path: Path, name: str = "") -> Source:
-    """The file as a source; its format follows from the name's ending."""
+    """The file as a source; its format follows from the ending of its name."""
     if not path.is_file():
         what = "not a regular file" if path.exists() else "no such file"
         raise InputError(f"{what}: {path.name}", where=str(path), fix="name text, JSONL or Parquet files, or folders of them")
@@ -123,7 +123,7 @@ def source_of(path: Path, name: str = "") -> Source:
 
 
 def scan(source: Source, text_key: str, report: Report = lambda num_bytes: None) -> SourceRecord:
-    """Size, SHA-256 and number of documents of a source; reads it once, and twice where it is compressed."""
+    """Size, SHA-256 and number of documents of a source; it is read once, or twice if it is compressed."""
     digest, num_bytes, lines, characters = hashlib.sha256(), 0, _LineCount(), _Utf8(source)
     with open(source.path, "rb") as file:
         while block := file.read(READ_BYTES):
@@ -148,7 +148,7 @@ def scan(source: Source, text_key: str, report: Report = lambda num_bytes: None)
 
 
 class _Utf8:
-    """Raises at bytes that are not UTF-8, so that a file of another kind is refused before hours of work."""
+    """Raises an error at bytes that are not UTF-8, so that a file of another kind is refused before hours of work."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.offset, self.tail = source, 0, b""
@@ -189,7 +189,7 @@ def _num_documents(source: Source, text_key: str, lines: _LineCount) -> int:
 
 
 def pieces(source: Source, text_key: str, start: Position, piece_bytes: int) -> Iterator[Piece]:
-    """The documents from `start` on; those longer than `piece_bytes` in pieces of about that."""
+    """The documents from `start` on; those longer than `piece_bytes` in pieces of about this size."""
     if source.format == "text":
         return _text_pieces(source, start, piece_bytes)
     if source.format == "jsonl":
@@ -202,7 +202,7 @@ def _text_pieces(source: Source, start: Position, piece_bytes: int) -> Iterator[
         file.seek(start.offset)
         offset, block, wanted = start.offset, b"", piece_bytes
         while True:
-            block += file.read(wanted - len(block))  # so that a piece is the same whether one starts at it or comes to it
+            block += file.read(wanted - len(block))  # so that pieces are the same for any starting point
             last = len(block) < wanted
             text = _decoded(source, block, offset, last)
             if not last:
@@ -220,7 +220,7 @@ def _text_pieces(source: Source, start: Position, piece_bytes: int) -> Iterator[
 
 
 def _decoded(source: Source, block: bytes, offset: int, last: bool) -> str:
-    """The block as text; up to three bytes of a character that goes on in the next block are left off."""
+    """The block as text, without up to three bytes of a character that continues in the next block."""
     try:
         return block.decode()
     except UnicodeDecodeError as error:
@@ -240,7 +240,7 @@ def _check_run(where: str, num_bytes: int) -> None:
 
 
 def _cut(text: str, where: str, piece_bytes: int, after: Position) -> Iterator[Piece]:
-    """A document held in memory, in pieces; only its end is a place to read on."""
+    """A document in memory, in pieces; one can continue only at its end."""
     start, size = 0, piece_bytes
     while len(text) - start > size:
         found = CUT.match(text, start, start + size)
@@ -322,7 +322,7 @@ def _skip(source: Source, file: BinaryIO, num_bytes: int) -> None:
 
 
 def _parquet(source: Source, text_key: str) -> Any:
-    """The open Parquet file; its column is there and holds text."""
+    """The open Parquet file, with a column that contains text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

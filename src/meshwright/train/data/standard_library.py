@@ -1,4 +1,4 @@
-"""Text that every machine has: the sources of Python's standard library, as the corpus of the embedded default run."""
+"""Text that every machine has: the sources of Python's standard library, as the corpus of the default run."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from meshwright.train.data.corpus import VERSION, Corpus
 from meshwright.train.data.corpus_build import BuildOptions, Report, build_corpus
 from meshwright.train.data.sources import Source, source_of
 
-# Tests, tables and retired packages: long, and unlike the rest.
+# Tests, tables and retired packages: long, and different from the rest.
 LEFT_OUT = {
     *("__phello__", "__pycache__", "dist-packages", "distutils", "encodings", "ensurepip", "idlelib", "idle_test", "lib-dynload"),
     *("lib2to3", "pydoc_data", "site-packages", "test", "tests", "tkinter", "turtledemo"),
 }
 MAX_BYTES = 5_000_000  # vocabulary and tokens in a few seconds on one core
-MIN_BYTES = 1_000_000  # below this the installation has been stripped
+MIN_BYTES = 1_000_000  # with less text, the installation is incomplete
 VALID_FRACTION = 0.05
 BUILD_TIMEOUT_S = 120.0  # how long to wait for another process that builds the same
 
 
 def standard_library_files(folder: Path | None = None, max_bytes: int = MAX_BYTES) -> list[Source]:
-    """Sources of the standard library, sorted by name: those of the smallest hashes of their names, as many as fit into `max_bytes`."""
+    """Sources of the standard library, sorted by name: those with the smallest hashes of their names, as many as fit into `max_bytes`."""
     root = folder or Path(sysconfig.get_paths()["stdlib"])
     chosen, num_bytes = [], 0
     for name in sorted(_names(root), key=lambda name: hashlib.sha256(name.encode()).digest()):
@@ -57,7 +57,7 @@ def _is_utf8(path: Path) -> bool:
 def default_corpus(
     folder: Path, vocab_size: int, seed: int = 0, report: Report = lambda what, done, total: None, *, max_bytes: int = MAX_BYTES
 ) -> Corpus:
-    """The corpus of the standard library in a folder below `folder`, named by what it is made from; built where it is not there yet.
+    """The corpus of the standard library in a folder below `folder`, named by its content; built if it does not exist.
 
     Processes that ask for it at the same time wait for the one that builds it.
     """

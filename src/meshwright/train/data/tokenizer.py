@@ -1,7 +1,7 @@
-"""Text to tokens and back: a `tokenizer.json` of Hugging Face `tokenizers`, or a byte-level BPE trained on the spot.
+"""Text to tokens and back: a `tokenizer.json` of Hugging Face `tokenizers`, or a new byte-level BPE.
 
-Text never yields a special token: `<|endoftext|>` inside a document is spelled out as ordinary text, so that the token that ends a
-document occurs nowhere else.
+Text never gives a special token: `<|endoftext|>` inside a document is encoded as ordinary text, so that the token that ends a document
+occurs nowhere else.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ FILE_NAME = "tokenizer.json"
 NUM_BYTES = 256  # entries of a byte-level vocabulary before the first merge
 TRAIN_PREFIX = "train:"
 
-# What other makers call the token that ends a document: OpenAI, Meta, SentencePiece, Google.
+# Other names of the token that ends a document: OpenAI, Meta, SentencePiece, Google.
 KNOWN_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>")
-# Documents are cut before white space behind a letter or digit: these show whether a tokenizer minds.
+# Documents are cut before white space after a letter or digit: these texts show whether a tokenizer then gives the same tokens.
 CUTS = (("def f", "\n    x = 1\n"), ("Word 12", " next"), ("end", "\n\n\n\tnext"), ("a b", "  c"), ("über", " straße"))
 
 
@@ -51,11 +51,11 @@ class Tokenizer:
 
     @cached_property
     def cuts_cleanly(self) -> bool:
-        """Whether a text cut before white space behind a letter or digit gives the tokens of the whole."""
+        """Whether a text that is cut before white space after a letter or digit gives the tokens of the whole text."""
         return all(self.encode(left + right) == self.encode(left) + self.encode(right) for left, right in CUTS)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without an end."""
+        """The tokens of a text, without an end token."""
         return self.inner.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
@@ -69,7 +69,7 @@ class Tokenizer:
 
 
 def trained_size(spec: str) -> int | None:
-    """N of `train:N`, the vocabulary to train; None where the spec is a path."""
+    """N of `train:N`, the size of the vocabulary to train; None if the text is a path."""
     if not spec.startswith(TRAIN_PREFIX):
         return None
     digits = spec.removeprefix(TRAIN_PREFIX)
@@ -108,10 +108,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def read_tokenizer(path: Path, end_of_document: str | None = None) -> Tokenizer:
-    """The tokenizer in a tokenizer.json, or in a folder that holds one.
+    """The tokenizer in a tokenizer.json, or in a folder with one.
 
-    The token that ends a document is the one named; else the `eos_token` of a tokenizer_config.json beside it; else the only token
-    of the vocabulary with a name known for this.
+    The token that ends a document is the named one; otherwise the `eos_token` of a tokenizer_config.json in the same folder; otherwise the
+    only token of the vocabulary with a known name for this purpose.
     """
     file = path / FILE_NAME if path.is_dir() else path
     try:

@@ -1,1 +1,1 @@
-"""Whether ranks move, who is slow, and what stops a run."""
+"""Detects slow ranks, hangs and bad gradients, and stops a run."""

@@ -1,7 +1,8 @@
-"""Python's search for garbage, at fixed places of a run.
+"""Python's garbage collection, at fixed steps of a run.
 
-Left to itself it stops a rank for milliseconds, and now and then for tenths of a second, each rank at another time, while all others wait.
-Here all ranks search after the same steps, when a GPU has its update to do, and never through what was there before the first one.
+By default Python collects garbage at any time, on each rank at another time. This stops a rank for milliseconds, sometimes for tenths of a
+second, while all others wait. Here all ranks collect after the same steps, while a GPU still works on its update, and objects from before
+the first step are never searched.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import gc
 from types import TracebackType
 from typing import Self
 
-SETTLED = 3  # steps after which nothing is compiled any more
-EVERY = 100  # steps from one search through all that a run has made to the next; what a step leaves is searched after each
+SETTLED = 3  # steps after which nothing more is compiled
+EVERY = 100  # steps between two searches of all objects; new objects are searched after each step
 
 
 class Garbage:
-    """Who searches while this is entered. `compiles`: the first steps leave a compiler's objects behind, which stay to the end."""
+    """Collects garbage at fixed steps while entered. `compiles`: the first steps leave objects of the compiler, which stay to the end."""
 
     def __init__(self, *, compiles: bool) -> None:
         self.compiles = compiles
@@ -34,7 +35,7 @@ class Garbage:
             gc.enable()
 
     def step(self) -> None:
-        """A step is over."""
+        """Call this after each step."""
         self._num_steps += 1
         if self.compiles and self._num_steps == SETTLED:
             gc.collect()

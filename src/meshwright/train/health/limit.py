@@ -1,4 +1,7 @@
-"""A budget while a run trains: whether another step would pass it. Rank 0 looks at the clock; the others get it with the step's sum."""
+"""The budget of a run while it trains: whether another step would exceed it.
+
+Only rank 0 looks at the clock; the other ranks learn its decision with the sum of the step.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,16 @@ from meshwright.train.checkpoint import SaveReport
 
 
 class Limit:
-    """The time at which a budget is spent; never on a rank or a run without one."""
+    """The time at which a budget is spent; infinite on other ranks and in runs without a budget."""
 
     def __init__(self, budget: Budget | None = None, begun_s: float = 0.0, step_s: float = 0.0) -> None:
-        self.budget, self.begun_s = budget, begun_s  # by the monotonic clock: when this life of the run began
+        self.budget, self.begun_s = budget, begun_s  # by the monotonic clock: when this start of the run began
         self.until_s = begun_s + budget.seconds_left if budget else math.inf
-        self.step_s, self.save_s = step_s, 0.0  # of the last step (before any: as predicted), and of the longest save
+        self.step_s, self.save_s = step_s, 0.0  # of the last step (before the first: as predicted), and of the longest save
         self.is_passed = False
 
     def wants_stop(self) -> bool:
-        """Whether the run should end with this step: another one and the last save would pass the budget."""
+        """Whether the run should end with this step, because one more step and the last save would exceed the budget."""
         if time.monotonic() + self.step_s + self.save_s > self.until_s:
             self.is_passed = True
         return self.is_passed
@@ -34,5 +37,5 @@ class Limit:
 
     @property
     def spent_usd(self) -> Decimal:
-        """What is spent by now, earlier starts included."""
+        """US dollars spent until now, earlier starts included."""
         return self.budget.cost_usd(time.monotonic() - self.begun_s) if self.budget else Decimal(0)

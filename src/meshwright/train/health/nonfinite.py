@@ -1,7 +1,7 @@
-"""Where a NaN or infinity first appeared: the step is run again, and the output and gradient of every part are checked.
+"""Finds where a NaN or infinity first appeared: the step is run again, and the output and gradient of every module are checked.
 
-The update was not made, so the weights are those of the step. A value that is finite on the second try points to a fault of the machine,
-and the message says so: it then names the rank whose own loss or gradients, before they were summed, were not finite.
+The update was not applied, so the weights are still those of the step. If all values are finite the second time, a fault of the machine is
+likely, and the message says so. It then names the rank whose own loss or gradients, before they were summed, were not finite.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from meshwright.train.parallel.collectives import everyones_texts
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.parallel.shards import Shard
-from meshwright.train.replica import Replica, StepResult
+from meshwright.train.replica import Replica
+from meshwright.train.sums import StepResult
 
 LONGEST = 600  # bytes of a rank's finding
-WEIGHT, FORWARD, BACKWARD, SUM, GONE = range(5)  # what comes first is nearer to the cause
+WEIGHT, FORWARD, BACKWARD, SUM, GONE = range(5)  # a smaller number is nearer to the cause
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The first thing that one rank saw: when in the step, and what."""
+    """The first bad value that one rank saw: at which point of the step, and where."""
 
     phase: int
-    stage: int  # of the pipeline, in the order in which it is passed: from the last one backward
-    look: int  # how many looks this rank had taken: ranks of one stage take the same ones
+    stage: int  # pipeline stage, counted in the order of the backward pass: from the last stage on
+    look: int  # number of checks before; ranks of one stage make the same checks
     where: str  # in words
 
     def __lt__(self, other: Finding) -> bool:
@@ -44,13 +45,13 @@ class Finding:
 
 
 def find_culprit(replica: Replica, batch: Sequence[MicroBatch], result: StepResult) -> str:
-    """Rank, layer and samples where a NaN or infinity first appeared in the step of `result`, in a sentence; all ranks must call it."""
+    """One sentence with rank, layer and samples where a NaN or infinity first appeared in the step of `result`. All ranks must call it."""
     gradients = _names(replica.shards, lambda shard: shard.gradient)
     looker = Looker(replica, batch)
     for name in _names(replica.shards, lambda shard: shard.values.detach())[:1]:
         looker.note(WEIGHT, 0, f"weight {name} itself")
     with looker, torch.compiler.set_stance("force_eager") if compiles(replica.mesh.layout, replica.mesh.device) else nullcontext():
-        replica.gradients(batch)  # compiled layers would not show what is inside
+        replica.gradients(batch)  # compiled layers would hide what is inside
     for name in _names(replica.shards, lambda shard: shard.gradient)[:1]:
         looker.note(SUM, 0, f"the gradient of {name}, summed over replicas (no layer's own was seen)")
     for name in gradients[:1]:
@@ -59,13 +60,13 @@ def find_culprit(replica: Replica, batch: Sequence[MicroBatch], result: StepResu
 
 
 def _names(shards: Sequence[Shard], tensor: Callable[[Shard], Tensor | None]) -> list[str]:
-    """Parameters with a NaN or infinity in a tensor of the shards."""
+    """Names of the parameters with a NaN or infinity in a tensor of the shards."""
     pairs = [(shard, found) for shard in shards if (found := tensor(shard)) is not None]
     return [name for shard, found in pairs for name in shard.names_of(~torch.isfinite(found))]
 
 
 class Looker:
-    """Looks at whatever leaves a module, forward and backward, and at gradients of weights, and keeps the first bad thing."""
+    """Checks the output of every module, forward and backward, and the gradients of weights, and keeps the first bad one."""
 
     def __init__(self, replica: Replica, batch: Sequence[MicroBatch]) -> None:
         self.replica, self.batch = replica, batch
@@ -100,7 +101,7 @@ class Looker:
 
     def _forward(self, name: str, place: int) -> Callable[..., None]:
         def look(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
-            output = output[-1] if isinstance(output, tuple) else output  # a norm gives its input too
+            output = output[-1] if isinstance(output, tuple) else output  # a norm returns its input too
             if not isinstance(output, Tensor):
                 return
             self._look(output, FORWARD, place, f"{name} in the forward")
@@ -121,7 +122,7 @@ class Looker:
 
 
 def _modules(chunk: Transformer) -> Iterator[tuple[str, nn.Module]]:
-    """The parts of a chunk that are called, inner ones too, with their names in words."""
+    """The modules of a chunk that are called, inner ones too, with their names in words."""
     ends = {"embed": "the embedding", "head": "the loss"}
     for name, module in chunk.named_modules():
         kind, _, rest = name.partition(".")
@@ -139,7 +140,7 @@ def _where(marks: Marks, batch: Sequence[MicroBatch]) -> str:
 
 
 def _gathered(mine: Finding | None, device: torch.device) -> dict[int, Finding]:
-    """What every rank found, by rank; the same result on all ranks."""
+    """The findings of all ranks; the same result on all ranks."""
     text = json.dumps([mine.phase, mine.stage, mine.look, mine.where[: LONGEST // 2]]) if mine else ""
     texts = everyones_texts(text, LONGEST, device)
     return {rank: Finding(*json.loads(text)) for rank, text in enumerate(texts) if text}
@@ -162,9 +163,10 @@ def _in_words(layout: Layout, found: dict[int, Finding], result: StepResult) -> 
 
 
 def _seen(layout: Layout, result: StepResult) -> str:
-    """What was not finite in the step itself, and on which rank: losses before gradients, which follow from them. Empty if all was finite.
+    """What was not finite in the step itself, and on which rank; empty if all was finite.
 
-    Ranks of one replica pass activations to each other, and what they pass is bad where they got it bad.
+    Losses come before gradients, because gradients follow from them. Ranks of one replica send activations to each other, so a bad value
+    can come from another rank.
     """
     losses, norms = (_bad(values) for values in (result.own_losses, result.own_norms))
     replicas = {layout.coordinate(rank)["dp"] for rank in losses}

@@ -1,11 +1,11 @@
-"""Gradients that are far too large: the norm of a step against the usual one of the steps before it.
+"""Gradients that are far too large: the norm of a step is compared with the usual norm of the steps before it.
 
-A step is a spike where the logarithm of its norm lies above the running median by more than both a fixed factor and several times the usual
-spread. A spike is left out of what is usual; where the norm stays there, that is the new usual one, and the search starts again. Nothing is
-stopped: a large gradient may be sound, and clipping bounds what it does.
+A step is a spike if the logarithm of its norm is above the running median by more than a fixed factor and by more than several times the
+usual spread. A spike does not count as usual; if the norm stays high, the high value becomes the usual one, and the detector starts again.
+Training is not stopped, because a large gradient may be correct, and clipping limits its effect.
 
-Each rank's own norm, taken before replicas are summed, shows which rank it came from, and the largest part of that rank's gradients, which
-parameter. A damaged number that leaves the norm of all gradients within the factor is not seen.
+The norm of each rank's own gradients, taken before replicas are summed, shows which rank caused the spike, and the largest part of these
+gradients shows the parameter. A damaged number is not detected if it leaves the total norm within the factor.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from meshwright.train.parallel.shards import squares_of
 from meshwright.train.replica import Replica
 
 FACTOR = 10.0  # times the usual norm
-SPREADS = 8.0  # and so many standard deviations of its logarithm
+SPREADS = 8.0  # and so many standard deviations of its logarithm above
 NUM_USUAL = 50  # steps that define what is usual
-NUM_FIRST = 10  # steps before any judgement
-NUM_STAYING = 5  # spikes in a row after which what is usual has changed
+NUM_FIRST = 10  # steps before the first decision
+NUM_STAYING = 5  # spikes in a row after which the high norm becomes the usual one
 SMALLEST = 1e-300
 LONGEST = 300  # bytes of a parameter's name
 
@@ -40,24 +40,24 @@ class Spike:
     step: int
     norm: float
     usual: float
-    ranks: tuple[int, ...]  # whose own gradients were; empty: no single rank's, or not known
+    ranks: tuple[int, ...]  # ranks whose own gradients were too large; empty: no single rank, or not known
 
     def words(self, parameter: str = "") -> str:
-        """What happened, for people; `parameter`: where the gradients are largest."""
+        """The message. `parameter` is the one with the largest gradients."""
         who = f", on rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks[:8]))}" if self.ranks else ""
         where = f", most of it in {parameter}" if parameter else ""
         return f"the gradient norm of step {self.step} is {self.norm:.3g}, usually {self.usual:.3g}{who}{where}; training continues"
 
 
 class Spikes:
-    """The detector. All ranks feed it the same numbers, and find the same."""
+    """The detector. All ranks give it the same numbers and get the same result."""
 
     def __init__(self) -> None:
         self._usual: deque[tuple[float, ...]] = deque(maxlen=NUM_USUAL)  # logarithms: of all gradients, then of each rank's own
         self._num_staying = 0
 
     def update(self, step: int, norm: float, own_norms: Sequence[float]) -> Spike | None:
-        """Take in a step's norms; the spike, if it is one."""
+        """Add the norms of a step; return the spike, if it is one."""
         logs = tuple(math.log(max(value, SMALLEST)) for value in (norm, *own_norms))
         excess = self._excess(logs)
         if excess is None or excess[0] <= 0.0:
@@ -73,7 +73,7 @@ class Spikes:
         return Spike(step, norm, usual, ranks if len(ranks) < len(own_norms) or len(ranks) == 1 else ())
 
     def _excess(self, logs: tuple[float, ...]) -> NDArray[np.float64] | None:
-        """By how much each logarithm passes its limit; None in the first steps."""
+        """By how much each logarithm exceeds its limit; None in the first steps."""
         if len(self._usual) < NUM_FIRST:
             return None
         past = np.array(self._usual)
@@ -83,7 +83,7 @@ class Spikes:
 
 
 def largest_parameter(replica: Replica) -> str:
-    """The parameter with the largest gradients of all ranks; all must call it, and it waits for the device."""
+    """The parameter with the largest gradient on all ranks. All ranks must call it, and it waits for the device."""
     spans = [
         (cut.name, shard.gradient[offset : offset + last - first])
         for shard in replica.shards

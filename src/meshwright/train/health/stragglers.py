@@ -1,25 +1,24 @@
-"""Which ranks are slow: updated once per step with every rank's busy seconds (time not spent waiting for others), names those that lag.
+"""Detects slow ranks from the busy seconds of every rank (time not spent waiting for others), step by step.
 
-Ranks of one pipeline stage do the same work, so each is compared with the median of the others of its stage, step by step. A rank is
-named when, over one of several windows, the median of that log ratio less several of its standard errors lies above the window's floor, and
-every part of the window is slow. The error is the larger of two: that of independent steps, and that which eight blocks of the window show.
-Where other programs take cores from ranks for many steps at a time, steps are not independent, and only the blocks know.
+Ranks of one pipeline stage do the same work, so each rank is compared with the median of the other ranks of its stage, step by step. A rank
+is reported when, in one of several windows, the median of this log ratio minus several of its standard errors is above the floor of the
+window, and every part of the window is slow. The standard error is the larger of two: that of independent steps, and that of eight blocks
+of the window. If other programs take cores from ranks for many steps at a time, steps are not independent, and only the blocks show this.
 
-A rank that is sound again has lost its name after a hundred steps, and is named again only on a longer window than before, so that one at
-the edge does not fill the log.
+A rank that is normal again is reported as recovered after a hundred steps. It is reported again only on a longer window than before, so
+that a rank near the limit does not fill the log.
 
-A rank that is alone on its stage has nobody to be compared with. It is compared with its own first steps, less what the other ranks'
-times did meanwhile: such a rank is named when it *becomes* slower after its first hundred steps, and one that was slow from the start is
-not seen. Those hundred steps are known no better than their own jitter allows, so a rank alone that gets 10 % slower is named where ranks
-jitter by 5 %, and often not where they jitter by 10 %.
+A rank that is alone on its stage is compared with its own first steps, minus the change of the other ranks since then. Such a rank is
+reported when it *becomes* slower after its first hundred steps; one that was slow from the start is not detected. The first hundred steps
+have jitter of their own, so a rank that becomes 10 % slower is detected if ranks jitter by 5 %, and often not if they jitter by 10 %.
 
-How soon, on drawn steps; tests/train/health/test_stragglers.py holds these. Ranks that jitter by 5 to 10 %, normal or heavy-tailed
-(Student's t with 3 degrees of freedom), with stalls of twice the time in 0.3 % of steps and lasting differences of 2 % between sound
-ranks: a rank 30 % slower is named within 50 steps in at least 99 of 100 runs; one 10 % slower within 600 in at least 19 of 20; a rank 5 %
-slower may never be. In 10,000 steps without a slow rank nobody is named. Ranks on shared cores, which are 1.2 to 2 times slower for some
-steps now and then: a rank twice as slow is named within 60 steps and one 30 % slower within 150 in at least 18 of 20 runs, and never
-another; a rank 10 % slower often is not, within 600. In 8,000 steps without a slow rank at most three names are given, where a rule for
-independent steps gives dozens.
+How soon, on simulated steps; tests/train/health/test_stragglers.py checks these numbers. Ranks that jitter by 5 to 10 %, normal or
+heavy-tailed (Student's t with 3 degrees of freedom), with stalls of twice the time in 0.3 % of steps and lasting differences of 2 % between
+normal ranks: a rank that is 30 % slower is reported within 50 steps in at least 99 of 100 runs; one that is 10 % slower within 600 steps in
+at least 19 of 20; a rank that is 5 % slower may never be reported. In 10,000 steps without a slow rank no rank is reported. Ranks on shared
+cores, which are sometimes 1.2 to 2 times slower for some steps: a rank twice as slow is reported within 60 steps, and one that is 30 %
+slower within 150 steps, in at least 18 of 20 runs, and no other rank is; a rank that is 10 % slower is often not reported within 600 steps.
+In 8,000 steps without a slow rank there are at most three reports, where a rule for independent steps makes dozens.
 """
 
 from __future__ import annotations
@@ -34,29 +33,29 @@ from numpy.typing import ArrayLike, NDArray
 
 from meshwright.record.summary import MAD_TO_STD
 
-FLOORS = {40: 1.08, 100: 1.08, 250: 1.06, 500: 1.06}  # window, in steps -> slowdown below which no rank is named
+FLOORS = {40: 1.08, 100: 1.08, 250: 1.06, 500: 1.06}  # window, in steps -> slowdown below which no rank is reported
 STANDARD_ERRORS = 3.5
-BLOCK_ERRORS = 4.0  # more, because eight blocks do not know their own spread well
+BLOCK_ERRORS = 4.0  # larger, because eight blocks give only a rough estimate of the spread
 NUM_CHECKS = 10  # in the time of a window
 RECOVERY_WINDOW = 100
-AGAIN_WINDOW = 100  # steps of evidence, at least, to name a rank a second time
-NUM_BLOCKS = 8  # of a window: noise that lasts for many steps shows in how far these lie apart
-LASTING = 0.5  # of the floor, which every block must pass
-NUM_HISTORY_STEPS = 100  # that a rank alone on its stage is later compared with
-NUM_SKIPPED_STEPS = 3  # at the start: compilation, first touches
-MEDIAN_ERROR = math.sqrt(math.pi / 2)  # standard error of a median, in those of a mean, normal noise
-SHORTEST_S = 1e-9  # a clock's tick: no rank is busy for less
+AGAIN_WINDOW = 100  # steps of evidence, at least, to report a rank a second time
+NUM_BLOCKS = 8  # of a window: their spread shows noise that lasts for many steps
+LASTING = 0.5  # share of the floor that every block must exceed
+NUM_HISTORY_STEPS = 100  # with which a rank alone on its stage is compared later
+NUM_SKIPPED_STEPS = 3  # at the start: compilation, first use of memory
+MEDIAN_ERROR = math.sqrt(math.pi / 2)  # standard error of a median in units of that of a mean, for normal noise
+SHORTEST_S = 1e-9  # one tick of a clock: no rank is busy for less
 
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A rank found slow, or normal again."""
+    """A rank that was found to be slow, or normal again."""
 
     rank: int
     step: int
-    slowdown: float  # its busy time against the others', 1.3: 30 % more; below the floor for one that is sound again
+    slowdown: float  # its busy time divided by the others': 1.3 is 30 % more; below the floor for one that is normal again
     num_steps: int  # the window
-    peers: tuple[int, ...]  # whom it was compared with; empty: its own history
+    peers: tuple[int, ...]  # the ranks that it was compared with; empty: its own first steps
     recovered: bool = False
 
     def __str__(self) -> str:
@@ -72,7 +71,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 class Stragglers:
-    """The detector. `groups` holds each rank's group: ranks of the same group do the same work."""
+    """The detector. `groups` has the group of each rank: ranks of the same group do the same work."""
 
     def __init__(self, groups: Sequence[Hashable]) -> None:
         members: dict[Hashable, list[int]] = defaultdict(list)
@@ -81,16 +80,16 @@ class Stragglers:
         self._shared = [np.array(ranks) for ranks in members.values() if len(ranks) > 1]
         self._alone = np.array([ranks[0] for ranks in members.values() if len(ranks) == 1], dtype=np.int64)
         self._peers = {rank: tuple(other for other in ranks if other != rank) for ranks in members.values() for rank in ranks}
-        self._log_ratio = np.zeros((max(FLOORS), len(groups)))  # a ring of steps
+        self._log_ratio = np.zeros((max(FLOORS), len(groups)))  # a ring buffer of steps
         self._history = np.zeros((NUM_HISTORY_STEPS, len(groups)))
         self._history_error = np.zeros(len(groups))  # of the log ratios of ranks that are compared with it
         self._num_steps = -NUM_SKIPPED_STEPS
-        self._sound_since = np.zeros(len(groups), dtype=np.int64)  # steps before this do not count: they were judged
-        self._shortest = np.zeros(len(groups), dtype=np.int64)  # window on which a rank may be named
+        self._sound_since = np.zeros(len(groups), dtype=np.int64)  # earlier steps do not count: they were used before
+        self._shortest = np.zeros(len(groups), dtype=np.int64)  # the shortest window on which a rank may be reported
         self.slow: dict[int, SlowRank] = {}
 
     def update(self, step: int, busy_s: ArrayLike) -> list[SlowRank]:
-        """Take in one step's busy seconds, by rank; return the ranks that turned out slow, or normal again, with it."""
+        """Add the busy seconds of one step, by rank; return the ranks that are found to be slow, or normal again."""
         busy = np.asarray(busy_s, dtype=np.float64)
         if busy.shape != self._log_ratio.shape[1:] or not np.isfinite(busy).all():
             raise ValueError(f"busy seconds of step {step} are {busy}, not a finite number for each of {self._log_ratio.shape[1]} ranks")
@@ -106,7 +105,7 @@ class Stragglers:
         return self._num_steps >= window and self._num_steps % (window // NUM_CHECKS) == 0
 
     def _ratios(self, log_busy: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Log of each rank's busy time over what it should be."""
+        """Log of each rank's busy time divided by the expected time."""
         ratios = np.zeros_like(log_busy)
         for ranks in self._shared:
             ratios[ranks] = log_busy[ranks] - _median_of_others(log_busy[ranks])
@@ -115,18 +114,18 @@ class Stragglers:
         return ratios
 
     def _against_history(self, log_busy: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Log of each rank's busy time over its own early one, less the same of the others: a longer batch slows all ranks."""
+        """Log of each rank's busy time divided by its own early one, minus the same for the other ranks: a longer batch slows all ranks."""
         if self._num_steps <= NUM_HISTORY_STEPS:
             self._history[self._num_steps - 1] = log_busy
             if self._num_steps == NUM_HISTORY_STEPS:
                 error = _median_error(self._history, np.median(self._history, axis=0))
-                self._history_error[self._alone] = math.sqrt(2) * error[self._alone]  # the rank's, and as much for the others'
+                self._history_error[self._alone] = math.sqrt(2) * error[self._alone]  # the error of the rank, and as much for the others
             return np.zeros_like(log_busy)
         change = log_busy - np.median(self._history, axis=0)
         return change - _median_of_others(change) if len(change) > 1 else change
 
     def _last(self, window: int) -> NDArray[np.float64]:
-        """The last `window` steps, in no order."""
+        """The last `window` steps, in any order."""
         return self._log_ratio[np.arange(self._num_steps - window, self._num_steps) % len(self._log_ratio)]
 
     def _named(self, step: int, window: int) -> list[SlowRank]:
@@ -135,7 +134,7 @@ class Stragglers:
         floor = math.log(FLOORS[window])
         is_slow = (median > floor) & (self._sound_since <= self._num_steps - window) & (self._shortest <= window)
         if not is_slow.any():
-            return []  # nearly always: the rest takes longer
+            return []  # nearly always; the rest takes longer
         blocks = _block_medians(last)
         error = np.maximum(STANDARD_ERRORS * _median_error(last, median), BLOCK_ERRORS * _block_error(blocks))
         sure = median - np.hypot(error, STANDARD_ERRORS * self._history_error)
@@ -143,11 +142,11 @@ class Stragglers:
         ranks = [int(rank) for rank in np.flatnonzero(is_slow) if int(rank) not in self.slow]
         named = [SlowRank(rank, step, float(np.exp(median[rank])), window, self._peers[rank]) for rank in ranks]
         self.slow.update({one.rank: one for one in named})
-        self._shortest[ranks] = max(window, AGAIN_WINDOW)  # whose evidence did not last is named again on more of it alone
+        self._shortest[ranks] = max(window, AGAIN_WINDOW)  # a rank that recovered is reported again only on more evidence
         return named
 
     def _recovered(self, step: int) -> list[SlowRank]:
-        """The named ranks whose last steps are below the lowest floor again."""
+        """The reported ranks whose last steps are below the lowest floor again."""
         if not self.slow or not self._is_due(RECOVERY_WINDOW):
             return []
         median = np.exp(np.median(self._last(RECOVERY_WINDOW), axis=0))
@@ -172,13 +171,16 @@ def _block_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _block_error(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Standard error of each column's median where steps are not independent: from the spread of blocks, never below the usual rank's."""
+    """Standard error of each column's median if steps are not independent, from the spread of blocks.
+
+    Never below that of the usual rank.
+    """
     spread = blocks.std(axis=0, ddof=1)
     return np.asarray(np.maximum(spread, np.median(spread)) / math.sqrt(len(blocks)))
 
 
 def _median_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each entry, the median of all the others, by one sort: leaving out an entry moves the middle by at most one place."""
+    """For each entry, the median of all others, by one sort: leaving out an entry moves the median by at most one place."""
     order = np.argsort(values)
     ordered = values[order]
     num_others = len(values) - 1

@@ -1,9 +1,9 @@
-"""The watchdog: notices that the ranks have stopped moving, says who waits for whom, and ends the process.
+"""The watchdog: notices that ranks make no progress, says which rank waits for which, and ends the process.
 
-The main thread marks what it does and waits for (`Marks`); a thread of its own publishes these marks to the job's key-value store every
-second, over a connection of its own. Where this rank has not moved for too long, the thread reads everybody's marks. A rank is at fault
-if it does not wait for others and has outstayed its own time limit, or has stopped beating; while the rank that all wait for is within
-its limit (it saves, evaluates, compiles), nobody is ended. One rank writes the diagnosis, all end with `EXIT_HUNG`.
+The main thread notes what it does and waits for (`Marks`). A separate thread publishes these notes to the key-value store of the job every
+second, over its own connection. If this rank has made no progress for too long, the thread reads the notes of all ranks. A rank is at fault
+if it waits for no other rank and has exceeded its own time limit, or if it no longer reports. While the rank that all wait for is within
+its limit (it saves, evaluates or compiles), no rank is ended. One rank writes the diagnosis, and all ranks end with `EXIT_HUNG`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import torch.distributed as dist
 
 from meshwright.train.parallel.marks import Marks
 
-EXIT_HUNG = 75  # sysexits' EX_TEMPFAIL: nothing is wrong with the input, try again
+EXIT_HUNG = 75  # sysexits' EX_TEMPFAIL: the input is not wrong, try again
 BEAT_S = 1.0
 STEPS_TO_LIMIT = 5.0  # of the 99th percentile step
 NUM_STEP_TIMES = 500
 NUM_FIRST_STEPS = 3  # compile and touch memory for the first time: once enough others are known they say nothing of a usual step
 ENOUGH_STEPS = 10
-STALL_S = 10.0  # a rank may stand still for, unless its steps take longer
+STALL_S = 10.0  # a rank may make no progress for this time, unless its steps take longer
 STORE_TIMEOUT_S = 5.0
-POLL_SHARE = 0.4  # of the limit: from here on the others are read
-DEAD_SHARE = 0.5  # of the limit: so long without a beat, and a rank counts as stopped
-DEAD_BEATS = 5  # and no sooner than so many beats, which a busy machine delays
+POLL_SHARE = 0.4  # share of the limit from which on the other ranks are read
+DEAD_SHARE = 0.5  # share of the limit without a report after which a rank counts as stopped
+DEAD_BEATS = 5  # and never after fewer reports than these, because a busy machine delays them
 AXIS_NAMES = {"tp": "tensor-parallel", "cp": "context-parallel", "pp": "pipeline", "dp": "data-parallel", "ep": "expert-parallel"}
 
 
@@ -55,7 +55,7 @@ class RankState:
 
     @property
     def at_fault(self) -> bool:
-        """Whether this rank blocks the others: it waits for no rank and is over its time limit, or is gone."""
+        """Whether this rank blocks the others: it waits for no rank and has exceeded its time limit, or it no longer reports."""
         return not self.alive or self.finished or (self.waits is None and self.idle_s > self.limit_s)
 
     def holds_up(self, other: RankState) -> bool:
@@ -64,7 +64,7 @@ class RankState:
 
     @staticmethod
     def from_json(text: bytes | str) -> RankState:
-        """The state that a peer published; ValueError where it is not valid."""
+        """The state that another rank published; ValueError if it is not valid."""
         entry = json.loads(text)
         try:
             waits = entry["waits"] and (str(entry["waits"][0]), str(entry["waits"][1]), tuple(int(rank) for rank in entry["waits"][2]))
@@ -84,7 +84,7 @@ class Diagnosis:
 
 
 def diagnose(states: Sequence[RankState], missing: Sequence[int] = (), place: Callable[[int], str] | None = None) -> Diagnosis | None:
-    """Which ranks block the others; None while those are within their time limit. `missing` ranks never reported anything."""
+    """Which ranks block the others; None while these are within their time limit. `missing` ranks never reported anything."""
     name = _namer(place)
     waiting = [state for state in states if state.waits is not None and not state.at_fault]
     at_fault = [state for state in states if state.at_fault]
@@ -131,7 +131,7 @@ def _waiters(rank: int, waiting: Sequence[RankState]) -> str:
 
 
 def _deadlock(waiting: Sequence[RankState], name: Callable[[int], str]) -> str:
-    """All ranks wait: in one collective, whose message was lost, or in different ones, each for the other."""
+    """All ranks wait: in one collective, whose message was lost, or in different collectives, for each other."""
     groups: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
     for state in waiting:
         if state.waits:
@@ -155,7 +155,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 @dataclass(slots=True)
 class Patience:
-    """How long a rank may make no progress, and how long it has made none. Time is an argument, so that tests need not wait."""
+    """How long a rank may make no progress, and how long it has made none. Time is an argument, so that tests do not have to wait."""
 
     timeout_s: float
     start_allowance_s: float
@@ -167,12 +167,12 @@ class Patience:
     _seen: tuple[int, float] = (-1, 0.0)  # moves, clock
 
     def limit_s(self) -> float:
-        """Seconds without a mark that are allowed: the timeout or five slow steps, or an allowance that is longer."""
+        """Seconds without progress that are allowed: the timeout, or five slow steps, or a longer allowance."""
         return max(self.usual_limit_s(), self.allowance[0] if self.allowance else 0.0)
 
     def usual_limit_s(self) -> float:
-        """The same without an allowance: what others may be busy with is no excuse for a process that has stopped."""
-        times_s = list(self.step_times_s)  # a copy: the main thread appends meanwhile
+        """The same without an allowance: an allowance of a rank does not apply to a process that has stopped."""
+        times_s = list(self.step_times_s)  # a copy, because the main thread appends to it
         if not times_s:
             return max(self.timeout_s, self.start_allowance_s)
         if self.num_steps < NUM_STEP_TIMES and len(times_s) >= NUM_FIRST_STEPS + ENOUGH_STEPS:
@@ -186,9 +186,9 @@ class Patience:
         self.step_times_s.append(seconds)
 
     def tick(self, now_s: float, num_moves: int) -> None:
-        """Note whether the rank has moved since the last tick.
+        """Note whether the rank has made progress since the last tick.
 
-        A tick that comes late adds no more than two beats: then this whole process was stopped, and its main thread could not move either.
+        A late tick adds at most two beats: the whole process was stopped then, so its main thread could not make progress either.
         """
         moves, then_s = self._seen
         self.idle_s = 0.0 if num_moves != moves else self.idle_s + min(now_s - then_s, 2 * self.beat_s)
@@ -201,7 +201,7 @@ class Patience:
 
 
 class Peers:
-    """The other ranks' states, read from the store, and when each last beat on this rank's clock."""
+    """The states of the other ranks, read from the store, and when each last reported, by the clock of this rank."""
 
     def __init__(self, store: dist.Store, num_ranks: int) -> None:
         self.store, self.num_ranks = store, num_ranks
@@ -209,7 +209,7 @@ class Peers:
         self._beats: dict[int, tuple[int, float]] = {}
 
     def read(self, now_s: float) -> None:
-        """Read everybody's state again."""
+        """Read the states of all ranks again."""
         published = [rank for rank in range(self.num_ranks) if rank in self.states or self.store.check([_key(rank)])]
         for rank, text in zip(published, self.store.multi_get([_key(rank) for rank in published]), strict=True):
             with suppress(ValueError):
@@ -219,14 +219,14 @@ class Peers:
                 self.states[rank] = state
 
     def judged(self, now_s: float, dead_s: float) -> tuple[list[RankState], list[int]]:
-        """All states, those without a beat for `dead_s` marked as dead; and the ranks that never published one."""
+        """All states, with ranks that have not reported for `dead_s` marked as dead; and the ranks that never reported."""
         judged = [
             replace(state, alive=state.finished or now_s - self._beats[rank][1] < dead_s) for rank, state in sorted(self.states.items())
         ]
         return judged, [rank for rank in range(self.num_ranks) if rank not in self.states]
 
     def forget(self) -> None:
-        """Start again: this rank moves again."""
+        """Start again, because this rank makes progress again."""
         self.states.clear()
         self._beats.clear()
 
@@ -269,7 +269,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Say that this rank is done, and stop watching."""
+        """Report that this rank is done, and stop watching."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -277,14 +277,14 @@ class Watch:
             self._publish(finished=True)
 
     def step(self, number: int, step_s: float) -> None:
-        """Note a finished step; its time makes the limit."""
+        """Note a finished step; its time is used for the limit."""
         self.marks.step = number
         self.patience.step(step_s)
         self.marks.do("the time between steps")
 
     @contextmanager
     def allow(self, seconds: float, why: str) -> Iterator[None]:
-        """Allow this rank to make no progress for up to `seconds` at a time inside: a checkpoint, an evaluation."""
+        """Allow this rank to make no progress for up to `seconds` inside the block: a checkpoint, an evaluation."""
         before, doing = self.patience.allowance, self.marks.doing
         self.patience.allowance = seconds, why
         self.marks.do(why)
@@ -297,7 +297,7 @@ class Watch:
     def _run(self) -> None:
         while not self._stop.wait(self.patience.beat_s):
             self.patience.tick(time.monotonic(), self.marks.num_moves)
-            with suppress(RuntimeError):  # the store does not answer: what that means shows when this rank stands still
+            with suppress(RuntimeError):  # the store does not answer; this matters only if the rank also makes no progress
                 self._publish()
             if self.patience.idle_s > POLL_SHARE * self.patience.usual_limit_s():
                 self._look()
@@ -326,7 +326,7 @@ class Watch:
         )
 
     def _look(self) -> None:
-        """Read the others; where this rank is overdue and one of them is at fault, or where one has stopped altogether, end."""
+        """Read the other ranks. End the process if this rank is overdue and one of them is at fault, or if one has stopped completely."""
         now_s, limit_s = time.monotonic(), self.patience.usual_limit_s()
         try:
             self._peers.read(now_s)
@@ -349,7 +349,7 @@ class Watch:
         return Diagnosis(text, (), (self.rank,) if state.waits else (), state.step)
 
     def _end(self, found: Diagnosis, first: bool) -> None:
-        """Report, if this rank is the first to end; leave the store up a little so that the others see that one has; end the process."""
+        """Report, if this rank is the first to end; keep the store for a moment so that the others see it; then end the process."""
         try:
             if first:
                 self.report(found)

@@ -1,1 +1,1 @@
-"""Other people's formats: Hugging Face folders."""
+"""Formats of other software: Hugging Face folders."""

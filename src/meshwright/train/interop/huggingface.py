@@ -1,7 +1,7 @@
-"""Hugging Face checkpoints of the Llama family: any piece of any tensor is read from safetensors, nothing is unpickled.
+"""Hugging Face checkpoints of the Llama family: any piece of any tensor is read from safetensors, and nothing is unpickled.
 
-The values are ours as they stand: transformers, too, keeps matrices as [out, in] and turns dimension `i` of a head with `i + D/2`.
-Only the names differ. `huggingface_save` writes such folders.
+The values are used unchanged: transformers also stores matrices as [out, in] and rotates dimension `i` of a head with `i + D/2`. Only the
+names differ. `huggingface_save` writes such folders.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOATS = ("F64", "F32", "F16", "BF16")
-ROWS_AT_ONCE = 4096  # of two embeddings that should be one
-ROTARY_BUFFER = ".self_attn.rotary_emb.inv_freq"  # in old files; it follows from config.json, and transformers passes over it too
+ROWS_AT_ONCE = 4096  # rows that are compared at a time, for two embeddings that must be equal
+ROTARY_BUFFER = ".self_attn.rotary_emb.inv_freq"  # in old files; it follows from config.json, and transformers ignores it too
 
 ENDS = {"embed.weight": "model.embed_tokens.weight", "head.norm.weight": "model.norm.weight", "head.weight": "lm_head.weight"}
 IN_LAYER = {
@@ -45,7 +45,7 @@ IN_LAYER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """A tensor of the model: what Hugging Face calls it, and its shape."""
+    """A tensor of the model: its name in Hugging Face, and its shape."""
 
     theirs: str
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ def their_name(name: str) -> str:
 
 
 def named_tensors(model: Model) -> dict[str, Named]:
-    """Every tensor of the model by our name, a tied head's once; an error for a model that Llama's files cannot hold."""
+    """Every tensor of the model by our name, a tied head once; an error for a model that Llama's files cannot contain."""
     check_llama(model)
     with torch.device("meta"):
         tensors = dict(Transformer(model).named_tensors())
@@ -69,7 +69,7 @@ def named_tensors(model: Model) -> dict[str, Named]:
 
 
 def check_llama(model: Model) -> None:
-    """Pass where the model is built of Llama's blocks."""
+    """Raise an error unless the model consists of Llama's blocks."""
     foreign = {
         "a mixture of experts": model.experts is not None,
         "latent attention": model.latent is not None,
@@ -89,7 +89,7 @@ def check_llama(model: Model) -> None:
 
 
 def load_huggingface(folder: str | Path) -> tuple[Model, HuggingFaceWeights]:
-    """The model that a Hugging Face folder describes, and its weights: checked by name, shape and type, not read yet."""
+    """The model in a Hugging Face folder, and its weights: checked by name, shape and type, but not read yet."""
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError("no such folder", where=str(folder), fix=f"give the folder that holds {CONFIG} and {WEIGHTS}")
@@ -157,7 +157,7 @@ class HuggingFaceWeights:
             raise self._bad(name, f"holds {entry.get_dtype()}, which is none of {', '.join(FLOATS)}", fix=fix)
 
     def _check_index(self) -> None:
-        """Index and shards say the same, where there is an index."""
+        """Raise an error if index and shards do not agree."""
         if (self.folder / WEIGHTS).is_file():
             return
         stated = _weight_map(self.folder / INDEX)
@@ -169,7 +169,7 @@ class HuggingFaceWeights:
                 raise InputError(what, where=str(self.folder / INDEX), fix="fetch the files again")
 
     def _check_tied(self) -> None:
-        """A tied head that was saved a second time is the embedding."""
+        """Raise an error if a tied head that was saved separately is not equal to the embedding."""
         head = ENDS["head.weight"]
         if head not in self._holder:
             return
@@ -195,7 +195,7 @@ class HuggingFaceWeights:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder; where there are none, why what is there cannot be used."""
+    """The safetensors files of a folder; if there are none, an error that says why the content cannot be used."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
@@ -211,7 +211,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _weight_map(path: Path) -> Mapping[str, str]:
-    """Which shard each tensor stands in, by the index."""
+    """The shard of each tensor, by the index."""
     try:
         index: Any = json.loads(read_text(path))
     except OSError as error:

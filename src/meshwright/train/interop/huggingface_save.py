@@ -1,4 +1,4 @@
-"""A folder that transformers loads: config.json, weights as safetensors, tokenizer.json. It appears whole or not at all."""
+"""Writes a folder that transformers can load: config.json, weights as safetensors, tokenizer.json. It appears completely or not at all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def save_huggingface(
 ) -> None:
     """Write whole tensors, by our names and in any order, as a Hugging Face folder. `context`: the longest sequence in positions.
 
-    Tensors are taken one at a time and leave in files of at most `shard_bytes`, which is also the memory this takes. A tied head is
+    Tensors are read one at a time and written to files of at most `shard_bytes`, which is also the memory that this needs. A tied head is
     the embedding, and is not written again.
     """
     folder = Path(folder)
@@ -54,7 +54,7 @@ def save_huggingface(
 
 
 def config_of(model: Model, *, context: int, dtype: torch.dtype, tokenizer: Tokenizer | None) -> dict[str, object]:
-    """The config.json of a model, in words that transformers 4 and 5 both read."""
+    """The config.json of a model, in a form that transformers 4 and 5 both read."""
     family, architecture = ("qwen2", "Qwen2ForCausalLM") if model.qkv_biases else ("llama", "LlamaForCausalLM")
     scaling = model.rotary_scaling
     return {
@@ -83,7 +83,7 @@ def config_of(model: Model, *, context: int, dtype: torch.dtype, tokenizer: Toke
             "low_freq_factor": scaling.low_turns,
             "high_freq_factor": scaling.high_turns,
         },
-        "bos_token_id": None,  # transformers would take 1 and 2, which mean nothing here
+        "bos_token_id": None,  # transformers would use 1 and 2, which have no meaning here
         "eos_token_id": None if tokenizer is None else tokenizer.end_of_document,
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
@@ -100,7 +100,7 @@ def tokenizer_config(tokenizer: Tokenizer, context: int) -> dict[str, object]:
 
 
 def _checked(pairs: Iterable[tuple[str, Tensor]], named: Mapping[str, Named], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor under its new name, in its new type; in the end, an error if one never came."""
+    """Each tensor under its new name, in its new type; at the end, an error if one is missing."""
     missing = dict(named)
     for name, tensor in pairs:
         if name not in missing:
@@ -118,7 +118,7 @@ def _checked(pairs: Iterable[tuple[str, Tensor]], named: Mapping[str, Named], dt
 
 
 def _write_weights(draft: Path, tensors: Iterable[tuple[str, Tensor]], shard_bytes: int) -> None:
-    """Write tensors as they come: one file where they fit it, else shards and the index."""
+    """Write tensors as they come: one file if they fit, otherwise shards and an index."""
     shards: list[list[str]] = []
     total_bytes = 0
     for number, part in enumerate(_parts(tensors, shard_bytes)):
@@ -156,7 +156,7 @@ def _parts(tensors: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[
 
 def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
     with new_file(path) as fd:
-        mode = stat.S_IMODE(os.fstat(fd).st_mode)  # as the umask has it; safetensors puts a file of its own there, for its owner alone
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)  # as the umask allows; safetensors creates a file that only its owner can read
     try:
         save_file(part, path, metadata={"format": "pt"})
     except SafetensorError as error:  # holds the disk's refusal as text
@@ -171,7 +171,7 @@ def _write_shard(path: Path, part: dict[str, Tensor]) -> None:
 
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """A folder to write into that becomes `folder` once all in it is on the disk; nothing is left if it is interrupted."""
+    """A folder to write into that becomes `folder` once everything is on the disk; nothing is left if it is interrupted."""
     check_new_folder(folder)
     draft = folder.with_name(f".{secrets.token_hex(8)}.new")
     with explained(f"cannot write {folder.name}", folder):

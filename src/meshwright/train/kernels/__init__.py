@@ -1,1 +1,1 @@
-"""What a GPU runs by kernels of our own or of others, beside plain torch that defines each."""
+"""Kernels for GPUs, our own or of other libraries, next to the plain torch code that defines each of them."""

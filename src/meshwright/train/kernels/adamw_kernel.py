@@ -1,4 +1,4 @@
-"""AdamW's update of one shard on a GPU: one pass over gradient, value and both moments, which also renews the copy that products read."""
+"""AdamW's update of one shard on a GPU: one pass over gradient, value and both moments, which also updates the copy for products."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _update(
     means: tl.tensor,
     squares: tl.tensor,
     count: tl.tensor,
-    scale: tl.tensor,
+    scale_at: tl.tensor,
     rate: tl.tensor,
     decay: tl.tensor,
     beta1: tl.tensor,
@@ -31,7 +31,8 @@ def _update(
     BLOCK_SIZE: tl.constexpr,
 ) -> None:
     at = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-    inside = at < count
+    scale = tl.load(scale_at)
+    inside = (at < count) & (scale == scale)  # NaN: the step gave no numbers, and everything stays as it is
     gradient = tl.load(gradients + at, mask=inside).to(tl.float32) * scale
     mean = tl.load(means + at, mask=inside).to(tl.float32)
     square = tl.load(squares + at, mask=inside).to(tl.float32)
@@ -48,9 +49,12 @@ def _update(
 
 def update(
     values: Tensor, copy: Tensor | None, gradient: Tensor, mean: Tensor, square: Tensor,
-    training: Training, rate: float, decay: float, scale: float, number: int,
+    training: Training, rate: float, decay: float, scale: Tensor, number: int,
 ) -> None:  # fmt: skip
-    """Apply the gradient times `scale` as update `number`, and bring the new values into the copy where there is one."""
+    """Apply the gradient times `scale` as update `number`, and bring the new values into the copy where there is one.
+
+    `scale` is one number on the device, in fp32; where it is NaN nothing changes.
+    """
     count = values.numel()
     _update[((count + BLOCK - 1) // BLOCK,)](
         values,

@@ -1,8 +1,8 @@
-"""Causal attention by FlashAttention 4, where that is installed and does what it should on this GPU.
+"""Causal attention by FlashAttention 4, if it is installed and gives correct results on this GPU.
 
-On an H200 it takes 13 to 15 % less time than cuDNN's (benchmarks/h200.md), and less energy. torch knows an older form of its functions,
-which gave fewer results, so operators of our own call it: compiled layers may hold them. A release that has changed in some other way, or a
-head that it has no kernel for, shows in a trial before the first step; attention is then torch's, and a warning says why.
+On an H200 it takes 13 to 15 % less time than cuDNN's kernel (benchmarks/h200.md), and less energy. torch supports only an older interface
+of its functions, with fewer results, so our own operators call it; compiled layers can contain them. If a release has changed in another
+way, or has no kernel for a head, a trial before the first step shows it. Then torch's attention is used, and a warning says why.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class UnusedKernel(UserWarning):
 
 
 def installed() -> str:
-    """The package and its version; nothing where it is not there. It is not imported, which takes seconds."""
+    """The package and its version; empty if it is not installed. It is not imported, because this takes seconds."""
     try:
         return f"{PACKAGE} {metadata.version(PACKAGE)}"
     except metadata.PackageNotFoundError:
@@ -50,7 +50,7 @@ def installed() -> str:
 
 
 def supports(query: Tensor, key: Tensor) -> bool:
-    """Whether this kernel computes causal attention of these heads: a trial of the same shapes gave the right result."""
+    """Whether this kernel computes causal attention of these heads: a trial with the same shapes gave the right result."""
     heads = (query.device.type, query.shape[2] // key.shape[2], query.shape[3], min(query.shape[1], TRIAL_TOKENS))
     return query.dtype == DTYPE and query.shape[1] == key.shape[1] and _able.get(heads) == ""
 
@@ -62,7 +62,7 @@ def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def prepare(num_queries: int, num_keys: int, head_dim: int, num_tokens: int, device: torch.device) -> str:
-    """Try such heads once, where the package and the GPU are there: the package and its version where they are done here from now on."""
+    """Try such heads once, if the package and the GPU are there; return the package and its version if it is used from now on."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] not in CAPABILITIES or not installed():
         return ""
     heads = (device.type, num_queries // num_keys, head_dim, min(num_tokens, TRIAL_TOKENS))
@@ -78,7 +78,7 @@ def prepare(num_queries: int, num_keys: int, head_dim: int, num_tokens: int, dev
 
 
 def trial(queries_per_key: int, head_dim: int, num_tokens: int, device: torch.device) -> str:
-    """What is wrong with attention here, against torch's in fp32 on random heads; nothing: it is right."""
+    """What is wrong with attention here, compared with torch's in fp32 on random heads; empty if it is right."""
     shapes = [(2, num_tokens, count, head_dim) for count in (2 * queries_per_key, 2, 2, 2 * queries_per_key)]
     generator = torch.Generator(device).manual_seed(1)  # of its own: what a run draws is not to depend on which kernels there are
     *inputs, gradient = (torch.randn(shape, generator=generator, device=device).to(DTYPE) for shape in shapes)
@@ -109,7 +109,7 @@ def _plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 @cache
 def load() -> Any:
-    """The package's functions. What it compiles is kept on this machine's disk: a kernel is compiled once, and not by every run."""
+    """The functions of the package. Compiled kernels are kept on the disk of this machine, so that not every run compiles them."""
     folder = _kept()
     if folder is not None:
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
@@ -134,7 +134,7 @@ def _kept() -> Path | None:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Let one process of this machine compile, so that the others find what it made."""
+    """Let one process of this machine compile, so that the others find its result."""
     folder = _kept()
     lock = FileLock(folder.parent / f"{folder.name}.lock", timeout=LOCK_S) if folder else None
     is_held = False

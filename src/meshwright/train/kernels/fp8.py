@@ -1,10 +1,9 @@
-"""Matrix products in fp8: factors are rounded in units of their largest element (tensorwise, current scaling), sums are kept in more bits.
+"""Matrix products in fp8: factors are scaled by their largest element and rounded (tensorwise, current scaling); sums have more bits.
 
-Inputs and weights are rounded to e4m3 (three bits of mantissa), gradients to e5m2 (two, over a wider range); Micikevicius et al. 2022,
-arXiv:2209.05433. On a processor the same rounding is followed by an ordinary product, so that tests see the same numbers.
-
-The backward rounds the input again instead of keeping it rounded. Where the input is `Made`, it makes that again too, in the same pass: a
-layer then keeps nothing of what its norms and its gate gave, since it keeps what they were made of in any case.
+Inputs and weights are rounded to e4m3 (three bits of mantissa), gradients to e5m2 (two bits, with a wider range); Micikevicius et al. 2022,
+arXiv:2209.05433. On a processor the same rounding is followed by an ordinary product, so that tests see the same numbers. The backward pass
+rounds the input again instead of keeping it rounded. If the input is `Made`, it is also computed again in the same pass. A layer then keeps
+no results of its norms and its gate, because it keeps their inputs anyway.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def straight(x: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def turned(x: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
-    """A matrix rounded to fp8 and turned over."""
+    """A matrix rounded to fp8 and transposed."""
     over: Tensor = torch.ops.meshwright.fp8_turned(x, unit, dtype) if x.is_cuda else straight(x, unit, dtype).T.contiguous()
     return over
 
@@ -55,7 +54,7 @@ def both(x: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def both_into(x: Tensor, unit: Tensor, over: Tensor) -> Tensor:
-    """A matrix rounded to fp8; turned over it is put into `over`, which may be some columns of a larger one."""
+    """A matrix rounded to fp8; its transpose is written to `over`, which may be some columns of a larger matrix."""
     if x.is_cuda:
         from meshwright.train.kernels.fp8_kernels import round_into
 
@@ -76,7 +75,7 @@ def multiply(a: Tensor, b: Tensor, unit_a: Tensor, unit_b: Tensor, dtype: torch.
 
 
 def turned_again(how: str, kept: Sequence[Tensor], unit: Tensor) -> Tensor:
-    """The input of a product, rounded and turned over, from what was kept: itself, or what it is made of."""
+    """The input of a product, rounded and transposed, from what was kept: the input itself, or what it is computed from."""
     over: Tensor
     if how == "norm":
         over = torch.ops.meshwright.fp8_norm_turned(*kept, unit, INPUT)
@@ -111,7 +110,7 @@ class _Product(torch.autograd.Function):
 
 
 class _SplitProduct(torch.autograd.Function):
-    """The same, with the weight's gradient put off until it is asked for."""
+    """The same, with the gradient of the weight postponed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: Linear) -> Tensor:

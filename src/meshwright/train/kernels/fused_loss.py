@@ -1,7 +1,7 @@
-"""Output projection and cross-entropy in one: logits exist for some rows at a time, and their gradient is made at once.
+"""Output projection and cross-entropy in one: logits exist only for some rows at a time, and their gradient is computed at once.
 
-The loss's gradient with respect to logits needs nothing that comes later but a factor, so each block of rows is projected, scored and taken
-back to hidden states and weights before the next one. With 128,256 classes and 8,192 tokens the logits alone would be 4 GB in fp32.
+The gradient of the loss with respect to logits needs only a factor from later, so each block of rows is projected, scored and
+differentiated before the next one. With 128,256 classes and 8,192 tokens the logits alone would need 4 GB in fp32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROW_MULTIPLE = 1024  # products of whole tiles are the fastest
 
 
 def summed_loss(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor) -> Tensor:
-    """Cross-entropy summed over the tokens that carry loss."""
+    """Cross-entropy summed over the tokens with a loss."""
     return _blocked_loss(hidden_BTH, weight_VH, labels_BT, BLOCK_BYTES, Plain)
 
 
@@ -54,10 +54,10 @@ class Products(Protocol):
         """Scores of some rows."""
 
     def back(self, d_logits: Tensor, rows: slice) -> None:
-        """Take in the gradient of these rows' scores."""
+        """Add the gradient of these rows' scores."""
 
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """Gradients of hidden states and of the table, once all rows are in."""
+        """Gradients of hidden states and of the table, after all rows."""
 
 
 class Plain:
@@ -72,7 +72,7 @@ class Plain:
         return F.linear(self.hidden[rows], self.weight)
 
     def back(self, d_logits: Tensor, rows: slice) -> None:
-        """Take in the gradient of these rows' scores."""
+        """Add the gradient of these rows' scores."""
         torch.mm(d_logits, self.weight, out=self.d_hidden[rows])
         if rows.start == 0:
             self.d_weight = d_logits.T @ self.hidden[rows]

@@ -52,7 +52,8 @@ def _group_of(size: int, num_ranks: int) -> tuple[dist.ProcessGroup, int]:
 
 def exchange(kind: str, payload_bytes: int, group: dist.ProcessGroup, size: int, partner: int) -> Work:
     """One exchange of so many bytes in all, as the trainer makes it: hidden states of some sequences, cut along their tokens."""
-    axis = Axis(name="tp", group=group, timer=HostTimer(), marks=Marks(), device=torch.device("cpu"))
+    ranks, device = tuple(dist.get_process_group_ranks(group)), torch.device("cpu")
+    axis = Axis(name="tp", ranks=ranks, index=group.rank(), group=group, timer=HostTimer(), marks=Marks(), device=device)
     share = torch.zeros(SEQUENCES, max(payload_bytes // 4 // size // SEQUENCES // WIDTH, 1), WIDTH)
     whole = share.repeat(1, size, 1)
     if kind == "all-gather":

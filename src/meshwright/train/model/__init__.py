@@ -1,1 +1,1 @@
-"""The transformer, as if it were not split."""
+"""The transformer; it contains no code for parallelism."""

@@ -1,7 +1,7 @@
-"""The tokens with which a trained transformer continues a text, one at a time.
+"""Continues a text with a trained transformer, token by token.
 
-Keys and values of earlier tokens are kept, so that each new token costs one token's work. The cache sits in the transformer's `attend`
-ports, and only while a step runs: between two tokens the model is as it was.
+Keys and values of earlier tokens are kept, so that each new token costs the work of one token. The cache is connected to the `attend` ports
+of the transformer only while a step runs; between two tokens the model is unchanged.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def generate(
     stop_token: int | None = None,
     vocab_size: int | None = None,
 ) -> Iterator[int]:
-    """Each new token as it is drawn, up to `num_new` of them; `stop_token` is the last one where it comes up.
+    """Each new token as it is drawn, up to `num_new` of them; `stop_token`, if it is drawn, is the last one.
 
-    Temperature 0 takes the likeliest. `top_k` draws from the k likeliest (0: all), `top_p` from the fewest whose probabilities reach it.
-    A vocabulary that was padded has entries that mean nothing: `vocab_size` is how many have a meaning. The same seed draws the same
-    tokens from the same logits.
+    Temperature 0 always chooses the most probable token. `top_k` draws from the k most probable tokens (0: all), `top_p` from the fewest
+    tokens whose probabilities add up to it. `vocab_size` is the number of entries that are real tokens, if the vocabulary was padded. The
+    same seed draws the same tokens from the same logits.
     """
     _check(model, tokens, num_new, vocab_size)
     check_sampling(temperature, top_k, top_p)
@@ -73,14 +73,14 @@ class Cache:
         self._held[0, :, num_old : self.length] = key
         self._held[1, :, num_old : self.length] = value
         q, k, v = (x.transpose(1, 2) for x in (query, self._held[0, :, : self.length], self._held[1, :, : self.length]))
-        # The first call is a whole prompt; later ones bring one token, which sees everything.
+        # The first call has the whole prompt. Later calls have one token, which may attend to all earlier ones.
         out = F.scaled_dot_product_attention(q, k, v, is_causal=num_old == 0 and q.shape[2] > 1, enable_gqa=q.shape[1] != k.shape[1])
         return out.transpose(1, 2)
 
 
 @contextmanager
 def cached(model: Transformer, caches: Sequence[Cache]) -> Iterator[None]:
-    """The model attends through the caches while the block runs."""
+    """Let the model attend through the caches inside the block."""
     layers = [block.attention for block in model.blocks()]
     before = [attention.attend for attention in layers]
     for attention, cache in zip(layers, caches, strict=True):
@@ -93,7 +93,7 @@ def cached(model: Transformer, caches: Sequence[Cache]) -> Iterator[None]:
 
 
 def next_logits(model: Transformer, fresh: Sequence[int], first: int, caches: Sequence[Cache]) -> Tensor:
-    """Scores of what follows the `fresh` tokens, which stand at positions from `first` on; [V] in fp32 on the CPU."""
+    """Scores of the token that follows the `fresh` tokens, which are at positions from `first` on; [V] in fp32 on the CPU."""
     assert model.embed is not None and model.head is not None, "`generate` works on whole models only"
     device = model.embed.weight.device
     context = Context(positions=torch.arange(first, first + len(fresh), device=device))
@@ -103,7 +103,7 @@ def next_logits(model: Transformer, fresh: Sequence[int], first: int, caches: Se
 
 
 def sample(logits: Tensor, *, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> int:
-    """One token: the likeliest at temperature 0, else drawn from what `top_k` and `top_p` leave."""
+    """One token: the most probable one at temperature 0, otherwise drawn from those that `top_k` and `top_p` allow."""
     if not bool(torch.isfinite(logits).all()):
         raise InputError("the model's logits are not finite", where="the weights", fix="use an earlier checkpoint")
     if temperature == 0:

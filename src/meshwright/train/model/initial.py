@@ -1,4 +1,4 @@
-"""First weights: drawn tensor by tensor from the seed and the tensor's name, so that every layout begins with the same model."""
+"""First weights, drawn tensor by tensor from the seed and the name of the tensor, so that every layout starts with the same model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ STD = 0.02
 
 
 def initial_weights(model: Model, seed: int) -> Callable[[Piece], None]:
-    """A filler of pieces: matrices normal with spread 0.02, those that write into the residual less by the root of their number.
+    """A function that fills pieces.
 
-    A tensor is drawn whole and cut, on the piece's device; the last one drawn is kept, because its pieces come one after another.
+    Matrices are normal with a standard deviation of 0.02; those that write into the residual have a smaller one, divided by the square root
+    of their number. A tensor is drawn as a whole and then cut, on the device of the piece. The last tensor is kept, because its pieces are
+    asked for one after another.
     """
     kept: dict[str, Tensor] = {}
 

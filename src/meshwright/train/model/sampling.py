@@ -1,4 +1,4 @@
-"""How tokens may be drawn from a model; known before torch is loaded, which takes seconds."""
+"""Checks of sampling options, made before torch is loaded, because loading torch takes seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from meshwright.errors import InputError, argument
 
 
 def check_sampling(temperature: float, top_k: int, top_p: float) -> None:
-    """Pass where tokens can be drawn so."""
+    """Raise an InputError if the sampling options are not valid."""
     if not (math.isfinite(temperature) and temperature >= 0):
         raise InputError(
             f"{argument('temperature')} is {temperature:g}", where=argument("temperature"), fix="give 0 or more: 0 is greedy, 0.8 is common"

@@ -1,8 +1,8 @@
-"""The transformer, as if it were not split: Llama's and GPT-3's blocks over whole tensors.
+"""The transformer: Llama's and GPT-3's blocks on whole tensors, without any code for parallelism.
 
-Three kinds of port let the axes in: `enter` and `leave` stand where a block's matrix products begin and end (tensor parallelism gathers
-and scatters there), `attend` is the attention itself (context parallelism puts its own there), and a `Transformer` may hold any run of
-layers, with the embedding, the head, both or neither (a pipeline stage). By default they do nothing.
+Parallelism is added through ports. `enter` and `leave` are called before and after the matrix products of a block (tensor parallelism
+gathers and scatters there), and `attend` is the attention itself (context parallelism replaces it). By default the ports do nothing. A
+`Transformer` may hold any range of layers, with the embedding, the head, both or neither (a pipeline stage).
 
 Shape letters: B sequences, T tokens of a sequence, H hidden, N heads, D width of a head, V vocabulary.
 """
@@ -26,7 +26,7 @@ from meshwright.train.kernels.fused_loss import summed_loss
 from meshwright.train.kernels.layer_functions import Made, gated, past_and_normed, past_and_remade, split_heads, turned_heads, value_of
 from meshwright.train.kernels.linear import Linear
 
-# torch's own, fastest first on Hopper: cuDNN's takes half of its flash kernel's time there.
+# torch's own kernels, the fastest on Hopper first: cuDNN's takes half of the time of torch's flash kernel there.
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 X = TypeVar("X")
@@ -35,7 +35,7 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines of positions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a micro-batch's layers need in addition to hidden states: the positions of its tokens, and their documents."""
+    """What the layers need for a micro-batch besides hidden states: the positions of its tokens, and their documents."""
 
     positions: Tensor  # [T], in the whole sequence
     documents: Tensor | None = None  # [B, T]; None: a sequence is one document
@@ -56,7 +56,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tenso
 
 
 def visible(query_positions: Tensor, query_documents: Tensor | None, key_positions: Tensor, key_documents: Tensor | None) -> Tensor:
-    """Whether each query may see each key: it comes no later and is in the same document; [B or 1, 1, T, S]."""
+    """Whether each query may attend to each key: the key is not later and is in the same document; [B or 1, 1, T, S]."""
     seen = (query_positions[:, None] >= key_positions[None, :])[None]
     if query_documents is not None and key_documents is not None:
         seen = seen & (query_documents[:, :, None] == key_documents[:, None, :])
@@ -64,15 +64,16 @@ def visible(query_positions: Tensor, query_documents: Tensor | None, key_positio
 
 
 def same(x: X) -> X:
-    """The tensor itself: a port that is not used."""
+    """Return the tensor unchanged: the default of a port."""
     return x
 
 
 def rotary_frequencies(head_dim: int, theta: float, scaling: RotaryScaling | None) -> Tensor:
-    """Radians per token of each pair of a head's dimensions, [D / 2]; with Llama 3's scaling for longer contexts.
+    """Radians per token of each pair of a head's dimensions, [D / 2], with Llama 3's scaling for longer contexts.
 
-    Wavelengths longer than the original context allowed are stretched by `factor`, short ones kept, those between blended. In fp32 and
-    in transformers' order of operations: far into a context one bit of a frequency is 1e-3 of an angle.
+    Wavelengths longer than the original context are stretched by `factor`, short ones are not changed, and those between are interpolated.
+    The computation is in fp32 and in the order of the package transformers, because far into a context one bit of a frequency changes an
+    angle by 1e-3.
     """
     frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim)
     if scaling is None:
@@ -92,7 +93,7 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosine and sine of each position, [T, 1, D]."""
-        self.frequencies = self.frequencies.to(positions.device)  # once: the host waits for all work before such a copy
+        self.frequencies = self.frequencies.to(positions.device)  # once, because the host waits for all work before such a copy
         with torch.no_grad():
             angles = positions[:, None].float() * self.frequencies
             both = torch.cat((angles, angles), dim=-1)[:, None, :]
@@ -100,7 +101,7 @@ class Rotary(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Mean and spread taken out (GPT-3)."""
+    """Subtracts the mean and divides by the standard deviation (GPT-3)."""
 
     def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
@@ -109,21 +110,21 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`x` itself, for what goes past the norm, and `x` normed."""
+        """`x` itself, for the residual, and `x` normalized."""
         return x, F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
 
 
 class RMSNorm(nn.Module):
-    """Root mean square taken out (Llama)."""
+    """Divides by the root mean square (Llama)."""
 
     def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
         self.epsilon = epsilon
         self.weight = nn.Parameter(torch.empty(width))
-        self.remakes = False  # whether products make what they need of this again instead of keeping it
+        self.remakes = False  # whether products compute this output again in the backward pass instead of keeping it
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | Made]:
-        """`x` itself, for what goes past the norm, and `x` normed."""
+        """`x` itself, for the residual, and `x` normalized."""
         return (past_and_remade if self.remakes else past_and_normed)(x, self.weight, self.epsilon)
 
 
@@ -198,13 +199,13 @@ class Block(nn.Module):
     def forward(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
         whole = self.compiled or self.plain
         if self.recomputes and torch.is_grad_enabled():
-            # Around what is compiled, not inside: there a compiler keeps what functions with backwards of their own give.
+            # Outside the compiled part: inside it, a compiler keeps the results of functions that have their own backward pass.
             made: Tensor = checkpoint(whole, x, context, rotation, use_reentrant=False, preserve_rng_state=False)
             return made
         return whole(x, context, rotation)
 
     def plain(self, x: Tensor, context: Context, rotation: Rotation | None) -> Tensor:
-        """The layer as written: neither compiled nor recomputed."""
+        """The layer without compilation and without recompute."""
         past, normed = self.attention_norm(x)
         past, normed = self.mlp_norm(past + self.attention(normed, context, rotation))
         made: Tensor = past + self.mlp(normed)
@@ -212,9 +213,9 @@ class Block(nn.Module):
 
 
 def tensors_in(name: str, model: Model, key_copies: int = 1) -> tuple[tuple[str, int], ...]:
-    """The tensors that the parameter `name` holds, row after row, each with its share of the rows.
+    """The tensors that the parameter `name` holds, one after another, each with its share of the rows.
 
-    Where `key_copies` tensor-parallel ranks hold the same key-value head, each has so many times fewer queries beside it.
+    If `key_copies` tensor-parallel ranks hold the same key-value head, each has fewer queries by this factor.
     """
     layer, _, kind = name.rpartition(".")
     joined = {
@@ -229,7 +230,7 @@ def tensors_in(name: str, model: Model, key_copies: int = 1) -> tuple[tuple[str,
 
 
 def views_of(name: str, held: Tensor, model: Model, key_copies: int = 1) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that the parameter `name`, or something shaped like it, holds: each with its name."""
+    """The tensors that the parameter `name`, or a tensor of the same shape, holds, each with its name."""
     tensors = tensors_in(name, model, key_copies)
     unit = held.shape[0] // sum(share for _, share in tensors)
     for (tensor, _), view in zip(tensors, held.split([share * unit for _, share in tensors]), strict=True):
@@ -237,7 +238,7 @@ def views_of(name: str, held: Tensor, model: Model, key_copies: int = 1) -> Iter
 
 
 class Embedding(nn.Module):
-    """Token vectors, and learned positions where the model has them."""
+    """Token vectors, and learned positions if the model has them."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -257,7 +258,7 @@ def look_up(tokens: Tensor, weight: Tensor) -> Tensor:
 
 
 class Head(nn.Module):
-    """The last norm, the output projection and the loss. A tied head has no weight of its own within the same stage."""
+    """The last norm, the output projection and the loss. A tied head has no weight of its own if the embedding is on the same stage."""
 
     def __init__(self, model: Model, shared: nn.Parameter | None) -> None:
         super().__init__()
@@ -275,10 +276,10 @@ class Head(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A run of layers, with the embedding before the first and the head after the last.
+    """A range of layers, with the embedding before the first and the head after the last.
 
-    Parameters are named as in the whole model (`layers.7.mlp.down.weight`), whichever layers are here. Matrices that multiply the same
-    input are one parameter, row after row, and one product; `named_tensors` has each under its own name.
+    Parameters have the names of the whole model (`layers.7.mlp.down.weight`), for any range of layers. Matrices that multiply the same
+    input are one parameter, row after row, and one product; `named_tensors` returns each under its own name.
     """
 
     def __init__(self, model: Model, layers: Iterable[int] | None = None, *, is_first: bool = True, is_last: bool = True) -> None:
@@ -292,11 +293,11 @@ class Transformer(nn.Module):
         self.head = Head(model, shared) if is_last else None
 
     def blocks(self) -> list[Block]:
-        """The layers that are here, in order."""
+        """The layers of this chunk, in order."""
         return cast("list[Block]", list(self.layers.values()))
 
     def hidden(self, x: Tensor, context: Context) -> Tensor:
-        """Hidden states after the layers that are here, from tokens (first stage) or hidden states."""
+        """Hidden states after the layers of this chunk, from tokens (first stage) or hidden states."""
         if self.embed is not None:
             x = self.embed(x, context)
         rotation = self.rotary(context.positions, x.dtype) if self.rotary is not None else None
@@ -305,11 +306,11 @@ class Transformer(nn.Module):
         return x
 
     def forward(self, x: Tensor, context: Context, labels_BT: Tensor | None = None) -> Tensor:
-        """Hidden states for the next stage, or on the last one, given labels, the summed loss."""
+        """Hidden states for the next stage, or on the last stage, with labels, the summed loss."""
         x = self.hidden(x, context)
         return x if self.head is None or labels_BT is None else self.head(x, labels_BT)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the model that is here, by its name, as a view of the parameter that holds it; a tied table once."""
+        """Every tensor of this chunk by its name, as a view of the parameter that holds it; a tied table once."""
         for name, parameter in self.named_parameters():
             yield from views_of(name, parameter.data, self.model)

@@ -1,1 +1,1 @@
-"""One file for each axis, and what they share: the mesh, collectives, shards and the optimizer over them."""
+"""Parallelism: one file per axis, and what the axes share: the mesh, collectives, shards and their optimizer."""

@@ -1,4 +1,4 @@
-"""A rank without replicas: each parameter is its own shard, and its gradient stays where the backward left it."""
+"""A rank without replicas: each parameter is its own shard, and gradients stay where the backward pass put them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshwright.train.parallel.tensor import decays, is_partial
 
 
 class Alone:
-    """One chunk's weights where no other rank holds the same: nothing is reduced, gathered or copied."""
+    """The weights of one chunk if no other rank holds the same: nothing is reduced, gathered or copied."""
 
     loss_scale = 1.0
 
@@ -39,23 +39,23 @@ class Alone:
             self.shards.append(shard)
 
     def start(self) -> None:
-        """Make ready for a new step."""
+        """Prepare for a new step."""
         self.forget()
 
     def add(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-        """Add a gradient that was put off."""
+        """Add a gradient that was postponed."""
         parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def finish(self) -> None:
-        """Hand the gradients to the shards."""
+        """Give the gradients to the shards."""
         for parameter, shard in zip(self.parameters, self.shards, strict=True):
             shard.gradient = None if parameter.grad is None else parameter.grad.view(-1)
 
     def publish(self) -> None:
-        """Nothing to bring: no other rank holds these weights."""
+        """Does nothing: no other rank holds these weights."""
 
     def ready(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing: there is nothing to wait for."""
 
     def forget(self) -> None:
         """Drop the gradients."""

@@ -1,4 +1,4 @@
-"""This rank's share of a batch: which samples it takes, and which of their tokens."""
+"""This rank's share of a batch: its samples, and its tokens of these samples."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Read = Callable[[Sequence[int]], Arrays]
 
 
 def sample_numbers(layout: Layout, dp_index: int, first: int, count: int) -> list[list[int]]:
-    """Global sample numbers of each micro-batch of one replica, of the `count` samples from `first` on.
+    """Global numbers of the samples in each micro-batch of one replica, for the `count` samples from `first` on.
 
-    Micro-batches go round the replicas, so that a batch holds the same samples however many there are. Where `count` does not divide, the
-    numbers run over: who evaluates marks what lies beyond the end.
+    Micro-batches are given to the replicas in turn, so that a batch has the same samples for any number of replicas. If `count` does not
+    divide evenly, there are more numbers than samples; an evaluation then ignores the numbers beyond the end.
     """
     per_round = layout.dp * layout.micro_batch
     rounds = -(-count // per_round)
@@ -40,7 +40,7 @@ def micro_batches(read: Read, first: int, workload: Workload, mesh: Mesh) -> lis
 
 
 def micro_batch(arrays: Arrays, numbers: Sequence[int], workload: Workload, mesh: Mesh) -> MicroBatch:
-    """One micro-batch of whole sequences, cut to this rank's tokens."""
+    """One micro-batch of whole sequences, reduced to this rank's tokens."""
     tokens, labels, documents = (torch.from_numpy(array) for array in arrays)
     cp = mesh.cp
     positions = positions_of(workload.seq_len, cp.size, cp.index)
@@ -58,7 +58,7 @@ def micro_batch(arrays: Arrays, numbers: Sequence[int], workload: Workload, mesh
 
 
 def without_loss(arrays: Arrays, keep: Sequence[bool]) -> Arrays:
-    """The same samples, of which only those to keep carry loss."""
+    """The same samples, with a loss only on those to keep."""
     tokens, labels, documents = arrays
     labels = labels.copy()
     labels[[not kept for kept in keep]] = IGNORED_LABEL

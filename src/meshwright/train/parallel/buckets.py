@@ -1,9 +1,9 @@
-"""Data parallelism: replicas add their gradients, bucket by bucket, while the backward still runs.
+"""Data parallelism: replicas add up their gradients, bucket by bucket, while the backward pass still runs.
 
-Weights and gradients of a chunk lie in flat buckets, in the order in which gradients come. When the last contribution to a bucket is in,
-its reduction leaves. ZeRO 0 sums it everywhere; ZeRO 1 sums it where the optimizer's shard is and gathers new weights; ZeRO 2 does so for
-every micro-batch and keeps no whole gradient between them. Where groups of replicas each share a state, shards are summed across groups.
-ZeRO 3 is torch's `fully_shard` (fully_sharded.py).
+Weights and gradients of a chunk are in flat buckets, in the order in which gradients are computed. When the last gradient of a bucket is
+there, its reduction starts. ZeRO 0 sums it on all ranks. ZeRO 1 sums it on the rank with the optimizer's shard and gathers new weights.
+ZeRO 2 does this for every micro-batch and keeps no whole gradient between them. If groups of replicas each share a state, shards are summed
+across groups. ZeRO 3 is torch's `fully_shard` (fully_sharded.py).
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ TIED = ("embed.weight", "head.weight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """Number formats: what the products read, what gradients are added up in, what the optimizer keeps."""
+    """Number formats: of products, of summed gradients, and of the optimizer."""
 
     compute: torch.dtype = torch.float32
     gradient: torch.dtype = torch.float32
     state: torch.dtype = torch.float32
-    fp8: bool = False  # whether products round what they read to fp8
+    fp8: bool = False  # whether products round their inputs to fp8
 
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """Parameters whose gradients travel together, as flat tensors padded to whole shards."""
+    """Parameters whose gradients are sent together, as flat tensors padded to whole shards."""
 
     parameters: list[nn.Parameter]
     weights: Tensor
     gradients: Tensor
     mine: slice  # this rank's shard of the flat tensors
     shard: Shard
-    incoming: Tensor | None  # where a reduction lands
-    views: list[Tensor]  # of the gradients, a parameter each
-    counts: list[int]  # contributions so far, a parameter each
+    incoming: Tensor | None  # where the result of a reduction is stored
+    views: list[Tensor]  # of the gradients, one per parameter
+    counts: list[int]  # gradients added so far, one number per parameter
     work: dist.Work | None = None
     gathering: dist.Work | None = None
 
@@ -62,7 +62,7 @@ class DataParallel:
         self.zero_stage = mesh.layout.zero_stage if mesh.shard.size > 1 else 0
         self.num_contributions = num_micro_batches
         self.overlaps = mesh.layout.overlap_dp
-        self.own_squares: list[Tensor] = []  # of this rank's gradients before they are summed: they show which rank sent a bad one
+        self.own_squares: list[Tensor] = []  # of this rank's gradients before they are summed, to find the rank of a bad gradient
         cuts = cuts_of(chunk, mesh.tp)
         self.buckets = [
             self._bucket(names, chunk, [cuts[name] for name in names]) for names in list(grouped_parameters(chunk, bucket_parameters))
@@ -79,11 +79,11 @@ class DataParallel:
         return [bucket.shard for bucket in self.buckets]
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Add one micro-batch's gradient; the last one of a bucket sends it off."""
+        """Add the gradient of one micro-batch; the last one of a bucket starts its reduction."""
         bucket, index = self._place[parameter]
         each = self.zero_stage == 2
         if each:
-            self._land(bucket)  # the micro-batch before, whose gradients are about to be overwritten
+            self._land(bucket)  # the micro-batch before: its gradients are about to be overwritten
         if bucket.counts[index] == 0 or each:
             bucket.views[index].copy_(gradient)
         else:
@@ -104,14 +104,14 @@ class DataParallel:
         self.forget()
 
     def start(self) -> None:
-        """Make ready for a new step."""
+        """Prepare for a new step."""
         self.own_squares.clear()
         if self.zero_stage == 2:
             for bucket in self.buckets:
                 _summed(bucket).zero_()
 
     def publish(self) -> None:
-        """Gather the shards' new weights everywhere; what is still on its way is waited for by `ready`."""
+        """Gather the new weights of the shards on all ranks; `ready` waits for them."""
         axis = self.mesh.shard
         for bucket in self.buckets:
             if self.zero_stage > 0 and axis.size > 1:
@@ -119,13 +119,13 @@ class DataParallel:
                 bucket.gathering = all_gather_single(bucket.weights, own, group=axis.group, async_op=True)
 
     def ready(self) -> None:
-        """Wait for weights that are on their way."""
+        """Wait for weights that are still being received."""
         for bucket in self.buckets:
             self.mesh.shard.wait(bucket.gathering, "all-gather of weights")
             bucket.gathering = None
 
     def forget(self) -> None:
-        """Drop the gradients of a step that will not be taken."""
+        """Drop the gradients of a step that will not be applied."""
         for bucket in self.buckets:
             bucket.counts = [0] * len(bucket.counts)
 
@@ -135,7 +135,7 @@ class DataParallel:
         self.add(parameter, gradient)
 
     def _leave(self, bucket: Bucket) -> None:
-        """Send a bucket's gradients off to be summed."""
+        """Start the reduction of a bucket."""
         axis = self.mesh.shard
         if self.mesh.num_replicas > 1:
             self.own_squares.append(squares_of([bucket.gradients])[0])
@@ -145,9 +145,9 @@ class DataParallel:
             bucket.work = reduce_scatter_single(bucket.incoming, bucket.gradients, group=axis.group, async_op=True)
 
     def _land(self, bucket: Bucket) -> None:
-        """Wait for a bucket's sum and put it into the shard."""
+        """Wait for the sum of a bucket and put it into the shard."""
         if bucket.work is None and self.zero_stage == 2:
-            return  # nothing is on its way
+            return  # no reduction is running
         self.mesh.shard.wait(bucket.work, "gradient reduction")
         bucket.work = None
         landed = bucket.incoming if bucket.incoming is not None else bucket.gradients
@@ -199,13 +199,13 @@ class DataParallel:
 
 
 def _summed(bucket: Bucket) -> Tensor:
-    """Where a bucket's gradients are added up over micro-batches."""
+    """Where the gradients of a bucket are added up over micro-batches."""
     assert bucket.shard.gradient is not None, "a bucket's shard is made with its gradient"
     return bucket.shard.gradient
 
 
 def loosely(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], None]:
-    """The same call without holding its object: torch keeps hooks where Python's collector does not look, and groups would never end."""
+    """The same call without a reference to its object: Python's collector does not see torch's hooks, so groups would never be released."""
     held = weakref.WeakMethod(method)
 
     def call(parameter: nn.Parameter) -> None:
@@ -217,7 +217,7 @@ def loosely(method: Callable[[nn.Parameter], None]) -> Callable[[nn.Parameter], 
 
 
 def put_in_place(chunk: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
-    """Put `new` wherever `chunk` has `old`: a tied table stands in two places."""
+    """Put `new` in every place where `chunk` has `old`: a tied table is in two places."""
     for module in chunk.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter is old:
@@ -225,10 +225,10 @@ def put_in_place(chunk: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None
 
 
 def grouped_parameters(chunk: Transformer, most: int) -> Iterator[list[str]]:
-    """Names of the chunk's parameters in buckets of about `most` elements, those whose gradients come first in front.
+    """Names of the chunk's parameters in buckets of about `most` elements, in the order in which gradients are computed.
 
-    A bucket holds one kind: with or without weight decay, whole or partial over tensor ranks, put off or not in a zero-bubble schedule.
-    A tied table is alone, so that the first and the last stage cut it alike.
+    A bucket holds one kind of parameters: with or without weight decay, whole or partial over tensor ranks, postponed or not in a
+    zero-bubble schedule. A tied table has its own bucket, so that the first and the last stage divide it in the same way.
     """
     products = {id(module.weight) for module in chunk.modules() if isinstance(module, Linear)}
     kinds: dict[tuple[object, ...], list[str]] = {}
@@ -249,9 +249,9 @@ def grouped_parameters(chunk: Transformer, most: int) -> Iterator[list[str]]:
 
 
 def add_across_tensor_ranks(shards: Sequence[Shard], mesh: Mesh) -> None:
-    """Add up what each tensor-parallel rank found for its part of the sequence: norms and biases, in one message.
+    """Add up the gradients that each tensor-parallel rank computed for its part of the sequence (norms and biases), in one message.
 
-    In another, over fewer ranks, what those that hold the same key-value head found for it.
+    A second message, over fewer ranks, adds up the gradients of ranks that hold the same key-value head.
     """
     _add_joined([shard.gradient for shard in shards if shard.is_partial and shard.gradient is not None], mesh.tp)
     if mesh.same_keys is not None:

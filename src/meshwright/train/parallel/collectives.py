@@ -1,6 +1,6 @@
-"""Collectives of one axis, timed and marked; and the pairs of them that are each other's gradient.
+"""Collectives of one axis, timed and marked, and pairs of collectives that are each other's gradient.
 
-All of them are torch.distributed's. What is added: the axis that waits is named, for the record of exposed time and for the watchdog.
+All of them call torch.distributed. In addition, the axis that waits is named, for the record of exposed time and for the watchdog.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.timing import Timer
 
-# torch 2.13 has new names for the two; 2.11 knows only the old ones.
+# torch 2.13 has new names for these two; 2.11 has only the old ones.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -25,7 +25,9 @@ class Axis:
     """This rank's group on one axis of the mesh."""
 
     name: str
-    group: dist.ProcessGroup
+    ranks: tuple[int, ...]  # global ranks, by position
+    index: int  # this rank's position
+    group: dist.ProcessGroup | None  # None: nothing is exchanged on the axis
     timer: Timer
     marks: Marks
     device: torch.device
@@ -33,20 +35,10 @@ class Axis:
     @property
     def size(self) -> int:
         """Ranks on the axis."""
-        return self.group.size()
-
-    @property
-    def index(self) -> int:
-        """This rank's position on it."""
-        return self.group.rank()
-
-    @property
-    def ranks(self) -> list[int]:
-        """Global ranks of the group, by position."""
-        return dist.get_process_group_ranks(self.group)
+        return len(self.ranks)
 
     def wait(self, work: dist.Work | None, what: str) -> None:
-        """Wait for a collective under way; what is still left of it is exposed time of this axis."""
+        """Wait for a collective; the remaining time counts as exposed time of this axis."""
         if work is None:
             return
         self.marks.enter(what, self.name, self.ranks)
@@ -55,7 +47,7 @@ class Axis:
         self.marks.leave()
 
     def all_gather(self, local: Tensor, dim: int) -> Tensor:
-        """Everyone's tensors one after another along `dim`."""
+        """The tensors of all ranks, one after another along `dim`."""
         if self.size == 1:
             return local
         gathered = local.new_empty((self.size, *local.shape))
@@ -63,7 +55,7 @@ class Axis:
         return gathered.movedim(0, dim).flatten(dim, dim + 1)
 
     def reduce_scatter(self, whole: Tensor, dim: int) -> Tensor:
-        """The sum of everyone's tensors, of which each rank keeps its part along `dim`."""
+        """The sum of the tensors of all ranks; each rank keeps its part along `dim`."""
         if self.size == 1:
             return whole
         parts = whole.unflatten(dim, (self.size, -1)).movedim(dim, 0).contiguous()
@@ -72,13 +64,13 @@ class Axis:
         return local
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-        """The sum (or other `op`) of everyone's tensors, in place."""
+        """The sum (or another `op`) of the tensors of all ranks, in place."""
         if self.size > 1:
             self.wait(dist.all_reduce(tensor, op=op, group=self.group, async_op=True), "all-reduce")
         return tensor
 
     def all_to_all(self, parts: Tensor) -> Tensor:
-        """What every rank holds for this one: entry `i` of the result is entry `index` of rank `i`'s."""
+        """The parts that all ranks have for this one: entry `i` of the result is entry `index` of rank `i`."""
         if self.size == 1:
             return parts
         parts = parts.contiguous()
@@ -88,7 +80,7 @@ class Axis:
 
 
 def everyones_texts(text: str, most_bytes: int, device: torch.device) -> list[str]:
-    """What every rank of the world says, by rank; all must call it. What is longer than `most_bytes` is cut."""
+    """The texts of all ranks, by rank. All ranks must call it. A text longer than `most_bytes` is cut."""
     padded = text.encode()[:most_bytes].ljust(most_bytes)
     mine = torch.frombuffer(bytearray(padded), dtype=torch.uint8).to(device)
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
@@ -97,7 +89,7 @@ def everyones_texts(text: str, most_bytes: int, device: torch.device) -> list[st
 
 
 class Gather(torch.autograd.Function):
-    """All-gather along a dimension, for a tensor that every rank then uses in its own way: gradients are summed and scattered."""
+    """All-gather along a dimension, for a tensor that every rank uses differently: its gradients are summed and scattered."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, axis: Axis, dim: int) -> Tensor:
@@ -110,7 +102,7 @@ class Gather(torch.autograd.Function):
 
 
 class ScatterSum(torch.autograd.Function):
-    """Reduce-scatter along a dimension, for partial sums: every rank's gradient is the whole, gathered."""
+    """Reduce-scatter of partial sums along a dimension: its gradient is gathered."""
 
     @staticmethod
     def forward(ctx: Any, partial: Tensor, axis: Axis, dim: int) -> Tensor:
@@ -123,7 +115,7 @@ class ScatterSum(torch.autograd.Function):
 
 
 class Exchange(torch.autograd.Function):
-    """All-to-all of equal parts along the first dimension; its gradient goes back the same way."""
+    """All-to-all of equal parts along the first dimension; its gradient is sent back in the same way."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, axis: Axis) -> Tensor:

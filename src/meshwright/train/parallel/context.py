@@ -1,8 +1,8 @@
-"""Context parallelism: each rank holds a part of every sequence, and attention reaches the others' keys and values.
+"""Context parallelism: each rank holds a part of every sequence, and attention also uses the keys and values of the other ranks.
 
-A sequence is cut into twice as many pieces as ranks; rank `i` holds piece `i` and its mirror image from the end, so that causal
-attention is the same work for everyone (zig-zag). Keys and values reach a rank by an all-gather, by a ring that passes them on while
-attention runs, or not at all: an all-to-all gives each rank all tokens of a part of the heads.
+A sequence is divided into twice as many pieces as ranks. Rank `i` holds piece `i` from the front and piece `i` from the end, so that causal
+attention is the same work for all ranks (zig-zag). A rank gets keys and values by an all-gather, or by a ring that passes them on while
+attention runs. With all-to-all, it gets all tokens for a part of the heads instead.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ TOKENS, HEADS = 1, 2  # dimensions of [B, T, N, D]
 
 
 def positions_of(seq_len: int, num_ranks: int, index: int) -> Tensor:
-    """Positions that rank `index` holds: a piece from the front and its mirror image from the back."""
+    """Positions that rank `index` holds: a piece from the front and the corresponding piece from the end."""
     pieces = torch.arange(seq_len).chunk(2 * num_ranks) if num_ranks > 1 else (torch.arange(seq_len),)
     return torch.cat((pieces[index], pieces[2 * num_ranks - 1 - index])) if num_ranks > 1 else pieces[0]
 
 
 def split(chunk: Transformer, axis: Axis, kind: str, seq_len: int) -> None:
-    """Put the axis into the attention of every layer of `chunk`."""
+    """Use the axis in the attention of every layer of `chunk`."""
     if axis.size == 1:
         return
     everyones = torch.cat([positions_of(seq_len, axis.size, i) for i in range(axis.size)])
@@ -41,7 +41,7 @@ def split(chunk: Transformer, axis: Axis, kind: str, seq_len: int) -> None:
 
 
 class _Cut:
-    """What the kinds share: the axis, and where the tokens of all ranks stand, rank after rank."""
+    """What all kinds share: the axis, and the positions of the tokens of all ranks, rank after rank."""
 
     def __init__(self, axis: Axis, everyones: Tensor) -> None:
         self.axis = axis
@@ -77,21 +77,21 @@ class _Switched(_Cut):
         return received.movedim(0, TOKENS).flatten(TOKENS, TOKENS + 1)
 
     def _to_tokens(self, x: Tensor) -> Tensor:
-        """The way back."""
+        """The inverse of `_to_heads`."""
         parts = x.unflatten(TOKENS, (self.axis.size, -1)).movedim(TOKENS, 0).contiguous()
         received: Tensor = Exchange.apply(parts, self.axis)
         return received.movedim(0, HEADS).flatten(HEADS, HEADS + 1)
 
 
 class _Ring(_Cut):
-    """Keys and values passed from rank to rank while attention to those at hand is computed (Liu et al. 2023, arXiv:2310.01889)."""
+    """Keys and values are passed from rank to rank while attention to the present ones is computed (Liu et al. 2023, arXiv:2310.01889)."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
         out: Tensor = _RingAttention.apply(query, key, value, self._masks(context), self.axis)
         return out
 
     def _masks(self, context: Context) -> list[Tensor]:
-        """What this rank's queries may see of each rank's keys."""
+        """Which keys of each rank the queries of this rank may attend to."""
         theirs = self.everyones.chunk(self.axis.size)
         documents = context.everyones_documents
         of_rank = [None] * self.axis.size if documents is None else documents.chunk(self.axis.size, dim=1)
@@ -99,7 +99,7 @@ class _Ring(_Cut):
 
 
 class _Turn:
-    """Tensors on their way to the next rank of the ring and from the one before."""
+    """Tensors that are being sent to the next rank of the ring and received from the previous one."""
 
     def __init__(self, axis: Axis, held: Tensor) -> None:
         self.axis, self.held = axis, held
@@ -109,7 +109,7 @@ class _Turn:
         self.works = dist.batch_isend_irecv(sends)
 
     def wait(self) -> Tensor:
-        """What came from the rank before, once it and what was sent are through."""
+        """The tensors from the previous rank, once they have arrived and the sent ones are through."""
         for work in self.works:
             self.axis.wait(work, "ring")
         return self.coming
@@ -152,8 +152,8 @@ class _RingAttention(torch.autograd.Function):
         q, d_out = _grouped(query, ctx.groups), _grouped(gradient, ctx.groups)
         weighted = (d_out * out).sum(dim=-1, keepdim=True)
         held, d_query = torch.stack((key, value)), torch.zeros_like(q)
-        d_own: Tensor | None = None  # gradients of this rank's keys and values
-        carried: _Turn | None = None  # those of others on their way home
+        d_own: Tensor | None = None  # gradients of this rank's own keys and values
+        carried: _Turn | None = None  # gradients of other ranks' keys and values, on their way back
         for turn in range(axis.size):
             moving = _Turn(axis, held) if turn < axis.size - 1 else None
             k, v = (_heads_first(x) for x in held)
@@ -166,7 +166,7 @@ class _RingAttention(torch.autograd.Function):
             if turn == 0:
                 d_own = d_held
                 continue
-            # Gradients follow their keys round the ring, one turn behind, and come home with the last one.
+            # Gradients follow their keys around the ring, one step behind, and reach their rank with the last step.
             d_held = d_held if carried is None else d_held + carried.wait()
             carried = _Turn(axis, d_held.to(key.dtype))
         assert d_own is not None and carried is not None, "a ring has two ranks or more"
@@ -175,15 +175,15 @@ class _RingAttention(torch.autograd.Function):
 
 
 def _join(scores: Tensor, value: Tensor, out: Tensor, largest: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The running output, maximum and sum with one more block of keys."""
+    """The output, maximum and sum so far, updated with one more block of keys."""
     above = torch.maximum(largest, scores.amax(dim=-1))
-    finite = above.clamp_min(torch.finfo(above.dtype).min)  # rows that saw nothing yet stay at zero, not at NaN
+    finite = above.clamp_min(torch.finfo(above.dtype).min)  # rows without any visible key stay at zero instead of NaN
     kept, weights = (largest - finite).exp(), (scores - finite[..., None]).exp()
     return out * kept[..., None] + weights @ value, above, total * kept + weights.sum(dim=-1)
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
-    """[B, T, N, D] -> [B, N / groups, groups, T, D] in fp32: queries beside the key-value head they share."""
+    """[B, T, N, D] -> [B, N / groups, groups, T, D] in fp32: queries next to the key-value head that they share."""
     return torch.unflatten(x, HEADS, (-1, groups)).permute(0, 2, 3, 1, 4).float()
 
 

@@ -1,4 +1,4 @@
-"""ZeRO 3: torch's `fully_shard` behind the same face as the buckets. Weights are gathered for each pass and given back after it."""
+"""ZeRO 3: torch's `fully_shard` with the same interface as the buckets. Weights are gathered for each pass and released after it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from meshwright.train.parallel.tensor import decays, is_partial
 
 
 class FullySharded:
-    """One chunk whose weights, gradients and optimizer states are all shared out among replicas."""
+    """One chunk whose weights, gradients and optimizer states are all divided among replicas."""
 
     def __init__(self, chunk: Transformer, mesh: Mesh, numbers: Numbers) -> None:
         self.mesh, self.numbers = mesh, numbers
-        self.loss_scale = float(mesh.num_replicas)  # fully_shard averages over replicas; the sum is wanted
+        self.loss_scale = float(mesh.num_replicas)  # fully_shard averages over replicas, but we need the sum
         policy = MixedPrecisionPolicy(param_dtype=numbers.compute, reduce_dtype=numbers.gradient, cast_forward_inputs=False)
-        device_mesh = mesh.replicas["replicate", "shard"] if mesh.replicate.size > 1 else mesh.replicas["shard"]
+        device_mesh = mesh.of_replicas()
         chunk.to(numbers.state)
         cuts = cuts_of(chunk, mesh.tp)
         for module in units(chunk):
@@ -38,19 +38,19 @@ class FullySharded:
         self._of_shard = list(self.parameters.values())
 
     def start(self) -> None:
-        """Make ready for a new step."""
+        """Prepare for a new step."""
         self.forget()
 
     def finish(self) -> None:
-        """Hand the reduced gradients to the shards; each backward has waited for its own."""
+        """Give the reduced gradients to the shards; each backward pass has waited for its own."""
         for shard, parameter in zip(self.shards, self._of_shard, strict=True):
             shard.gradient = None if parameter.grad is None else local_of(parameter.grad).flatten()
 
     def publish(self) -> None:
-        """Nothing to bring: the shards are the weights, and each pass gathers them."""
+        """Does nothing: the shards are the weights, and each pass gathers them."""
 
     def ready(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing: there is nothing to wait for."""
 
     def forget(self) -> None:
         """Drop the gradients."""
@@ -61,7 +61,7 @@ class FullySharded:
         local = local_of(parameter.data)
         row = math.prod(cuts[0].local[1:])
         num_rows = sum(cut.local[0] for cut in cuts)
-        rows = -(-num_rows // self.mesh.shard.size)  # as torch.chunk cuts
+        rows = -(-num_rows // self.mesh.shard.size)  # as torch.chunk divides
         first = min(self.mesh.shard.index * rows, num_rows)
         last = first + local.shape[0] if local.numel() else first
         return Shard(
@@ -75,7 +75,7 @@ class FullySharded:
 
 
 def units(chunk: Transformer) -> list[nn.Module]:
-    """Modules that gather their weights by themselves, the chunk last. A tied table within one chunk belongs to the chunk."""
+    """Modules that gather their weights separately, the chunk last. A tied table inside one chunk belongs to the chunk."""
     parts: list[nn.Module] = list(chunk.layers.values())
     if not (chunk.embed is not None and chunk.head is not None and chunk.model.tied_embeddings):
         parts += [module for module in (chunk.embed, chunk.head) if module is not None]
@@ -83,15 +83,16 @@ def units(chunk: Transformer) -> list[nn.Module]:
 
 
 def set_prefetch(chunk: Transformer) -> None:
-    """Let each unit's backward gather the weights of the unit before it, and the first one's nothing.
+    """Make the backward pass of each unit gather the weights of the unit before it.
 
-    Left alone, torch gathers what ran before it in the order of forwards, which in a pipeline is another micro-batch's last layer.
+    By default torch gathers the unit that ran before in the order of forward passes; in a pipeline this is the last layer of another
+    micro-batch.
     """
     parts = units(chunk)[:-1]
     ordered = sorted(parts, key=lambda unit: (unit is not chunk.embed, unit is chunk.head))  # layers keep their order
     for before, unit in zip((ordered[0], *ordered), (*ordered, chunk), strict=True):
         assert isinstance(before, FSDPModule) and isinstance(unit, FSDPModule), "units must be sharded before their prefetch is set"
-        unit.set_modules_to_backward_prefetch([before])  # itself: already there, so nothing
+        unit.set_modules_to_backward_prefetch([before])  # itself: already gathered, so nothing is gathered
 
 
 WAITS = {
@@ -103,9 +104,9 @@ WAITS = {
 
 
 def book_waits(unit: FSDPModule, axis: Axis) -> None:
-    """Book what a unit waits for on the axis of replicas, as every other collective is; copies to and from flat tensors are in it."""
+    """Count the waits of a unit as exposed time between replicas, with the copies to and from flat tensors."""
     state = unit._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # torch 2.11 knows one
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # torch 2.11 has only one group
     for group in groups:
         for name, what in WAITS.items() if group is not None else ():
             setattr(group, name, _booked(getattr(group, name), what, axis))

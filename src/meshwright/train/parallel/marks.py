@@ -1,4 +1,4 @@
-"""Where this rank is: what it does or whom it waits for, written so cheaply that every collective can say it."""
+"""What this rank does, or which ranks it waits for. Writing it is so cheap that every collective can do it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 
 class Marks:
-    """The rank's present place in the step. The main thread writes, the watchdog's thread reads; single attributes are set whole."""
+    """The present position of the rank in the step.
+
+    The main thread writes, and the watchdog's thread reads; each attribute is set in one operation.
+    """
 
     __slots__ = ("doing", "num_moves", "step", "waits")
 
@@ -17,17 +20,17 @@ class Marks:
         self.num_moves = 0
 
     def do(self, what: str) -> None:
-        """Say what is computed now."""
+        """Note what is computed now."""
         self.doing = what
         self._move()
 
     def enter(self, what: str, axis: str, ranks: Sequence[int]) -> None:
-        """Say that a collective of `axis` with `ranks` is waited for."""
+        """Note that the rank waits for a collective of `axis` with `ranks`."""
         self.waits = (what, axis, ranks)
         self._move()
 
     def leave(self) -> None:
-        """Say that the wait is over."""
+        """Note that the wait is over."""
         self.waits = None
         self._move()
 

@@ -1,11 +1,13 @@
-"""A layout's rank grid as process groups: one DeviceMesh, whose slices are the groups of each axis.
+"""A layout's rank grid as process groups: one for each axis on which ranks exchange something.
 
 The grid is the plan's: the innermost axis of `layout.order` varies fastest with the rank, so that where a launcher fills racks in rank
-order, an axis stays on the tier that the plan put it on.
+order, an axis stays on the tier that the plan put it on. A group is a communicator of NCCL, which takes memory and time to make, so there
+are no more of them than are used: none for an axis of one rank, and none for data parallelism beside the one that shares a sharded state.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,16 +21,16 @@ from meshwright.train.parallel.collectives import Axis
 from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.timing import Timer, timer_for
 
+Lane = tuple[int, int]  # from which stage, to which
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """This rank's place in a layout, and the groups that it belongs to."""
+    """This rank's position in a layout, and the groups that it belongs to."""
 
     layout: Layout
     device: torch.device
     rank: int
-    grid: DeviceMesh
-    replicas: DeviceMesh  # (column, replicate, shard): ranks of one column hold the same weights
     tp: Axis
     cp: Axis
     pp: Axis
@@ -38,8 +40,9 @@ class Mesh:
     timer: Timer
     marks: Marks
     same_keys: Axis | None  # over the tensor-parallel ranks that hold the same key-value head; None: each has heads of its own
-    lanes: Mapping[tuple[int, int], dist.ProcessGroup]  # from stage to stage, a group for each direction; empty: the axis's own serves
-    own_groups: Sequence[dist.ProcessGroup] = ()  # of `lanes`, also those of this rank alone, and of `same_keys`
+    lanes: Mapping[Lane, dist.ProcessGroup]  # from stage to stage, a group for each direction; empty: the axis's own serves
+    made: Sequence[dist.ProcessGroup]  # all groups of this rank, without the world's
+    making_s: float  # seconds that making them took
 
     @property
     def coordinate(self) -> dict[str, int]:
@@ -51,22 +54,48 @@ class Mesh:
         """Ranks that hold the same weights: data and context parallel together."""
         return self.layout.dp * self.layout.cp
 
+    @property
+    def num_groups(self) -> int:
+        """Groups that this rank is in, with that of all ranks: over NCCL each is a communicator."""
+        return 1 + len(self.made)
+
+    def lane(self, source: int, target: int) -> dist.ProcessGroup:
+        """The group for messages from one stage to another; this rank is one of the two."""
+        group = self.lanes.get((source, target), self.pp.group)
+        assert group is not None, "stages that exchange messages have a group"
+        return group
+
+    def of_replicas(self) -> DeviceMesh:
+        """The ranks that hold the same weights, for torch's `fully_shard`: groups that share a state, then the ranks of one."""
+        axes = [axis for axis in (self.replicate, self.shard) if axis.size > 1]
+        groups = [axis.group for axis in axes if axis.group is not None]
+        if not groups:
+            return DeviceMesh(self.device.type, [self.rank], mesh_dim_names=("shard",))
+        if len(groups) == 1:
+            return DeviceMesh.from_group(groups[0], self.device.type, mesh_dim_names=("shard",))
+        column = next(grid for grid in replica_grid(self.layout) if self.rank in grid)
+        return DeviceMesh.from_group(groups, self.device.type, column, mesh_dim_names=("replicate", "shard"))
+
     def close(self) -> None:
         """Give the groups of this mesh back. Every rank of the layout must call it."""
-        for mesh in (self.grid, self.replicas):
-            for group in mesh.get_all_groups():
-                if group is not None and group != dist.group.WORLD:
-                    dist.destroy_process_group(group)
-        for group in self.own_groups:
+        dist.barrier()  # another rank may still be connecting
+        for group in self.made:
             dist.destroy_process_group(group)
 
 
 def make_mesh(
-    layout: Layout, device: torch.device, marks: Marks | None = None, *, key_copies: int = 1, with_lanes: bool | None = None
+    layout: Layout,
+    device: torch.device,
+    marks: Marks | None = None,
+    *,
+    key_copies: int = 1,
+    ends_meet: bool = True,
+    with_lanes: bool | None = None,
 ) -> Mesh:
-    """The groups of `layout` over all ranks of the default process group; every rank must call it.
+    """The groups of `layout` over all ranks of the default process group. Every rank must call it.
 
     `key_copies`: how many tensor-parallel ranks in a row hold the same key-value head (`Model.key_copies`).
+    `ends_meet`: whether the last stage and the first exchange messages: with several chunks a stage, or a tied table.
     `with_lanes`: whether messages between stages get a group for each direction; by default where the device is a GPU.
     """
     world = dist.get_world_size()
@@ -76,68 +105,101 @@ def make_mesh(
             where="layout",
             fix=f"start {layout.num_ranks}, or choose degrees whose product is {world}",
         )
-    marks = marks or Marks()
-    timer = timer_for(device)
-    grid = DeviceMesh(device.type, rank_grid(layout), mesh_dim_names=tuple(reversed(layout.order)))
-    replicas = DeviceMesh(device.type, replica_grid(layout), mesh_dim_names=("column", "replicate", "shard"))
-    axes = {axis: Axis(name=axis, group=grid.get_group(axis), timer=timer, marks=marks, device=device) for axis in ("tp", "cp", "pp", "dp")}
-    parts = {
-        part: Axis(name="dp", group=replicas.get_group(part), timer=timer, marks=marks, device=device) for part in ("replicate", "shard")
-    }
-    lanes, own_groups = _lanes(layout, axes["pp"]) if (device.type == "cuda" if with_lanes is None else with_lanes) else ({}, [])
-    same_keys = None
-    if key_copies > 1:
-        own_groups.append(_split(same_key_groups(layout, key_copies)))
-        same_keys = Axis(name="tp", group=own_groups[-1], timer=timer, marks=marks, device=device)
+    started_s = time.monotonic()
+    makes_lanes = device.type == "cuda" if with_lanes is None else with_lanes
+    maker = _Maker(layout, device, marks or Marks(), timer_for(device))
+    replicas = replica_grid(layout)
+    axes = {name: maker.axis(name, maker.along(name)) for name in ("tp", "cp")}
+    axes["pp"] = maker.axis("pp", maker.along("pp"), exchanges=not makes_lanes)
+    axes["dp"] = maker.axis("dp", maker.along("dp"), exchanges=False)  # `replicate` and `shard` do
+    axes["replicate"] = maker.axis("dp", replicas.transpose(1, 2).reshape(-1, replicas.shape[1]).tolist())
+    axes["shard"] = maker.axis("dp", replicas.reshape(-1, replicas.shape[2]).tolist())
+    lanes = maker.lanes(ends_meet) if makes_lanes else {}
+    same_keys = maker.axis("tp", same_key_groups(layout, key_copies)) if key_copies > 1 else None
     return Mesh(
         layout=layout,
         device=device,
         rank=dist.get_rank(),
-        grid=grid,
-        replicas=replicas,
-        timer=timer,
-        marks=marks,
+        timer=maker.timer,
+        marks=maker.marks,
         lanes=lanes,
         same_keys=same_keys,
-        own_groups=own_groups,
+        made=maker.made,
+        making_s=time.monotonic() - started_s,
         **axes,
-        **parts,
     )
 
 
-def _lanes(layout: Layout, pp: Axis) -> tuple[dict[tuple[int, int], dist.ProcessGroup], list[dist.ProcessGroup]]:
-    """Groups of two for the messages of this rank's stage, one for each direction; and all groups that were made for it.
+class _Maker:
+    """Makes the groups of one layout, on every rank in the same order."""
 
-    NCCL runs the messages of a group one after another: with one group for both directions, two stages that send to each other at once
-    would each wait for the other to receive.
-    """
-    lanes: dict[tuple[int, int], dist.ProcessGroup] = {}
-    made: list[dist.ProcessGroup] = []
-    for pairs in lane_rounds(pp.size):
-        mine = next((pair for pair in pairs if pp.index in pair), None)
-        for lane in (mine, mine and mine[::-1]):
-            made.append(_split(_world_groups(layout, pairs)))
-            if lane is not None:
-                lanes[lane] = made[-1]
-    return lanes, made
+    def __init__(self, layout: Layout, device: torch.device, marks: Marks, timer: Timer) -> None:
+        self.layout, self.device, self.marks, self.timer = layout, device, marks, timer
+        self.rank = dist.get_rank()
+        self.made: list[dist.ProcessGroup] = []
+
+    def along(self, axis: str) -> list[list[int]]:
+        """Ranks that differ on one axis only, in its order: disjoint groups of all ranks."""
+        names = list(reversed(self.layout.order))
+        groups: list[list[int]] = rank_grid(self.layout).movedim(names.index(axis), -1).reshape(-1, getattr(self.layout, axis)).tolist()
+        return groups
+
+    def axis(self, name: str, groups: Sequence[Sequence[int]], *, exchanges: bool = True) -> Axis:
+        """This rank's axis of disjoint groups that hold all ranks; with a process group, where there is something to exchange."""
+        own = sorted(next(group for group in groups if self.rank in group))  # as torch orders them
+        group = self.group(groups) if exchanges and len(own) > 1 else None
+        return Axis(
+            name=name, ranks=tuple(own), index=own.index(self.rank), group=group, timer=self.timer, marks=self.marks, device=self.device
+        )
+
+    def group(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
+        """This rank's group of disjoint ones; None where it is in none of them.
+
+        Where the world is bound to GPUs, torch makes a group by splitting the world's NCCL communicator, in which all ranks take part:
+        a rank that made only its own groups would be matched with others that split off something else.
+        """
+        if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
+            made = dist.split_group(split_ranks=[sorted(group) for group in groups])
+        else:
+            all_made = [dist.new_group(list(group)) for group in groups]
+            made = next((each for each, group in zip(all_made, groups, strict=True) if self.rank in group), None)
+        if made is not None:
+            self.made.append(made)
+        return made
+
+    def lanes(self, ends_meet: bool) -> dict[Lane, dist.ProcessGroup]:
+        """Groups of two for the messages of this rank's stage, one for each direction.
+
+        NCCL runs the messages of a group one after another: with one group for both directions, two stages that send to each other at
+        once would each wait for the other to receive.
+        """
+        stage, found = self.layout.coordinate(self.rank)["pp"], {}
+        for pairs in lane_rounds(self.layout.pp, ends_meet):
+            mine = next((pair for pair in pairs if stage in pair), None)
+            for lane in (mine, mine and mine[::-1]):
+                group = self.group(_world_groups(self.layout, pairs))
+                if lane is not None:
+                    assert group is not None, "a stage of a pair is in its group"
+                    found[lane] = group
+        return found
 
 
-def lane_rounds(num_stages: int) -> list[list[tuple[int, int]]]:
-    """The neighbours in a ring of stages, in rounds in which no stage has two neighbours."""
+def lane_rounds(num_stages: int, ends_meet: bool = True) -> list[list[Lane]]:
+    """The neighbours in a row of stages, or a ring where its ends meet, in rounds in which no stage has two neighbours."""
     if num_stages < 3:
         return [[(0, 1)]] if num_stages == 2 else []
-    ring = [(stage, (stage + 1) % num_stages) for stage in range(num_stages)]
-    even = num_stages - num_stages % 2
-    return [ring[:even:2], ring[1:even:2], *([ring[even:]] if even < num_stages else [])]
+    row = [(stage, stage + 1) for stage in range(num_stages - 1)]
+    last = [(num_stages - 1, 0)] if ends_meet else []
+    if num_stages % 2:  # the pair of the ends has a neighbour in both rounds
+        return [row[::2], row[1::2], *([last] if last else [])]
+    return [row[::2], row[1::2] + last]
 
 
-def _world_groups(layout: Layout, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Disjoint groups of all ranks: each of the `pairs` of stages in every pipeline, and every other rank alone."""
+def _world_groups(layout: Layout, pairs: Sequence[Lane]) -> list[list[int]]:
+    """Disjoint groups of ranks: each of the `pairs` of stages in every pipeline."""
     names = list(reversed(layout.order))
     pipelines = rank_grid(layout).movedim(names.index("pp"), -1).reshape(-1, layout.pp).tolist()
-    paired = {stage for pair in pairs for stage in pair}
-    alone = [(stage,) for stage in range(layout.pp) if stage not in paired]
-    return [[ranks[stage] for stage in group] for ranks in pipelines for group in (*pairs, *alone)]
+    return [[ranks[stage] for stage in pair] for ranks in pipelines for pair in pairs]
 
 
 def same_key_groups(layout: Layout, key_copies: int) -> list[list[int]]:
@@ -147,32 +209,19 @@ def same_key_groups(layout: Layout, key_copies: int) -> list[list[int]]:
     return groups
 
 
-def _split(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-    """This rank's group of disjoint ones that hold all ranks.
-
-    Every rank must make the same groups in the same order. Where the world is bound to GPUs, torch makes a group by splitting the world's
-    NCCL communicator, in which all ranks take part: a rank that made only its own groups would be matched with others that split off
-    something else, and end up in a communicator of one.
-    """
-    if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
-        own = dist.split_group(split_ranks=[list(group) for group in groups])
-        assert own is not None  # every rank is in one of the groups
-        return own
-    made: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(group): dist.new_group(list(group)) for group in groups}
-    return next(made[group] for group in made if dist.get_rank() in group)
-
-
 def rank_grid(layout: Layout) -> torch.Tensor:
     """Ranks by position, the outermost axis of the layout first."""
     return torch.arange(layout.num_ranks).reshape([getattr(layout, axis) for axis in reversed(layout.order)])
 
 
 def replica_grid(layout: Layout) -> torch.Tensor:
-    """Ranks by (pipeline and tensor position, group of replicas, place in the group).
+    """Ranks by (pipeline and tensor position, group of replicas, position in the group).
 
-    Replicas are counted with context parallelism innermost; the first `zero_ranks` of them share one sharded state, and so on.
+    Replicas are counted with context parallelism innermost. The first `zero_ranks` of them share one sharded state, the next `zero_ranks`
+    another, and so on.
     """
     names = list(reversed(layout.order))
     ordered = rank_grid(layout).permute([names.index(axis) for axis in ("pp", "tp", "dp", "cp")])
     num_shards = layout.sharing_ranks if layout.zero_stage else layout.dp * layout.cp
-    return ordered.reshape(layout.pp * layout.tp, layout.dp * layout.cp // num_shards, num_shards)
+    grid = ordered.reshape(layout.pp * layout.tp, layout.dp * layout.cp // num_shards, num_shards)
+    return grid.sort(dim=2).values  # torch orders the ranks of a group by their numbers

@@ -1,8 +1,9 @@
 """Pipeline parallelism: the planner's own schedule, run operation by operation.
 
-The order comes from `cost.schedule`, the one that prediction times, so that a step runs what was priced: 1F1B, interleaved or zero-bubble.
-A stage posts receives in the order in which its neighbour sends, one ahead of need, and never waits for its own sends until the step ends:
-so no two stages can wait for each other. torch's schedule classes are not used, because their orders differ from the priced ones.
+The order comes from `cost.schedule`, which the prediction also uses, so that the step that runs is the step that was priced: 1F1B,
+interleaved or zero-bubble. A stage posts receives in the order in which its neighbour sends, one earlier than needed, and waits for its own
+sends only at the end of the step, so no two stages can wait for each other. torch's schedule classes are not used, because their orders
+differ from the priced ones.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ AHEAD = 1  # receives posted before they are needed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """One micro-batch on this rank: its share of the tokens, their labels, and where they stand."""
+    """One micro-batch on this rank: its share of the tokens, their labels, and their positions."""
 
     tokens: Tensor  # [B, T]
     labels: Tensor  # [B, T]
     context: Context
-    samples: tuple[int, ...] = ()  # global sample numbers, to name in messages
+    samples: tuple[int, ...] = ()  # global numbers of the samples, for messages
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One pass of a micro-batch through a chunk of this stage, what it waits for and what it sends."""
+    """One pass of a micro-batch through a chunk of this stage, with what it receives and sends."""
 
     kind: int
     chunk: int
     micro_batch: int
-    receives: tuple[int, int] | None  # from which stage, and which of its messages to this one
+    receives: tuple[int, int] | None  # from which stage, and the number of the message
     sends_to: int | None
 
 
@@ -65,7 +66,7 @@ def chunk_layers(model: Model, layout: Layout) -> list[list[range]]:
 def operations(schedule: Schedule, stage: int) -> tuple[list[Operation], Mapping[int, int]]:
     """This stage's operations in order; and how many messages each other stage will send it."""
     receiver = {int(waits): i for i, waits in enumerate(schedule.waits_for) if waits >= 0}
-    number: dict[int, tuple[int, int]] = {}  # sending operation -> its stage, and which of its messages to that receiver
+    number: dict[int, tuple[int, int]] = {}  # sending operation -> its stage, and the number of the message to the receiver
     sent: dict[tuple[int, int], int] = defaultdict(int)
     for i in range(len(schedule.stage)):
         if i in receiver:
@@ -87,10 +88,10 @@ def operations(schedule: Schedule, stage: int) -> tuple[list[Operation], Mapping
 
 
 class Mailbox:
-    """Messages between stages: receives posted in the sender's order, sends that are waited for only at the end."""
+    """Messages between stages. Receives are posted in the order of the sender; sends are waited for only at the end."""
 
     def __init__(self, mesh: Mesh, shape: Sequence[int], dtype: torch.dtype, num_coming: Mapping[int, int]) -> None:
-        self.axis, self.lanes, self.shape, self.dtype = mesh.pp, mesh.lanes, tuple(shape), dtype
+        self.mesh, self.axis, self.shape, self.dtype = mesh, mesh.pp, tuple(shape), dtype
         self.num_coming = num_coming
         self._posted: dict[int, list[tuple[Tensor, dist.Work] | None]] = defaultdict(list)
         self._sent: list[tuple[Tensor, dist.Work]] = []
@@ -111,9 +112,9 @@ class Mailbox:
         return tensor
 
     def send(self, stage: int, tensor: Tensor) -> None:
-        """Send `tensor` to `stage`; it is kept until the step ends."""
+        """Send `tensor` to `stage`. The tensor is kept until the step ends."""
         tensor = tensor.contiguous()
-        group = self.lanes.get((self.axis.index, stage), self.axis.group)
+        group = self.mesh.lane(self.axis.index, stage)
         work = dist.isend(tensor, self.axis.ranks[stage], group=group, tag=self._num_sent[stage])
         self._num_sent[stage] += 1
         assert work is not None, "both stages of a lane are in its group"
@@ -122,7 +123,7 @@ class Mailbox:
             self._sent.pop(0)
 
     def close(self) -> None:
-        """Wait until everything sent has arrived. A receive that is still posted would take a message of the next step."""
+        """Wait until everything that was sent has arrived. A receive that is still posted would take a message of the next step."""
         assert all(entry is None for posted in self._posted.values() for entry in posted), "each posted message is taken"
         for _, work in self._sent:
             work.wait()
@@ -133,20 +134,20 @@ class Mailbox:
         posted = self._posted[stage]
         while len(posted) <= min(last, self.num_coming[stage] - 1):
             tensor = torch.empty(self.shape, dtype=self.dtype, device=self.axis.device)
-            group = self.lanes.get((stage, self.axis.index), self.axis.group)
+            group = self.mesh.lane(stage, self.axis.index)
             work = dist.irecv(tensor, self.axis.ranks[stage], group=group, tag=len(posted))
             assert work is not None, "both stages of a lane are in its group"
             posted.append((tensor, work))
 
 
 class Stage:
-    """One pipeline stage of one replica: its chunks, and how a batch passes through them."""
+    """One pipeline stage of one replica: its chunks, and how a batch goes through them."""
 
     def __init__(self, mesh: Mesh, chunks: Sequence[Transformer], num_micro_batches: int, shape: Sequence[int], dtype: torch.dtype) -> None:
         layout = mesh.layout
         self.mesh, self.chunks, self.shape, self.dtype = mesh, chunks, shape, dtype
         self.index, self.num_stages = mesh.pp.index, layout.pp
-        # Without a pipeline nothing is gained by putting gradients off.
+        # Without a pipeline, postponing gradients gains nothing.
         name = layout.schedule if layout.pp > 1 else "interleaved"
         schedule = schedule_named(name, layout.pp, layout.vp, num_micro_batches)
         self.operations, self.num_coming = operations(schedule, self.index)
@@ -172,9 +173,9 @@ class Stage:
         add_gradient: Callable[[int, torch.nn.Parameter, Tensor], None],
         before: Callable[[int], None],
     ) -> list[Tensor]:
-        """Forward and backward of all micro-batches; the summed loss of each, on the stage that has it.
+        """Forward and backward of all micro-batches; returns the summed loss of each, on the stage that computes it.
 
-        `before(chunk)` is called before a chunk's first forward; `add_gradient(chunk, ...)` takes gradients that were put off.
+        `before(chunk)` is called before the first forward pass of a chunk; `add_gradient(chunk, ...)` receives postponed gradients.
         """
         mail = Mailbox(self.mesh, self.shape, self.dtype, self.num_coming)
         flight = Flight(self, batch, mail, loss_scale, add_gradient, before)
@@ -192,7 +193,7 @@ class Stage:
 
     @torch.no_grad()
     def evaluate(self, batch: Sequence[MicroBatch], before: Callable[[int], None]) -> list[Tensor]:
-        """The summed loss of each micro-batch, on the stage that has it; nothing is kept for a backward."""
+        """The summed loss of each micro-batch, on the stage that computes it; nothing is kept for a backward pass."""
         losses: list[Tensor] = []
         num_received = len(self.chunks) - self.is_first(0)  # the chunk with the embedding reads tokens, not messages
         coming = {(self.index - 1) % self.num_stages: len(batch) * num_received} if self.num_stages > 1 else {}
@@ -213,7 +214,7 @@ class Stage:
 
 
 class Flight:
-    """The micro-batches of one step that are between their forward and their backward."""
+    """The micro-batches of one step that have had their forward pass and not yet their backward pass."""
 
     def __init__(
         self,
@@ -232,7 +233,7 @@ class Flight:
         self._begun: set[int] = set()
 
     def forward(self, operation: Operation) -> None:
-        """Run a chunk forward and send what it gives to the next."""
+        """Run a chunk forward and send its output to the next."""
         chunk, micro_batch = operation.chunk, self.batch[operation.micro_batch]
         x = micro_batch.tokens if operation.receives is None else self.mail.receive(*operation.receives).requires_grad_()
         if chunk not in self._begun:
@@ -247,7 +248,7 @@ class Flight:
         self._held[chunk, operation.micro_batch] = x, out
 
     def backward(self, operation: Operation) -> None:
-        """Run a chunk backward and send the gradient of its input on."""
+        """Run a chunk backward and send the gradient of its input."""
         x, out = self._held.pop((operation.chunk, operation.micro_batch))
         gradient = None if operation.receives is None else self.mail.receive(*operation.receives)
         out.backward(gradient)
@@ -258,7 +259,7 @@ class Flight:
 
     @torch.no_grad()
     def weight_gradients(self, operation: Operation) -> None:
-        """Compute the gradients that the backward put off."""
+        """Compute the gradients that the backward pass postponed."""
         for compute in self._put_off.pop((operation.chunk, operation.micro_batch)):
             self.add_gradient(operation.chunk, *compute())
 

@@ -1,6 +1,7 @@
-"""What one rank's optimizer updates: flat pieces of parameters, and where each stands in the whole model.
+"""What one rank's optimizer updates: flat pieces of parameters, and the position of each in the whole model.
 
-A shard knows which rectangles of which whole tensors it holds, so that weights can be drawn, saved and loaded without a word about layouts.
+A shard knows which rectangles of which whole tensors it holds, so that weights can be initialized, saved and loaded without knowing the
+layout.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from meshwright.train.parallel.tensor import copies_of, cut_dim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Where a parameter of this rank stands in the whole tensor: a slice of one dimension, or all of it."""
+    """The position of a rank's parameter in the whole tensor: a slice along one dimension, or all of it."""
 
     name: str
     shape: tuple[int, ...]  # of the whole tensor
     start: tuple[int, ...]  # where this rank's part begins
     local: tuple[int, ...]  # shape of this rank's part
-    copies: int = 1  # tensor-parallel ranks in a row that hold the same part, and each a gradient of its own queries alone
+    copies: int = 1  # neighbouring tensor-parallel ranks that hold the same part; each has the gradient of its own queries only
 
     def rows(self, first: int, last: int, tensor: Tensor) -> Iterator[Piece]:
-        """Pieces of the whole tensor that elements `first` to `last` of this rank's part, flat in `tensor`, are."""
+        """The pieces of the whole tensor that are elements `first` to `last` of this rank's part, stored flat in `tensor`."""
         for begin, shape, span in rectangles(self.local, first, last):
             start = tuple(a + b for a, b in zip(self.start, begin, strict=True))
             yield Piece(name=self.name, shape=self.shape, start=start, tensor=tensor[span].view(shape))
 
 
-Span = tuple[Cut, int, int, int]  # cut, first and last element of its part, where in the flat tensor it begins
+Span = tuple[Cut, int, int, int]  # cut, first and last element of its part, start in the flat tensor
 
 
 def cuts_of(chunk: Transformer, axis: Axis) -> dict[str, tuple[Cut, ...]]:
-    """Where each parameter of a chunk that is split over tensor ranks stands in the whole model: the tensors that it holds, in order.
+    """The position in the whole model of each parameter of a chunk that is split over tensor ranks, in order.
 
-    A tied head is the embedding's table by another name.
+    A tied head is the table of the embedding under another name.
     """
     tied = {"head.weight": "embed.weight"} if chunk.model.tied_embeddings else {}
     return {name: tuple(_cuts(tied.get(name, name), p.shape, chunk.model, axis)) for name, p in chunk.named_parameters()}
@@ -58,7 +59,7 @@ def _cuts(name: str, shape: Sequence[int], model: Model, axis: Axis) -> Iterator
 
 
 def spans_of(cuts: Sequence[Cut], first: int, last: int, where: int) -> Iterator[Span]:
-    """What elements `first` to `last` of a parameter are, which stand in a flat tensor from `where` on."""
+    """The pieces that elements `first` to `last` of a parameter are, stored in a flat tensor from `where` on."""
     offset = 0
     for cut in cuts:
         size = math.prod(cut.local)
@@ -78,9 +79,10 @@ def cut_of(name: str, local: Sequence[int], dim: int | None, axis: Axis, copies:
 
 
 def rectangles(shape: Sequence[int], first: int, last: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], slice]]:
-    """Elements `first` to `last` of a tensor in row-major order, as (start, shape, where in the run) of whole rectangles.
+    """Elements `first` to `last` of a tensor in row-major order, as rectangles: (start, shape, position in the range).
 
-    A run of elements is the end of a row, some whole rows and the beginning of another; in more dimensions each of these again.
+    A range of elements consists of the end of a row, some whole rows and the beginning of another row; with more dimensions the same holds
+    for each of these.
     """
     yield from _runs(tuple(shape), first, last, (), 0)
 
@@ -109,19 +111,19 @@ def _runs(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Shard:
-    """A flat run of elements that this rank's optimizer owns, possibly of several parameters."""
+    """A flat range of elements that this rank's optimizer owns, possibly of several parameters."""
 
     values: Tensor  # what the optimizer updates
-    gradient: Tensor | None  # of the whole batch, summed; None: not there yet
+    gradient: Tensor | None  # of the whole batch, summed; None: not computed yet
     spans: tuple[Span, ...]
     decays: bool  # whether weight decay applies
-    is_partial: bool  # whether gradients of tensor-parallel ranks have yet to be added
+    is_partial: bool  # whether the gradients of tensor-parallel ranks must still be added up
     copies: int  # ranks that hold the same shard
-    counted: bool = True  # whether it counts towards the norm: a tied copy does not
-    copy: Tensor | None = None  # the same values as the products read them, where that is another precision
+    counted: bool = True  # whether it counts in the norm: a tied copy does not
+    copy: Tensor | None = None  # the same values in the precision of the products, if that is another one
 
     def renew_copy(self) -> None:
-        """Bring the values into the copy."""
+        """Copy the values to the copy for the products."""
         if self.copy is not None:
             self.copy.copy_(self.values)
 
@@ -132,13 +134,13 @@ class Shard:
                 yield Piece(name=f"{prefix}/{piece.name}", shape=piece.shape, start=piece.start, tensor=piece.tensor)
 
     def copied(self) -> list[Tensor]:
-        """The parts of the gradient that other tensor-parallel ranks have a share of: those of key-value heads that several hold."""
+        """The parts of the gradient that other tensor-parallel ranks also contribute to: key-value heads that several ranks hold."""
         if self.gradient is None:
             return []
         return [self.gradient[offset : offset + last - first] for cut, first, last, offset in self.spans if cut.copies > 1]
 
     def counts(self, tp_index: int) -> list[Tensor]:
-        """The parts of the gradient that this tensor-parallel rank counts towards the norm: of copies, the first rank does."""
+        """The parts of the gradient that this tensor-parallel rank counts in the norm. Of several copies, the first rank counts."""
         if self.gradient is None or not self.counted or (self.is_partial and tp_index > 0):
             return []
         if all(tp_index % cut.copies == 0 for cut, *_ in self.spans):
@@ -163,7 +165,7 @@ def square_sum(shards: Sequence[Shard], tp_index: int) -> Tensor:
 
 
 def squares_of(gradients: Sequence[Tensor]) -> Tensor:
-    """The sum of squares of each tensor, in fp64; on a GPU by one pass that reads as fast as memory gives."""
+    """The sum of squares of each tensor, in fp64; on a GPU by one kernel that reads at the full memory bandwidth."""
     if gradients[0].is_cuda and find_spec("triton") is not None:
         from meshwright.train.kernels.square_kernel import square_sums
 

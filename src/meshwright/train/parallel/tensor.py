@@ -1,8 +1,8 @@
-"""Tensor parallelism with sequence parallelism: matrices are cut by heads, by the MLP's width and by the vocabulary.
+"""Tensor parallelism with sequence parallelism: matrices are split by heads, by the width of the MLP and by the vocabulary.
 
-Between blocks each rank holds a part of the sequence, so that norms and residuals are not done twice. A block gathers the sequence
-where its products begin and scatters the partial sums where they end. The loss is computed on the cut vocabulary: three numbers a token
-are exchanged, never the logits. (Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198.)
+Between blocks each rank holds a part of the sequence, so that norms and residuals are not computed twice. A block gathers the sequence
+before its products and scatters the partial sums after them. The loss is computed on the split vocabulary: ranks exchange three numbers per
+token, and never the logits. (Shoeybi et al. 2019, arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshwright.train.parallel.collectives import Axis, Gather, ScatterSum
 
 SEQUENCE = 1  # of hidden states [B, T, H]
 
-# The dimension along which a parameter is cut, by the end of its name; what is not here is on every rank.
+# The dimension along which a parameter is split, by the end of its name. A parameter that is not listed is whole on every rank.
 CUTS = {
     "embed.weight": 0,
     "head.weight": 0,
@@ -40,14 +40,14 @@ def cut_dim(name: str) -> int | None:
 
 
 def copies_of(name: str, key_copies: int) -> int:
-    """How many tensor-parallel ranks hold the same part of the tensor `name`, which is cut."""
+    """How many tensor-parallel ranks hold the same part of the split tensor `name`."""
     return key_copies if name.endswith(COPIED) else 1
 
 
 def split(chunk: Transformer, axis: Axis) -> None:
-    """Cut the parameters of `chunk` (still without storage) for this rank, and put the axis into its ports.
+    """Split the parameters of `chunk` (still without storage) for this rank, and connect the axis to its ports.
 
-    Where there are more ranks than key-value heads, several ranks hold the same head, each for queries of its own.
+    If there are more ranks than key-value heads, several ranks hold the same head, each for its own queries.
     """
     if axis.size == 1:
         return
@@ -92,7 +92,7 @@ def _share(axis: Axis) -> Callable[[Tensor], Tensor]:
 
 
 class _VocabularyLookUp:
-    """Each rank looks up the tokens of its part of the vocabulary; the sum, scattered over the sequence, has all of them."""
+    """Each rank looks up the tokens of its part of the vocabulary; the sum over ranks, scattered over the sequence, has all of them."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
@@ -105,14 +105,14 @@ class _VocabularyLookUp:
 
 
 def _localised(tokens: Tensor, num_local: int, axis: Axis) -> tuple[Tensor, Tensor]:
-    """Tokens counted from this rank's first entry (0 where they are elsewhere), and whether they are here."""
+    """Tokens counted from this rank's first entry (0 for entries of other ranks), and whether they are on this rank."""
     local = tokens - axis.index * num_local
     is_here = (local >= 0) & (local < num_local)
     return torch.where(is_here, local, 0), is_here
 
 
 class _VocabularyLoss:
-    """Cross-entropy summed over tokens, of logits that no rank holds whole."""
+    """Cross-entropy summed over tokens. No rank holds all logits."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
@@ -123,7 +123,7 @@ class _VocabularyLoss:
 
 
 class _CutCrossEntropy(torch.autograd.Function):
-    """Largest logit, sum of exponentials and the label's logit are exchanged; the gradient needs nothing from the others."""
+    """Ranks exchange the largest logit, the sum of exponentials and the logit of the label; the gradient needs no further exchange."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
@@ -147,7 +147,7 @@ class _CutCrossEntropy(torch.autograd.Function):
 
 
 def is_partial(name: str) -> bool:
-    """Whether each tensor-parallel rank has only its part of the sequence's gradient: what stands between blocks (norms, biases)."""
+    """Whether each tensor-parallel rank has the gradient of only its part of the sequence: parameters between blocks (norms, biases)."""
     return cut_dim(name) is None
 
 

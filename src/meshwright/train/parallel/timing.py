@@ -1,7 +1,7 @@
-"""Seconds of a step by part, measured where they pass: on the host's clock for a CPU, with events on the stream for a GPU.
+"""Seconds of a step by part: measured with the host's clock for a CPU, and with events on the stream for a GPU.
 
-A part is timed around what the device waits for, not around what is issued: a collective that runs behind compute costs nothing here,
-and what is left over of it is its exposed time.
+A part is the time in which the device waits, not the time in which the host issues work. A collective that runs behind compute costs
+nothing here; the wait for its rest is exposed time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contextlib import contextmanager
 import torch
 
 Spans = dict[str, list[float]]
-Pair = tuple[str, torch.cuda.Event, torch.cuda.Event]  # of a part: where it begins and ends
+Pair = tuple[str, torch.cuda.Event, torch.cuda.Event]  # of a part: its start and its end
 
 
 class HostTimer:
-    """Parts of a step on a device that runs synchronously: the host's clock is the device's."""
+    """Parts of a step on a device that runs synchronously, by the clock of the host."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -26,7 +26,7 @@ class HostTimer:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Note the time inside as one of the part `name`."""
+        """Count the time inside the block as part `name`."""
         start = self._clock()
         try:
             yield
@@ -39,15 +39,15 @@ class HostTimer:
         return taken
 
     def later(self) -> Callable[[], Spans]:
-        """The same as a function that gives them later, for callers that must not wait now."""
+        """The same as a function that returns them later, for callers that must not wait now."""
         taken = self.take()
         return lambda: taken
 
 
 class StreamTimer:
-    """Parts of a step on a GPU: pairs of events on the current stream, read once the step is over.
+    """Parts of a step on a GPU: pairs of events on the current stream, read after the step.
 
-    A step is best read when the next one is under way: then nothing waits for it, and the device has work meanwhile.
+    Read them when the next step is already queued: then the device has work, and nothing waits.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class StreamTimer:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Note the time that the stream spends inside as one of the part `name`."""
+        """Count the time that the stream spends inside the block as part `name`."""
         start, end = self._event(), self._event()
         start.record()
         try:
@@ -70,7 +70,7 @@ class StreamTimer:
         return self.later()()
 
     def later(self) -> Callable[[], Spans]:
-        """The same as a function that gives them later, once, and waits for the last of them."""
+        """The same as a function that can be called once, later; it waits for the last of them."""
         pairs, self._pairs = self._pairs, []
         return lambda: self._read(pairs)
 
@@ -90,5 +90,5 @@ Timer = HostTimer | StreamTimer
 
 
 def timer_for(device: torch.device) -> Timer:
-    """The timer that measures what `device` waits for."""
+    """The timer for `device`."""
     return StreamTimer() if device.type == "cuda" else HostTimer()

@@ -1,1 +1,1 @@
-"""What a run writes down: its folder, MLPerf's log, times and energy."""
+"""What a run writes: its folder, the MLPerf log, times and energy."""

@@ -1,7 +1,7 @@
-"""How an interrupted run ended: written by whichever process is left to write it.
+"""Records how an interrupted run ended.
 
-Rank 0 writes the run's folder while it trains. Where it is killed, or hangs, the process that started the ranks writes the end; under
-another launcher, a rank that is still there.
+Rank 0 writes the run folder while it trains. If it is killed or hangs, the process that started the ranks records the end; under another
+launcher, one of the remaining ranks does.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from meshwright.record.writer import append_event, elapsed_s, is_unstarted, set_
 from meshwright.train.launch import Failure
 
 OPENED = "run/opened"  # in the store, once this start of the run writes to its folder: before, the folder may be another run's
-TAIL_BYTES = 65536  # of steps.jsonl, which hold its last line
+TAIL_BYTES = 65536  # of steps.jsonl, enough for its last line
 
 
 def opened(store: dist.Store) -> None:
-    """Mark the run folder as this run's from now on."""
+    """Note in the store that the run folder now belongs to this run."""
     store.set(OPENED, "1")
 
 
 def record_failure(folder: Path, failure: Failure, store: dist.Store) -> None:
-    """The parent's record of how the ranks ended, if the run's folder is theirs."""
+    """The parent's record of how the ranks ended, if the run folder is theirs."""
     with suppress(RuntimeError):
-        was_refused = failure.reason == "input" and is_unstarted(folder)  # then its folder is removed, and the name is free again
+        was_refused = failure.reason == "input" and is_unstarted(folder)  # then its folder is removed, and the name can be used again
         if store.check([OPENED]) and not was_refused:
             detail = {"exit_code": failure.exit_code} if failure.exit_code is not None else {}
             record_end(folder, failure.reason, failure.rank, failure.message, **detail)
 
 
 def record_end(folder: Path, reason: str, rank: int | None, message: str, **detail: Any) -> None:
-    """Append an event `failed`, unless a hang has recorded its own, and set the run's status to `failed` if none is set yet.
+    """Append an event `failed`, unless a hang has recorded its own event, and set the status to `failed` if the run has no final status.
 
-    Errors of writing are ignored: this runs after another failure, and that failure is the one to report.
+    Write errors are ignored: this runs after another failure, and that failure must be reported.
     """
     with suppress(MeshwrightError, OSError):
         if reason != "hang":
@@ -52,7 +52,7 @@ def record_end(folder: Path, reason: str, rank: int | None, message: str, **deta
 
 
 def last_step(folder: Path) -> int:
-    """The last complete step in a run folder; 0 for none."""
+    """The last complete step in a run folder; 0 if there is none."""
     with open(folder / "steps.jsonl", "rb") as file:
         size = file.seek(0, 2)
         file.seek(max(size - TAIL_BYTES, 0))

@@ -1,4 +1,4 @@
-"""What rank 0 writes down: the run folder, the MLPerf log, and the line that a person watches."""
+"""What rank 0 writes: the run folder, the MLPerf log, and the progress line on the terminal."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from meshwright.train.record.meter import Meter
 from meshwright.train.record.mlperf import MlperfLog
 from meshwright.train.record.rank_times import RankTimes
 from meshwright.train.record.screen import Screen
-from meshwright.train.replica import StepResult
+from meshwright.train.sums import StepResult
 from meshwright.units import per_cent, seconds
 
 LINE_S = 0.25  # between two refreshes of the live line on a terminal
 PLAIN_S = 10.0  # between two lines where there is no terminal
 RECENT = 20  # steps over which the step time is averaged
-RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, of the kernel's figure for resident memory
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes per unit of the kernel's number for resident memory
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process has had so far: of its GPU in torch's allocator, else of the host."""
+    """The largest memory that this process has used so far: of its GPU in torch's allocator, otherwise of the host."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
 
 class Counts(Protocol):
-    """How far a run is."""
+    """How far a run has come."""
 
     @property
     def step(self) -> int:
@@ -60,26 +60,26 @@ class Counts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step that is done; its times come in from all ranks."""
+    """One step that is done; its times arrive later from all ranks."""
 
     step: int
     samples: int
     result: StepResult
     step_s: float
-    rate: float  # of learning
+    rate: float  # learning rate
     exchange: measured.Exchange
     ended_s: float = math.nan  # by the monotonic clock
 
 
 class Logbook:
-    """The record of a run on rank 0; on other ranks every call does nothing but wait for what it must."""
+    """The record of a run on rank 0. On other ranks a call does nothing, except to wait where all ranks must."""
 
     def __init__(
         self, job: TrainingJob, writer: RunWriter | None, log: MlperfLog, out: TextIO | None = None, meter: Meter | None = None
     ) -> None:
         self.job, self.writer, self.log, self.meter = job, writer, log, meter
         self.live = LiveLine(job, out or progress_stream(job)) if writer else None
-        self.recording_s = 0.0  # that the last step's record took
+        self.recording_s = 0.0  # time to write the record of the last step
         self._waiting: Step | None = None
         self._begun_s = time.monotonic()
         self.stragglers = Stragglers(measured.groups_of(job.plan.layout)) if writer else None
@@ -90,13 +90,16 @@ class Logbook:
         self.log.block_start(progress.samples, progress.step)
 
     def step(self, done: Step) -> None:
-        """One step is done; `flush` writes it down once all ranks' times are here. Until then it is set aside: a kill keeps it."""
+        """Add one step.
+
+        `flush` writes its record once the times of all ranks are here. Until then it is set aside, so that it survives a kill.
+        """
         self._waiting = done
         if self.writer is not None:
             self.writer.step_aside(self._record(done, {}))
 
     def flush(self) -> None:
-        """Write the step that waits, once its times are here; all ranks must call it."""
+        """Write the record of the waiting step, once its times are here. All ranks must call it."""
         done, self._waiting = self._waiting, None
         if done is None:
             return
@@ -132,19 +135,19 @@ class Logbook:
         )
 
     def evaluation_start(self, progress: Counts) -> None:
-        """An evaluation begins."""
+        """Record that an evaluation begins."""
         self.log.block_stop(progress.samples, progress.step)
         self.log.evaluation_start(progress.samples, progress.step)
 
     def evaluation(self, progress: Counts, loss: float, num_tokens: int, took_s: float) -> None:
-        """An evaluation is over."""
+        """Record an evaluation."""
         self.log.evaluation(progress.samples, progress.step, loss)
         self.event("evaluation", progress, loss=loss, num_tokens=num_tokens, seconds=took_s, samples=progress.samples)
         if self.live:
             self.live.evaluation(progress, loss)
 
     def saves(self, progress: Counts, reports: Sequence[SaveReport]) -> None:
-        """Saves that ended since the last step."""
+        """Record the checkpoints that were completed, or failed, since the last step."""
         for report in reports:
             if report.failure is not None:
                 message = str(report.failure.what)
@@ -157,7 +160,7 @@ class Logbook:
                 self._keep_money()
 
     def spike(self, progress: Counts, found: Spike, parameter: str) -> None:
-        """The step that is under way has gradients far larger than usual."""
+        """Record that the current step has gradients far larger than usual."""
         message = found.words(parameter)
         detail = {"norm": found.norm, "usual_norm": found.usual, "ranks": list(found.ranks), "parameter": parameter}
         self.event("gradient_spike", progress, **detail, message=message)
@@ -165,14 +168,18 @@ class Logbook:
             self.live.say(message)
 
     def event(self, kind: str, progress: Counts, **detail: Any) -> None:
-        """Something that happened."""
+        """Record an event."""
         if self.writer is not None:
             self.writer.event(kind, progress.step, **detail)
 
-    def begun(self, progress: Counts, starting_s: float, attention: str = "") -> None:
-        """The run starts or continues: its price, how long the start took, and the package for attention if it is not torch."""
+    def begun(self, progress: Counts, starting_s: float, attention: str = "", *, num_groups: int, groups_s: float) -> None:
+        """The run starts or continues: its price, how long the start took, and the package for attention if it is not torch.
+
+        `num_groups`: process groups that this rank is in, each a communicator over NCCL; `groups_s`: how long making them took.
+        """
         job = self.job
         detail: dict[str, Any] = {"layout": str(job.plan.layout), "num_ranks": job.plan.layout.num_ranks}
+        detail |= {"num_groups": num_groups, "groups_s": groups_s}
         if attention:
             detail["attention"] = attention
         if job.rate is not None:
@@ -184,16 +191,16 @@ class Logbook:
         self._keep_money()
 
     def _keep_money(self) -> None:
-        """Renew what the run's header says of the budget: at the start, with every checkpoint and at the end."""
+        """Update the budget in the header of the run: at the start, with every checkpoint and at the end."""
         if self.writer is None or (self.job.budget is None and self.writer.header.money is None):
             return
         budget = self.job.budget
-        with suppress(OSError):  # a full disk ends the run where its steps are written
+        with suppress(OSError):  # a full disk ends the run when its steps are written
             spent_usd = budget.cost_usd(time.monotonic() - self._begun_s) if budget else None
             self.writer.keep_money((str(budget.usd), f"{spent_usd:.6f}") if budget else None)
 
     def over_budget(self, progress: Counts, budget: Budget, spent_usd: Decimal) -> str:
-        """Record that another step would pass the budget; returns the message."""
+        """Record that another step would exceed the budget, and return the message."""
         message = f"another step would pass the budget of {amount(budget.usd)}: {amount(spent_usd)} are spent at step {progress.step}"
         self.event("budget", progress, message=message, budget_usd=str(budget.usd), spent_usd=f"{spent_usd:.6f}")
         if self.live:
@@ -201,7 +208,7 @@ class Logbook:
         return message
 
     def finish(self, progress: Counts, status: str) -> None:
-        """The run is over."""
+        """Record the end of the run."""
         if status != "failed":
             self.log.run_stop(progress.samples, progress.step)
         self.log.close()
@@ -210,14 +217,14 @@ class Logbook:
         if self.live:
             self.live.end()
         if self.writer is not None:
-            if self._waiting is not None:  # a failure: its times never came
+            if self._waiting is not None:  # after a failure: its times never arrived
                 self.writer.step(self._record(self._waiting, {}))
             self._keep_money()
             self.writer.finish(status)
 
 
 def of_step(everyones: NDArray[np.float64], layout: Layout, step_s: float) -> dict[str, float]:
-    """The step's parts: those of the busiest stage, scaled to rank 0's clock so that they add up to the step."""
+    """The parts of the step: those of the busiest stage, scaled to the clock of rank 0 so that they add up to the step."""
     parts_s = measured.of_busiest_stage(everyones, layout)
     total_s = sum(parts_s.values())
     return {part: value * step_s / total_s for part, value in parts_s.items()} if total_s > 0 else parts_s
@@ -229,7 +236,7 @@ def progress_stream(job: TrainingJob) -> TextIO:
 
 
 class LiveLine:
-    """Step, loss, speed, exposed communication and time to the target, on one line that renews itself."""
+    """Step, loss, speed, exposed communication and remaining time, on one line that is updated."""
 
     def __init__(self, job: TrainingJob, out: TextIO) -> None:
         self.job, self.screen = job, Screen(out)
@@ -240,7 +247,7 @@ class LiveLine:
         self._last_evaluation = ""
 
     def step(self, progress: Counts, loss: float, step_s: float, parts_s: dict[str, float]) -> None:
-        """Show the step, if it is time to."""
+        """Show the step, if the line is due."""
         exposed_s = sum(value for part, value in parts_s.items() if part.startswith("exposed"))
         self._recent.append((step_s, exposed_s))
         now_s = time.monotonic()
@@ -255,12 +262,12 @@ class LiveLine:
         self.say(f"step {progress.step}: validation loss {loss:.4f}" + (f", target {target:.4f}" if target else ""))
 
     def say(self, text: str) -> None:
-        """Put a lasting line above the live one."""
+        """Print a line that stays, above the progress line."""
         self.screen.write(("\r" + " " * self._width + "\r" if self.is_terminal else "") + text + "\n")
         self._width = 0
 
     def end(self) -> None:
-        """Leave the last line standing."""
+        """Keep the last line on the terminal."""
         if self.is_terminal and self._width:
             self.screen.write("\n")
         self.screen.end()
@@ -279,7 +286,7 @@ class LiveLine:
         return "  ".join([*words, self._last_evaluation] if self._last_evaluation else words)
 
     def _left(self, step: int, step_s: float) -> str:
-        """Time to the target, by the steps that the workload says it takes; to the end, where that or the last step may come first."""
+        """Time to the target, by the number of steps that the workload expects; time to the end, if the last step may come first."""
         last, expected = self.job.last_step, self.job.expected_steps
         if not self.job.training.target_loss:
             return f"{seconds((last - step) * step_s)} to the end"
@@ -288,13 +295,13 @@ class LiveLine:
         return f"at most {seconds((last - step) * step_s)} to the end"
 
     def _ends_after(self, step: int) -> int:
-        """Steps the run is expected to take; of one past those, at most."""
+        """Steps that the run is expected to need; for a run that has passed them, the last step."""
         return self.job.expected_steps if step <= self.job.expected_steps else self.job.last_step
 
     def _show(self, text: str) -> None:
         if self.is_terminal:
             self.screen.write("\r" + text.ljust(self._width), is_live=True)
-            self._width = max(len(text), self._width)  # of a text that gave way the end may still stand there
+            self._width = max(len(text), self._width)  # an earlier, longer text may still be visible
         else:
             self.screen.write(text + "\n", is_live=True)
 

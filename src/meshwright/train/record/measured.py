@@ -1,4 +1,4 @@
-"""A measured step, in the parts of a predicted one."""
+"""A measured step, divided into the same parts as a predicted one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from meshwright.predict.step import PARTS
 from meshwright.train.parallel.collectives import all_gather_single
 from meshwright.train.parallel.mesh import Mesh
 
-MEASURED = tuple(part for part in PARTS if part not in ("compute", "overhead"))  # timed; compute is what is left
+MEASURED = tuple(part for part in PARTS if part not in ("compute", "overhead"))  # timed; compute is the rest
 
 
 def parts_of(spans: Mapping[str, Sequence[float]], layout: Layout, step_s: float) -> dict[str, float]:
-    """Seconds of each part on one rank, which add up to the step; `spans` is what its timer saw.
+    """Seconds of each part on one rank; they add up to the step. `spans` are the times that its timer measured.
 
-    Waiting for a neighbour's message is bubble, less what a message takes when its sender was ready: the shortest wait, for each.
-    The wait at the end of a step is for the slowest: bubble in a pipeline, the replicas' otherwise.
+    Waiting for a message of a neighbour is bubble, minus the time that a message takes when its sender is ready: the shortest wait, for
+    each message. The wait at the end of a step is for the slowest rank: bubble in a pipeline, exposed dp otherwise.
     """
     parts = {part: sum(spans.get(part, ())) for part in MEASURED}
     waits = spans.get("wait_pp", ())
@@ -35,10 +35,11 @@ def parts_of(spans: Mapping[str, Sequence[float]], layout: Layout, step_s: float
 
 
 class Exchange:
-    """Everyone's parts of a step. They ride in the next step's sum over all ranks, or are gathered where the table is asked for before.
+    """The parts of a step from all ranks.
 
-    All ranks must make it, and all must ask for its table. This rank's parts are asked for when they are sent: on a GPU the step's end may
-    lie ahead when the host makes this.
+    They are sent with the sum of the next step, or are gathered if the table is needed earlier. All ranks must make this object, and all
+    must call `table`. The parts of this rank are computed when they are sent, because on a GPU the step may still run when the host makes
+    this object.
     """
 
     def __init__(self, parts: Callable[[], Mapping[str, float]], mesh: Mesh) -> None:
@@ -48,12 +49,12 @@ class Exchange:
 
     @cached_property
     def values(self) -> tuple[float, ...]:
-        """This rank's parts."""
+        """The parts of this rank."""
         parts = self._parts()
         return tuple(parts[part] for part in PARTS)
 
     def arrive(self, everyones: Tensor) -> None:
-        """Take the values of all ranks, [ranks, parts]."""
+        """Receive the values of all ranks, [ranks, parts]."""
         self._table = everyones.cpu().numpy()
 
     def table(self) -> NDArray[np.float64]:
@@ -70,7 +71,7 @@ class Exchange:
 
 
 def of_busiest_stage(everyones: NDArray[np.float64], layout: Layout) -> dict[str, float]:
-    """Parts of the stage that computes most, the mean of its ranks: what a prediction prices."""
+    """The parts of the stage that computes most, as the mean over its ranks, because a prediction describes this stage."""
     stages = np.array([layout.coordinate(rank)["pp"] for rank in range(layout.num_ranks)])
     means = np.stack([everyones[stages == stage].mean(axis=0) for stage in range(layout.pp)])
     return dict(zip(PARTS, means[means[:, 0].argmax()].tolist(), strict=True))
@@ -82,5 +83,5 @@ def busy_s(everyones: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def groups_of(layout: Layout) -> Sequence[int]:
-    """Of every rank its stage: ranks of one stage do the same work."""
+    """The stage of every rank: ranks of one stage do the same work."""
     return [layout.coordinate(rank)["pp"] for rank in range(layout.num_ranks)]

@@ -1,7 +1,7 @@
 """The energy that the GPUs of a run have used, from their own counters.
 
-A thread reads them a few times a second, so that no step waits for it; a step asks for what lies between two moments. NVML comes with the
-driver and is called without a package of its own. Counters of another machine cannot be read from here: a run on several has no meter.
+A thread reads the counters a few times per second, so that no step waits for them; a step asks for the energy between two times. NVML comes
+with the driver and is called directly. Counters of another machine cannot be read, so a run on several machines has no meter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-PERIOD_S = 0.1  # NVML renews its counters about so often
+PERIOD_S = 0.1  # NVML updates its counters about this often
 LIBRARY = "libnvidia-ml.so.1"
 MILLI = 1e-3
 
@@ -23,7 +23,7 @@ Read = Callable[[], float]
 
 
 class Meter:
-    """Joules by moment, of a counter that only grows; moments are of the monotonic clock."""
+    """Joules by time, from a counter that only grows. Times are those of the monotonic clock."""
 
     def __init__(self, read: Read, period_s: float = PERIOD_S) -> None:
         self._read, self._period_s = read, period_s
@@ -35,18 +35,18 @@ class Meter:
         self._thread.start()
 
     def between(self, start_s: float, end_s: float) -> float | None:
-        """Joules drawn between two moments; None where there was no reading. Ask in order: earlier readings are dropped."""
+        """Joules between two times; None if there was no reading. Call it in order: earlier readings are dropped."""
         with self._lock:
             if self._failed or len(self._times) < 2 or start_s < self._times[0]:
                 return None
             drawn = self._at(end_s) - self._at(start_s)
             before = max(bisect_right(self._times, start_s) - 1, 0)
-            if before < len(self._times) - 2:  # two are kept: they give the power at present
+            if before < len(self._times) - 2:  # two are kept, because they give the present power
                 del self._times[:before], self._joules[:before]
         return max(drawn, 0.0)
 
     def _at(self, moment_s: float) -> float:
-        """The counter at a moment: on the line between two readings, or through the last two."""
+        """The counter at a time: interpolated between two readings, or extrapolated from the last two."""
         i = min(max(bisect_right(self._times, moment_s), 1), len(self._times) - 1)
         (t0, t1), (j0, j1) = self._times[i - 1 : i + 1], self._joules[i - 1 : i + 1]
         return j0 + (j1 - j0) * (moment_s - t0) / (t1 - t0)
@@ -55,7 +55,7 @@ class Meter:
         while not self._done.wait(self._period_s):
             try:
                 self._sample()
-            except OSError:  # a GPU that fell off: steps from here on have no reading, and the run is none of our business
+            except OSError:  # a GPU that is no longer there: later steps have no reading, and the run continues
                 self._failed = True
                 return
 
@@ -67,13 +67,13 @@ class Meter:
                 self._joules.append(joules)
 
     def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._done.set()
         self._thread.join()
 
 
 def gpu_meter(num_gpus: int) -> Meter | None:
-    """A meter of the first GPUs that this process sees; None where they have no counter that can be read."""
+    """A meter of the first GPUs that this process sees; None if they have no counter that can be read."""
     try:
         uuids = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(num_gpus)]
         return Meter(nvml_reader(ctypes.CDLL(LIBRARY), uuids))
@@ -82,7 +82,7 @@ def gpu_meter(num_gpus: int) -> Meter | None:
 
 
 def nvml_reader(library: Any, uuids: Sequence[str]) -> Read:
-    """A function that returns the joules of these GPUs since their driver was loaded; OSError where NVML refuses."""
+    """A function that returns the joules of these GPUs since their driver was loaded; it raises OSError if NVML refuses."""
     _checked(library.nvmlInit_v2())
     handles = []
     for uuid in uuids:

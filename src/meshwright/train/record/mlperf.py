@@ -25,20 +25,20 @@ from meshwright.train.benchmark.settings import OFFICIAL, OWN, OWN_RULES, LogSet
 
 RULESET = "6.0.0"
 SCHEDULE = "cosine with linear warmup"
-ONCE = ("init_start", "init_stop", "run_start")  # of a run that is resumed, the first life's
+ONCE = ("init_start", "init_stop", "run_start")  # in a resumed run, only the first start writes them
 
 
 class MlperfLog:
-    """The log of one run, written by rank 0. With no path (other ranks), or without mlperf-logging, every call does nothing.
+    """The log of one run, written by rank 0. Without a path (other ranks), or without mlperf-logging, every call does nothing.
 
-    `missing` is called once, with a sentence, where the package is not installed. A log that exists is gone on with: a resumed run.
+    `missing` is called once, with a sentence, if the package is not installed. An existing log is continued, because the run was resumed.
     """
 
     def __init__(self, path: Path | None, benchmark: str, settings: LogSettings, missing: Callable[[str], None] | None = None) -> None:
         check_settings(benchmark, settings)
         self.path, self.benchmark, self.settings = path, benchmark, settings
         self.best: float | None = None
-        self._block: tuple[int, float] | None = None  # samples and clock at its start
+        self._block: tuple[int, float] | None = None  # samples and time at the start of the block
         self._clock_offset_s = time.time() - time.monotonic()
         self._last_ms = 0
         self._written: set[str] = set()
@@ -53,11 +53,11 @@ class MlperfLog:
 
     @property
     def target_reached(self) -> bool:
-        """Whether an evaluation came down to the target."""
+        """Whether an evaluation has reached the target."""
         return self.best is not None and self.best <= self.settings.target
 
     def init_start(self) -> None:
-        """The process has begun: caches are clear, nothing has touched the data. Writes the settings too."""
+        """Write that the process has begun (caches are clear, no data was read), and the settings of the run."""
         if "run_start" in self._written:
             self._point("resumed", True)
             return
@@ -67,11 +67,11 @@ class MlperfLog:
             self._point(key, value)
 
     def init_stop(self) -> None:
-        """All is ready but the data, which may be touched from now on."""
+        """Write that everything is ready except the data, which may be read from now on."""
         self._mark("end", "init_stop")
 
     def run_start(self) -> None:
-        """The clock that is scored starts."""
+        """Write the start of the time that is scored."""
         self._mark("start", "run_start")
 
     def block_start(self, samples: int, step: int) -> None:
@@ -80,7 +80,7 @@ class MlperfLog:
         self._mark("start", "block_start", samples_count=samples, step=step)
 
     def block_stop(self, samples: int, step: int) -> None:
-        """Training pauses for an evaluation, or ends; samples a second of the block go with it."""
+        """Write that training pauses for an evaluation, or ends, with the samples per second of the block."""
         if self._block is not None and samples > self._block[0]:
             seconds = time.monotonic() - self._block[1]
             self._point("tracked_stats", {"throughput": (samples - self._block[0]) / seconds}, samples_count=samples, step=step)
@@ -88,7 +88,7 @@ class MlperfLog:
         self._mark("end", "block_stop", samples_count=samples, step=step)
 
     def step(self, step: int, samples: int, loss: float | None, step_s: float, lr: float) -> None:
-        """One step is done; `samples` counts from the run's start."""
+        """Write one step; `samples` counts from the start of the run."""
         stats = {"train_step_time": step_s, "reduced_train_loss": loss, "learning_rate": lr}
         self._point("tracked_stats", stats, step=step, samples_count=samples)
 
@@ -104,9 +104,9 @@ class MlperfLog:
         self._mark("end", "eval_stop", samples_count=samples, step=step)
 
     def run_stop(self, samples: int, step: int) -> str:
-        """The run is over; return the status written.
+        """Write the end of the run, and return the status that was written.
 
-        "success" where an evaluation reached the target; under an official name also only on that benchmark's own data.
+        It is "success" if an evaluation reached the target, and under an official name only with that benchmark's own data.
         """
         official = OFFICIAL.get(self.benchmark)
         own_data = official is None or self.settings.dataset == official.dataset
@@ -122,7 +122,7 @@ class MlperfLog:
             self._handler = None
 
     def _go_on(self, path: Path) -> None:
-        """Take up what an earlier life of the run wrote, without a torn last line and without its end: the run continues."""
+        """Continue the log of an earlier start, without an incomplete last line and without its end lines."""
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
         kept = b"".join(line for line in whole.splitlines(keepends=True) if b'"key": "run_stop"' not in line)
@@ -130,14 +130,14 @@ class MlperfLog:
             replace_file(path, kept)
         if not kept:
             return
-        log = parse_log(whole.decode(errors="replace"), str(path))  # with its end: no later line may be earlier than that either
+        log = parse_log(whole.decode(errors="replace"), str(path))  # including its end: no later line may have an earlier time
         self._written = {event.key for event in log.events}
         self._last_ms = int(max(event.time_ms for event in log.events))
         losses = [one.quality for one in log.evaluations if one.quality is not None]
         self.best = min(losses, default=None)
 
     def _time_ms(self) -> int:
-        """Milliseconds since 1970, never less than in the line before: the wall clock may be set back, the monotonic one is not."""
+        """Milliseconds since 1970, never less than in the line before: the wall clock may be set back, the monotonic clock is not."""
         self._last_ms = max(self._last_ms, int(1e3 * (self._clock_offset_s + time.monotonic())))
         return self._last_ms
 
@@ -146,24 +146,24 @@ class MlperfLog:
             self._logger.event(key, value, metadata=metadata, time_ms=self._time_ms())
 
     def _mark(self, edge: str, key: str, **metadata: Any) -> None:
-        """Write the start or end of an interval; of a resumed run, not those that may stand there only once."""
+        """Write the start or end of an interval; in a resumed run, not those that may occur only once."""
         if self._logger and not (key in ONCE and key in self._written):
             getattr(self._logger, edge)(key, metadata=metadata, time_ms=self._time_ms())
 
 
 def _mllogger() -> Any:
-    """A logger of mlperf-logging's that writes nowhere yet; None where the package is not installed."""
+    """A logger of mlperf-logging that does not write yet; None if the package is not installed."""
     try:
         from mlperf_logging.mllog.mllog import MLLogger
     except ImportError:
         return None
-    logger = logging.Logger("meshwright.mlperf", logging.INFO)  # of its own: it shares no handler and no level with anyone
+    logger = logging.Logger("meshwright.mlperf", logging.INFO)  # a separate logger: it shares no handler and no level with others
     package = Path(__file__).parents[2]
     return MLLogger(logger=logger, root_dir=re.escape(str(package.parent)), default_stack_offset=2)
 
 
 def _setting_lines(benchmark: str, settings: LogSettings) -> Iterator[tuple[str, Any]]:
-    """The keys and values that stand before the run, in MLPerf's words."""
+    """The keys and values that are written before the run, in MLPerf's words."""
     yield "submission_benchmark", benchmark
     yield "submission_division", "closed" if benchmark in OFFICIAL else "open"
     yield "submission_org", settings.organisation
@@ -204,7 +204,7 @@ class CheckResult:
 
     passed: bool
     complaints: tuple[str, ...]
-    rules: str  # which rules it was held against, in words
+    rules: str  # the rules that were used, in words
 
     def __str__(self) -> str:
         verdict = "passed" if self.passed else f"{len(self.complaints)} complaint{'s' if len(self.complaints) > 1 else ''}"
@@ -212,7 +212,7 @@ class CheckResult:
 
 
 def check_log(path: str | Path) -> CheckResult:
-    """Check a log against the rules of its benchmark with the official checker, in a process of its own; no network needed."""
+    """Check a log with the official checker and the rules of its benchmark, in a separate process; no network is needed."""
     path = Path(path)
     own = read_log(path).benchmark == OWN
     rules = f"official common rules of ruleset {RULESET} + " + ("meshwright's own benchmark file" if own else "the official benchmark file")

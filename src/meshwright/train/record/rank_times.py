@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from meshwright.files import replace_file
 
-WINDOW = 50  # steps that the medians are over
+WINDOW = 50  # steps over which medians are computed
 EVERY_S = 5.0  # between two writes
 
 
 class RankTimes:
-    """The last steps' busy seconds by rank; a file that is written whole every few seconds."""
+    """The busy seconds of the last steps by rank, written to a file every few seconds."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "ranks.json"
@@ -26,14 +26,14 @@ class RankTimes:
         self._written_s = time.monotonic()
 
     def update(self, step: int, busy_s: NDArray[np.float64]) -> None:
-        """Take in one step, and write if it is time to."""
+        """Add one step, and write the file if it is due."""
         self._recent.append(busy_s)
         if time.monotonic() - self._written_s >= EVERY_S:
             self.write(step)
             self._written_s = time.monotonic()
 
     def write(self, step: int) -> None:
-        """Write the medians. A disk that is full stops the run where its steps are written, not here."""
+        """Write the medians. If the disk is full, the run is stopped when its steps are written, not here."""
         median_s = np.median(np.stack(self._recent), axis=0)
         content = {"step": step, "num_steps": len(self._recent), "busy_s": [float(f"{value:.5g}") for value in median_s]}
         with suppress(OSError):

@@ -10,12 +10,12 @@ from contextlib import suppress
 from io import UnsupportedOperation
 from typing import TextIO
 
-MOST_TEXTS = 1000  # that wait for a slow reader; then the oldest are dropped
-END_S = 1.0  # for the reader to take the last of them
+MOST_TEXTS = 1000  # texts that wait for a slow reader; then the oldest are dropped
+END_S = 1.0  # time for the reader to read the last of them
 
 
 class Screen:
-    """Writes texts in order, from a thread where they go to a descriptor; of live texts in a row only the last one waits."""
+    """Writes texts in order, from a thread if they go to a file descriptor. Of several live texts in a row only the last one waits."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -29,7 +29,7 @@ class Screen:
             self._fd = -1
 
     def write(self, text: str, *, is_live: bool = False) -> None:
-        """Show `text`, some time soon; a live one gives way to the next where the reader is slow."""
+        """Show `text` soon. A live text is replaced by the next one if the reader is slow."""
         if self._fd < 0:
             with suppress(OSError, ValueError):
                 self._out.write(text)
@@ -45,7 +45,7 @@ class Screen:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Wait until all is shown, or for a moment."""
+        """Wait a moment until everything is shown."""
         until_s = time.monotonic() + END_S
         with self._changed:
             while (self._waiting or self._is_writing) and (left_s := until_s - time.monotonic()) > 0:
@@ -63,7 +63,7 @@ class Screen:
             self._show(text.encode(errors="replace"))
 
     def _show(self, data: bytes) -> None:
-        """Hand all of it to the system, whose descriptor needs no lock of ours: the process can end while this waits."""
-        with suppress(OSError):  # the reader has gone away
+        """Write all of it to the file descriptor without a lock, so that the process can end while this waits."""
+        with suppress(OSError):  # the reader has ended
             while data:
                 data = data[os.write(self._fd, data) :]

@@ -32,6 +32,7 @@ from meshwright.train.rehearse.gaps import idle_in_step_s
 from meshwright.train.rehearse.memory import CpuMemory, GpuMemory, peak_of
 from meshwright.train.rehearse.stand_in import Ledger, stand_in_world
 from meshwright.train.replica import Replica
+from meshwright.train.sums import Sums
 from meshwright.units import gib
 
 TRAINING = Training(learning_rate=1e-4)
@@ -60,14 +61,19 @@ class Part:
 
 
 class Rehearsed(Replica):
-    """A rank's part of the model whose other ranks bring nothing to a sum."""
+    """A rank's part of the model, whose loss and gradients mean nothing."""
 
-    def _world_sum(
-        self, losses: Sequence[Tensor], counted: Sequence[Tensor], squares: Tensor, own_squares: Tensor
-    ) -> tuple[list[float], list[list[float]]]:
-        """The same, with the whole batch's tokens: most stages have none of their own, and are told by the last."""
-        (loss, _, *rest), own = super()._world_sum(losses, counted, squares, own_squares)
-        return [loss, float(self.workload.tokens_per_step), *rest], own
+    def step(self, batch: Sequence[MicroBatch], learning_rate: float) -> Sums:
+        """A whole step, with an update whatever its loss is; on a GPU the scale of the update is computed as in training."""
+        sums = self._launched(batch)
+        self._apply(learning_rate, sums.scale(self.training.clip_norm, self._halted) if self.is_late else 1.0)
+        return sums
+
+    def _apply(self, learning_rate: float, scale: float | Tensor) -> None:
+        """The same, with marks where it begins and ends."""
+        self.mesh.marks.do(UPDATE)
+        super()._apply(learning_rate, scale)
+        self.mesh.marks.do(OVER)
 
 
 @dataclass(slots=True)
@@ -80,11 +86,8 @@ class Stand:
     batch: list[MicroBatch]
 
     def step(self) -> None:
-        """One step as the trainer takes it, with marks where its last parts begin."""
-        result = self.replica.gradients(self.batch)
-        self.marks.do(UPDATE)
-        self.replica.update(result, TRAINING.learning_rate)
-        self.marks.do(OVER)
+        """One step as the trainer takes it."""
+        self.replica.step(self.batch, TRAINING.learning_rate)
 
 
 def rehearse(part: Part, device: torch.device, report: Report) -> Rehearsal:
@@ -93,6 +96,7 @@ def rehearse(part: Part, device: torch.device, report: Report) -> Rehearsal:
     counter = CpuMemory(lambda: marks.doing) if device.type == "cpu" else None
     with stand_in_world(part.rank, part.layout.num_ranks, device) as ledger, _told(part, device, marks), counter or nullcontext():
         report(f"rank {part.rank} of {part.layout.num_ranks:,} (stage {part.stage}): its weights, gradients and optimizer states")
+        ledger.tokens = part.workload.tokens_per_step
         stand = stand_of(part, device, marks)
         report("a first step")
         first_s = _wall_s(stand.step, device)
@@ -108,7 +112,9 @@ def rehearse(part: Part, device: torch.device, report: Report) -> Rehearsal:
 
 def stand_of(part: Part, device: torch.device, marks: Boundaries) -> Stand:
     """The rank with first weights and a batch of made-up tokens; a default process group must be there."""
-    mesh = make_mesh(part.layout, device, marks, key_copies=part.model.key_copies(part.layout.tp))
+    model, layout = part.model, part.layout
+    ends_meet = layout.vp > 1 or model.tied_embeddings
+    mesh = make_mesh(layout, device, marks, key_copies=model.key_copies(layout.tp), ends_meet=ends_meet)
     replica = Rehearsed(part.model, part.workload, mesh, TRAINING)
     replica.fill_weights(fill_piece)
     batch = [made_up_batch(part, mesh)] * replica.num_micro_batches

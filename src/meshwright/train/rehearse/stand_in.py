@@ -20,6 +20,7 @@ from meshwright.predict.traffic import GATHER, MESSAGE, REDUCE, SCATTER, SWITCH
 from meshwright.train.parallel.timing import HostTimer, Timer, timer_for
 
 BACKEND = "stand_in"
+TOKENS = 1  # place in a step's sums (`train.sums`)
 PART = "stand-in"  # the timer's name for what the stand-ins do
 
 
@@ -32,6 +33,7 @@ class Ledger:
         self.timer: Timer = timer_for(device) if device.type == "cuda" else HostTimer(self.clock)
         self.sent: Counter[tuple[str, str, int]] = Counter()  # group, kind, payload in bytes
         self.num_sums = 0  # of numbers in fp64: loss, tokens and norm, which are no traffic of the model
+        self.tokens = 1  # of a whole batch: most ranks learn them from the others
 
     def part(self, tensor: Tensor) -> AbstractContextManager[None]:
         """Time a stand-in's work, where it runs between the products: on a stream of its own it keeps nobody waiting."""
@@ -80,8 +82,10 @@ class StandIn(dist.ProcessGroup):
         return self.known_as
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:  # type: ignore[override]  # the one form that is called
-        """The sum, as if the others had brought nothing."""
+        """The sum, as if the others had brought nothing; but of a step's sums, the tokens of the whole batch."""
         self._note(REDUCE, tensors)
+        if tensors[0].dtype == torch.float64:
+            tensors[0][TOKENS] = self.ledger.tokens
         return Done()
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Done:
@@ -118,6 +122,10 @@ class StandIn(dist.ProcessGroup):
         for tensor in tensors:
             with self.ledger.part(tensor), torch.no_grad():
                 tensor.detach().normal_()
+        return Done()
+
+    def barrier(self, opts: Any = None) -> Done:
+        """Nobody to wait for."""
         return Done()
 
     # torch 2.11 calls them so; the types have the names of their arguments.

@@ -1,0 +1,153 @@
+"""What a step gives over all ranks, summed in one message: loss, tokens, squares of gradients, and what single ranks have to say.
+
+On a GPU the sums come while the host is at the next step already. Nothing waits for them there: the update reads its scale where they are,
+and leaves the weights alone where they are no numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.errors import InputError
+from meshwright.train.parallel.mesh import Mesh
+
+NUM_SUMS = 5  # loss, tokens, squares of gradients, wishes to stop, wishes to save
+NUM_OWN = 2  # of each rank: squares of its own gradients, and its own loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step gave, over all ranks."""
+
+    loss: float  # per token that carries loss
+    grad_norm: float
+    num_tokens: int  # that carry loss
+    stops: bool = False  # whether any rank was asked to stop
+    own_norms: tuple[float, ...] = ()  # of each rank's gradients before replicas are summed; 0 where they are not known (ZeRO 3)
+    own_losses: tuple[float, ...] = ()  # summed on each rank; 0 where a rank computes none
+    saves: bool = False  # whether a checkpoint is due by rank 0's clock
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether loss and gradients are finite."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+class Rider(Protocol):
+    """Numbers of every rank that travel with a sum: each has a row that the others leave at zero."""
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """This rank's."""
+        ...
+
+    def arrive(self, everyones: Tensor) -> None:
+        """Take the numbers of all ranks."""
+
+
+@dataclass(slots=True, eq=False)
+class Sums:
+    """The sums of one step: on the device, and on their way to the host."""
+
+    totals: Tensor  # on the device
+    here: Tensor  # on the host, once `arrived` has happened
+    arrived: torch.cuda.Event | None  # None: they are here
+    nominal: int  # tokens that the loss was divided by
+    num_ranks: int
+    rider: Rider | None
+    _values: list[float] | None = None
+
+    def values(self) -> list[float]:
+        """Loss, tokens and squares of gradients, and whether a rank wants to stop and to save; waits for the device."""
+        if self._values is None:
+            if self.arrived is not None:
+                self.arrived.synchronize()
+            self._values = self.here[:NUM_SUMS].tolist()
+            if self.rider:
+                self.rider.arrive(self.here[NUM_SUMS + NUM_OWN * self.num_ranks :].view(self.num_ranks, -1))
+        return self._values
+
+    def result(self) -> StepResult:
+        """What the step gave; waits for the device."""
+        loss, tokens, total, stops, saves = self.values()
+        num_tokens = round(tokens) if math.isfinite(tokens) else 0
+        if num_tokens == 0:
+            raise InputError("no token of the batch carries loss", where="corpus", fix="use longer documents")
+        scale = self.nominal / num_tokens
+        own = self.here[NUM_SUMS : NUM_SUMS + NUM_OWN * self.num_ranks].view(-1, NUM_OWN).tolist()
+        return StepResult(
+            loss=loss / num_tokens,
+            grad_norm=math.sqrt(total) * scale,
+            num_tokens=num_tokens,
+            stops=stops > 0,
+            saves=saves > 0,
+            own_norms=tuple(math.sqrt(squares) * scale for squares, _ in own),
+            own_losses=tuple(loss for _, loss in own),
+        )
+
+    def scale(self, clip_norm: float, halted: Tensor) -> Tensor:
+        """What the update multiplies gradients by, as `update_scale` has it, computed on the device.
+
+        Where loss or gradients are no numbers, it is NaN, and `halted` is set: so are the scales of all steps that follow.
+        """
+        loss, tokens, squares = self.totals[0], self.totals[1].round(), self.totals[2]
+        per_token = self.nominal / tokens
+        norm = squares.sqrt() * per_token
+        halted.logical_or_(~(torch.isfinite(loss) & torch.isfinite(norm) & (tokens > 0)))
+        clipped = per_token * (clip_norm / norm).clamp(max=1.0) if clip_norm else per_token
+        return torch.where(halted, torch.full_like(clipped, math.nan), clipped).float()
+
+
+def update_scale(result: StepResult, nominal: int, clip_norm: float) -> float:
+    """What the update multiplies gradients by: they are summed over tokens, divided by a nominal number of them, and clipped."""
+    scale = nominal / result.num_tokens
+    return scale * (clip_norm / result.grad_norm) if clip_norm and result.grad_norm > clip_norm else scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """This rank's share of a step's sums; the first three are on its device."""
+
+    losses: Sequence[Tensor]  # of the last stage's micro-batches
+    counted: Sequence[Tensor]  # tokens of each that carry loss
+    squares: Tensor  # of its gradients, each element counted once over all ranks together
+    own_squares: Tensor  # of its gradients before replicas are summed
+    stops: bool = False
+    saves: bool = False
+
+
+def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums:
+    """Sum over all ranks, in one message; what is each rank's own is in a row that the others leave at zero."""
+    riding = rider.values if rider else ()
+    is_gpu = mesh.device.type == "cuda"
+    num_ranks = dist.get_world_size()
+    sent = torch.zeros(NUM_SUMS + (NUM_OWN + len(riding)) * num_ranks, dtype=torch.float64, pin_memory=is_gpu)
+    sent[3], sent[4] = float(own.stops), float(own.saves)
+    if rider:
+        sent[NUM_SUMS + NUM_OWN * num_ranks :].view(-1, len(riding))[mesh.rank] = torch.tensor(riding, dtype=torch.float64)
+    totals = sent.to(mesh.device, non_blocking=True)  # a GPU is still at the backward, and all that follows is to wait there
+    rows = totals[NUM_SUMS : NUM_SUMS + NUM_OWN * num_ranks].view(-1, NUM_OWN)
+    if own.losses:  # the last stage alone; its tensor-parallel ranks all know the same
+        totals[0] = torch.stack([loss.double() for loss in own.losses]).sum() / mesh.tp.size
+        totals[1] = torch.stack(list(own.counted)).sum() / mesh.tp.size
+        rows[mesh.rank, 1] = totals[0]
+    totals[2] = own.squares
+    rows[mesh.rank, 0] = own.own_squares
+    mesh.marks.enter("sum of loss and norm", "world", range(num_ranks))
+    with mesh.timer.part("wait_end"):
+        dist.all_reduce(totals)
+    mesh.marks.leave()
+    if not is_gpu:
+        return Sums(totals, totals, None, nominal, num_ranks, rider)
+    here = torch.empty(totals.shape, dtype=totals.dtype, pin_memory=True)
+    here.copy_(totals, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return Sums(totals, here, arrived, nominal, num_ranks, rider)
