@@ -83,6 +83,7 @@ CASES = (
     Case("weights", "weights {dir}/runs/trained --out {dir}/weights"),
     Case("measurement", "measure"),
     Case("rehearsal", "rehearse {dir}/small.json --steps 1"),
+    Case("doctor", "doctor"),
     Case("serving-memory", "memory llama-3.1-8b --serve --on h100 --context 8192 --concurrency 4"),
     Case("calibration", f"calibrate {LOG} --model llama-3.1-8b --cluster dgx-h100-superpod --precision fp8 --layout {LOGGED}"),
     Case("validation", "validate {dir}/runs.csv --rows"),
@@ -147,10 +148,16 @@ def filled(case: Case, folder: Path) -> list[str]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that need minutes have a result at once: the carried constants, two logs, a stored profile."""
+    """Commands that need minutes, or a quiet machine, have a result at once: the carried constants, two logs, a stored profile, a node."""
+    import meshwright.doctor.gather as gather
     import meshwright.train.measure.machine as machine
     from meshwright.describe.profile import load_profile
+    from meshwright.doctor.reading import Gathered, Reading
 
+    node = Reading(
+        node="a", memory_bytes=2e10, available_bytes=1e10, disk_write_bytes_per_s=1e9, clock_ahead_s=0.0, versions={"torch": "2.13.0"}
+    )
+    monkeypatch.setattr(gather, "alone", lambda *_: Gathered(num_ranks=1, readings=(node,)))
     files = [json.loads((refit.HERE / name).read_text()) for name in ("constants.json", "residuals.json")]
     all_logs = logs.step_logs
     monkeypatch.setattr(refit, "refit", lambda *_: refit.Refit(*files))

@@ -53,7 +53,7 @@ def measured_anew(tmp_path, monkeypatch):
 
 def test_two_commands_see_the_same_speed_until_it_is_old(measured_anew, monkeypatch, tmp_path):
     speeds = iter([5e10, 7e10, 9e10])
-    monkeypatch.setattr(this_machine, "_measured_speed", lambda: this_machine.CoreSpeed(flops_per_s=next(speeds), bytes_per_s=2e10))
+    monkeypatch.setattr(this_machine, "core_speed_now", lambda: this_machine.CoreSpeed(flops_per_s=next(speeds), bytes_per_s=2e10))
     seen = []
     for damage in (None, None, "{", '{"processor": "another", "time_s": 0}'):
         if damage is not None:

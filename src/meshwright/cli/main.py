@@ -15,6 +15,7 @@ from meshwright.cli.audit import audit
 from meshwright.cli.calibrate import calibrate
 from meshwright.cli.corpus import corpus
 from meshwright.cli.describe import describe
+from meshwright.cli.doctor import doctor
 from meshwright.cli.fit import fit
 from meshwright.cli.generate import generate
 from meshwright.cli.help import add
@@ -48,6 +49,7 @@ for command in (
     sweep,
     simulate,
     rehearse,
+    doctor,
     train,
     report,
     serve,

@@ -194,14 +194,14 @@ def core_speed() -> CoreSpeed:
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["processor"] == processor and 0 <= time.time() - kept["time_s"] < SPEED_LASTS_S:
             return CoreSpeed(flops_per_s=float(kept["flops_per_s"]), bytes_per_s=float(kept["bytes_per_s"]))
-    speed = _measured_speed()
+    speed = core_speed_now()
     with suppress(OSError):  # a cache that cannot be written is no reason to stop
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"processor": processor, "time_s": time.time(), **asdict(speed)}))
     return speed
 
 
-def _measured_speed() -> CoreSpeed:
+def core_speed_now() -> CoreSpeed:
     """One core's speed now, by a program of its own, in which BLAS has one thread."""
     environment = os.environ | dict.fromkeys(BLAS_THREADS, "1") | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     # -P: the folder of the program has modules of its own that must not stand in for the standard library's.

@@ -208,11 +208,10 @@ class Replica:
         for shard in self.tied:
             assert shard.gradient is not None, "every backward reaches the table"
             theirs = torch.empty_like(shard.gradient)
-            works = [
-                dist.isend(shard.gradient, axis.ranks[other], group=self.mesh.lane(axis.index, other)),
-                dist.irecv(theirs, axis.ranks[other], group=self.mesh.lane(other, axis.index)),
-            ]
-            for work in works:
+            # Both in one group and one call: NCCL then runs them together, so that neither end waits for the other to receive first.
+            group = self.mesh.lane(0, axis.size - 1)
+            ops = [(dist.isend, shard.gradient), (dist.irecv, theirs)]
+            for work in dist.batch_isend_irecv([dist.P2POp(op, tensor, axis.ranks[other], group) for op, tensor in ops]):
                 axis.wait(work, "gradients of the tied table")
             shard.gradient.add_(theirs)
 

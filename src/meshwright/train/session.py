@@ -45,6 +45,9 @@ from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint,
 
 START_PATIENCE_S = 600.0
 BY_SIGNAL = "asked to stop by a signal"
+# Work of different streams waits for one another where they share a queue of the GPU: a stage's receive must not wait for its send. The
+# driver makes 8 of them unless told otherwise, and a rank has a stream for each communicator beside its own.
+ENOUGH_QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 COLLECTIVE_S = 1800.0  # the last limit: the watchdog reports who is waited for long before
 
 
@@ -52,7 +55,7 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
     """Train on this rank until the run is over."""
     stop, begun_s = StopSignal(), time.monotonic()
     device = torch.device("cuda", place.local_rank // job.ranks_per_gpu) if is_gpu else torch.device("cpu")
-    _claim(device, place)
+    _claim(device, place, shares_gpu=job.ranks_per_gpu > 1)
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
         store=place.store,
@@ -85,9 +88,11 @@ def run_rank(place: Place, job: TrainingJob, is_gpu: bool) -> None:
     dist.destroy_process_group()
 
 
-def _claim(device: torch.device, place: Place) -> None:
+def _claim(device: torch.device, place: Place, *, shares_gpu: bool = False) -> None:
     """Limit this rank to its share of the machine."""
     if device.type == "cuda":
+        if not shares_gpu:  # MPS has queues for few ranks only
+            os.environ.setdefault(*ENOUGH_QUEUES)
         torch.cuda.set_device(device)
         return
     if place.num_local_ranks == place.num_ranks:

@@ -141,6 +141,15 @@ def bytes_per_s(device: torch.device, number_format: str, width: int, budget_s: 
     return found
 
 
+def copy_bytes_per_s(device: torch.device, budget_s: float) -> float:
+    """Bytes a second of a copy on the device, those read and those written together."""
+    work, moved_bytes = _copy(MOVED_BYTES[device.type], device)
+    rate = moved_bytes / seconds_of(work, device, budget_s)
+    del work
+    release(device)
+    return rate
+
+
 def _movers(device: torch.device, dtype: torch.dtype, width: int) -> Iterator[tuple[str, tuple[Work, float]]]:
     size = MOVED_BYTES[device.type]
     count = size // dtype.itemsize // width * width
