@@ -21,6 +21,7 @@ ARROW = (
     ("simulator",),
     ("evidence", "ledger"),
     ("plan",),
+    ("predict.rehearsed",),
     ("predict.forecast", "predict.serving"),
     ("predict.outcome", "predict.exact"),
     ("predict.prediction",),
@@ -45,7 +46,7 @@ APART = {("report", "simulator"), ("audit", "simulator"), ("train", "simulator")
 # Rooms of the trainer, from the outside in, as above.
 ROOMS = (
     ("session",),
-    ("loop", "checks", "measure"),
+    ("loop", "checks", "measure", "rehearse"),
     ("record", "saves", "meeting"),
     ("launch",),
     ("health", "interop"),

@@ -82,6 +82,7 @@ CASES = (
     Case("generation", "generate {dir}/runs/trained --prompt a --tokens 3"),
     Case("weights", "weights {dir}/runs/trained --out {dir}/weights"),
     Case("measurement", "measure"),
+    Case("rehearsal", "rehearse {dir}/small.json --steps 1"),
     Case("doctor", "doctor"),
     Case("serving-memory", "memory llama-3.1-8b --serve --on h100 --context 8192 --concurrency 4"),
     Case("calibration", f"calibrate {LOG} --model llama-3.1-8b --cluster dgx-h100-superpod --precision fp8 --layout {LOGGED}"),

@@ -26,6 +26,7 @@ from meshwright.cli.noise import noise
 from meshwright.cli.plan import plan
 from meshwright.cli.predict import predict
 from meshwright.cli.refusals import ParserError, refusal_of
+from meshwright.cli.rehearse import rehearse
 from meshwright.cli.report import report
 from meshwright.cli.serve import serve
 from meshwright.cli.simulate import simulate
@@ -47,6 +48,7 @@ for command in (
     predict,
     sweep,
     simulate,
+    rehearse,
     doctor,
     train,
     report,

@@ -6,7 +6,7 @@ layout has only one step time.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,16 +29,22 @@ def exact_prediction(closed: Prediction) -> Prediction:
     exact_s = closed_s + step_excess_s(closed.detail, layout)
     bubble = closed.parts["bubble"] + exact_s - closed_s
     parts = {**closed.parts, "bubble": np.maximum(bubble, 0.0), "compute": closed.parts["compute"] + np.minimum(bubble, 0.0)}
+    return retimed(closed, exact_s, parts)
+
+
+def retimed(prediction: Prediction, step_s: float, parts: dict[str, Column]) -> Prediction:
+    """A prediction of one layout with another step time, made of `parts`, and with all that follows from it."""
+    old_s = float(prediction.step_s[0])
     return replace(
-        closed,
-        step_s=np.array([exact_s]),
-        low_s=exact_s * closed.low_s / closed_s,
-        high_s=exact_s * closed.high_s / closed_s,
+        prediction,
+        step_s=np.array([step_s]),
+        low_s=step_s * prediction.low_s / old_s,
+        high_s=step_s * prediction.high_s / old_s,
         parts=parts,
-        tokens_per_s=closed.tokens_per_s * closed_s / exact_s,
-        mfu=closed.mfu * closed_s / exact_s,
-        hfu=closed.hfu * closed_s / exact_s,
-        time_to_train_s=closed.time_to_train_s + closed.num_steps * (exact_s - closed_s),
+        tokens_per_s=prediction.tokens_per_s * old_s / step_s,
+        mfu=prediction.mfu * old_s / step_s,
+        hfu=prediction.hfu * old_s / step_s,
+        time_to_train_s=prediction.time_to_train_s + prediction.num_steps * (step_s - old_s),
     )
 
 
@@ -72,10 +78,19 @@ def quick_excess_s(detail: StepParts, layout: Layout, row: int = 0) -> float:
     return after_s + (m // pp - LONG) * (after_s - before_s)
 
 
-def timeline(detail: StepParts, layout: Layout, row: int = 0, num_micro_batches: int = 0) -> Timeline:
-    """When every operation of every stage starts and ends, for layout number `row`; or for a step of so many micro-batches."""
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Seconds of one micro-batch in every chunk, by stage and chunk."""
+
+    forward_s: NDArray[np.float64]
+    backward_s: NDArray[np.float64]  # all of it
+    weight_s: NDArray[np.float64] | None  # of the backward, where the schedule puts weight gradients off
+
+
+def cells(detail: StepParts, layout: Layout, row: int = 0) -> Cells:
+    """What the chunks of layout number `row` take."""
     times, layer = _times_of(detail.times, row), detail.layer
-    more = _more_layers(detail, layout, row)
+    more = more_layers(detail, layout, row)
 
     def grid(middle: Quantity, first: Quantity, last: Quantity, layer_s: Column) -> NDArray[np.float64]:
         """Seconds by stage and chunk.
@@ -83,23 +98,30 @@ def timeline(detail: StepParts, layout: Layout, row: int = 0, num_micro_batches:
         `first` and `last` are for all additional layers of the end stages, which are spread over their chunks here.
         """
         each_s = _at(layer_s, row)
-        cells: NDArray[np.float64] = np.full((layout.pp, layout.vp), middle) + more * each_s
-        cells[0, 0] += first - more[0].sum() * each_s
-        cells[-1, -1] += last - more[-1].sum() * each_s * (layout.pp > 1)
-        return np.maximum(cells, 0.0)  # a chunk without layers, but for rounding
+        found: NDArray[np.float64] = np.full((layout.pp, layout.vp), middle) + more * each_s
+        found[0, 0] += first - more[0].sum() * each_s
+        found[-1, -1] += last - more[-1].sum() * each_s * (layout.pp > 1)
+        return np.maximum(found, 0.0)  # a chunk without layers, but for rounding
 
+    return Cells(
+        grid(times.forward_s, times.first_forward_s, times.last_forward_s, layer.total_s(0)),
+        grid(times.backward_s, times.first_backward_s, times.last_backward_s, layer.total_s(1)),
+        grid(times.weight_s, times.first_weight_s, times.last_weight_s, layer.weight_s) if layout.is_zero_bubble else None,
+    )
+
+
+def timeline(detail: StepParts, layout: Layout, row: int = 0, num_micro_batches: int = 0) -> Timeline:
+    """When every operation of every stage starts and ends, for layout number `row`; or for a step of so many micro-batches."""
+    return timeline_of(cells(detail, layout, row), detail, layout, row, num_micro_batches)
+
+
+def timeline_of(found: Cells, detail: StepParts, layout: Layout, row: int = 0, num_micro_batches: int = 0) -> Timeline:
+    """The same for chunks that take what `found` says."""
     pp, vp = layout.pp, layout.vp
     name = "zero-bubble" if layout.is_zero_bubble else "interleaved" if vp > 1 else "1f1b"
     order = schedule_named(name, pp, vp, num_micro_batches or int(detail.num_micro_batches[row]))
-    weight_s = grid(times.weight_s, times.first_weight_s, times.last_weight_s, layer.weight_s) if name == "zero-bubble" else None
-    backward_s = grid(times.backward_s, times.first_backward_s, times.last_backward_s, layer.total_s(1))
-    return evaluate(
-        order,
-        grid(times.forward_s, times.first_forward_s, times.last_forward_s, layer.total_s(0)),
-        backward_s,
-        weight_s=weight_s,
-        hops=Hops(hop_s=float(detail.message_s[row]) if layout.overlap_pp else 0.0),
-    )
+    hops = Hops(hop_s=float(detail.message_s[row]) if layout.overlap_pp else 0.0)
+    return evaluate(order, found.forward_s, found.backward_s, weight_s=found.weight_s, hops=hops)
 
 
 def schedule_excess_s(detail: StepParts, layout: Layout, row: int = 0, num_micro_batches: int = 0) -> float:
@@ -111,7 +133,7 @@ def schedule_excess_s(detail: StepParts, layout: Layout, row: int = 0, num_micro
     return (timeline(detail, layout, row, num_micro_batches).makespan_s - closed_s) * slowest
 
 
-def _more_layers(detail: StepParts, layout: Layout, row: int) -> NDArray[np.float64]:
+def more_layers(detail: StepParts, layout: Layout, row: int) -> NDArray[np.float64]:
     """Layers that each chunk of each stage has more than a middle chunk, by stage and chunk, as the trainer distributes them."""
     more = np.zeros((layout.pp, layout.vp))
     if layout.pp > 1:

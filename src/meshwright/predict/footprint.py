@@ -47,6 +47,16 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "loss", "buffers")
 MOMENTS = ("first backward, warm-up over", "loss", "backward of the embedding")
 
 
+ADVICE = {  # by the part that takes the most room
+    "weights": "split the weights: raise tp or pp, or use zero=3",
+    "gradients": "split the gradients: raise tp or pp, or use zero=2",
+    "optimizer": "share the optimizer out: raise dp with zero=1, or tp or pp",
+    "activations": "save fewer activations: raise tp or cp, lower mbs, or recompute=full",
+    "loss": "split the logits: raise tp or cp, or lower mbs",
+    "buffers": "raise tp",
+}
+
+
 def recipe_for(precision: str, accelerator: Accelerator | None = None) -> Recipe:
     """The recipe called `precision`, as it is on an accelerator."""
     return recipe_named(precision).on(accelerator.dense_flops_per_s if accelerator else {})
@@ -524,12 +534,4 @@ def check_fits(priced: Footprint, accelerator: Accelerator, row: int = 0, reserv
 
 def _advice(priced: Footprint, stage_row: int, row: int) -> str:
     """What to change first: the part that needs the most memory."""
-    advice = {
-        "weights": "split the weights: raise tp or pp, or use zero=3",
-        "gradients": "split the gradients: raise tp or pp, or use zero=2",
-        "optimizer": "share the optimizer out: raise dp with zero=1, or tp or pp",
-        "activations": "save fewer activations: raise tp or cp, lower mbs, or recompute=full",
-        "loss": "split the logits: raise tp or cp, or lower mbs",
-        "buffers": "raise tp",
-    }
-    return advice[max(PARTS, key=lambda part: float(getattr(priced, part)[stage_row, row]))]
+    return ADVICE[max(PARTS, key=lambda part: float(getattr(priced, part)[stage_row, row]))]

@@ -190,6 +190,12 @@ def forecast(job: Job, layout: Layout, *, terms: Terms | None = None, ignore_mem
     chip = job.cluster.accelerator
     if not ignore_memory:
         check_fits(prediction.memory, chip, reserve_bytes=reserve_for(chip))
+    return forecast_from(prediction, layout, terms)
+
+
+def forecast_from(prediction: Prediction, layout: Layout, terms: Terms) -> Forecast:
+    """The forecast of one layout whose step is predicted."""
+    job = prediction.job
     whole = outcome(prediction, terms=terms)
     mfu = float(prediction.mfu[0])
     return Forecast(

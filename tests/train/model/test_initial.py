@@ -9,7 +9,7 @@ import torch
 
 from meshwright.describe.model import Model
 from meshwright.train.checkpoint import Piece
-from meshwright.train.model.initial import STD, draw, initial_weights
+from meshwright.train.model.initial import STD, draw, fill_piece, initial_weights
 
 MODEL = Model(name="m", num_layers=8, hidden=64, ffn_hidden=256, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512)
 CPU = torch.device("cpu")
@@ -51,3 +51,13 @@ def test_pieces_are_cut_from_the_whole() -> None:
         piece = Piece(name=f"weights/{NAME}", shape=(256, 64), start=start, tensor=torch.empty(shape))
         fill(piece)
         assert torch.equal(piece.tensor, whole()[start[0] : start[0] + shape[0], start[1] : start[1] + shape[1]])
+
+
+def test_a_piece_alone_begins_as_a_models_do() -> None:
+    shapes = {"weights/layers.0.mlp.down.weight": (64, 32), "weights/head.norm.weight": (32,), "weights/layers.0.attention.q.bias": (32,)}
+    pieces = [Piece(name=name, shape=shape, start=(0,) * len(shape), tensor=torch.full(shape, 9.0)) for name, shape in shapes.items()]
+    for piece in pieces:
+        fill_piece(piece)
+    matrix, norm, bias = (piece.tensor for piece in pieces)
+    assert matrix.std().item() == pytest.approx(STD, rel=0.1) and abs(matrix.mean().item()) < 0.01
+    assert bool((norm == 1.0).all()) and bool((bias == 0.0).all())

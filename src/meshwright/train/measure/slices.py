@@ -22,8 +22,8 @@ from meshwright.describe.workload import Training, Workload
 from meshwright.errors import InputError
 from meshwright.layout import Layout
 from meshwright.plan.stack.own import check_trainable
-from meshwright.train.checkpoint import Piece
 from meshwright.train.measure.clock import now_s, release, synchronize
+from meshwright.train.model.initial import fill_piece
 from meshwright.train.model.transformer import Context
 from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.parallel.pipeline import MicroBatch
@@ -33,7 +33,6 @@ FEW, MORE = 2, 12  # layers: far apart, because what blurs one of two steps blur
 WARM_STEPS = {"cuda": 2, "cpu": 1}  # the first compiles, the second finds its memory
 BLOCK_STEPS = {"cuda": 2, "cpu": 1}  # between two looks at the clock
 ROUNDS, FEWEST_ROUNDS = 4, 2
-SPREAD = 0.02
 TRAINING = Training(learning_rate=1e-4)
 
 
@@ -93,7 +92,7 @@ class Runner:
         self.device, self.num_layers = device, num_layers
         self.mesh: Mesh = make_mesh(cut.layout, device, key_copies=model.key_copies(cut.tp))
         self.replica = Replica(model, cut.workload, self.mesh, TRAINING)
-        self.replica.fill_weights(draw)
+        self.replica.fill_weights(fill_piece)
         self.num_parameters = model.num_parameters
         self.batch = [random_batch(cut, device)] * cut.pp
 
@@ -106,14 +105,6 @@ class Runner:
         mesh = self.mesh
         del self.replica, self.batch
         mesh.close()
-
-
-def draw(piece: Piece) -> None:
-    """Fill a piece as a model begins: matrices normal, norms one."""
-    if len(piece.shape) > 1:
-        piece.tensor.normal_(0.0, SPREAD)
-    else:
-        piece.tensor.fill_(0.0 if piece.name.endswith("bias") else 1.0)
 
 
 def random_batch(cut: Cut, device: torch.device) -> MicroBatch:

@@ -43,3 +43,11 @@ def draw(model: Model, name: str, shape: tuple[int, ...], seed: int, device: tor
     number = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1
     generator = torch.Generator(device=device).manual_seed(number)
     return torch.normal(0.0, std, shape, generator=generator, device=device)
+
+
+def fill_piece(piece: Piece) -> None:
+    """Fill a piece as a model begins, without drawing the whole tensor: matrices normal, norms one; the same layout gives other weights."""
+    if len(piece.shape) > 1:
+        piece.tensor.normal_(0.0, STD)
+    else:
+        piece.tensor.fill_(0.0 if piece.name.endswith("bias") else 1.0)

@@ -54,8 +54,8 @@ class FullySharded:
 
     def forget(self) -> None:
         """Drop the gradients."""
-        for parameter in self._of_shard:
-            parameter.grad = None
+        for shard, parameter in zip(self.shards, self._of_shard, strict=True):
+            shard.gradient, parameter.grad = None, None
 
     def _shard(self, name: str, parameter: nn.Parameter, cuts: Sequence[Cut]) -> Shard:
         local = local_of(parameter.data)

@@ -20,17 +20,18 @@ Pair = tuple[str, torch.cuda.Event, torch.cuda.Event]  # of a part: its start an
 class HostTimer:
     """Parts of a step on a device that runs synchronously, by the clock of the host."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._spans: Spans = defaultdict(list)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Count the time inside the block as part `name`."""
-        start = time.perf_counter()
+        start = self._clock()
         try:
             yield
         finally:
-            self._spans[name].append(time.perf_counter() - start)
+            self._spans[name].append(self._clock() - start)
 
     def take(self) -> Spans:
         """Seconds of every span since the last call, by part."""

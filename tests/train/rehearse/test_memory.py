@@ -1,0 +1,66 @@
+"""Memory of a rehearsed rank: by part, and the same as that of a rank whose others exist."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from on_rehearsal import memory_among_others, rehearsed_memory
+from parity import LLAMA, WORKLOAD
+from ranks import Pools
+
+from meshwright.layout import parse_layout
+from meshwright.train.rehearse.memory import Held, Moment, levels_between, peak_of
+from meshwright.train.rehearse.rank import Part
+
+HELD = Held(weights_bytes=10, gradients_bytes=20, optimizer_bytes=30)
+GLOO = 0.3  # of a peak, at most: copies that gloo makes of its own, and lets go of late; much in shapes as small as these
+
+
+def part_of(text: str, precision: str) -> Part:
+    return Part(model=LLAMA, workload=replace(WORKLOAD, precision=precision), layout=parse_layout(text), rank=0, num_steps=1)
+
+
+def test_levels_are_read_at_boundaries_and_peaks_between_them() -> None:
+    # 5 are there at the first boundary; within it up to 12; 4 at the second, up to 6; the third ends the step
+    changes = [(0, 5), (1, None), (2, 7), (3, -8), (4, None), (5, 2), (6, -1), (7, None), (8, 100)]
+    assert levels_between(changes) == [(5, 12), (4, 6)]
+
+
+def test_the_fullest_operation_is_taken_apart() -> None:
+    moments = [Moment("forward of micro-batch 0, chunk 0", HELD, 60, 75), Moment("backward of micro-batch 0, chunk 0", HELD, 70, 100)]
+    found = peak_of(moments)
+    assert found.peak_at.startswith("backward") and found.peak_bytes == 100
+    assert found.parts == {"weights": 10, "gradients": 20, "optimizer": 30, "activations": 10, "working": 30}
+    assert sum(found.parts.values()) == found.peak_bytes
+
+
+def test_what_a_forward_leaves_is_part_of_the_activations_where_it_is_the_fullest() -> None:
+    moments = [Moment("forward of micro-batch 0, chunk 0", HELD, 60, 100), Moment("backward of micro-batch 0, chunk 0", HELD, 85, 90)]
+    found = peak_of(moments)
+    assert (found.activations_bytes, found.working_bytes, found.peak_at) == (25, 15, "forward of micro-batch 0, chunk 0")
+
+
+def test_a_rank_without_others_takes_the_same_bytes_as_in_training(pools: Pools) -> None:
+    part = part_of("mbs=2", "bf16")
+    (real,) = pools.of(1).run(memory_among_others, part)
+    assert rehearsed_memory(part) == real and real.activations_bytes > 0
+
+
+@pytest.mark.parametrize(
+    "text, precision",
+    [("tp=2,dp=2", "bf16"), ("pp=4", "fp32"), ("dp=4,zero=3", "bf16")],
+)
+def test_a_rehearsed_rank_takes_the_memory_of_a_real_one(text: str, precision: str, pools: Pools) -> None:
+    part = part_of(text, precision)
+    for rank, real in enumerate(pools.of(part.layout.num_ranks).run(memory_among_others, part)):
+        found = rehearsed_memory(replace(part, rank=rank))
+        for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
+            assert getattr(found, name) == getattr(real, name), f"{name} of rank {rank}"
+        assert sum(found.parts.values()) == found.peak_bytes
+        assert (1 - GLOO) * real.peak_bytes <= found.peak_bytes <= real.peak_bytes
+
+
+def test_gradients_of_zero_3_are_there_once() -> None:
+    found = rehearsed_memory(part_of("dp=4,zero=3", "fp32"))
+    assert found.gradients_bytes <= found.weights_bytes == LLAMA.num_parameters  # 4 bytes each, shared out to four
