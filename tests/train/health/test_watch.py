@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import fields, replace
 from datetime import timedelta
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +23,19 @@ import torch.distributed as dist
 
 from meshwright.cli.train import train
 from meshwright.layout import Layout
-from meshwright.train.health.watch import EXIT_HUNG, STALL_S, Diagnosis, Patience, Peers, RankState, Watch, diagnose, places
+from meshwright.train.health.watch import (
+    EXIT_HUNG,
+    STALL_S,
+    Diagnosis,
+    Patience,
+    Peers,
+    RankState,
+    Watch,
+    diagnose,
+    packed,
+    places,
+    unpacked,
+)
 from meshwright.train.job import TrainingJob
 from meshwright.train.parallel.marks import Marks
 
@@ -247,6 +262,102 @@ def test_a_rank_may_save_but_one_that_hangs_ends_the_others_and_one_of_them_says
     assert "in forward of micro-batch 0 of step 4" in text
     assert text.endswith("; ranks 0, 1 wait for it in the data-parallel all-reduce")
     assert ("test_watch.py line" in text) == (fault == "sleep")
+
+
+@pytest.mark.parametrize(
+    "ranks", [(), (3,), (0, 1), (0, 1, 2), (7, 5, 3), tuple(range(1024)), tuple(range(5, 8192, 64)), (0, 1, 3), (0, 2, 2), (4, 4, 4)]
+)
+def test_ranks_survive_their_way_through_a_message(ranks: tuple[int, ...]) -> None:
+    assert unpacked(json.loads(json.dumps(packed(ranks)))) == ranks
+    assert len(json.dumps(packed(tuple(range(100_000))))) < 20
+
+
+@pytest.mark.parametrize("text", ["", "1:2:3:4", "a:b:c", "0:99999999999:1", "0:5:0"])
+def test_ranks_that_make_no_sense_are_no_ranks(text: str) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        unpacked(text)
+
+
+class Counted:
+    """A store that counts who asks for what."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self.store, self.calls = store, Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.calls[name] += 1
+            return getattr(self.store, name)(*arguments)
+
+        return call
+
+
+NUM_MANY = 1024
+
+
+class Many:
+    """A thousand ranks with one store, on a clock of their own; each waits for all others but one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("meshwright.train.health.watch.time.sleep", lambda _: None)
+        shared, self.reports, self.ended = dist.HashStore(), list[tuple[int, str]](), set[int]()
+        self.watches = []
+        for rank in range(NUM_MANY):
+            watch = Watch(
+                Marks(),
+                SimpleNamespace(clone=lambda: shared),  # type: ignore[arg-type]
+                rank,
+                NUM_MANY,
+                lambda found, rank=rank: self.reports.append((rank, found.text)),
+                timeout_s=10.0,
+                end=lambda code, rank=rank: self.ended.add(rank),
+            )
+            watch.store = watch._peers.store = Counted(watch.store)  # type: ignore[assignment]
+            watch.patience.step(0.5)
+            watch.marks.enter("all-reduce", "dp", range(NUM_MANY))
+            self.watches.append(watch)
+
+    def beat(self, now_s: float, but: Collection[int] = ()) -> list[Counter[str]]:
+        """One beat of all that are there; what each asked of the store."""
+        counts = []
+        for watch in self.watches:
+            watch.store.calls.clear()  # type: ignore[attr-defined]
+            if watch.rank not in self.ended and watch.rank not in but:
+                watch.beat(now_s)
+            counts.append(Counter(watch.store.calls))  # type: ignore[attr-defined]
+        return counts
+
+
+def test_a_thousand_ranks_ask_little_of_the_store_and_name_the_one_that_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    many, stopped = Many(monkeypatch), 700
+    for now in range(2):
+        for watch in many.watches:
+            watch.marks.do("a step")
+            watch.marks.enter("all-reduce", "dp", range(NUM_MANY))
+        assert all(counts == Counter(set=1) for counts in many.beat(float(now)))
+    num_readers = []
+    for now in range(2, 25):
+        counts = many.beat(float(now), but=(stopped,))
+        num_readers.append(sum(each["multi_get"] > 0 for each in counts))
+        assert max((each.total() for each in counts if not each["multi_get"]), default=0) <= 4
+    assert max(num_readers) == 1
+    assert many.ended == set(range(NUM_MANY)) - {stopped}
+    ((_, text),) = many.reports
+    assert text.startswith("rank 700 has stopped: its process no longer reports")
+    assert "wait for it in the data-parallel all-reduce" in text
+
+
+def test_another_rank_reads_on_where_the_reader_itself_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = Many(monkeypatch)
+    many.beat(0.0)
+    for now in range(1, 7):
+        many.beat(float(now), but=(700,))
+    (reader,) = [watch.rank for watch in many.watches if watch._peers.states]
+    for now in range(7, 40):
+        many.beat(float(now), but=(700, reader))
+    ((_, text),) = many.reports
+    assert all(f"rank {rank} has stopped" in text for rank in (700, reader))
+    assert many.ended == set(range(NUM_MANY)) - {700, reader}
 
 
 if __name__ == "__main__":

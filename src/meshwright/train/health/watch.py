@@ -1,7 +1,8 @@
 """The watchdog: notices that ranks make no progress, says which rank waits for which, and ends the process.
 
 The main thread notes what it does and waits for (`Marks`). A separate thread publishes these notes to the key-value store of the job every
-second, over its own connection. If this rank has made no progress for too long, the thread reads the notes of all ranks. A rank is at fault
+second, over its own connection: one small message. Of the ranks that have made no progress for too long, one reads the notes of all ranks,
+and the others ask for its verdict, so that a store with thousands of ranks is not asked for millions of notes. A rank is at fault
 if it waits for no other rank and has exceeded its own time limit, or if it no longer reports. While the rank that all wait for is within
 its limit (it saves, evaluates or compiles), no rank is ended. One rank writes the diagnosis, and all ranks end with `EXIT_HUNG`.
 """
@@ -35,6 +36,9 @@ STORE_TIMEOUT_S = 5.0
 POLL_SHARE = 0.4  # share of the limit from which on the other ranks are read
 DEAD_SHARE = 0.5  # share of the limit without a report after which a rank counts as stopped
 DEAD_BEATS = 5  # and never after fewer reports than these, because a busy machine delays them
+LEASE_BEATS = 3  # so long without a sign of the reader, and another rank reads in its place
+READER, OVER = "reader", "over"  # the key that names the reader; what it holds once the run is ended
+MOST_RANKS = 10**7
 AXIS_NAMES = {"tp": "tensor-parallel", "cp": "context-parallel", "pp": "pipeline", "dp": "data-parallel", "ep": "expert-parallel"}
 
 
@@ -67,10 +71,27 @@ class RankState:
         """The state that another rank published; ValueError if it is not valid."""
         entry = json.loads(text)
         try:
-            waits = entry["waits"] and (str(entry["waits"][0]), str(entry["waits"][1]), tuple(int(rank) for rank in entry["waits"][2]))
+            waits = entry["waits"] and (str(entry["waits"][0]), str(entry["waits"][1]), unpacked(entry["waits"][2]))
             return RankState(**{**entry, "waits": waits})
         except (TypeError, KeyError, IndexError) as error:
             raise ValueError(f"no rank's state: {error}") from None
+
+
+def packed(ranks: Sequence[int]) -> str | list[int]:
+    """Ranks for a message: as first:stop:step where they are evenly spaced, so that a wait for all ranks is no longer than one for two."""
+    step = ranks[1] - ranks[0] if len(ranks) > 2 else 0
+    even = range(ranks[0], ranks[-1] + (1 if step > 0 else -1), step) if step else range(0)
+    return f"{even.start}:{even.stop}:{even.step}" if len(even) == len(ranks) and list(even) == list(ranks) else list(ranks)
+
+
+def unpacked(text: str | list[int]) -> tuple[int, ...]:
+    """The ranks again; ValueError where it is not valid."""
+    if not isinstance(text, str):
+        return tuple(int(rank) for rank in text)
+    found = range(*(int(part) for part in text.split(":")))
+    if len(found) > MOST_RANKS:
+        raise ValueError(f"{len(found)} ranks")
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +281,7 @@ class Watch:
         self._peers = Peers(self.store, num_ranks)
         self._main = threading.get_ident()
         self._beat = 0
+        self._reader = ("", 0.0)  # who read when this rank last looked, and since when that has not changed
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="meshwright-watch", daemon=True)
 
@@ -296,18 +318,25 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(self.patience.beat_s):
-            self.patience.tick(time.monotonic(), self.marks.num_moves)
-            with suppress(RuntimeError):  # the store does not answer; this matters only if the rank also makes no progress
-                self._publish()
-            if self.patience.idle_s > POLL_SHARE * self.patience.usual_limit_s():
-                self._look()
-            elif self._peers.states:
-                self._peers.forget()
+            self.beat(time.monotonic())
+
+    def beat(self, now_s: float) -> None:
+        """Report this rank's state, and look at the others if it has made no progress for a while."""
+        self.patience.tick(now_s, self.marks.num_moves)
+        with suppress(RuntimeError):  # the store does not answer; this matters only if the rank also makes no progress
+            self._publish()
+        if self.patience.idle_s > POLL_SHARE * self.patience.usual_limit_s():
+            self._look(now_s)
+        elif self._peers.states:
+            self._peers.forget()
+            with suppress(RuntimeError):
+                self.store.set(READER, "")
 
     def _publish(self, finished: bool = False) -> None:
         self._beat += 1
         state = self._state(finished)
-        self.store.set(_key(self.rank), json.dumps(asdict(state)))
+        waits = state.waits and (*state.waits[:2], packed(state.waits[2]))
+        self.store.set(_key(self.rank), json.dumps({**asdict(replace(state, waits=None)), "waits": waits}))
 
     def _state(self, finished: bool = False) -> RankState:
         patience, marks = self.patience, self.marks
@@ -325,19 +354,40 @@ class Watch:
             finished=finished,
         )
 
-    def _look(self) -> None:
-        """Read the other ranks. End the process if this rank is overdue and one of them is at fault, or if one has stopped completely."""
-        now_s, limit_s = time.monotonic(), self.patience.usual_limit_s()
+    def _look(self, now_s: float) -> None:
+        """Read the other ranks, if no other rank does; end the process if one of them is at fault or has stopped completely.
+
+        Of all ranks that make no progress one reads the states of all. The others only ask for its verdict: so the store answers a
+        thousand of them as fast as a few.
+        """
+        limit_s = self.patience.usual_limit_s()
         try:
+            if not self._reads(now_s):
+                return
             self._peers.read(now_s)
             if self.patience.idle_s > limit_s:
                 states, missing = self._peers.judged(now_s, max(DEAD_SHARE * limit_s, DEAD_BEATS * self.patience.beat_s))
                 found = diagnose(states, missing, place=self.place)
-                if found is not None and (self.patience.overdue or any(not state.alive for state in states)):
-                    self._end(found, first=self.store.add("claims", 1) == 1)
+                if found is not None and any(not state.alive or state.idle_s > state.limit_s for state in states):
+                    self._end(found)
         except RuntimeError as error:
             if self.patience.overdue:
-                self._end(self._alone(str(error)), first=True)
+                self._end(self._alone(str(error)))
+
+    def _reads(self, now_s: float) -> bool:
+        """Whether this rank is the one that reads the others; ends the process if the reader has ended the run."""
+        mine = f"{self.rank} {self._beat}"
+        found = self.store.get(READER).decode() if self.store.check([READER]) else ""
+        if found == OVER:
+            self._leave()
+            return False
+        if found.partition(" ")[0] == str(self.rank):
+            self.store.set(READER, mine)
+            return True
+        if found != self._reader[0]:
+            self._reader = found, now_s
+        is_free = not found or now_s - self._reader[1] > LEASE_BEATS * self.patience.beat_s
+        return is_free and self.store.compare_set(READER, found, mine).decode() == mine
 
     def _alone(self, error: str) -> Diagnosis:
         """The diagnosis when the store no longer answers: the process that hosts it has gone."""
@@ -348,17 +398,21 @@ class Watch:
         text = f"{name} has not moved for {state.idle_s:.1f} s and {doing}; the process that hosts the key-value store has stopped ({why})"
         return Diagnosis(text, (), (self.rank,) if state.waits else (), state.step)
 
-    def _end(self, found: Diagnosis, first: bool) -> None:
-        """Report, if this rank is the first to end; keep the store for a moment so that the others see it; then end the process."""
+    def _end(self, found: Diagnosis) -> None:
+        """Report, tell the others, keep the store for a moment so that they hear of it, and end the process."""
         try:
-            if first:
-                self.report(found)
+            self.report(found)
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError):
-                    stream.flush()
-            time.sleep(2 * self.patience.beat_s if first else 0.0)
-            self.end(EXIT_HUNG)
+            with suppress(RuntimeError):  # where the store is gone, each rank finds out for itself
+                self.store.set(READER, OVER)
+            time.sleep(2 * self.patience.beat_s)
+            self._leave()
+
+    def _leave(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        self.end(EXIT_HUNG)
 
 
 def _line_of(thread: int) -> str:
