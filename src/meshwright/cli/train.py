@@ -9,6 +9,9 @@ import typer
 
 from meshwright.cli.options import AsJson, Budget, PriceGiven, ProfileFile, RunsDir
 
+# Wishes have their unit in their name.
+RENAMED = {"stall_timeout": "stall_timeout_s", "grace": "grace_s", "rendezvous_timeout": "rendezvous_timeout_s"}
+
 
 def train(
     context: typer.Context,
@@ -90,16 +93,12 @@ def train(
 
       meshwright train plan.json --corpus corpora/books --budget 500USD --json
     """
+    options = {key: value for key, value in locals().items() if key not in ("context", "allow_changed")}
     from meshwright.cli.train_arguments import Wishes
     from meshwright.cli.train_run import run
 
-    wishes = Wishes(
-        plan=plan, layout=layout, steps=steps, name=name, runs=runs, resume=resume, corpus=corpus, start_from=start_from, seed=seed,
-        benchmark=benchmark, checkpoint_every=checkpoint_every, save=save, keep=keep, keep_every=keep_every, stall_timeout_s=stall_timeout,
-        grace_s=grace, rendezvous_timeout_s=rendezvous_timeout, allow_changed=tuple(allow_changed or ()), budget=budget, price=price,
-        profile=profile, as_json=as_json, resume_if_exists=resume_if_exists,
-        ranks_per_gpu=ranks_per_gpu, given=_given(context),
-    )  # fmt: skip
+    asked = {RENAMED.get(key, key): value for key, value in options.items()}
+    wishes = Wishes(**asked, allow_changed=tuple(allow_changed or ()), given=_given(context))
     code = run(wishes)
     if code:
         raise typer.Exit(code)
@@ -107,6 +106,5 @@ def train(
 
 def _given(context: typer.Context) -> frozenset[str]:
     """What was written on the command line, by the names of the wishes: the rest are defaults."""
-    names = {"stall_timeout": "stall_timeout_s", "grace": "grace_s", "rendezvous_timeout": "rendezvous_timeout_s"}
     written = {name for name in context.params if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"}
-    return frozenset(names.get(name, name) for name in written)
+    return frozenset(RENAMED.get(name, name) for name in written)
