@@ -226,7 +226,7 @@ def energy() -> Energy:
 
 
 def headline() -> list[Figure]:
-    """Every target and what is reached; needs scipy for the energy rows."""
+    """Every target and its result; needs scipy for the energy rows."""
     return [*time_figures(evidence(), residuals()), *_interval_figures(evidence()), *_machine_figures(), *_other_figures()]
 
 

@@ -103,7 +103,7 @@ def _machine() -> str:
 
 
 def headline_section(figures: Sequence[Figure]) -> str:
-    """Each target and what is reached."""
+    """Each target and its result."""
     cells = [(figure.name, figure.asked, figure.reached_words, _verdict(figure)) for figure in figures]
     return "## Targets and results\n\n" + _table(("", "target", "result", ""), cells, right=(2,))
 

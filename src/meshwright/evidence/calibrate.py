@@ -29,7 +29,7 @@ from meshwright.predict.uncertainty import residuals
 from meshwright.record.mllog import Log, read_log, step_times
 from meshwright.record.step_times import StepTimes, read_step_times
 
-FASTEST, SLOWEST = math.log(1 / 4), math.log(32)  # compute time relative to the reference release: beyond, the run was another one
+FASTEST, SLOWEST = math.log(1 / 4), math.log(32)  # compute relative to the reference release; outside, the description is wrong
 HALVINGS = 60
 UNUSUAL_PCT = 40.0  # above this change of compute time, a wrong layout is more likely than different software
 

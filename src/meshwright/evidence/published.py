@@ -62,7 +62,7 @@ class Software:
 
 
 def software(source: str, section: str) -> Software:
-    """The software behind a row, from where it was published."""
+    """The software of a row, which follows from the source that published it."""
     container = _CONTAINER.match(section)
     if container:
         return _nemo(container[1])

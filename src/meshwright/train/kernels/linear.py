@@ -13,7 +13,7 @@ from meshwright.train.kernels.layer_functions import Made, value_of
 
 
 class PutOff:
-    """Weight gradients that wait to be computed, one list for each micro-batch of each chunk."""
+    """Postponed weight gradients, one list for each micro-batch of each chunk."""
 
     def __init__(self) -> None:
         self._waiting: list[Callable[[], tuple[nn.Parameter, Tensor]]] = []
