@@ -8,7 +8,7 @@ import sys
 
 
 def run() -> int:
-    """Run the command line; return its exit code. Ctrl-C is one line also while the commands are being loaded."""
+    """Run the command line; return its exit code. Ctrl-C prints a single line, even while the commands are still being loaded."""
     _open_standard_streams()
     try:
         from meshwright.cli.main import main
@@ -20,27 +20,27 @@ def run() -> int:
         return 130
     except BrokenPipeError:
         code = 1
-    if code == 1:  # the reader may have gone away: then nothing more can be written, not even when Python ends
+    if code == 1:  # the reader of our output may have closed it: then Python must not try to flush it at exit
         _let_go_of_output()
     return code
 
 
 def _open_standard_streams() -> None:
-    """Give a process that was started with a closed standard stream one that leads nowhere: a file must not get its number."""
+    """Open the null device for every closed standard stream, so that no file that is opened later gets its number."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False, encoding="utf-8"))  # noqa: SIM115 - for the life of the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name from a file may hold what this terminal cannot write
+            stream.reconfigure(errors="backslashreplace")  # a name from a file may contain characters that this terminal cannot show
 
 
 def _let_go_of_output() -> None:
-    """Drop what is still buffered for a reader that has gone away."""
+    """Drop the output that is still buffered, because its reader has closed it."""
     try:
         sys.stdout.flush()
     except OSError:

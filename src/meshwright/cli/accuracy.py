@@ -1,4 +1,4 @@
-"""Write the accuracy page: the targets of the predictor and what it reaches, from the measured runs."""
+"""Write the accuracy page: the targets of the predictor and its results, computed from the measured runs."""
 
 from __future__ import annotations
 

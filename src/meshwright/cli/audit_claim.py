@@ -1,4 +1,4 @@
-"""Judge a claim by arithmetic and by what was measured."""
+"""Judge a claim by arithmetic and by measured runs."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def claim(
 
 
 def _changes(given: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a claim file that the options set; a baseline's keys in a table of their own."""
+    """The keys of a claim file that the options set; the keys of the baseline are in a table of their own."""
     chosen = {name: value for name, value in given.items() if name not in NOT_KEYS and value is not None and value is not False}
     keys = {RENAMED.get(name, name): value for name, value in chosen.items()}
     baseline = {name.removeprefix(BASELINE): keys.pop(name) for name in list(keys) if name.startswith(BASELINE)}
@@ -143,7 +143,7 @@ def _changes(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _set(items: list[str]) -> dict[str, Any]:
-    """Keys and values as a TOML file would have them, a line each; a value that is not TOML is text."""
+    """Keys and values read as lines of a TOML file; a value that is not valid TOML is taken as text."""
     import tomllib
 
     from meshwright.audit.claim import changed

@@ -1,4 +1,4 @@
-"""The page of an audit: memos written to a file, and a line that says so."""
+"""The page of an audit: memos written to a file, and a line that says where."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.say.memo import Memo
 
 
 def with_page(document: Document, path: Path | None, memos: Sequence[Memo]) -> Document:
-    """The document, with the page that was written for it where one is wanted."""
+    """The document; if a page is wanted, it is written, and the document names it."""
     if path is None:
         return document
     check_ending(path, "the page", ".html", ".htm")

@@ -51,7 +51,7 @@ def calibrate(
     from meshwright.say.calibration import calibration_document
 
     check_ending(out, "the profile", ".json")
-    read_choices(layout)  # reports a typing error before any log is read
+    read_choices(layout)  # a mistyped layout is reported before any log is read
     observed = observe(logs)
     run = described(
         observed, layout, cluster, model=model, workload=workload, num_accelerators=gpus or 0, global_batch=batch or 0, precision=precision

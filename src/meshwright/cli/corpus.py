@@ -61,7 +61,7 @@ def build(
     from meshwright.cli.show import show as print_document
 
     if workers is not None:
-        os.environ["RAYON_NUM_THREADS"] = str(workers)  # the only setting that the tokenizers library reads, before its first use
+        os.environ["RAYON_NUM_THREADS"] = str(workers)  # the only way to tell the tokenizers library, before its first use
     from meshwright.errors import InputError
     from meshwright.train.data.corpus_build import VALID_FRACTION, BuildOptions, build_corpus
     from meshwright.train.data.sources import find_sources
@@ -105,7 +105,7 @@ def show(
 
 
 def _with_rate(report: Report, clock_s: Callable[[], float] = time.monotonic) -> Report:
-    """The report with bytes per second and the time left in its text; both count from where this part of the work began."""
+    """`report` with bytes per second and the time left added to its text, both computed since this part of the work began."""
     part, began_s, began_bytes = "", 0.0, 0
 
     def report_rate(what: str, done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Print a catalogue entry or a file of one's own, with derived numbers and sources; without a name, list everything."""
+"""Print a catalogue entry or a user's own file, with derived numbers and sources; without a name, list everything."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def doctor(
 
 
 def _leave(code: int, *, is_hung: bool) -> None:
-    """End the process at once where a driver or a disk holds a thread: an orderly end would wait for it."""
+    """End the process at once if a thread hangs in a driver or on a disk: a normal exit would wait for the thread."""
     if is_hung:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -95,7 +95,7 @@ def _leave(code: int, *, is_hung: bool) -> None:
 
 
 def _expected(path: Path | None) -> tuple[Expected, list[str]]:
-    """What is expected, and notes where that is little."""
+    """What is expected of the nodes, and notes if little is known."""
     from meshwright.describe.load import THIS_MACHINE, load_cluster
     from meshwright.doctor.expected import Expected, expected_of
     from meshwright.errors import MeshwrightError
@@ -111,7 +111,7 @@ def _expected(path: Path | None) -> tuple[Expected, list[str]]:
 
 
 def _gathered(expected: Expected, runs: Path, *, on_cores: bool) -> Gathered | None:
-    """What the ranks found: those of a launcher, one for each GPU here, or this process alone. `on_cores`: GPUs do not matter."""
+    """What the ranks found: the ranks of a launcher, one rank for each GPU here, or this process alone. `on_cores`: ignore GPUs."""
     from meshwright.cli.progress import progress_line
     from meshwright.cli.train_run import is_launched
     from meshwright.describe.this_machine import gpu_names
@@ -152,9 +152,9 @@ def _gather(place: Place, expected: Expected, sources: Sources, runs: Path, repo
 
 
 def _on_all_gpus(num_gpus: int, expected: Expected, sources: Sources, runs: Path, report: Callable[[str], None]) -> Gathered:
-    """What ranks of our own found, one for each GPU. They leave it in a file without a name, which is ours and theirs.
+    """Start one rank for each GPU and return what they found. They write it to a shared file without a name.
 
-    A rank that dies, in a driver or a library, is a finding too: the process that started it names it.
+    If a rank dies in a driver or a library, that is a finding too: the process that started it reports which.
     """
     import tempfile
 
@@ -165,7 +165,7 @@ def _on_all_gpus(num_gpus: int, expected: Expected, sources: Sources, runs: Path
     with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
 
         def body(place: Place) -> None:
-            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))  # asked to stop, it just ends
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))  # a rank that is asked to stop exits at once
             found = _gather(place, expected, sources, runs, report)
             if found:
                 file.write(found.to_text())

@@ -1,4 +1,4 @@
-"""Fit the constants that data sheets do not give, and the residuals that intervals are made of."""
+"""Fit the constants that data sheets do not give, and the residuals from which intervals are computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from meshwright.cli.options import AsJson
 
-POWER = "power_constants.json"  # only beside the package's own
+POWER = "power_constants.json"  # written only next to the constants of the package
 WRITTEN = ("constants.json", "residuals.json", POWER)
 
 
@@ -59,7 +59,7 @@ def fit(
 
 
 def _refit_power() -> None:
-    """Fit node power again: how busy its accelerators are is predicted with the constants just written."""
+    """Fit node power again, because it depends on how busy accelerators are, which the constants just written predict."""
     from meshwright.evidence.power import write_power_constants
     from meshwright.predict.software import fitted_values
     from meshwright.predict.uncertainty import residuals
@@ -71,7 +71,7 @@ def _refit_power() -> None:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Say on a terminal what is being done; nothing where the output goes elsewhere."""
+    """Print on a terminal what is being done; print nothing if the output goes elsewhere."""
     from rich.console import Console
 
     with Console(stderr=True, force_terminal=False if os.environ.get("NO_COLOR") else None).status("reading the runs") as status:
@@ -79,7 +79,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 def need_extra() -> None:
-    """Refuse where the extra `fit` is not installed."""
+    """Raise an error if the extra `fit` is not installed."""
     from importlib.util import find_spec
 
     from meshwright.errors import InputError
@@ -94,7 +94,7 @@ def need_extra() -> None:
 
 
 def need_folder(folder: Path) -> None:
-    """Refuse a folder that does not exist or cannot be written, before minutes of work."""
+    """Raise an error for a folder that does not exist or cannot be written, before minutes of work."""
     import os
 
     from meshwright.errors import InputError

@@ -1,4 +1,4 @@
-"""Let a trained model continue a text, so that one can read what it has learned."""
+"""Let a trained model continue a text, to see what it has learned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from meshwright.say.document import Document
 
 MOST_TOKENS = 10**6
-# A model may write what a terminal would execute. There, control characters are shown as pictures; only tab and new line are themselves.
+# A model may write escape codes that a terminal would execute. There, control characters are replaced by symbols, except tab and newline.
 PICTURES = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
@@ -48,7 +48,7 @@ def generate(
     check_sampling(temperature, top_k, top_p)
     check_trained(run)
     torch_or_error()
-    import torch  # takes seconds, so mistakes are reported before it
+    import torch  # takes seconds, so mistakes are reported first
 
     from meshwright.train.interop.trained import load_trained
     from meshwright.train.model import generate as by_model
@@ -75,7 +75,7 @@ def generate(
 
 
 def _stream(trained: Any, prompt: str, given: Sequence[int], drawn: Iterable[int]) -> None:
-    """Print the text as it grows; which weights wrote it goes to stderr."""
+    """Print the text as it grows; print on stderr which weights wrote it."""
     import sys
 
     for line in (trained.source, *trained.notes):
@@ -107,7 +107,7 @@ def _document(trained: Any, prompt: str, given: Sequence[int], new: Sequence[int
 
 
 def _decoder(trained: Any, given: Sequence[int]) -> Callable[[int], str]:
-    """A function from each next token to the text it adds: none while a letter of several bytes is not whole."""
+    """A function that returns the text that each next token adds: none until a character of several bytes is complete."""
     from tokenizers.decoders import DecodeStream
 
     stream = DecodeStream(ids=list(given), skip_special_tokens=True)

@@ -11,12 +11,12 @@ import typer
 from typer.core import TyperCommand
 
 EXAMPLES = "Examples:"
-UNWRAPPED = "\b"  # click does not re-wrap a paragraph that begins with this character
-NO_LIMIT = 2**60  # a maximum of this or more is that of the computer, not one that a user could reach
+UNWRAPPED = "\b"  # click does not wrap a paragraph that begins with this character
+NO_LIMIT = 2**60  # a maximum of this or more is a limit of the computer, not worth showing
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help shows what a user writes (`PLAN`, `RUN...`, `--steps N`): left to itself, typer shows types of Python."""
+    """A command whose help shows what a user writes (`PLAN`, `RUN...`, `--steps N`); typer alone would show Python types."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words after the command's name."""
@@ -24,7 +24,7 @@ class PlainCommand(TyperCommand):
         return ["[OPTIONS]", *usage]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments and options, each with what it is."""
+        """Write arguments and options, each with its description."""
         records = [(is_option(one), (_left(one), _right(one))) for one in self.get_params(ctx)]
         for title, wanted in (("Arguments", False), ("Options", True)):
             rows = [row for option, row in records if option is wanted]
@@ -34,20 +34,20 @@ class PlainCommand(TyperCommand):
 
 
 def is_option(parameter: Any) -> bool:
-    """Whether a parameter is an option, not an argument by its place."""
+    """Whether a parameter is an option, not a positional argument."""
     return str(parameter.opts[0]).startswith("-")
 
 
 def name_of(parameter: Any) -> str:
-    """An option by its first name, an argument by the word that stands for it."""
+    """The first name of an option, or the word that stands for an argument."""
     first = str(parameter.opts[0])
     return first if is_option(parameter) else str(parameter.metavar or first.upper())
 
 
 def limits_of(parameter: Any, largest: float = math.inf) -> str:
-    """The range of a number in words: `1 to 500`, `at least 1`; "" where it has none. A maximum of `largest` or more is left out."""
+    """The range of a number in words: `1 to 500`, `at least 1`; "" if it has none. A maximum of `largest` or more is left out."""
     least, most = (getattr(parameter, end, None) for end in ("min", "max"))
-    if least is None and most is None:  # an older typer has them in the type
+    if least is None and most is None:  # an older typer keeps the limits in the type
         least, most = (getattr(getattr(parameter, "type", None), end, None) for end in ("min", "max"))
     if most is not None and most >= largest:
         most = None
@@ -70,7 +70,7 @@ def _left(parameter: Any) -> str:
 
 
 def _right(parameter: Any) -> str:
-    """What it is, and in brackets its default, its range, and whether it must be given."""
+    """Its description, and in brackets its default, its range, and whether it must be given."""
     default = _default(parameter)
     extra = [f"default: {default}"] if default else []
     extra += list(filter(None, [limits_of(parameter, NO_LIMIT)]))
@@ -80,7 +80,7 @@ def _right(parameter: Any) -> str:
 
 
 def _default(parameter: Any) -> str:
-    """The default as a user would write it; "" where there is none to show."""
+    """The default as a user would write it; "" if there is none to show."""
     value = parameter.default
     if parameter.secondary_opts:
         return str((parameter.opts if value else parameter.secondary_opts)[0]).lstrip("-")
@@ -95,12 +95,12 @@ def help_of(command: Callable[..., Any]) -> str:
 
 
 def examples_of(command: Callable[..., Any]) -> str:
-    """The examples of a command, which its help ends with; each is one line, however wide, so that it can be copied."""
+    """The examples at the end of a command's help; each is one line, however wide, so that it can be copied."""
     return examples(*(line.strip() for line in _parts(command)[1].splitlines() if line.strip()))
 
 
 def examples(*lines: str) -> str:
-    """Lines below a heading; nothing where there are none."""
+    """Lines below a heading; nothing if there are none."""
     return "\n".join([EXAMPLES, "", UNWRAPPED, *(f"  {line}" for line in lines)]) if lines else ""
 
 
@@ -111,6 +111,6 @@ def _parts(command: Callable[..., Any]) -> tuple[str, str]:
 
 
 def add(app: typer.Typer, command: Callable[..., Any]) -> None:
-    """Add a command with all of its docstring: left to itself, typer cuts the first line in the list of commands."""
+    """Add a command with its whole docstring; typer alone would cut the first line in the list of commands."""
     text = help_of(command)
     app.command(cls=PlainCommand, help=text, short_help=text.partition("\n")[0], epilog=examples_of(command) or None)(command)

@@ -1,4 +1,4 @@
-"""The command `meshwright`: its verbs, and the one place where foreseen failures become a message and an exit code."""
+"""The command `meshwright`: its subcommands, and the only place that turns expected errors into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ INTERRUPTED = 130
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-# A command's module imports what is heavy inside its function, so that --help stays quick.
+# The module of a command imports large packages inside its function, so that --help stays fast.
 for command in (
     describe,
     plan,
@@ -84,7 +84,7 @@ def meshwright(
     """Plan, predict, simulate and run the training of large language models, and check claims about it."""
 
 
-# Options that `--set` replaces, with its key for each; the old names still work and print the new one.
+# Options that `--set` has replaced, each with the new key; the old names still work, and print the new one.
 MOVED_OPTIONS = {"--batch": "workload.global_batch", "--seq": "workload.seq_len", "--precision": "workload.precision"}
 MOVED_IN = ("plan", "predict", "sweep")
 
@@ -110,18 +110,18 @@ def translated(arguments: Sequence[str]) -> list[str]:
     return found
 
 
-# Arguments of Python functions whose option has another name.
+# Arguments of Python functions whose command-line option has another name.
 OPTIONS = {"changes": "--set", "deadline_s": "--deadline", "budget_usd": "--budget"}
 
 
 def as_option(name: str, text: str, _value: str) -> str:
-    """An argument of a Python function as the command line has it: `--links-lost 2`."""
+    """An argument of a Python function in the form of the command line: `--links-lost 2`."""
     option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
     return f"{option} {text}" if text else option
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code. Every foreseen failure, ours or the parser's, is one message on stderr."""
+    """Run one command; return its exit code. Every expected error, from our code or from the parser, is one message on stderr."""
     arguments = translated(sys.argv[1:] if argv is None else argv)
     try:
         width = shutil.get_terminal_size().columns  # help would otherwise be at most 80 columns wide
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed it
         return 1
-    except OSError as error:  # a full disk, a folder that went away
+    except OSError as error:  # a full disk, or a folder that was removed
         where = printable(str(error.filename or "the output"))
         fix = "\n  fix:   free some space, or write to another disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         print(f"meshwright: cannot read or write: {error.strerror or error}\n  where: {where}{fix}", file=sys.stderr)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 GPU_MODELS = ("llama-3.1-8b", "llama-3.2-3b", "llama-3.2-1b")
 GPU_TOKENS = 8192
-CPU_MODEL, CPU_TOKENS, CPU_SEQUENCES = "llama-2m", 128, 4  # the embedded default's
+CPU_MODEL, CPU_TOKENS, CPU_SEQUENCES = "llama-2m", 128, 4  # those of the embedded default
 CPU_PROCESSES = 8
 
 
@@ -68,7 +68,7 @@ def measure(
 
       meshwright measure --model llama-3.1-8b --precision bf16 --out profile.json --json
     """
-    started_s = time.perf_counter()  # before torch is imported: that counts as well
+    started_s = time.perf_counter()  # before torch is imported: the import counts as well
     from meshwright.cli.show import show
     from meshwright.cli.train_run import torch_or_error
     from meshwright.describe.profile import profile_text, usual_path
@@ -78,7 +78,7 @@ def measure(
     path = out or usual_path()
     _check_place(path)
     likely = len(models or GPU_MODELS) * len(precisions or ("bf16", "fp8")) if sees_gpu() else 0
-    with waiting(likely) as ready:  # they load torch while this process does
+    with waiting(likely) as ready:  # these processes load torch while this process does
         torch_or_error()
         asked = _asked(models or (), seq, batch, precisions or (), processes)
         from meshwright.files import write_whole
@@ -117,7 +117,7 @@ def _say_since(started_s: float) -> Callable[[str], None]:
 
 
 def _check_place(path: Path) -> None:
-    """Raise before anything is timed where the file could not be written."""
+    """Raise an error before anything is timed if the file could not be written."""
     from meshwright.errors import InputError
 
     if path.is_dir():
@@ -127,7 +127,7 @@ def _check_place(path: Path) -> None:
 
 
 def _asked(models: Sequence[str], seq: int | None, batch: int | None, precisions: Sequence[str], processes: int) -> list[Asked]:
-    """What to time: the models named, or the usual ones of this kind of machine."""
+    """What to time: the models named, or the usual ones for this kind of machine."""
     from meshwright.describe.load import load_model
     from meshwright.train.measure.machine import asked_of, check_room, device_here
 

@@ -8,7 +8,7 @@ import typer
 
 from meshwright.cli.options import AsJson, ModelName
 
-MOST = 10**9  # tokens or sequences: more is a typing error
+MOST = 10**9  # tokens or sequences: a larger number is a typing error
 
 
 def memory(

@@ -1,4 +1,4 @@
-"""Compare the simulator with real logs, each simulated with constants fitted without it or its machine; and fit those constants."""
+"""Fit the noise of the simulator, and compare it with real logs, each simulated with constants fitted without the log or its machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of simulated against logged step times: for each log, both distributions as curves."""
+"""The page that compares simulated with logged step times: for each log, both distributions as curves."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _figure(one: Checked) -> Html:
 
 
 def _beyond(times: StepTimes, middle_s: float) -> Column:
-    """Percentiles of the steady steps, in per cent beyond the log's median."""
+    """Percentiles of the steady steps, in per cent above the median of the log."""
     return np.asarray(100 * (np.percentile(times.steady_s, PERCENTILES) / middle_s - 1))
 
 

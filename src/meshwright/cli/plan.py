@@ -1,4 +1,4 @@
-"""Rank the layouts that fit, explain the best, and write it as a plan, a page, a trace or another stack's files."""
+"""Rank the layouts that fit, explain the best, and write it as a plan, a page, a trace, or files for another stack."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def plan(
         sized=any(text.partition("=")[0].strip() == "gpus" for text in sets or ()),
     )
     unchanged = None
-    with suppress(MeshwrightError):  # the change may be what makes the job possible
+    with suppress(MeshwrightError):  # perhaps only the change makes the job possible
         before = Job(model, cluster, workload, software, profile=profile)
         unchanged = ask.without_changes(with_stack(before, chosen) if stack else before) if sets else None
     with progress_bar() as progress:

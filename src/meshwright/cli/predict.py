@@ -1,4 +1,4 @@
-"""Price one layout: step time and its parts, memory, time to train, cost, energy, carbon and water, with intervals."""
+"""Predict one layout: step time and its parts, memory, time to train, cost, energy, carbon and water, with intervals."""
 
 from __future__ import annotations
 

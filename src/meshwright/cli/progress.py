@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 PATIENCE_S = 1.0
-Report = Callable[[str, int, int], None]  # what is done, how far, and of how much
+Report = Callable[[str, int, int], None]  # what is being done, how much is done, and of how much
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def progress_bar() -> Iterator[Report]:
 
     def report(what: str, done: int, total: int) -> None:
         if time.monotonic() - started_s > PATIENCE_S:
-            bar.start()  # does nothing where it runs already
+            bar.start()  # does nothing if it runs already
             bar.update(task, description=what, completed=done, total=total)
 
     try:
@@ -40,7 +40,7 @@ def progress_bar() -> Iterator[Report]:
 
 @contextmanager
 def progress_line() -> Iterator[Callable[[str], None]]:
-    """A function to report to what is being done, with the seconds since the start; processes that were forked may call it too."""
+    """A function that prints what is being done, with the seconds since the start; forked processes may call it too."""
     if not sys.stderr.isatty():
         yield lambda what: None
         return

@@ -1,7 +1,7 @@
-"""What the parser refuses, in the form of our own errors: what is wrong, where, and how to fix it.
+"""Errors of the parser in the form of our own errors: what is wrong, where, and how to fix it.
 
-Only fields of click's exceptions and parameters are read, not its sentences. Some versions of typer carry a click of their own, so the
-classes are those of the module that typer uses.
+Only fields of click's exceptions and parameters are read, not its messages. Some versions of typer contain their own copy of click, so the
+classes are taken from the module that typer uses.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ParserError: type[Exception] = _exceptions.ClickException
 
 
 def refusal_of(error: Exception, arguments: Sequence[str], program: Any) -> InputError:
-    """The parser's error about the arguments of a program, as one of ours."""
-    command, path = _command(program, arguments)  # not the context of the error: some errors have none
+    """The parser's error about the arguments of a program, as one of our errors."""
+    command, path = _command(program, arguments)  # not from the context of the error: some errors have none
     see = f"see {path} --help"
     if isinstance(error, _exceptions.NoSuchOption):
         near = close_names(error.option_name, error.possibilities or _options(command))
@@ -42,7 +42,7 @@ def refusal_of(error: Exception, arguments: Sequence[str], program: Any) -> Inpu
 
 
 def _missing(parameter: Any, path: str) -> InputError:
-    """The error about an argument or option that must be given, with what it is."""
+    """The error about a missing argument or option, with its description."""
     about = (parameter.help or "").rstrip(".")
     name = name_of(parameter)
     value = f" {parameter.metavar}" if name.startswith("--") and parameter.metavar else ""
@@ -50,7 +50,7 @@ def _missing(parameter: Any, path: str) -> InputError:
 
 
 def _bad(parameter: Any, arguments: Sequence[str], see: str) -> InputError:
-    """The error about a value that is not of its type or outside its range."""
+    """The error about a value of the wrong type, or outside its range."""
     name = name_of(parameter)
     kind = _kind(parameter)
     limits, value = limits_of(parameter), _given(parameter.opts, arguments)
@@ -59,29 +59,29 @@ def _bad(parameter: Any, arguments: Sequence[str], see: str) -> InputError:
 
 
 def _kind(parameter: Any) -> str:
-    """What a value must be, in words; "" where it is not a number."""
+    """What a value must be, in words; "" if it is not a number."""
     annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
-    words = str(getattr(getattr(parameter, "type", None), "name", ""))  # of an older typer: `integer range`
+    words = str(getattr(getattr(parameter, "type", None), "name", ""))  # in an older typer: `integer range`
     if annotation is int or words.startswith("integer"):
         return "a whole number"
     return "a number" if annotation is float or words.startswith("float") else ""
 
 
 def _given(names: Sequence[str], arguments: Sequence[str]) -> str:
-    """The last value that an option was given on the command line; "" where there is none."""
+    """The last value given to an option on the command line; "" if there is none."""
     values = [argument.partition("=")[2] for argument in arguments if argument.partition("=")[0] in names and "=" in argument]
     values += [after for name, after in pairwise(arguments) if name in names]
     return values[-1] if values else ""
 
 
 def _word_after(path: str, arguments: Sequence[str]) -> str:
-    """The first word after those of a group of commands; options are left out."""
+    """The first word after the words of a group of commands; options are skipped."""
     words = [argument for argument in arguments if not argument.startswith("-")]
     return next(iter(words[len(path.split()) - 1 :]), "")
 
 
 def _command(program: Any, arguments: Sequence[str]) -> tuple[Any, str]:
-    """The command that the arguments name, as far as they do, and its words."""
+    """The command that the arguments name, or as much of it as they name, and its words."""
     command, path = program, ["meshwright"]
     for word in (argument for argument in arguments if not argument.startswith("-")):
         inner = getattr(command, "commands", {}).get(word)

@@ -1,4 +1,4 @@
-"""Turn runs, or profiles, into a page to show: where time, money and energy went, predicted next to measured."""
+"""Make a page from runs or profiles: where time, money and energy went, predicted next to measured."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def check_installed() -> None:
 
 
 def check_runs(runs: Path) -> None:
-    """Raise if this cannot be a folder of runs. The default one may be missing: the first run makes it."""
+    """Raise if this cannot be a folder of runs. The default one may be missing: the first run creates it."""
     if (runs / "run.json").exists():
         raise InputError(
             "this is the folder of one run", where=str(runs), fix=f"give the folder that contains it: meshwright serve {runs.parent}"
@@ -127,7 +127,7 @@ def chosen_token(given: str | None, new: bool, host: str) -> str | None:
 
 
 def door_of(token: str | None, host: str, port: int, allowed: list[str], encryption: Encryption | None) -> Door:
-    """Who may see the page at that address."""
+    """The rule of who may see the page at that address."""
     import socket
 
     from meshwright.serve.guard import LOCAL_NAMES, Door, host_name

@@ -1,4 +1,4 @@
-"""Printing that the commands share: tables with units for people, JSON for programs. Colour only on a terminal."""
+"""Functions that all commands print with: tables with units for people, JSON for programs. Colour only on a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.say.document import Table as SayTable
 from meshwright.say.document import Text as SayText
 from meshwright.say.document import plain as plain_value
 
-PIPED_WIDTH = 160  # columns where the output is not a terminal
+PIPED_WIDTH = 160  # columns if the output is not a terminal
 GAP = 2  # spaces between columns
 VERDICT_COLOURS = {
     "consistent": "green",
@@ -29,7 +29,7 @@ VERDICT_COLOURS = {
     "implausible": "red",
     "impossible": "bold red",
 }
-# Drawn characters for an output that has only ASCII: parts of a bar, and heights of a strip.
+# Characters of drawings, and what replaces them in an output that has only ASCII: parts of a bar, and heights of a strip.
 PLAIN = {
     **dict.fromkeys(map(ord, "\u258f\u258e\u258d\u258c\u258b\u258a\u2589"), ""),
     **dict(zip(map(ord, "\u2581\u2582\u2583\u2584\u2585\u2586\u2587"), ".:-=+*#", strict=True)),
@@ -44,12 +44,12 @@ def console() -> Console:
 
 
 def colours() -> Literal["auto"] | None:
-    """What rich may use: nothing where NO_COLOR is set, not even bold."""
+    """The colours that rich may use: none if NO_COLOR is set, not even bold."""
     return None if os.environ.get("NO_COLOR") else "auto"
 
 
 def check_format(*, as_json: bool, as_markdown: bool) -> None:
-    """Raise where two formats are asked for: standard output has room for one."""
+    """Raise an error if two formats are asked for: standard output can have only one."""
     if as_json and as_markdown:
         raise InputError("--json and --markdown are both given", where="--json, --markdown", fix="give one of them")
 
@@ -83,9 +83,9 @@ def _show_block(block: Block) -> None:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under a title; a column whose name ends in `>` is flush right.
+    """Print rows under a title; a column whose name ends in `>` is aligned right.
 
-    Columns that do not fit a narrow terminal come below, with the first column repeated; only words are folded, never numbers.
+    Columns that do not fit a narrow terminal are printed below, with the first column repeated; words are wrapped, numbers never.
     """
     cells = [[encodable(printable(str(cell))) for cell in row] for row in rows]
     _print_title(title)
@@ -109,7 +109,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def _blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
-    """Indices of the columns that are printed side by side, block after block: each block has the first column, and fits if possible."""
+    """Blocks of column indices; the columns of a block are printed side by side. Each block has the first column, and fits if possible."""
     least = [_least_width(column, [row[i] for row in rows]) for i, column in enumerate(columns)]
     blocks = [[0]]
     for i in range(1, len(columns)):
@@ -120,7 +120,7 @@ def _blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -
 
 
 def _least_width(column: str, cells: Sequence[str]) -> int:
-    """Characters a column cannot do without: a number whole, of a text its longest word."""
+    """The smallest width of a column in characters: a whole number, or the longest word of a text."""
     texts = [column.removesuffix(">"), *cells]
     if not column.endswith(">"):
         texts = [word for text in texts for word in text.split()]
@@ -139,7 +139,7 @@ def show_pairs(title: str, pairs: Iterable[tuple[str, object]]) -> None:
 
 
 def show_finding(block: Finding) -> None:
-    """Print a judged statement, its verdict in colour on a terminal; the arithmetic is indented below."""
+    """Print a finding, with its verdict in colour on a terminal and the arithmetic indented below."""
     verdict = (block.verdict, VERDICT_COLOURS.get(block.verdict, "bold"))
     if not block.about:
         _print_indented(Text.assemble(verdict, printable(f": {block.why}")))
@@ -151,7 +151,7 @@ def show_finding(block: Finding) -> None:
 
 
 def _print_indented(text: Text, indent: int = 0) -> None:
-    """Print wrapped text, all of its lines indented, without the spaces that would fill them."""
+    """Print wrapped text with all lines indented and no trailing spaces."""
     out = console()
     with out.capture() as captured:
         out.print(Padding(text, (0, 0, 0, indent)))
@@ -165,7 +165,7 @@ def show_text(text: str) -> None:
 
 
 def _print_title(title: str) -> None:
-    """Print a title on its own: inside a table it would be folded to the table's width."""
+    """Print a title on its own: inside a table it would be wrapped to the width of the table."""
     if title:
         console().print(Text(encodable(printable(title)), style="bold"))
 
@@ -181,7 +181,7 @@ def encodable(text: str) -> str:
 
 
 def _print(table: Table) -> None:
-    """Print without the spaces that would pad the last column, and with a blank line after."""
+    """Print without trailing spaces, and with a blank line after it."""
     out = console()
     with out.capture() as captured:
         out.print(table)
@@ -191,6 +191,6 @@ def _print(table: Table) -> None:
 
 
 def show_json(value: object) -> None:
-    """Print a value as JSON; what is not a number (unknown, unlimited) is null."""
+    """Print a value as JSON; NaN and infinity (unknown, unlimited) become null."""
     text = json.dumps(plain_value(value), indent=2, ensure_ascii=False, allow_nan=False)
-    print(UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text))  # as JSON writes them itself
+    print(UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text))  # in the way that JSON escapes characters

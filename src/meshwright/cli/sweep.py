@@ -62,7 +62,7 @@ def sweep(
 
 
 def _sizes(text: str, sets: Iterable[str]) -> list[int]:
-    """The numbers in `512,1024`, which nothing else may set."""
+    """The numbers in `512,1024`; an error if something else sets them too."""
     if any(one.partition("=")[0].strip() == "gpus" for one in sets):
         raise InputError("the number of accelerators is given twice", where="--set gpus", fix="name the sizes in --gpus only")
     try:

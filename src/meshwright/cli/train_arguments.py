@@ -1,4 +1,4 @@
-"""What a run was started with, kept in its header, so that `train --resume` needs nothing but the run."""
+"""The options that a run was started with. Its header keeps them, so that `train --resume` needs only the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.errors import InputError
 from meshwright.record.header import RunHeader, read_header
 from meshwright.record.run import list_runs
 
-# Of the choices below, those that a run that goes on keeps, with the types they have in a header. Layout and profile are in its plan.
+# The options that a resumed run keeps, with the types they have in a header. Layout and profile are in its plan.
 KEPT: dict[str, tuple[type, ...]] = {
     "steps": (int, type(None)),
     "corpus": (str, type(None)),
@@ -31,7 +31,7 @@ PATHS = ("corpus", "start_from")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the command line asks for; `given` names what was written there, the rest are defaults."""
+    """What the command line asks for; `given` names the options that were written there, the others are defaults."""
 
     plan: Path | None
     layout: str
@@ -61,13 +61,13 @@ class Wishes:
 
 
 def kept_arguments(wishes: Wishes, corpus: Path | None) -> dict[str, Any]:
-    """What the run's header keeps: paths in full, since the run may be continued from another folder."""
+    """The options that the run's header keeps; paths are absolute, because the run may be continued from another folder."""
     values = {name: getattr(wishes, name) for name in KEPT} | {"corpus": corpus}
     return {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 def with_kept(wishes: Wishes) -> Wishes:
-    """The options of a command that continues a run: those not given are as the run was started with."""
+    """The options of a command that continues a run: options that are not given are as at the run's start."""
     folder = wishes.runs / wishes.name
     header = read_header(folder)
     kept = _checked(header, folder)

@@ -1,4 +1,4 @@
-"""What a training run may cost: the price that is used, what was spent before, and whether it can end inside its budget."""
+"""What a training run may cost: the price that is used, what was spent before, and whether the run can end within its budget."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NO_BUDGET = "none"
 
 
 def with_budget(job: TrainingJob, budget: str | None, price: str | None) -> TrainingJob:
-    """The job with its price and, where one is set, its budget; an error where the run cannot end inside it by prediction.
+    """The job with its price and, if one is set, its budget; an error if the prediction says that the run cannot end within it.
 
-    A run that goes on keeps the budget it was given, and a price that the user gave, until it is given others.
+    A resumed run keeps its budget, and a price that the user gave, until the user gives others.
     """
     past = read_run(job.folder) if job.resume else None
     if past and budget is None:
@@ -42,7 +42,7 @@ def with_budget(job: TrainingJob, budget: str | None, price: str | None) -> Trai
 
 
 def _check_kept(past: Run) -> None:
-    """Pass where the budget of a run that continues, and the record of what it spent, are as the run wrote them."""
+    """Raise an error if the budget of a resumed run, or the record of what it spent, is not as the run wrote it."""
     problem = money_problem(past.folder, past.header)
     if not problem:
         return
@@ -56,7 +56,7 @@ def _check_kept(past: Run) -> None:
 
 
 def _kept_usd(past: Run, name: str) -> Decimal | None:
-    """An amount that the run's header keeps; None where there is none, or where it is no amount."""
+    """An amount from the run's header; None if there is none, or if it is not a valid amount."""
     try:
         value = Decimal(str(past.header.money[name])) if past.header.money else None
     except (ArithmeticError, KeyError):
@@ -71,7 +71,7 @@ def _allowed_usd(text: str | None, past: Run | None) -> Decimal | None:
 
 
 def _spent_usd(past: Run, plan: Plan, rate: Rate) -> Decimal:
-    """What earlier starts took: at the prices they recorded, or at today's where they had none; no less than the header remembers."""
+    """What earlier starts cost: at the prices they recorded, or at today's if they recorded none; at least the amount in the header."""
     spent = ledger_of_run(past, plan).usd_unrounded
     if spent is None:
         spent = ledger_of_run(past, plan, price=rate).usd_unrounded or Decimal(0)
@@ -79,20 +79,20 @@ def _spent_usd(past: Run, plan: Plan, rate: Rate) -> Decimal:
 
 
 def _given_before(past: Run | None) -> Rate | None:
-    """The price of the run's last start, where the user gave it: a price of the catalogue is looked up again."""
+    """The price of the run's last start, if the user gave it; a price from the catalogue is looked up again."""
     starts = [event for event in past.events if event.kind in ("start", "resumed")] if past else []
     last = Rate.from_json(starts[-1].detail.get("price")) if starts else None
     return last if last and last.kind == GIVEN else None
 
 
 def _saved_step(past: Run | None) -> int:
-    """Steps after which the run continues: those of its last save."""
+    """The step after which the run continues: that of its last checkpoint."""
     saved = [event.detail.get("saved_step") for event in past.events if event.kind == "checkpoint"] if past else []
     return max((step for step in saved if isinstance(step, int)), default=0)
 
 
 def more_money(job: TrainingJob) -> list[str]:
-    """What to add to the command that continues a run which its budget stopped."""
+    """The option to add to the command that continues a run that was stopped by its budget."""
     run = read_run(job.folder)
     if job.budget is None or not any(event.kind == "stopped" and event.detail.get("reason") == "budget" for event in run.events[-1:]):
         return []

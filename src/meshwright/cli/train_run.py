@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshwright.train.job import TrainingJob
 
 DEFAULT_MODEL, DEFAULT_WORKLOAD = "llama-2m", "python-stdlib"
-DEFAULT_LAYOUT = Layout(tp=2, pp=2, dp=2, micro_batch=4)  # on two emulated racks of four: a replica is a rack
+DEFAULT_LAYOUT = Layout(tp=2, pp=2, dp=2, micro_batch=4)  # on two emulated racks of four ranks: a replica is a rack
 EMBEDDED_CORPUS = "python-stdlib"
 INTERRUPTED = 130
 
@@ -48,7 +48,7 @@ def run(wishes: Wishes) -> int:
         return run_launched(wishes)
     wishes = settled(wishes)
     if wishes.name:
-        check_folder(wishes.runs, wishes.name, resume=wishes.resume)  # before a plan is made, which takes a while
+        check_folder(wishes.runs, wishes.name, resume=wishes.resume)  # before a plan is made, because that takes a while
     job = job_of(wishes)
     if is_over(wishes):
         show_end(job, wishes)
@@ -60,7 +60,7 @@ def run(wishes: Wishes) -> int:
     if wants_profile(wishes, job.plan):
         job = with_measured_plan(job, wishes)
     show_start(job, layout_reason(wishes, job.plan))
-    # Torch is loaded from here on, which takes seconds: mistakes on the command line are reported before.
+    # Torch is loaded from here on, which takes seconds: mistakes on the command line have been reported before.
     from meshwright.train.launch import run_ranks
     from meshwright.train.record.ending import record_failure
     from meshwright.train.saves import check_steps
@@ -73,15 +73,15 @@ def run(wishes: Wishes) -> int:
         lambda place: run_rank(place, job, is_gpu),
         lambda failure, store: record_failure(job.folder, failure, store),
     )
-    if code and code != INTERRUPTED and not job.resume:  # an interrupted run stays: the next --resume must not take an older one
+    if code and code != INTERRUPTED and not job.resume:  # an interrupted run is kept: the next --resume must not take an older run
         discard_unstarted(job.folder)
-    if code in (0, INTERRUPTED) and (job.folder / "run.json").is_file():  # an interrupt may come before there is a run
+    if code in (0, INTERRUPTED) and (job.folder / "run.json").is_file():  # an interrupt may come before the run exists
         show_end(job, wishes)
     return code
 
 
 def settled(wishes: Wishes) -> Wishes:
-    """The options with the run that is meant: whether it continues, and if so all options that it was started with."""
+    """The options with the name of the run and whether it continues; if it does, with all options that it was started with."""
     if wishes.resume_if_exists:
         if not wishes.name:
             raise InputError("which run should be started or continued?", where="--resume-if-exists", fix="name it: --name NAME")
@@ -99,19 +99,19 @@ def settled(wishes: Wishes) -> Wishes:
 
 
 def is_over(wishes: Wishes) -> bool:
-    """Whether a job that was started again has nothing left to do: the run has reached its target, and no more steps are asked for."""
+    """Whether a resumed run has nothing left to do: it has reached its target, and no more steps are asked for."""
     if not (wishes.resume_if_exists and wishes.resume) or "steps" in wishes.given:
         return False
     return read_header(wishes.runs / wishes.name).status == "target_reached"
 
 
 def is_launched(environment: Mapping[str, str]) -> bool:
-    """Whether a launcher has made this process a rank."""
+    """Whether a launcher started this process as a rank."""
     return "RANK" in environment and "WORLD_SIZE" in environment
 
 
 def run_launched(wishes: Wishes) -> int:
-    """Train as the one rank that a launcher has made of this process. An error that all ranks find is printed by rank 0 only."""
+    """Train as the rank that a launcher started this process as. An error that all ranks find is printed by rank 0 only."""
     from meshwright.train.checks import check_job
     from meshwright.train.launch import ReportedElsewhere, explain_failure
     from meshwright.train.meeting import meet
@@ -164,7 +164,7 @@ def show_end(job: TrainingJob, wishes: Wishes) -> None:
 
 
 def torch_or_error() -> None:
-    """Say how to get torch where it is not installed."""
+    """Raise an error that says how to install torch, if it is not installed."""
     from importlib.util import find_spec
 
     missing = [name for name in ("torch", "safetensors", "tokenizers") if find_spec(name) is None]
@@ -214,7 +214,7 @@ def plan_of(wishes: Wishes) -> Plan:
     path = wishes.plan
     if path is None and wishes.resume:
         path = wishes.runs / wishes.name / "plan.json"
-        if path.is_file():  # a missing one is reported where it is needed
+        if path.is_file():  # a missing file is reported where it is needed
             fix = f"put the run's own plan back, or name the plan to continue with: meshwright train PLAN --resume --name {wishes.name}"
             checked_plan(path.parent, fix)
     if path is None:
@@ -224,23 +224,23 @@ def plan_of(wishes: Wishes) -> Plan:
 
 
 def with_layout(plan: Plan, text: str, profile: str = "") -> Plan:
-    """The plan with other degrees, or by a hardware profile, priced again; with the plan's own profile where none is named.
+    """The plan with other degrees or another hardware profile, priced again; with the plan's own profile if none is named.
 
-    A cluster of another size is cut to as many accelerators as they take.
+    If the degrees need another number of accelerators, the cluster is cut or extended to that number.
     """
     layout = parse_layout(text, plan.layout) if text else plan.layout
     if text and "vp" not in read_choices(text) and layout.pp == 1:
         layout = replace(layout, vp=1)
     cluster, note = _sized(plan.cluster, layout.num_ranks)
-    own = on_profile(software(), plan.profile) if plan.profile and not profile else ""  # its own profile was checked when it was made
+    own = on_profile(software(), plan.profile) if plan.profile and not profile else ""  # it was checked when the plan was made
     job = Job(plan.model, cluster, plan.workload, own, profile=profile)
     return _noted(planned(job.forecast(layout), plan.name), note)
 
 
 def _sized(cluster: Cluster, num_ranks: int) -> tuple[Cluster, str]:
-    """The cluster with so many accelerators in use, and a note where more machines had to be joined to it than are described.
+    """The cluster with so many accelerators in use, and a note if this needs more machines than the cluster describes.
 
-    Who starts ranks on several machines has them: what joins them is not known here, and only the price hangs on it.
+    A user who starts ranks on several machines has them. The network between them is not known here; only the price depends on it.
     """
     if num_ranks == cluster.num_accelerators:
         return cluster, ""
@@ -278,13 +278,13 @@ def default_plan(layout_text: str, profile: str = "", ranks_per_gpu: int = 1) ->
 
 
 def wants_profile(wishes: Wishes, plan: Plan) -> bool:
-    """Whether the embedded default is about to run on shared cores that nobody measured yet."""
+    """Whether the embedded default is about to run on shared cores that were not measured yet."""
     is_default = wishes.plan is None and not wishes.resume and not wishes.profile
     return is_default and not on_gpus(plan) and plan.profile is None and plan.layout.num_ranks > 1
 
 
 def with_measured_plan(job: TrainingJob, wishes: Wishes) -> TrainingJob:
-    """The job planned by a profile of this machine, measured now and kept: only that shows how long processes on shared cores wait."""
+    """The job planned with a profile of this machine, measured now and kept: only that shows how long processes on shared cores wait."""
     from meshwright.cli.measure import profile_cores
     from meshwright.describe.profile import usual_path
 
@@ -304,7 +304,7 @@ def with_measured_plan(job: TrainingJob, wishes: Wishes) -> TrainingJob:
 
 
 def _fixed(text: str, base: Layout) -> Layout:
-    """The layout that a text spells out; degrees it leaves out are 1, other choices the default's."""
+    """The layout in a text; degrees that it leaves out are 1, other choices are those of the default."""
     alone = replace(base, tp=1, cp=1, pp=1, vp=1, dp=1)
     return parse_layout(text, alone)
 
@@ -323,12 +323,12 @@ def layout_reason(wishes: Wishes, plan: Plan) -> str:
 
 
 def is_embedded(wishes: Wishes, plan: Plan) -> bool:
-    """Whether the run trains on the corpus that is made on this machine where it is missing."""
+    """Whether the run trains on the embedded corpus, which is made on this machine if it is missing."""
     return wishes.corpus is None and plan.workload.training is not None and plan.workload.training.corpus == EMBEDDED_CORPUS
 
 
 def corpus_of(wishes: Wishes, plan: Plan) -> Path:
-    """The folder of the corpus; the embedded one is made where it is not there yet."""
+    """The folder of the corpus; the embedded corpus is made if it does not exist yet."""
     if wishes.corpus is not None:
         return wishes.corpus
     named = plan.workload.training.corpus if plan.workload.training else ""
@@ -351,10 +351,10 @@ def on_gpus(plan: Plan) -> bool:
 
 
 def share_gpus(job: TrainingJob) -> None:
-    """Make ready for several ranks on a GPU, where they are asked for; an error says what is missing."""
+    """Prepare for several ranks on one GPU, if they are asked for; an error says what is missing."""
     if job.ranks_per_gpu == 1:
         return
-    import torch  # noqa: F401 - brings the NCCL library that is asked for its version
+    import torch  # noqa: F401 - loads the NCCL library, whose version is checked below
 
     from meshwright.train.shared_gpu import allow_sharing, check_sharing, loaded_nccl
 
@@ -363,7 +363,7 @@ def share_gpus(job: TrainingJob) -> None:
 
 
 def check_place(plan: Plan, num_ranks: int, is_gpu: bool, ranks_per_gpu: int = 1) -> None:
-    """Raise where the plan does not fit this machine: what it needs, and what is here."""
+    """Raise an error if the plan does not fit this machine; it says what the plan needs and what is here."""
     if num_ranks != plan.layout.num_ranks:
         raise InputError(
             f"the plan needs {plan.layout.num_ranks} ranks ({plan.layout.degrees}), and {num_ranks} were started",
@@ -378,7 +378,7 @@ def check_place(plan: Plan, num_ranks: int, is_gpu: bool, ranks_per_gpu: int = 1
                 fix="leave it out: ranks on a processor share its cores anyway",
             )
         return
-    here = len(gpu_names())  # not torch's count: asking it would keep the ranks, which are forked, from using a GPU
+    here = len(gpu_names())  # not torch's count: after that call, forked ranks could not use a GPU
     local_ranks = min(plan.layout.num_ranks, int(os.environ.get("LOCAL_WORLD_SIZE", plan.layout.num_ranks)))
     needed = -(-local_ranks // ranks_per_gpu)
     if here < needed:

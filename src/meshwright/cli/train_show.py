@@ -1,4 +1,4 @@
-"""What `meshwright train` prints around a run: what is about to be trained, how it went, and how to look at it."""
+"""What `meshwright train` prints before and after a run: what is about to be trained, how it went, and how to look at it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def next_document(job: TrainingJob) -> Document:
 
 
 def show_start(job: TrainingJob, layout_reason: str) -> None:
-    """Print what is about to be trained. It is flushed, because the ranks are forked from this process."""
+    """Print what is about to be trained. The output is flushed, because the ranks are forked from this process."""
     _show_beside(job, start_document(job, layout_reason))
 
 
@@ -63,7 +63,7 @@ def show_next(job: TrainingJob) -> None:
 
 
 def _show_beside(job: TrainingJob, document: Document) -> None:
-    """Print on standard output, unless that is kept for the JSON of the result."""
+    """Print on standard output, or on stderr if standard output is kept for the JSON of the result."""
     out = sys.stderr if job.prints_json else sys.stdout
     with redirect_stdout(out):
         show(document, as_json=False)

@@ -63,7 +63,7 @@ def validate(
 
 
 def _only(runs: Sequence[MeasuredRun], attribute: str, wanted: Sequence[str] | None) -> list[MeasuredRun]:
-    """The runs whose attribute is one of those wanted; commas separate several. A name that no run has is an error."""
+    """The runs whose attribute is one of the wanted values, separated by commas. A value that no run has is an error."""
     from meshwright.errors import InputError, nearest
 
     names = [name.strip() for text in wanted or () for name in text.split(",") if name.strip()]

@@ -40,7 +40,7 @@ def weights(
     check_trained(run)
     check_new_folder(out)
     torch_or_error()
-    import torch  # takes seconds, so mistakes are reported before it
+    import torch  # takes seconds, so mistakes are reported first
 
     from meshwright.train.interop.huggingface_save import save_huggingface
     from meshwright.train.interop.trained import load_trained

@@ -1,21 +1,22 @@
 """Time of a pipelined step and the activations it holds, in closed form.
 
 Every argument may be a number or an array; they broadcast, so one call prices all candidate layouts. `schedule.py` times the
-same schedules operation by operation; the tests hold the two within 0.5 % of each other.
+same schedules operation by operation; the tests check that the two agree within 0.5 %.
 
 **The idea.** A step lasts as long as its longest chain of operations that wait for each other. Such a chain starts at stage 0,
-climbs to the last stage on forwards, stays for a while on the stage that holds everyone up, and comes down on backwards.
-Against `m` micro-batches on even stages it gains where it passes a heavier chunk or a message, and loses where it leaves a
-stage that still has work. Each function below adds up a few such chains, in seconds gained, and takes the longest.
+climbs to the last stage through forwards, stays for a while on the stage that delays the others, and comes down through backwards.
+Compared with the time of `m` micro-batches on one stage of an even pipeline, a chain gains seconds where it passes a heavier chunk or a
+message, and loses seconds where it leaves a stage that still has work. Each function below adds up a few such chains, in seconds gained,
+and takes the longest.
 
-**Where 0.5 % holds.** All middle chunks alike; the last chunk heavier by up to a quarter of a stage, or lighter by up to half a
-chunk; the first chunk heavier by up to 1 % of a stage, or as light as the last; messages of up to a quarter of a chunk's time
-(interleaved), up to half its weight gradient (zero-bubble), of any length (1F1B).
+**Where 0.5 % holds.** All middle chunks are equal; the last chunk is heavier by up to a quarter of a stage, or lighter by up to half a
+chunk; the first chunk is heavier by up to 1 % of a stage, or as light as the last; messages take up to a quarter of a chunk's time
+(interleaved), up to half of its weight gradient (zero-bubble), or any time (1F1B).
 
-**Where it does not.** Messages longer than these: within about 10 % as far as the time of a chunk, mostly too short; up to 30 %
-where the stages do not divide the micro-batches. Two interleaved stages that are both light, which take turns in holding each
-other up: too short by up to 8 %. Zero-bubble with fewer micro-batches than stages: within 7 %; with both ends light and fewer
-than three per stage: too short by up to 2 %.
+**Where it does not.** Longer messages, up to the time of a chunk: within about 10 %, mostly too short; up to 30 % if the number of stages
+does not divide the micro-batches. Two interleaved stages that are both light, and delay each other in turn: too short by up to 8 %.
+Zero-bubble with fewer micro-batches than stages: within 7 %; with both ends light and fewer than three micro-batches per stage: too short
+by up to 2 %.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkTimes:
-    """Seconds one micro-batch takes in a chunk, and what the model's first and last chunk take beyond that (or less)."""
+    """Seconds that one micro-batch takes in a chunk, and how much more (or less) the first and the last chunk of the model take."""
 
     forward_s: Quantity
-    backward_s: Quantity  # all of it
-    weight_s: Quantity = 0.0  # of the backward: the weight gradients, where a schedule may put them off
+    backward_s: Quantity  # the whole backward
+    weight_s: Quantity = 0.0  # the part of the backward that computes weight gradients, if a schedule may postpone it
     first_forward_s: Quantity = 0.0
     first_backward_s: Quantity = 0.0
     first_weight_s: Quantity = 0.0
@@ -47,12 +48,12 @@ class ChunkTimes:
 
     @property
     def first_s(self) -> Quantity:
-        """Seconds the first chunk takes beyond a middle one."""
+        """Seconds that the first chunk takes more than a middle one."""
         return self.first_forward_s + self.first_backward_s
 
     @property
     def last_s(self) -> Quantity:
-        """Seconds the last chunk takes beyond a middle one."""
+        """Seconds that the last chunk takes more than a middle one."""
         return self.last_forward_s + self.last_backward_s
 
 
@@ -68,9 +69,9 @@ def pipeline_s(
 ) -> Column:
     """Seconds from the first forward to the last backward of a step.
 
-    Rows with one chunk per stage run 1F1B, with more the interleaved schedule, and where `zero_bubble` is set the schedule
-    that puts off weight gradients. `hop_s` delays the receiver only: where
-    a stage does nothing while it sends, the time of the message is part of its chunk times.
+    Rows with one chunk per stage run 1F1B, rows with more chunks the interleaved schedule, and rows with `zero_bubble` the schedule
+    that postpones weight gradients. `hop_s` delays the receiver only: if a stage does nothing while it sends, the time of the message is
+    part of its chunk times.
     """
     zero = np.asarray(zero_bubble)
     result = np.asarray(one_f_one_b_s(num_micro_batches, pp, times, hop_s))
@@ -82,7 +83,7 @@ def pipeline_s(
 
 
 def busiest_stage_s(num_micro_batches: Count, pp: Count, vp: Count, times: ChunkTimes) -> Column:
-    """Seconds the stage with the most work computes in a step; the rest of `pipeline_s` is bubble."""
+    """Seconds for which the stage with the most work computes in a step; the rest of `pipeline_s` is bubble."""
     chunk_s = times.forward_s + times.backward_s
     middle_s = np.where(np.asarray(pp) > 2, 0.0, -np.inf)
     extra_s = np.maximum(np.maximum(times.first_s, times.last_s), middle_s)
@@ -93,13 +94,13 @@ def busiest_stage_s(num_micro_batches: Count, pp: Count, vp: Count, times: Chunk
 def one_f_one_b_s(num_micro_batches: Count, pp: Count, times: ChunkTimes, hop_s: Quantity = 0.0) -> Column:
     """Seconds of a 1F1B step.
 
-    Stage `p` is `pp - p - 1` forwards ahead, so a chain that climbs from stage `p` to `q` and back comes out `q - p + 1`
-    micro-batches later: it loses nothing against staying, and gains two messages per hop. A step is one lap over all stages,
-    and `m - 1` micro-batches more, spent on further laps (whole, or sparing a light end) or on staying.
+    Stage `p` is `pp - p - 1` forwards ahead, so a chain that climbs from stage `p` to `q` and comes back is then `q - p + 1`
+    micro-batches further: it loses nothing compared with staying, and gains two messages per hop. A step is one lap over all stages,
+    and `m - 1` more micro-batches, in which the chain makes further laps (whole, or without a light end) or stays.
     """
     m, stages = (np.asarray(x, dtype=np.float64) for x in (num_micro_batches, pp))
     first_s, last_s, hops_s = times.first_s, times.last_s, 2 * np.asarray(hop_s, dtype=np.float64)
-    inner = np.maximum(stages - 1, 1)  # stages in a lap that spares one end
+    inner = np.maximum(stages - 1, 1)  # stages in a lap that leaves out one end
     has_middle = stages > 2
     lap_s = first_s + last_s + (stages - 1) * hops_s
     left = m - 1
@@ -112,13 +113,13 @@ def one_f_one_b_s(num_micro_batches: Count, pp: Count, times: ChunkTimes, hop_s:
     other_s = np.where(has_middle & (num_laps > 0), 0.0, -np.inf)
     sparing_first_s = num_laps * (last_s + (stages - 2) * hops_s) + _short_lap_s(rest, last_s, other_s, hops_s)
 
-    again = left - stages  # sparing the last stage, or staying on the first, comes after a second whole lap
+    again = left - stages  # leaving out the last stage, or staying on the first, comes after a second whole lap
     num_laps, rest = _divided(np.maximum(again, 0), inner)
     other_s = np.where(has_middle, np.maximum(first_s, 0.0), first_s)
     sparing_last_s = num_laps * (first_s + (stages - 2) * hops_s) + _short_lap_s(rest, last_s, other_s, hops_s)
     after_second_s = np.where(again >= 0, lap_s + np.maximum(sparing_last_s, again * first_s), -np.inf)
 
-    depth = np.minimum(stages - 1, left)  # laps among the middle stages come after one that spares the first
+    depth = np.minimum(stages - 1, left)  # laps among the middle stages come after one that leaves out the first
     num_laps, rest = _divided(left - depth, np.maximum(stages - 2, 1))
     among_s = last_s + (depth - 1 + num_laps * (stages - 3) + np.maximum(rest - 1, 0)) * hops_s
     middle_s = np.where(has_middle & (left > 0), among_s, -np.inf)
@@ -129,21 +130,21 @@ def one_f_one_b_s(num_micro_batches: Count, pp: Count, times: ChunkTimes, hop_s:
 
 
 def _short_lap_s(num_left: Column, last_s: Quantity, other_s: Quantity, hops_s: Column) -> Column:
-    """Seconds gained with the micro-batches that whole laps leave: staying last, or one lap over as many stages."""
+    """Seconds gained with the micro-batches that are left after whole laps: staying on the last stage, or one lap over as many stages."""
     lap_s = np.maximum(last_s, other_s) + (num_left - 1) * hops_s
     return np.asarray(np.where(num_left > 0, np.maximum(num_left * last_s, lap_s), 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """What the schedule counts, as floats that broadcast."""
+    """Counts of the schedule, as floats that broadcast."""
 
     m: Column
     stages: Column
     chunks: Column
-    group: Column  # micro-batches that pass through a chunk before the next chunk's turn
-    final: Column  # the last group's
-    turns: Column  # chunk passes of a stage, each way
+    group: Column  # micro-batches that pass through a chunk before it is the next chunk's turn
+    final: Column  # micro-batches in the last group
+    turns: Column  # passes through chunks of a stage, forward and backward each
     left: Column  # forwards of the last stage after its first backward
 
 
@@ -159,7 +160,7 @@ def _longest_s(*chains_s: Quantity) -> Column:
 
 
 def _divided(count: Column, size: Column) -> tuple[Column, Column]:
-    """Whole sizes in a count, and the rest; for counts this small faster than `np.divmod` and as exact."""
+    """Quotient and remainder; for counts this small it is faster than `np.divmod`, and as exact."""
     whole = np.floor(count / size)
     return whole, count - whole * size
 
@@ -169,24 +170,24 @@ def interleaved_s(
 ) -> Column:
     """Seconds of an interleaved 1F1B step of two or more chunks per stage.
 
-    Stage `p` is `2 (pp - p - 1)` forwards ahead of the last, so climbing and coming back loses a chunk's time per hop where it
-    gains two messages: chains stay on one stage, and messages show only while the pipeline fills and drains, one lap over
-    the stages per chunk. The first and last stage are neighbours by the wrap.
+    Stage `p` is `2 (pp - p - 1)` forwards ahead of the last, so climbing and coming back loses the time of a chunk per hop and gains
+    only two messages. Chains therefore stay on one stage, and messages count only while the pipeline fills and drains, with one lap over
+    the stages per chunk. The first and the last stage are neighbours through the wrap.
     """
     n, hop = _counts(num_micro_batches, pp, vp), np.asarray(hop_s, dtype=np.float64)
     f, b, first_s, last_s = times.forward_s, times.backward_s, times.first_s, times.last_s
     chunk_s = f + b
     lap_s = (n.stages - 1) * hop + (hop if wrap_s is None else wrap_s)
-    fill_s = np.maximum((n.stages - n.group) * f + lap_s, 0.0)  # waiting per chunk, as the first group goes round
+    fill_s = np.maximum((n.stages - n.group) * f + lap_s, 0.0)  # waiting per chunk, while the first group goes round
     drain_s = np.maximum((n.stages - n.final) * b + lap_s, 0.0)
     ends_s = _end_s(times.first_forward_s, fill_s, n.group, n.chunks) + _end_s(times.first_backward_s, drain_s, n.final, n.chunks)
     plain_s = (n.chunks - 1) * (fill_s + drain_s)
 
     on_middle_s = np.where(n.stages > 2, ends_s, plain_s + n.m * first_s) + _off_last_s(1.0, times, hop, n.left)
     on_first_s = plain_s + n.m * first_s + _off_last_s(n.stages - 1, times, hop, n.left)
-    to_first_s = np.maximum((1 + 2 * (n.group - n.stages)) * chunk_s + (n.stages - 2) * hop - lap_s, 0.0)  # and back, by the wrap
+    to_first_s = np.maximum((1 + 2 * (n.group - n.stages)) * chunk_s + (n.stages - 2) * hop - lap_s, 0.0)  # and back, through the wrap
     mostly_first_s = ends_s - to_first_s + np.maximum(n.m - 2 * n.group, 0) * first_s + np.minimum(n.m, 2 * n.group) * last_s
-    # Messages longer than a forward: in each group one micro-batch's way back through all chunks, and a climb to the next group.
+    # Messages longer than a forward: in each group, one micro-batch goes back through all chunks, and the chain climbs to the next group.
     back_s = (n.chunks - 1) * (n.stages * np.maximum(f, b) + lap_s - n.group * chunk_s)
     back_s = back_s + np.maximum(2 * hop - chunk_s, 0.0) * (n.group - 1) / 2
     num_back = np.ceil(n.m / n.group) - 1
@@ -197,12 +198,12 @@ def interleaved_s(
 
 
 def _end_s(extra_s: Quantity, wait_s: Column, group: Column, chunks: Column) -> Column:
-    """Seconds gained while the pipeline fills (or drains): one micro-batch goes through all chunks, or the group through the first."""
+    """Seconds gained while the pipeline fills (or drains): one micro-batch goes through all chunks, or the group goes through the first."""
     return np.asarray(np.maximum(extra_s + (chunks - 1) * wait_s, group * extra_s + (chunks - 2) * wait_s))
 
 
 def _off_last_s(hops: Quantity, times: ChunkTimes, hop_s: Column, left: Column) -> Column:
-    """Seconds gained (mostly lost) by staying `hops` before the last stage, with or without a visit there at either end."""
+    """Seconds gained (mostly lost) by staying `hops` stages before the last one, with or without a visit to the last at either end."""
     way_s = hops * (times.forward_s + times.backward_s + 2 * hop_s)
     passed = np.minimum(2 * hops, left)
     at_start_s = way_s + times.last_s - passed * times.forward_s
@@ -214,16 +215,16 @@ def _off_last_s(hops: Quantity, times: ChunkTimes, hop_s: Column, left: Column) 
 def zero_bubble_s(
     num_micro_batches: Count, pp: Count, vp: Count, times: ChunkTimes, hop_s: Quantity = 0.0, wrap_s: Quantity | None = None
 ) -> Column:
-    """Seconds of a step whose weight gradients are put off (ZB-H1, or with several chunks its interleaved form).
+    """Seconds of a step whose weight gradients are postponed (ZB-H1, or with several chunks its interleaved form).
 
-    Stage `p` puts them off by `p` backwards. Chains run down the stages without them, and may end on a stage that catches up.
+    Stage `p` postpones them by `p` backwards. Chains come down the stages without them, and may end on a stage that still computes them.
     """
     n, hop = _counts(num_micro_batches, pp, vp), np.asarray(hop_s, dtype=np.float64)
     split = _Split(n, times, hop, (n.stages - 1) * hop + (hop if wrap_s is None else wrap_s))
     on_last_s, off_last_s, owed_s = split.stays_s()
     gained_s = split.fill_s + _longest_s(
-        split.drain_s + np.maximum(on_last_s - owed_s, off_last_s),  # down to the first stage, and its last weight gradient
-        np.maximum(on_last_s, off_last_s + owed_s),  # or the last stage's
+        split.drain_s + np.maximum(on_last_s - owed_s, off_last_s),  # down to the first stage, until its last weight gradient
+        np.maximum(on_last_s, off_last_s + owed_s),  # or until the last stage's
         split.short_of_last_s(np.asarray(1.0)),
         split.short_of_last_s(n.stages - 2),
         split.on_first_s(),
@@ -251,7 +252,7 @@ class _Split:
 
     @property
     def input_s(self) -> Quantity:
-        """Seconds of the input gradient: what the stage before waits for."""
+        """Seconds of the input gradient, for which the stage before waits."""
         return self.times.backward_s - self.times.weight_s
 
     @property
@@ -260,12 +261,12 @@ class _Split:
 
     @property
     def wait_s(self) -> Column:
-        """Seconds of waiting per chunk, as the first group goes round."""
+        """Seconds of waiting per chunk, while the first group goes round."""
         return np.maximum((self.n.stages - self.n.group) * self.times.forward_s + self.lap_s, 0.0)
 
     @property
     def entry_s(self) -> Column:
-        """Seconds the first chunk's extra, and laps longer than the group, add to the climb."""
+        """Seconds added to the climb by the extra time of the first chunk, and by laps longer than the group."""
         extra_s = self.times.first_forward_s
         return np.where(self.n.chunks > 1, _end_s(extra_s, self.wait_s, self.n.group, self.n.chunks), extra_s)
 
@@ -276,7 +277,7 @@ class _Split:
 
     @property
     def drain_s(self) -> Column:
-        """Seconds gained by coming down: turn by turn on the last stage first, or one micro-batch through all chunks."""
+        """Seconds gained by coming down: turn by turn on the last stage first, or with one micro-batch through all chunks."""
         n, t = self.n, self.times
         caught_up_s = np.where(n.chunks == 2, np.minimum(n.stages, n.final) * np.maximum(t.last_weight_s, 0.0), 0.0)
         group_s = np.where(n.chunks > 1, n.final * t.first_backward_s - caught_up_s, -np.inf)
@@ -287,9 +288,9 @@ class _Split:
         return np.asarray(self.up * (self.input_s + self.hop_s) + np.maximum(by_turns_s, by_laps_s))
 
     def stays_s(self) -> tuple[Column, Column, Column]:
-        """Seconds gained between fill and drain: on the last stage, on others, and the last stage's weight gradients owed then.
+        """Seconds gained between fill and drain on the last stage and on others, and of weight gradients that the last stage still owes.
 
-        The first `pp - 1` turns have no weight gradients, so a chain may go down and up again then and lose nothing.
+        The first `pp - 1` turns have no weight gradients, so in these turns a chain may go down and up again without a loss.
         """
         n, up, hop_s, visit_s, first_s = self.n, self.up, self.hop_s, self.visit_s, self.times.first_s
         hops = np.minimum(up - 1, n.left - 1)
@@ -305,7 +306,7 @@ class _Split:
         return on_last_s, off_last_s, owed_s
 
     def short_of_last_s(self, hops: Column) -> Column:
-        """Seconds gained by staying on the middle stage `hops` before the last, and ending there or on the first."""
+        """Seconds gained by staying on the middle stage that is `hops` before the last, and ending there or on the first."""
         n, t, up, hop_s = self.n, self.times, self.up, self.hop_s
         down_s = hops * (self.input_s + hop_s) - np.minimum(hops, n.left) * t.forward_s + self.visit_s
         dip_s = np.maximum(2 * (np.minimum(up - 1, n.left - 1) - hops) * hop_s, 0.0)
@@ -314,7 +315,7 @@ class _Split:
         return np.where((hops >= 1) & (hops < up), down_s + dip_s + np.maximum(drained_s, 0.0), -np.inf)
 
     def on_first_s(self) -> Column:
-        """Seconds gained by staying on the first stage to its last weight gradient."""
+        """Seconds gained by staying on the first stage until its last weight gradient."""
         n, t = self.n, self.times
         passed = np.minimum(self.up, n.left)
         own_s = n.m * t.first_backward_s + (n.m - passed) * t.first_forward_s
@@ -322,7 +323,7 @@ class _Split:
         return down_s + own_s + (n.chunks - 1) * self.wait_s - self.entry_s
 
     def laps_s(self) -> Column:
-        """Seconds gained where messages outlast half the weight gradients: lap after lap, one weight gradient in each."""
+        """Seconds gained if messages take longer than half the weight gradients: lap after lap, with one weight gradient in each."""
         n, t, up = self.n, self.times, self.up
         num_laps, rest = _divided(n.left + n.stages, n.stages)
         extras_s = ((num_laps - 1) * t.first_s + num_laps * self.visit_s) / n.chunks + np.minimum(rest, 1) * np.minimum(self.visit_s, 0.0)
@@ -334,10 +335,10 @@ class _Split:
 
 
 def smallest_group(num_micro_batches: Count, pp: Count) -> NDArray[np.int64]:
-    """Micro-batches that pass through a chunk before the next chunk's turn: the fewest that Megatron-LM accepts.
+    """Micro-batches that pass through a chunk before it is the next chunk's turn: the smallest number that Megatron-LM accepts.
 
-    A group, and what is left for the last one, must fill the pipeline, or operations wait for each other in a circle.
-    Micro-batches too few to fill it (Megatron-LM refuses them) are one group.
+    Each group, also the last one, must fill the pipeline; otherwise operations would wait for each other in a circle.
+    If there are too few micro-batches to fill it (Megatron-LM refuses this), they are one group.
     """
     m, stages = np.broadcast_arrays(np.asarray(num_micro_batches, dtype=np.int64), np.asarray(pp, dtype=np.int64))
     flat_m, flat_stages = m.ravel(), stages.ravel()
@@ -353,9 +354,9 @@ def smallest_group(num_micro_batches: Count, pp: Count) -> NDArray[np.int64]:
 def peak_in_flight(
     num_micro_batches: Count, pp: Count, vp: Count, stage: Count, zero_bubble: bool | NDArray[np.bool_] = False
 ) -> NDArray[np.int64]:
-    """Most chunk activations that `stage` holds at once: of micro-batches gone forward whose backward has not ended.
+    """The largest number of chunk activations that `stage` holds at once: forward has run, backward has not ended.
 
-    A schedule that puts off weight gradients holds them until those are done, and so as many on every stage.
+    A schedule that postpones weight gradients holds activations until these are computed, and therefore equally many on every stage.
     """
     m, stages, chunks, p = (np.asarray(x, dtype=np.int64) for x in (num_micro_batches, pp, vp, stage))
     zero = np.asarray(zero_bubble)
@@ -367,10 +368,10 @@ def peak_in_flight(
 def layers_in_flight(
     layers: Count, num_chunks: Count, vp: Count, group: Count, short_at_the_end: bool | NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Layers whose activations a stage holds with `num_chunks` chunks in flight, where its `vp` chunks share `layers` unevenly.
+    """Layers whose activations a stage holds with `num_chunks` chunks in flight, if its `vp` chunks share `layers` unevenly.
 
-    Forwards go through the chunks in groups of micro-batches, so that the first chunk is held more often than the last. Chunks beside the
-    embedding are short, those beside the loss where `short_at_the_end`.
+    Forwards go through the chunks in groups of micro-batches, so that the first chunk is held more often than the last. The chunks with
+    fewer layers come first, beside the embedding, or with `short_at_the_end` last, beside the loss.
     """
     count, held, chunks, size = (np.asarray(x, dtype=np.int64) for x in (layers, num_chunks, vp, group))
     each = count // chunks

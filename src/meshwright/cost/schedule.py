@@ -1,10 +1,10 @@
 """Pipeline schedules as data, and their exact timing: when every operation of every stage starts and ends.
 
-A schedule is an order of operations per stage and what each waits for; it depends on counts only, so it is built once
-and cached. `evaluate` then walks it with any times. `pipeline.py` holds the closed form of the same quantities.
+A schedule says in which order each stage runs its operations, and what each operation waits for. It depends on counts only, so it is built
+once and cached. `evaluate` then goes through it with any times. `pipeline.py` has the closed form of the same quantities.
 
-Words: a stage is one pipeline rank, a chunk one of the `num_chunks` model pieces on it (interleaving), an operation the
-forward (F), backward (B) or, where it is split off, weight-gradient (W) pass of one micro-batch through one chunk.
+Words: a stage is one pipeline rank; a chunk is one of the `num_chunks` pieces of the model on it (interleaving); an operation is the
+forward (F), backward (B) or, if it is separate, weight-gradient (W) pass of one micro-batch through one chunk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NO_SEND, _HOP, _WRAP = 0, 1, 2
 class Schedule:
     """The operations of a step in an order that respects every dependency; column `i` of each array is operation `i`.
 
-    Operations of one stage stand in the order in which that stage runs them.
+    Operations of one stage are in the order in which that stage runs them.
     """
 
     num_stages: int
@@ -42,22 +42,22 @@ class Schedule:
     chunk: Ints
     micro_batch: Ints
     kind: Ints  # FORWARD, BACKWARD or WEIGHT
-    waits_for: Ints  # operation on another stage that must have arrived, or -1
-    message: Ints  # what the result is sent over: nothing, the next stage, or the wrap from last stage to first
-    peak_in_flight: Ints  # per stage: most chunk activations held at once
-    loop: tuple[list[int], list[int]]  # stage and waits_for + 1 as lists, for the walk in `evaluate`
+    waits_for: Ints  # operation on another stage whose result must have arrived, or -1
+    message: Ints  # how the result is sent: not at all, to the next stage, or over the wrap from the last stage to the first
+    peak_in_flight: Ints  # per stage: the largest number of chunk activations held at once
+    loop: tuple[list[int], list[int]]  # stage and waits_for + 1 as lists, for the loop in `evaluate`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hops:
-    """Seconds a message between consecutive chunks takes.
+    """Seconds of a message between consecutive chunks.
 
-    Overlapped, a message delays its receiver alone. Blocking, it also occupies the sender, once per operation that sends:
+    An overlapped message delays only its receiver. A blocking message also occupies the sender, once per operation that sends:
     the receiver's half coincides with its own next send, as in Megatron's `send_forward_recv_backward`.
     """
 
     hop_s: float = 0.0
-    wrap_s: float | None = None  # from the last stage to the first, one chunk on; None: as any hop
+    wrap_s: float | None = None  # from the last stage to the first, to the next chunk; None: like any hop
     overlapped: bool = True
 
     def by_message(self) -> Floats:
@@ -72,12 +72,12 @@ class Timeline:
     schedule: Schedule
     makespan_s: float
     start_s: Floats
-    end_s: Floats  # includes the message where it is blocking
+    end_s: Floats  # includes the message if it is blocking
     busy_s: Floats  # per stage
 
     @property
     def idle_s(self) -> Floats:
-        """Seconds each stage waits within the makespan: its bubble."""
+        """Seconds for which each stage waits within the makespan: its bubble."""
         return self.makespan_s - self.busy_s
 
 
@@ -87,7 +87,7 @@ def evaluate(
     """Start and end of every operation in seconds, given times `[stage][chunk]`.
 
     An operation starts when its stage has finished the previous one and its input has arrived. `backward_s` is the whole
-    backward; a schedule that splits it needs `weight_s`, the part of it that computes weight gradients.
+    backward; a schedule that splits it also needs `weight_s`, the part that computes weight gradients.
     """
     durations_s, delays_s = _times(schedule, forward_s, backward_s, weight_s, hops or Hops())
     free_s = [0.0] * schedule.num_stages
@@ -116,7 +116,7 @@ def evaluate(
 def _times(
     schedule: Schedule, forward_s: ArrayLike, backward_s: ArrayLike, weight_s: ArrayLike | None, hops: Hops
 ) -> tuple[Floats, Floats]:
-    """Seconds each operation occupies its stage, and seconds until its result has arrived after that."""
+    """Seconds for which each operation occupies its stage, and seconds after that until its result has arrived."""
     forward, backward = (_grid(schedule, name, s) for name, s in (("forward_s", forward_s), ("backward_s", backward_s)))
     weight = np.zeros_like(backward)
     if schedule.kind.max() == WEIGHT:
@@ -167,9 +167,9 @@ def interleaved(num_stages: int, num_chunks: int, num_micro_batches: int, group:
 
 
 def zero_bubble(num_stages: int, num_chunks: int, num_micro_batches: int, group: int | None = None) -> Schedule:
-    """Zero bubble: 1F1B whose weight gradients are put off by as many backwards as the stage's rank.
+    """Zero bubble: 1F1B in which stage `p` postpones weight gradients by `p` backwards.
 
-    With one chunk this is ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024): no stage holds more than 1F1B's first.
+    With one chunk this is ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024): no stage holds more than the first stage of 1F1B.
     With several it is the interleaved form (ZB1P; `ScheduleInterleavedZeroBubble` in PyTorch).
     """
     group = _checked_group(num_stages, num_micro_batches, group)
@@ -223,7 +223,7 @@ class _Turns:
 
     chunk: Ints
     micro_batch: Ints
-    group_size: Ints  # of the group the turn belongs to: so many turns earlier the micro-batch was in the previous chunk
+    group_size: Ints  # size of the turn's group: the micro-batch was in the previous chunk so many turns earlier
 
 
 def _turns(num_chunks: int, num_micro_batches: int, group: int) -> _Turns:
@@ -266,14 +266,14 @@ def _stage_order(num_turns: int, num_ahead: int, num_kinds: int, weight_delay: i
 def _dependencies(turns: _Turns, num_stages: int, num_chunks: int, num_kinds: int) -> tuple[Ints, Ints]:
     """For each operation, numbered `(stage, kind, turn)`: what it waits for on another stage (or -1), and the message it sends.
 
-    A backward's own forward, and a weight gradient's backward, ran earlier on the same stage: the order says so already.
+    The forward of a backward, and the backward of a weight gradient, ran earlier on the same stage, so the order already ensures them.
     """
     num_turns = len(turns.chunk)
     turn = np.arange(num_turns)
     number = np.arange(num_stages * num_kinds * num_turns).reshape(num_stages, num_kinds, num_turns)
     waits_for = np.full_like(number, -1)
     message = np.full_like(number, _NO_SEND)
-    enters, leaves = turns.chunk > 0, turns.chunk < num_chunks - 1  # from, to another chunk of the stage
+    enters, leaves = turns.chunk > 0, turns.chunk < num_chunks - 1  # whether it comes from, or goes to, another chunk of the stage
     before = np.maximum(turn - turns.group_size, 0)
     # Backward turns mirror the forward ones: the last chunk goes first, so turn `t` is in chunk `num_chunks - 1 - chunk[t]`.
     for kind, first, last, step in ((FORWARD, 0, num_stages - 1, 1), (BACKWARD, num_stages - 1, 0, -1)):
@@ -286,11 +286,11 @@ def _dependencies(turns: _Turns, num_stages: int, num_chunks: int, num_kinds: in
 
 
 def _topological(orders: Sequence[Ints], waits_for: Sequence[int]) -> list[int]:
-    """All operations in an order in which each comes after what it waits for; stages take turns, each going as far as it can."""
+    """All operations in an order in which each comes after what it waits for; stages take turns, and each goes as far as it can."""
     per_stage = len(orders[0])
     queues = [(order + stage * per_stage).tolist() for stage, order in enumerate(orders)]
     done = bytearray(per_stage * len(orders) + 1)
-    done[-1] = True  # what nothing waits for: -1
+    done[-1] = True  # entry -1 stands for nothing to wait for
     walk: list[int] = []
     positions = [0] * len(orders)
     while len(walk) < per_stage * len(orders):
@@ -332,6 +332,6 @@ def _in_walk_order(
 
 
 def _peaks(stage: Ints, kind: Ints, num_stages: int, num_kinds: int) -> Ints:
-    """Per stage: the most activations held. The last kind of pass frees them."""
+    """Per stage: the largest number of activations held. The last kind of pass frees them."""
     change = np.where(kind == FORWARD, 1, np.where(kind == num_kinds - 1, -1, 0))
     return np.array([np.cumsum(change[stage == p]).max() for p in range(num_stages)])

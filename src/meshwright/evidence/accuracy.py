@@ -151,8 +151,8 @@ def other_left_out(column: str, table: Mapping[str, Any] | None = None) -> dict[
 
 
 def unknown_left_out(table: Mapping[str, Any] | None = None) -> dict[str, tuple[Summary, float]]:
-    """Of each class of software and generation of chips, its runs predicted as if nothing of it were known, and how far the interval
-    reaches that the others give."""
+    """For each class of software and generation of chips: its runs, predicted as if nothing about it were known, and the upper end, in
+    per cent, of the interval that follows from the others."""
     groups = unknown_groups((table or residuals())["runs"])
     found = {}
     for name, errors in groups.items():
@@ -226,7 +226,7 @@ def energy() -> Energy:
 
 
 def headline() -> list[Figure]:
-    """Every target and what is reached; needs scipy for the energy rows."""
+    """Every target and its result; needs scipy for the energy rows."""
     return [*time_figures(evidence(), residuals()), *_interval_figures(evidence()), *_machine_figures(), *_other_figures()]
 
 

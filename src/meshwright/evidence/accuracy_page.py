@@ -41,14 +41,14 @@ SERIES_OF_BENCHMARK = {
     "llama31_8b": "Llama 3.1 8B",
     "llama2_70b_lora": "Llama 2 70B LoRA",
 }
-# Why a row is off, as far as is known: round, accelerator, benchmark, precision ("" for any), sign of the error -> reason.
+# Why the error of a row is large, if known: round, accelerator, benchmark, precision ("" for any), sign of the error -> reason.
 REASONS: Mapping[tuple[str, str, str, str, int], str] = {
     ("v6.0", "gb300", "llama31_405b", "", 1): "copied by hand, and no wall clock confirms it; its release factor is the record's too",
     ("", "gb300", "", "fp8-current", 1): "GB300 in fp8 is faster than predicted: its higher power cap may gain more than the model allows",
     ("", "gb300", "", "fp8", 1): "GB300 in fp8 is faster than predicted: its higher power cap may gain more than the model allows",
     ("v5.1", "h100", "llama31_8b", "fp8", -1): "hashed Ethernet without CUDA graphs: the only 8B row of its kind",
 }
-STRAINED = 1.5  # spreads from the expected value
+STRAINED = 1.5  # distance from the expected value, in spreads
 Cells = Iterable[Sequence[object]]
 
 
@@ -103,7 +103,7 @@ def _machine() -> str:
 
 
 def headline_section(figures: Sequence[Figure]) -> str:
-    """Each target and what is reached."""
+    """Each target and its result."""
     cells = [(figure.name, figure.asked, figure.reached_words, _verdict(figure)) for figure in figures]
     return "## Targets and results\n\n" + _table(("", "target", "result", ""), cells, right=(2,))
 
@@ -163,7 +163,7 @@ def _families_section(rows: Evidence) -> str:
 
 
 def reason(row: Checked) -> str:
-    """Why a row is off, where it is known."""
+    """Why the error of a row is large, if known."""
     run, sign = row.run, 1 if row.error_pct > 0 else -1
     values = (run.round, run.accelerator, run.benchmark, run.workload.precision, sign)
     for wanted, reason in REASONS.items():
@@ -517,7 +517,7 @@ def _strained() -> str:
 
 
 def _shared_pct(entries: Sequence[Mapping[str, Any]]) -> float:
-    """Mean size of the families' biases, each counted as often as it has rows."""
+    """Mean size of the biases of families, each weighted by its number of rows."""
     families: dict[tuple[str, ...], list[float]] = {}
     for entry in entries:
         families.setdefault(tuple(entry["family"]), []).append(entry["error_pct"])
@@ -553,7 +553,7 @@ def _name(row: Checked) -> str:
 
 
 def scatter(path: Path, rows: Evidence) -> None:
-    """Predicted against measured step time, both logarithmic, one colour a benchmark; SVG or PNG by the path's name."""
+    """Predicted against measured step time, both logarithmic, one colour per benchmark; SVG or PNG, depending on the path."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -574,7 +574,7 @@ def scatter(path: Path, rows: Evidence) -> None:
 
 
 def series(row: Checked) -> str:
-    """Which colour a row has."""
+    """The series of a row, which has one colour."""
     if not row.run.is_nvidia:
         return "chips of other vendors"
     if row.run.model.experts:

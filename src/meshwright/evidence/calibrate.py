@@ -29,9 +29,9 @@ from meshwright.predict.uncertainty import residuals
 from meshwright.record.mllog import Log, read_log, step_times
 from meshwright.record.step_times import StepTimes, read_step_times
 
-FASTEST, SLOWEST = math.log(1 / 4), math.log(32)  # compute against the reference release: beyond these the run was another one
+FASTEST, SLOWEST = math.log(1 / 4), math.log(32)  # compute relative to the reference release; outside, the description is wrong
 HALVINGS = 60
-UNUSUAL_PCT = 40.0  # a change of compute above which a wrong layout is more likely than other software
+UNUSUAL_PCT = 40.0  # above this change of compute time, a wrong layout is more likely than different software
 
 _NODES = re.compile(r"^\s*(\d{1,6})\s*x", re.IGNORECASE)  # the platform as submissions write it: 64xNVIDIA HGX H100
 
@@ -191,7 +191,7 @@ def _num_micro_batches(log: Log) -> int:
 
 
 def _num_nodes(log: Log) -> int:
-    """Nodes by the platform's name; 0 where it does not begin with a count."""
+    """Number of nodes from the name of the platform; 0 if the name does not begin with a count."""
     platform = log.first("submission_platform")
     count = _NODES.match(str(platform.value)) if platform else None
     return int(count[1]) if count else 0
@@ -227,7 +227,7 @@ def machine_of(observed: Observed, cluster: str, num_accelerators: int = 0) -> C
 
 
 def _names(observed: Observed, model: str, workload: str) -> tuple[str, str]:
-    """Names of the model ("" where the workload knows) and the workload."""
+    """Names of the model ("" if the workload determines it) and the workload."""
     if not workload and observed.benchmark not in BENCHMARKS:
         problem = (
             f"benchmark {observed.benchmark!r} is not one of {', '.join(BENCHMARKS)}"

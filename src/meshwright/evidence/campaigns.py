@@ -44,7 +44,7 @@ class Campaign:
 
     @property
     def interval_h(self) -> tuple[float, float]:
-        """The 80 % interval of them."""
+        """The 80 % interval of the predicted accelerator-hours."""
         time_s = self.forecast.time_to_train
         return (self._hours(time_s.low), self._hours(time_s.high)) if time_s else (math.nan, math.nan)
 

@@ -22,9 +22,9 @@ from meshwright.predict.practice import EARLY, FSDP, MEGATRON, MLPERF, NEMO, TOR
 from meshwright.predict.software import REFERENCE_RELEASE, TP_HIDDEN, Fitted, FittedValues, is_fitted
 from meshwright.predict.step import price
 
-SPREAD = 0.1  # ln by which such rows differ from any such model
+SPREAD = 0.1  # ln: the expected distance of such rows from any model of this kind
 ROWWISE = "fp8-rowwise"
-NUDGE = 1e-4  # spreads, by which an effect is moved to see what it does
+NUDGE = 1e-4  # change of an effect, in spreads, from which its slope is computed
 MOST_ROWS = 30  # rows of one release that count fully: more of them get less weight, so that one large table does not decide alone
 
 _FACTOR = Fitted(meaning="time of all compute", unit="ln", expected=0.15, spread=0.15, low=-0.3, high=1.0)
@@ -54,7 +54,7 @@ EFFECTS_FITTED: Mapping[tuple[str, str], Fitted] = {
 }
 _NAMES = tuple(EFFECTS_FITTED)
 CHIPS = ("ampere", "cdna3", "cdna4")
-FURTHER = (*CHIPS, EARLY, ROWWISE)  # whose effects add to those of a class
+FURTHER = (*CHIPS, EARLY, ROWWISE)  # their effects are added to those of a class
 Errors = NDArray[np.float64]
 Found = Mapping[tuple[str, str], float]
 
@@ -118,7 +118,7 @@ class ClassRows:
             return np.concatenate([of_rows(x)[mask], x])
 
         def slopes(x: NDArray[np.float64]) -> NDArray[np.float64]:
-            """Effects that have no row in common are varied together, which needs a third of the evaluations."""
+            """The change of every error with every effect. Effects without a common row are varied together: a third of the evaluations."""
             at, found = of_rows(x), np.zeros((len(self.runs), len(x)))
             for group in self.apart:
                 moved = x.copy()

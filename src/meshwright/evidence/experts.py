@@ -23,15 +23,15 @@ from meshwright.predict.software import FittedValues, Software, fitted_values
 from meshwright.record.entries import PART_NAMES, PARTS
 from meshwright.units import per_cent
 
-# What NVIDIA's MLPerf code used of its stack, with no degrees in it: the distributed optimizer, no recomputing, ring context parallelism.
-# What the stack itself has, `plan.stack` says. Whether CUDA graphs and the overlap of tensor traffic were on stands in the row: they are
-# switches of a submission, not degrees.
+# The features of its stack that NVIDIA's MLPerf code used, without degrees: the distributed optimizer, no recompute, ring context
+# parallelism. `plan.stack` says what the stack itself can do. The row says whether CUDA graphs and the overlap of tensor traffic were on:
+# they are switches of a submission, not degrees.
 MEGATRON = Features(zero_stages=(1,), recompute=("none",), cp_kinds=("ring",))
-# What a round did not have yet, by what its own code says (mlcommons/training_results_vX, NVIDIA/benchmarks/gpt3):
-# - weights in fp8 alone: `fp8_params` is in the settings of v4.0, and in none before; until then a copy in bf16 lies beside them;
-# - layers that do not divide by stages and chunks: counting embedding and loss as layers came to Megatron-LM after v4.1 (the question
-#   of how to do it, NVIDIA/Megatron-LM issue 1304, is of 2024-11; that round closed in 2024-10);
-# - context parallelism: the first rows with it are of v5.0.
+# What a round did not have yet, according to its own code (mlcommons/training_results_vX, NVIDIA/benchmarks/gpt3):
+# - weights only in fp8: `fp8_params` is in the settings of v4.0, and not before; earlier rounds also keep a copy in bf16;
+# - layers that do not divide by stages and chunks: Megatron-LM could count embedding and loss as layers only after v4.1 (the question
+#   how to do it, NVIDIA/Megatron-LM issue 1304, is from 2024-11; that round closed in 2024-10);
+# - context parallelism: the first rows with it are from v5.0.
 COPIED = {"low_weights": False}
 EVEN = {"uneven_split": False, "max_cp": 1}
 LACKING: Mapping[str, Mapping[str, Any]] = {"v3.0": COPIED | EVEN, "v3.1": COPIED | EVEN, "v4.0": EVEN, "v4.1": EVEN}
@@ -45,7 +45,7 @@ class Choice:
     chosen_s: float  # both predicted, from the exact schedule
     best_s: float
     best: Layout
-    best_unhidden_s: float  # of the best whose tensor traffic is not hidden
+    best_unhidden_s: float  # of the best layout whose tensor traffic is not hidden
     num_layouts: int
     difference: str  # the part of the step in which most of the gap lies
 
@@ -73,7 +73,7 @@ def expert_choices(
 
 
 def _features(run: MeasuredRun) -> Features:
-    # Tensor parallelism must finish before the layer goes on: none of these stacks let it leave the scale-up domain.
+    # A layer must wait for tensor parallelism: all of these stacks keep it inside the scale-up domain.
     domain = run.cluster.tiers[0].num_accelerators
     return replace(
         MEGATRON,
@@ -87,7 +87,7 @@ def _features(run: MeasuredRun) -> Features:
 def _choice(run: MeasuredRun, stack: Software) -> Choice:
     features = _features(run)
     job = run.job(stack)
-    runner = STACKS["bridge" if run.workload.adapters else "megatron"]  # Megatron-LM itself trains no adapters
+    runner = STACKS["bridge" if run.workload.adapters else "megatron"]  # Megatron-LM itself does not train adapters
     found = search(job, features=features, keep=1, stack=runner, noise=run_noise())
     unhidden = search(job, features=replace(features, overlap_tp=False), keep=1, stack=runner, noise=run_noise())
     best = found.layouts[0]

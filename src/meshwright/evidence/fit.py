@@ -29,7 +29,7 @@ RELEASE_STEP = 0.086  # ln: how much one release differs from the next, as a spr
 OUTLIER = 3.0  # residuals beyond this count linearly, not by their square
 
 Errors = NDArray[np.float64]
-LATER = "ultra_fp8_pj"  # fitted after the others, where there are more rows of it; until then Blackwell Ultra counts as Blackwell
+LATER = "ultra_fp8_pj"  # fitted later, on files with more rows of it; until then Blackwell Ultra counts as Blackwell
 _NAMES = tuple(name for name in FITTED if name != LATER)
 
 
@@ -48,7 +48,7 @@ class Rows:
         """Columns of the runs, in their order. A release that is not in RELEASES is replaced by its nearest relative."""
         known, reference = dict.fromkeys(RELEASES, 0.0), software(REFERENCE_RELEASE)
         return Rows(
-            inputs=stacked([inputs_of(run.job(reference)) for run in runs]),  # factors of releases are fitted: they come beside
+            inputs=stacked([inputs_of(run.job(reference)) for run in runs]),  # factors of releases are fitted, so they are given separately
             layouts=Layouts.of([run.layout for run in runs]),
             measured_s=np.array([run.measured_s for run in runs]),
             release=np.array([RELEASES.index(nearest_release(run.release, known)) for run in runs]),
@@ -56,7 +56,7 @@ class Rows:
         )
 
     def take(self, mask: NDArray[np.bool_]) -> Rows:
-        """The rows that a mask picks."""
+        """The rows that a mask selects."""
         picked = {
             f.name: value[:, mask] if value.ndim == 2 else value[mask]
             for f in fields(Inputs)
@@ -109,7 +109,7 @@ def leave_one_out(runs: Sequence[MeasuredRun], start: Mapping[str, float], done:
 def leave_family_out(runs: Sequence[MeasuredRun], start: Mapping[str, float], done: Callable[[], None] = lambda: None) -> Errors:
     """ln(predicted / measured) of every run, by a fit on all runs of other families.
 
-    A release of which no run is left is predicted as its nearest relative.
+    A release without a remaining run is predicted as its nearest relative.
     """
     families: dict[tuple[str, str, str], list[int]] = {}
     for i, run in enumerate(runs):

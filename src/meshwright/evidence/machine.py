@@ -14,11 +14,11 @@ from meshwright.errors import InputError
 from meshwright.units import GBIT
 
 RACK_INSTALLED = 72  # GB200 and GB300 NVL72: one NVLink domain of 18 trays with 4 GPUs
-RACK_USED = 64  # of which jobs beyond one rack take 16 trays
-BRIDGE_WAYS = 4  # accelerators behind one NVLink bridge where the text does not say
+RACK_USED = 64  # jobs larger than one rack use 16 of its trays
+BRIDGE_WAYS = 4  # accelerators joined by one NVLink bridge, if the text does not say
 
-# Ports that an accelerator brings along, by architecture or by its own name: they win over a text that names another
-# generation (several rows state the NVLink of the machine they were copied from).
+# The scale-up link of an accelerator, by architecture or by its own name, even if the text names another generation (several rows
+# state the NVLink of the machine they were copied from).
 SCALE_UP: Mapping[str, str] = {
     "ampere": "nvlink-3",
     "hopper": "nvlink-4",
@@ -33,7 +33,7 @@ SCALE_UP: Mapping[str, str] = {
     "trainium": "neuronlink-3",
 }
 
-# What the vendor's reference system puts behind one accelerator. Taken, and marked as assumed, where a row states no speed.
+# The network per accelerator in the vendor's reference system. Used, and marked as assumed, if a row states no speed.
 REFERENCE_FABRIC: Mapping[str, str] = {
     "ampere": "hdr",
     "hopper": "ndr",
@@ -47,9 +47,9 @@ REFERENCE_FABRIC: Mapping[str, str] = {
     "tpu-v6e": "dcn-v6e",
 }
 
-# Chips of a TPU pod, which their own network joins whole (Google Cloud TPU documentation, pages of v5e, v5p and v6e).
+# Chips of a TPU pod; their own network joins a whole pod (Google Cloud TPU documentation, pages of v5e, v5p and v6e).
 PODS: Mapping[str, int] = {"tpu-v5e": 256, "tpu-v5p": 8960, "tpu-v6e": 256}
-TRAY = 4  # accelerators of an NVL72 tray
+TRAY = 4  # accelerators in an NVL72 tray
 INFINIBAND = ("hdr", "ndr", "xdr")
 ETHERNET = ("ethernet-100", "roce-200", "roce-400", "spectrum-x-mrc")
 
@@ -90,10 +90,10 @@ class Fabric:
 
 
 def machine(name: str, device: str, num_accelerators: int, per_node: int, host_network: str = "", scale_up: str = "") -> Machine:
-    """The cluster that `num_accelerators` of `device`, `per_node` to a node, and two texts on its networks describe."""
+    """The cluster of `num_accelerators` of `device`, `per_node` in a node, with networks that two texts describe."""
     chip = accelerator(device)
     inner = _inner_tiers(chip, num_accelerators, per_node, scale_up)
-    tray = min(per_node, TRAY) if chip.name.startswith("gb") else per_node  # ports are counted by tray, also where a node is a rack
+    tray = min(per_node, TRAY) if chip.name.startswith("gb") else per_node  # ports are counted by tray, even if a node is a rack
     fabric = read_fabric(chip, tray, host_network)
     outer = Tier(
         name="fabric",
@@ -135,14 +135,14 @@ def _inner_tiers(chip: Accelerator, num_accelerators: int, per_node: int, text: 
 
 
 def _rack_share(num_accelerators: int) -> int:
-    """GPUs of one NVL72 rack in use: all of a job that fits into one rack, otherwise 64, otherwise what fills racks evenly."""
+    """GPUs in use in one NVL72 rack: all of a job that fits into one rack, otherwise 64, otherwise a number that fills racks evenly."""
     if num_accelerators <= RACK_INSTALLED:
         return num_accelerators
     return RACK_USED if num_accelerators % RACK_USED == 0 else _domain_share(num_accelerators, RACK_INSTALLED)
 
 
 def _domain_share(num_accelerators: int, installed: int) -> int:
-    """Accelerators of one domain in use: as many as fill domains evenly."""
+    """Accelerators in use in one domain: a number that fills domains evenly."""
     return max(used for used in range(1, min(installed, num_accelerators) + 1) if num_accelerators % used == 0)
 
 
@@ -154,7 +154,7 @@ def _own_link(chip: Accelerator) -> str:
 
 
 def _of_chip(chip: Accelerator, kinds: Mapping[str, str]) -> str:
-    """The link of an accelerator by its own name, or else by its architecture; empty where there is none."""
+    """The link of an accelerator by its own name, or else by its architecture; empty if there is none."""
     return kinds.get(chip.name) or kinds.get(chip.architecture, "")
 
 
@@ -171,22 +171,22 @@ def _tier(name: str, kind: Link, num_accelerators: int, num_installed: int) -> T
 
 
 def read_fabric(chip: Accelerator, per_node: int, text: str) -> Fabric:
-    """The network between nodes that `text` describes; what it leaves open is taken from the vendor's reference system."""
+    """The network between nodes that `text` describes; missing values are taken from the vendor's reference system."""
     stated_gbit_per_s = stated_fabric_gbit_per_s(text, per_node)
     reference = _of_chip(chip, REFERENCE_FABRIC)
     if stated_gbit_per_s is None and not reference:
         raise InputError(f"the row states no network speed, and the catalogue knows no reference network of {chip.name}")
     gbit_per_s = stated_gbit_per_s or link(reference).bytes_per_s / GBIT
-    is_pod = chip.name in PODS  # whose network between pods is no kind of port that others have
+    is_pod = chip.name in PODS  # the network between pods is unlike the ports of other accelerators
     kind = link(reference) if is_pod else _nearest_link(text, gbit_per_s, reference or "ndr")
     return Fabric(kind, gbit_per_s * GBIT, _num_planes(text), assumed=stated_gbit_per_s is None)
 
 
 def stated_fabric_gbit_per_s(text: str, per_node: int) -> float | None:
-    """Gb/s of one accelerator, one way; None where no count of ports and speed is stated.
+    """Gb/s of one accelerator, one way; None if number and speed of ports are not stated.
 
-    Ports for storage and management are left out; of several kinds of ports the fastest together carry the traffic.
-    A speed without a count of ports (`100GbE InfiniBand`) does not say what an accelerator gets.
+    Ports for storage and management are left out; of several kinds of ports, the kind that is fastest in total carries the traffic.
+    A speed without a number of ports (`100GbE InfiniBand`) does not say how much one accelerator gets.
     """
     items = [item.strip() for item in _ITEM.split(text) if not _OTHER_USE.search(item.strip())]
     speeds = [speed for item in items if (speed := _item_gbit_per_s(_LABEL.sub("", item), per_node))]
@@ -207,9 +207,9 @@ def _item_gbit_per_s(item: str, per_node: int) -> float | None:
 
 
 def _nearest_link(text: str, gbit_per_s: float, reference: str) -> Link:
-    """The catalogue's link of the kind the text names, closest in speed: it lends its name and latency."""
+    """The link in the catalogue of the kind that the text names, closest in speed: its name and latency are used."""
     if _MRC.search(text) or _SPECTRUM.search(text):
-        return link("spectrum-x-mrc")  # Spectrum-X picks paths by load where MRC sprays: neither hashes
+        return link("spectrum-x-mrc")  # Spectrum-X chooses paths by load, MRC spreads packets over all paths: neither uses hashing
     names_infiniband = _INFINIBAND.search(text) or (reference in INFINIBAND and not _ETHERNET.search(text))
     kinds = INFINIBAND if names_infiniband else ETHERNET
     return min(map(link, kinds), key=lambda kind: abs(math.log(kind.bytes_per_s / GBIT / gbit_per_s)))

@@ -34,18 +34,18 @@ class MeasuredRun:
     cluster: Cluster
     workload: Workload
     layout: Layout
-    release: str  # of the software: the round, or the container's version; never the framework text
+    release: str  # of the software: the round, or the version of the container; never from the framework text
     measured_s: float  # one step
     confidence: str
     vendor: str
     source_row: int  # line of the file
-    wall_s: float = 0.0  # the same by the wall clock; 0 where nobody stated it
-    evaluation_s: float = 0.0  # one evaluation; 0 where nobody stated it
+    wall_s: float = 0.0  # the same by the wall clock; 0 if not stated
+    evaluation_s: float = 0.0  # one evaluation; 0 if not stated
     notes: str = ""
     kind: str = "pretrain"  # or "sft", "lora"
-    peak_memory_bytes: float = 0.0  # measured on the fullest accelerator; 0 where nobody stated it
-    practice: ExpertPractice | None = None  # how experts were run, where it is known
-    assumptions: tuple[str, ...] = ()  # what the row does not say and was assumed
+    peak_memory_bytes: float = 0.0  # measured on the fullest accelerator; 0 if not stated
+    practice: ExpertPractice | None = None  # how experts were run, if known
+    assumptions: tuple[str, ...] = ()  # what was assumed because the row does not say it
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ class MeasuredRun:
         return f"{self.round} {self.submitter} {self.system} {self.benchmark}"
 
     def job(self, software: Software) -> Job:
-        """What was run, with the software it is predicted by."""
+        """What was run, with the software that is used to predict it."""
         stack = replace(software, practice=self.practice) if self.practice else software
         return Job(self.model, self.cluster, self.workload, stack)
 
@@ -74,7 +74,7 @@ class MeasuredRun:
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """Accelerator, precision and release: runs that are so similar that one predicts the next."""
+        """Accelerator, precision and release: runs with the same family are so similar that one predicts the other."""
         return self.accelerator, self.workload.precision, self.release
 
     @property
@@ -117,7 +117,7 @@ class Runs:
 def recipe(text: str) -> str:
     """The precision recipe that `fp8 (delayed)`, `fp4 (nvfp4)` or `FP8-CS` stands for.
 
-    What stands between parentheses refines the name where it is a recipe itself, and is a detail of scaling otherwise.
+    Text in parentheses is used instead of the name if it is a recipe itself; otherwise it is a detail of scaling.
     """
     name, _, detail = text.lower().partition("(")
     name, detail = name.strip(), detail.strip(" )")
@@ -143,9 +143,9 @@ def check_degrees(layout: Layout, num_accelerators: int, global_batch: int, num_
 
 
 def with_stages(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
-    """The layout with stated stages where the layers do not divide over them, and what was assumed: the last stage has what is left.
+    """The layout with stated stages if the layers do not divide evenly, and what was assumed: the last stage has the remaining layers.
 
-    So do NVIDIA's recipes for DeepSeek-V3: 61 layers over 4 stages are 16, 16, 16 and 13 beside the layer that predicts further tokens.
+    NVIDIA's recipes for DeepSeek-V3 do the same: 61 layers on 4 stages are 16, 16, 16, and 13 with the layer that predicts further tokens.
     """
     if layout.pp == 1 or stage_layers(model.num_layers, layout.pp, layout.vp).legal:
         return layout, ()
@@ -173,7 +173,7 @@ def with_room(layout: Layout, model: Model, cluster: Cluster, workload: Workload
 
 
 def with_experts(layout: Layout, model: Model, cluster: Cluster, stated: str) -> tuple[Layout, tuple[str, ...]]:
-    """The layout with experts spread over a scale-up domain where the row does not say over how many ranks, and what was assumed."""
+    """The layout with experts spread over a scale-up domain if the row does not say over how many ranks, and what was assumed."""
     if stated or not model.experts:
         return layout, ()
     ranks = min(layout.dp * layout.cp * layout.tp, cluster.tiers[0].num_accelerators)

@@ -1,10 +1,10 @@
 """Predicted against measured peak memory: 43 runs of cut-down models on one node of eight B200.
 
-`memory_runs.csv` names a model of the catalogue and says in what the run's model differs from it: fewer layers, and what
-the launch scripts set otherwise (16 key-value heads in the 405B model, one dense layer in DeepSeek-V3, no prediction
+`memory_runs.csv` names a model of the catalogue and says how the model of the run differs from it: fewer layers, and other
+settings of the launch scripts (16 key-value heads in the 405B model, one dense layer in DeepSeek-V3, no prediction
 layer). The measured figure is `torch.cuda.max_memory_allocated()`, the largest of all ranks, in GiB; Megatron-LM with
 Transformer Engine 2.11, bf16, fp32 gradients, distributed optimizer, fused cross-entropy, context parallelism by
-all-to-all. No constant is fitted on these rows; which tensors that software allocates was settled with them in view.
+all-to-all. No constant is fitted on these rows, but they were used to find out which tensors that software allocates.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MemoryEvidence:
 
     @property
     def mean_abs_error_pct(self) -> float:
-        """Mean of the errors' sizes."""
+        """Mean of the absolute errors."""
         return float(np.mean([abs(row.error_pct) for row in self.rows]))
 
     @property
@@ -67,7 +67,7 @@ class MemoryEvidence:
 
 
 def logged_peaks(runs: Sequence[MeasuredRun]) -> MemoryEvidence:
-    """Runs whose logs state their peak: that of the process which writes the log, rank 0, and so of the first stage."""
+    """Runs whose logs state their peak memory: that of rank 0, which writes the log, and therefore of the first stage."""
     return MemoryEvidence(rows=tuple(_logged(run) for run in runs if run.peak_memory_bytes))
 
 

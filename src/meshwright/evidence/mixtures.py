@@ -19,7 +19,7 @@ from meshwright.predict.practice import MLPERF, NEMO, ExpertConstants, class_of
 from meshwright.predict.software import Fitted, FittedValues, is_fitted
 from meshwright.predict.step import price
 
-SPREAD = 0.06  # ln by which rows of one container differ from what any such model can say
+SPREAD = 0.06  # ln: the expected distance of the rows of one container from any model of this kind
 OUTLIER = 0.5  # residuals beyond this many spreads count by their size, not their square
 
 EXPERTS_FITTED: Mapping[str, Fitted] = {

@@ -44,7 +44,7 @@ _YES = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": 
 
 
 def row_name(row: Row) -> str:
-    """What a row is called where it cannot be expressed."""
+    """The name of a row in the list of rows that cannot be expressed."""
     return " ".join(row.text(column) for column in ("round", "submitter", "system", "benchmark"))
 
 
@@ -112,23 +112,23 @@ def _benchmark(name: str) -> tuple[str, str]:
 
 
 def _workload(name: str, model: str) -> Workload:
-    """The benchmark's workload; one without a target where the catalogue does not describe it."""
+    """The workload of the benchmark; one without a target if the catalogue does not describe it."""
     return load_workload(name) if name in names("workloads") else Workload(name=name, model=model, seq_len=1, global_batch=1)
 
 
 def _precision(text: str, chip: Accelerator) -> tuple[str, tuple[str, ...]]:
     """The recipe, and what was assumed about it.
 
-    Where a launch file is missing the precision is too. Assumed then: fp8 on a chip that has it, as in most rows that state one.
+    A row without a launch file has no precision. Then fp8 is assumed on a chip that has it, as in most rows that state a precision.
     """
     assumed = "fp8" if "fp8" in chip.dense_flops_per_s else "bf16"
     precision = recipe(text) if text else assumed
-    chip.peak_flops_per_s(precision)  # refuses a format that the chip does not multiply in
+    chip.peak_flops_per_s(precision)  # raises an error for a format that the chip cannot multiply
     return precision, () if text else (f"precision: {assumed}, as in most rows that state one",)
 
 
 def _layout(row: Row, num_accelerators: int, global_batch: int) -> Layout:
-    """The row's layout, once its degrees are seen to fill the machine and to make up the batch."""
+    """The layout of the row, after a check that its degrees fill the machine and give the batch."""
     cp, vp, ep = row.count_or("cp", 1), row.count_or("vp", 1), row.count_or("ep", 1)
     tp, pp, micro_batch = row.count_or("tp", 0), row.count_or("pp", 0), row.count_or("micro_batch_size", 0)
     dp, num_micro_batches = row.count_or("dp", 0), row.count_or("num_micro_batches", 0)
@@ -156,12 +156,12 @@ def _layout(row: Row, num_accelerators: int, global_batch: int) -> Layout:
 
 
 def _usual_overlap(row: Row) -> bool:
-    """Whether tensor traffic is overlapped where the row does not say: everywhere but with FP4, as in the rows that do."""
+    """Whether tensor traffic is overlapped if the row does not say: always except with FP4, as in the rows that say it."""
     return "fp4" not in row.text("precision").lower()
 
 
 def _flag(row: Row, column: str, default: bool | None) -> bool | None:
-    """Yes or no, or `default` where the cell is empty."""
+    """Yes or no, or `default` if the cell is empty."""
     text = row.text(column).lower()
     if text and text not in _YES:
         raise InputError(f"{column} is {text!r}, neither yes nor no")
@@ -183,11 +183,11 @@ def _order(text: str) -> tuple[str, ...]:
 
 
 def _assumed_order(row: Row, layout: Layout) -> tuple[str, ...]:
-    """The assumed rank order, where a pipeline makes it matter."""
+    """The assumed rank order, if there is a pipeline, for which it matters."""
     return ("rank order: pp outermost, Megatron's default",) if layout.pp > 1 and not row.text("rank_order") else ()
 
 
 def _assumed_overlap(row: Row, layout: Layout) -> tuple[str, ...]:
-    """The assumed overlap of tensor traffic, where there is any."""
+    """The assumed overlap of tensor traffic, if there is such traffic."""
     state = "on" if layout.overlap_tp else "off"
     return (f"TP overlap: {state}, as in most rows of that precision",) if layout.tp > 1 and not row.text("tp_comm_overlap") else ()

@@ -1,8 +1,8 @@
 """Metered MLPerf runs, and the constants of node power fitted on them.
 
 The rows are the GPT-3 and Llama 2 70B LoRA submissions with power of MLPerf Training v4.0, v4.1 and v5.0 (`measured_power.csv`).
-How long the accelerators of a row worked is not metered: the predictor says it, for the row's own machine and layout. They wait for
-the rest of the run as metered, whatever it was spent on.
+How long the accelerators of a row worked is not metered: it is predicted for the row's own machine and layout. For the rest of the
+metered run they are assumed to wait, whatever the time was spent on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MEASURED_CSV = Path(__file__).with_name("measured_runs.csv")
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is known of a constant before any row: where it may lie, an estimate and its standard error."""
+    """What is known about a constant before any row is used: its bounds, an estimate and its standard error."""
 
     low: float
     high: float
@@ -44,15 +44,15 @@ class Prior:
     error: float
 
 
-# Assumptions, wide beside what the rows say. Only one row is air-cooled: without it the fan fraction stays what is expected here, and
-# what is expected of fans was set after that row had been seen. So that row's held-out error flatters.
+# Assumptions, which are wide compared with what the rows say. Only one row is air-cooled: without it the fan fraction stays at the value
+# expected here, and that value was set after this row had been seen. So the held-out error of this row is too optimistic.
 PRIORS: Mapping[str, Prior] = {
     "waiting_fraction": Prior(0.05, 0.6, 0.3, 0.15),
     "host_w_per_accelerator": Prior(50.0, 400.0, 200.0, 75.0),
     "fan_fraction": Prior(0.0, 0.35, 0.15, 0.05),
     "wall_per_dc": Prior(1.0, 1.1, 1.04, 0.03),  # a power supply of the 80 PLUS Titanium class loses 4 % at half load
 }
-ROW_ERROR = 0.03  # of a row's power: meters, node-to-node spread, the estimate of busy
+ROW_ERROR = 0.03  # relative error of a row's power: meters, differences between nodes, the estimate of busy time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +68,10 @@ class PowerRun:
     num_nodes: int
     num_accelerators: int
     cooling: str  # "air" or "liquid"
-    meter: str  # "ac": at the wall; "dc": behind the power supply
+    meter: str  # "ac": at the wall; "dc": after the power supply
     run_s: float
     node_power_w: float
-    energy_kwh: float  # of all nodes, switches left out
+    energy_kwh: float  # of all nodes, without switches
     num_samples: int
     num_evaluations: int
     source: str
@@ -79,7 +79,7 @@ class PowerRun:
 
     @property
     def run_name(self) -> tuple[str, str, str]:
-        """What two rows share that are one run on two meters."""
+        """The name of the run, which is the same for two rows that are one run on two meters."""
         return self.round, self.system, self.benchmark
 
 
@@ -96,10 +96,10 @@ def _typed(row: dict[str, str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the predictor says of a metered run, from its samples and evaluations."""
+    """The prediction for a metered run, from its samples and evaluations."""
 
     run_s: float
-    busy_s: float  # of which the accelerators work
+    busy_s: float  # in which the accelerators work
 
     def busy(self, run_s: float) -> float:
         """Share of a run of `run_s` seconds in which the accelerators work."""
@@ -108,12 +108,12 @@ class Predicted:
 
 @cache
 def twins() -> tuple[MeasuredRun, ...]:
-    """The measured runs carried with the package, from which a metered row has its machine and layout."""
+    """The measured runs in the package, from which a metered row takes its machine and layout."""
     return read_runs(MEASURED_CSV).rows
 
 
 def twin(run: PowerRun) -> MeasuredRun:
-    """The same submission, else the same system, else another of the same round, benchmark, accelerator and size."""
+    """The same submission, or else the same system, or else another one of the same round, benchmark, accelerator and size."""
     alike = (run.round, run.benchmark, run.accelerator, run.num_accelerators)
     found = [other for other in twins() if (other.round, other.benchmark, other.accelerator, other.num_accelerators) == alike]
     if not found:
@@ -138,12 +138,12 @@ def predicted(run: PowerRun) -> Predicted:
 
 
 def busy_shares(runs: Sequence[PowerRun]) -> list[float]:
-    """Share of each run, as long as it was metered, in which its accelerators work."""
+    """Share of each run's metered time in which its accelerators work."""
     return [predicted(run).busy(run.run_s) for run in runs]
 
 
 def predicted_node_w(run: PowerRun, constants: PowerConstants, busy: float) -> float:
-    """Watts of one node on the row's own meter, its accelerators computing for a fraction `busy` of the run."""
+    """Watts of one node on the row's own meter, if its accelerators compute for a fraction `busy` of the run."""
     per_node = run.num_accelerators / run.num_nodes
     return float(
         node_power_w(
@@ -170,8 +170,8 @@ def end_to_end_kwh(run: PowerRun, constants: PowerConstants) -> float:
 def fit_power_constants(runs: Sequence[PowerRun], busy: Sequence[float]) -> PowerConstants:
     """The four constants that bring the predicted powers of `runs` closest to the metered ones, in relative terms.
 
-    What is expected of each constant before any row counts as one more measurement of it, so that a set of rows
-    that says nothing of one (no air-cooled row) leaves it there.
+    The value expected before any row counts as one more measurement of each constant. If the rows say nothing about a constant (no
+    air-cooled row), it therefore stays at this value.
     """
     from scipy.optimize import least_squares
 
@@ -202,7 +202,7 @@ def errors_pct(runs: Sequence[PowerRun], busy: Sequence[float], constants: Power
 def held_out_errors_pct(runs: Sequence[PowerRun], busy: Sequence[float]) -> NDArray[np.float64]:
     """Error of each row's power in per cent, predicted by constants fitted on the other runs.
 
-    A run that was metered twice is held out with both meters: one would give the other away.
+    A run that was metered twice is held out with both meters, because one reading would reveal the other.
     """
     errors = np.empty(len(runs))
     for index, held_out in enumerate(runs):
@@ -213,7 +213,7 @@ def held_out_errors_pct(runs: Sequence[PowerRun], busy: Sequence[float]) -> NDAr
 
 
 def fitted_constants_json(runs: Sequence[PowerRun], busy: Sequence[float]) -> str:
-    """What `power_constants.json` holds: the constants, what they were fitted on, and how far off they are."""
+    """The contents of `power_constants.json`: the constants, the runs they were fitted on, and their errors."""
     constants = fit_power_constants(runs, busy)
     end_to_end = [100 * (end_to_end_kwh(run, constants) / run.energy_kwh - 1) for run in runs]
     content = {

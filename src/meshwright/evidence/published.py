@@ -1,7 +1,7 @@
 """Measured configurations from papers and vendors' tables, one row each, as measured runs.
 
-Such a row says less than a submission's logs: the network is that of the vendor's reference system, and what is left to the
-source's software is filled in below, by source, and listed in the run's assumptions.
+Such a row says less than the logs of a submission: the network is assumed to be that of the vendor's reference system. What depends on the
+software is filled in below, by source, and listed in the assumptions of the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from meshwright.units import GIB
 
 REQUIRED = ("source", "section", "model", "seq", "gpu", "n_gpus", "gbs", "mbs", "tp", "pp", "precision", "tokens_s_gpu")
 
-COUNTS = ("gbs", "mbs", "tp", "pp", "cp", "vp", "ep", "dp")  # may be empty, but not wrong
+COUNTS = ("gbs", "mbs", "tp", "pp", "cp", "vp", "ep", "dp")  # may be empty, but not invalid
 
 GPT_VOCAB = 51200  # Megatron's GPT models of 2021: the GPT-2 vocabulary, padded (arXiv 2104.04473)
 LORA = Adapters(rank=16, targets=("qkv",))  # assumed: the tables do not state rank or targets
@@ -52,7 +52,7 @@ _FSDP = re.compile(r"\bFSDP\b(?:=(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """What a source's software is assumed to do where its rows do not say."""
+    """What the software of a source is assumed to do if its rows do not say."""
 
     release: str
     zero_stage: int = 1
@@ -62,7 +62,7 @@ class Software:
 
 
 def software(source: str, section: str) -> Software:
-    """The software behind a row, from where it was published."""
+    """The software of a row, which follows from the source that published it."""
     container = _CONTAINER.match(section)
     if container:
         return _nemo(container[1])
@@ -96,7 +96,7 @@ _SOFTWARE = {
 
 
 def row_name(row: Row) -> str:
-    """What a row is called where it cannot be expressed."""
+    """The name of a row in the list of rows that cannot be expressed."""
     return " ".join(row.text(column) for column in ("source", "section", "model", "n_gpus", "gpu", "precision"))
 
 
@@ -124,7 +124,7 @@ def published_run(row: Row) -> MeasuredRun:
     if known and known.recomputed and not row.text("recompute"):
         layout = replace(layout, recompute=known.recomputed)
     layout, split_assumptions = with_stages(layout, model)
-    chip.peak_flops_per_s(precision)  # refuses a format that the chip does not multiply in
+    chip.peak_flops_per_s(precision)  # raises an error for a format that the chip cannot multiply
     workload = Workload(
         name=f"{kind} of {model.name}",
         model=model.name,
@@ -177,7 +177,7 @@ def _is_nemo(code: Software, model: Model) -> bool:
 
 
 def _step_s(row: Row, num_accelerators: int, seq_len: int, global_batch: int) -> float:
-    """Seconds of a step, as stated or from the tokens each accelerator gets through in a second."""
+    """Seconds of a step, as stated or computed from tokens per second and accelerator."""
     stated_s, tokens_per_s = (
         row.positive_or("step_time_s", 0.0) if "step_time_s" in row.cells else 0.0,
         row.positive_or("tokens_s_gpu", 0.0),
@@ -197,7 +197,7 @@ def _kind(section: str) -> str:
 
 
 def _layout(row: Row, code: Software, chip: Accelerator) -> tuple[Layout, tuple[str, ...]]:
-    """The row's layout, and what its software was taken to do."""
+    """The layout of the row, and what was assumed about its software."""
     tp, pp, micro_batch = row.count_or("tp", 0), row.count_or("pp", 0), row.count_or("mbs", 0)
     cp, vp, ep, dp = row.count_or("cp", 1), row.count_or("vp", 1), row.count_or("ep", 1), row.count_or("dp", 0)
     empty = [column for column in ("tp", "pp", "mbs") if not row.text(column)]
@@ -246,7 +246,7 @@ def _assumptions(layout: Layout, code: Software) -> tuple[str, ...]:
 
 
 def _model(row: Row, seq_len: int) -> tuple[Model, tuple[str, ...]]:
-    """The model a row names, as the catalogue has it, from the shape in its note, or cut to fewer layers."""
+    """The model that a row names: from the catalogue, from the shape in the row's note, or cut to fewer layers."""
     text, note = row.filled("model"), row.text("note")
     shape = _SHAPE.search(note)
     if shape and plain(text).startswith("gpt"):
@@ -258,7 +258,7 @@ def _model(row: Row, seq_len: int) -> tuple[Model, tuple[str, ...]]:
     name, _, variant = text.partition("(")
     model = catalogue_model(name)
     if 0 < model.num_positions < seq_len:
-        model = replace(model, num_positions=seq_len)  # learned positions: as many as the run's sequences have
+        model = replace(model, num_positions=seq_len)  # learned positions: as many as the sequences of the run have
     return (replace(model, num_prediction_layers=0) if variant.startswith("w/o MTP") else model), ()
 
 

@@ -1,10 +1,10 @@
-"""`meshwright fit`: from carried data to `constants.json` and `residuals.json`.
+"""`meshwright fit`: from the data in the package to `constants.json` and `residuals.json`.
 
 1. The joint fit of the constants on the pre-training rows of NVIDIA GPUs with layout confidence high (`fit.py`).
 2. One factor per container release on the dense Llama tables of NeMo and Megatron-Bridge, and nothing else.
 3. One factor per generation and release on the Llama 2 70B LoRA rows.
-4. What an evaluation takes beside its forward passes, one constant.
-5. Effects of other classes of software and of chips of other generations (`classes.py`), and what experts cost (`mixtures.py`).
+4. The time of an evaluation in addition to its forward passes, one constant.
+5. Effects of other classes of software and of chips of other generations (`classes.py`), and the costs of experts (`mixtures.py`).
 6. Residuals of runs that were left out, for the intervals.
 """
 
@@ -45,9 +45,9 @@ from meshwright.predict.uncertainty import kind_of
 HERE = Path(__file__).parent
 MEASURED_CSV = HERE / "measured_runs.csv"
 PUBLISHED_CSV = HERE / "published_runs.csv"
-UNFITTED_CSV = HERE / "unfitted_runs.csv"  # other software: Megatron, torchtitan; every tenth of vTrain's single-node rows
+UNFITTED_CSV = HERE / "unfitted_runs.csv"  # other software: Megatron, torchtitan, and every tenth of vTrain's single-node rows
 FSDP_CSV = HERE / "fsdp_runs.csv"  # ordinary FSDP: llm-foundry's own tables
-FEWEST_RUNS = 2  # that make a factor
+FEWEST_RUNS = 2  # that a factor needs
 Log = NDArray[np.float64]
 
 
@@ -62,7 +62,7 @@ class Refit:
         """Write both files where the predictor reads them."""
         (folder / "constants.json").write_text(json.dumps(self.constants, indent=1) + "\n", encoding="utf-8")
         head = {name: value for name, value in self.residuals.items() if name != "runs"}
-        runs = ",\n".join(json.dumps(run) for run in self.residuals["runs"])  # a line each
+        runs = ",\n".join(json.dumps(run) for run in self.residuals["runs"])  # one line each
         (folder / "residuals.json").write_text(json.dumps(head)[:-1] + f', "runs": [\n{runs}\n]}}\n', encoding="utf-8")
 
 
@@ -77,7 +77,7 @@ def dense_llama(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
 
 
 def refit(measured: Path, published: Path, date: str, progress: Callable[[str], None] = lambda _: None) -> Refit:
-    """Fit everything, and leave out every run and every family in turn; minutes of work."""
+    """Fit everything, and leave out every run and every family in turn; this takes minutes."""
     runs, tables = read_runs(measured).rows, read_runs(published).rows
     joint, llama = pretraining(runs), dense_llama(tables)
     adapters = [run for run in high_confidence_nvidia(runs) if run.kind == "lora"]
@@ -106,7 +106,7 @@ def refit(measured: Path, published: Path, date: str, progress: Callable[[str], 
 
 
 def _unstated_routing(runs: Sequence[MeasuredRun], values: FittedValues) -> float:
-    """ln by which the step of runs on fabrics of unstated routing would change with the other kind, as a mean of squares."""
+    """ln by which the step of runs on fabrics of unstated routing would change with the other kind of routing, as a mean of squares."""
     own = [run for run in runs if run.cluster.tiers[-1].routing_assumed and not _fits_a_domain(run)]
     other = [replace(run, cluster=_with_routing(run.cluster, "adaptive")) for run in own]
     if not own:
@@ -123,7 +123,7 @@ def _with_routing(cluster: Cluster, routing: str) -> Cluster:
 
 
 def _containers_and_ultra(joint: Sequence[MeasuredRun], llama: Sequence[MeasuredRun], constants: dict[str, Any]) -> dict[str, float]:
-    """Factors of containers, and beside them the energy of an fp8 FLOP on Blackwell Ultra, which only the tables have runs enough of."""
+    """Factors of containers, and the energy of an fp8 FLOP on Blackwell Ultra, for which only the tables have enough runs."""
     from scipy.optimize import minimize_scalar
 
     ultra = constants["constants"][LATER]
@@ -163,7 +163,7 @@ def _of_classes(runs: Sequence[MeasuredRun], constants: dict[str, Any], progress
 
 
 def _of_mixtures(runs: Sequence[MeasuredRun], constants: dict[str, Any], progress: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Fit what experts cost; residuals with each row, and each container, left out in turn."""
+    """Fit the costs of experts; residuals with each row, and each container, left out in turn."""
     progress("mixtures of experts")
     own = mixtures(runs)
     rows = Mixtures(own, values_of(constants))
@@ -175,7 +175,7 @@ def _of_mixtures(runs: Sequence[MeasuredRun], constants: dict[str, Any], progres
 
 
 def log_errors(runs: Sequence[MeasuredRun], values: FittedValues) -> Log:
-    """ln(predicted / measured) of every run with its own release's stack."""
+    """ln(predicted / measured) of every run with the stack of its own release."""
     return np.array([np.log(_parts(run, stack_of(run, values)).step_s[0] / run.measured_s) for run in runs])
 
 
@@ -213,10 +213,10 @@ def _generation(run: MeasuredRun) -> str:
 def _factors(runs: Sequence[MeasuredRun], values: FittedValues, key: Callable[[MeasuredRun], Any]) -> dict[Any, float]:
     """One factor per key: the ln by which the median of its runs is slower than the reference release.
 
-    The factor stretches compute, not communication, so it is found in a few rounds.
+    The factor applies to compute, not to communication, so it is found in a few rounds.
     """
     counts = Counter(map(key, runs))
-    # A factor from one run would be a correction of that run: such a release is taken as its nearest relative.
+    # A factor from a single run would only correct that run: such a release is treated as its nearest relative.
     factors: dict[Any, float] = {name: 0.0 for name, count in counts.items() if count >= FEWEST_RUNS}
     for _ in range(6):
         for name in factors:
@@ -226,13 +226,13 @@ def _factors(runs: Sequence[MeasuredRun], values: FittedValues, key: Callable[[M
 
 
 def _error_with(run: MeasuredRun, values: FittedValues, factor: float) -> float:
-    """ln(predicted / measured) of a run under a factor of its own."""
+    """ln(predicted / measured) of a run with a factor of its own."""
     stack = replace(values.software("v5.1"), log_factor=factor, finetuning=dict.fromkeys(("hopper", "blackwell"), factor))
     return float(np.log(_parts(run, stack).step_s[0] / run.measured_s))
 
 
 def _evaluation_s(runs: Sequence[MeasuredRun], values: FittedValues) -> float:
-    """Seconds of an evaluation beside its forward passes: the median over the runs that state one."""
+    """Seconds of an evaluation in addition to its forward passes: the median over the runs that state the time of one."""
     left = []
     for run in runs:
         if run.evaluation_s:
@@ -260,9 +260,10 @@ def _entry(run: MeasuredRun, row: float, family_out: float) -> dict[str, Any]:
 def _table_entries(
     runs: Sequence[MeasuredRun], values: FittedValues, factors: Callable[[MeasuredRun], Mapping[str, float]]
 ) -> list[dict[str, Any]]:
-    """Residuals of runs whose only fitted number is a factor, of those that `factors` gives by release.
+    """Residuals of runs whose only fitted number is a factor, which `factors` gives by release.
 
-    By the factor without the run (the median moves by what the others' median error then is), and by that of the nearest other release.
+    They are computed with the factor without the run (it moves by the median error of the others), and with that of the nearest other
+    release.
     """
     errors = log_errors(runs, values)
     entries = []

@@ -1,4 +1,4 @@
-"""Files of measured runs -> the nouns, and the rows that cannot be expressed, with the reason.
+"""Reads files of measured runs into the types of meshwright; rows that cannot be expressed are listed with the reason.
 
 Two formats are read, and the header decides: MLPerf submissions (`round, submitter, system, benchmark, ...`), and
 configurations from papers and vendors' tables (`source, section, model, gpu, ...`).
@@ -34,7 +34,7 @@ FORMATS = (
 
 
 def read_runs(path: str | os.PathLike[str]) -> Runs:
-    """The runs of a CSV file; a cell that cannot be read refuses the file, a row that cannot be expressed is listed."""
+    """The runs of a CSV file; a cell that cannot be read is an error for the whole file, a row that cannot be expressed is listed."""
     table = read_table(path)
     kind = _format(table)
     rows: list[MeasuredRun] = []
@@ -50,7 +50,7 @@ def read_runs(path: str | os.PathLike[str]) -> Runs:
 
 
 def _format(table: Table) -> Format:
-    """The format that shares the most columns with the header, all of whose columns must then be there."""
+    """The format that has the most columns in common with the header; an error if one of its columns is missing."""
     kind = max(FORMATS, key=lambda kind: len({*kind.required} & {*table.columns}) / len(kind.required))
     table.require(kind.required)
     return kind

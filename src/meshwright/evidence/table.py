@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from meshwright.errors import InputError
 from meshwright.files import read_text
 
-LARGEST = 1e15  # no count, length or duration of a training step comes near; keeps arithmetic on cells finite
+LARGEST = 1e15  # far above any count, length or duration of a training step; keeps arithmetic on cells finite
 
 
 class CellError(InputError):
-    """A cell, a row or the file itself cannot be read: the whole file is refused, where an unusual row is only skipped."""
+    """A cell, a row or the file cannot be read: the whole file is refused. (A row that is only unusual is skipped.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Row:
     cells: Mapping[str, str]
 
     def text(self, column: str) -> str:
-        """The cell without surrounding space; empty where it or its column is."""
+        """The cell without surrounding space; empty if the cell is empty or the column is missing."""
         return self.cells.get(column, "").strip()
 
     def filled(self, column: str) -> str:
@@ -47,7 +47,7 @@ class Row:
         return int(number)
 
     def count_or(self, column: str, default: int) -> int:
-        """The whole number in a cell, or `default` where it is empty."""
+        """The whole number in a cell, or `default` if it is empty."""
         return self.count(column) if self.text(column) else default
 
     def positive(self, column: str) -> float:
@@ -59,7 +59,7 @@ class Row:
         return number
 
     def positive_or(self, column: str, default: float) -> float:
-        """The number in a cell, or `default` where it is empty."""
+        """The number in a cell, or `default` if it is empty."""
         return self.positive(column) if self.text(column) else default
 
     def error(self, column: str, what: str, fix: str) -> CellError:
@@ -87,7 +87,7 @@ class Table:
     rows: tuple[Row, ...]
 
     def require(self, columns: Sequence[str]) -> None:
-        """Refuse the file where columns are missing or stand twice, naming them."""
+        """Raise an error that names columns that are missing or occur twice."""
         where = f"{self.file}, line 1 (header)"
         missing = [column for column in columns if column not in self.columns]
         if len(missing) == len(columns):
@@ -123,7 +123,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
 
 
 def _lines(file: str) -> Iterator[tuple[int, list[str]]]:
-    """Each record with the line it starts on; blank lines are passed over."""
+    """Each record with the line on which it starts; blank lines are skipped."""
     reader = csv.reader(io.StringIO(_text(file)), strict=True)
     start = 1
     try:

@@ -1,4 +1,4 @@
-"""Predictions of measured runs, compared with the measurements: errors, bias, worst, and how often the 80 % interval held."""
+"""Predictions of measured runs, compared with the measurements: errors, bias, the worst error, and how often the 80 % interval held."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Checked:
 
     @property
     def error_pct(self) -> float:
-        """Predicted against measured; positive where too much was predicted."""
+        """Predicted relative to measured; positive if too much was predicted."""
         return 100 * (self.predicted_s / self.run.measured_s - 1)
 
     @property
@@ -52,7 +52,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Errors of several runs, in per cent; nan where there are none."""
+    """Errors of several runs, in per cent; nan if there are none."""
 
     num_runs: int
     mape_pct: float
@@ -62,7 +62,7 @@ class Summary:
 
 
 def validate(runs: Sequence[MeasuredRun], values: FittedValues | None = None) -> list[Checked]:
-    """Every run predicted with the stack of its own release, all in one call."""
+    """Predict every run with the stack of its own release, all in one call."""
     if not runs:
         return []
     values = values or fitted_values()
@@ -82,7 +82,7 @@ def _predicted_s(runs: Sequence[MeasuredRun], jobs: Sequence[Job], values: Fitte
 
 
 def summary(checked: Sequence[Checked]) -> Summary:
-    """How far off the predictions are together."""
+    """The errors of all predictions in a summary."""
     return summary_of([row.error_pct for row in checked], [row.is_covered for row in checked])
 
 
@@ -101,7 +101,7 @@ def summary_of(errors_pct: Sequence[float] | NDArray[np.float64], covered: Seque
 
 
 def grouped(checked: Iterable[Checked], key: Callable[[Checked], str]) -> dict[str, list[Checked]]:
-    """The rows by a name of theirs, names in order."""
+    """The rows grouped by a name, in the order of names."""
     groups: dict[str, list[Checked]] = {}
     for row in checked:
         groups.setdefault(key(row), []).append(row)

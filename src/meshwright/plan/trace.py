@@ -1,12 +1,12 @@
 """The predicted step of a plan as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-A process is a pipeline stage (one accelerator of it), a thread one of its streams. Operations stand where the exact schedule puts them;
-what the closed form adds around it is laid out so that the last event ends with the predicted step:
+A process is a pipeline stage (one accelerator of it), a thread is one of its streams. Operations are at the times of the exact schedule.
+What the closed form adds to the schedule is drawn so that the last event ends with the predicted step:
 
-- the first weights to be gathered come before the first operation, the last gradients to be reduced after the last one; what traffic
-  between replicas takes from the compute that hides it, and the slowest chip, stretch the operations evenly;
-- traffic within layers is one slice per axis and operation, at the operation's start, with the seconds it takes in all;
-- optimizer and host work come last, on all stages at once, since the norm of the gradient waits for everyone.
+- the first weights are gathered before the first operation, and the last gradients are reduced after the last one; the contention of
+  hidden traffic between replicas, and the slowest chip, make all operations longer by the same factor;
+- traffic within layers is one slice per axis and operation, at the start of the operation, with its total seconds;
+- optimizer and host work come last, on all stages at once, because the norm of the gradient needs all ranks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from meshwright.record.entries import PART_NAMES
 
 STREAMS = ("compute", "communication: tp, cp, ep", "communication: pp", "communication: dp")
 COMPUTE, WITHIN, STAGES, REPLICAS = range(len(STREAMS))
-FIRST_THREAD = 100_000  # above every process of a trace
-MAX_BUCKETS = 32  # slices of one chunk's gradients or weights; more are drawn as so many
+FIRST_THREAD = 100_000  # above the number of any process in a trace
+MAX_BUCKETS = 32  # slices of one chunk's gradients or weights; if there are more buckets, only so many are drawn
 
 Floats = NDArray[np.float64]
 
@@ -87,38 +87,38 @@ def trace(forecast: Forecast) -> dict[str, Any]:
 class _Replicas:
     """Seconds of traffic between replicas in a step, on one accelerator, hidden or not."""
 
-    gather_s: float  # of weights
-    reduce_s: float  # of gradients
+    gather_s: float  # to gather weights
+    reduce_s: float  # to reduce gradients
     gathers_once: bool  # before the first forwards; else with every operation
     reduces_once: bool  # after the last backwards; else with every micro-batch
     parameters: float  # on the fullest rank
 
     def share(self, once: bool, seconds: float) -> float:
-        """Of all traffic between replicas, what `seconds` of it are, where it is of the kind that happens once."""
+        """`seconds` as a share of all traffic between replicas; 0 for traffic that does not happen once a step."""
         return seconds / (self.gather_s + self.reduce_s) if once and seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOut:
-    """A predicted step laid out in time: its clock, and what its operations carry. All moments are seconds from the step's start."""
+    """A predicted step laid out in time, with the traffic of its operations. All moments are seconds from the start of the step."""
 
     forecast: Forecast
     schedule: Timeline
     replicas: _Replicas
     within_s: dict[str, tuple[float, float]]  # axis -> seconds of a layer, forward and backward
-    ends_tp_s: float  # seconds of tp with the last chunk, each way
+    ends_tp_s: float  # seconds of tp in the last chunk, forward and backward each
     layers: Floats  # stage x chunk
     message_s: float
-    stretch: float  # seconds of the step for one of the bare schedule
-    data_s: float  # until the batch is there
-    weights_s: float  # until the first weights are there too: the first operation starts
-    drained_s: float  # the last operation has ended
-    reduced_s: float  # the last gradients are there
+    stretch: float  # seconds of the step per second of the bare schedule
+    data_s: float  # when the batch has arrived
+    weights_s: float  # when the first weights have arrived too: the first operation starts
+    drained_s: float  # when the last operation has ended
+    reduced_s: float  # when the last gradients have arrived
     optimized_s: float
 
     @staticmethod
     def of(forecast: Forecast) -> LaidOut:
-        """The step of a forecast."""
+        """The laid-out step of a forecast."""
         _check_length(forecast)
         priced, parts_s = forecast.detail, forecast.parts
         carried = priced.carried()
@@ -174,7 +174,7 @@ class LaidOut:
 
 
 def _check_length(forecast: Forecast) -> None:
-    """Refuse a step of more operations than can be laid out one by one."""
+    """Raise an error for a step with more operations than can be laid out one by one."""
     layout, m = forecast.layout, forecast.num_micro_batches
     num_operations = 2 * layout.pp * layout.vp * m
     if num_operations > MOST_OPERATIONS:
@@ -214,7 +214,7 @@ def _layers(forecast: Forecast, priced: StepParts) -> Floats:
 
 
 def _operations(step: LaidOut, stage: int) -> Iterator[Slice]:
-    """The operations of a stage, and under each what tp, cp and ep carry in it."""
+    """The operations of a stage, and below each the traffic of tp, cp and ep in it."""
     order, start_s, end_s = step.schedule.schedule, step.start_s, step.end_s
     for i in np.flatnonzero(order.stage == stage):
         kind, chunk, micro_batch = int(order.kind[i]), int(order.chunk[i]), int(order.micro_batch[i])
@@ -227,7 +227,7 @@ def _operations(step: LaidOut, stage: int) -> Iterator[Slice]:
 
 
 def _within(step: LaidOut, operation: Slice, kind: int, layers: float, ends_s: float) -> Iterator[Slice]:
-    """What tp, cp and ep carry in an operation, one after the other from its start; cut at its end."""
+    """The traffic of tp, cp and ep in an operation, one after the other from its start; cut at its end."""
     stage, name, start_s, end_s = operation.stage, operation.name, operation.start_s, operation.end_s
     for axis, pair in step.within_s.items():
         seconds = pair[0 if kind == FORWARD else 1] * layers + (ends_s if axis == "tp" else 0.0)
@@ -237,13 +237,13 @@ def _within(step: LaidOut, operation: Slice, kind: int, layers: float, ends_s: f
 
 
 def _sent_s(step: LaidOut) -> Floats:
-    """When the message of each operation sets out: after it where messages overlap, within it where they block."""
+    """When the message of each operation is sent: after the operation if messages overlap, within it if they block."""
     blocking_s = 0.0 if step.forecast.layout.overlap_pp else step.message_s
     return np.maximum(step.end_s - blocking_s, step.start_s)
 
 
 def _messages(step: LaidOut, stage: int) -> Iterator[Slice]:
-    """What a stage sends to its neighbours; a message that would reach into the next is cut there, its own length in its arguments."""
+    """The messages of a stage to its neighbours. One that would overlap the next is cut there; its arguments give its full length."""
     order, sent_s = step.schedule.schedule, _sent_s(step)
     senders = np.flatnonzero((order.stage == stage) & (order.message > 0))
     senders = senders[np.argsort(sent_s[senders], kind="stable")]
@@ -259,12 +259,12 @@ def _ends(step: LaidOut, stage: int) -> Iterator[Slice]:
     if step.data_s > 0:
         yield Slice(stage, COMPUTE, PART_NAMES["data"], 0.0, step.data_s)
     yield Slice(stage, COMPUTE, PART_NAMES["optimizer"], step.reduced_s, step.optimized_s)
-    if step.optimized_s < step.forecast.step_s:  # a profile's slices have it in the ends of the model
+    if step.optimized_s < step.forecast.step_s:  # with a profile, the measured ends of the model include it
         yield Slice(stage, COMPUTE, f"{PART_NAMES['overhead']}: norm, clipping, logging", step.optimized_s, step.forecast.step_s)
 
 
 def _between_replicas(step: LaidOut, stage: int) -> Iterator[Slice]:
-    """Weights gathered and gradients reduced by one rank of a stage: once a step in buckets, or with every operation (ZeRO 2 and 3)."""
+    """The gathers of weights and reductions of gradients of one rank of a stage: once a step, or with every operation (ZeRO 2 and 3)."""
     replicas = step.replicas
     if replicas.gather_s + replicas.reduce_s <= 0:
         return
@@ -277,22 +277,22 @@ def _between_replicas(step: LaidOut, stage: int) -> Iterator[Slice]:
 
 
 def _gathers(step: LaidOut, stage: int) -> Iterator[Slice]:
-    """Weights, chunk by chunk in the order of their first forwards: each there before it is needed."""
+    """Gathers of weights, chunk by chunk in the order of their first forwards; each ends before it is needed."""
     firsts = _by_chunk(step, stage, FORWARD, last=False)
     names, needed_s, each_s = _buckets(step, firsts, step.replicas.gather_s, inside=step.start_s)
     before_s = np.cumsum(each_s)
-    factor = min(1.0, float(((needed_s - step.data_s) / before_s).min()))  # hiding assumed in closed form may be more than there is
+    factor = min(1.0, float(((needed_s - step.data_s) / before_s).min()))  # the closed form may hide more than there is time for
     stops_s = step.data_s + factor * before_s
     for name, stop_s, seconds in zip(names, stops_s.tolist(), each_s.tolist(), strict=True):
         yield Slice(stage, REPLICAS, f"all-gather weights {name}", stop_s - factor * seconds, stop_s, _traffic_args(seconds))
 
 
 def _reductions(step: LaidOut, stage: int) -> Iterator[Slice]:
-    """Gradients, chunk by chunk as their last backwards end; all there when the optimizer starts."""
+    """Reductions of gradients, chunk by chunk as their last backwards end; all end before the optimizer starts."""
     kind = WEIGHT if (step.schedule.schedule.kind == WEIGHT).any() else BACKWARD
     lasts = _by_chunk(step, stage, kind, last=True)
     names, ready_s, each_s = _buckets(step, lasts, step.replicas.reduce_s, inside=step.end_s)
-    after_s = np.cumsum(each_s[::-1])[::-1]  # of a bucket and all that follow
+    after_s = np.cumsum(each_s[::-1])[::-1]  # seconds of a bucket and all that follow
     factor = min(1.0, float(((step.reduced_s - ready_s) / after_s).min()))
     what = "all-reduce gradients" if step.forecast.layout.zero_stage == 0 else "reduce-scatter gradients"
     free_s = 0.0
@@ -315,7 +315,7 @@ def _by_chunk(step: LaidOut, stage: int, kind: int, *, last: bool) -> list[int]:
 def _buckets(step: LaidOut, operations: Sequence[int], total_s: float, inside: Floats) -> tuple[list[str], Floats, Floats]:
     """Names, moments and seconds of the buckets of each chunk.
 
-    In a pipeline a chunk's buckets share the moment of its operation; without one, layers take their turns within the operation.
+    In a pipeline all buckets of a chunk have the moment of its operation. Without one, layers follow each other within the operation.
     """
     per_chunk = step.replicas.parameters / len(operations) / sw.BUCKET_PARAMETERS
     count = min(max(math.ceil(per_chunk), 1), MAX_BUCKETS)
@@ -332,7 +332,7 @@ def _buckets(step: LaidOut, operations: Sequence[int], total_s: float, inside: F
 
 
 def _with_every_operation(step: LaidOut, stage: int) -> Iterator[Slice]:
-    """Traffic that comes with each operation: ZeRO 3 gathers for both ways, ZeRO 2 and 3 reduce after each backward."""
+    """Traffic that comes with each operation: ZeRO 3 gathers for forward and backward, ZeRO 2 and 3 reduce after each backward."""
     order, replicas = step.schedule.schedule, step.replicas
     each = order.num_micro_batches * order.num_chunks
     gather_s = 0.0 if replicas.gathers_once else replicas.gather_s / (2 * each)
@@ -353,19 +353,19 @@ def _traffic_args(seconds: float) -> dict[str, Any]:
 
 
 def _us(seconds: float) -> float:
-    """Microseconds, to the nanosecond: equal moments stay equal."""
+    """Microseconds, rounded to a nanosecond, so that equal moments stay equal."""
     return round(seconds * 1e9) / 1e3
 
 
 def process_id(stage: int) -> int:
-    """The process that represents a stage: from 1 on, since 0 is the idle process to Perfetto."""
+    """The process that represents a stage: numbers start at 1, because 0 is the idle process in Perfetto."""
     return 1 + stage
 
 
 def thread_id(stage: int, stream: int) -> int:
     """The thread that represents a stream of a stage.
 
-    Perfetto takes these as an operating system's: no two threads of a trace share one, and a process's first thread has its number.
+    Perfetto treats them as thread numbers of an operating system: each is unique in a trace, and a process's first thread has its number.
     """
     return FIRST_THREAD + len(STREAMS) * stage + stream
 

@@ -1,17 +1,17 @@
-"""MLPerf training logs: a run as its `:::MLLOG {json}` lines give it, from round v3.0 on.
+"""MLPerf training logs: a run as its `:::MLLOG {json}` lines describe it, from round v3.0 on.
 
 Submitters log their runs in their own ways. Counters count samples, tokens, steps or epochs (`Log.samples_at`); an evaluation has a
 start, a stop, both or neither; the first block may have no start. `step_times` reads, in this order of preference,
 
 1. a timer for every step (`tracked_stats` with `train_step_time` or `train_step_timing`, lines one step apart);
-2. the wall clock between progress lines that stand several steps apart;
+2. the wall clock between progress lines that are several steps apart;
 3. the wall clock from the start of a block to its evaluation, divided by the block's steps;
-4. the wall clock between lines with a loss (`train_loss`), where evaluations are not timed;
-5. the wall clock of a block with its evaluation, where nothing tells them apart;
-6. the throughput that the log states of its blocks.
+4. the wall clock between lines with a loss (`train_loss`), if evaluations are not timed;
+5. the wall clock of a block with its evaluation, if they cannot be separated;
+6. the throughput that the log states for its blocks.
 
 A line that was cut at the end of the file is left out, and `Log.complete` is false; a damaged line before that is an error
-(`DamagedLog`). `salvage_log` reads what is whole of such a log, and says which lines are not.
+(`DamagedLog`). `salvage_log` reads the undamaged lines of such a log, and says which lines are damaged.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from meshwright.record.step_times import StepTimes
 
 STEP_TIMERS = ("train_step_time", "train_step_timing")  # the second until v4.1
 PROGRESS = (*STEP_TIMERS, "train_loss", "reduced_train_loss")  # a tracked_stats line with one of these ends a step
-LOSSES = ("train_loss", "reduced_train_loss")  # the same as lines of their own
+LOSSES = ("train_loss", "reduced_train_loss")  # the losses, as lines of their own
 SEQUENCE_LENGTHS = ("max_sequence_length", "sequence_length")
-TOTALS = ("train_samples", "trained_samples")  # before the run the samples of the data set, after it those that were trained on
-RESUMED = "resumed"  # a mark of our own trainer: the life before may have ended anywhere
-LEAST_EVALUATION_S = 0.05  # less lies between two lines that are written one after the other
-TIMER_FACTOR = 2.0  # a timer that is further from the wall clock than this is of something else, or not in seconds
+TOTALS = ("train_samples", "trained_samples")  # before the run: the samples of the data set; after it: the samples that were trained on
+RESUMED = "resumed"  # a mark of our own trainer: the run before it may have stopped anywhere
+LEAST_EVALUATION_S = 0.05  # shorter times lie between two lines that are written directly after each other
+TIMER_FACTOR = 2.0  # if a timer differs from the wall clock by more than this factor, it measures something else, or is not in seconds
 TIMERS = "timer of every step"
 WITH_EVALUATION = "wall clock of a block and its evaluation / the block's steps"
 FROM_LOSSES = "wall clock between lines with a loss"
@@ -54,7 +54,7 @@ FROM_LOSSES = "wall clock between lines with a loss"
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvaluation:
-    """One evaluation: what it measured, after how many samples, and its seconds (None where the log does not time it)."""
+    """One evaluation: what it measured, after how many samples, and its seconds (None if the log does not time it)."""
 
     seconds: float | None
     quality: float | None
@@ -66,7 +66,7 @@ class EvaluationLines:
     """The lines of one evaluation, in their order."""
 
     lines: tuple[LogEvent, ...]
-    start: LogEvent | None  # the line it begins with, where one says so
+    start: LogEvent | None  # the line with which it begins, if there is one
 
     def line(self, key: str) -> LogEvent | None:
         """The line with `key`, or None."""
@@ -79,36 +79,36 @@ class EvaluationLines:
 
     @property
     def quality(self) -> float | None:
-        """What it measured: the last of its results that is a number."""
+        """What the evaluation measured: the last of its results that is a number."""
         found = [value for event in self.lines if event.key == "eval_accuracy" and (value := number(event.value)) is not None]
         return found[-1] if found else None
 
     @property
     def seconds(self) -> float | None:
-        """From its start to its stop, or to its result where no stop is logged; None without a start."""
+        """Seconds from its start to its stop, or to its result if no stop is logged; None without a start."""
         stop = self.line("eval_stop") or self.line("eval_accuracy")
         return None if self.start is None or stop is None else _seconds(self.start, stop)
 
 
 @dataclass(frozen=True)
 class Log:
-    """One run as its log gives it. A value that the log lacks is an error only when something asks for it."""
+    """One run as its log describes it. A missing value is an error only when it is asked for."""
 
     path: str
     events: tuple[LogEvent, ...]
-    cut: bool  # the last line was not whole
+    cut: bool  # the last line is incomplete
     cut_line: int = 0  # that line, from 1
-    empty_line: int = 0  # the first line that holds zero bytes, as a broken disk leaves them, from 1
-    damaged: tuple[DamagedLine, ...] = ()  # lines that others follow and that cannot be read
-    again: tuple[int, ...] = ()  # lines that were printed a second time, long after the first: they are read once
-    unordered_line: int = 0  # the first line that stands behind a later one: the events are in the order of their clock
+    empty_line: int = 0  # the first line with zero bytes, which a broken disk leaves, from 1
+    damaged: tuple[DamagedLine, ...] = ()  # lines before the last one that cannot be read
+    again: tuple[int, ...] = ()  # lines that were printed again, long after the first time: they count once
+    unordered_line: int = 0  # the first line that comes after a later one: the events are then sorted by their clock
 
     def first(self, key: str) -> LogEvent | None:
         """The first line with `key`, or None."""
         return next((event for event in self.events if event.key == key), None)
 
     def required(self, key: str) -> LogEvent:
-        """The first line with `key`; an error where there is none."""
+        """The first line with `key`; an error if there is none."""
         event = self.first(key)
         if event is None:
             last = self.events[-1]
@@ -121,7 +121,7 @@ class Log:
 
     @property
     def complete(self) -> bool:
-        """Whether the run's start and end are there and no line is cut."""
+        """Whether the log has the start and the end of the run, and no line is cut."""
         return not self.cut and not self.damaged and self.first("run_start") is not None and self.first("run_stop") is not None
 
     @property
@@ -151,12 +151,12 @@ class Log:
 
     @property
     def seq_len(self) -> int | None:
-        """Tokens of a sequence; None where the log does not say (LoRA logs)."""
+        """Tokens of a sequence; None if the log does not say (LoRA logs)."""
         return next((self._count(key) for key in SEQUENCE_LENGTHS if self.first(key)), None)
 
     @property
     def status(self) -> str:
-        """How the run ended: "success", "aborted"; "" where the log ends before the run does."""
+        """How the run ended: "success", "aborted"; "" if the log ends before the run does."""
         stop = self.first("run_stop")
         if stop is None:
             return ""
@@ -165,7 +165,7 @@ class Log:
 
     @property
     def time_to_train_s(self) -> float:
-        """Seconds from run_start to run_stop: what MLPerf scores."""
+        """Seconds from run_start to run_stop, which is the MLPerf score of the run."""
         return self._span_s("run_start", "run_stop")
 
     @property
@@ -184,8 +184,8 @@ class Log:
     def logged_evaluations(self) -> tuple[EvaluationLines, ...]:
         """The lines of each evaluation, the last one finished or not.
 
-        In a log without eval_start an evaluation begins where its block stops, if results come later than that: some log a block's stop
-        after its evaluation.
+        In a log without eval_start an evaluation begins when its block stops, if its results come later than that: some submitters log the
+        stop of a block after its evaluation.
         """
         if self.first("eval_start") is None:
             begun = [one for one in _evaluations(self.events, "block_stop") if one.is_finished]
@@ -201,7 +201,7 @@ class Log:
 
     @property
     def target(self) -> float | None:
-        """What the evaluation must come down to; None where the log does not say (before v5.1)."""
+        """The loss that an evaluation must reach; None if the log does not say (before v5.1)."""
         event = self.first("target_accuracy")
         return number(event.value) if event else None
 
@@ -212,7 +212,7 @@ class Log:
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether an evaluation was begun: a run that was stopped early may have none."""
+        """Whether an evaluation was started: a run that was stopped early may have none."""
         return self.first("eval_start") is not None or self.first("eval_accuracy") is not None
 
     @property
@@ -222,15 +222,15 @@ class Log:
 
     @property
     def samples_trained(self) -> float | None:
-        """Sequences trained on by the last step that is logged; None where no step is."""
+        """Sequences trained on up to the last logged step; None if no step is logged."""
         counts = [samples for event in self.progress if (samples := self.samples_at(event)) is not None]
         return max(counts) if counts else None
 
     @property
     def samples_to_target(self) -> float:
-        """Sequences trained on when the last evaluation was made; where no evaluation says so, those of the whole run.
+        """Sequences trained on before the last evaluation; if no evaluation says it, those of the whole run.
 
-        Some count a step behind in the result of an evaluation: then the run's total is right.
+        Some submitters are one step behind in the result of an evaluation: then the total of the run is right.
         """
         counted = [samples for one in self.logged_evaluations if (samples := self._samples_of(one)) is not None]
         total = self.total_samples if self.logged_evaluations else None
@@ -241,7 +241,7 @@ class Log:
 
     @property
     def total_samples(self) -> float | None:
-        """Sequences of the whole run as a line at its end says (`train_samples`, or `samples_count` of run_stop); None where none does.
+        """Sequences of the whole run from a line at its end (`train_samples`, or `samples_count` of run_stop); None if there is none.
 
         In a log that counts tokens the total is in tokens too.
         """
@@ -253,22 +253,22 @@ class Log:
 
     @cached_property
     def progress(self) -> tuple[LogEvent, ...]:
-        """The lines that end a step. `step` tells them from a block's summary, where any line has it."""
+        """The lines that end a step. If any line has `step`, lines without it are summaries of blocks and are left out."""
         found = [event for event in self.events if _is_progress(event)]
         return tuple([event for event in found if "step" in event.metadata] or found)
 
     def samples_at(self, event: LogEvent) -> float | None:
-        """Sequences that the run had trained on at a line; None where the line does not say."""
+        """Sequences that the run had trained on at a line; None if the line does not say."""
         return None if event.count is None else event.count * self._unit(event.counter)
 
     def _samples_of(self, one: EvaluationLines) -> float | None:
-        """Its start knows best: some submitters are a step behind in what they say of the result."""
+        """The samples of an evaluation, from its start if possible: some submitters are one step behind in the line of the result."""
         lines = [one.line(key) for key in ("eval_start", "eval_stop", "eval_accuracy")]
         return next((samples for event in lines if event and (samples := self.samples_at(event)) is not None), None)
 
     @cached_property
     def _units(self) -> dict[str, float]:
-        """By the name of a counter: how many samples one of it is."""
+        """For each name of a counter: how many samples one count is."""
         counted: dict[str, set[float]] = {}
         for event in (*self.progress, *(one for one in self.events if one.key in (*EVALUATION, *LOSSES))):
             if event.count:
@@ -286,10 +286,10 @@ class Log:
         return unit
 
     def _unit_of(self, name: str, counts: Sequence[float], most_samples: float) -> float:
-        """How many samples one of a counter is, by its name and by what its values can be.
+        """How many samples one count is, from the name of the counter and its values.
 
-        `samples_count` counts samples, or tokens (GPT-3 of some). `step` counted samples or tokens until v5.0, and steps since. `epoch_num`
-        is in tokens or samples where it moves by whole steps, and otherwise in epochs.
+        `samples_count` counts samples, or tokens (GPT-3 of some submitters). `step` counted samples or tokens until v5.0, and steps since
+        then. `epoch_num` is in tokens or samples if it grows by whole steps, and otherwise in epochs.
         """
         if self.first("global_batch_size") is None:
             return 1.0
@@ -304,13 +304,13 @@ class Log:
 
     @property
     def _epoch_samples(self) -> float:
-        """Samples of an epoch; nan where no line before the run says how large the data set is."""
+        """Samples of an epoch; nan if no line before the run states the size of the data set."""
         before = self.events[: len(self.events) - len(self._in_run)]
         found = [value for event in before if event.key in TOTALS and (value := number(event.value))]
         return found[0] if found else math.nan
 
     def _counts_steps(self, name: str, last: float, gap: float, most_samples: float) -> bool:
-        """Whether a counter called step is one of steps: by the samples that other lines give, by timers, and else by its values."""
+        """Whether a counter called step counts steps: decided by the samples in other lines, by timers, or else by its values."""
         batch = self.global_batch_size
         known = most_samples or self._last_total() or 0.0
         if known:
@@ -321,7 +321,7 @@ class Log:
             for before, after in pairwise(timed)
             if after.count and before.count and after.count > before.count and after.time_ms > before.time_ms
         ]
-        if steps and batch > 1:  # 1 where one of it is a step, and the batch where it is a sample
+        if steps and batch > 1:  # 1 if one count is a step, and the batch size if one count is a sample
             return median(steps) < math.sqrt(batch)
         return name == "step_num" or gap % batch != 0
 
@@ -361,12 +361,12 @@ class Log:
 
 
 def read_log(path: str | Path) -> Log:
-    """The log in the file at `path`; an error where a line of it is damaged."""
+    """The log in the file at `path`; an error if a line of it is damaged."""
     return _undamaged(salvage_log(path))
 
 
 def parse_log(text: str, path: str) -> Log:
-    """The log that `text` holds; `path` is what errors call it."""
+    """The log in `text`; `path` is its name in errors."""
     return _undamaged(salvage(text, path))
 
 
@@ -377,15 +377,15 @@ def _undamaged(log: Log) -> Log:
 
 
 def salvage_log(path: str | Path) -> Log:
-    """The log in the file at `path` as far as it can be read; `Log.damaged` are the lines that cannot."""
+    """The log in the file at `path`, as far as it can be read; `Log.damaged` has the lines that cannot."""
     return salvage(read_log_text(path), str(path))
 
 
 def salvage_logs(path: str | Path) -> list[Log]:
-    """The same of a file that may hold several runs, one after another: a log for each, named by the file and its place in it."""
+    """The same for a file that may contain several runs, one after another: a log for each, named by the file and its position in it."""
     whole = salvage_log(path)
     parts = list(_runs(whole.events))
-    if len(parts) == 1 or whole.damaged or whole.unordered_line:  # a run that starts again without an end is no second run
+    if len(parts) == 1 or whole.damaged or whole.unordered_line:  # a run that starts again without an end is not a second run
         return [whole]
     last = len(parts)
     named = [replace(whole, path=f"{path} (run {i} of {last})", events=events) for i, events in enumerate(parts, start=1)]
@@ -393,7 +393,7 @@ def salvage_logs(path: str | Path) -> list[Log]:
 
 
 def _runs(events: Sequence[LogEvent]) -> Iterator[tuple[LogEvent, ...]]:
-    """The lines of each run; the next one begins with the first line of a start after a run_stop."""
+    """The lines of each run; the next run begins with the first line of a start after a run_stop."""
     begin, stop_ms = 0, math.inf
     starts = {i for i, event in enumerate(events) if event.key == "run_start"}
     for i, event in enumerate(events):
@@ -410,7 +410,7 @@ def _is_start(event: LogEvent) -> bool:
 
 
 def salvage(text: str, path: str) -> Log:
-    """What can be read of the log that `text` holds; an error only where that is nothing."""
+    """The readable part of the log in `text`; an error only if nothing can be read."""
     read = lines_of(text)
     damaged = list(read.damaged)
     if not read.events:
@@ -452,7 +452,7 @@ class _Interval:
     seconds: float
     num_steps: float
     is_first: bool
-    timer_s: float | None  # what the log's own timer says of the step that ends the interval
+    timer_s: float | None  # the log's own timer for the step that ends the interval
     last_step: float  # number of the step that ends it, from 1
 
     @property
@@ -461,7 +461,7 @@ class _Interval:
 
     @property
     def is_runs_first(self) -> bool:
-        """Whether it is the first step of the run, and no other."""
+        """Whether it is exactly the first step of the run."""
         return self.last_step == self.num_steps == 1
 
 
@@ -472,13 +472,13 @@ class Stretch:
     seconds: float
     num_steps: float
     last_step: float  # number of its last step, from 1
-    is_with_evaluation: bool  # the log does not say when the evaluation began
+    is_with_evaluation: bool  # the log does not say when the evaluation began, so the stretch includes it
 
 
 def step_times(log: Log) -> StepTimes:
-    """Seconds of the run's steps, read in the best of the ways that the log allows.
+    """Seconds of the run's steps, read in the best way that the log allows.
 
-    A timer that a round logs one step late (v6.0) moves the mark of the first step by one; the median does not notice.
+    If a round logs its timer one step late (v6.0), the mark of the first step moves by one; this does not change the median.
     """
     found = next((steps for way in WAYS if (steps := way(log)) is not None), None)
     if found is None:
@@ -522,20 +522,20 @@ def _by_blocks_with_evaluations(log: Log) -> StepTimes | None:
 
 
 def _of_blocks(blocks: Sequence[Stretch], method: str) -> StepTimes | None:
-    # The first block also holds what the first evaluation sets up: it counts as a first step does.
+    # The first block includes the setup of the first evaluation, so it is treated like a first step.
     found = [(one.seconds / one.num_steps, i == 0, one.num_steps, one.last_step) for i, one in enumerate(blocks)]
     is_one_step = bool(blocks) and blocks[0].num_steps == blocks[0].last_step == 1 and not blocks[0].is_with_evaluation
     return _steps(found, method, blocks[0].seconds if is_one_step else math.nan) if found else None
 
 
 def _by_losses(log: Log) -> StepTimes | None:
-    # A line stands for several steps, the first after an evaluation for one of them: only the run's first interval is set apart.
+    # A line stands for several steps, and only one of them is the first after an evaluation: only the run's first interval is marked.
     found = list(_intervals(log, [event for event in log.events if event.key in LOSSES]))
     return _by_wall([replace(one, is_first=i == 0) for i, one in enumerate(found)], FROM_LOSSES)
 
 
 def _by_throughput(log: Log) -> StepTimes | None:
-    """What the log states of its blocks, in samples a second; None where steps of that length do not fit into the run."""
+    """Step times from the throughput that the log states for its blocks; None if steps of that length do not fit into the run."""
     values = [event.value for event in log.events if event.key == "tracked_stats" and isinstance(event.value, dict)]
     stated = [rate for value in values if (rate := number(value.get("throughput"))) and rate > 0]
     seconds = [log.global_batch_size / rate for rate in stated]
@@ -564,7 +564,7 @@ def _steps(found: Sequence[tuple[float, bool, float, float]], method: str, first
 
 
 def _is_progress(event: LogEvent) -> bool:
-    """Whether the line may end a step. The summaries at a block's end look alike, but give a throughput or no step."""
+    """Whether the line may end a step. Summaries at the end of a block look similar, but have a throughput or no step."""
     if event.key != "tracked_stats" or not isinstance(event.value, dict) or event.count is None:
         return False
     return "throughput" not in event.value and any(name in event.value for name in PROGRESS)
@@ -575,11 +575,11 @@ def _timer_s(event: LogEvent) -> float | None:
 
 
 def _intervals(log: Log, lines: Sequence[LogEvent]) -> Iterator[_Interval]:
-    """The intervals that end with one of `lines`; the first of a block begins with it, or with the end of the evaluation before it."""
+    """The intervals that end with one of `lines`; the first of a block begins with the block, or when the evaluation before it ends."""
     ends = {id(event) for event in lines}
     opened, closed = _evaluation_ends(log)
     before: LogEvent | None = None
-    done = 0.0  # samples so far; block_start carries other things under the same name in some rounds
+    done = 0.0  # samples so far; in some rounds block_start has other values under the same name
     for event in log.events:
         if event.key in ("block_start", "run_start"):
             before = event
@@ -604,16 +604,16 @@ def _evaluation_ends(log: Log) -> tuple[dict[int, float | None], set[int]]:
 
 
 def stretches(log: Log) -> Iterator[Stretch]:
-    """The run's training, each stretch from a block's start, or the end of the evaluation before it, to the evaluation that ends it.
+    """The stretches of training: each from the start of a block, or the end of the evaluation before it, to the evaluation that ends it.
 
-    Blocks without an evaluation between them are one stretch. Where evaluations have no start of their own a stretch holds them too.
+    Blocks without an evaluation between them are one stretch. If the start of an evaluation is not logged, the stretch includes it.
     """
     opened, closed = _evaluation_ends(log)
     timed = {id(one.lines[0]) for one in log.logged_evaluations if one.start is not None}
     begin: LogEvent | None = None
-    done, is_known = 0.0, True  # whether `done` is where the stretch began
+    done, is_known = 0.0, True  # whether `done` is known at the start of the stretch
     for event in log.events:
-        if event.key == RESUMED:  # steps before the break may be done again
+        if event.key == RESUMED:  # steps before the interruption may be repeated
             is_known = False
         elif event.key == "run_start" or (event.key == "block_start" and (begin is None or begin.key != "block_start")):
             begin = event
@@ -631,7 +631,7 @@ SEPARATOR = "\n" + "-" * 30 + "\n"  # between the messages of the checker's repo
 
 
 def complaints(report: str, errors: str) -> tuple[str, ...]:
-    """The messages of the checker that found fault with a log, a line each; if it crashed, its last message."""
+    """The messages of the checker about errors in a log, one line each; if the checker crashed, its last message."""
     _, _, messages = report.partition("WARNING -  ")
     messages = messages.removesuffix("\n").removesuffix("ERROR - FAILED")
     found = tuple(_short(message) for message in messages.split(SEPARATOR) if message.strip())
@@ -639,7 +639,7 @@ def complaints(report: str, errors: str) -> tuple[str, ...]:
 
 
 def _short(message: str) -> str:
-    """A message without the log line and the checker's state that follow it."""
+    """A message without the log line and the state of the checker that follow it."""
     lines = message.strip().splitlines()
     tests = [line for line in lines[1:] if line.startswith("failed test:")]
     return " ".join([lines[0].rstrip(":"), *tests])

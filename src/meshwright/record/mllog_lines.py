@@ -1,7 +1,7 @@
-"""The `:::MLLOG {json}` lines of a file, among whatever else the processes of a run print to it.
+"""The `:::MLLOG {json}` lines of a file, among everything else that the processes of a run print to it.
 
-A line may have text before it (a rank, a time), colours of a terminal around it, and another line right behind it. Several processes may
-write the same line, and a script may print lines again that stand further up: each is read once.
+A line may have text before it (a rank, a time), colour codes of a terminal around it, and another line directly after it. Several
+processes may write the same line, and a script may print earlier lines again: each counts once.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from meshwright.errors import InputError
 from meshwright.files import MOST_BYTES, READABLE, read_bytes
 
 MARKER = ":::MLLOG"
-COUNTERS = ("samples_count", "step", "step_num", "epoch_num")  # of a line's metadata, the first that is there
+COUNTERS = ("samples_count", "step", "step_num", "epoch_num")  # in the metadata of a line; the first that is there counts
 EVALUATION = ("eval_start", "eval_accuracy", "eval_stop")
-MARKS = ("run_start", "block_start", "block_stop", *EVALUATION, "run_stop")  # a run has each once, or once for every count
-OF_THE_LINE = ("file", "lineno", "rank")  # metadata that says who wrote a line, and where in the program
-SAME_MS = 1000.0  # clocks of processes differ by less
-CHUNK_BYTES = 1 << 16  # of a packed file at a time
-WIDE = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}  # by the first bytes, as PowerShell writes them
+MARKS = ("run_start", "block_start", "block_stop", *EVALUATION, "run_stop")  # each occurs once in a run, or once for every count
+OF_THE_LINE = ("file", "lineno", "rank")  # metadata that says which process wrote a line, and where in the program
+SAME_MS = 1000.0  # the clocks of processes differ by less than this
+CHUNK_BYTES = 1 << 16  # read of a compressed file at a time
+WIDE = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}  # by the first bytes; PowerShell writes such files
 
 _DECODE = json.JSONDecoder().raw_decode
 _KEY = re.compile(r'"key"\s*:\s*"(\w+)"')
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-# What unpacks a file, by the file's first bytes.
+# Which decompressor a file needs, by its first bytes.
 UNPACK: Mapping[bytes, Callable[[], Any]] = {
     b"\x1f\x8b": lambda: zlib.decompressobj(wbits=31),
     b"BZh": bz2.BZ2Decompressor,
@@ -48,7 +48,7 @@ class UnreadableLog(InputError):
 
 
 class DamagedLog(InputError):
-    """A line of the log cannot be read, though others follow it."""
+    """A line of the log that cannot be read, and is not the last one."""
 
     def __init__(self, path: str, line: int, why: str) -> None:
         super().__init__(f"a damaged {MARKER} line: {why}", where=f"{path}: line {line}", fix="use the log as the run wrote it")
@@ -61,7 +61,7 @@ class DamagedLine:
 
     line: int  # in its file, from 1
     why: str
-    key: str  # as far as it is legible; "" where it is not: the line may have been any
+    key: str  # if it can be read; "" otherwise: the line may have had any key
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +76,29 @@ class LogEvent:
 
     @property
     def counter(self) -> str:
-        """Under which name the line says how far the run had come; "" where it does not."""
+        """The name of the counter in the line, which says how far the run had come; "" if there is none."""
         return next((name for name in COUNTERS if name in self.metadata), "")
 
     @property
     def count(self) -> float | None:
-        """How far the run had come, in a unit that the log as a whole shows (samples, tokens, steps); None where the line does not say."""
+        """How far the run had come, in a unit that only the whole log shows (samples, tokens, steps); None if the line does not say."""
         return number(self.metadata.get(self.counter))
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What a text holds of a log."""
+    """The log lines in a text."""
 
     events: tuple[LogEvent, ...]
     damaged: tuple[DamagedLine, ...]
     is_last_damaged: bool
-    empty_line: int  # the first line that holds zero bytes, as a broken disk leaves them, from 1; 0: none
-    again: tuple[int, ...]  # lines that were printed a second time, long after the first
-    unordered_line: int  # the first mark that stands behind a later one, where the events were put in the order of their clock; 0: none
+    empty_line: int  # the first line with zero bytes, which a broken disk leaves, from 1; 0: none
+    again: tuple[int, ...]  # lines that were printed again, long after the first time
+    unordered_line: int  # the first mark that comes after a later one, if the events were sorted by their clock; 0: none
 
 
 def read_log_text(path: str | Path) -> str:
-    """The text of a log, unpacked where gzip, bzip2 or xz packed it, every end of a line as one newline."""
+    """The text of a log, decompressed if it is gzip, bzip2 or xz, with every line end as one newline."""
     try:
         data = read_bytes(path)
     except OSError as error:
@@ -111,7 +111,7 @@ def read_log_text(path: str | Path) -> str:
 
 
 def _unpacked(data: bytes, unpack: Callable[[], Any], path: str | Path) -> bytes:
-    """What a packed file holds, as far as it goes: of one that was cut or damaged, the beginning."""
+    """The content of a compressed file; if the file was cut or damaged, its beginning."""
     parts: list[bytes] = []
     size, one = 0, unpack()
     for start in range(0, len(data), CHUNK_BYTES):
@@ -126,13 +126,13 @@ def _unpacked(data: bytes, unpack: Callable[[], Any], path: str | Path) -> bytes
                 raise UnreadableLog(
                     f"unpacked it has more than {MOST_BYTES:,} bytes", where=str(path), fix="unpack it, and give the log of one run"
                 )
-            left = one.unused_data if one.eof else b""  # packed files may be put one after another
+            left = one.unused_data if one.eof else b""  # a file may consist of several compressed parts
             one = unpack() if one.eof else one
     return b"".join(parts)
 
 
 def lines_of(text: str) -> Lines:
-    """The lines of a log that `text` holds."""
+    """The log lines in `text`."""
     events: list[LogEvent] = []
     damaged: list[DamagedLine] = []
     empty_line = 0
@@ -170,7 +170,7 @@ def _event(fragment: str, line: int) -> LogEvent:
 
 
 def _once(events: Sequence[LogEvent]) -> Iterator[LogEvent]:
-    """The events without those that are there again: word by word, or as another process writes the same mark a moment later."""
+    """The events without repetitions: equal lines, or the same mark written by another process a moment later."""
     seen: set[tuple[float, str, str]] = set()
     marks: dict[tuple[str, str], float] = {}
     last, latest_ms = "", -math.inf
@@ -184,14 +184,14 @@ def _once(events: Sequence[LogEvent]) -> Iterator[LogEvent]:
             said = {name: value for name, value in event.metadata.items() if name not in OF_THE_LINE}
             name = event.key, repr(said)
             is_near = abs(event.time_ms - marks.get(name, -math.inf)) <= SAME_MS
-            if is_near and (said or last == event.key):  # two that say nothing are the same only where no other mark lies between
+            if is_near and (said or last == event.key):  # two marks without values are the same only if no other mark is between them
                 continue
             marks[name], last = event.time_ms, event.key
         yield event
 
 
 def _printed_again(events: Sequence[LogEvent], once: Sequence[LogEvent]) -> tuple[int, ...]:
-    """Lines that are left out and lie far back, by their clock, from where they stand."""
+    """Lines that were left out, and whose clock is far behind that of the lines around them."""
     kept = {id(event) for event in once}
     latest_ms = -math.inf
     found = []
@@ -204,9 +204,9 @@ def _printed_again(events: Sequence[LogEvent], once: Sequence[LogEvent]) -> tupl
 
 
 def _in_order(events: Sequence[LogEvent]) -> tuple[Sequence[LogEvent], int]:
-    """The events, by their clock where marks stand in another order and the clock makes a run of them; and the first mark out of order.
+    """The events, sorted by their clock if marks are out of order and sorting gives a valid run; and the first mark out of order.
 
-    A clock that was set back makes no run: evaluations would count down, or the run would end before they do.
+    With a clock that was set back, sorting gives no valid run: counts of evaluations would fall, or the run would end before them.
     """
     marks = [event for event in events if event.key in MARKS]
     late = next((after for before, after in pairwise(marks) if after.time_ms < before.time_ms - SAME_MS), None)
@@ -230,7 +230,7 @@ def _is_run(events: Sequence[LogEvent]) -> bool:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether `value` is a finite number (JSON as Python reads it allows NaN, and integers no float can hold)."""
+    """Whether `value` is a finite number (Python's JSON reader allows NaN, and integers too large for a float)."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
@@ -238,7 +238,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def number(value: object) -> float | None:
-    """The number that a value is, also in quotation marks; None where it is none."""
+    """A value as a number, also if it is in quotation marks; None if it is not a number."""
     if isinstance(value, str):
         try:
             value = float(value)

@@ -1,7 +1,7 @@
 """Chrome traces, as torch.profiler exports them: read event by event, so that a large file takes little memory.
 
-A trace is `{"traceEvents": [...], ...}` or the bare list, plain or compressed with gzip. Kept are complete events (`"ph": "X"`) that
-tell compute from communication: kernels and copies of GPUs; where there are none, operators and collectives of the CPU.
+A trace is `{"traceEvents": [...], ...}` or the bare list, plain or compressed with gzip. Only complete events (`"ph": "X"`) that show
+compute or communication are kept: kernels and copies of GPUs; if there are none, operators and collectives of the CPU.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from meshwright.units import MICROSECOND
 CHUNK = 1 << 20  # bytes read at a time
 LONGEST_VALUE = 64 << 20  # characters: a single value longer than that is damage
 LONGEST_LITERAL = 10  # characters: a word, number or escape that the end of a chunk may cut
-GZIP_MAGIC, GZIP_BITS = b"\x1f\x8b", 31  # how such files begin; what zlib calls that form
+GZIP_MAGIC, GZIP_BITS = b"\x1f\x8b", 31  # the first bytes of such files; the number of that format in zlib
 BLANK = " \t\r\n"
 GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 CPU_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
-GPU_COMMUNICATION = ("nccl", "rccl", "msccl", "nvshmem")  # how names of such kernels begin
+GPU_COMMUNICATION = ("nccl", "rccl", "msccl", "nvshmem")  # the names of such kernels begin with these
 CPU_COMMUNICATION = ("gloo:", "mpi:", "ucc:", "xccl:", "c10d::", "_c10d_functional::", "record_param_comms")
-LARGEST_US = 2.0**52  # beyond, a float cannot hold half microseconds; since 1970 2**50.6 microseconds have passed
-CPU_WRAPPERS = ("autograd::", "torch::autograd::")  # they last as long as what runs inside them, waits included
+LARGEST_US = 2.0**52  # above this, a float has no half microseconds; since 1970 2**50.6 microseconds have passed
+CPU_WRAPPERS = ("autograd::", "torch::autograd::")  # they last as long as the events inside them, including waits
 
 
 class Kind(IntEnum):
@@ -48,12 +48,12 @@ class Kind(IntEnum):
 
 
 class _End(Exception):
-    """The file ends where a value should go on."""
+    """The file ends in the middle of a value."""
 
 
 @dataclass(slots=True)
 class _Rows:
-    """Events of one stream or thread while a file is read."""
+    """Events of one stream or thread, collected while a file is read."""
 
     start_us: array[float] = field(default_factory=lambda: array("d"))
     end_us: array[float] = field(default_factory=lambda: array("d"))
@@ -74,10 +74,10 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChromeTrace:
-    """What a trace says of compute and communication."""
+    """What a trace says about compute and communication."""
 
     path: Path
-    rank: int | None  # as torch.distributed knew it
+    rank: int | None  # in torch.distributed
     on_gpu: bool
     names: tuple[str, ...]
     lanes: tuple[Lane, ...]
@@ -87,12 +87,12 @@ class ChromeTrace:
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a path may be a trace: a file, where a run is a folder."""
+    """Whether a path may be a trace: a trace is a file, a run is a folder."""
     return path.is_file()
 
 
 def read_trace(path: Path) -> ChromeTrace:
-    """The trace in a file; an error where it is none, or holds nothing that was timed."""
+    """The trace in a file; an error if it is not a trace, or contains no timed event."""
     reader = _Reader(path)
     try:
         with open(path, "rb") as file:
@@ -103,7 +103,7 @@ def read_trace(path: Path) -> ChromeTrace:
 
 
 def _text(file: IO[bytes]) -> Iterator[str]:
-    """The file's text in chunks, unpacked where it is compressed. A compressed file that was cut gives all that is whole."""
+    """The text of the file in chunks, decompressed if necessary. A compressed file that was cut gives its complete part."""
     decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
     chunks = iter(lambda: file.read(CHUNK), b"")
     first = next(chunks, b"")
@@ -112,7 +112,7 @@ def _text(file: IO[bytes]) -> Iterator[str]:
 
 
 def _unpacked(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Unpacked bytes, in pieces of a bounded size; nothing more from where the packed ones are damaged or end."""
+    """Decompressed bytes, in pieces of limited size, up to the place where the compressed bytes are damaged or end."""
     unpack = zlib.decompressobj(GZIP_BITS)
     with suppress(zlib.error):
         for chunk in chunks:
@@ -120,9 +120,9 @@ def _unpacked(chunks: Iterable[bytes]) -> Iterator[bytes]:
             while data:
                 yield unpack.decompress(data, CHUNK)
                 data = unpack.unconsumed_tail
-                if unpack.eof:  # files may be packed in pieces, one after the other
+                if unpack.eof:  # a file may consist of several compressed parts
                     data, unpack = unpack.unused_data, zlib.decompressobj(GZIP_BITS)
-        yield unpack.flush()  # what a bounded piece had no room for
+        yield unpack.flush()  # the rest that did not fit into a piece
 
 
 class JsonStream:
@@ -134,7 +134,7 @@ class JsonStream:
         self._decode = json.JSONDecoder().raw_decode
 
     def peek(self) -> str:
-        """The next character that is not blank; nothing at the end of the file."""
+        """The next character that is not white space; empty at the end of the file."""
         while True:
             while self._at < len(self._text) and self._text[self._at] in BLANK:
                 self._at += 1
@@ -144,25 +144,25 @@ class JsonStream:
                 return ""
 
     def skip(self, character: str) -> bool:
-        """Whether the next character is this one; then it is passed."""
+        """Whether the next character is this one; if it is, it is skipped."""
         if self.peek() != character:
             return False
         self._at += 1
         return True
 
     def value(self) -> Any:
-        """The next value. `_End` where the file ends in it, ValueError where it is no JSON."""
+        """The next value. `_End` if the file ends within it, ValueError if it is not JSON."""
         if not self.peek():
             raise _End
         while True:
             try:
                 value, end = self._decode(self._text, self._at)
-                if end < len(self._text) or self._ended:  # a number may go on in the next chunk
+                if end < len(self._text) or self._ended:  # a number may continue in the next chunk
                     self._at = end
                     return value
             except json.JSONDecodeError as error:
                 if not error.msg.startswith("Unterminated string") and error.pos < len(self._text) - LONGEST_LITERAL:
-                    raise  # damage, and not the end of what was read so far
+                    raise  # the text is damaged, not just incomplete
                 if self._ended:
                     raise _End from None
             if len(self._text) - self._at > LONGEST_VALUE:
@@ -170,7 +170,7 @@ class JsonStream:
             self._more()
 
     def _more(self) -> bool:
-        """Read on; whether there was anything."""
+        """Read the next chunk; return whether there was one."""
         chunk = next((chunk for chunk in self._chunks if chunk), "")
         self._ended = not chunk
         self._text, self._at = self._text[self._at :] + chunk, 0
@@ -178,20 +178,20 @@ class JsonStream:
 
 
 class _Reader:
-    """Gathers what a trace is made of."""
+    """Collects the contents of a trace."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: dict[tuple[bool, str, str], _Rows] = {}  # on a GPU, process, stream
         self.names: dict[str, int] = {}
         self.rank: int | None = None
-        self.base_us: float | None = None  # what times are counted from
+        self.base_us: float | None = None  # the zero of all times
         self.num_events = self.num_damaged = 0
         self.steps: set[str] = set()
         self.notes: list[str] = []
 
     def read(self, stream: JsonStream) -> None:
-        """Take in the whole file."""
+        """Read the whole file."""
         opening = stream.peek()
         try:
             if opening == "[":
@@ -254,7 +254,7 @@ class _Reader:
             return
         if self.base_us is None:
             self.base_us = start
-        since_us = start - self.base_us  # before the length is added: beside the microseconds since 1970 its fractions are lost
+        since_us = start - self.base_us  # before the length is added, which would lose its fractions next to the microseconds since 1970
         rows = self.rows.setdefault((on_gpu, str(event.get("pid")), str(event.get("tid"))), _Rows())
         rows.start_us.append(since_us)
         rows.end_us.append(since_us + length)
@@ -296,7 +296,7 @@ class _Reader:
 
 
 def _items(stream: JsonStream) -> Iterator[Any]:
-    """The items of a list. A list that the file's end closes is whole: writers of bare lists may leave the bracket out."""
+    """The items of a list. A list may end with the file: writers of bare lists may leave the bracket out."""
     stream.skip("[")
     while not stream.skip("]"):
         yield stream.value()
@@ -313,19 +313,19 @@ def _lane(process: str, stream: str, rows: _Rows, first_us: float, kinds: NDArra
 
 
 def _is_time(value: Any) -> TypeGuard[float]:
-    """Whether a value can be microseconds: a number so large that it cannot tell one from the next is none."""
+    """Whether a value can be microseconds: a number must be small enough to distinguish one microsecond from the next."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST_US < value < LARGEST_US
 
 
 def _is_timed_on_cpu(category: str, name: str) -> bool:
-    """Whether a CPU event stands for work of its own: collectives, and operators that no wait hides in."""
+    """Whether a CPU event is work of its own: a collective, or an operator that contains no wait."""
     if name.startswith(CPU_COMMUNICATION):
         return True
     return category == "cpu_op" and "::" in name and not name.startswith(CPU_WRAPPERS)
 
 
 def kind_of(name: str, on_gpu: bool) -> Kind:
-    """What an event of that name is; for GPUs as HolisticTraceAnalysis classifies them (its `get_kernel_type`)."""
+    """The kind of an event of that name; for GPUs as HolisticTraceAnalysis classifies them (its `get_kernel_type`)."""
     if not on_gpu:
         return Kind.COMMUNICATION if name.startswith(CPU_COMMUNICATION) else Kind.COMPUTE
     if name.startswith(GPU_COMMUNICATION):

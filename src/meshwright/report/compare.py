@@ -12,7 +12,7 @@ from meshwright.report.facts import RunFacts, is_unpredicted, predicted_parts_s
 
 RUN_TO_RUN_PCT = 2.0  # between medians of three runs of one submission: 1.2957, 1.2701, 1.2704 s (MLPerf v6.0, 405B, 8,192 GB200)
 
-APART = f"single runs of one job lie up to {RUN_TO_RUN_PCT:.0f} % apart"  # beside the noise within a run, which knows nothing of others
+APART = f"single runs of one job lie up to {RUN_TO_RUN_PCT:.0f} % apart"  # noise within a run does not include this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

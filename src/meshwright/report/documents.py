@@ -154,7 +154,7 @@ def _parts(runs: Sequence[RunFacts]) -> Iterator[Table]:
 
 
 def _rest(facts: RunFacts) -> Row:
-    """What the table of the runs has no room for."""
+    """Sentences for which the table of the runs has no room."""
     predicted, measured = facts.plan.peak_memory_bytes if facts.plan else None, facts.measured_memory_bytes
     amounts = or_unknown(facts.ledger.carbon_kg, carbon), or_unknown(facts.ledger.water_l, water)
     return facts.label, *amounts, or_unknown(predicted, gib), gib(measured) if measured is not None else "not recorded"

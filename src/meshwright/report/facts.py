@@ -26,12 +26,12 @@ from meshwright.report.noise import Noise, noise_of
 from meshwright.units import seconds
 
 KINDS = {"trained": "measured", "simulated": "simulated"}  # what a run's own times are called, by its kind
-STEPS = ("samples", "steps")  # costs that are time of steps
+STEPS = ("samples", "steps")  # costs that consist of the time of steps
 STOPS = ("restart", "fault", "stall", "a step that failed")  # spans of the ledger's timeline in which something was broken
-MEMORY_FIELDS = ("peak_memory_bytes", "memory_bytes")  # of a step, the first that is there
-MAX_DAMAGE = 5  # lines that are named
+MEMORY_FIELDS = ("peak_memory_bytes", "memory_bytes")  # the first one that a step has is used
+MAX_DAMAGE = 5  # damaged lines that are named
 SLOWEST_REPLICA = "slowest_replica"
-NOTHING = 1e-6  # of the whole: rounding of the clock, not a cost
+NOTHING = 1e-6  # share of the whole: less is rounding of the clock, not a cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class RunFacts:
     """A run with everything that is derived from it."""
 
     run: Run
-    label: str  # its name, or its folder where two runs share a name
+    label: str  # its name, or its folder if two runs have the same name
     plan: Plan | None
     summary: Summary
     noise: Noise | None
@@ -126,13 +126,13 @@ class RunFacts:
 
     @property
     def ranks_words(self) -> str:
-        """How many ranks; nothing where the machine's own words say it."""
+        """The number of ranks in words; empty if the name of the machine already says it."""
         words = f"{self.num_ranks:,} ranks"
         return "" if self.run.header.machine.startswith(f"{words} ") else words
 
     @property
     def model(self) -> str:
-        """The model's name; nothing without a plan."""
+        """The model's name; empty without a plan."""
         return self.plan.model.name if self.plan else ""
 
     @cached_property
@@ -227,7 +227,7 @@ class RunFacts:
 
     @property
     def event_counts(self) -> Mapping[str, int]:
-        """How often each kind of event came, in the order of their first."""
+        """How often each kind of event occurred, in the order of their first occurrence."""
         return Counter(event.kind for event in self.run.events)
 
 
@@ -247,7 +247,7 @@ def steady_s(run: Run) -> NDArray[np.float64]:
 
 
 def samples_per_step(run: Run, plan: Plan | None) -> int:
-    """Samples of a step: as recorded, or as planned where there is one record only."""
+    """Samples of a step: as recorded, or as planned if there is only one record."""
     samples, step = run.columns["samples"], run.columns["step"]
     if len(samples) > 1:
         return int(np.median(np.diff(samples) / np.diff(step)))
@@ -260,7 +260,7 @@ FAR = 1.5  # times the upper end of the interval
 def is_unpredicted(plan: Plan, kind: str) -> bool:
     """Whether the exposed times of a trained run were not predicted: its processes share cores, and no profile measured them.
 
-    An exchange there takes as long as the others need for their turn on a core, and the bandwidth of the loopback says nothing about this.
+    There, an exchange takes as long as the other processes need for their turn on a core; the bandwidth of the loopback does not matter.
     """
     is_here = plan.cluster.accelerator.architecture == "cpu" and plan.cluster.name.startswith(THIS_MACHINE)
     return kind == "measured" and is_here and plan.profile is None and plan.layout.num_ranks > 1
@@ -367,7 +367,7 @@ def _notes(run: Run) -> list[str]:
 
 
 def _of_expected(run: Run) -> str:
-    """Behind a step: of how many that the run was to take; nothing where it is past those, or it is unknown."""
+    """The text after a step that says how many steps were expected; empty if the run has done more, or if that is unknown."""
     expected = run.header.num_steps
     return f" of {expected:,}" if expected and run.records[-1].step <= expected else ""
 
@@ -377,7 +377,7 @@ def time_split(run: Run, plan: Plan | None, summary: Summary) -> TimeSplit:
     by_what: defaultdict[str, float] = defaultdict(float)
     lost_s = 0.0
     for span in spans_of(run):
-        if span.what == "spare nodes":  # beside the others, not after them
+        if span.what == "spare nodes":  # at the same time as the others, not after them
             continue
         if span.is_lost:
             lost_s += span.end_s - span.start_s

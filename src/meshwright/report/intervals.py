@@ -43,7 +43,7 @@ class Union:
         return np.asarray(whole[index] - into_last)
 
     def covers(self, start: Column, end: Column) -> Column:
-        """Of each interval given, the time that this union covers too."""
+        """For each given interval, how much of its time this union covers."""
         return self.before(end) - self.before(start)
 
     def overlap(self, other: Union) -> float:

@@ -17,7 +17,7 @@ Column = NDArray[np.float64]
 NUM_DRAWS = 1000
 MAX_BOOTSTRAPPED = 20_000  # steps; longer series are taken as medians of neighbours
 MAX_CELLS = 1 << 20  # of a table of resampled steps
-MIN_STEPS = 8  # steady ones; fewer say nothing of noise
+MIN_STEPS = 8  # steady ones; fewer say nothing about noise
 TWO_SIDED_95 = 1.96
 METHOD = "95 % interval of the median step time by a bootstrap over blocks of neighbouring steps, so that their correlation counts"
 
@@ -26,11 +26,11 @@ METHOD = "95 % interval of the median step time by a bootstrap over blocks of ne
 class Noise:
     """How well the median of a series of step times is known."""
 
-    correlation_steps: float  # steps over which neighbours are alike; 1: independent
-    effective_steps: float  # independent steps that would carry as much information
+    correlation_steps: float  # number of neighbouring steps that are similar; 1: steps are independent
+    effective_steps: float  # independent steps that would give as much information
     low_s: float  # 95 % interval of the median
     high_s: float
-    floor_pct: float  # least difference that jitter within two such runs does not explain, at 95 %; runs differ by more
+    floor_pct: float  # smallest difference that jitter within two such runs does not explain, at 95 %; different runs vary more
     draws_s: Column  # medians of the resampled series
 
 
@@ -55,7 +55,7 @@ def noise_of(steady_s: Column, seed: int = 0) -> Noise | None:
 def correlation_steps(values: Column) -> float:
     """The integrated autocorrelation time in steps, at least 1 (Geyer 1992, initial positive sequence).
 
-    Stalls are cut to the bulk first: one step a thousand times as long would hide how the others hang together.
+    Stalls are first cut to the range of the other steps: one step a thousand times as long would hide the correlation of the others.
     """
     low, high = np.percentile(values, [1, 99])
     centred = np.clip(values, low, high)
@@ -81,7 +81,7 @@ def median_draws(values: Column, tau: float, rng: np.random.Generator) -> Column
     length = min(max(math.ceil(2 * tau), 1), max(count // 3, 1))
     num_blocks = math.ceil(count / length)
     twice = np.concatenate((values, values[:length]))
-    rows = max(MAX_CELLS // count, 1)  # that are drawn at a time
+    rows = max(MAX_CELLS // count, 1)  # resampled at a time
     draws = []
     for done in range(0, NUM_DRAWS, rows):
         starts = rng.integers(0, count, (min(rows, NUM_DRAWS - done), num_blocks, 1))

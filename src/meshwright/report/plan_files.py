@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from meshwright.report.page.curves import ParetoPoint, ScalingPoint
 
 Exports = tuple[tuple[str, Path], ...]
-PAGE_FACTORS = (0.25, 0.5, 1.0, 2.0)  # sizes on the page's curves, of the plan's own
+PAGE_FACTORS = (0.25, 0.5, 1.0, 2.0)  # sizes on the curves of the page, relative to the plan's own
 
 
 ENDINGS = {
@@ -36,7 +36,7 @@ EXPORT_ENDINGS = (".txt", ".sh", ".py", ".toml", ".yaml", ".yml", ".json")
 
 
 def read_exports(texts: Iterable[str]) -> Exports:
-    """KIND=FILE, each kind one that there is."""
+    """Kinds and paths from texts KIND=FILE; an error for an unknown kind."""
     from meshwright.plan.export import EXPORTS
 
     found = []
@@ -110,7 +110,7 @@ class Files:
         self._check_folder(seen)
 
     def _check_folder(self, seen: Mapping[Path, str]) -> None:
-        """Refuse a file whose name an export in the folder has too: it would be written over."""
+        """Raise an error for a file that has the same path as an export in the folder: it would be overwritten."""
         from meshwright.plan.export import FILE_NAMES
 
         for kind, name in FILE_NAMES.items() if self.export_dir else ():
@@ -120,7 +120,7 @@ class Files:
                 raise InputError(f"{path} is named for {both} of --export-dir", where=str(path), fix="name another file")
 
     def write(self, found: Planned, progress: Progress) -> Written:
-        """Write all of them for the best plan; what a stack cannot run is refused before anything is written."""
+        """Write all files for the best plan; if a stack cannot run the plan, an error is raised before anything is written."""
         from meshwright.plan.export import exported
 
         plan, forecast = found.plan, found.forecast
@@ -149,7 +149,7 @@ class Files:
 
 
 def _for_all_stacks(plan: Plan, folder: Path | None) -> tuple[list[tuple[str, Path, str]], tuple[tuple[str, str], ...]]:
-    """Kind, path and text of every export that the plan allows, and the kinds that it does not with the reason."""
+    """Kind, path and text of every export that is possible for the plan, and the other kinds with the reason."""
     from meshwright.plan.export import FILE_NAMES, exported
 
     made: list[tuple[str, Path, str]] = []
@@ -181,7 +181,7 @@ def _write_page(found: Planned, path: Path, progress: Progress) -> None:
 
 
 def _curves(found: Planned, progress: Progress) -> tuple[list[ScalingPoint], list[ParetoPoint]]:
-    """Points of the page's curves: sizes around the plan's, with the batch growing and with it as it is, and time against cost."""
+    """Points of the page's curves: sizes around the plan's, with a growing batch and with the same batch, and time against cost."""
     from meshwright.plan.sweep import MODES, sweep
 
     ask = replace(found.ask, job=found.forecast.job, keep=1, aim=Aim())

@@ -1,4 +1,4 @@
-"""What a profile's communication costs: how much of it computing hides, how much is exposed, per process and stream.
+"""The cost of communication in a profile: how much of it is hidden behind compute and how much is exposed, per process and stream.
 
 Per process (a GPU, or the CPU of a rank), with unions of intervals so that nested and parallel events count once:
 
@@ -6,7 +6,7 @@ Per process (a GPU, or the CPU of a rank), with unions of intervals so that nest
     compute    the union of compute kernels
     exposed    the union of communication kernels less the union of compute kernels
     hidden     communication that compute covers; hidden / communication is HolisticTraceAnalysis's comm_comp_overlap
-    memory     copies and fills that neither covers, and what else runs there
+    memory     copies, fills and other events, where neither compute nor communication runs
     idle       nothing at all runs; compute, exposed, memory and idle add up to the window
 """
 
@@ -81,7 +81,7 @@ class ProcessTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One or several traces: a process each GPU or rank."""
+    """One or several traces: one process for each GPU or rank."""
 
     files: tuple[Path, ...]
     processes: tuple[ProcessTimes, ...]

@@ -3,7 +3,7 @@
     efficiency = T_base / T_new x work ratio,  work ratio = (samples_new / samples_base) / (ranks_new / ranks_base)
 
 T is the median steady step. Weak scaling keeps the samples of a rank, so its work ratio is 1; strong scaling keeps the samples of a step.
-Runs stand in one series only where they were simulated under the same conditions: a slow rank or a lost plane is no matter of size.
+Runs are in one series only if they were simulated under the same conditions: the effect of a slow rank or a lost plane is not scaling.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Point:
 class Scaling:
     """Sizes of one job, the smallest first."""
 
-    kind: str  # of KINDS
-    of: str  # model, and whether measured or simulated, and how
+    kind: str  # one of KINDS
+    of: str  # the model, whether measured or simulated, and the conditions
     points: tuple[Point, ...]
 
 
@@ -61,7 +61,7 @@ class _Size:
 
     @staticmethod
     def of(runs: Sequence[RunFacts]) -> _Size:
-        """The size of runs with as many ranks and samples; what runs differ by is in the draws, where there are several."""
+        """One size from runs with equal ranks and samples; if there are several runs, the draws include the differences between them."""
         medians = np.array([facts.summary.median_step_s for facts in runs])
         known = [facts.noise.draws_s for facts in runs if facts.noise is not None]
         draws = np.mean(known, axis=0) if len(known) == len(runs) else None
@@ -72,7 +72,7 @@ class _Size:
 
 
 def scalings(runs: Sequence[RunFacts]) -> list[Scaling]:
-    """Every weak and strong series among the runs; series that are neither only where there is no other."""
+    """Every weak and strong series among the runs; series that are neither are given only if there is no other."""
     found: list[Scaling] = []
     for of, sizes in _jobs(runs):
         series = [
@@ -86,7 +86,7 @@ def scalings(runs: Sequence[RunFacts]) -> list[Scaling]:
 
 
 def left_out(runs: Sequence[RunFacts]) -> list[str]:
-    """A sentence for each run that no series holds because of its conditions: which run, and how it differs from the others of its job."""
+    """A sentence for each run that is in no series because of its conditions: which run, and how it differs from the others of its job."""
     shown = {label for scaling in scalings(runs) for point in scaling.points for label in point.labels}
     notes = []
     for alike in _by_job(runs).values():
@@ -98,19 +98,19 @@ def left_out(runs: Sequence[RunFacts]) -> list[str]:
 
 
 def _apart(facts: RunFacts, other: RunFacts) -> str:
-    """What the conditions of one run have that those of another have not, and the other way round."""
+    """How the conditions of two runs differ: what only the first has, and what only the second has."""
     own, their = ([word for word in _conditions(one) if word not in _conditions(two)] for one, two in ((facts, other), (other, facts)))
     words = [f"simulated with {', '.join(own)}"] if own else []
     return "; ".join([*words, *([f"{other.label} with {', '.join(their)}"] if their else [f"{other.label} without"] if own else [])])
 
 
 def _conditions(facts: RunFacts) -> tuple[str, ...]:
-    """What the machine was like; nothing of a trained run, whose machine is what it is."""
+    """The simulated conditions of the machine; empty for a trained run."""
     return tuple(facts.run.header.conditions)
 
 
 def _by_job(runs: Sequence[RunFacts]) -> dict[tuple[object, ...], list[RunFacts]]:
-    """Runs of one model, sequence length, precision and chip, measured or simulated; those without a plan are of none."""
+    """Runs grouped by model, sequence length, precision, accelerator, and measured or simulated; runs without a plan are left out."""
     jobs: dict[tuple[object, ...], list[RunFacts]] = {}
     for facts in runs:
         if facts.plan is not None:
@@ -133,7 +133,7 @@ def _jobs(runs: Sequence[RunFacts]) -> Iterator[tuple[str, list[_Size]]]:
 
 
 def _series(kind: str, of: str, sizes: Sequence[_Size], kept: Callable[[_Size], float]) -> Iterator[Scaling]:
-    """Sizes that keep the same amount, two of them at least."""
+    """Groups of at least two sizes for which an amount is the same."""
     groups: dict[float, list[_Size]] = {}
     for size in sizes:
         groups.setdefault(round(kept(size), 9), []).append(size)

@@ -16,7 +16,7 @@ Line = tuple[str, str, str]  # name, value, remark
 Source = tuple[str, str]  # what a column of parts is called, and its field of `PartTimes`
 
 SOURCES: tuple[Source, ...] = (("predicted", "predicted_s"), ("simulated", "simulated_s"), ("measured", "measured_s"))
-NONE = "-"  # where there is no number
+NONE = "-"  # shown if there is no number
 RUN_COLUMNS = (
     *("run", "model", "kind", "ranks>", "batch>", "steps>", "median step>", "spread>", "p99/p50>", "tokens/s>", "time>", "loss>"),
     *("cost>", "energy>"),
@@ -25,7 +25,7 @@ TIME_COLUMNS = ("what", "time>", "share>", "of")
 SCALING_COLUMNS = ("ranks>", "batch>", "step>", "95 % interval>", "efficiency>", "95 % interval>")
 PROCESS_COLUMNS = ("process", "window>", "compute>", "exposed>", "copies>", "idle>", "communication>", "hidden>")
 STREAM_COLUMNS = ("process", "stream", "events>", "communication>", "exposed>", "of the window>")
-SHARES = ("compute_s", "exposed_s", "memory_s", "idle_s")  # of a process: they add up to the window
+SHARES = ("compute_s", "exposed_s", "memory_s", "idle_s")  # of a process; they add up to the window
 
 
 def percent(share_pct: float, digits: int = 2) -> str:
@@ -70,7 +70,7 @@ def amount_rows(ledger: Ledger) -> tuple[Line, ...]:
 
 
 def last_loss(facts: RunFacts) -> float | None:
-    """The last evaluation's loss, or the last step's where nothing was evaluated."""
+    """The loss of the last evaluation, or of the last step if there was no evaluation."""
     known = [evaluation.loss for evaluation in facts.evaluations if evaluation.loss is not None]
     return known[-1] if known else facts.run.records[-1].loss
 
@@ -102,7 +102,7 @@ def _run_row(facts: RunFacts, most_j: float) -> Row:
 
 
 def time_formula(facts: RunFacts) -> str:
-    """The run's time as samples and the rest."""
+    """The run's time as the time of its samples plus the rest."""
     time = facts.time
     return f"{time.samples:,} samples x {seconds(time.seconds_per_sample)} + {seconds(time.fixed_s)}"
 
@@ -145,7 +145,7 @@ def _interval(facts: RunFacts) -> str:
 
 
 def sources_of(parts: Sequence[PartTimes]) -> list[Source]:
-    """Who gives the parts a time: the plan, a simulation, a measurement."""
+    """The sources of the times of parts: the plan, a simulation, a measurement."""
     return [(name, key) for name, key in SOURCES if any(getattr(row, key) is not None for row in parts)]
 
 

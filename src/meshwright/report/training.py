@@ -20,7 +20,7 @@ MAX_SLOW = 2  # slow ranks that are named, the last ones
 
 
 def training_document(run: Run, plan: Plan) -> Document:
-    """The result of a trained run; of one that ended before its first step, what it was to be."""
+    """The result of a trained run; if it ended before its first step, what was to be trained."""
     title = f"run {run.header.name}: {run.header.status.replace('_', ' ')}"
     values = _common_values(run, plan) | (_step_values(run, plan) if run.records else {})
     blocks = (
@@ -32,7 +32,7 @@ def training_document(run: Run, plan: Plan) -> Document:
 
 
 def _common_values(run: Run, plan: Plan) -> dict[str, Any]:
-    """What is known of every run, with or without steps."""
+    """What is known about every run, with or without steps."""
     return {
         "name": run.header.name,
         "status": run.header.status,
@@ -83,7 +83,7 @@ def _step_values(run: Run, plan: Plan) -> dict[str, Any]:
 
 
 def _money(ledger: Ledger) -> dict[str, Any]:
-    """Cost and energy of all that was paid for, starts and saves included, where the plan's machine has a price and a power."""
+    """Cost and energy of all time that was paid for, including starts and saves, if price and power of the plan's machine are known."""
     total = sum(ledger.gpu_seconds.values())
     shares = ", ".join(f"{state} {per_cent(value / total, '.0f')}" for state, value in ledger.gpu_seconds.items() if value > 0.005 * total)
     return {

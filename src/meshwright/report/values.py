@@ -33,7 +33,7 @@ def report_values(runs: Sequence[RunFacts]) -> dict[str, Any]:
 
 
 def run_values(facts: RunFacts, simulated: RunFacts | None = None) -> dict[str, Any]:
-    """One run. What only its plan can say is absent where the run has no plan."""
+    """One run. Values that come from its plan are absent if the run has no plan."""
     header, summary = facts.run.header, facts.summary
     losses = [one.loss for one in facts.evaluations if one.loss is not None]
     return {
@@ -170,7 +170,7 @@ def _point(point: Point) -> dict[str, Any]:
 
 
 def profile_values(profile: Profile) -> dict[str, Any]:
-    """A profile's processes."""
+    """The processes of a profile."""
     return {
         "traces": [str(path) for path in profile.files],
         "processes": [_process(process) for process in profile.processes],

@@ -1,4 +1,4 @@
-"""The routes: the page, its files, runs as JSON, metrics. All of them read."""
+"""The routes: the page, its files, runs as JSON, metrics. All of them only read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_app(shelf: Shelf) -> FastAPI:
 
 
 def guarded(shelf: Shelf, door: Door) -> Guard:
-    """The application behind the guard: what the server runs."""
+    """The application behind the guard. The server runs this one."""
     return Guard(make_app(shelf), door)
 
 
@@ -52,7 +52,7 @@ def _add_files(app: FastAPI) -> None:
 
 
 def _add_runs(app: FastAPI, shelf: Shelf) -> None:
-    """Routes that read run folders: plain functions, which run in threads, so that a slow disk blocks no other request."""
+    """Add the routes that read run folders: plain functions, which run in threads, so that a slow disk does not block other requests."""
     from starlette.responses import Response
 
     def runs() -> Any:
@@ -82,14 +82,14 @@ def _add_runs(app: FastAPI, shelf: Shelf) -> None:
 
 
 def _json(value: Any) -> Any:
-    """An answer in ASCII: names may hold what no encoding can carry."""
+    """A JSON response in ASCII: names may contain characters that cannot be encoded."""
     from starlette.responses import Response
 
     return Response(json.dumps(value, allow_nan=False, separators=(",", ":")), media_type="application/json")
 
 
 async def _refused(_: object, error: Exception) -> Any:
-    """The answer to a request for a run that does not exist."""
+    """The response to a request for a run that does not exist."""
     from starlette.responses import JSONResponse
 
     assert isinstance(error, MeshwrightError)

@@ -1,8 +1,8 @@
-"""Connections of the page: many silent ones do not shut others out.
+"""Connections of the page: many idle ones do not keep others out.
 
-A server that counts connections and refuses the next one is closed by anyone who opens a few hundred and says nothing. Here the newest
-comes in, and where there are too many, the one that has asked for nothing the longest goes. Whoever brings no whole request for a while,
-or does not take its answer, goes too.
+If a server refuses new connections above a limit, anyone can block it by opening a few hundred and sending nothing. Here a new connection
+is always accepted; if there are too many, the one that has been idle for longest is closed. A connection is also closed if it sends no
+complete request for a while, or does not read its response.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import asyncio
 from typing import Any
 
 MAX_CONNECTIONS = 200
-SILENT_S = 30.0  # from a connection's begin, or from its last whole request, to the next one
+SILENT_S = 30.0  # from the start of a connection, or from its last complete request, to the next one
 
 
 def crowd_protocol() -> type[asyncio.Protocol]:
-    """Uvicorn's protocol of a connection, which also knows when it last asked for something."""
+    """Uvicorn's protocol class, which also remembers when the connection last sent a request."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class CrowdProtocol(H11Protocol):
@@ -38,7 +38,7 @@ def crowd_protocol() -> type[asyncio.Protocol]:
         def handle_events(self) -> None:
             before = self.cycle
             super().handle_events()
-            if self.cycle is not before and not self.transport.is_closing():  # a whole request counts, half of one does not
+            if self.cycle is not before and not self.transport.is_closing():  # only a complete request counts
                 self._wait()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -48,7 +48,7 @@ def crowd_protocol() -> type[asyncio.Protocol]:
 
         def leave(self) -> None:
             self.connections.discard(self)
-            self.transport.abort()  # at once: what a reader that does not read has left unread is dropped
+            self.transport.abort()  # at once: data that the client has not read is dropped
 
         def _wait(self) -> None:
             self.asked_s = self.loop.time()

@@ -1,4 +1,4 @@
-"""What the page may open: plain files of run folders that lie in the runs folder, and nothing a link leads to elsewhere."""
+"""The files that the page may open: plain files in run folders inside the runs folder. Links to other places are not followed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from meshwright.errors import InputError
 from meshwright.record.header import check_name
 
-RUN_FILES = ("run.json", "steps.jsonl", "plan.json", "events.jsonl")  # one of them makes a folder a run's, be it damaged
+RUN_FILES = ("run.json", "steps.jsonl", "plan.json", "events.jsonl")  # a folder with one of these is a run folder, even a damaged one
 
 
 def run_folder(runs: Path, name: str) -> Path:
-    """The folder of the run `name`, which lies in `runs` itself: a name that leads elsewhere is an error."""
+    """The folder of the run `name`, directly inside `runs`: a name that leads to another place is an error."""
     check_name(name)
     folder = runs / name
     if not folder.is_dir():
@@ -24,16 +24,16 @@ def run_folder(runs: Path, name: str) -> Path:
 
 
 def run_names(runs: Path) -> dict[str, float]:
-    """All folders that hold a file of a run, with when they were last written to, newest first."""
+    """All run folders, each with the time at which it was last written to, newest first."""
     try:
         found = [(entry.name, touched_s(entry.path)) for entry in os.scandir(runs) if not entry.name.startswith(".")]
     except OSError:
-        return {}  # not there yet: the first run makes it
+        return {}  # it does not exist yet: the first run creates it
     return {name: written_s for name, written_s in sorted(found, key=lambda one: (-one[1], one[0])) if written_s > 0}
 
 
 def touched_s(folder: str | Path) -> float:
-    """When a run was last written to, in seconds of the clock; 0 where the folder is no run's."""
+    """When a run was last written to, in seconds of the system clock; 0 if this is not a run folder."""
     times = [0.0]
     for name in RUN_FILES:
         try:
@@ -44,7 +44,7 @@ def touched_s(folder: str | Path) -> float:
 
 
 def check_plain(path: Path) -> os.stat_result:
-    """The state of a plain file; an error for a link, a pipe, a device or a folder, which could lead out or never end."""
+    """The stat result of a plain file; an error for a link, a pipe, a device or a folder, which could lead elsewhere or never end."""
     state = os.stat(path, follow_symlinks=False)
     if not stat.S_ISREG(state.st_mode):
         raise InputError(f"{path.name} is not a plain file", where=str(path), fix="put the file itself there, not a link to it")
@@ -52,7 +52,7 @@ def check_plain(path: Path) -> os.stat_result:
 
 
 def open_plain(path: Path) -> int:
-    """A descriptor of a plain file, to be closed by the caller; OSError where there is none."""
+    """A descriptor of a plain file, which the caller must close; OSError if there is no such file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -1,7 +1,7 @@
-"""Which requests are allowed: one check before every route, known and unknown, that refuses what is not explicitly allowed.
+"""Which requests are allowed: one check before every route, known or unknown. A request that is not explicitly allowed is refused.
 
-In this order: the token (where there is one), the name in the Host header, the origin, the method. What passes can only read. Every answer
-carries headers that keep the page to itself.
+It checks, in this order: the token (if there is one), the name in the Host header, the origin, the method. An allowed request can only
+read. Every response has headers that stop other sites from embedding or reading the page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 
-SHORTEST_TOKEN = 16  # letters; what is guessed in an hour is no token
+SHORTEST_TOKEN = 16  # characters: a shorter one could be guessed
 SESSION_S = 12 * 3600.0
 ENTER = "/enter/"
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -46,7 +46,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer that is not the page: a status, a sentence, headers."""
+    """A response that refuses or redirects: a status, a sentence, headers."""
 
     status: int
     text: str
@@ -55,28 +55,28 @@ class Refusal:
 
 @dataclass(slots=True, kw_only=True)
 class Door:
-    """What is needed to come in: a token or none, and the names under which the page is known."""
+    """What a client needs to be let in: a token or none, and the host names of the page."""
 
     token: str | None = field(default=None, repr=False)
     names: frozenset[str] = LOCAL_NAMES
-    allows_any_address: bool = False  # bound to all of the machine's: a literal address cannot be rebound by a name server
+    allows_any_address: bool = False  # if bound to all addresses: DNS rebinding cannot use a literal address
     cookie: str = "meshwright"
     is_encrypted: bool = False
-    ticket: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)  # of the link that is good for one entry
-    on_entry: Callable[[str], None] = print  # called with the next link's ticket
-    _sessions: dict[str, float] = field(default_factory=dict, repr=False)  # digest -> when it ends
+    ticket: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)  # in the link that works once
+    on_entry: Callable[[str], None] = print  # called with the ticket of the next link
+    _sessions: dict[str, float] = field(default_factory=dict, repr=False)  # digest -> when the session ends
 
     def __post_init__(self) -> None:
         if self.token is not None:
             check_token(self.token)
 
     def has_token(self, authorization: str) -> bool:
-        """Whether the header has the token; takes equally long for a wrong and a right one."""
+        """Whether the header has the token; the comparison takes the same time for a wrong token and a right one."""
         scheme, _, given = authorization.partition(" ")
         return self.token is not None and hmac.compare_digest(_digest(given.strip()), _digest(self.token)) and scheme.lower() == "bearer"
 
     def has_session(self, cookies: str) -> bool:
-        """Whether there is a valid cookie of someone who used a link."""
+        """Whether the request has a valid cookie, which a client gets by using a link."""
         try:
             found = SimpleCookie(cookies).get(self.cookie)
         except CookieError:
@@ -84,7 +84,7 @@ class Door:
         return found is not None and self._sessions.get(_digest(found.value), 0.0) > time.monotonic()
 
     def enter(self, ticket: str) -> str | None:
-        """The cookie for the bearer of the ticket, which is then used up; None for a wrong ticket."""
+        """The cookie in exchange for the ticket, which works only once; None for a wrong ticket."""
         if not hmac.compare_digest(_digest(ticket), _digest(self.ticket)):
             return None
         now_s, session = time.monotonic(), secrets.token_urlsafe(32)
@@ -96,7 +96,7 @@ class Door:
         return f"{self.cookie}={session}; HttpOnly; SameSite=Strict; Path=/; Max-Age={SESSION_S:.0f}{secure}"
 
     def knows(self, host: str) -> bool:
-        """Whether a Host header names this page; a foreign name means that a name server was made to point here."""
+        """Whether a Host header names this page. Others are refused: a foreign name can be made to point here (DNS rebinding)."""
         name = host_name(host)
         return name in self.names or (self.allows_any_address and _is_address(name))
 
@@ -113,7 +113,7 @@ def check_token(token: str) -> str:
 
 
 def host_name(host: str) -> str:
-    """The name of a Host header without its port, in small letters. What is not a port stays part of the name, which is then unknown."""
+    """The name in a Host header without its port, in lower case. Text that is not a port stays part of the name, which is then unknown."""
     name = host.strip().lower()
     bare, colon, port = name.rpartition(":")
     if colon and port.isascii() and port.isdigit() and (bare.endswith("]") or ":" not in bare):
@@ -134,7 +134,7 @@ def _digest(text: str) -> str:
 
 
 class Guard:
-    """An ASGI application around another, which checks each request first."""
+    """An ASGI application that checks each request before it passes it to another application."""
 
     def __init__(self, inner: Application, door: Door) -> None:
         self.inner, self.door = inner, door
@@ -170,7 +170,7 @@ class Guard:
         return None
 
     def _entry(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> Refusal | None:
-        """None for a request that is allowed; a redirect for a new link; 401 for all others."""
+        """None for a request that is allowed; a redirect for an unused link; 401 for all others."""
         tokens = _values(headers, b"authorization")
         if any(map(self.door.has_token, tokens)) or any(map(self.door.has_session, _values(headers, b"cookie"))):
             return None
@@ -192,9 +192,9 @@ class Guard:
 
 
 def _is_from_here(headers: list[tuple[bytes, bytes]], host: str) -> bool:
-    """Whether a request was made by this page, by a person or by a program: no other site's page may make one.
+    """Whether a request was made by this page, by a person or by a program. Pages of other sites may not make requests.
 
-    A person who follows a link from another site is let in: that opens the page and shows the other site nothing.
+    A person who follows a link from another site is let in: that opens the page, and the other site cannot read it.
     """
     origins = _values(headers, b"origin")
     if any(origin.partition("://")[2].lower() != host.strip().lower() for origin in origins):
@@ -208,7 +208,7 @@ def _values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[str]:
 
 
 def _answerer(send: Send, without_body: bool) -> Send:
-    """`send` with the headers that every answer carries; the body is left out where only the head was asked for."""
+    """`send` with the headers that every response has; the body is left out in the response to a HEAD request."""
 
     async def answer(message: Message) -> None:
         if message["type"] == "http.response.start":

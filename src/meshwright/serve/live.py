@@ -1,4 +1,4 @@
-"""The present state of one run: only what is new in its folder is read."""
+"""The present state of one run. Each refresh reads only what is new in its folder."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from meshwright.serve.files import check_plain, touched_s
 from meshwright.serve.steps import PART_FIELDS, Steps
 from meshwright.serve.tail import Tail
 
-LOOK_S = 0.25  # between two looks at a folder, however many readers ask
-HEADER_BYTES = 1 << 20  # no header of ours is as long
+LOOK_S = 0.25  # between two reads of a folder, however many clients ask
+HEADER_BYTES = 1 << 20  # a header that meshwright writes is shorter
 PLAN_BYTES = 64 << 20
 RANKS_BYTES = 16 << 20
-MAX_EVENTS = 20_000  # kept; a run that has more is shown with its newest
-MAX_DAMAGE = 100  # places named; the others are counted
+MAX_EVENTS = 20_000  # kept in memory; of a run that has more, the newest are shown
+MAX_DAMAGE = 100  # damaged places that are named; the others are counted
 RECENT = 200  # steps that step time and parts of a running run are computed from
-QUIET_S = 60.0  # and ten steps: a run that wrote nothing for longer may be dead
-STARTING_S = 600.0  # the same before the first step: weights are made or read, kernels compiled
+QUIET_S = 60.0  # plus ten steps: a run that wrote nothing for longer may be dead
+STARTING_S = 600.0  # the same before the first step, when weights are initialised or read and kernels compiled
 
 
 class LiveRun:
-    """A run folder that is followed. `refresh` reads what is new; everything else gives the state of the last read."""
+    """A run folder that is followed while it grows. `refresh` reads what is new; everything else gives the state of the last read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.header: RunHeader | None = None
-        self.problem: MeshwrightError | None = None  # why nothing of it can be shown
+        self.problem: MeshwrightError | None = None  # why the run cannot be shown
         self.plan: Plan | None = None
         self.plan_problem = ""
-        self.rank_times: tuple[int, int, list[float]] | None = None  # step, steps it is a median of, busy seconds by rank
-        self.life = 0  # how often the steps began again: a reader of an earlier life starts over
+        self.rank_times: tuple[int, int, list[float]] | None = None  # step, how many steps the median is over, busy seconds by rank
+        self.life = 0  # how often the steps file began again: a client that has an earlier one starts over
         self._steps_tail, self._events_tail = Tail(folder / "steps.jsonl"), Tail(folder / "events.jsonl")
         self._stamps: dict[str, tuple[int, int, int]] = {}
         self.looked_s = 0.0  # by the monotonic clock
@@ -56,7 +56,7 @@ class LiveRun:
         self.life += 1
 
     def refresh(self, patience_s: float = 0.0) -> None:
-        """Read what is new in the folder, for at most so long, unless that was done a moment ago. Problems are kept, not raised."""
+        """Read what is new in the folder, for a limited time, unless that was done a moment ago. Problems are kept, not raised."""
         if time.monotonic() - self.looked_s < LOOK_S:
             return
         try:
@@ -85,7 +85,7 @@ class LiveRun:
             self.rank_times = _rank_times(self.folder / "ranks.json")
 
     def _has_changed(self, name: str, most_bytes: int) -> bool:
-        """Whether a file is another one than at the last look, or no longer there."""
+        """Whether a file has changed or disappeared since the last read."""
         try:
             state = check_plain(self.folder / name)
         except FileNotFoundError:
@@ -98,7 +98,7 @@ class LiveRun:
         return changed
 
     def _unreadable(self) -> MeshwrightError | None:
-        """Why no step can be read of a run that has done some; None for a sound run, also for one that ended before its first step."""
+        """Why no step can be read of a run that has done some; None for an undamaged run, also if it ended before its first step."""
         tail = self._steps_tail
         if len(self.steps) or self.share_read < 1:
             return None
@@ -143,30 +143,30 @@ class LiveRun:
 
     @property
     def share_read(self) -> float:
-        """How much of the steps has been read: below 1 only for a moment after a long run was opened."""
+        """The share of the steps file that has been read: below 1 only for a moment after a long run is opened."""
         return self._steps_tail.share_read if self._steps_tail.is_behind else 1.0
 
     @property
     def status(self) -> str:
-        """The header's word; `damaged` without one, or without a step that can be read; `quiet` for a run that no longer writes."""
+        """The status in the header; `damaged` if there is no header or no readable step; `quiet` for a run that no longer writes."""
         if self.header is None or self.problem is not None:
             return "damaged"
         return "quiet" if self.header.status == RUNNING and self.quiet_s > self.patience_s else self.header.status
 
     @property
     def has_ended(self) -> bool:
-        """Whether the header says that the run is over, well or badly."""
+        """Whether the header says that the run is over, successfully or not."""
         return self.header is not None and self.header.status != RUNNING
 
     @property
     def num_done(self) -> int:
-        """Steps done: the newest that is recorded, or the last of simulated weeks."""
+        """Steps done: the newest recorded step, or in a simulation of weeks its last step."""
         end = self.end_of_sample
         return end.step if end else int(self.steps.last("step")) if len(self.steps) else 0
 
     @property
     def touched(self) -> float:
-        """When the folder was last written to, in seconds of the clock; 0 where it is not known."""
+        """When the folder was last written to, in seconds of the system clock; 0 if unknown."""
         return touched_s(self.folder)
 
     @property
@@ -176,25 +176,25 @@ class LiveRun:
 
     @property
     def patience_s(self) -> float:
-        """How long a sound run may write nothing: it starts, evaluates and saves, too."""
+        """For how many seconds a healthy run may write nothing: it also starts, evaluates and saves."""
         longest_s = float(np.max(self.steps.column("step_s", -RECENT), initial=0.0))
         between_s = max((between_steps_s(event) for event in self.events[-RECENT:]), default=0.0)
         return max(QUIET_S, 10 * longest_s, 3 * between_s) if len(self.steps) else STARTING_S
 
     @property
     def first_counted(self) -> int:
-        """Row of the first step that step time and parts are computed from: the last ones while a run is running, all once it has ended."""
+        """Row of the first step that counts for step time and parts: recent steps while a run is running, all steps after its end."""
         return 0 if self.has_ended else max(len(self.steps) - RECENT, 0)
 
     @property
     def recent_step_s(self) -> float:
-        """Median seconds of the steady ones among the steps that count; nan before the first."""
+        """Median seconds of the steady steps since `first_counted`; nan before the first step."""
         steady = self._steady()
         return float(np.median(self.steps.column("step_s", self.first_counted)[steady])) if steady.any() else math.nan
 
     @property
     def recent_tokens_per_s(self) -> float:
-        """Tokens of the steady ones among the steps that count over their time; nan where no step or no sequence length is known."""
+        """Tokens per second of the steady steps since `first_counted`; nan if no step or no sequence length is known."""
         length = self.header.sequence_length if self.header else None
         steady = self._steady()[1:]
         step, samples, step_s = (self.steps.column(name, self.first_counted) for name in ("step", "samples", "step_s"))
@@ -203,18 +203,18 @@ class LiveRun:
 
     @property
     def recent_parts_s(self) -> dict[str, float]:
-        """Mean seconds of every part over the steady ones among the steps that count; a part that no step names is absent."""
+        """Mean seconds of every part over the steady steps since `first_counted`; a part that no step names is absent."""
         steady = self._steady()
         columns = {name.removesuffix("_s"): self.steps.column(name, self.first_counted)[steady] for name in PART_FIELDS}
         return {part: float(np.nanmean(column)) for part, column in columns.items() if not np.isnan(column).all()}
 
     @property
     def num_steady(self) -> int:
-        """How many steps step time and parts are computed from: the steady ones, as in a report."""
+        """The number of steady steps, from which step time and parts are computed as in a report."""
         return int(self._steady().sum())
 
     def _steady(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which of the steps that count are steady: they follow another one directly; all of them, where none does."""
+        """Which of the steps since `first_counted` are steady (they follow another step directly); all of them if none is."""
         step = self.steps.column("step", self.first_counted)
         before = [event.step for event in self.events if event.kind in SLOW_AFTER]
         steady = ~np.isin(step - 1, before)
@@ -224,14 +224,14 @@ class LiveRun:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of steps, evaluations and stalls by saves so far: of its own clock in a simulated run."""
+        """Seconds of steps, evaluations and stalls by saves so far; in a simulated run, simulated seconds."""
         if self.end_of_sample is not None:
             return self.end_of_sample.time_s
         return self.steps.total_s + sum(between_steps_s(event) for event in self.events)
 
     @property
     def end_of_sample(self) -> Event | None:
-        """The end of simulated weeks, of whose millions of steps those recorded are a sample; None for any other run."""
+        """The end event of a simulation of weeks, which records only a sample of its millions of steps; None for any other run."""
         ends = (event for event in reversed(self.events) if event.kind in ENDS)
         end = next(ends, None) if self.header is not None and self.header.kind == "simulated" and len(self.steps) else None
         return end if end is not None and end.step > self.steps.last("step") else None
@@ -250,13 +250,13 @@ class LiveRun:
 
     @property
     def last_evaluation(self) -> float | None:
-        """Loss of the newest evaluation that has one."""
+        """Loss of the newest evaluation that has a loss."""
         losses = (number_in(event.detail.get("loss")) for event in reversed(self.events) if event.kind == "evaluation")
         return next((loss for loss in losses if loss is not None), None)
 
     @property
     def written(self) -> str | None:
-        """When the folder was last written to, UTC, ISO 8601; None where the time is not a valid date."""
+        """When the folder was last written to, UTC, ISO 8601; None if the time is not a valid date."""
         try:
             return datetime.fromtimestamp(self.touched, UTC).isoformat(timespec="seconds")
         except (OverflowError, ValueError, OSError):
@@ -270,17 +270,17 @@ def between_steps_s(event: Event) -> float:
 
 
 def number_in(value: Any) -> float | None:
-    """The finite number that a value from a file is, or None."""
+    """A value from a file as a finite number, or None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond any float
+    except OverflowError:  # an integer too large for a float
         return None
 
 
 def _rank_times(path: Path) -> tuple[int, int, list[float]] | None:
-    """Every rank's busy seconds where the run leaves them; None where the file holds something else."""
+    """Every rank's busy seconds, if the run writes them; None if the file contains something else."""
     try:
         entry = json.loads(path.read_bytes())
         busy_s = [float(value) for value in entry["busy_s"]]

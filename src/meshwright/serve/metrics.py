@@ -1,4 +1,4 @@
-"""Runs as Prometheus reads them: the text exposition format, version 0.0.4."""
+"""Runs as metrics for Prometheus: the text exposition format, version 0.0.4."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# name, what it says, which of a run's facts
+# name, help text, which of a run's facts
 GAUGES = (
     ("meshwright_run_step", "Steps done.", "step"),
     ("meshwright_run_expected_steps", "Steps the run takes, by what ends it first.", "num_steps"),
@@ -34,7 +34,7 @@ GAUGES = (
 
 
 def exposition(rows: Iterable[Mapping[str, Any]]) -> str:
-    """All runs' facts as metrics, one line each; what is not known of a run has no line."""
+    """The facts of all runs as metrics, one line each; an unknown fact has no line."""
     rows = list(rows)
     lines = [*_family("meshwright_runs", "Runs by status.", _by_status(rows))]
     info = (({"run": row["name"], **{key: row.get(key) or "" for key in ("status", "kind", "model", "cluster")}}, 1.0) for row in rows)

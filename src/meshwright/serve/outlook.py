@@ -1,4 +1,4 @@
-"""When a run ends and what it costs: as its plan predicted, and by the pace it keeps."""
+"""When a run ends and what it costs: as predicted by its plan, and as expected from its recent step time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from meshwright.serve.live import LiveRun, between_steps_s
 from meshwright.units import HOUR
 
 TARGET_REACHED = "target_reached"
-TARGET, WORKLOAD, ASKED, BUDGET = ENDS = ("target", "workload", "steps asked for", "budget")  # what ends a run first
+TARGET, WORKLOAD, ASKED, BUDGET = ENDS = ("target", "workload", "steps asked for", "budget")  # what can end a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What is known of a run's end; None where it is not known."""
+    """What is known about the end of a run; None for what is unknown."""
 
-    num_steps: int | None  # that it takes, by what ends it first; None for a run that is past all that was expected
-    ends_by: str | None  # which of ENDS that is
-    expected_steps: int | None  # by its header, or else by the workload
-    progress: float | None  # steps done of `num_steps`, or of those expected where an ended run is past them; 1 at the target
-    left_s: float | None  # by the pace of the last steps; of a run that goes on
-    finish_at: str | None  # UTC, ISO 8601; of a run that is being lived through
-    predicted_s: float | None  # for all `num_steps`, by the plan
-    paced_s: float | None  # for the whole run, by its own pace
+    num_steps: int | None  # that the run takes, until whatever ends it first; None for a run that has done more than expected
+    ends_by: str | None  # which of ENDS ends it first
+    expected_steps: int | None  # from its header, or else from the workload
+    progress: float | None  # steps done of `num_steps`, or of those expected if an ended run has done more; 1 at the target
+    left_s: float | None  # at the recent step time; only for a run that has not ended
+    finish_at: str | None  # UTC, ISO 8601; only for a real run that has not ended
+    predicted_s: float | None  # for all `num_steps`, from the plan
+    paced_s: float | None  # for the whole run, at its own step time
     predicted_usd: float | None
     paced_usd: float | None
     usd_per_s: float | None
@@ -35,7 +35,7 @@ class Outlook:
 
 
 def outlook_of(run: LiveRun, ledger: Ledger | None = None) -> Outlook:
-    """What the run will take; all None for one without a plan, or with a plan of senseless numbers."""
+    """What the run will take; all None for a run without a plan, or if the numbers of its plan make no sense."""
     try:
         return _computed(run, ledger)
     except (ArithmeticError, ValueError, MeshwrightError):
@@ -43,7 +43,7 @@ def outlook_of(run: LiveRun, ledger: Ledger | None = None) -> Outlook:
 
 
 def _computed(run: LiveRun, ledger: Ledger | None) -> Outlook:
-    """The same, at the price that the ledger uses, or else the list price."""
+    """What the run will take, at the price that the ledger uses, or else the list price."""
     expected_steps, last_step = stated_steps(run)
     rate = ledger.price if ledger and ledger.price else rate_of(run.plan.cluster) if run.plan else None
     usd_per_s = _usd_per_s(run, rate)
@@ -85,7 +85,7 @@ NOTHING_KNOWN = Outlook(
 
 
 def stated_steps(run: LiveRun) -> tuple[int | None, int | None]:
-    """Steps the run is expected to take, and steps after which it ends in any case: by its header, or of an older folder by the plan."""
+    """Steps the run is expected to take, and steps after which it ends in any case: from its header, or else (older folders) its plan."""
     if run.header is not None and run.header.num_steps:
         return run.header.num_steps, run.header.last_step
     if run.plan is None:
@@ -97,12 +97,12 @@ def stated_steps(run: LiveRun) -> tuple[int | None, int | None]:
 
 
 def _end(run: LiveRun, expected: int | None, last: int | None, budget_s: float) -> tuple[int | None, str | None]:
-    """Steps that the run takes and what ends it: steps expected, or of a run past those the last; the budget where that is spent before."""
+    """Steps that the run takes, and what ends it: the expected steps, or the last step if those are done, or the budget."""
     num_steps = next((number for number in (expected, last) if number and run.num_done <= number), None)
     left_s = _left_s(run, num_steps)
     if left_s is not None and left_s > budget_s:
         assert num_steps is not None
-        stepping_s = left_s - _evaluation_s(run)  # a run that its budget stops does not end with an evaluation
+        stepping_s = left_s - _evaluation_s(run)  # a run that the budget stops has no last evaluation
         share = min(max(budget_s, 0.0) / stepping_s, 1.0) if stepping_s > 0 else 1.0
         return run.num_done + int((num_steps - run.num_done) * share), BUDGET
     if num_steps is None:
@@ -113,7 +113,7 @@ def _end(run: LiveRun, expected: int | None, last: int | None, budget_s: float) 
 
 
 def _budget_s(run: LiveRun, ledger: Ledger | None, usd_per_s: float | None) -> float:
-    """Seconds that the budget of the run's last start leaves; infinite where it has none."""
+    """Seconds left in the budget of the run's last start; infinite if it has no budget."""
     starts = [event for event in run.events if event.kind in ("start", "resumed")]
     budget = starts[-1].detail.get("budget_usd") if starts else None
     if budget is None or not usd_per_s:
@@ -123,7 +123,7 @@ def _budget_s(run: LiveRun, ledger: Ledger | None, usd_per_s: float | None) -> f
 
 
 def _predicted_s(run: LiveRun, num_steps: int | None) -> float | None:
-    """Seconds of so many steps by the plan; None for simulated weeks, which do not end after a number of steps."""
+    """Seconds of so many steps, from the plan; None for a simulation of weeks, which does not end after a number of steps."""
     if run.plan is None or not num_steps or run.end_of_sample is not None:
         return None
     return _finite(predicted_s(run.plan, num_steps).value)
@@ -134,14 +134,14 @@ def _usd_per_s(run: LiveRun, rate: Rate | None) -> float | None:
 
 
 def _progress(run: LiveRun, num_steps: int | None) -> float | None:
-    """Steps done of those expected. A run that has ended is not always done: it may have had few steps to do, or was stopped."""
+    """Steps done of those expected. An ended run is not always at 1: it may have been asked for fewer steps, or was stopped."""
     if run.status == TARGET_REACHED:
         return 1.0
     return min(run.num_done / num_steps, 1.0) if num_steps else None
 
 
 def _left_s(run: LiveRun, num_steps: int | None) -> float | None:
-    """Seconds to the end at the pace of the last steps, with the evaluations that are still to come and saves as often as so far."""
+    """Seconds to the end at the recent step time, including the evaluations still to come, and saves as often as until now."""
     if run.header is None or run.header.status != RUNNING or not num_steps or not len(run.steps):
         return None
     done = int(run.steps.last("step"))
@@ -152,7 +152,7 @@ def _left_s(run: LiveRun, num_steps: int | None) -> float | None:
 
 
 def _evaluation_s(run: LiveRun) -> float:
-    """Seconds of an evaluation: the mean of those so far, or before the first as predicted."""
+    """Seconds of an evaluation: the mean of those so far, or the predicted time before the first one."""
     seen = [between_steps_s(event) for event in run.events if event.kind == "evaluation"]
     return sum(seen) / len(seen) if seen else evaluation_s(run.plan) if run.plan else 0.0
 

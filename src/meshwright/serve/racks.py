@@ -11,11 +11,11 @@ from meshwright.plan.plan import Plan
 from meshwright.plan.rankmap import rank_map
 from meshwright.serve.live import RECENT, LiveRun
 
-MAX_RANKS = 200_000  # drawn; no machine of the catalogue has as many
+MAX_RANKS = 200_000  # drawn; every cluster of the catalogue has fewer
 
 
 def racks_of(plan: Plan) -> dict[str, Any]:
-    """Every rank's place and coordinates as columns, the outermost place first; and how many slots of a domain stay empty."""
+    """The place and coordinates of every rank as columns, the outermost level first; and how many slots of a domain stay empty."""
     if plan.layout.num_ranks > MAX_RANKS:
         raise InputError(f"{plan.layout.num_ranks:,} ranks are too many to draw", where="plan.json", fix=f"{MAX_RANKS:,} can be")
     ranks = rank_map(plan.layout, plan.cluster)
@@ -34,7 +34,7 @@ def racks_of(plan: Plan) -> dict[str, Any]:
 
 
 def health_of(run: LiveRun) -> dict[str, Any]:
-    """Which ranks are slow, which were, and what is known of each one's time."""
+    """Which ranks are slow, which were slow before, and what is known about the time of each."""
     slow = run.slow_ranks
     were = {event.detail["rank"] for event in run.events if event.kind == "slow_rank" and isinstance(event.detail.get("rank"), int)}
     return {
@@ -46,9 +46,9 @@ def health_of(run: LiveRun) -> dict[str, Any]:
 
 
 def _last_replicas(run: LiveRun) -> dict[str, Any] | None:
-    """Of the last steps, how many each replica was the last to end; None where no step says."""
+    """For each replica, how many of the recent steps it was the last to finish; None if no step says."""
     replica = run.steps.column("slowest_replica", -RECENT)
-    known = replica[(replica >= 0) & (replica < MAX_RANKS)]  # of a damaged file any number may come
+    known = replica[(replica >= 0) & (replica < MAX_RANKS)]  # a damaged file may contain any number
     if not len(known):
         return None
     counts = Counter(known.astype(int).tolist())
@@ -56,7 +56,7 @@ def _last_replicas(run: LiveRun) -> dict[str, Any] | None:
 
 
 def _busy(run: LiveRun) -> dict[str, Any] | None:
-    """Every rank's busy seconds, where the run leaves them."""
+    """Busy seconds of every rank, if the run writes them."""
     if run.rank_times is None or run.header is None or len(run.rank_times[2]) != run.header.num_ranks:
         return None
     step, num_steps, busy_s = run.rank_times

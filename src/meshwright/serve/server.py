@@ -1,4 +1,4 @@
-"""The socket the page is served on, from its binding to its end."""
+"""The socket on which the page is served, from bind to close."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from meshwright.serve.crowd import crowd_protocol
 from meshwright.serve.guard import Door
 from meshwright.serve.shelf import Shelf
 
-NICENESS = 5  # where training and the page want the same core, training gets three quarters of it
+NICENESS = 5  # if training and the page compete for a core, training gets three quarters of it
 SEARCHED_PORTS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encryption:
-    """Files of a certificate and its key."""
+    """The files of a certificate and its key."""
 
     certificate: Path
     key: Path
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens on that address, or an error that says what to do instead."""
+    """A socket that listens on the address; if that fails, an error that says what to do instead."""
     family, address = _address(host, port)
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -83,7 +83,7 @@ def serve(runs: Path, listener: socket.socket, door: Door, encryption: Encryptio
         os.nice(NICENESS)
     config = uvicorn.Config(
         guarded(Shelf(runs), door),
-        log_level="error",  # what strangers send is no news
+        log_level="error",  # bad requests from strangers are not worth a message
         http=crowd_protocol(),
         access_log=False,
         server_header=False,
@@ -101,5 +101,5 @@ def serve(runs: Path, listener: socket.socket, door: Door, encryption: Encryptio
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether to print what the server logs: connections that are still open when the page closes are dropped without a word."""
+    """Whether to print a log message of the server: connections that are still open when the page closes are dropped without a message."""
     return "timeout graceful shutdown exceeded" not in record.getMessage()

@@ -1,4 +1,4 @@
-"""All runs of a folder, and what the page shows of them, as plain values for JSON."""
+"""All runs of a folder, and what the page shows about them, as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from meshwright.serve.live import LiveRun, number_in
 from meshwright.serve.outlook import outlook_of
 from meshwright.serve.racks import health_of, racks_of
 
-MAX_LISTED = 500  # newest first; more would not be read
-LISTING_S = 0.3  # time to read for one list: runs that are not fully read are marked, and read further for the next list
+MAX_LISTED = 500  # newest first; nobody would read a longer list
+LISTING_S = 0.3  # reading time for one list: runs that are not fully read are marked, and read further for the next list
 READING_S = 0.5  # the same for one run
 ENDED = ("finished", "target_reached", "stopped", "failed")
 MAX_SENT_EVENTS = 500
-MAX_TEXT = 2_000  # of one value of an event
+MAX_TEXT = 2_000  # characters in one value of an event
 
 
 class Shelf:
-    """The runs folder. One lock: readers take turns, so that each byte is read once."""
+    """The runs folder. It has one lock: requests take turns, so that each byte is read once."""
 
     def __init__(self, runs: Path) -> None:
         self.runs = runs
         self.books = Books()
         self._found: dict[str, LiveRun] = {}
-        self._settled: dict[str, tuple[float, dict[str, Any]]] = {}  # rows that change no more, and when the folder was written to
+        self._settled: dict[str, tuple[float, dict[str, Any]]] = {}  # rows that no longer change, and when the folder was last written to
         self._lock = threading.Lock()
 
     def listed(self) -> dict[str, Any]:
-        """Every run in a row's worth of facts, newest first."""
+        """The facts of every run, one row each, newest first."""
         with self._lock:
             touched = run_names(self.runs)
             for gone in self._found.keys() - touched.keys():
@@ -53,7 +53,7 @@ class Shelf:
         return {"runs": rows, "num_runs": len(touched), "folder": str(self.runs)}
 
     def shown(self, name: str, *, life: int = 0, after: int = 0, bucket: int = 0, num_events: int = 0) -> dict[str, Any]:
-        """One run: its facts, and what is new since a reader's last look."""
+        """One run: its facts, and what is new since the client last asked."""
         with self._lock:
             run = self._run(name, READING_S)
             ledger = self.books.ledger(run)
@@ -76,7 +76,7 @@ class Shelf:
             return {**_facts(run, self.books.ledger(run)), "life": run.life, "steps": shown}
 
     def racks(self, name: str) -> dict[str, Any]:
-        """Where the ranks of one run are; an error where it has no plan."""
+        """Where the ranks of one run are; an error if it has no plan."""
         with self._lock:
             run = self._run(name)
             if run.plan is None:
@@ -93,9 +93,9 @@ class Shelf:
         return run
 
     def _look_at(self, names: list[str]) -> None:
-        """Read on in these runs for a moment, first in those that waited longest, so that a long one does not hold up the others.
+        """Read these runs further for a moment, first those that have waited longest, so that a long run does not delay the others.
 
-        Half of that moment is for runs that are being written: hundreds of runs that are not read yet do not hold them up.
+        Half of the time is for runs that are being written, so that hundreds of unread runs do not delay them.
         """
         now_s = time.monotonic()
         waited = sorted(names, key=lambda name: self._found[name].looked_s if name in self._found else 0.0)
@@ -126,7 +126,7 @@ class Shelf:
 
 
 def _facts(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
-    """What a row of the list says of a run."""
+    """What a row of the list says about a run."""
     facts: dict[str, Any] = {"name": run.folder.name, "status": run.status, "is_open": True, "written": run.written}
     if run.problem:
         facts["problem"] = _problem(run.problem)
@@ -149,7 +149,7 @@ def _facts(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
         "tokens_per_step": plan.workload.tokens_per_step if plan else None,
         "step": run.num_done,
         "samples": end.step * batch if end else int(run.steps.last("samples")) if len(run.steps) else 0,
-        "num_recorded": len(run.steps) if end else None,  # of simulated weeks, which leave a sample of their steps
+        "num_recorded": len(run.steps) if end else None,  # of a simulation of weeks, which records a sample of its steps
         "loss": run.steps.last("loss"),
         "evaluation": run.last_evaluation,
         "target": number_in(header.target),
@@ -169,7 +169,7 @@ def _facts(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
 
 
 def _story(run: LiveRun, ledger: Ledger | None) -> dict[str, Any]:
-    """What the page of one run says beyond its row."""
+    """What the page of one run says in addition to its row."""
     header, plan = run.header, run.plan
     if header is None:
         return {}
@@ -219,7 +219,7 @@ def _problem(error: MeshwrightError) -> dict[str, str]:
 
 
 def plain(value: Any, depth: int = 8) -> Any:
-    """A value from a file as JSON can hold it: no NaN, no endless text, no endless nesting."""
+    """A value from a file in a form that JSON allows: no NaN, no very long text, no deep nesting."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):

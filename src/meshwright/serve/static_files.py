@@ -1,4 +1,4 @@
-"""The page's own files, read once at the start: a request names one of them, and no path of the disk."""
+"""The page's own files, read once at the start: a request names one of these files, never a path on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TYPES = {
 
 
 def static_files() -> Mapping[str, tuple[bytes, str]]:
-    """Content and type of every file of the page by its address; `/` is the page."""
+    """Content and type of every file of the page, by its URL path; `/` is the page."""
     found = {
         f"/static/{path.relative_to(FOLDER).as_posix()}": (path.read_bytes(), TYPES[path.suffix])
         for path in sorted(FOLDER.rglob("*"))
@@ -30,7 +30,7 @@ def static_files() -> Mapping[str, tuple[bytes, str]]:
 
 
 def _report_style() -> bytes:
-    """The reports' own colours and style, so that the live page looks like them."""
+    """The colours and style of the reports, so that the live page looks like them."""
     style = resources.files("meshwright.report.page").joinpath("style.css").read_text(encoding="utf-8")
     light, dark = (f":root{{{colours.variables(is_dark)}}}" for is_dark in (False, True))
     return f"{light}\n@media (prefers-color-scheme: dark){{{dark}}}\n{style}".encode()

@@ -1,4 +1,4 @@
-"""Steps as columns that grow, and thinned to what a screen can show."""
+"""Steps as growing columns, which can be thinned to what a screen can show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PART_FIELDS = tuple(f"{part}_s" for part in PARTS)
 EXTRA = ("tokens_per_s", "learning_rate", "slowest_replica")
 FIELDS = (*STEP_FIELDS, *PART_FIELDS, *EXTRA)
 DRAWN = ("samples", "loss", "grad_norm", "step_s", *PART_FIELDS)  # means over a bucket
-NUM_POINTS = 2000  # at most so many buckets, and more than half as many: about the pixels of a wide screen
+NUM_POINTS = 2000  # the largest number of buckets, and more than half of it is used: about the pixels of a wide screen
 
 _NUMBERS = {int, float, type(None)}
 
@@ -27,7 +27,7 @@ Column = NDArray[np.float64]
 
 
 class Steps:
-    """The steps of a run so far, one column per field; nan where a step does not have it."""
+    """The steps of a run so far, one column per field; nan if a step does not have the field."""
 
     def __init__(self) -> None:
         self.columns = {name: array("d") for name in FIELDS}
@@ -37,7 +37,7 @@ class Steps:
         return len(self.columns["step"])
 
     def add(self, line: bytes) -> None:
-        """Take in one line; ValueError or InputError says why it cannot be."""
+        """Add one line; ValueError or InputError says why it cannot be added."""
         entry = object_in(line)
         if not _is_plain(entry):
             entry = StepRecord.from_json(entry).to_json()
@@ -58,15 +58,15 @@ class Steps:
         return np.array(self.columns[name][low:high], dtype=np.float64)
 
     def last(self, name: str) -> float:
-        """The newest value of a column; nan where there is none."""
+        """The newest value of a column; nan if there is none."""
         values = self.columns[name]
         return values[-1] if values else math.nan
 
     def thinned(self, *, after: int = 0, bucket: int = 0, points: int = NUM_POINTS, names: Sequence[str] = DRAWN) -> dict[str, Any]:
-        """What came after row `after` for a reader whose buckets hold `bucket` rows, or everything where buckets have grown since.
+        """The steps after row `after` for a client whose buckets hold `bucket` rows, or all steps if the buckets have grown since.
 
-        Buckets are whole powers of two of rows, counted from the first one, so that new steps change the last bucket at most. A reader
-        keeps its first `from` buckets and puts these behind them.
+        The number of rows in a bucket is a power of two, counted from the first row, so that new steps change only the last bucket.
+        A client keeps its first `from` buckets and appends the new ones.
         """
         num_rows = len(self)
         size = bucket_rows(num_rows, points)
@@ -74,7 +74,7 @@ class Steps:
         return {**self._buckets(first, num_rows, size, names), "from": first // size}
 
     def between(self, first_step: int, last_step: int, points: int = NUM_POINTS, names: Sequence[str] = DRAWN) -> dict[str, Any]:
-        """The steps from one to another as finely as `points` allow."""
+        """The steps from one to another, in at most `points` buckets."""
         low, high = (bisect_left(self.columns["step"], step) for step in (first_step, last_step + 1))
         return {**self._buckets(low, high, bucket_rows(high - low, points), names), "from": 0}
 
@@ -95,7 +95,7 @@ class Steps:
 
 
 def _is_plain(entry: Mapping[str, Any]) -> bool:
-    """Whether a line is certainly valid: only numbers, with positive seconds. Most are, and need no slower check by `StepRecord`."""
+    """Whether a line is certainly valid: only numbers, with positive seconds. Most lines are, and skip the slower check by `StepRecord`."""
     if not {type(value) for value in entry.values()} <= _NUMBERS:
         return False
     seconds = [entry.get(name, 0.0) for name in ("step_s", *PART_FIELDS)]
@@ -104,17 +104,17 @@ def _is_plain(entry: Mapping[str, Any]) -> bool:
         return False
     try:
         return min(seconds) >= 0 and max(seconds) <= LONGEST_S and all(map(math.isfinite, filter(None, entry.values())))
-    except OverflowError:  # a whole number beyond any float
+    except OverflowError:  # an integer too large for a float
         return False
 
 
 def bucket_rows(num_rows: int, points: int) -> int:
-    """Rows of a bucket: the smallest power of two that leaves no more than `points` buckets."""
+    """Rows in a bucket: the smallest power of two that gives no more than `points` buckets."""
     return next(1 << power for power in count() if num_rows <= points << power)
 
 
 def mean_of_known(values: Column, edges: NDArray[np.int64]) -> Column:
-    """Mean of each stretch that begins at an edge, over the numbers in it; nan where it holds none."""
+    """Mean of the numbers in each stretch that begins at an edge; nan if a stretch has no number."""
     if not len(edges):
         return np.empty(0)
     known = np.isfinite(values)
@@ -124,5 +124,5 @@ def mean_of_known(values: Column, edges: NDArray[np.int64]) -> Column:
 
 
 def sendable(values: Iterable[float]) -> list[float | None]:
-    """Numbers to seven digits as JSON can hold them: None for NaN and infinity."""
+    """Numbers to seven digits in a form that JSON allows: None for NaN and infinity."""
     return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values]

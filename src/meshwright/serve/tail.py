@@ -1,4 +1,4 @@
-"""The new lines of a file that grows: each byte is read once, however often one asks."""
+"""The new lines of a growing file: each byte is read once, however often `read` is called."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 
 from meshwright.serve.files import open_plain
 
-BLOCK_BYTES = 2 << 20  # read at once: some five thousand steps, an eighth of a second
+BLOCK_BYTES = 2 << 20  # read at once: about five thousand steps, an eighth of a second
 LONGEST_LINE_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
 class Tail:
-    """How far one file has been read. A last line without its end is not read yet: it is still being written."""
+    """How far one file has been read. A last line without a line end is not read yet: it is still being written."""
 
     path: Path
     offset: int = 0
     size: int = 0
     num_lines: int = 0
-    _file: tuple[int, int] = (0, 0)  # device and number: a file put in its place has others
+    _file: tuple[int, int] = (0, 0)  # device and inode: they differ if the file was replaced
     _inside_long_line: bool = field(default=False)
 
     @property
     def share_read(self) -> float:
-        """How much of the file has been read, 0 to 1; what is left is at most a block, or an unfinished line."""
+        """The share of the file that has been read, 0 to 1; at most a block, or an unfinished line, is left."""
         return min(self.offset / self.size, 1.0) if self.size else 1.0
 
     @property
@@ -35,14 +35,14 @@ class Tail:
 
     @property
     def is_there(self) -> bool:
-        """Whether there was a file at the last look."""
+        """Whether the file existed at the last read."""
         return self._file != (0, 0)
 
     def read(self) -> tuple[bool, list[bytes]]:
-        """Whether the file began again, and the next whole lines, at most a block of them; no file has no lines.
+        """Whether the file began again, and the next complete lines, at most a block of them; none if the file does not exist.
 
-        A resumed run puts a shorter file in the place of the old one; what was read of that no longer counts. A line too long to be
-        one of ours comes back as an empty one with a zero byte, which no parser takes.
+        A resumed run replaces the file with a shorter one, and what was read of the old file no longer counts. A line that is too long
+        to be one of ours is returned as a single zero byte, which no parser accepts.
         """
         try:
             descriptor = open_plain(self.path)

@@ -64,22 +64,22 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """A step that was taken, and perhaps not looked at yet."""
+    """A step that was taken, whose result was perhaps not read yet."""
 
     progress: Progress  # after it
     batch: Sequence[MicroBatch]
     sums: Sums
     rate: float
     step_s: float
-    ended_s: float  # by the monotonic clock
+    ended_s: float  # on the monotonic clock
     exchange: measured.Exchange
 
 
 def train(parts: Parts, progress: Progress) -> str:
-    """Train until the target, the last step, a signal or a spent budget; how it ended, in the words of a run's status.
+    """Train until the target, the last step, a signal or a spent budget; return how it ended, as the status of a run.
 
-    On a GPU a step is looked at while the next one runs, so that the device never waits for the host; before an evaluation, a checkpoint
-    and the end the last one is looked at too.
+    On a GPU the result of a step is read while the next one runs, so that the device never waits for the host. Before an evaluation, a
+    checkpoint and the end, the result of the last step is read too.
     """
     job, replica, logbook = parts.job, parts.replica, parts.logbook
     workload, last = job.plan.workload, job.last_step
@@ -115,22 +115,22 @@ def train(parts: Parts, progress: Progress) -> str:
                 with parts.watch.allow(EVALUATION_PATIENCE_S, "copying a checkpoint"):
                     parts.saves.save(progress)
             if pauses or saves:
-                started_s = time.perf_counter()  # what lies between two steps is in neither
+                started_s = time.perf_counter()  # time between two steps belongs to neither
     logbook.flush()
     return status
 
 
 def _step(parts: Parts, progress: Progress, batches: Prefetcher, started_s: float) -> Taken:
-    """Take one step, and let its times ride in the next one's sum."""
+    """Take one step; its times are sent with the sum of the next step."""
     job, replica = parts.job, parts.replica
     batch = _device_batch(parts, next(batches))
-    replica.mesh.timer.later()  # what ran between two steps is none of this one's
+    replica.mesh.timer.later()  # work between two steps does not belong to this step
     batch_size = job.plan.workload.global_batch
     rate = job.training.rate(progress.samples + batch_size)
     sums = replica.step(batch, rate)
     progress.step, progress.samples = progress.step + 1, progress.samples + batch_size
     step_s, data_s, mesh = time.perf_counter() - started_s, batches.last_wait_s, replica.mesh
-    spans = mesh.timer.later()  # the device is at the update still, and is to find the next step's work behind it
+    spans = mesh.timer.later()  # the device still computes the update, and the next step's work is queued behind it
     exchange = measured.Exchange(lambda: measured.parts_of({**spans(), "data": [data_s]}, mesh.layout, step_s), mesh)
     replica.rider = exchange
     parts.watch.step(progress.step, step_s)
@@ -143,7 +143,7 @@ def _look_at_all(parts: Parts, unseen: deque[Taken], spikes: Spikes) -> None:
 
 
 def _look(parts: Parts, taken: Taken, spikes: Spikes) -> StepResult:
-    """Read what a step gave, and write it down; raise where it is no number. The times of the step before have come with it."""
+    """Read the result of a step and record it; raise an error if it is not finite. The times of the step before have come with it."""
     started_s = time.perf_counter()
     progress, logbook = taken.progress, parts.logbook
     result = taken.sums.result()
@@ -151,7 +151,7 @@ def _look(parts: Parts, taken: Taken, spikes: Spikes) -> StepResult:
         raise _refusal(parts, taken, result)
     if spike := spikes.update(progress.step, result.grad_norm, result.own_norms):
         with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for a large gradient"):
-            # The gradients themselves are there only where no other step has begun.
+            # The gradients themselves exist only if no other step has begun.
             before = Progress(step=progress.step - 1, samples=progress.samples - parts.job.plan.workload.global_batch)
             logbook.spike(before, spike, "" if parts.replica.is_late else largest_parameter(parts.replica))
     logbook.flush()
@@ -164,7 +164,7 @@ def _look(parts: Parts, taken: Taken, spikes: Spikes) -> StepResult:
 
 
 def evaluate(parts: Parts, progress: Progress) -> bool:
-    """Evaluate on the validation samples, over all ranks; whether the target is reached."""
+    """Evaluate on the validation samples, over all ranks; return whether the target is reached."""
     job, replica = parts.job, parts.replica
     evaluation, training = job.plan.workload.evaluation, job.training
     assert evaluation is not None
@@ -192,7 +192,7 @@ def _validation_batch(parts: Parts, num_samples: int) -> list[MicroBatch]:
 
 
 def _numbers(job: TrainingJob, replica: Replica, first: int) -> Iterator[list[int]]:
-    """Numbers of the samples in this rank's part of every batch from `first` on, without end."""
+    """Numbers of the samples in this rank's part of every batch, from `first` on, without end."""
     batch_size = job.plan.workload.global_batch
     while True:
         groups = sample_numbers(job.plan.layout, replica.mesh.dp.index, first, batch_size)
@@ -212,7 +212,7 @@ def _device_batch(parts: Parts, batch: Batch) -> list[MicroBatch]:
 
 
 def _refusal(parts: Parts, taken: Taken, result: StepResult) -> NotFinite:
-    """The error that names where a NaN or infinity first appeared. The update has not been made, nor that of a step after it."""
+    """The error that names where a NaN or infinity first appeared. Neither this update nor a later one has been made."""
     parts.logbook.flush()
     with parts.watch.allow(EVALUATION_PATIENCE_S, "looking for the source of a NaN"):
         culprit = find_culprit(parts.replica, taken.batch, result)

@@ -1,7 +1,7 @@
-"""Several NCCL ranks on one GPU: to see that a layout for many GPUs trains right, not how fast it is.
+"""Several NCCL ranks on one GPU: to check that a layout for many GPUs trains correctly, not to measure how fast it is.
 
-NCCL refuses two ranks on one GPU before version 2.30, and from then on allows them where it is told to. The ranks' kernels must run side by
-side, for one that waits for another would otherwise wait for ever: that is what NVIDIA's MPS (Multi-Process Service) is for.
+NCCL refuses two ranks on one GPU before version 2.30; later versions allow it if a setting says so. The kernels of the ranks must run at
+the same time: otherwise a kernel that waits for another rank would wait for ever. NVIDIA's MPS (Multi-Process Service) makes this possible.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 from meshwright.errors import InputError, argument
 
 LEAST_VERSION = (2, 30)
-USUAL_PIPE = "/tmp/nvidia-mps"  # where MPS listens, unless it is told otherwise
+USUAL_PIPE = "/tmp/nvidia-mps"  # where MPS listens by default
 SETTINGS = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-    "NCCL_NVLS_ENABLE": "0",  # reductions in a switch need a GPU for each rank
-    "NCCL_MAX_CTAS": "2",  # a rank's communicators together must leave room for the kernels of the others
+    "NCCL_NVLS_ENABLE": "0",  # reductions in a switch need one GPU for each rank
+    "NCCL_MAX_CTAS": "2",  # all communicators of a rank together must leave room for the kernels of the others
 }
 
 
 def loaded_nccl() -> tuple[int, int, int] | None:
-    """The version of the NCCL library that this process uses; None where it has none. Torch must be loaded before."""
+    """The version of the NCCL library that this process uses; None if it has none. Torch must be loaded before."""
     try:
         library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         number = ctypes.c_int()
@@ -35,7 +35,7 @@ def loaded_nccl() -> tuple[int, int, int] | None:
 
 
 def check_sharing(version: tuple[int, int, int] | None, environment: Mapping[str, str]) -> None:
-    """Raise where ranks cannot share a GPU here: NCCL is missing or too old, or MPS does not run."""
+    """Raise an error if ranks cannot share a GPU here: NCCL is missing or too old, or MPS is not running."""
     where = argument("ranks_per_gpu")
     if version is None:
         raise InputError("this torch has no NCCL", where=where, fix="install a build of torch for CUDA")
@@ -57,6 +57,6 @@ def check_sharing(version: tuple[int, int, int] | None, environment: Mapping[str
 
 
 def allow_sharing(environment: MutableMapping[str, str]) -> None:
-    """Tell NCCL that ranks share GPUs. What the user has set stays."""
+    """Tell NCCL that ranks share GPUs. Settings of the user are kept."""
     for name, value in SETTINGS.items():
         environment.setdefault(name, value)

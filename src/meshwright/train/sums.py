@@ -1,7 +1,7 @@
-"""What a step gives over all ranks, summed in one message: loss, tokens, squares of gradients, and what single ranks have to say.
+"""The results of a step over all ranks, summed in one message: loss, tokens, squares of gradients, and values of single ranks.
 
-On a GPU the sums come while the host is at the next step already. Nothing waits for them there: the update reads its scale where they are,
-and leaves the weights alone where they are no numbers.
+On a GPU the sums arrive while the host already works on the next step. Nothing waits for them: the update computes its scale from them on
+the device, and does not change the weights if they are NaN or infinite.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from meshwright.errors import InputError
 from meshwright.train.parallel.mesh import Mesh
 
 NUM_SUMS = 5  # loss, tokens, squares of gradients, wishes to stop, wishes to save
-NUM_OWN = 2  # of each rank: squares of its own gradients, and its own loss
+NUM_OWN = 2  # for each rank: squares of its own gradients, and its own loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step gave, over all ranks."""
+    """The result of one step, over all ranks."""
 
-    loss: float  # per token that carries loss
+    loss: float  # per token that has a loss
     grad_norm: float
-    num_tokens: int  # that carry loss
+    num_tokens: int  # that have a loss
     stops: bool = False  # whether any rank was asked to stop
-    own_norms: tuple[float, ...] = ()  # of each rank's gradients before replicas are summed; 0 where they are not known (ZeRO 3)
-    own_losses: tuple[float, ...] = ()  # summed on each rank; 0 where a rank computes none
-    saves: bool = False  # whether a checkpoint is due by rank 0's clock
+    own_norms: tuple[float, ...] = ()  # of each rank's gradients before replicas are summed; 0 if unknown (ZeRO 3)
+    own_losses: tuple[float, ...] = ()  # summed on each rank; 0 if a rank computes no loss
+    saves: bool = False  # whether a checkpoint is due according to rank 0's clock
 
     @property
     def is_finite(self) -> bool:
@@ -41,24 +41,24 @@ class StepResult:
 
 
 class Rider(Protocol):
-    """Numbers of every rank that travel with a sum: each has a row that the others leave at zero."""
+    """Numbers of every rank that are sent with a sum: each rank has a row that the others leave at zero."""
 
     @property
     def values(self) -> tuple[float, ...]:
-        """This rank's."""
+        """The numbers of this rank."""
         ...
 
     def arrive(self, everyones: Tensor) -> None:
-        """Take the numbers of all ranks."""
+        """Receive the numbers of all ranks."""
 
 
 @dataclass(slots=True, eq=False)
 class Sums:
-    """The sums of one step: on the device, and on their way to the host."""
+    """The sums of one step: on the device, and being copied to the host."""
 
     totals: Tensor  # on the device
-    here: Tensor  # on the host, once `arrived` has happened
-    arrived: torch.cuda.Event | None  # None: they are here
+    here: Tensor  # on the host, valid after the event `arrived`
+    arrived: torch.cuda.Event | None  # None: they have arrived
     nominal: int  # tokens that the loss was divided by
     num_ranks: int
     rider: Rider | None
@@ -75,7 +75,7 @@ class Sums:
         return self._values
 
     def result(self) -> StepResult:
-        """What the step gave; waits for the device."""
+        """The result of the step; waits for the device."""
         loss, tokens, total, stops, saves = self.values()
         num_tokens = round(tokens) if math.isfinite(tokens) else 0
         if num_tokens == 0:
@@ -93,9 +93,9 @@ class Sums:
         )
 
     def scale(self, clip_norm: float, halted: Tensor) -> Tensor:
-        """What the update multiplies gradients by, as `update_scale` has it, computed on the device.
+        """The factor on gradients in the update, the same as `update_scale`, computed on the device.
 
-        Where loss or gradients are no numbers, it is NaN, and `halted` is set: so are the scales of all steps that follow.
+        If loss or gradients are not finite, the factor is NaN and `halted` is set: then the factors of all later steps are NaN too.
         """
         loss, tokens, squares = self.totals[0], self.totals[1].round(), self.totals[2]
         per_token = self.nominal / tokens
@@ -106,7 +106,7 @@ class Sums:
 
 
 def update_scale(result: StepResult, nominal: int, clip_norm: float) -> float:
-    """What the update multiplies gradients by: they are summed over tokens, divided by a nominal number of them, and clipped."""
+    """The factor on gradients in the update: it replaces the nominal number of tokens that they were divided by, and clips them."""
     scale = nominal / result.num_tokens
     return scale * (clip_norm / result.grad_norm) if clip_norm and result.grad_norm > clip_norm else scale
 
@@ -115,16 +115,16 @@ def update_scale(result: StepResult, nominal: int, clip_norm: float) -> float:
 class Own:
     """This rank's share of a step's sums; the first three are on its device."""
 
-    losses: Sequence[Tensor]  # of the last stage's micro-batches
-    counted: Sequence[Tensor]  # tokens of each that carry loss
-    squares: Tensor  # of its gradients, each element counted once over all ranks together
+    losses: Sequence[Tensor]  # of the micro-batches, on the last stage
+    counted: Sequence[Tensor]  # tokens of each that have a loss
+    squares: Tensor  # of its gradients; over all ranks together each element counts once
     own_squares: Tensor  # of its gradients before replicas are summed
     stops: bool = False
     saves: bool = False
 
 
 def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums:
-    """Sum over all ranks, in one message; what is each rank's own is in a row that the others leave at zero."""
+    """Sum over all ranks, in one message; values of a single rank are in a row that the others leave at zero."""
     riding = rider.values if rider else ()
     is_gpu = mesh.device.type == "cuda"
     num_ranks = dist.get_world_size()
@@ -132,9 +132,9 @@ def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums
     sent[3], sent[4] = float(own.stops), float(own.saves)
     if rider:
         sent[NUM_SUMS + NUM_OWN * num_ranks :].view(-1, len(riding))[mesh.rank] = torch.tensor(riding, dtype=torch.float64)
-    totals = sent.to(mesh.device, non_blocking=True)  # a GPU is still at the backward, and all that follows is to wait there
+    totals = sent.to(mesh.device, non_blocking=True)  # a GPU still computes the backward, and all that follows is queued behind it
     rows = totals[NUM_SUMS : NUM_SUMS + NUM_OWN * num_ranks].view(-1, NUM_OWN)
-    if own.losses:  # the last stage alone; its tensor-parallel ranks all know the same
+    if own.losses:  # only on the last stage; all its tensor-parallel ranks have the same losses
         totals[0] = torch.stack([loss.double() for loss in own.losses]).sum() / mesh.tp.size
         totals[1] = torch.stack(list(own.counted)).sum() / mesh.tp.size
         rows[mesh.rank, 1] = totals[0]

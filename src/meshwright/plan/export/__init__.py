@@ -1,6 +1,6 @@
-"""A plan in the words of other people's stacks, one file per stack.
+"""A plan as files for other stacks, one module per stack.
 
-Each file says at its top which plan it came from and what the stack cannot express; what would run as something else is refused.
+Each file says at its top which plan it came from and what the stack cannot express. A plan that the stack would run differently is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXPORTS: Mapping[str, Callable[[Plan], str]] = {
     **{kind: _on_placeholders(kind) for kind in PLACED},
 }
 
-# What each file is called where all are written into one folder.
+# The name of each file when all are written into one folder.
 FILE_NAMES: Mapping[str, str] = {
     "megatron": "megatron-args.sh",
     "megatron-bridge": "megatron-bridge.yaml",
@@ -51,7 +51,7 @@ FILE_NAMES: Mapping[str, str] = {
 
 
 def export(plan: Plan, kind: str, path: Path, hosts: Sequence[str] = ()) -> None:
-    """Write the plan for a stack; `hosts` names the nodes in the order of the machine where the file names any."""
+    """Write the plan for a stack; `hosts` names the nodes in the order of the machine, for files that name nodes."""
     write_whole(path, exported(plan, kind, hosts))
 
 

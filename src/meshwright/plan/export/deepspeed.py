@@ -1,6 +1,6 @@
 """A plan as a DeepSpeed configuration (JSON).
 
-Keys follow DeepSpeed 0.19. JSON holds no comments: the key `meshwright`, which DeepSpeed passes over, says where the file comes from.
+Keys follow DeepSpeed 0.19. JSON has no comments: the key `meshwright`, which DeepSpeed ignores, says where the file comes from.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def configuration(plan: Plan) -> str:
 
 
 def _zero(plan: Plan) -> dict[str, Any]:
-    """Sharding; buckets are those of the record run, which counts elements as DeepSpeed does."""
+    """Sharding; the bucket sizes are those of the record run, which counts elements as DeepSpeed does."""
     stage = plan.layout.zero_stage
     made: dict[str, Any] = {"stage": stage}
     if stage:
@@ -53,7 +53,7 @@ def _zero(plan: Plan) -> dict[str, Any]:
 
 
 def limits(plan: Plan) -> list[str]:
-    """What the plan says and this file cannot."""
+    """What the plan says and this file cannot express."""
     layout, job = plan.layout, plan.workload
     found = [f"DeepSpeed {text}" for text in DEEPSPEED.differences(Asked(plan.model, job, plan.cluster), layout)]
     found += ["the model's shapes, data, sequence length, optimizer and learning rate: they are in the training script"]

@@ -1,4 +1,4 @@
-"""The top of every exported file: which plan it came from, and what the foreign stack cannot say."""
+"""The top of every exported file: which plan it came from, and what the stack cannot express."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from meshwright.plan.plan import Plan
 from meshwright.units import seconds
 
-WIDTH = 118  # of a comment's text
+WIDTH = 118  # of the text of a comment
 
 
 def origin(plan: Plan) -> list[str]:
@@ -26,7 +26,7 @@ def origin(plan: Plan) -> list[str]:
 
 
 def heading(plan: Plan, what: str, limits: Sequence[str]) -> list[str]:
-    """Comment lines: what the file is, where it comes from, what it leaves to the reader."""
+    """Comment lines: what the file is, where it comes from, what the reader must do."""
     lines = [comment(f"{what}, written by meshwright"), *(comment(line) for line in origin(plan))]
     if limits:
         lines += [comment("Not in this file; set by hand:"), *(comment(limit, bullet=True) for limit in limits)]
@@ -34,7 +34,7 @@ def heading(plan: Plan, what: str, limits: Sequence[str]) -> list[str]:
 
 
 def comment(text: str, bullet: bool = False, indent: str = "") -> str:
-    """A sentence as comment lines, wrapped. No character of a name ends a line: some formats take more of them for its end than others."""
+    """A sentence as wrapped comment lines. Every kind of line break in a name is removed, because formats differ in what ends a line."""
     text = " ".join(text.split())
     first, rest = ("- ", "  ") if bullet else ("", "")
     lines = textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False)

@@ -1,6 +1,6 @@
-"""The files that realise a placement: hosts in rank order, a rank file, and the environment and command of the launch.
+"""The files that put ranks in their places: hosts in rank order, a rank file, and the environment and command of the launch.
 
-Hosts are given in the order of the machine (all of the first domain, then the second) or named after their places.
+Hosts are given in the order of the machine (all of the first domain, then the second), or are named after their places.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RECORD_CHANNELS = 4
 
 
 def host_names(plan: Plan, hosts: Sequence[str] = ()) -> list[str]:
-    """One host per node in use, in the order of the machine; placeholders such as rack001-tray01 where none are given."""
+    """One host per node in use, in the order of the machine; placeholders such as rack001-tray01 if no hosts are given."""
     if not hosts:
         return _placeholders(plan)
     count = plan.cluster.num_nodes
@@ -41,7 +41,7 @@ def host_names(plan: Plan, hosts: Sequence[str] = ()) -> list[str]:
 def _placeholders(plan: Plan) -> list[str]:
     placed = rank_map(plan.layout, plan.cluster)
     firsts = placed.columns["gpu"] == 0
-    names = placed.place[:-1]  # all but the GPU
+    names = placed.place[:-1]  # all levels but the GPU
     columns = [placed.columns[name][firsts].tolist() for name in names]
     widths = [len(str(max(column) + 1)) for column in columns]
     return ["-".join(f"{n}{i + 1:0{w}}" for n, i, w in zip(names, row, widths, strict=True)) for row in zip(*columns, strict=True)]
@@ -49,22 +49,22 @@ def _placeholders(plan: Plan) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Seats:
-    """Nodes in the order of the machine, and where each accelerator in use sits; the last node of a domain may be in use by part."""
+    """Nodes in the order of the machine, and node and slot of each accelerator in use; the last node of a domain may be partly used."""
 
     node: list[int]
     slot: list[int]
-    sizes: list[int]  # accelerators in use of each node
+    sizes: list[int]  # accelerators in use on each node
 
     @classmethod
     def of(cls, plan: Plan) -> Seats:
-        """The seats of the plan's accelerators, as its rank map deals them."""
+        """The nodes and slots of the plan's accelerators, from its rank map."""
         slot = rank_map(plan.layout, plan.cluster).columns["gpu"]
         node = (slot == 0).cumsum() - 1
         return cls(node.tolist(), slot.tolist(), np.bincount(node).tolist())
 
 
 def host_file(plan: Plan, hosts: Sequence[str] = ()) -> str:
-    """Hosts and their slots, the plan's first rank first."""
+    """Hosts and their slots, in the order of the plan's ranks."""
     return _host_file(plan, hosts, plan.layout.order)
 
 
@@ -83,7 +83,7 @@ def _host_file(plan: Plan, hosts: Sequence[str], order: Order) -> str:
 
 
 def node_order(plan: Plan, order: Order) -> list[int]:
-    """Nodes in the order of the ranks they hold; an error where the numbering tears a node's ranks apart."""
+    """Nodes in the order of their ranks; an error if the ranks of a node are not numbered in a row."""
     seats, placed, nodes, start = Seats.of(plan), places(plan.layout, order), list[int](), 0
     while start < len(placed):
         first = placed[start]
@@ -101,12 +101,12 @@ def node_order(plan: Plan, order: Order) -> list[int]:
 
 
 def rank_file(plan: Plan, hosts: Sequence[str] = ()) -> str:
-    """Every rank's host and slot, ranks numbered as in the plan."""
+    """Host and slot of every rank, with ranks numbered as in the plan."""
     return _rank_file(plan, hosts, plan.layout.order)
 
 
 def rank_file_pp_last(plan: Plan, hosts: Sequence[str] = ()) -> str:
-    """Every rank's host and slot for a stack that numbers its ranks tp-cp-dp-pp: Megatron-LM as it is, torchtitan, DeepSpeed."""
+    """Host and slot of every rank for a stack that numbers its ranks tp-cp-dp-pp: Megatron-LM by default, torchtitan, DeepSpeed."""
     return _rank_file(plan, hosts, PP_LAST)
 
 
@@ -141,7 +141,7 @@ def environment(plan: Plan, hosts: Sequence[str] = ()) -> str:
 
 
 def settings(plan: Plan) -> list[tuple[str, str]]:
-    """Reason and shell line of every setting."""
+    """The reason and the shell line of every setting."""
     cluster, made = plan.cluster, list[tuple[str, str]]()
     if cluster.num_nodes > 1:
         made += _fabric_settings(plan)
@@ -154,7 +154,7 @@ def settings(plan: Plan) -> list[tuple[str, str]]:
 
 
 def needs_one_connection(plan: Plan) -> bool:
-    """Whether tensor or context parallelism needs its kernels in launch order: before Blackwell, and never with sharded weights."""
+    """Whether kernels must run in launch order for tensor or context parallelism: only before Blackwell, and not with sharded weights."""
     split = plan.layout.tp > 1 or plan.layout.cp > 1
     return split and plan.layout.zero_stage < 2 and not plan.cluster.accelerator.architecture.startswith("blackwell")
 
@@ -170,7 +170,7 @@ def _fabric_settings(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _domain_settings(plan: Plan) -> list[tuple[str, str]]:
-    """Of an NVLink domain larger than a node (NVL72), as in the record run."""
+    """Settings for an NVLink domain larger than a node (NVL72), as in the record run."""
     inner = plan.cluster.tiers[0]
     if not inner.link.startswith("nvlink") or inner.num_accelerators <= plan.cluster.accelerators_per_node:
         return []

@@ -20,12 +20,12 @@ from meshwright.predict.placement import overlaps_tp
 from meshwright.predict.stages import stage_layers
 
 FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
-BUCKET_ELEMENTS = 134_217_728  # gradients in one reduction: the record run's
+BUCKET_ELEMENTS = 134_217_728  # gradients in one reduction, as in the record run
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Arguments that belong together, and why they are what they are."""
+    """Arguments that belong together, and the reason for their values."""
 
     why: str
     arguments: tuple[tuple[str, ...], ...]  # each a flag and its values
@@ -53,7 +53,7 @@ def groups(plan: Plan) -> list[Group]:
 
 
 def limits(plan: Plan) -> list[str]:
-    """What the plan says and these arguments cannot, and what they need beside it."""
+    """What the plan says and these arguments cannot express, and what they need besides."""
     model, layout, job = plan.model, plan.layout, plan.workload
     found = [f"Megatron-LM {text}" for text in MEGATRON.differences(Asked(model, job, plan.cluster), layout)]
     found += ["data, tokenizer, learning rate, rotary base and scaling, initialisation: a plan does not hold them"]
@@ -102,7 +102,7 @@ def _widths(model: Model) -> Group:
 
 
 def _full_every(model: Model) -> int:
-    """N where every N-th layer looks at everything and the others through the window; 0 where no such N fits."""
+    """N if every N-th layer has full attention and the others have windows; 0 if there is no such N."""
     num_full = model.num_layers - model.num_windowed_layers
     return model.num_layers // num_full if num_full and model.num_layers % num_full == 0 else 0
 
@@ -162,17 +162,18 @@ def _axes(plan: Plan) -> Group:
 
 
 def rank_order(plan: Plan) -> Order:
-    """The order in which Megatron-LM will number the ranks: the plan's where it can."""
+    """The order in which Megatron-LM will number the ranks: the plan's order if it can."""
     layout = plan.layout
     able = maps_replicas_last(Asked(plan.model, plan.workload), Layouts.of([layout]))[0]
     return DP_LAST if able and not is_numbered(layout, PP_LAST) and is_numbered(layout, DP_LAST) else PP_LAST
 
 
 def stand_in_degree(plan: Plan) -> int:
-    """The experts' tensor degree that lets a dense model put dp outermost; 0 where none is needed.
+    """The expert tensor degree with which a dense model can have dp outermost; 0 if none is needed.
 
-    Megatron-LM lays out groups of experts also where there are none, without context parallelism, and refuses the order unless
-    their pipelines are the same ranks: tp x cp for their tensor degree makes them so, and nothing else reads it.
+    Megatron-LM makes groups of experts, without context parallelism, even for a model without experts. It refuses the order unless
+    the pipelines of these groups have the same ranks as the others. An expert tensor degree of tp x cp makes them equal; nothing else
+    reads this degree.
     """
     needed = rank_order(plan) == DP_LAST and not plan.model.experts and plan.layout.cp > 1 and plan.layout.pp > 1
     return plan.layout.tp * plan.layout.cp if needed else 0
@@ -189,7 +190,7 @@ def _ranks(plan: Plan) -> Group:
 
 
 def counts_ends(plan: Plan) -> bool:
-    """Whether the embedding and the loss count as a layer each in the plan's split over stages."""
+    """Whether the embedding and the loss each count as a layer when the plan divides layers over stages."""
     layout, layers = plan.layout, plan.model.num_layers
     stated = layout.first_stage_layers or layout.last_stage_layers
     split = stage_layers(layers, layout.pp, layout.vp, layout.first_stage_layers, layout.last_stage_layers)

@@ -1,6 +1,6 @@
 """A plan as overrides of a Megatron-Bridge recipe (NeMo): a YAML file that its ConfigContainer merges.
 
-Keys follow megatron-bridge 0.3. The recipe brings the model; the plan brings how it is spread.
+Keys follow megatron-bridge 0.3. The recipe gives the model; the plan gives the layout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meshwright.predict.placement import overlaps_tp
 Value = str | int | bool | None | list[str]
 Section = dict[str, Value]
 
-# Catalogue name -> pre-training recipe of megatron.bridge.recipes; where there is none, the user names one.
+# Catalogue name -> pre-training recipe of megatron.bridge.recipes; for other models the user names one.
 RECIPES = {
     "llama-2-7b": "llama2_7b_pretrain_config",
     "llama-3.1-8b": "llama31_8b_pretrain_config",
@@ -68,7 +68,7 @@ def sections(plan: Plan) -> list[tuple[str, str, Section]]:
 
 
 def limits(plan: Plan) -> list[str]:
-    """What these overrides leave to the recipe, and what they cannot say."""
+    """What these overrides leave to the recipe, and what they cannot express."""
     differences = BRIDGE.differences(Asked(plan.model, plan.workload, plan.cluster), plan.layout)
     found = [f"Megatron-Bridge {text}" for text in differences]
     found += ["the model's shapes, data, tokenizer and learning rate: the recipe holds them"]
@@ -176,5 +176,5 @@ def _adapters(plan: Plan) -> Section:
 
 
 def _scalar(value: Value) -> str:
-    """A value as YAML: JSON is YAML, but for words that need no quotes."""
+    """A value as YAML: the same as JSON, except that words need no quotes."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,6 +1,6 @@
 """A plan as a torchtitan job file (TOML).
 
-Sections and keys follow torchtitan 0.2.2. The file names a model flavor that torchtitan holds; other shapes are spelled out to be added.
+Sections and keys follow torchtitan 0.2.2. The file names a model flavor of torchtitan; for other shapes it says which flavor to add.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def sections(plan: Plan) -> list[tuple[str, str, Section]]:
 
 
 def limits(plan: Plan) -> list[str]:
-    """What the plan says and this file cannot."""
+    """What the plan says and this file cannot express."""
     layout, model = plan.layout, plan.model
     found = [f"torchtitan {text}" for text in TORCHTITAN.differences(Asked(model, plan.workload, plan.cluster), layout)]
     found += ["data, tokenizer (model.hf_assets_path) and learning rate: a plan does not hold them"]
@@ -137,7 +137,7 @@ def _pipeline(plan: Plan) -> Section:
 
 
 def model_parts(plan: Plan) -> list[list[str]]:
-    """Modules of every chunk, from the first stage's first to the last stage's last, as the plan splits the layers."""
+    """Modules of every chunk in the order of the model (first stage's first chunk to last stage's last), as the plan divides the layers."""
     layout, layers = plan.layout, plan.model.num_layers
     ends = int(counts_ends(plan))
     num_parts = layout.pp * layout.vp
@@ -154,7 +154,7 @@ def model_parts(plan: Plan) -> list[list[str]]:
 
 
 def _stated(layers: int, pp: int, vp: int, head: int, tail: int) -> list[int]:
-    """Layers of every chunk where the first or the last stage's are stated: each stage shares its own out over its chunks."""
+    """Layers of every chunk if the layers of the first or the last stage are stated: each stage divides its layers over its chunks."""
     others = pp - bool(head) - bool(tail)
     even = (layers - head - tail) // max(others, 1)
     stages = [head or even, *[even] * (pp - 2), tail or even]

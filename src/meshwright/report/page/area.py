@@ -1,7 +1,7 @@
-"""Charts that keep the size of their letters at any width: positions across are per cent, lines are stretched, words are not.
+"""Charts whose text keeps its size at any width: horizontal positions are in per cent; lines are stretched, text is not.
 
-A chart is an SVG as wide as its box and of a fixed height. What is drawn as lines lives in an inner SVG with coordinates of 0 to 1,000
-that is stretched to the frame; points and words stand outside of it at a per cent of the width.
+A chart is an SVG as wide as its box and of a fixed height. Lines are drawn in an inner SVG with coordinates from 0 to 1,000, which is
+stretched to the frame; points and text are drawn outside of it, at a per cent of the width.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from meshwright.report.page.markup import Child, Html, joined, tag
 
 FULL = 1000.0  # inner coordinates of the frame
 TOP, BOTTOM = 8.0, 22.0  # pixels above the frame, and below it for the ticks
-LETTER = 7.0  # pixels of a letter, generously
-NUM_BUCKETS = 360  # of a line that is drawn by its extremes
-EDGE = 0.06  # of the width: labels so near an edge are flush with it
+LETTER = 7.0  # pixels of a letter, at most
+NUM_BUCKETS = 360  # of a line of which only the extremes are drawn
+EDGE = 0.06  # of the width: labels this near to an edge are aligned with it
 
 Column = NDArray[np.float64]
 Label = Callable[[float], str]
@@ -57,7 +57,7 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
     def shares(self, values: Column) -> Column:
-        """The same of many values."""
+        """The positions of many values."""
         if self.is_log:
             return np.log(values / self.low) / math.log(self.high / self.low)
         return (values - self.low) / (self.high - self.low)
@@ -113,15 +113,15 @@ class Plot:
         return " ".join(f"{x:.4g},{y:.4g}" for x, y in zip(across.tolist(), down.tolist(), strict=True))
 
     def _inside(self, xs: Column, ys: Column) -> tuple[Column, Column]:
-        """Positions in the stretched frame; a value outside of it is drawn at its edge."""
+        """Positions in the stretched frame; a value outside of the frame is drawn at its edge."""
         return np.clip(self.x.shares(xs), 0.0, 1.0) * FULL, (1 - np.clip(self.y.shares(ys), 0.0, 1.0)) * FULL
 
     def dot(self, x: float, y: float, colour: str, title: str, radius: float = 3.5) -> Html:
-        """A point, which says what it is when pointed at."""
+        """A point, which shows a text when the mouse is over it."""
         return tag("circle", tag("title", title), cx=self.across(x), cy=self.up(y), r=radius, fill=colour)
 
     def level(self, y: float, colour: str, words: str, *, is_written: bool = True) -> Html:
-        """A dashed line across the frame, with words above its left end, or below where the frame ends; or with words to point at only."""
+        """A dashed line across the frame, with text at its left end, above it if there is room, or with text for the mouse only."""
         at = self.up(y)
         title = None if is_written else tag("title", words)
         line = tag("line", title, x1="0%", x2="100%", y1=at, y2=at, stroke=colour, stroke_dasharray="5 4", stroke_width=1.2)
@@ -140,7 +140,7 @@ class Plot:
         return tag("line", x1=at, x2=at, y1=self.up(low), y2=self.up(high), stroke=colour, stroke_width=2)
 
     def arrow(self, x: float, colour: str, title: str) -> Html:
-        """A sign at the top of the frame for what lies above it."""
+        """A sign at the top of the frame for a value above the frame."""
         return tag("text", tag("title", title), "\u25b4", x=self.across(x), y=TOP + 7.0, text_anchor="middle", fill=colour, font_size=11)
 
     def drawn(self, label: str, layers: Sequence[Html], marks: Sequence[Html] = ()) -> Html:
@@ -177,7 +177,7 @@ def _words(words: Child, x: str, y: float, anchor: str, colour: str = "", class_
 
 
 def extremes(xs: Column, ys: Column, num_buckets: int = NUM_BUCKETS) -> tuple[Column, Column]:
-    """The points that a line needs to look the same: of every bucket the lowest and the highest, in their order."""
+    """The points that a line needs to look the same: the lowest and the highest of every bucket, in their order."""
     if len(xs) <= 2 * num_buckets:
         return xs, ys
     edges = np.linspace(0, len(xs), num_buckets + 1).astype(int)
@@ -189,7 +189,7 @@ def extremes(xs: Column, ys: Column, num_buckets: int = NUM_BUCKETS) -> tuple[Co
 
 
 def buckets(xs: Column, ys: Column, num_buckets: int = NUM_BUCKETS // 2) -> tuple[Column, Column, Column, Column]:
-    """Of neighbouring points: their middle, and the 10th, 50th and 90th of a hundred."""
+    """Buckets of neighbouring points: the middle of each, and its 10th, 50th and 90th percentile."""
     count = min(num_buckets, len(xs))
     edges = np.linspace(0, len(xs), count + 1).astype(int)
     parts = [(xs[start:stop], ys[start:stop]) for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)]

@@ -1,4 +1,4 @@
-"""Every assumption behind a plan, with where it comes from: what was chosen, what was fitted, what was looked up."""
+"""Every number that a plan is based on, with its origin: numbers that were chosen, fitted, or looked up."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Assumption:
 
     what: str
     value: str
-    origin: str  # its source, the reason for it, or what was expected before it was fitted
+    origin: str  # its source, the reason for it, or the value expected before the fit
 
 
 def chosen() -> list[Assumption]:
-    """What was chosen for a reason, and not fitted."""
+    """Numbers that were chosen for a reason, and not fitted."""
     found = [Assumption(one.meaning, _value(getattr(sw, name), one.unit), one.reason) for name, one in sw.ASSUMED.items()]
     reserve = "CUDA context, NCCL channels, buffers of overlapped collectives, fragments"
     found.append(Assumption("memory reserved on every accelerator", gib(footprint.RESERVE_BYTES), reserve))
@@ -36,7 +36,7 @@ def chosen() -> list[Assumption]:
 
 
 def fitted(forecast: Forecast) -> list[Assumption]:
-    """What was fitted on measured runs, at the plan's software."""
+    """Numbers that were fitted on measured runs, for the plan's software."""
     constants = forecast.job.software.constants
     found = [
         Assumption(entry.meaning, _value(getattr(constants, name), _unit(entry.unit)), _expected(entry))
@@ -53,7 +53,7 @@ def fitted(forecast: Forecast) -> list[Assumption]:
 
 
 def fitted_on() -> str:
-    """What the constants were fitted on."""
+    """The runs that the constants were fitted on."""
     values = sw.fitted_values()
     return f"Fitted on {values.fitted_on} ({values.date}); node power on metered runs ({POWER_FILE.name})."
 
@@ -64,7 +64,7 @@ def _expected(entry: sw.Fitted) -> str:
 
 
 def looked_up(forecast: Forecast) -> list[Assumption]:
-    """Where the descriptions of model, machine and job come from, and prices, grid and halls."""
+    """The sources of model, cluster and workload, and of prices, grid and data centers."""
     plan, whole = forecast.job, forecast.outcome
     named: tuple[tuple[str, str, Sources], ...] = (
         ("model", plan.model.name, plan.model.sources),
@@ -113,7 +113,7 @@ def _of(kind: str, name: str, sources: Sources) -> Iterator[Assumption]:
 
 
 def _link_sources(name: str) -> Sources:
-    """Sources of a link; none of one that only the plan's own file describes."""
+    """Sources of a link; none for a link that only the plan's own file describes."""
     try:
         return link(name).sources
     except InputError:

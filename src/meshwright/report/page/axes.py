@@ -33,7 +33,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def time_ticks(low_s: float, high_s: float) -> list[float]:
-    """Round durations between two positive ones, for a logarithmic axis: seconds, minutes, hours, days as people say them."""
+    """Round durations between two positive ones, for a logarithmic axis: seconds, minutes, hours, days in usual steps."""
     if high_s < 1.0:
         return log_ticks(low_s, high_s)
     minutes, days = (1, 2, 5, 10, 20, 30), (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
@@ -49,7 +49,7 @@ def logarithmic(low: float, high: float, start: float, stop: float) -> Scale:
 
 
 def padded(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:
-    """Ends of a logarithmic axis that holds positive `values` with some room."""
+    """Ends of a logarithmic axis that contains positive `values`, with some room on both sides."""
     low, high = min(values), max(values)
     room = max((high / low) ** share, 1.08)
     return low / room, high * room

@@ -1,6 +1,6 @@
-"""Bars in table cells: the waterfall of a step, what changes would buy, traffic hidden and exposed, memory by stage.
+"""Bars in table cells: the waterfall of a step, the gain of changes, hidden and exposed traffic, memory by stage.
 
-A bar is an SVG as wide as its cell, drawn in percent: so the numbers beside it stay text, and the table fits any width.
+A bar is an SVG as wide as its cell, drawn in per cent, so that the numbers beside it stay text and the table fits any width.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright.units import GIB, gib, seconds, si
 MEMORY_COLOURS = dict(zip(MEMORY_PARTS, ("weights", "gradients", "moments", "activations", "loss", "buffers"), strict=True))
 BAR_HEIGHT = 16
 NO_DIFFERENCE_PCT = 0.05
-HARDLY = 0.005  # of the traffic: what is hidden of it rounds to nothing
+HARDLY = 0.005  # of the traffic: a smaller hidden share is shown as none
 
 Span = tuple[float, float, str]  # from, to (shares of the width), colour
 
@@ -45,7 +45,7 @@ class Part:
     """A part of the step as a chart shows it."""
 
     name: str
-    colour: str  # of colours.PALETTE, or a part of the step
+    colour: str  # a name in colours.PALETTE, or a part of the step
     seconds: float
 
 
@@ -83,7 +83,7 @@ def _whisker(low: float, high: float) -> Html:
 
 
 def axes_table(axes: Sequence[AxisTraffic]) -> Html:
-    """What each axis carries in a step on one accelerator, and how much of it the step waits for."""
+    """The traffic of each axis in a step on one accelerator, and how much of it is exposed."""
     longest_s = max((max(axis.traffic_s, axis.exposed_s) for axis in axes), default=1.0) or 1.0
     rows = [_axis_row(axis, longest_s) for axis in axes]
     columns = ("axis", "crosses", "carries>", "messages>", "takes>", "exposed>", "exposed / hidden", "hides behind")
@@ -110,13 +110,13 @@ def _axis_row(axis: AxisTraffic, longest_s: float) -> tuple[Html | str, ...]:
 
 
 def _hollow(start: float, width: float, colour: str) -> dict[str, str | float]:
-    """A span of what is hidden: an outline with a breath of its colour."""
+    """A span of hidden time: an outline with a pale fill."""
     edge: dict[str, str | float] = {"fill": colour, "fill-opacity": 0.16, "stroke": colour, "stroke-width": 1, "stroke-opacity": 0.7}
     return {"x": f"{100 * start:.3f}%", "width": f"{100 * width:.3f}%", "y": 1.5, "height": BAR_HEIGHT - 3, **edge}
 
 
 def changes_table(changes: Sequence[Change]) -> Html:
-    """What one change would gain in time per token; losses far beyond the largest gain are cut, with an arrow."""
+    """What each single change would gain in time per token; losses far larger than the largest gain are cut, with an arrow."""
     felt = [change for change in changes if abs(change.gain_pct) >= NO_DIFFERENCE_PCT]
     rest = [change.what for change in changes if abs(change.gain_pct) < NO_DIFFERENCE_PCT]
     top = max((change.gain_pct for change in felt), default=1.0)
@@ -142,7 +142,7 @@ def _change_row(change: Change, bottom: float, top: float) -> tuple[Html | str, 
 
 
 def memory_table(forecast: Forecast) -> Html:
-    """Bytes at the peak of every stage, against what the accelerator has; stages that are alike share a row."""
+    """Peak memory of every stage, compared with the memory of the accelerator; equal stages share a row."""
     chip = forecast.job.cluster.accelerator
     full = max(chip.room_bytes, max(stage.peak_bytes for stage in forecast.memory))
     marks = (mark((chip.room_bytes - RESERVE_BYTES) / full, var("warn"), dash="3 2"), mark(chip.room_bytes / full - 0.001, var("ink")))
@@ -170,7 +170,7 @@ def _memory_spans(stage: StageMemory, full: float) -> list[Span]:
 
 
 def _alike(stages: Sequence[StageMemory]) -> list[tuple[int, int, StageMemory]]:
-    """Runs of stages that hold the same: number of the first, of the last, and what they hold."""
+    """Groups of neighbouring stages with equal memory: number of the first, number of the last, and their memory."""
     runs: list[tuple[int, int, StageMemory]] = []
     for number, stage in enumerate(stages):
         if runs and replace(runs[-1][2], stage=number) == stage:

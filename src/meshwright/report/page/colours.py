@@ -46,10 +46,10 @@ PALETTE: Mapping[str, tuple[str, str]] = {
     "runi": ("#56606e", "#a3adba"),
     "runj": ("#1a1f27", "#e8eaee"),
 }
-RUN_COLOURS = tuple(name for name in PALETTE if name.startswith("run"))  # of runs beside each other, in their order
-PART_COLOURS: Mapping[str, str] = {f"exposed_{axis}": axis for axis in ("tp", "cp", "pp", "dp", "ep")}  # the others by their own names
+RUN_COLOURS = tuple(name for name in PALETTE if name.startswith("run"))  # of runs that are compared, in their order
+PART_COLOURS: Mapping[str, str] = {f"exposed_{axis}": axis for axis in ("tp", "cp", "pp", "dp", "ep")}  # others: their own names
 
-# Forward, backward and weight-gradient passes: a ramp each, from a stage's first chunk to its last.
+# Forward, backward and weight-gradient passes: one colour ramp each, from a stage's first chunk to its last.
 KIND_RAMPS = (
     ((0.83, 0.055, 250.0), (0.50, 0.09, 258.0)),
     ((0.84, 0.085, 128.0), (0.52, 0.105, 140.0)),
@@ -58,7 +58,7 @@ KIND_RAMPS = (
 
 
 def var(name: str) -> str:
-    """The colour of that name, as CSS and SVG write it."""
+    """The colour of that name in the syntax of CSS and SVG."""
     assert name in PALETTE, name
     return f"var(--{name})"
 
@@ -69,7 +69,7 @@ def part_colour(part: str) -> str:
 
 
 def run_colour(number: int) -> str:
-    """The colour of a run among several; after ten they come again."""
+    """The colour of a run among several; colours repeat after ten."""
     return var(RUN_COLOURS[number % len(RUN_COLOURS)])
 
 
@@ -79,12 +79,12 @@ def variables(dark: bool) -> str:
 
 
 def resolved(drawing: str) -> str:
-    """A drawing with its light colours written out, for programs that know no CSS variables."""
+    """A drawing with its light colours written out, for programs that do not support CSS variables."""
     return re.sub(r"var\(--([a-z]+)\)", lambda match: PALETTE[match[1]][0], drawing)
 
 
 def stage_colour(index: int, count: int) -> str:
-    """Colour of one of `count` stages or replicas: a walk from blue over green to red, neighbours also apart in lightness."""
+    """Colour of one of `count` stages or replicas: from blue over green to red, with neighbours that also differ in lightness."""
     if count == 1:
         return oklch(0.74, 0.09, 250.0)
     hue = 265.0 - 235.0 * index / (count - 1)
@@ -100,7 +100,7 @@ def kind_colour(kind: int, chunk: int, num_chunks: int) -> str:
 
 
 def ink_on(colour: str) -> str:
-    """Black or white, whichever reads better on `colour`."""
+    """Black or white, whichever is easier to read on `colour`."""
     return "#ffffff" if luminance(colour) < 0.30 else "#11151b"
 
 
@@ -118,7 +118,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def oklch(lightness: float, chroma: float, hue: float) -> str:
-    """An OKLCH colour as `#rrggbb`, cut to what sRGB can show (B. Ottosson, "A perceptual color space", 2020)."""
+    """An OKLCH colour as `#rrggbb`, clipped to sRGB (B. Ottosson, "A perceptual color space", 2020)."""
     a, b = chroma * math.cos(math.radians(hue)), chroma * math.sin(math.radians(hue))
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3

@@ -26,14 +26,14 @@ class ScalingPoint:
     step_s: float
     low_s: float  # 80 % interval
     high_s: float
-    efficiency: float  # throughput per accelerator, of that at the smallest number of its kind
+    efficiency: float  # throughput per accelerator, relative to the smallest size of the same kind
     kind: str = "weak"  # or "strong"
     note: str = ""  # such as the layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParetoPoint:
-    """A run at one number of accelerators: none is faster for less."""
+    """A run at one number of accelerators, such that no other run is both faster and cheaper."""
 
     num_accelerators: int
     time_to_train_s: float
@@ -74,7 +74,7 @@ def scaling_chart(points: Sequence[ScalingPoint]) -> Html:
 
 
 def _ideal(points: Sequence[ScalingPoint], kind: str) -> list[float]:
-    """Step times if nothing were lost from the smallest machine on."""
+    """Step times if scaling from the smallest size were perfect."""
     first = points[0]
     return [first.step_s * (first.num_accelerators / p.num_accelerators if kind == "strong" else 1.0) for p in points]
 
@@ -112,14 +112,14 @@ def _scaling_table(points: Sequence[ScalingPoint]) -> Html:
 
 
 def _noted(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], notes: Sequence[str], label: str, caption: str) -> Html:
-    """The table with a column of notes, where there are any."""
+    """The table, with a column of notes if there are any."""
     if not any(notes):
         return table(columns, rows, label, caption=caption)
     return table((*columns, "note"), [(*row, note) for row, note in zip(rows, notes, strict=True)], label, caption=caption, class_="noted")
 
 
 def pareto_chart(points: Sequence[ParetoPoint], here: ParetoPoint | None = None) -> Html:
-    """Cost over time to train, a point per number of accelerators; the plan itself is ringed."""
+    """Cost over time to train, one point per number of accelerators; a ring marks the plan itself."""
     ordered = sorted(points, key=lambda p: p.time_to_train_s)
     every = [*ordered, *([here] if here else [])]
     frame = _frame([p.time_to_train_s for p in every], [p.cost_usd for p in every], RUN, COST)
@@ -171,7 +171,7 @@ def _frame(xs: Sequence[float], ys: Sequence[float], across: Quantity, up: Quant
 
 
 def _apart(values: Sequence[float], x: Scale) -> list[float]:
-    """The values that stand far enough from the one before for their labels to be read."""
+    """The values that are far enough from the previous one for their labels to be readable."""
     kept: list[float] = []
     for value in values:
         if not kept or x(value) - x(kept[-1]) >= LABEL_ROOM:

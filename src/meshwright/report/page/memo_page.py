@@ -1,4 +1,4 @@
-"""Memos as one page that stands alone: the verdict in a sentence, checks, the claim beside its forecast, and what to ask next."""
+"""Memos as one self-contained page: the verdict in a sentence, checks, the claim beside its forecast, and what to ask next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIGNS = {PASS: "\N{CHECK MARK}", OPEN: "?", FAIL: "\N{MULTIPLICATION X}"}
 COLOURS = {PASS: var("data"), OPEN: var("optimizer"), FAIL: var("warn")}
 OUTCOMES = {"consistent": PASS, "unknown": OPEN, "unsupported": OPEN, "misleading": FAIL, "implausible": FAIL, "impossible": FAIL}
 WIDE = 3.0  # a picture that spans more than this factor has a logarithmic scale
-MARGIN = 0.12  # of a picture on both sides, so that texts have room
+MARGIN = 0.12  # on both sides, as a share of the width, so that texts have room
 
 
 def memo_page(memos: Sequence[Memo]) -> str:
@@ -45,7 +45,7 @@ def _headline(memo: Memo) -> Html:
 
 
 def badge(outcome: str, word: str) -> Html:
-    """A verdict: a sign and a word, in the colour of its outcome, so that none of the three is needed to read the others."""
+    """A verdict: a sign and a word in the colour of its outcome. Each of the three can be understood without the other two."""
     return tag("b", f"{SIGNS[outcome]} {word}", class_="badge", style=f"color:{COLOURS[outcome]}")
 
 
@@ -67,7 +67,7 @@ def _ranges(memo: Memo, name: str) -> Html | None:
 
 
 def interval_bar(one: Range) -> Html:
-    """The forecast's interval as a bar, its middle and the claim as marks. Texts are not drawn: they keep their size on a phone."""
+    """The forecast's interval as a bar, with marks for its middle and the claim. Texts are outside of it, to keep their size on a phone."""
     low, value, high, claimed = _places(one)
     texts = f"claimed {one.claimed_text}, forecast {one.value_text}, 80 % interval {one.interval_text}"
     label = f"{one.name}: {texts}; the claim is {one.words}"
@@ -88,7 +88,7 @@ def interval_bar(one: Range) -> Html:
 
 
 def _at(place: float) -> str:
-    """A text that begins, is centred or ends at its place, so that it stays on the page."""
+    """A text that begins, is centred or ends at its position, so that it stays on the page."""
     if place < 34:
         return f"left:{max(place - 4, 0):.2f}%"
     if place > 66:
@@ -116,7 +116,7 @@ def _checks(memo: Memo, name: str) -> Html | None:
 
 
 def outcome_of(one: Finding) -> str:
-    """PASS, OPEN or FAIL of a finding; a finding without a verdict of claims has its outcome as its verdict."""
+    """PASS, OPEN or FAIL for a finding. A verdict that is one of these already stays; an unknown one is OPEN."""
     return OUTCOMES.get(one.verdict, one.verdict if one.verdict in SIGNS else OPEN)
 
 

@@ -74,7 +74,7 @@ def _header(forecast: Forecast) -> Html:
 
 
 def _chips(forecast: Forecast) -> Html:
-    """The layout: an axis a chip in its colour, then what else was chosen."""
+    """The layout: a chip for each axis in its colour, then the other choices."""
     layout = forecast.layout
     degrees = [(axis, getattr(layout, axis)) for axis in ("tp", "cp", "pp", "dp", "ep") if axis != "ep" or layout.ep > 1]
     axes = (tag("span", f"{axis} {degree}", class_="chip axis", style=f"background:{var(axis)}") for axis, degree in degrees)
@@ -129,7 +129,7 @@ def _tiles(forecast: Forecast) -> Iterator[Html]:
 
 
 def _spread(label: str, whole: Outcome, spread: Spread | None, shown: Callable[[float], str], remark: str, key: str) -> Html:
-    """A tile of a quantity with its interval, or why it is not known."""
+    """A tile with a quantity and its interval, or with the reason why it is unknown."""
     if spread is None:
         return tile(label, "unknown", whole.unknown.get(key, "not stated"))
     between = f"no upper end, {shown(spread.value)} at the predicted step" if whole.is_lower_bound else spread.between(shown, " \u2013 ")

@@ -1,4 +1,4 @@
-"""A plan on one slide: an SVG of 16:9 with the answer, the waterfall of the step and what each axis carries."""
+"""A plan on one slide: an SVG of 16:9 with the main numbers, the waterfall of the step and the traffic of each axis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FONTS = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
 
 
 def write_plot(forecast: Forecast, path: Path) -> None:
-    """Write the slide as SVG, its colours written out, so that programs for slides can show it."""
+    """Write the slide as SVG with its colours written out, so that presentation programs can show it."""
     if path.suffix.lower() != ".svg":
         raise InputError(
             f"a plot is written as SVG, not as {path.suffix or 'a file without ending'}", where=str(path), fix="name it FILE.svg"
@@ -52,7 +52,7 @@ def _text(words: str, x: float, y: float, size: float, colour: str = "ink", weig
 
 
 def _heading(forecast: Forecast) -> Html:
-    """Name, and the axes as chips."""
+    """The plan's name, and the axes as chips."""
     job, name = forecast.job, forecast.job.name
     size = min(40.0, (WIDTH - 2 * MARGIN) / (0.58 * max(len(name), 1)))
     drawn = [_text(name, MARGIN, 92.0, size, weight=700)]
@@ -72,7 +72,7 @@ def _heading(forecast: Forecast) -> Html:
 
 
 def _numbers(forecast: Forecast) -> Iterator[Html]:
-    """The answer in five numbers, down the left side."""
+    """The five main numbers, below each other on the left side."""
     whole, cost, time_s, (low_s, high_s) = forecast.outcome, forecast.cost, forecast.time_to_train, forecast.interval
     shown = (
         ("step time", seconds(forecast.step_s), f"{seconds(low_s)} to {seconds(high_s)} (80 %)"),
@@ -113,7 +113,7 @@ def _waterfall(forecast: Forecast) -> Iterator[Html]:
 
 
 def _axes(forecast: Forecast) -> Iterator[Html]:
-    """What each axis carries, over which tier, exposed and hidden."""
+    """The traffic of each axis, its tier, and how much is exposed and hidden."""
     axes = traffic(forecast)
     longest_s = max((max(axis.traffic_s, axis.exposed_s) for axis in axes), default=1.0) or 1.0
     yield _text("What the axes carry: exposed, and hidden (pale)", MIDDLE, 646.0, 22.0, weight=700)

@@ -15,12 +15,12 @@ from meshwright.report.page.markup import Html, joined, legend, number, svg, tag
 WIDTH = 420.0
 LABEL_WIDTH = 56.0
 CELL_HEIGHT = 21.0
-PHONE_SIZE = 13.7  # of letters on a phone, where the picture shrinks: style.css enlarges those that have room
+PHONE_SIZE = 13.7  # font size on a phone, where the picture shrinks: style.css enlarges texts that have room
 MAX_CELLS = 256  # drawn; a note says how many are left out
-MAX_DOMAINS = 16  # of the first replica, where it spans several
-HINTED = 3  # outlines behind, for the domains not drawn
-CARD = 7.0  # that they are moved by
-BRACKET = 17.0  # room of one
+MAX_DOMAINS = 16  # drawn of the first replica, if it spans several
+HINTED = 3  # outlines behind the first domain, for the domains that are not drawn
+CARD = 7.0  # pixels by which each outline is shifted
+BRACKET = 17.0  # room for one bracket
 LETTERS = {"tp": "t", "cp": "c", "pp": "p", "dp": "d"}
 WORDS = {"tp": "tensor", "cp": "context", "pp": "pipeline stage", "dp": "replica"}
 
@@ -34,8 +34,8 @@ class Rack:
     num_columns: int
     num_rows: int  # of one domain, spares included
     coloured: str  # axis
-    seen: tuple[int, ...]  # coordinates on that axis that occur
-    marked: tuple[str, ...]  # axes whose coordinates stand in the cells
+    seen: tuple[int, ...]  # coordinates that occur on that axis
+    marked: tuple[str, ...]  # axes whose coordinates are written in the cells
 
     @staticmethod
     def of(plan: Plan) -> Rack:
@@ -54,7 +54,7 @@ class Rack:
 
     @property
     def num_colours(self) -> int:
-        """Different colours there are: stages, or what is seen of another axis."""
+        """Number of different colours: stages, or the coordinates that occur on another axis."""
         return self.plan.layout.pp if self.coloured == "pp" else max(self.seen) + 1
 
     @property
@@ -70,7 +70,7 @@ class Rack:
 
 
 def _replica(plan: Plan) -> Iterator[dict[str, int]]:
-    """Coordinates of the first replica; of a large one, what suffices to see its domains."""
+    """Coordinates of the first replica; of a large replica, enough of them to know its domains."""
     layout = plan.layout
     for pp in range(layout.pp):
         for cp in range(layout.cp):
@@ -100,16 +100,16 @@ def rack_picture(plan: Plan) -> Html:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """Where one group of an axis is in a domain: so many columns of the first tray, or so many trays."""
+    """Where one group of an axis is in a domain: some columns of the first tray, or some trays."""
 
     axis: str
     degree: int
-    num_columns: int  # 0: it runs down the trays
+    num_columns: int  # 0: the group extends over trays
     num_rows: int
 
 
 def brackets(rack: Rack) -> list[Bracket]:
-    """Brackets of the axes whose first group is a straight run within a domain, from the inside out."""
+    """Brackets of the axes whose first group is contiguous within a domain, from the inside out."""
     layout, columns, found = rack.plan.layout, rack.num_columns, []
     for axis in layout.order:
         degree, stride = getattr(layout, axis), layout.stride(axis)
@@ -133,7 +133,7 @@ def _num_domains(plan: Plan) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where the cells of a domain stand within its frame."""
+    """Where the cells of a domain are in its frame."""
 
     left: float
     top: float
@@ -144,7 +144,7 @@ class Grid:
 
     @staticmethod
     def of(rack: Rack, drawn: Sequence[Bracket]) -> Grid:
-        """Room for the title, for the brackets drawn above the cells or beside those of every domain, and for the cells."""
+        """The grid with room for the title, for the brackets above the cells or beside the cells of every domain, and for the cells."""
         compact = rack.num_rows <= 2
         across, down = sum(1 for b in drawn if b.num_columns), sum(1 for b in brackets(rack) if not b.num_columns)
         top = (7.0 if compact else 24.0) + BRACKET * across
@@ -195,8 +195,8 @@ def _brackets(rack: Rack, grid: Grid, y: float) -> Iterator[Html]:
 
 
 def _word(text: str, x: float, y: float, style: dict[str, str | float]) -> Html:
-    """A word with the paper's colour behind it, so that a line may run through."""
-    width = 8.4 * len(text)  # of the larger letters on a phone
+    """A word on the background colour, so that it can be read on top of a line."""
+    width = 8.4 * len(text)  # with the larger letters on a phone
     behind = tag("rect", x=x - width / 2, y=y - 10.5, width=width, height=14.0, fill=var("paper"))
     return joined(behind, tag("text", text, x=x, y=y, **style))
 
@@ -234,7 +234,7 @@ def _cell(rack: Rack, domain: int, slot: int, x: float, y: float, width: float) 
 
 
 def _colours(rack: Rack) -> list[tuple[str, str]]:
-    """Swatches: all of them, or the first, some between and the last."""
+    """Swatches: all of them, or the first, some in between and the last."""
     seen, word = rack.seen, {"pp": "stage", "dp": "replica", "cp": "context rank", "tp": "tensor rank"}[rack.coloured]
     shown = seen if len(seen) <= 16 else [*seen[:6], *seen[6 : -3 : max((len(seen) - 9) // 4, 1)], *seen[-3:]]
     entries = [(stage_colour(value, rack.num_colours), f"{word if value == shown[0] else ''} {value}".strip()) for value in shown]

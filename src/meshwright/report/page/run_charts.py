@@ -21,8 +21,8 @@ MAX_DOTS = 60  # evaluations drawn
 MAX_MARKS = 240  # events drawn in a lane, or beside steps
 MAX_ARROWS = 40
 MAX_SPECKS = 600  # slow steps drawn as points
-SMOOTHED_SHARE = 0.02  # of a run, that the line of the loss is the mean of
-LANES: Mapping[str, tuple[str, str]] = {  # kind of event -> how it is called, colour
+SMOOTHED_SHARE = 0.02  # share of a run over which the line of the loss is averaged
+LANES: Mapping[str, tuple[str, str]] = {  # kind of event -> its name, colour
     "start": ("start", "ink"),
     "resumed": ("resumed", "pp"),
     "evaluation": ("evaluation", "accent"),
@@ -41,7 +41,7 @@ LANES: Mapping[str, tuple[str, str]] = {  # kind of event -> how it is called, c
 
 
 def compact(value: float) -> str:
-    """A count as an axis writes it: 12k, 1.5M."""
+    """A count in the short form of an axis: 12k, 1.5M."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:g}{letter}"
@@ -99,7 +99,7 @@ def _evaluation_dots(plot: Plot, facts: RunFacts, colour: str) -> Iterable[Html]
 
 
 def step_chart(facts: RunFacts) -> Html:
-    """Step time over steps: a line where they are few; the middle of neighbours and each slow step where they are many."""
+    """Step time over steps: a line if there are few steps; if there are many, the median of neighbours and each slow step."""
     xs, ys = facts.run.columns["step"].astype(np.float64), facts.run.columns["step_s"]
     median_s, predicted_s = facts.summary.median_step_s, facts.plan.step_s if facts.plan else None
     low, high = float(np.percentile(ys, 0.5)), float(np.percentile(facts.steady_s, 99.5))
@@ -112,7 +112,7 @@ def step_chart(facts: RunFacts) -> Html:
     levels = [(var("soft"), f"median {seconds(median_s)}", median_s)]
     if predicted_s and low < predicted_s < top:
         levels.append((var("dp"), f"predicted {seconds(predicted_s)}", predicted_s))
-    marks = [plot.level(value_s, colour, words, is_written=False) for colour, words, value_s in levels]  # in the frame, words hide steps
+    marks = [plot.level(value_s, colour, words, is_written=False) for colour, words, value_s in levels]  # text in the frame hides steps
     for number in above[np.argsort(-ys[above])][:MAX_ARROWS].tolist():
         marks.append(plot.arrow(float(xs[number]), var("warn"), f"step {xs[number]:.0f}: {seconds(float(ys[number]))}"))
     many = len(xs) > NUM_BUCKETS
@@ -139,7 +139,7 @@ def _time_axis(low_s: float, high_s: float, name: str) -> Axis:
 
 
 def spread_chart(runs: Sequence[RunFacts], colours: Sequence[str]) -> Html:
-    """For each run, the share of steady steps that are no longer than so many per cent beyond its median."""
+    """For each run, the share of steady steps that are at most so many per cent longer than its median."""
     curves = [100 * (np.percentile(facts.steady_s, PERCENTILES) / facts.summary.median_step_s - 1) for facts in runs]
     low = min(float(curve[2]) for curve in curves)
     high = max(float(np.percentile(curve, 97.5)) for curve in curves)
@@ -156,7 +156,7 @@ def spread_chart(runs: Sequence[RunFacts], colours: Sequence[str]) -> Html:
 
 
 def box_table(runs: Sequence[RunFacts], colours: Sequence[str]) -> Html:
-    """Step times of every run on one scale: a line from the 1st to the 99th of a hundred, a box around the middle half."""
+    """Step times of every run on one scale: a line from the 1st to the 99th percentile, a box around the middle half."""
     marks = [np.percentile(facts.steady_s, [1, 25, 50, 75, 99]) for facts in runs]
     full = 1.04 * max(float(five[4]) for five in marks)
     least = min(float(five[0]) for five in marks)
@@ -181,7 +181,7 @@ def _named(label: str, colour: str) -> Html:
 
 
 def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, str, float]], str]], full: float, label: str) -> Html:
-    """Bars one under the other on one scale: (name, its parts as (what, colour, amount), what it comes to)."""
+    """Bars below each other on one scale: (name, its parts as (what, colour, amount), the total as text)."""
     drawn = []
     for name, parts, total in rows:
         spans, done = [], 0.0
@@ -198,7 +198,7 @@ def stacked(rows: Sequence[tuple[str, Sequence[tuple[str, str, float]], str]], f
 
 
 def event_lanes(events: Sequence[Event]) -> Html:
-    """Events over the run's time, a lane for each kind."""
+    """Events over the time of the run, one lane for each kind."""
     end_s = max((event.time_s for event in events), default=0.0) or 1.0
     unit_s, unit = (
         (1.0, "s") if end_s < 2 * MINUTE else (MINUTE, "min") if end_s < 2 * HOUR else (HOUR, "h") if end_s < 3 * DAY else (DAY, "days")

@@ -1,4 +1,4 @@
-"""Runs as one self-contained page: one run in all its parts, or several beside each other and then one by one."""
+"""Runs as one self-contained page: one run in full, or several side by side and then one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.report.scaling import left_out, scalings
 from meshwright.report.tables import RUN_COLUMNS, run_rows
 from meshwright.units import seconds
 
-MANY = 4  # runs; more are folded away one by one
+MANY = 4  # runs; if there are more, each is folded
 
 
 def write_run_page(runs: Sequence[RunFacts], path: Path) -> None:
@@ -38,7 +38,7 @@ def run_page(runs: Sequence[RunFacts]) -> str:
 
 
 def _main_run(runs: Sequence[RunFacts]) -> tuple[RunFacts | None, RunFacts | None]:
-    """The run that a page is about, and its simulation; none where runs are to be compared."""
+    """The run that a page is about, and its simulation; none if several runs are compared."""
     if len(runs) == 1:
         return runs[0], None
     trained = [facts for facts in runs if facts.kind == "measured"]
@@ -129,7 +129,7 @@ def _runs_table(runs: Sequence[RunFacts]) -> Html:
 
 
 def _parts_of_all(runs: Sequence[RunFacts]) -> Html:
-    """Every run's mean step as shares of itself, so that runs of any size stand beside each other."""
+    """The parts of every run's mean step as shares of the step, so that runs of different sizes can be compared."""
     shown = [facts for facts in runs if facts.summary.mean_parts_s]
     if not shown:
         return tag("p", "No run has parts of its steps.", class_="soft")
@@ -149,7 +149,7 @@ def _parts_of_all(runs: Sequence[RunFacts]) -> Html:
 
 
 def _folded(facts: RunFacts, number: int, runs: Sequence[RunFacts]) -> Html:
-    """One run among several: all its parts, folded away where there are many."""
+    """One run among several, with all its sections; folded if there are many runs."""
     inside = tag("div", parts.run_tiles(facts), class_="tiles")
     sections = _sections(facts, simulated_beside(facts, runs), f"run{number}-")
     title = tag("summary", facts.label, class_="run-name")

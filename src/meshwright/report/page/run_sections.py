@@ -42,14 +42,14 @@ COST_COLOURS = {
     "between": "bubble",
 }
 STATE_COLOURS = {"compute": "compute", "exposed": "dp", "bubble": "bubble", "stalled": "warn", "checkpoint": "data", "idle": "overhead"}
-QUIET = ("start", "evaluation", "checkpoint", "stall", "restart")  # events that are drawn and not listed
-DETAILS = {"work_s": "work since the last stop", "lost_s": "lost of it", "checkpoint_s": "checkpoints"}  # of a fault, in words
+QUIET = ("start", "evaluation", "checkpoint", "stall", "restart")  # events that are drawn but not listed
+DETAILS = {"work_s": "work since the last stop", "lost_s": "lost of it", "checkpoint_s": "checkpoints"}  # details of a fault, in words
 MAX_LISTED = 25
 MAX_REPLICAS = 8
 
 
 def run_tiles(facts: RunFacts) -> Iterator[Html]:
-    """The run in eight numbers; of a part of a job, with what the whole would take."""
+    """The run in eight numbers; if only a part of the workload was simulated, with the time of the whole."""
     summary, ledger = facts.summary, facts.ledger
     yield tile(facts.time_name.capitalize(), seconds(facts.time.total_s), time_formula(facts))
     if facts.whole_job:
@@ -62,7 +62,7 @@ def run_tiles(facts: RunFacts) -> Iterator[Html]:
     rate = summary.tokens_per_s
     each = f"{rate / facts.num_ranks:,.0f} per rank, steady steps" if rate else "no sequence length is recorded"
     yield tile("Tokens per second", si(rate, "") if rate else "unknown", each)
-    if not facts.whole_job:  # a simulated one has none, and its place is taken
+    if not facts.whole_job:  # the tile of the whole job takes the place of the loss, which a simulated run does not have
         yield _loss_tile(facts)
     exposed_s = sum(summary.mean_exposed_s.values())
     share = f"of the steps' time; {seconds(exposed_s)} per step on average" if summary.mean_exposed_s else "no part was measured"
@@ -106,7 +106,7 @@ def time_part(facts: RunFacts) -> Html:
 
 
 def step_part(facts: RunFacts) -> Html:
-    """Step times over the run, how they spread, and the numbers that say it."""
+    """Step times over the run, their spread, and both in numbers."""
     left = tag("div", tag("h3", "Over the run"), step_chart(facts))
     right = tag("div", tag("h3", "How they spread"), spread_chart([facts], [var("accent")]))
     rows = list(step_rows(facts))
@@ -143,7 +143,7 @@ def _piece(row: PartTimes, key: str) -> tuple[str, str, float]:
 
 
 def _against(row: PartTimes) -> float | None:
-    """Measured, or else simulated, less predicted."""
+    """Measured (or else simulated) time minus predicted time."""
     last = row.measured_s if row.measured_s is not None else row.simulated_s
     return None if last is None or row.predicted_s is None else last - row.predicted_s
 
@@ -153,7 +153,7 @@ def _share(off_s: Child, of_s: float | None) -> str:
 
 
 def exposed_part(facts: RunFacts, simulated: RunFacts | None) -> Html:
-    """Waiting for communication by axis, predicted, simulated and measured."""
+    """Exposed communication by axis: predicted, simulated and measured."""
     rows = [row for row in parts_of(facts, simulated) if row.part.startswith("exposed_")]
     if not rows:
         return tag("p", "No communication is exposed, or none was measured.", class_="soft")
@@ -189,7 +189,7 @@ def loss_part(facts: RunFacts) -> Html:
 
 
 def memory_part(facts: RunFacts) -> Html:
-    """Memory of the fullest accelerator, predicted and measured, against what it has."""
+    """Memory used on the fullest accelerator, predicted and measured, compared with its capacity."""
     plan, measured = facts.plan, facts.measured_memory_bytes
     if plan is None:
         return tag("p", f"At most {gib(measured)} in a step." if measured else "Neither predicted nor recorded.", class_="soft")
@@ -214,7 +214,7 @@ def _memory(size: float) -> str:
 
 
 def ranks_part(facts: RunFacts) -> Html:
-    """Who was slow."""
+    """Which ranks and replicas were slow."""
     events = [event for event in facts.run.events if event.kind in ("slow_rank", "recovered_rank")]
     items = [tag("li", f"step {event.step:,}: {event.detail.get('message', event.detail)}") for event in events[:MAX_LISTED]]
     if len(events) > MAX_LISTED:
@@ -225,7 +225,7 @@ def ranks_part(facts: RunFacts) -> Html:
 
 
 def _replicas(facts: RunFacts) -> Html:
-    """Who was the slowest replica more often than by chance."""
+    """Which replicas were the slowest more often than by chance."""
     num_steps = sum(replica.num_steps for replica in facts.slowest_replicas)
     num_replicas = facts.plan.layout.dp if facts.plan else len(facts.slowest_replicas)
     if num_replicas < 2:
@@ -246,7 +246,7 @@ def _replicas(facts: RunFacts) -> Html:
 
 
 def beyond_chance(count: int, num_steps: int, num_replicas: int) -> bool:
-    """Whether the one that was slowest `count` times stands out: Chernoff's bound of that chance, for any of the replicas, is below 1 %."""
+    """Whether being slowest `count` times is more than chance: Chernoff's bound on its probability, for any replica, is below 1 %."""
     share, chance = count / num_steps, 1 / num_replicas
     if share <= chance:
         return False
@@ -255,7 +255,7 @@ def beyond_chance(count: int, num_steps: int, num_replicas: int) -> bool:
 
 
 def events_part(facts: RunFacts) -> Html:
-    """The events as lanes over time, and in words those that are not routine."""
+    """The events as lanes over time, and a list of those that are not routine."""
     if not facts.run.events:
         return tag("p", "No event is recorded.", class_="soft")
     notable = [event for event in facts.run.events if event.kind not in QUIET]
@@ -274,7 +274,7 @@ def _detail(event: Event) -> str:
 
 
 def _named(key: str, value: object) -> str:
-    """A detail of an event with its unit, as its name says."""
+    """A detail of an event with its unit, which follows from its name."""
     if key == "price" and (rate := Rate.from_json(value)):
         return f"price {rate}"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -286,13 +286,13 @@ def _named(key: str, value: object) -> str:
 
 
 def money_part(facts: RunFacts) -> Html:
-    """Accelerator-hours by what they were spent on, and what they cost in money, energy, carbon and water."""
+    """Accelerator-hours by state, and their cost in money, energy, carbon and water."""
     ledger = facts.ledger
     total = sum(ledger.gpu_seconds.values()) or 1.0
     states = [(state, amount) for state, amount in ledger.gpu_seconds.items() if amount > 0]
     pieces = [(f"{state}: {hours(amount)} accelerator-hours", var(STATE_COLOURS[state]), amount) for state, amount in states]
     drawn = stacked([("accelerator-hours", pieces, f"{hours(total)} h")], total, "Accelerator-hours by what they were spent on")
-    by_state = ledger.usd_by_state if ledger.usd is not None and ledger.usd >= 1 else None  # of a few cents nothing is left for each
+    by_state = ledger.usd_by_state if ledger.usd is not None and ledger.usd >= 1 else None  # a few cents cannot be divided among the states
     rows = [
         (
             swatch(var(STATE_COLOURS[state]), state),

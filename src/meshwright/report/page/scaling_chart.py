@@ -1,4 +1,4 @@
-"""Efficiency over the number of accelerators, with intervals, and the same as a table with a plain sentence for each size."""
+"""Efficiency over the number of accelerators, with intervals, as a chart and as a table with a sentence for each size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _one(scaling: Scaling) -> Html:
 
 
 def _chart(scaling: Scaling) -> Html:
-    """Efficiency in per cent; 100 is dashed."""
+    """Efficiency in per cent; a dashed line marks 100."""
     points, colour = scaling.points, var(scaling.kind)
     sizes = sorted({float(point.num_ranks) for point in points})
     values = [100 * value for p in points for value in (p.efficiency, p.low, p.high) if value is not None]
@@ -46,7 +46,7 @@ def _chart(scaling: Scaling) -> Html:
 
 
 def _apart(sizes: Sequence[float]) -> list[float]:
-    """Sizes that stand far enough apart for their labels; the first and the last always."""
+    """Sizes far enough apart for their labels; always the first and the last."""
     low, high = padded(sizes)
     kept = [sizes[0]]
     for size in sizes[1:]:

@@ -31,8 +31,8 @@ def _head(title: str) -> Html:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page's file."""
-    write_whole(path, page.encode(errors="replace"))  # a name in somebody's file may hold half a character
+    """Write a page to its file."""
+    write_whole(path, page.encode(errors="replace"))  # a name from a user's file may contain half a character (a lone surrogate)
 
 
 def section(name: str, title: str, *children: Child) -> Html:
@@ -46,6 +46,6 @@ def tile(label: str, value: str, remark: str) -> Html:
 
 
 def note_list(notes: Iterable[str]) -> Html:
-    """Sentences that a reader must not miss; nothing where there are none."""
+    """A list of important notes; nothing if there are none."""
     items = [tag("li", note) for note in notes]
     return tag("ul", *items, class_="notes") if items else Html("")

@@ -1,7 +1,7 @@
-"""The pipeline timeline of one step: a row per stage, an operation per rectangle, the ends of the step beside them.
+"""The pipeline timeline of one step: a row per stage, a rectangle per operation, and before and after them the ends of the step.
 
-A schedule of very many operations is drawn in columns of time instead: how much of a column each kind of operation fills is how much of
-the column's height it takes, so areas stay right.
+A schedule of very many operations is drawn in columns of time instead: each kind of operation gets the share of the column's height that
+it takes of the column's time, so areas stay correct.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ WIDTH = 1180.0
 LABELS = 70.0  # width of the row labels
 ROW = 20.0
 MAX_OPERATIONS = 5000  # drawn one by one
-NUM_CELLS = 12_000  # stages x columns of time, where there are more
-LEVELS = 20  # heights a share is rounded to: runs of equal columns become one
+NUM_CELLS = 12_000  # stages x columns of time, if there are more operations
+LEVELS = 20  # number of heights that a share is rounded to: neighbouring columns of equal height become one
 KINDS = ("forward", "backward", "weight gradient")
 WITHIN = ("tp", "cp", "ep")  # axes whose traffic is part of an operation
 LEAST_SHARE = 0.01  # of an operation
@@ -51,13 +51,13 @@ def _x(step: LaidOut, at_s: float) -> float:
 
 
 def _background(step: LaidOut, row: float) -> Html:
-    """Where stages wait: what no operation covers."""
+    """The background, which shows where stages wait: no operation covers it there."""
     left, right = _x(step, 0.0), _x(step, step.forecast.step_s)
     return tag("rect", x=left, y=0, width=right - left, height=step.forecast.layout.pp * row, fill=var("faint"))
 
 
 def _operations(step: LaidOut, row: float) -> Iterator[Html]:
-    """A rectangle for every operation, with its name and times for whoever points at it."""
+    """A rectangle for every operation; its name and times show when the mouse is over it."""
     order, starts_s, ends_s = step.schedule.schedule, step.start_s, step.end_s
     for i, (start_s, end_s) in enumerate(zip(starts_s.tolist(), ends_s.tolist(), strict=True)):
         kind, chunk, stage = int(order.kind[i]), int(order.chunk[i]), int(order.stage[i])
@@ -70,7 +70,7 @@ def _operations(step: LaidOut, row: float) -> Iterator[Html]:
 
 
 def _waits(step: LaidOut, row: float) -> Iterator[Html]:
-    """What operations wait for within themselves, as strips at their foot, one path an axis: a strip's height is its share of the time."""
+    """Exposed communication within operations: strips at their lower edge, as high as its share of the time; one path per axis."""
     order, foot = step.schedule.schedule, row - 1.0
     for axis, share in _waiting(step).items():
         high = (row - 2.0) * share
@@ -86,7 +86,7 @@ def _strip(left: float, right: float, top: float, high: float) -> str:
 
 
 def _waiting(step: LaidOut) -> dict[str, float]:
-    """Of the operations' time, the share that they wait for an axis's traffic; shares too small to be drawn are left out."""
+    """The share of the operations' time in which they wait for the traffic of an axis; shares too small to be drawn are left out."""
     parts_s = step.forecast.parts
     whole_s = sum(parts_s.get(part, 0.0) for part in ("compute", *(f"exposed_{axis}" for axis in WITHIN)))
     shares = {axis: parts_s.get(f"exposed_{axis}", 0.0) / whole_s for axis in WITHIN} if whole_s else {}
@@ -94,11 +94,11 @@ def _waiting(step: LaidOut) -> dict[str, float]:
 
 
 def _columns(step: LaidOut, row: float) -> Iterator[Html]:
-    """Shares of each kind in columns of time, as one path a kind."""
+    """Shares of each kind in columns of time, as one path per kind."""
     num_columns = max(NUM_CELLS // step.forecast.layout.pp, 100)
     shares = _shares(step, num_columns)
     width = (_x(step, step.forecast.step_s) - LABELS) / num_columns
-    reached = np.round(np.cumsum(shares, axis=0) * LEVELS) / LEVELS  # sums are rounded, so that what is left over is idle time
+    reached = np.round(np.cumsum(shares, axis=0) * LEVELS) / LEVELS  # sums are rounded, so that the rest is idle time
     below = np.zeros(shares.shape[1:])
     for kind in range(shares.shape[0]):
         path = "".join(_run_paths(below, reached[kind] - below, row, width))
@@ -107,13 +107,13 @@ def _columns(step: LaidOut, row: float) -> Iterator[Html]:
 
 
 def _shares(step: LaidOut, num_columns: int) -> NDArray[np.float64]:
-    """Share of every column of time that each kind fills on each stage: kinds x stages x columns."""
+    """The share of every column of time that each kind fills on each stage: kinds x stages x columns."""
     order, edges_s = step.schedule.schedule, np.linspace(0.0, step.forecast.step_s, num_columns + 1)
     shares = np.zeros((int(order.kind.max()) + 1, order.num_stages, num_columns))
     for kind, stage in np.ndindex(shares.shape[:2]):
         mine = np.flatnonzero((order.kind == kind) & (order.stage == stage))
         starts_s, ends_s = step.start_s[mine], step.end_s[mine]
-        # Busy time up to a moment: operations of a stage do not overlap, so it is piecewise linear between their ends.
+        # Busy time up to a moment: operations of a stage do not overlap, so it is linear between their starts and ends.
         moments_s = np.stack([starts_s, ends_s], axis=1).ravel()
         busy_s = np.concatenate([[0.0], np.cumsum(ends_s - starts_s)])
         done_s = np.stack([busy_s[:-1], busy_s[1:]], axis=1).ravel()
@@ -122,7 +122,7 @@ def _shares(step: LaidOut, num_columns: int) -> NDArray[np.float64]:
 
 
 def _run_paths(below: NDArray[np.float64], levels: NDArray[np.float64], row: float, width: float) -> Iterator[str]:
-    """Rectangles of runs of equal columns, each as a path; they stand on what is `below`."""
+    """A path of rectangles, one for each group of neighbouring equal columns, drawn on top of the heights `below`."""
     inner = row - 2.0
     for stage in range(levels.shape[0]):
         tops, heights = below[stage], levels[stage]
@@ -135,7 +135,7 @@ def _run_paths(below: NDArray[np.float64], levels: NDArray[np.float64], row: flo
 
 
 def _ends(step: LaidOut, row: float) -> Html:
-    """What the step waits for before the first operation and after the last, on all stages at once."""
+    """What the step waits for before the first operation and after the last one, the same on all stages."""
     total = step.forecast.layout.pp * row
     phases = (
         ("data", 0.0, step.data_s, PART_NAMES["data"]),
@@ -202,7 +202,7 @@ def _caption(step: LaidOut, each: bool) -> str:
 
 
 def _within(step: LaidOut) -> str:
-    """A sentence on the traffic that operations wait for, and which tiers it crosses."""
+    """A sentence about the traffic that operations wait for, and the tiers that it crosses."""
     crossed = step.forecast.placement
     found = [
         f"{PART_NAMES[f'exposed_{axis}']} {seconds(value)} per step ({' and '.join(crossed[axis])})"

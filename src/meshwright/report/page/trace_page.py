@@ -1,4 +1,4 @@
-"""A profile as one self-contained page: for every GPU or rank, what computing hides of its communication and what is exposed."""
+"""A profile as one self-contained page: for every GPU or rank, how much of its communication is hidden and how much is exposed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from meshwright.report.profile import ProcessTimes, Profile
 from meshwright.report.tables import PROCESS_COLUMNS, STREAM_COLUMNS, process_rows, stream_row
 from meshwright.units import seconds
 
-NUM_COLUMNS = 500  # of the strip over time
+NUM_COLUMNS = 500  # in the strip over time
 MAX_STRIPS = 16  # processes that are drawn one by one
 LANE = 30.0  # pixels
-SHARES = (  # what a window is made of, in the order it is drawn
+SHARES = (  # the parts of a window, in drawing order
     ("compute_s", "compute", "compute"),
     ("exposed_s", "exposed communication", "dp"),
     ("memory_s", "copies and the rest", "optimizer"),
@@ -118,14 +118,14 @@ def _share(union: Union, edges: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _both(process: ProcessTimes, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Time in each column that compute and communication share: of each, less the time that either runs."""
+    """Time in each column in which compute and communication both run: the sum of their times minus the time in which either runs."""
     compute, communication = process.compute, process.communication
     either = Union.of(np.concatenate((compute.start, communication.start)), np.concatenate((compute.end, communication.end)))
     return np.asarray(sum(u.covers(edges[:-1], edges[1:]) for u in (compute, communication)) - either.covers(edges[:-1], edges[1:]))
 
 
 def _lane(name: str, colour: str, share: NDArray[np.float64]) -> Html:
-    """A lane of columns as one outline: equal neighbours are one step."""
+    """A lane of columns as one outline: equal neighbours become one line."""
     levels = np.clip(share, 0.0, 1.0).round(2)
     starts = np.concatenate(([0], np.flatnonzero(np.diff(levels)) + 1))
     outline = [f"M0 {LANE:g}"]

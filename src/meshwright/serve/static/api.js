@@ -1,4 +1,4 @@
-// What the page asks of its server: increments, as long as someone looks.
+// Requests to the server: only what is new, and only while the page is visible.
 
 export class Gone extends Error {}
 
@@ -16,7 +16,7 @@ export async function ask(path) {
 
 export const runPath = (name) => `/api/runs/${encodeURIComponent(name)}`;
 
-// Calls `look` again and again, `rest()` milliseconds apart, and not while the page is hidden. Returns what ends it.
+// Calls `look` again and again, `rest()` milliseconds apart, and not while the page is hidden. Returns a function that stops it.
 export function follow(look, rest) {
   let timer = 0;
   let ended = false;

@@ -1,4 +1,4 @@
-// Curves over steps, drawn by uPlot in the reports' colours.
+// Curves over steps, drawn by uPlot in the colours of the reports.
 
 import { el, number } from "./words.js";
 
@@ -15,7 +15,7 @@ export function faded(name, alpha) {
 
 const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 
-// A chart that fills its box. `series` as uPlot takes them, `drawn` hooks paint below and above the curves.
+// A chart that fills its box. `series` are those of uPlot; the hooks in `drawn` paint below and above the curves.
 export function makeChart(
   box,
   {
@@ -42,7 +42,7 @@ export function makeChart(
   const plot = new uPlot(
     {
       ...size(),
-      padding: [10, 30, 0, 0], // half of the longest number under the last tick
+      padding: [10, 30, 0, 0], // room for half of the longest number below the last tick
       legend: { show: legend, live: true, markers: { width: 0, fill: (u, at) => u.series[at].stroke(u, at) } },
       cursor: {
         drag: { x: Boolean(onZoom), y: false, setScale: false },
@@ -104,7 +104,7 @@ function xLabel(value, word) {
   return value >= 120 ? `${number(value / 60, 3)} min` : `${number(value, 3)} s`;
 }
 
-// A level across the chart, dashed.
+// A dashed horizontal line across the chart.
 export function level(u, value, name) {
   if (typeof value !== "number" || !Number.isFinite(value)) return;
   const y = u.valToPos(value, "y", true);

@@ -1,4 +1,4 @@
-// Up to ten runs over one another.
+// Up to ten runs in the same charts.
 
 import { ask, follow, runPath } from "./api.js";
 import { colour, legendOf, makeChart } from "./charts.js";
@@ -150,7 +150,7 @@ function rangeOf(u) {
   return [values[0] - pad, high + pad];
 }
 
-// One x axis for all: every run's own points, nothing between them.
+// One x axis for all runs: each run keeps its own points, without interpolation.
 function joined(runs, over, what) {
   const tables = runs.map((run) => [run.steps.columns[over] ?? run.steps.columns.step, run.steps.columns[what] ?? []]);
   const xs = [...new Set(tables.flatMap(([x]) => x))].sort((a, b) => a - b);
@@ -195,7 +195,7 @@ function row(run, good) {
   );
 }
 
-// Steps compare only where they do the same: one model, as many tokens.
+// Step times can be compared only if the steps do the same work: the same model and as many tokens.
 const work = (run) => (run.model ? `${run.model}/${run.tokens_per_step}` : `?/${run.name}`);
 
 function warnings(runs, good, dropped) {

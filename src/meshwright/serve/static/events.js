@@ -1,4 +1,4 @@
-// What happened: newest first.
+// The events of a run, newest first.
 
 import { MARKS } from "./charts.js";
 import { el, loss, number, say, seconds, si } from "./words.js";
@@ -84,7 +84,7 @@ function words(event) {
     .join(", ");
 }
 
-const DETAILS = { work_s: "work since the last stop", lost_s: "lost of it", checkpoint_s: "checkpoints" }; // of a fault
+const DETAILS = { work_s: "work since the last stop", lost_s: "lost of it", checkpoint_s: "checkpoints" }; // details of a fault
 
 const label = (name) =>
   (DETAILS[name] ?? name)

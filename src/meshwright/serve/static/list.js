@@ -5,7 +5,7 @@ import { ago, clock, compareAddress, el, loss, number, percent, roughly, runAddr
 
 const MOST_COMPARED = 10;
 const REST_MS = 2000;
-let chosen = new Set(); // stays while one looks at a run and comes back
+let chosen = new Set(); // kept when the user looks at a run and comes back
 
 export function showList(content) {
   document.title = "Runs \u00b7 meshwright";
@@ -169,7 +169,7 @@ function makeRow(run, choose) {
           : "",
       );
     }
-    const isDamaged = now.status === "damaged"; // there is nothing but the reason: it gets the room
+    const isDamaged = now.status === "damaged"; // only the reason can be shown, so it gets all the room
     element.classList.toggle("damaged", isDamaged);
     who.colSpan = isDamaged ? 6 : 1;
     [what, howFar, cells.loss, cells.step, cells.cost].forEach((cell) => {

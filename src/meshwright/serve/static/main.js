@@ -1,4 +1,4 @@
-// Which page is shown: #/ all runs, #/run/NAME one, #/compare/A/B/... several.
+// Which page is shown: #/ all runs, #/run/NAME one run, #/compare/A/B/... several runs.
 
 import { showCompare } from "./compare.js";
 import { showList } from "./list.js";

@@ -1,4 +1,4 @@
-// Parts of the step: predicted beside measured, and how they went over the run.
+// Parts of the step: predicted next to measured, and how they changed over the run.
 
 import { colour, makeChart } from "./charts.js";
 import { el, number, partColour, partNames, partWord, percent, say, seconds } from "./words.js";
@@ -144,7 +144,7 @@ function makeStack(box, order) {
   });
 }
 
-// The columns one upon the other, the top one first, as filled curves are drawn.
+// The columns stacked on each other, the top one first, because filled curves are drawn in that order.
 function stacked(columns, order) {
   const sums = [];
   let below = columns.step.map(() => 0);

@@ -1,4 +1,4 @@
-// The machine from above: racks, trays, accelerators; each coloured by how its rank is doing or by what it does.
+// A map of the machine: racks, trays, accelerators; each coloured by the health or by the coordinates of its rank.
 
 import { ask, runPath } from "./api.js";
 import { colour, faded, legendOf } from "./charts.js";
@@ -115,7 +115,7 @@ export function makeRacks(name) {
   return { element, update, end: () => watch.disconnect() };
 }
 
-// Where each rank is drawn: blocks (racks, or nodes where there are none) in rows, cells in a block.
+// Where each rank is drawn: blocks (racks, or nodes if there are no racks) in rows, cells in a block.
 function arrange(map, width) {
   const { place, columns, num_ranks: count } = map.place;
   const outer = place.slice(0, -2);
@@ -252,7 +252,7 @@ function painterOf(map) {
   return { colour: (rank) => (slow.has(rank) ? bad : were.has(rank) ? back : sound), legend: legendOf(noted), note: "" };
 }
 
-// From pale to strong as a share goes from 0 to 1.
+// A colour from pale to strong for a share from 0 to 1.
 function ramp(share) {
   const held = Math.min(Math.max(share, 0), 1);
   return faded(held > 0.66 ? "warn" : held > 0.33 ? "dp" : "accent", held > 0.33 ? 0.45 + 0.55 * held : 0.22 + 1.2 * held);

@@ -10,7 +10,7 @@ import { ago, clock, el, energyWord, loss, number, percent, roughly, say, second
 const LIVE_MS = 1000;
 const ENDED_MS = 5000;
 
-// What the server has sent so far; each answer brings what is new.
+// What the server has sent so far; each response adds what is new.
 class Story {
   constructor() {
     Object.assign(this, { life: 0, rows: 0, bucket: 0, numEvents: 0, columns: {}, events: [] });
@@ -363,7 +363,7 @@ function sayFinish(tile, facts) {
   }
 }
 
-// What ends the run first, behind its number of steps.
+// What ends the run first, as text after its number of steps.
 function endWords(facts) {
   const words = { target: " to the target", workload: "", "steps asked for": " asked for", budget: " that the budget pays for" };
   return words[facts.ends_by] ?? "";

@@ -1,4 +1,4 @@
-// Elements and words: text enters the page as text only, and quantities read as in the reports.
+// Elements and words: text is never added to the page as HTML, and quantities are written as in the reports.
 
 export function el(name, attributes = {}, ...children) {
   const element = document.createElement(name);
@@ -42,7 +42,7 @@ export function roughly(value) {
 
 export function usd(value) {
   if (!known(value)) return NOTHING;
-  if (value > 0 && value < 0.1) return `$${Number(value.toPrecision(3))}`; // as `usd` of units.py
+  if (value > 0 && value < 0.1) return `$${Number(value.toPrecision(3))}`; // like `usd` of units.py
   const cents = Math.abs(value) < 100 ? 2 : 0;
   return `$${value.toLocaleString("en", { minimumFractionDigits: cents, maximumFractionDigits: cents })}`;
 }
@@ -56,7 +56,7 @@ export function number(value, digits = 4) {
 
 export const loss = (value) => (known(value) ? value.toFixed(value < 10 ? 3 : 2) : NOTHING);
 
-// A tick of an axis whose ticks are `step` apart: as many decimals as that needs.
+// A tick of an axis whose ticks are `step` apart, with as many decimals as needed.
 export const tick = (value, step) => value.toFixed(Math.min(Math.max(-Math.floor(Math.log10(step || 1) + 1e-9), 0), 6));
 
 export function si(value, unit) {
@@ -72,7 +72,7 @@ export function si(value, unit) {
   return `${Number(value.toPrecision(3))} ${unit}`;
 }
 
-// As `energy` of units.py has it.
+// Like `energy` of units.py.
 export function energyWord(joules) {
   if (!known(joules)) return NOTHING;
   const whole = Math.abs(joules) / 3.6e6;
@@ -96,7 +96,7 @@ export function clock(iso) {
   return when.toLocaleString(undefined, { ...day, hour: "2-digit", minute: "2-digit" });
 }
 
-// The parts of a step and their names, as PARTS and PART_NAMES of record/entries.py have them; a test holds them together.
+// The parts of a step and their names, the same as PARTS and PART_NAMES of record/entries.py; a test checks that they agree.
 export const partNames = [
   "compute",
   "exposed_tp",

@@ -1,1 +1,1 @@
-"""Kernels for GPUs, our own or of other libraries, next to the plain torch code that defines each of them."""
+"""Kernels for GPUs, our own or from other libraries, next to the plain torch code that defines each of them."""

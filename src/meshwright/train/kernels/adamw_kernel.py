@@ -32,7 +32,7 @@ def _update(
 ) -> None:
     at = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     scale = tl.load(scale_at)
-    inside = (at < count) & (scale == scale)  # NaN: the step gave no numbers, and everything stays as it is
+    inside = (at < count) & (scale == scale)  # NaN: the loss or gradients were not finite, and nothing is changed
     gradient = tl.load(gradients + at, mask=inside).to(tl.float32) * scale
     mean = tl.load(means + at, mask=inside).to(tl.float32)
     square = tl.load(squares + at, mask=inside).to(tl.float32)
@@ -51,9 +51,9 @@ def update(
     values: Tensor, copy: Tensor | None, gradient: Tensor, mean: Tensor, square: Tensor,
     training: Training, rate: float, decay: float, scale: Tensor, number: int,
 ) -> None:  # fmt: skip
-    """Apply the gradient times `scale` as update `number`, and bring the new values into the copy where there is one.
+    """Apply the gradient times `scale` as update `number`, and write the new values to the copy if there is one.
 
-    `scale` is one number on the device, in fp32; where it is NaN nothing changes.
+    `scale` is one number on the device, in fp32; if it is NaN, nothing changes.
     """
     count = values.numel()
     _update[((count + BLOCK - 1) // BLOCK,)](

@@ -26,15 +26,15 @@ from torch import Tensor
 
 PACKAGE = "flash-attn-4"
 MODULE = "flash_attn.cute.interface"
-NOISY = "cutlass|flash_attn|quack"  # modules of it and of what it needs
-CAPABILITIES = (9, 10)  # Hopper and data-center Blackwell, for which it has kernels of their own
+NOISY = "cutlass|flash_attn|quack"  # its modules, and those of its dependencies
+CAPABILITIES = (9, 10)  # Hopper and data-center Blackwell, for which it has special kernels
 DTYPE = torch.bfloat16
-TRIAL_TOKENS = 320  # more than one block of a kernel, and the last not full; longer sequences have the same kernels, shorter ones may not
-BOUND = 2e-2  # of what the trial may be off: bf16 rounds scores, weights and outputs
-LOCK_S = 120.0  # to wait for another process that compiles the same; then it is compiled here too
-Heads = tuple[str, int, int, int]  # device type, queries that share a key, dimensions of a head, tokens up to those of a trial
+TRIAL_TOKENS = 320  # more than one block of a kernel, the last not full; longer sequences use the same kernels, shorter ones may use others
+BOUND = 2e-2  # largest relative error of the trial: bf16 rounds scores, weights and outputs
+LOCK_S = 120.0  # to wait for another process that compiles the same kernel; after that it is compiled here too
+Heads = tuple[str, int, int, int]  # device type, queries that share a key, dimensions of a head, tokens (at most those of a trial)
 
-_able: dict[Heads, str] = {}  # of heads that were tried: what was wrong, nothing where all was right
+_able: dict[Heads, str] = {}  # what was wrong with heads that were tried; empty if they were right
 
 
 class UnusedKernel(UserWarning):
@@ -67,11 +67,11 @@ def prepare(num_queries: int, num_keys: int, head_dim: int, num_tokens: int, dev
         return ""
     heads = (device.type, num_queries // num_keys, head_dim, min(num_tokens, TRIAL_TOKENS))
     if heads not in _able:
-        with suppress(Exception):  # a broken one shows in its trial
-            load()  # takes seconds, so it is not on anyone's critical path
+        with suppress(Exception):  # if it is broken, its trial shows this
+            load()  # takes seconds, so it is loaded before the trial takes the lock
         with _one_at_a_time():
             _able[heads] = trial(*heads[1:], device)
-        warnings.filterwarnings("ignore", module=NOISY)  # of its compiler, should it compile again: nothing that a user could fix
+        warnings.filterwarnings("ignore", module=NOISY)  # warnings of its compiler, in case it compiles again: a user could not fix them
         if _able[heads]:
             warnings.warn(f"{installed()} is installed and is not used: {_able[heads]}", UnusedKernel, stacklevel=2)
     return "" if _able[heads] else installed()
@@ -80,18 +80,18 @@ def prepare(num_queries: int, num_keys: int, head_dim: int, num_tokens: int, dev
 def trial(queries_per_key: int, head_dim: int, num_tokens: int, device: torch.device) -> str:
     """What is wrong with attention here, compared with torch's in fp32 on random heads; empty if it is right."""
     shapes = [(2, num_tokens, count, head_dim) for count in (2 * queries_per_key, 2, 2, 2 * queries_per_key)]
-    generator = torch.Generator(device).manual_seed(1)  # of its own: what a run draws is not to depend on which kernels there are
+    generator = torch.Generator(device).manual_seed(1)  # its own, so that a run draws the same numbers with any kernels
     *inputs, gradient = (torch.randn(shape, generator=generator, device=device).to(DTYPE) for shape in shapes)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = _with_gradients(attended, [x.requires_grad_() for x in inputs], gradient)
-    except Exception as error:  # of a compiler, a driver or an interface that has changed: whatever it is, there is another kernel
+    except Exception as error:  # of a compiler, a driver or a changed interface: in any case, another kernel can be used
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     wanted = _with_gradients(_plain, [x.detach().float().requires_grad_() for x in inputs], gradient.float())
-    least = float(wanted[0].norm()) / 10  # gradients of few tokens' attention may be little but rounding
+    least = float(wanted[0].norm()) / 10  # gradients of attention over few tokens may be mostly rounding
     off = [float((ours.float() - theirs).norm()) / max(float(theirs.norm()), least) for ours, theirs in zip(found, wanted, strict=True)]
-    wrong = [each for each in off if not each < BOUND]  # what is no number is not below it
+    wrong = [each for each in off if not each < BOUND]  # NaN is not below the bound
     return f"on random heads it is off by {wrong[0]:.1e} of the result, where {BOUND:.0e} would be rounding" if wrong else ""
 
 
@@ -101,7 +101,7 @@ def _with_gradients(function: Callable[..., Tensor], inputs: list[Tensor], gradi
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The same by torch's plain arithmetic."""
+    """The same with plain operations of torch."""
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
@@ -115,12 +115,12 @@ def load() -> Any:
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the package's own dependencies
+        warnings.simplefilter("ignore")  # warnings of the package's own dependencies
         return importlib.import_module(MODULE)
 
 
 def _kept() -> Path | None:
-    """A folder of this user alone (what lies there is run), on this machine's disk, for its kind of GPU; None where none is to be had."""
+    """A folder on this machine's disk for its kind of GPU, of this user alone, because its files are executed; None if impossible."""
     folder = Path(tempfile.gettempdir()) / f"meshwright-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -134,7 +134,7 @@ def _kept() -> Path | None:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Let one process of this machine compile, so that the others find its result."""
+    """Let one process of this machine compile at a time, so that the others find its result."""
     folder = _kept()
     lock = FileLock(folder.parent / f"{folder.name}.lock", timeout=LOCK_S) if folder else None
     is_held = False
@@ -151,7 +151,7 @@ def _one_at_a_time() -> Iterator[None]:
 
 @torch.library.custom_op("meshwright::flash_attention", mutates_args=())
 def _forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """What attention gives, [B, T, N, D], and the logarithms of its sums, [B, N, T]."""
+    """The output of attention, [B, T, N, D], and the log-sum-exp of its scores, [B, N, T]."""
     out, log_sums = load()._flash_attn_fwd(query, key, value, causal=True, return_lse=True)[:2]
     return out, log_sums
 
@@ -179,7 +179,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: Tensor, 
 
 
 def _alike(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Tensors of the same shapes, each of whose numbers lie one after another, however those of the three lie."""
+    """Contiguous tensors of the same shapes, whatever the strides of the three are."""
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 

@@ -18,13 +18,13 @@ from meshwright.train.kernels.layer_functions import Made, value_of
 from meshwright.train.kernels.linear import Linear
 
 INPUT, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
-SMALLEST_UNIT = 1e-30  # of a tensor of zeros
+SMALLEST_UNIT = 1e-30  # for a tensor of zeros
 
 
 def unit_of(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a one of the rounded tensor means in the original: its largest element becomes the format's largest; a scalar in fp32.
+    """The scale of the rounded tensor, a scalar in fp32: the largest element of the tensor becomes the largest number of the format.
 
-    Rows first: a compiler then takes the maximum of a row where it makes the row.
+    The maximum is taken over rows first: a compiler can then compute it in the kernel that produces the row.
     """
     return (x.abs().amax(dim=-1).amax().float() / torch.finfo(dtype).max).clamp_min(SMALLEST_UNIT)
 
@@ -65,9 +65,10 @@ def both_into(x: Tensor, unit: Tensor, over: Tensor) -> Tensor:
 
 
 def multiply(a: Tensor, b: Tensor, unit_a: Tensor, unit_b: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
-    """`a @ b.T` of two rounded matrices. `fast` sums in the tensor cores' own few bits; else partial sums are added in fp32.
+    """`a @ b.T` of two rounded matrices. `fast` sums in the few bits of the tensor cores; otherwise partial sums are added in fp32.
 
-    Forwards are fast, gradients are not: where thousands of small terms meet one large one, as in the head, few bits lose the small ones.
+    Forwards are fast, gradients are not: when thousands of small terms are added to a large one, as in the head, few bits lose the small
+    terms.
     """
     if a.is_cuda:
         return torch._scaled_mm(a, b.T, scale_a=unit_a, scale_b=unit_b, out_dtype=dtype, use_fast_accum=fast)
@@ -87,7 +88,7 @@ def turned_again(how: str, kept: Sequence[Tensor], unit: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """`x @ weight.T` with all three products in fp8. `how` and `sources` say what `x` is made of; without them it is kept."""
+    """`x @ weight.T` with all three products in fp8. `how` and `sources` say how `x` can be computed again; without them `x` is kept."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, how: str, *sources: Tensor) -> Tensor:
@@ -144,15 +145,15 @@ def product(x: Tensor | Made, layer: Linear) -> Tensor:
 
 @runtime_checkable
 class Remaking(Protocol):
-    """A module whose results a product may make again instead of keeping them."""
+    """A module whose results a product may compute again instead of keeping them."""
 
     remakes: bool
 
 
 def use_fp8(chunk: nn.Module, device: torch.device, *, remakes: bool = False) -> None:
-    """Let every matrix product of the layers run in fp8, and with `remakes` make inputs again in the backward: on a GPU, without ports."""
+    """Run every matrix product of the layers in fp8. With `remakes`, inputs are computed again in the backward: on a GPU, without ports."""
     if device.type == "cuda":
-        from meshwright.train.kernels import fp8_kernels  # noqa: F401 - makes its operators known
+        from meshwright.train.kernels import fp8_kernels  # noqa: F401 - registers its operators
     for module in chunk.modules():
         if isinstance(module, Linear):
             module.multiply = product

@@ -1,7 +1,7 @@
 """Rounding to fp8 on a GPU: a tile is read once and written as it is, transposed, or both.
 
-Hopper multiplies fp8 only where both factors run along the sum, so each tensor is needed in two orientations: one for its product, one for
-the gradient of the weight. Known to torch as operators, so that compiled layers may hold them.
+Hopper multiplies fp8 only if the summed dimension is contiguous in both factors, so each tensor is needed in two orientations: one for its
+product, one for the gradient of the weight. The kernels are registered as torch operators, so that compiled layers can contain them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _launch(source: Tensor, unit: Tensor, straight: Tensor | None, turned: Tenso
 
 
 def round_into(source: Tensor, unit: Tensor, turned: Tensor) -> Tensor:
-    """`source` in units of `unit`; its transpose goes into `turned`, whose rows may be further apart."""
+    """`source` in units of `unit`; its transpose is written to `turned`, whose rows may be further apart."""
     straight = torch.empty_like(source, dtype=turned.dtype, memory_format=torch.contiguous_format)
     _launch(source, unit, straight, turned, wrap=lambda kernel: kernel)
     return straight
@@ -86,7 +86,7 @@ def fp8_straight(source: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
 
 @triton_op("meshwright::fp8_turned", mutates_args=())
 def fp8_turned(source: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
-    """`source` in units of `unit`, turned over."""
+    """`source` in units of `unit`, transposed."""
     turned = torch.empty(source.shape[::-1], dtype=dtype, device=source.device)
     _launch(source, unit, None, turned)
     return turned
@@ -128,7 +128,7 @@ def _round_norm(
 
 @triton_op("meshwright::fp8_norm_turned", mutates_args=())
 def fp8_norm_turned(x: Tensor, scale: Tensor, weight: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
-    """The norm of `x` in units of `unit`, turned over."""
+    """The norm of `x` in units of `unit`, transposed."""
     columns = x.shape[-1]
     rows = x.numel() // columns
     turned = torch.empty(columns, rows, dtype=dtype, device=x.device)
@@ -164,7 +164,7 @@ def _round_gate(
 
 @triton_op("meshwright::fp8_gate_turned", mutates_args=())
 def fp8_gate_turned(gate_up: Tensor, unit: Tensor, dtype: torch.dtype) -> Tensor:
-    """silu(gate) * up in units of `unit`, turned over."""
+    """silu(gate) * up in units of `unit`, transposed."""
     columns = gate_up.shape[-1] // 2
     rows = gate_up.numel() // (2 * columns)
     turned = torch.empty(columns, rows, dtype=dtype, device=gate_up.device)

@@ -1,7 +1,7 @@
-"""Output projection and cross-entropy in one: logits exist only for some rows at a time, and their gradient is computed at once.
+"""Output projection and cross-entropy in one function: logits exist only for some rows at a time, and their gradient is computed at once.
 
-The gradient of the loss with respect to logits needs only a factor from later, so each block of rows is projected, scored and
-differentiated before the next one. With 128,256 classes and 8,192 tokens the logits alone would need 4 GB in fp32.
+The gradient of the loss with respect to logits is known in the forward pass, except for a factor. So each block of rows is projected,
+scored and differentiated before the next one. With 128,256 classes and 8,192 tokens the logits alone would need 4 GB in fp32.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from meshwright.train.data.samples import IGNORED_LABEL
 from meshwright.train.kernels import fp8
 
 BLOCK_BYTES = 2**31  # of logits at a time
-FP8_BLOCK_BYTES = 2**29  # the same in fp8, where rounded gradients are kept beside them
-ROW_MULTIPLE = 1024  # products of whole tiles are the fastest
+FP8_BLOCK_BYTES = 2**29  # the same in fp8, where rounded gradients are kept as well
+ROW_MULTIPLE = 1024  # products of whole tiles are fastest
 
 
 def summed_loss(hidden_BTH: Tensor, weight_VH: Tensor, labels_BT: Tensor) -> Tensor:
-    """Cross-entropy summed over the tokens with a loss."""
+    """Cross-entropy summed over the tokens that have a loss."""
     return _blocked_loss(hidden_BTH, weight_VH, labels_BT, BLOCK_BYTES, Plain)
 
 
@@ -61,7 +61,7 @@ class Products(Protocol):
 
 
 class Plain:
-    """Products in the numbers that the table has."""
+    """Products in the number format of the table."""
 
     def __init__(self, hidden: Tensor, weight: Tensor) -> None:
         self.hidden, self.weight = hidden, weight
@@ -85,10 +85,10 @@ class Plain:
 
 
 class Rounded:
-    """Products in fp8. A gradient of logits is at most one, so its unit needs no look at the numbers.
+    """Products in fp8. A gradient of logits is at most one, so its unit is known without a maximum.
 
-    Rounded gradients of all rows are kept, turned over, for one product at the end: it sums over all tokens in more bits than blocks would
-    be added in.
+    Rounded gradients of all rows are kept, transposed, for one product at the end: its sum over all tokens has more bits than a sum of
+    blocks would have.
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor) -> None:
@@ -104,7 +104,7 @@ class Rounded:
         return fp8.multiply(rounded, self.weight, self.unit_x, self.unit_w, self.dtype, fast=True)
 
     def back(self, d_logits: Tensor, rows: slice) -> None:
-        """Take in the gradient of these rows' scores."""
+        """Add the gradient of these rows' scores."""
         if rows.start == 0:
             self.over = torch.empty(self.num_classes, len(self.hidden), dtype=fp8.GRADIENT, device=d_logits.device)
         rounded = fp8.both_into(d_logits, self.unit_g, self.over[:, rows])
@@ -118,7 +118,7 @@ class Rounded:
 
 
 class _BlockedLoss(torch.autograd.Function):
-    """Sum of losses, block by block; gradients are made in the forward, and only multiplied in the backward."""
+    """Sum of losses, block by block; gradients are computed in the forward, and only scaled in the backward."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, num_rows: int, kind: type[Products]) -> Tensor:
@@ -145,7 +145,7 @@ class _BlockedLoss(torch.autograd.Function):
 
 
 def scored(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed loss of some rows, and its gradient with respect to their logits, which it overwrites; few passes without a compiler."""
+    """The summed loss of some rows, and its gradient with respect to their logits, which it overwrites; few passes even uncompiled."""
     counts = labels != IGNORED_LABEL
     wanted = torch.where(counts, labels, 0)[:, None]
     scores = logits.float()
@@ -159,7 +159,7 @@ def scored(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def score(device_type: str) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """How rows are scored on a device: on a GPU by one kernel, where Triton is there to make it."""
+    """The function that scores rows on a device: on a GPU one kernel, if Triton is installed."""
     if device_type == "cuda" and find_spec("triton") is not None:
         from meshwright.train.kernels.loss_kernel import score_in_place
 
@@ -168,11 +168,11 @@ def score(device_type: str) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def scaled(x: Tensor, factor: Tensor) -> Tensor:
-    """`x` times a number that a tensor holds, in its place."""
+    """`x` multiplied in place by the number in a tensor."""
     return x.mul_(factor)
 
 
 @cache
 def scaling(device_type: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """How a tensor is multiplied by a number on a device: compiled on a GPU, where torch's own kernel takes twice the time."""
+    """The function that multiplies a tensor by a number on a device: compiled on a GPU, where torch's own kernel takes twice the time."""
     return torch.compile(scaled, dynamic=False) if device_type == "cuda" else scaled

@@ -1,6 +1,6 @@
-"""What a layer does between its products, with backwards of one pass where a GPU has kernels for them.
+"""The operations of a layer between its products, with one-pass backwards on a GPU that has kernels for them.
 
-Forwards are written in plain operations: a compiler makes one pass of each. On a processor the backwards are plain operations too.
+Forwards are plain operations: a compiler turns each into one pass. On a processor the backwards are plain operations too.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Whether this torch can have them; each tensor says whether it is on a GPU. Asking CUDA here would spoil ranks that are forked later.
+# Whether this torch can use the kernels; each tensor says whether it is on a GPU. A call to CUDA here would break ranks forked later.
 HAS_KERNELS = torch.backends.cuda.is_built() and find_spec("triton") is not None
 if HAS_KERNELS:
-    from meshwright.train.kernels import layer_kernels  # noqa: F401 - makes its operators known to torch
+    from meshwright.train.kernels import layer_kernels  # noqa: F401 - registers its operators
 
 
 class Made(NamedTuple):
-    """A tensor, and what it can be made of again: a product that needs it once more in its backward then need not keep it."""
+    """A tensor, and the tensors from which it can be computed again, so that a product need not keep it for its backward."""
 
     value: Tensor
-    how: str  # "norm" of (x, scale, weight), "gate" of (gate_up,)
+    how: str  # "norm" from (x, scale, weight), "gate" from (gate_up,)
     sources: tuple[Tensor, ...]
 
 
@@ -32,7 +32,7 @@ def value_of(x: Tensor | Made) -> Tensor:
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """SwiGLU: silu(gate) * up, of gate and up side by side in the last dimension."""
+    """SwiGLU: silu(gate) * up, with gate and up side by side in the last dimension."""
     if HAS_KERNELS and gate_up.is_cuda:
         out: Tensor = _Gated.apply(gate_up)
         return out
@@ -55,19 +55,19 @@ class _Gated(torch.autograd.Function):
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Heads turned by their position: dimension `i` pairs with `i + D/2`, as in Hugging Face's checkpoints; [B, T, N, D]."""
+    """Heads rotated by their position (RoPE): dimension `i` pairs with `i + D/2`, as in Hugging Face's checkpoints; [B, T, N, D]."""
     first, second = x.chunk(2, dim=-1)
     return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
 
 def split_heads(heads: Tensor, num_keys: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of one projection's heads, [B, T, heads, D]."""
+    """Queries, keys and values from the heads of one projection, [B, T, heads, D]."""
     query, key, value = heads.split([heads.shape[-2] - 2 * num_keys, num_keys, num_keys], dim=-2)
     return query, key, value
 
 
 def turned_heads(heads: Tensor, num_keys: int, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys turned by their position, and values; cosine and sine are [T, 1, D]."""
+    """Queries and keys rotated by their position, and values; cosine and sine are [T, 1, D]."""
     if HAS_KERNELS and heads.is_cuda:
         query, key, value = _TurnedHeads.apply(heads, num_keys, cosine, sine)
         return query, key, value
@@ -89,7 +89,7 @@ class _TurnedHeads(torch.autograd.Function):
 
 
 def past_and_normed(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """`x`, and its root-mean-square norm; one function, because the gradients of both meet in one pass."""
+    """`x`, and its root-mean-square norm; one function, because one pass computes and adds the gradients of both."""
     if HAS_KERNELS and x.is_cuda:
         past, normed, _ = _PastAndNormed.apply(x, weight, epsilon)
         return past, normed
@@ -97,7 +97,7 @@ def past_and_normed(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, 
 
 
 def past_and_remade(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Made]:
-    """The same on a GPU, with what the norm can be made of again."""
+    """The same on a GPU, with the tensors from which the norm can be computed again."""
     past, normed, scale = _PastAndNormed.apply(x, weight, epsilon)
     return past, Made(normed, "norm", (x.detach(), scale, weight.detach()))
 

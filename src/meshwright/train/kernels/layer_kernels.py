@@ -1,8 +1,8 @@
-"""What a layer's backward does between its products, as kernels of one pass on a GPU.
+"""The operations of a layer's backward between its products, as one-pass kernels on a GPU.
 
-A compiler writes such passes as well as a hand does, but for three: gradients of the parts of one tensor, which it joins by reading all of
-it for each part; the gradient of a norm together with that of what goes past it, which it adds up in two passes; and the sums over tokens
-that a norm's weight needs. Known to torch as operators, so that compiled layers may hold them.
+A compiler writes such kernels as well as a person does, with three exceptions: gradients of the parts of one tensor, which it joins by
+reading the whole tensor for each part; the gradient of a norm plus that of the residual path around it, which it adds up in two passes;
+and the sums over tokens that the weight of a norm needs. The kernels are torch operators, so that compiled layers can contain them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch.library import triton_op, wrap_triton
 
 GATE_BLOCK = 2048
 NUM_PROCESSORS = 132  # of a Hopper GPU
-ROW_ELEMENTS = 16384  # of a norm that are in work at a time on each of them
-HEAD_ELEMENTS = 8192  # of heads that one program turns back
+ROW_ELEMENTS = 16384  # of a norm that each processor works on at a time
+HEAD_ELEMENTS = 8192  # of heads that one program rotates back
 
 
 @triton.jit
@@ -39,11 +39,11 @@ def _gate_back(
 
 @triton_op("meshwright::gate_back", mutates_args=())
 def gate_back(gate_up: Tensor, d_inner: Tensor) -> Tensor:
-    """The gradient of gate and up, side by side, from that of silu(gate) * up."""
+    """The gradient of gate and up, side by side, from the gradient of silu(gate) * up."""
     width = d_inner.shape[-1]
     made = torch.empty_like(gate_up)
     blocks = triton.cdiv(width, GATE_BLOCK)
-    grid = (blocks * (d_inner.numel() // width),)  # of one dimension: the others end at 65,535, and a micro-batch may have more tokens
+    grid = (blocks * (d_inner.numel() // width),)  # one dimension: the others are limited to 65,535, and a micro-batch may have more tokens
     wrap_triton(_gate_back)[grid](gate_up, d_inner, made, width, blocks, BLOCK=GATE_BLOCK, num_warps=8)
     return made
 
@@ -96,7 +96,7 @@ def _heads_back(
 
 @triton_op("meshwright::heads_back", mutates_args=())
 def heads_back(d_query: Tensor, d_key: Tensor, d_value: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """The gradient of all heads of one projection, [B, T, heads, D], from those of turned queries and keys and of values."""
+    """The gradient of all heads of one projection, [B, T, heads, D], from those of rotated queries, rotated keys and values."""
     batch, tokens, num_queries, width = d_query.shape
     num_keys = d_key.shape[2]
     num_heads = num_queries + 2 * num_keys
@@ -145,7 +145,7 @@ def _norm_back(
 
 @triton_op("meshwright::norm_back", mutates_args=())
 def norm_back(d_normed: Tensor, d_past: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of what enters a norm and also goes past it, and of the norm's weight as partial sums over tokens, [programs, H]."""
+    """Gradients of the tensor that enters a norm and its residual path, and of the norm's weight (partial sums, [programs, H])."""
     width = x.shape[-1]
     rows = x.numel() // width
     block = triton.next_power_of_2(width)

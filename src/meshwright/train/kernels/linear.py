@@ -1,4 +1,4 @@
-"""Matrix products whose weight gradient can be put off: a zero-bubble schedule sends the input's gradient on first."""
+"""Matrix products whose weight gradient can be postponed: a zero-bubble schedule first sends the gradient of the input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshwright.train.kernels.layer_functions import Made, value_of
 
 
 class PutOff:
-    """Weight gradients that wait to be computed, one list for each micro-batch of each chunk."""
+    """Postponed weight gradients, one list for each micro-batch of each chunk."""
 
     def __init__(self) -> None:
         self._waiting: list[Callable[[], tuple[nn.Parameter, Tensor]]] = []
@@ -23,13 +23,13 @@ class PutOff:
         self._waiting.append(compute)
 
     def take(self) -> list[Callable[[], tuple[nn.Parameter, Tensor]]]:
-        """What was put off since the last call."""
+        """The gradients that were postponed since the last call."""
         taken, self._waiting = self._waiting, []
         return taken
 
 
 class _SplitProduct(torch.autograd.Function):
-    """`x @ weight.T` whose backward gives the input's gradient now and the weight's when it is asked for."""
+    """`x @ weight.T` whose backward gives the gradient of the input at once, and that of the weight when it is asked for."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: Linear) -> Tensor:
@@ -50,7 +50,7 @@ class _SplitProduct(torch.autograd.Function):
 
 
 def product(factor: Tensor | Made, layer: Linear) -> Tensor:
-    """The product of a layer, in the numbers that its weight has."""
+    """The product of a layer, in the number format of its weight."""
     x = value_of(factor)
     if layer.put_off is not None and torch.is_grad_enabled():
         made: Tensor = _SplitProduct.apply(x, layer.weight.detach(), layer)
@@ -59,7 +59,7 @@ def product(factor: Tensor | Made, layer: Linear) -> Tensor:
 
 
 class Linear(nn.Module):
-    """A matrix product and, apart from it, the bias: a product that is split by its rows adds the bias after the sum."""
+    """A matrix product with a separate bias: a product that is divided by rows adds the bias after the sum."""
 
     def __init__(self, num_in: int, num_out: int, *, bias: bool) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Linear(nn.Module):
         return self.multiply(x, self)
 
     def add_bias(self, x: Tensor) -> Tensor:
-        """With the bias, where there is one."""
+        """The product plus the bias, if there is one."""
         return x if self.bias is None else x + self.bias
 
     def forward(self, x: Tensor | Made) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sums of squares on a GPU: one pass, whose partial sums are added in a fixed order, so that a run repeats bit by bit."""
+"""Sums of squares on a GPU: one pass, whose partial sums are added in a fixed order, so that a run can be repeated bit by bit."""
 
 from __future__ import annotations
 

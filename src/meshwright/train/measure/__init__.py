@@ -1,1 +1,1 @@
-"""What this machine does: kernels, slices of the trainer's own step and collectives, timed and kept as a hardware profile."""
+"""Measuring this machine: kernels, slices of the trainer's own step and collectives are timed and kept as a hardware profile."""

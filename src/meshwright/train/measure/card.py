@@ -12,15 +12,15 @@ from meshwright.train.measure.clock import Work, release, seconds_of, synchroniz
 from meshwright.train.measure.kernels import copy_bytes_per_s, product
 from meshwright.train.shared_gpu import loaded_nccl
 
-SIDE = {"cuda": 8192, "cpu": 512}  # of a square product: on a GPU, long enough to reach its power cap
+SIDE = {"cuda": 8192, "cpu": 512}  # rows of a square product: on a GPU, large enough to reach its power cap
 PRODUCT_S, COPY_S = 0.6, 0.2
-QUEUED = 50  # products between two looks at the clock: about 80 ms on an H200
+QUEUED = 50  # products between two readings of the clock: about 80 ms on an H200
 
 Seen = TypeVar("Seen")
 
 
 def card_speed(number: int, look: Callable[[], Seen]) -> tuple[float, float, Seen | None]:
-    """FLOP/s of a bf16 product, bytes a second of a copy (read and written), and what `look` sees while the GPU multiplies."""
+    """FLOP/s of a bf16 product, bytes per second of a copy (read and written), and what `look` returns while the GPU multiplies."""
     if not torch.cuda.is_available():
         raise RuntimeError("torch finds no GPU that it can use: its CUDA does not fit the driver, or the GPU is hidden")
     device = torch.device("cuda", number)
@@ -40,7 +40,7 @@ def speed_on(device: torch.device, look: Callable[[], Seen]) -> tuple[float, flo
 
 
 def busy_while(work: Work, device: torch.device, look: Callable[[], Seen]) -> Seen | None:
-    """What `look` returns while the device repeats `work`; None where it fails. Clocks rise first, so the work begins before."""
+    """What `look` returns while the device repeats `work`; None if it fails. The work begins earlier, because clocks need time to rise."""
     seen: list[Seen] = []
 
     def try_look() -> None:

@@ -1,7 +1,7 @@
-"""Seconds of work on a device: events on the stream of a GPU, and on processors what the work takes of a core.
+"""Seconds of work on a device: from events on the stream of a GPU, and on processors from the core time that the work uses.
 
-Processes that share cores are timed by the cores' time they use, not by the wall's: what else runs on the machine does not count, and
-with all cores busy the one follows from the other (`shared`).
+Processes that share cores are timed by the core time they use, not by the wall clock: other programs on the machine then do not count.
+When all cores are busy, wall time follows from core time (`share_cores`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ MOST_ROUNDS = 400
 
 
 def interleaved_s(works: Sequence[Work], device: torch.device, budget_s: float) -> list[float]:
-    """Seconds of each piece of work, all of them taken in turn for about `budget_s`: the median on a GPU, the mean on a processor.
+    """Seconds of each piece of work, which take turns for about `budget_s`: the median on a GPU, the mean on a processor.
 
-    In turn, because a GPU at its power cap runs as fast as the mix allows: a product alone would heat the chip otherwise than it does
-    among its neighbours.
+    They take turns because the clock of a GPU at its power cap depends on the mix of work: a product that runs alone heats the chip
+    differently than among other kernels.
     """
-    for work in works:  # first calls choose algorithms and allocate
+    for work in works:  # the first calls choose algorithms and allocate memory
         work()
     synchronize(device)
     started_s = time.perf_counter()
@@ -58,17 +58,17 @@ def _by_clock(works: Sequence[Work], num_rounds: int) -> list[float]:
     return [total / num_rounds for total in sums]
 
 
-_crowd: float | None = None  # processes on a core, where they take turns; None: time is the wall's
+_crowd: float | None = None  # processes per core, if they take turns; None: wall time is used
 
 
 def share_cores(num_processes: int, num_cores: int) -> None:
-    """Say how many processes share the cores. Where each has one or more of its own, time stays the wall's."""
+    """Set how many processes share the cores. If there are fewer processes than cores, wall time is used."""
     global _crowd
     _crowd = num_processes / num_cores if num_processes >= num_cores else None
 
 
 def now_s() -> float:
-    """A processor's clock: seconds of the wall, as they would pass if nothing but these processes ran."""
+    """The clock for processors: wall seconds, as they would pass if only these processes ran."""
     return time.perf_counter() if _crowd is None else time.process_time() * _crowd
 
 

@@ -1,7 +1,7 @@
-"""Collectives between the processes of this machine: seconds by kind, size and number of ranks, all groups at work at once.
+"""Collectives between the processes of this machine: seconds by kind, size and number of ranks, with all groups working at once.
 
-Work comes between two exchanges, as in training: processes that share cores wait for whoever has not had its turn yet, and that wait
-is what an exchange costs there.
+There is work between two exchanges, as in training: processes that share cores wait for those that have not had their turn on a core,
+and this wait is the cost of an exchange there.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ KINDS = ("all-gather", "reduce-scatter", "all-reduce", "message")
 SEQUENCES, WIDTH = (
     4,
     32,
-)  # of the hidden states that are exchanged: a token of each for every rank of the largest group is the least payload
-SIDE = 320  # of the product between two exchanges: about as long as what stands between two of a small layer
+)  # of the hidden states that are exchanged: the smallest payload is one token of each for every rank of the largest group
+SIDE = 320  # rows of the product between two exchanges: it takes about as long as the work between two exchanges in a small layer
 
 
 def collectives_s(num_ranks: int, calls: int, report: Callable[[str], None]) -> list[CollectiveTime]:
-    """Times of all kinds over the default group's processes; every rank must call it, and all get the same."""
+    """Times of all kinds of collectives over the processes of the default group; every rank must call it, and all get the same result."""
     found = []
     for size in (size for size in GROUP_SIZES if num_ranks % size == 0 and size <= num_ranks):
         report(f"timing collectives of {size} processes")
@@ -51,7 +51,7 @@ def _group_of(size: int, num_ranks: int) -> tuple[dist.ProcessGroup, int]:
 
 
 def exchange(kind: str, payload_bytes: int, group: dist.ProcessGroup, size: int, partner: int) -> Work:
-    """One exchange of so many bytes in all, as the trainer makes it: hidden states of some sequences, cut along their tokens."""
+    """One exchange of so many bytes in total, as the trainer makes it: hidden states of some sequences, divided along their tokens."""
     ranks, device = tuple(dist.get_process_group_ranks(group)), torch.device("cpu")
     axis = Axis(name="tp", ranks=ranks, index=group.rank(), group=group, timer=HostTimer(), marks=Marks(), device=device)
     share = torch.zeros(SEQUENCES, max(payload_bytes // 4 // size // SEQUENCES // WIDTH, 1), WIDTH)
@@ -78,7 +78,7 @@ def _swap(sent: Tensor, partner: int) -> Work:
 
 
 def _seconds(work: Work, calls: int) -> float:
-    """Mean seconds of a round of product and exchange."""
+    """Mean seconds of a round, which is a product and an exchange."""
     side = torch.ones(SIDE, SIDE)
     dist.barrier()
     work()

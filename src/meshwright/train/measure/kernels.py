@@ -1,4 +1,4 @@
-"""Kernels one by one: products at a model's shapes, attention, work that only moves bytes, and a kernel of no work at all."""
+"""Single kernels: products with a model's shapes, attention, kernels that only move bytes, and an empty kernel."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from meshwright.train.model.transformer import Context, attend
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 NORMAL_SPREAD = 1.0
-HEAD_ROWS = 8192  # of a block of logits, as the loss takes them
-MOVED_BYTES = {"cuda": 2**30, "cpu": 2**22}  # of one tensor of a kernel that only moves bytes
+HEAD_ROWS = 8192  # rows in a block of logits, as in the loss
+MOVED_BYTES = {"cuda": 2**30, "cpu": 2**22}  # size of one tensor of a kernel that only moves bytes
 NO_WORK_CALLS = 1000
 
 
@@ -33,7 +33,7 @@ def layer_products(model: Model) -> dict[str, tuple[int, int]]:
 
 
 def products_s(model: Model, rows: int, number_format: str, device: torch.device, budget_s: float) -> list[ProductTime]:
-    """Times of a layer's products and of the head's, with both gradients, taken in turn."""
+    """Times of the products of a layer and of the head, with both gradients; they take turns."""
     shapes = [(rows, *shape) for shape in layer_products(model).values()]
     return _timed(shapes, number_format, device, budget_s) + head_products_s(model, rows, number_format, device, budget_s / 3)
 
@@ -56,7 +56,7 @@ def _timed(shapes: Sequence[tuple[int, int, int]], number_format: str, device: t
 
 
 def product(way: str, rows: int, columns: int, inner: int, number_format: str, device: torch.device) -> Work:
-    """One product on random normal numbers: forward `x w'`, gradient of the input `g w`, of the weight `g' x`."""
+    """One product of random normal numbers: forward `x w'`, gradient of the input `g w`, or gradient of the weight `g' x`."""
     if number_format == "fp8":
         sides = {"forward": (rows, columns, inner), "input": (rows, inner, columns), "weight": (columns, inner, rows)}[way]
         return _scaled_product(*sides, device)
@@ -83,7 +83,7 @@ def _normal(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) ->
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Whether the device multiplies fp8."""
+    """Whether the device can multiply fp8."""
     if device.type != "cuda":
         return False
     try:
@@ -95,7 +95,7 @@ def has_fp8(device: torch.device) -> bool:
 
 
 def prepare_attention(model: Model, seq_len: int, dtype: torch.dtype, device: torch.device, *, packed: bool) -> str:
-    """Choose the kernel of attention, as the trainer does before its first step: package and version where it is not torch's."""
+    """Choose the kernel of attention, as the trainer does before its first step; return package and version if it is not torch's own."""
     if dtype != flash_attention.DTYPE or packed:
         return ""
     return flash_attention.prepare(model.num_heads, model.num_kv_heads, model.head_dim, seq_len, device)
@@ -132,7 +132,7 @@ def attention_s(
 
 
 def bytes_per_s(device: torch.device, number_format: str, width: int, budget_s: float) -> dict[str, float]:
-    """Bytes a second that kernels reach which only move them, by kind; each counts what it must read and write once."""
+    """Bytes per second of kernels that only move bytes, by kind; bytes that must be read or written count once."""
     found = {}
     for name, (work, moved_bytes) in _movers(device, DTYPES[number_format], width):
         found[name] = moved_bytes / seconds_of(work, device, budget_s)
@@ -142,7 +142,7 @@ def bytes_per_s(device: torch.device, number_format: str, width: int, budget_s: 
 
 
 def copy_bytes_per_s(device: torch.device, budget_s: float) -> float:
-    """Bytes a second of a copy on the device, those read and those written together."""
+    """Bytes per second of a copy on the device; bytes read and bytes written both count."""
     work, moved_bytes = _copy(MOVED_BYTES[device.type], device)
     rate = moved_bytes / seconds_of(work, device, budget_s)
     del work
@@ -178,14 +178,14 @@ def _activation(count: int, device: torch.device, dtype: torch.dtype) -> tuple[W
 
 
 def _scores(count: int, width: int, device: torch.device, dtype: torch.dtype) -> tuple[Work, float]:
-    """A log of sums over classes: each score read once."""
+    """Cross-entropy over classes, counted as three passes over the scores."""
     scores = _normal((count // width, width), device, dtype)
     labels = torch.zeros(count // width, dtype=torch.long, device=device)
     return lambda: F.cross_entropy(scores, labels), 3.0 * count * dtype.itemsize
 
 
 def _update(count: int, device: torch.device, dtype: torch.dtype) -> tuple[Work, float]:
-    """Adam's traffic: gradient, value and two moments read, three of them written."""
+    """The traffic of Adam: gradient, value and two moments are read, the last three are written."""
     from torch.optim.adamw import adamw
 
     value, mean, square = (torch.zeros(count, device=device, dtype=torch.float32) for _ in range(3))
@@ -203,7 +203,7 @@ def _update(count: int, device: torch.device, dtype: torch.dtype) -> tuple[Work,
 
 
 def launch_s(device: torch.device) -> float:
-    """Seconds of a kernel of no work, one after another."""
+    """Seconds of an empty kernel, when many run one after another."""
     tiny = torch.zeros(1, device=device)
 
     def calls() -> None:

@@ -1,4 +1,4 @@
-"""A machine measured: on a GPU in this process, on processors in as many processes as are to share the cores."""
+"""Measures a machine: a GPU in this process, processors in as many processes as will share the cores."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ from meshwright.units import gib
 
 Report = Callable[[str], None]
 
-LARGEST = 8.1e9  # parameters of a model that is measured one sequence at a time; smaller ones with as many more
+LARGEST = 8.1e9  # parameters of a model that is measured with one sequence; smaller models get proportionally more sequences
 MOST_SEQUENCES = 8
-KEPT_BYTES = 16  # a parameter, with fp32 states and gradients: where that does not fit, states are bf16
-ROOM = 0.7  # of a GPU's memory that states may take
+KEPT_BYTES = 16  # per parameter, with fp32 states and gradients: if that does not fit, states are bf16
+ROOM = 0.7  # share of a GPU's memory that states may use
 Entry = TypeVar("Entry", ProductTime, AttentionTime, Slice)
-SLICE_BYTES = 20  # a parameter on a processor: value, gradient, two moments, and one to spare
-PROCESS_BYTES = 5e8  # of an interpreter with torch
+SLICE_BYTES = 20  # per parameter on a processor: value, gradient, two moments, and one in reserve
+PROCESS_BYTES = 5e8  # memory of an interpreter with torch
 CPU_LAYERS = (2, 4)
-CPU_SHARING = 2  # ranks that make a slice together
+CPU_SHARING = 2  # ranks that compute a slice together
 LIMIT_S = 58.0  # for everything on a GPU
-SLICE_S = 6.0  # that timing one slice there takes: compiling must leave time for half of them
-STALLED_S = 120.0  # a rank that waits so long for the others has lost them
+SLICE_S = 6.0  # to time one slice there: compiling must leave time for half of them
+STALLED_S = 120.0  # if a rank waits this long for the others, they have failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long to time each thing. More time averages over more of what else happens on the machine."""
+    """How long to time each kind of work. A longer time averages over more disturbances by other programs."""
 
     kernel_s: float  # for one set of products, or one shape of attention
     bytes_s: float = 0.08  # for one kernel that moves bytes
-    rounds: int = 5  # of steps of a slice on processors
-    calls: int = 12  # of a collective between processes
-    small_batch: bool = True  # whether slices on processors are timed at a quarter of the batch too
+    rounds: int = 5  # rounds of steps of a slice on processors
+    calls: int = 12  # calls of a collective between processes
+    small_batch: bool = True  # whether slices on processors are also timed with a quarter of the batch
 
 
 ON_GPU = Effort(kernel_s=0.2)
@@ -65,7 +65,7 @@ QUICK = Effort(kernel_s=0.1, bytes_s=0.02, rounds=2, calls=4, small_batch=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One model to be measured: how many sequences of how many tokens, in which precisions."""
+    """One model to be measured: the number of sequences, their length in tokens, and the precisions."""
 
     model: Model
     micro_batch: int
@@ -102,9 +102,9 @@ def asked_of(
     precisions: Sequence[str] = (),
     packed: bool = False,
 ) -> Asked:
-    """What to time of a model: as many sequences as make about the activations of one of an 8B, in bf16 and fp8 (fp32 on a processor).
+    """What to time for a model: sequences that have about the activations of one of an 8B model, in bf16 and fp8 (fp32 on a processor).
 
-    States are bf16 where a card could not hold them in fp32.
+    States are bf16 if the GPU's memory is too small for fp32.
     """
     if model.experts or model.latent:
         raise InputError(
@@ -132,7 +132,7 @@ def _usual_precisions(model: Model, device: torch.device) -> tuple[str, ...]:
 
 
 def check_room(asked: Asked, device: torch.device, num_processes: int) -> None:
-    """Raise where slices of a model would not fit: what they need, and what there is."""
+    """Raise an error if slices of a model would not fit into memory; it says what they need, and what there is."""
     if device.type == "cuda":
         return
     from meshwright.describe.this_machine import memory_bytes
@@ -158,13 +158,13 @@ def measure(
     ready: list[Waiting] | None = None,
     effort: Effort = THOROUGH,
 ) -> Profile:
-    """The machine's profile; on a GPU, slices that are not done `limit_s` after `started_s` are left out, and the profile says so.
+    """The profile of the machine; on a GPU, slices that are not done `limit_s` after `started_s` are left out, and the profile says so.
 
-    Slices are timed by processes that are `ready` already, and by new ones beyond those. `effort` is for processors.
+    Slices are timed by the processes that are `ready` already, and by new ones if those are too few. `effort` is for processors.
     """
     started_s = time.perf_counter() if started_s is None else started_s
     is_gpu = device.type == "cuda"
-    while ready and not is_gpu:  # what loads now would be timed with the cores
+    while ready and not is_gpu:  # processes that are still loading would disturb the times on the cores
         ready.pop().end()
     found = _on_gpu(asked, device, report, started_s + limit_s, ready) if is_gpu else _on_cores(asked, num_processes, report, effort)
     rates = found.rates
@@ -194,7 +194,7 @@ def measure(
 def _on_gpu(asked: Sequence[Asked], device: torch.device, report: Report, until_s: float, ready: list[Waiting] | None) -> Found:
     """Kernels first, which also warms the chip, while processes compile for slices; then slices.
 
-    Attention's kernel is made before them: of those who want it one process makes it, and the others wait for that.
+    The kernel of attention is compiled before anything is timed: of the processes that need it, one compiles it and the others wait.
     """
     with workers(_cuts(asked), device, ready) as started:
         report("choosing the kernel of attention")
@@ -219,7 +219,7 @@ def _cuts(asked: Sequence[Asked]) -> list[Cut]:
 
 
 def _kernels(asked: Sequence[Asked], device: torch.device, report: Report, effort: Effort) -> Found:
-    """Times of single kernels at all shapes that are asked for."""
+    """Times of single kernels with all shapes that are asked for."""
     found, budget_s = Found(), effort.kernel_s
     report("timing launches, copies, norms, activations, loss and optimizer")
     found.launch_s = kernels.launch_s(device)
@@ -240,13 +240,13 @@ def _kernels(asked: Sequence[Asked], device: torch.device, report: Report, effor
 
 
 def _rows(one: Asked, device: torch.device) -> tuple[int, ...]:
-    """Rows of products: those of the batch, half and twice; on processors those of the two slices."""
+    """Numbers of rows in products: that of the batch, half and twice of it; on processors those of the two slices."""
     batches = (one.micro_batch / 2, one.micro_batch, 2 * one.micro_batch) if device.type == "cuda" else _cpu_batches(one)
     return tuple(int(size * one.seq_len) for size in batches if size * one.seq_len >= 1)
 
 
 def _sequences(one: Asked, device: torch.device) -> tuple[tuple[int, int], ...]:
-    """(sequences, tokens) of attention: the batch, twice of it, and shorter sequences; on processors those of the two slices."""
+    """(sequences, tokens) of attention: the batch, twice the batch, and shorter sequences; on processors those of the two slices."""
     batch, seq_len = one.micro_batch, one.seq_len
     if device.type != "cuda":
         return tuple((size, seq_len) for size in _cpu_batches(one))
@@ -255,12 +255,12 @@ def _sequences(one: Asked, device: torch.device) -> tuple[tuple[int, int], ...]:
 
 
 def _cpu_batches(one: Asked) -> tuple[int, ...]:
-    """Sequences at once on processors, where a call of no work is dear: the batch, and a quarter of it."""
+    """Sequences at once on processors, where even an empty call takes long: the batch, and a quarter of it."""
     return tuple(sorted({max(one.micro_batch // 4, 1), one.micro_batch}))
 
 
 def _slices(started: Sequence[Worker], found: Found, report: Report, until_s: float) -> None:
-    """Slices one by one, once all are compiled for; one that fails, or for which no time is left, is left out and reported."""
+    """Slices one by one, after all are compiled; a slice that fails, or for which no time is left, is left out and reported."""
     report(f"compiling for {len(started)} slices at once")
     failed = compiled(started, until_s - SLICE_S * ((len(started) + 1) // 2), report)
     num_left = len(started) - len(failed)
@@ -278,8 +278,8 @@ def _slices(started: Sequence[Worker], found: Found, report: Report, until_s: fl
 
 
 def _on_cores(asked: Sequence[Asked], num_processes: int, report: Report, effort: Effort) -> Found:
-    """The same in processes that all work at once, and collectives between them; means over the processes."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo looks the host's name up otherwise, which many laptops cannot
+    """The same, and collectives, in processes that all work at once; the results are means over the processes."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise gloo looks up the name of the host, which fails on many laptops
     with tempfile.TemporaryDirectory(prefix="meshwright-measure-") as folder:
         code = run_ranks(num_processes, lambda place: _rank(place, asked, Path(folder), report, effort))
         files = [Path(folder) / f"{rank}.json" for rank in range(num_processes)]
@@ -291,7 +291,7 @@ def _on_cores(asked: Sequence[Asked], num_processes: int, report: Report, effort
 
 
 def _rank(place: Place, asked: Sequence[Asked], folder: Path, report: Report, effort: Effort) -> None:
-    """One process's part; asked to stop, it just ends."""
+    """The work of one process; when it is asked to stop, it exits at once."""
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     torch.set_num_threads(max(num_cores() // place.num_ranks, 1))
     share_cores(place.num_ranks, num_cores())
@@ -320,9 +320,9 @@ def _rank(place: Place, asked: Sequence[Asked], folder: Path, report: Report, ef
 def _shared_slices(
     place: Place, asked: Sequence[Asked], device: torch.device, found: Found, report_on_rank_0: Report, effort: Effort
 ) -> None:
-    """Slices that neighbours make together, all groups of them at once: what exchanges in a layer, and between stages, cost in training.
+    """Slices that neighbouring ranks compute together, all groups at once: they show what exchanges within a layer and between stages cost.
 
-    Those of stages do without tied embeddings: the sum of their gradients is a step's, not a micro-batch's.
+    Slices with stages have no tied embeddings, because their gradients are summed once a step, not once a micro-batch.
     """
     if place.num_ranks % CPU_SHARING:
         if place.num_ranks > 1:
@@ -349,7 +349,7 @@ def _shared_slices(
 
 
 def _meet(place: Place, what: str) -> None:
-    """Wait until all processes are here, so that they work at once."""
+    """Wait until all processes are ready, so that they work at the same time."""
     if place.store.add(f"measure/{what}", 1) == place.num_ranks:
         place.store.set(f"measure/{what}/all", "yes")
     place.store.wait([f"measure/{what}/all"], datetime.timedelta(seconds=STALLED_S))
@@ -369,16 +369,16 @@ def _read(path: Path) -> Found:
 
 
 def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry as it was before JSON made lists of its pairs."""
+    """An entry with tuples again where JSON has lists."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
 
 
 def _mean(everyones: Sequence[Found]) -> Found:
-    """What the processes found, averaged entry by entry."""
+    """The results of the processes, averaged entry by entry."""
     first = everyones[0]
     mean = Found(launch_s=fmean(one.launch_s for one in everyones), left_out=first.left_out)
     mean.rates = {name: fmean(one.rates[name] for one in everyones) for name in first.rates}
-    mean.collectives = first.collectives  # a mean already
+    mean.collectives = first.collectives  # already a mean
     mean.products = [_averaged([one.products[i] for one in everyones], "seconds") for i in range(len(first.products))]
     mean.attentions = [_averaged([one.attentions[i] for one in everyones], "forward_s", "backward_s") for i in range(len(first.attentions))]
     names = ("steps_s", "layer_s", "ends_s", "updates_s")
@@ -388,8 +388,8 @@ def _mean(everyones: Sequence[Found]) -> Found:
 
 
 def _averaged(entries: Sequence[Entry], *names: str) -> Entry:
-    """The first entry, with the mean over all of them in the fields `names`."""
-    means: dict[str, Any] = {}  # of numbers, or of tuples of them
+    """The first entry, with the mean over all entries in the fields `names`."""
+    means: dict[str, Any] = {}  # of numbers, or of tuples of numbers
     for name in names:
         values = [getattr(entry, name) for entry in entries]
         means[name] = tuple(map(fmean, zip(*values, strict=True))) if isinstance(values[0], tuple) else fmean(values)

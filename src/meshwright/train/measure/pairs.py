@@ -1,4 +1,4 @@
-"""What two ranks send each other in a second, pair by pair, in rounds in which no rank has two partners."""
+"""Bytes per second between two ranks, pair by pair, in rounds in which no rank has two partners."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import torch.distributed as dist
 
 from meshwright.train.launch import Place
 
-PAYLOAD_BYTES = {"cuda": 2**27, "cpu": 2**22}  # each way: a GPU's takes 0.3 ms on NVLink, 3 ms on a port of 400 Gbit/s
-TRIES = 5  # the best counts: what slows one try, such as another program, is no fault of the pair
-PATIENCE_S = 600.0  # of the process group: who waits for a pair has a limit of its own, and names it
+PAYLOAD_BYTES = {"cuda": 2**27, "cpu": 2**22}  # each way: on a GPU this takes 0.3 ms over NVLink, 3 ms over a port of 400 Gbit/s
+TRIES = 5  # the best counts: a slow try may be caused by another program, not by the pair
+PATIENCE_S = 600.0  # of the process group: the code that waits for a pair has a shorter limit, and names the pair
 
 Round = Sequence[tuple[int, int]]  # pairs that exchange at the same time
 Exchange = Callable[[torch.Tensor, torch.Tensor, int], None]  # sent, received, partner
 
 
 class Timed:
-    """What this rank has found so far, and whom it waits for: another thread may read it."""
+    """The results of this rank so far, and the partner it is waiting for: another thread may read them."""
 
     def __init__(self) -> None:
-        self.rates: dict[int, float] = {}  # bytes a second each way, by partner; only of pairs of which this is the first
+        self.rates: dict[int, float] = {}  # bytes per second each way, by partner; only for pairs in which this rank is the first
         self.waits_for: int | None = None
-        self.joined = False  # whether a world was made for it
+        self.joined = False  # whether a process group was made for it
 
 
 def run_rounds(place: Place, rounds: Sequence[Round], timed: Timed, *, on_gpus: bool, exchange: Exchange | None = None) -> None:
-    """Time this rank's pairs into `timed`, in a world that is made where there is none. Every rank calls it with the same rounds."""
+    """Time this rank's pairs into `timed`; if there is no process group, make one. Every rank calls it with the same rounds."""
     device = torch.device("cuda", place.local_rank) if on_gpus else torch.device("cpu")
     if on_gpus:
-        torch.cuda.set_device(device)  # each thread has its own
+        torch.cuda.set_device(device)  # each thread has its own current device
     if not dist.is_initialized():
         join_world(place, device)
         timed.joined = True
@@ -41,10 +41,10 @@ def run_rounds(place: Place, rounds: Sequence[Round], timed: Timed, *, on_gpus: 
 
 
 def join_world(place: Place, device: torch.device) -> None:
-    """Make the ranks a world that can exchange tensors."""
+    """Make a process group of all ranks, so that they can exchange tensors."""
     is_gpu = device.type == "cuda"
     if not is_gpu and place.num_local_ranks == place.num_ranks:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo looks the host's name up otherwise, which many laptops cannot
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise gloo looks up the name of the host, which fails on many laptops
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
         store=place.store,
@@ -56,7 +56,7 @@ def join_world(place: Place, device: torch.device) -> None:
 
 
 def swap(sent: torch.Tensor, received: torch.Tensor, partner: int) -> None:
-    """Send to a partner and receive from it at once."""
+    """Send to a partner and receive from it at the same time."""
     works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, partner), dist.P2POp(dist.irecv, received, partner)])
     for work in works:
         work.wait()
@@ -82,7 +82,7 @@ def time_pairs(rounds: Sequence[Round], rank: int, device: torch.device, timed: 
 
 
 def _best_s(exchange: Exchange, sent: torch.Tensor, received: torch.Tensor, partner: int) -> float:
-    exchange(sent, received, partner)  # the first one makes the connection
+    exchange(sent, received, partner)  # the first exchange makes the connection
     times = []
     for _ in range(TRIES):
         started_s = time.perf_counter()

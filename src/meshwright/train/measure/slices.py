@@ -1,7 +1,7 @@
-"""The trainer's own step on a few layers of a model: what a layer costs, and what the rest does.
+"""The trainer's own step on a few layers of a model: the time of a layer, and the time of the rest.
 
-Two replicas of few and of more layers take turns, so that both see the same clock and the same heat; the difference between them is
-layers, and what is left is the ends. Both are real: compiled as in training, with loss, norm and update.
+Two replicas, one with few layers and one with more, take turns, so that both run at the same clock and temperature. Their difference is the
+time of the layers between them; the rest is the time of the ends. Both run as in training: compiled, with loss, norm and update.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from meshwright.train.parallel.mesh import Mesh, make_mesh
 from meshwright.train.parallel.pipeline import MicroBatch
 from meshwright.train.replica import NUMBERS, Replica
 
-FEW, MORE = 2, 12  # layers: far apart, because what blurs one of two steps blurs their difference the more the nearer they are
-WARM_STEPS = {"cuda": 2, "cpu": 1}  # the first compiles, the second finds its memory
-BLOCK_STEPS = {"cuda": 2, "cpu": 1}  # between two looks at the clock
+FEW, MORE = 2, 12  # layers: far apart, because noise in one of the two steps matters more if their difference is small
+WARM_STEPS = {"cuda": 2, "cpu": 1}  # the first compiles, the second allocates its memory
+BLOCK_STEPS = {"cuda": 2, "cpu": 1}  # between two readings of the clock
 ROUNDS, FEWEST_ROUNDS = 4, 2
 TRAINING = Training(learning_rate=1e-4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """What to take a slice of."""
+    """The slice to be measured."""
 
     model: Model
-    precision: str  # one that the trainer runs
+    precision: str  # one that the trainer supports
     micro_batch: int
     seq_len: int
     packed: bool = False
     recompute: str = "none"
-    tp: int = 1  # ranks that share each layer; the default group must have as many as both make
-    pp: int = 1  # stages; a step then has as many micro-batches, so that a rank's mean work is that of one micro-batch
+    tp: int = 1  # ranks that share each layer; the default group must have tp x pp ranks
+    pp: int = 1  # stages; a step then has as many micro-batches, so that the mean work of a rank is that of one micro-batch
 
     @property
     def words(self) -> str:
@@ -58,7 +58,7 @@ class Cut:
 
     @property
     def workload(self) -> Workload:
-        """One step's work."""
+        """The workload of one step."""
         return Workload(
             name="slice",
             model="",
@@ -70,14 +70,14 @@ class Cut:
 
     @property
     def layout(self) -> Layout:
-        """How the ranks share it."""
+        """The layout of the ranks."""
         return Layout(tp=self.tp, pp=self.pp, micro_batch=self.micro_batch, zero_stage=0, recompute=self.recompute)
 
     @property
     def refusal(self) -> str:
-        """Why the trainer cannot run it so; nothing: it can."""
+        """Why the trainer cannot run this slice; empty if it can."""
         try:
-            # A slice has fewer layers than its model, and as many as its stages ask for.
+            # A slice has fewer layers than its model, and as many as its stages need.
             check_trainable(replace(self.model.cut_to(self.pp), name=self.model.name), self.workload, self.layout)
         except InputError as error:
             return error.what
@@ -101,14 +101,14 @@ class Runner:
         self.replica.update(self.replica.gradients(self.batch), TRAINING.learning_rate)
 
     def close(self) -> None:
-        """Let go of the weights and the groups."""
+        """Release the weights and the groups."""
         mesh = self.mesh
         del self.replica, self.batch
         mesh.close()
 
 
 def random_batch(cut: Cut, device: torch.device) -> MicroBatch:
-    """Random tokens, the same for all who ask; where documents are packed, two to a sequence."""
+    """Random tokens, the same in every call; if documents are packed, two to a sequence."""
     shape, generator = (cut.micro_batch, cut.seq_len), torch.Generator(device).manual_seed(1)
     tokens, labels = (torch.randint(0, cut.model.vocab_size, shape, device=device, generator=generator) for _ in range(2))
     context = Context(positions=torch.arange(cut.seq_len, device=device))
@@ -137,7 +137,7 @@ class _Times:
 def slice_of(
     cut: Cut, device: torch.device, *, layers: tuple[int, int] = (FEW, MORE), rounds: int = ROUNDS, within_s: float = math.inf
 ) -> Slice:
-    """The slice of a model at one batch in one precision; with fewer rounds where they would take longer than `within_s` with all."""
+    """The times of a slice of a model with one batch in one precision; with fewer rounds if all would take longer than `within_s`."""
     until_s = time.perf_counter() + within_s
     runners, peaks, states = [], [], []
     try:
@@ -156,7 +156,7 @@ def slice_of(
 
 
 def _warm(cut: Cut, num_layers: int, device: torch.device) -> tuple[Runner, float, float]:
-    """A runner that has taken its first steps; bytes that it keeps, and those of a step's peak beyond them (0 on a processor)."""
+    """A runner that has taken its first steps; the bytes that it keeps, and those that the peak of a step adds (both 0 on a processor)."""
     release(device)
     before = _allocated(device)
     runner = Runner(cut, num_layers, device)
@@ -178,7 +178,7 @@ def _allocated(device: torch.device) -> int:
 
 
 def _in_turn(runners: list[Runner], device: torch.device, rounds: int, until_s: float = math.inf) -> list[_Times]:
-    """Times of the runners' steps, a block of each in turn; the fewest rounds, and as many more as begin before `until_s`."""
+    """Times of the steps of runners, which take turns: at least the fewest rounds, and as many more as can begin before `until_s`."""
     times, count = [_Times([], []) for _ in runners], BLOCK_STEPS[device.type]
     for number in range(rounds):
         if number >= FEWEST_ROUNDS and time.perf_counter() >= until_s:
@@ -191,7 +191,7 @@ def _in_turn(runners: list[Runner], device: torch.device, rounds: int, until_s: 
 
 
 def _timed_on_stream(runner: Runner, count: int) -> tuple[float, float]:
-    """Seconds of a step, and of its update by the trainer's own timer; steps follow each other as in training."""
+    """Seconds of a step, and of its update as the trainer's own timer gives it; steps follow each other as in training."""
     runner.mesh.timer.take()
     synchronize(runner.device)
     started_s = time.perf_counter()
@@ -203,7 +203,7 @@ def _timed_on_stream(runner: Runner, count: int) -> tuple[float, float]:
 
 
 def _timed_on_cores(runner: Runner, count: int) -> tuple[float, float]:
-    """The same by the clock of processors that are shared."""
+    """The same, with the clock for shared processors."""
     step_s = update_s = 0.0
     for _ in range(count):
         started_s = now_s()
@@ -219,7 +219,7 @@ def _slice(cut: Cut, runners: list[Runner], times: list[_Times], states: list[fl
     few, more = (runner.num_layers for runner in runners)
     work_s = [taken.step_s - taken.update_s for taken in times]
     layer_s = (work_s[1] - work_s[0]) / (more - few)
-    if layer_s <= 0:  # a disturbed machine: the larger step is then the better witness
+    if layer_s <= 0:  # the machine was disturbed: the step with more layers is then more reliable
         layer_s = work_s[1] / (more + 1)
     saved = max((peaks[1] - peaks[0]) / (more - few), 0.0)
     return Slice(
@@ -253,17 +253,17 @@ def _slice(cut: Cut, runners: list[Runner], times: list[_Times], states: list[fl
 
 
 def number_format(precision: str) -> str:
-    """What a recipe of the trainer multiplies in."""
+    """The number format of the products in a recipe of the trainer."""
     return recipe(precision).profile_format
 
 
 def runs(precision: str) -> bool:
-    """Whether the trainer knows a precision."""
+    """Whether the trainer supports a precision."""
     return precision in NUMBERS
 
 
 def alone(device: torch.device) -> Callable[[], None]:
-    """Make this process a world of its own, as the trainer asks for one; what undoes it."""
+    """Make a process group of this process alone, because the trainer needs one; undo it at the end."""
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)

@@ -1,7 +1,7 @@
-"""Processes that load torch while their parent still does, and wait for a request.
+"""Processes that load torch while their parent loads it too, and then wait for a request.
 
-Importing torch takes seconds, in the parent and once more in each process that it starts. Nothing here needs torch: a command that will
-want such processes can start them before it imports it.
+Importing torch takes seconds, in the parent and again in each process that it starts. This module does not need torch, so a command can
+start such processes before it imports torch itself.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import IO
 
 DEVICES = "nvidia[0-9]*"  # files in /dev, one for each GPU
 TIMER = "meshwright.train.measure.workers"  # the module of processes that time slices of a training step
-ENVIRONMENT = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCHINDUCTOR_COMPILE_THREADS": "4"}  # theirs: they share the host's cores as they compile
+ENVIRONMENT = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCHINDUCTOR_COMPILE_THREADS": "4"}  # they share the host's cores to compile
 
 
 class Waiting:
-    """A process that runs a module with two words: the pipe to answer through, and its parent's number.
+    """A process that runs a module with two arguments: the pipe for its answers, and the process number of its parent.
 
-    Requests come in on its standard input. It answers through a pipe of its own: whatever else it prints is dropped.
+    Requests come on its standard input. It answers through a pipe of its own; everything else that it prints is dropped.
     """
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
@@ -40,13 +40,13 @@ class Waiting:
         os.close(writing)
 
     def send(self, what: object) -> None:
-        """Hand it an object; one that has ended does not mind, and will not answer either."""
+        """Send it an object; no error is raised if the process has ended, but no answer will come."""
         assert self.process.stdin is not None
         with suppress(OSError):
             send(what, self.process.stdin)
 
     def end(self, patience_s: float = 0.0) -> None:
-        """End it; it gets this long to end of itself."""
+        """End the process, after it had this long to end by itself."""
         try:
             self.process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -54,13 +54,13 @@ class Waiting:
             self.process.wait()
         assert self.process.stdin is not None
         for pipe in (self.process.stdin, self.answers):
-            with suppress(OSError):  # the last request may be unread
+            with suppress(OSError):  # the process may not have read the last request
                 pipe.close()
 
 
 @contextmanager
 def waiting(count: int, module: str = TIMER, environment: Mapping[str, str] = ENVIRONMENT) -> Iterator[list[Waiting]]:
-    """So many of them; whoever takes one from the list ends it, and those that nobody took are ended here."""
+    """A list of so many processes; code that takes one from the list must end it, and those left in the list are ended here."""
     made: list[Waiting] = []
     try:
         for _ in range(count):
@@ -78,5 +78,5 @@ def send(what: object, pipe: IO[bytes]) -> None:
 
 
 def sees_gpu(folder: Path = Path("/dev")) -> bool:
-    """Whether the system shows a GPU, and the user does not hide it: a guess, made without torch."""
+    """Whether the system shows a GPU that the user does not hide: a guess, made without torch."""
     return any(folder.glob(DEVICES)) and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")

@@ -1,7 +1,7 @@
-"""A process for each slice on a GPU: all compile at once, and each is timed alone when its turn comes.
+"""A process for each slice on a GPU: all compile at the same time, and each is timed alone when its turn comes.
 
-Compiling takes most of a slice's first step and runs on the host; one after another it would be most of the measurement. A process keeps
-what it compiled, and gives its memory back until it is asked.
+Compiling takes most of the first step of a slice and runs on the host. If slices compiled one after another, this would take most of the
+measurement. A process keeps its compiled code, and frees its GPU memory until its turn comes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from meshwright.train.measure.clock import release
 from meshwright.train.measure.slices import Cut, Runner, alone, slice_of
 from meshwright.train.measure.waiting import ENVIRONMENT, TIMER, Waiting, send
 
-ONE = 1  # layer is enough to compile for: all have the same shapes
-PATIENCE_S = 5.0  # time that a process has to end after its result
+ONE = 1  # one layer is enough to compile: all layers have the same shapes
+PATIENCE_S = 5.0  # time for a process to end after it has sent its result
 LATE = "they would have taken longer than allowed (--seconds)"
 LEFT = "its process has ended"
 
 
 class SliceError(MeshwrightError):
-    """A slice that cannot be had, and why."""
+    """A slice that could not be measured, and the reason."""
 
 
 class Worker:
@@ -44,41 +44,41 @@ class Worker:
         process.send((cut, device))
 
     def slice(self, until_s: float, within_s: float = math.inf) -> Slice:
-        """Its slice, timed now; raises where that is not before `until_s`, by the performance counter.
+        """Time the slice now; raise an error if the result does not come before `until_s` of the performance counter.
 
-        It is to take `within_s`, so that others have their time, and takes fewer rounds for that.
+        It should take no longer than `within_s`, so that time is left for the others; it uses fewer rounds if necessary.
         """
         self.process.send(within_s)
         if not _speaking([self], until_s):
             raise SliceError(LATE)
         found = self.hear()
         assert isinstance(found, Slice)
-        self.end(PATIENCE_S)  # its memory is for the next
+        self.end(PATIENCE_S)  # the next slice needs its memory
         return found
 
     def hear(self) -> object:
-        """What it answers; raises where that is why it cannot."""
+        """The answer of the process; an error if the answer says why it failed."""
         try:
             answer = pickle.load(self.answers)
-        except Exception as error:  # of half an answer, whatever it makes of it
+        except Exception as error:  # an incomplete answer can raise anything
             raise SliceError(LEFT) from error
         if isinstance(answer, str):
             raise SliceError(answer)
         return answer
 
     def end(self, patience_s: float = 0.0) -> None:
-        """End the process, which gets this long to end of itself."""
+        """End the process, after it had this long to end by itself."""
         self.process.end(patience_s)
 
 
 def _speaking(some: Sequence[Worker], until_s: float) -> list[Worker]:
-    """The processes that have answered, as soon as one has; none if time is up."""
+    """The processes that have answered, as soon as at least one has; none if the time is over."""
     heard = select.select([worker.answers for worker in some], [], [], max(until_s - time.perf_counter(), 0.0))[0]
     return [worker for worker in some if worker.answers in heard]
 
 
 def compiled(started: Sequence[Worker], until_s: float, report: Callable[[str], None]) -> dict[Worker, SliceError]:
-    """Wait until all have compiled. Who has not by then is ended, since nothing may run beside what is timed; of whom, and why."""
+    """Wait until all have compiled. Those that have not in time are ended, because nothing may run during timing; return which, and why."""
     waiting, failed = list(started), {}
     while waiting and (heard := _speaking(waiting, until_s)):
         for worker in heard:
@@ -96,7 +96,7 @@ def compiled(started: Sequence[Worker], until_s: float, report: Callable[[str], 
 
 @contextmanager
 def workers(cuts: Sequence[Cut], device: torch.device, ready: list[Waiting] | None = None) -> Iterator[list[Worker]]:
-    """A process for each slice, compiling, of those that are `ready` as far as they go; none is left running."""
+    """A process for each slice, which starts to compile; the `ready` processes are used first. All of them are ended at the end."""
     made: list[Worker] = []
     try:
         for cut in cuts:
@@ -108,16 +108,16 @@ def workers(cuts: Sequence[Cut], device: torch.device, ready: list[Waiting] | No
 
 
 def main() -> None:
-    """Compile for the slice that standard input names, wait for the request, time it; errors are sent as an answer, not printed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked ends this process
+    """Compile the slice that is named on standard input, wait for the request, and time it; errors are sent as an answer, not printed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     pipe, parent = (int(word) for word in sys.argv[1:3])
     end_with(parent)
     asker, answers = sys.stdin.buffer, os.fdopen(pipe, "wb")
     if flash_attention.installed():
-        with suppress(Exception):  # a broken one shows in its trial
-            flash_attention.load()  # takes seconds that would otherwise count as compiling
+        with suppress(Exception):  # if it is broken, its trial shows this
+            flash_attention.load()  # takes seconds, which would otherwise count as compiling
     cut, device = pickle.load(asker)
-    with suppress(EOFError, BrokenPipeError):  # the parent has gone
+    with suppress(EOFError, BrokenPipeError):  # the parent has ended
         try:
             undo = alone(device)
             _compile(cut, device)
@@ -129,16 +129,16 @@ def main() -> None:
             raise
         except torch.OutOfMemoryError:
             send("out of memory", answers)
-        except Exception as error:  # of a compiler or a kernel: the others must go on
+        except Exception as error:  # an error of a compiler or a kernel: the others must go on
             lines = str(error).strip().splitlines()
             send(f"{type(error).__name__}: {lines[0] if lines else 'no message'}", answers)
 
 
 def _compile(cut: Cut, device: torch.device) -> None:
-    """One step of one layer. Memory that others hold now is no reason to give up: the slice then compiles when its turn comes."""
+    """Run one step of one layer. If memory is short because other processes use it, the slice is compiled when its turn comes."""
     with suppress(torch.OutOfMemoryError):
         _step(cut, device)
-    release(device)  # when nothing of the step is held any more
+    release(device)  # after all tensors of the step are gone
 
 
 def _step(cut: Cut, device: torch.device) -> None:

@@ -1,8 +1,8 @@
 """A layout's rank grid as process groups: one for each axis on which ranks exchange something.
 
-The grid is the plan's: the innermost axis of `layout.order` varies fastest with the rank, so that where a launcher fills racks in rank
-order, an axis stays on the tier that the plan put it on. A group is a communicator of NCCL, which takes memory and time to make, so there
-are no more of them than are used: none for an axis of one rank, and none for data parallelism beside the one that shares a sharded state.
+The grid is that of the plan: the innermost axis of `layout.order` varies fastest with the rank. If a launcher fills racks in rank order, an
+axis therefore stays on the tier that the plan put it on. Over NCCL a group is a communicator, which needs memory and time, so only groups
+that are used are made: none for an axis of one rank, and for data parallelism only those of `replicate` and `shard`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Mesh:
     shard: Axis  # over the ranks that share one sharded state
     timer: Timer
     marks: Marks
-    same_keys: Axis | None  # over the tensor-parallel ranks that hold the same key-value head; None: each has heads of its own
-    lanes: Mapping[Lane, dist.ProcessGroup]  # from stage to stage, a group for each direction; empty: the axis's own serves
-    made: Sequence[dist.ProcessGroup]  # all groups of this rank, without the world's
+    same_keys: Axis | None  # over the tensor-parallel ranks with the same key-value head; None: each has its own heads
+    lanes: Mapping[Lane, dist.ProcessGroup]  # from stage to stage, a group for each direction; empty: the group of the axis is used
+    made: Sequence[dist.ProcessGroup]  # all groups of this rank, except the one of all ranks
     making_s: float  # seconds that making them took
 
     @property
@@ -56,7 +56,7 @@ class Mesh:
 
     @property
     def num_groups(self) -> int:
-        """Groups that this rank is in, with that of all ranks: over NCCL each is a communicator."""
+        """Number of groups that this rank is in, with that of all ranks: over NCCL each is a communicator."""
         return 1 + len(self.made)
 
     def lane(self, source: int, target: int) -> dist.ProcessGroup:
@@ -77,7 +77,7 @@ class Mesh:
         return DeviceMesh.from_group(groups, self.device.type, column, mesh_dim_names=("replicate", "shard"))
 
     def close(self) -> None:
-        """Give the groups of this mesh back. Every rank of the layout must call it."""
+        """Destroy the groups of this mesh. Every rank of the layout must call it."""
         dist.barrier()  # another rank may still be connecting
         for group in self.made:
             dist.destroy_process_group(group)
@@ -139,13 +139,13 @@ class _Maker:
         self.made: list[dist.ProcessGroup] = []
 
     def along(self, axis: str) -> list[list[int]]:
-        """Ranks that differ on one axis only, in its order: disjoint groups of all ranks."""
+        """Groups of ranks that differ on one axis only, in its order; they are disjoint and contain all ranks."""
         names = list(reversed(self.layout.order))
         groups: list[list[int]] = rank_grid(self.layout).movedim(names.index(axis), -1).reshape(-1, getattr(self.layout, axis)).tolist()
         return groups
 
     def axis(self, name: str, groups: Sequence[Sequence[int]], *, exchanges: bool = True) -> Axis:
-        """This rank's axis of disjoint groups that hold all ranks; with a process group, where there is something to exchange."""
+        """This rank's axis, from disjoint groups that contain all ranks; with a process group if there is something to exchange."""
         own = sorted(next(group for group in groups if self.rank in group))  # as torch orders them
         group = self.group(groups) if exchanges and len(own) > 1 else None
         return Axis(
@@ -153,10 +153,10 @@ class _Maker:
         )
 
     def group(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
-        """This rank's group of disjoint ones; None where it is in none of them.
+        """This rank's group among disjoint groups; None if it is in none of them.
 
-        Where the world is bound to GPUs, torch makes a group by splitting the world's NCCL communicator, in which all ranks take part:
-        a rank that made only its own groups would be matched with others that split off something else.
+        If the default group is bound to GPUs, torch makes a group by splitting its NCCL communicator, and all ranks take part in a split.
+        If a rank made only its own groups, its split would be matched with a different split of other ranks.
         """
         if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
             made = dist.split_group(split_ranks=[sorted(group) for group in groups])
@@ -185,12 +185,12 @@ class _Maker:
 
 
 def lane_rounds(num_stages: int, ends_meet: bool = True) -> list[list[Lane]]:
-    """The neighbours in a row of stages, or a ring where its ends meet, in rounds in which no stage has two neighbours."""
+    """Pairs of neighbours in a row of stages, or in a ring if the ends meet, in rounds in which no stage is in two pairs."""
     if num_stages < 3:
         return [[(0, 1)]] if num_stages == 2 else []
     row = [(stage, stage + 1) for stage in range(num_stages - 1)]
     last = [(num_stages - 1, 0)] if ends_meet else []
-    if num_stages % 2:  # the pair of the ends has a neighbour in both rounds
+    if num_stages % 2:  # the pair of the two ends would share a stage with a pair in each round
         return [row[::2], row[1::2], *([last] if last else [])]
     return [row[::2], row[1::2] + last]
 
@@ -203,7 +203,7 @@ def _world_groups(layout: Layout, pairs: Sequence[Lane]) -> list[list[int]]:
 
 
 def same_key_groups(layout: Layout, key_copies: int) -> list[list[int]]:
-    """Disjoint groups of all ranks: those of one tensor-parallel group that hold the same key-value head."""
+    """Disjoint groups of all ranks: the ranks of one tensor-parallel group that hold the same key-value head."""
     names = list(reversed(layout.order))
     groups: list[list[int]] = rank_grid(layout).movedim(names.index("tp"), -1).reshape(-1, key_copies).tolist()
     return groups
