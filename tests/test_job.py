@@ -333,6 +333,7 @@ def test_how_unevenly_experts_are_used_can_be_set_where_there_are_experts() -> N
     even, uneven = job.forecast("ep=8,mbs=1"), job.changed("workload.expert_imbalance=1.5").forecast("ep=8,mbs=1")
     assert uneven.step_s > even.step_s and uneven.mfu < even.mfu
     assert any("assumed to get equally many tokens" in note for note in even.notes)
+    assert all(note.isprintable() for note in even.notes)
     assert any("the busiest rank gets 1.5 times the mean" in note and "memory is counted for equal shares" in note for note in uneven.notes)
     dense = Job("llama-3.1-8b", "dgx-h100-superpod", "pretrain-1t", gpus=64)
     assert not any("experts" in note for note in dense.forecast("mbs=1,zero=3").notes)

@@ -50,7 +50,7 @@ def test_a_node_that_fails_again_has_its_newest_reasons_and_others_stay():
 def test_a_damaged_list_is_refused_with_its_path(tmp_path, content):
     path = tmp_path / "bad.json"
     path.write_text(content)
-    with pytest.raises(InputError, match="no list of bad nodes") as caught:
+    with pytest.raises(InputError, match="not a list of bad nodes") as caught:
         read_bad_nodes(path)
     assert caught.value.where == str(path) and caught.value.fix
 

@@ -119,6 +119,9 @@ COVERING = [
     # A tied table under ZeRO 3: on one stage, and on both ends of a pipeline.
     case("dp=2,mbs=4,zero=3", "tied"),
     case("pp=2,dp=2,mbs=2,zero=3", "tied"),
+    # A state of which every rank holds a whole copy is sharded in name only.
+    case("dp=2,mbs=4,zero=3,zero_ranks=1"),
+    case("dp=2,cp=2,mbs=4,zero=1,zero_ranks=1,cp_kind=all-gather"),
 ]
 COPIES = [
     case("tp=4,mbs=4,recompute=full", "few"),

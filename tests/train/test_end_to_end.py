@@ -178,6 +178,14 @@ def test_sigterm_saves_and_another_layout_goes_on(slow_run: Callable[..., Comman
     assert (run / f"plan-until-step-{steps}.json").is_file()
 
 
+def test_sigterm_without_saving_does_not_promise_a_checkpoint(slow_run: Callable[..., Command], tmp_path: Path) -> None:
+    command = slow_run("--no-save")
+    command.step(tmp_path / "runs" / "a", 2)
+    os.kill(command.pid, signal.SIGTERM)
+    assert command.wait() == 0
+    assert command.err == "meshwright: stopped; nothing was saved, as --no-save asks, so the run cannot be continued\n"
+
+
 def test_a_rank_that_cannot_save_stops_nobody(plan: Path, tmp_path: Path) -> None:
     given = ("--steps", "8", "--name", "a", "--checkpoint-every", "3")
     command = train(tmp_path, plan, *given, before=faults.failing_mkdir, with_=(1, 3))

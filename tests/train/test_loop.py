@@ -21,6 +21,7 @@ from meshwright.simulator.noise import QUIET
 from meshwright.simulator.run import Conditions, run_plan
 from meshwright.train import loop
 from meshwright.train.job import TrainingJob
+from meshwright.train.parallel.timing import HostTimer
 
 
 def job(small: Small, num_steps: int, **workload: Any) -> TrainingJob:
@@ -57,7 +58,7 @@ def parts_of(training: TrainingJob, is_late: bool, **wishes: int) -> Any:
         result = SimpleNamespace(is_finite=not wished["nan"], loss=math.nan, grad_norm=1.0, own_norms=(), **wished)
         return SimpleNamespace(result=lambda: result)
 
-    parts.replica.step, parts.replica.is_late = step, is_late
+    parts.replica.step, parts.replica.is_late, parts.replica.mesh.timer = step, is_late, HostTimer()
     parts.saves.is_due.return_value = False
     return parts
 
@@ -147,3 +148,55 @@ def test_a_step_without_numbers_is_named_whenever_it_is_looked_at(small: Small, 
         loop.train(parts, loop.Progress())
     assert found.value.what == "the loss of step 5 (samples 32 to 39) is NaN or infinite: rank 1"
     assert recorded(parts) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_run_that_has_taken_its_last_step_ends_as_it_would_have(small: Small, is_late: bool) -> None:
+    evaluated: list[int] = []
+    training = job(small, 9, evaluation=Evaluation(num_samples=6, every_samples=24))
+    with without_ranks(evaluated):
+        assert loop.train(parts_of(training, is_late, stops=9 - is_late), loop.Progress()) == "finished"
+    assert evaluated == [3, 6, 9]
+
+
+def test_a_wish_to_stop_that_comes_with_a_wish_to_save_is_heard(small: Small) -> None:
+    parts, progress = parts_of(job(small, 9), True, saves=3, stops=4), loop.Progress()
+    with without_ranks([]):
+        assert loop.train(parts, progress) == "stopped"
+    assert (progress.step, recorded(parts)) == (4, [1, 2, 3, 4])
+
+
+class Device:
+    """A clock of a device whose steps take 1 s, while the host needs 0.1 s to launch one; as a timer of moments on it."""
+
+    def __init__(self) -> None:
+        self.host_s = self.busy_until_s = 0.0
+
+    def launch(self) -> None:
+        self.host_s += 0.1
+        self.busy_until_s = max(self.busy_until_s, self.host_s) + 1.0
+
+    def moment(self) -> float:
+        return max(self.busy_until_s, self.host_s)
+
+    def later(self) -> Any:
+        return dict
+
+
+def test_steps_of_a_device_that_lags_behind_add_up_to_the_time_between_pauses(small: Small) -> None:
+    parts, device = parts_of(job(small, 8, evaluation=Evaluation(num_samples=6, every_samples=32)), True), Device()
+    take, parts.replica.mesh.timer = parts.replica.step, device
+
+    def step(batch: object, rate: float) -> Any:
+        device.launch()
+        return take(batch, rate)
+
+    def evaluate(parts: Any, progress: loop.Progress) -> bool:
+        device.host_s = max(device.host_s, device.busy_until_s) + 5.0  # the host has waited for the device, and evaluates
+        return False
+
+    parts.replica.step = step
+    with without_ranks([]), patch.object(loop, "evaluate", evaluate):
+        loop.train(parts, loop.Progress())
+    seconds = [call.args[0].step_s for call in parts.logbook.step.call_args_list]
+    assert seconds == pytest.approx([1.1, 1.0, 1.0, 1.0, 1.1, 1.0, 1.0, 1.0])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from meshwright.errors import InputError
+from meshwright.train.parallel.marks import Marks
 from meshwright.train.sums import NUM_OWN, NUM_SUMS, StepResult, Sums, update_scale
 
 NOMINAL = 64
@@ -17,7 +18,7 @@ def sums(loss: float, tokens: float, squares: float, stops: float = 0.0, saves: 
     """What two ranks' step summed up to; the first has a gradient of norm 3 and a loss of 5, the second of 4 and 7."""
     totals = torch.tensor([loss, tokens, squares, stops, saves, 9.0, 5.0, 16.0, 7.0], dtype=torch.float64)
     assert len(totals) == NUM_SUMS + 2 * NUM_OWN
-    return Sums(totals, totals, None, NOMINAL, 2, None)
+    return Sums(totals, totals, None, NOMINAL, 2, None, Marks())
 
 
 def test_a_result_is_per_token_that_carries_loss() -> None:
@@ -66,6 +67,6 @@ def test_what_rides_with_the_sums_arrives_once() -> None:
 
     rows = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     totals = torch.cat((sums(96.0, 32.0, 25.0).totals, torch.tensor(rows, dtype=torch.float64).flatten()))
-    found = Sums(totals, totals, None, NOMINAL, 2, Guest())
+    found = Sums(totals, totals, None, NOMINAL, 2, Guest(), Marks())
     assert found.result() == found.result() == sums(96.0, 32.0, 25.0).result()
     assert arrived == [rows]

@@ -158,7 +158,9 @@ def show_end(job: TrainingJob, wishes: Wishes) -> None:
     """Print how the run went, and how to continue a run that was stopped."""
     status = show_run(job.folder, job.plan, as_json=wishes.as_json)
     show_next(job)
-    if status == "stopped":
+    if status == "stopped" and not job.saves_at_end:
+        print("meshwright: stopped; nothing was saved, as --no-save asks, so the run cannot be continued", file=sys.stderr)
+    elif status == "stopped":
         again = shlex.join(["meshwright", "train", "--runs", str(job.runs), "--name", job.name, "--resume", *more_money(job)])
         print(f"meshwright: stopped and saved; continue with: {again}", file=sys.stderr)
 

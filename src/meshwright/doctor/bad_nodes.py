@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, argument
 from meshwright.files import read_text, write_whole
 
 FORMAT = "meshwright bad nodes"
@@ -35,14 +35,20 @@ def read_bad_nodes(path: Path) -> tuple[BadNode, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the list of bad nodes: {error}", where=str(path), fix=FIX) from None
+        why = (error.strerror or "it is not text") if isinstance(error, OSError) else "it is not text"
+        raise InputError(
+            f"cannot read the list of bad nodes: {why}", where=str(path), fix=f"name another file: {argument('bad_nodes')}"
+        ) from None
     try:
         values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError("it holds no object")
         if values["kind"] != FORMAT or values["version"] != VERSION:
             raise ValueError(f"kind {values['kind']!r}, version {values['version']!r}")
         return tuple(_node(one) for one in values["nodes"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"this is no list of bad nodes: {type(error).__name__}: {error}", where=str(path), fix=FIX) from None
+        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"this is not a list of bad nodes: {why}", where=str(path), fix=FIX) from None
 
 
 def _node(values: Mapping[str, Any]) -> BadNode:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshwright.arguments import check_type, typed
 from meshwright.describe.cluster import beyond_note
 from meshwright.describe.workload import Workload
-from meshwright.errors import InputError, argument, nearest
+from meshwright.errors import InputError, nearest
 from meshwright.frames import data_frame
 from meshwright.frozen import FrozenDict
 from meshwright.job import Job
@@ -269,9 +269,12 @@ def _imbalance_note(job: Job, layout: Layout) -> str:
     """What is assumed of the tokens that experts get; empty without experts."""
     if job.model.experts is None:
         return ""
-    stated, key = job.workload.expert_imbalance, argument("changes", "workload.expert_imbalance=1.2")
+    stated = job.workload.expert_imbalance
     if stated == 1:
-        return f"experts: all ranks are assumed to get equally many tokens ({key} makes the busiest wait for 1.2 times the mean)"
+        return (
+            "experts: all ranks are assumed to get equally many tokens; the change workload.expert_imbalance=1.2 gives the busiest rank "
+            "1.2 times the mean"
+        )
     most = f", of which {layout.ep:g} is all there is with ep={layout.ep}" if stated > layout.ep else ""
     return (
         f"experts: the busiest rank gets {stated:g} times the mean of the tokens, as stated{most}; its products and its share of the "

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from meshwright.errors import MeshwrightError
 from meshwright.train.data.corpus import Corpus
@@ -26,6 +27,7 @@ from meshwright.train.job import TrainingJob
 from meshwright.train.model.compiled import compiles
 from meshwright.train.parallel.batches import micro_batch, sample_numbers, without_loss
 from meshwright.train.parallel.pipeline import MicroBatch
+from meshwright.train.parallel.timing import Moment, between_s
 from meshwright.train.record import measured
 from meshwright.train.record.logbook import Logbook, Step
 from meshwright.train.replica import Replica
@@ -64,22 +66,23 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """A step that was taken, whose result was perhaps not read yet."""
+    """A step that was taken, and perhaps not read yet."""
 
     progress: Progress  # after it
     batch: Sequence[MicroBatch]
     sums: Sums
     rate: float
-    step_s: float
-    ended_s: float  # on the monotonic clock
+    ended: Moment  # by the timer of the device
+    step_s: Callable[[], float]  # from the end of the step before; waits for the device
+    ended_s: float  # by the monotonic clock
     exchange: measured.Exchange
 
 
 def train(parts: Parts, progress: Progress) -> str:
-    """Train until the target, the last step, a signal or a spent budget; return how it ended, as the status of a run.
+    """Train until the target, the last step, a signal or a spent budget; how it ended, in the words of a run's status.
 
-    On a GPU the result of a step is read while the next one runs, so that the device never waits for the host. Before an evaluation, a
-    checkpoint and the end, the result of the last step is read too.
+    On a GPU the result of a step is read while the next step runs, so that the device never waits for the host. Before an evaluation, a
+    checkpoint and the end of the run the last result is read too.
     """
     job, replica, logbook = parts.job, parts.replica, parts.logbook
     workload, last = job.plan.workload, job.last_step
@@ -88,22 +91,23 @@ def train(parts: Parts, progress: Progress) -> str:
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
     replica.wants_save = parts.saves.wants_save
     unseen: deque[Taken] = deque()
+    timer = replica.mesh.timer
     with ExitStack() as stack:
         batches = stack.enter_context(Prefetcher(parts.train, _numbers(job, replica, progress.samples)))
         garbage = stack.enter_context(Garbage(compiles=compiles(replica.mesh.layout, replica.mesh.device)))
-        started_s = time.perf_counter()
+        begun = timer.moment()
         while progress.step < last:
-            taken = _step(parts, progress, batches, started_s)
+            taken = _step(parts, progress, batches, begun)
             unseen.append(taken)
-            started_s = time.perf_counter()
+            begun = taken.ended
             evaluates = workload.is_evaluated_after(progress.step, last)
             pauses = evaluates or parts.saves.is_due(progress.step) or progress.step == last or not replica.is_late
             results = [_look(parts, unseen.popleft(), spikes) for _ in range(len(unseen) - (not pauses))]
             garbage.step()
+            if any(result.stops or result.saves for result in results):
+                results += [_look(parts, unseen.popleft(), spikes) for _ in range(len(unseen))]
             stops, saves = any(result.stops for result in results), any(result.saves for result in results)
-            if stops or saves:
-                _look_at_all(parts, unseen, spikes)
-            if stops:
+            if stops and progress.step < last:  # a run that has taken its last step ends as it would have
                 status = "stopped"
                 break
             if evaluates:
@@ -114,39 +118,46 @@ def train(parts: Parts, progress: Progress) -> str:
             if (saves or parts.saves.is_due(progress.step)) and progress.step < last:
                 with parts.watch.allow(EVALUATION_PATIENCE_S, "copying a checkpoint"):
                     parts.saves.save(progress)
-            if pauses or saves:
-                started_s = time.perf_counter()  # time between two steps belongs to neither
+            if not unseen:
+                begun = timer.moment()  # what lies between two steps belongs to neither
     logbook.flush()
     return status
 
 
-def _step(parts: Parts, progress: Progress, batches: Prefetcher, started_s: float) -> Taken:
-    """Take one step; its times are sent with the sum of the next step."""
+def _step(parts: Parts, progress: Progress, batches: Prefetcher, begun: Moment) -> Taken:
+    """Take one step, and attach its times to the sum of the next step."""
     job, replica = parts.job, parts.replica
+    mesh = replica.mesh
     batch = _device_batch(parts, next(batches))
-    replica.mesh.timer.later()  # work between two steps does not belong to this step
+    mesh.timer.later()  # drop what ran between two steps: it does not belong to this one
     batch_size = job.plan.workload.global_batch
     rate = job.training.rate(progress.samples + batch_size)
     sums = replica.step(batch, rate)
     progress.step, progress.samples = progress.step + 1, progress.samples + batch_size
-    step_s, data_s, mesh = time.perf_counter() - started_s, batches.last_wait_s, replica.mesh
-    spans = mesh.timer.later()  # the device still computes the update, and the next step's work is queued behind it
-    exchange = measured.Exchange(lambda: measured.parts_of({**spans(), "data": [data_s]}, mesh.layout, step_s), mesh)
+    spans = mesh.timer.later()  # read later: the device is still at the update, and must not run out of work
+    data_s = batches.last_wait_s
+    ended = mesh.timer.moment()
+    step_s = cache(lambda: between_s(begun, ended))
+    exchange = measured.Exchange(lambda: measured.parts_of({**spans(), "data": [data_s]}, mesh.layout, step_s()), mesh)
     replica.rider = exchange
-    parts.watch.step(progress.step, step_s)
-    return Taken(progress=replace(progress), batch=batch, sums=sums, rate=rate, step_s=step_s, ended_s=time.monotonic(), exchange=exchange)
-
-
-def _look_at_all(parts: Parts, unseen: deque[Taken], spikes: Spikes) -> None:
-    while unseen:
-        _look(parts, unseen.popleft(), spikes)
+    return Taken(
+        progress=replace(progress),
+        batch=batch,
+        sums=sums,
+        rate=rate,
+        ended=ended,
+        step_s=step_s,
+        ended_s=time.monotonic(),
+        exchange=exchange,
+    )
 
 
 def _look(parts: Parts, taken: Taken, spikes: Spikes) -> StepResult:
-    """Read the result of a step and record it; raise an error if it is not finite. The times of the step before have come with it."""
-    started_s = time.perf_counter()
+    """Read the result of a step and record it; raise if it is not finite. The times of the step before have arrived with it."""
     progress, logbook = taken.progress, parts.logbook
-    result = taken.sums.result()
+    result, step_s = taken.sums.result(), taken.step_s()
+    started_s = time.perf_counter()
+    parts.watch.step(progress.step, step_s)
     if not result.is_finite:
         raise _refusal(parts, taken, result)
     if spike := spikes.update(progress.step, result.grad_norm, result.own_norms):
@@ -155,9 +166,9 @@ def _look(parts: Parts, taken: Taken, spikes: Spikes) -> StepResult:
             before = Progress(step=progress.step - 1, samples=progress.samples - parts.job.plan.workload.global_batch)
             logbook.spike(before, spike, "" if parts.replica.is_late else largest_parameter(parts.replica))
     logbook.flush()
-    logbook.step(Step(progress.step, progress.samples, result, taken.step_s, taken.rate, taken.exchange, taken.ended_s))
+    logbook.step(Step(progress.step, progress.samples, result, step_s, taken.rate, taken.exchange, taken.ended_s))
     saved = parts.saves.finished()
-    parts.limit.saw(taken.step_s, saved)
+    parts.limit.saw(step_s, saved)
     logbook.saves(progress, saved)
     logbook.recording_s = time.perf_counter() - started_s
     return result

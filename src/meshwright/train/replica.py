@@ -187,7 +187,7 @@ class Replica:
         # A single rank needs no buckets, unless gradients are added up in another precision than they are computed in.
         if self.mesh.num_replicas == 1 and (self.numbers.gradient == self.numbers.compute or self.num_micro_batches == 1):
             return Alone(chunk, self.mesh, self.numbers)
-        if self.mesh.layout.zero_stage == 3 and self.mesh.num_replicas > 1:
+        if self.mesh.layout.zero_stage == 3 and self.mesh.shard.size > 1:  # with one rank each, whole copies are summed as in ZeRO 0
             return FullySharded(chunk, self.mesh, self.numbers)
         size = sum(parameter.numel() for parameter in chunk.parameters())
         most = max(min(BUCKET_PARAMETERS, size // SMALLEST_BUCKETS), 1)

@@ -132,7 +132,7 @@ def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: 
         saves = Saves(job, replica, marks_of_run, resumed_step, store=place.store, is_hurried=lambda: stop.is_asked)
         if writer and not job.resume:
             begun_s = time.monotonic() - writer.time_s  # the ledger of a new run begins when its folder is created
-        limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_s)
+        limit = Limit(job.budget if is_writer else None, begun_s, job.plan.step_s, num_ahead=2 if replica.is_late else 0)
         parts = Parts(
             job=job, replica=replica, corpus=corpus, train=samples, saves=saves, logbook=logbook, watch=watch, stop=stop, limit=limit
         )

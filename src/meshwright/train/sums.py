@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.errors import InputError
+from meshwright.train.parallel.marks import Marks
 from meshwright.train.parallel.mesh import Mesh
 
 NUM_SUMS = 5  # loss, tokens, squares of gradients, wishes to stop, wishes to save
@@ -62,13 +63,16 @@ class Sums:
     nominal: int  # tokens that the loss was divided by
     num_ranks: int
     rider: Rider | None
+    marks: Marks
     _values: list[float] | None = None
 
     def values(self) -> list[float]:
         """Loss, tokens and squares of gradients, and whether a rank wants to stop and to save; waits for the device."""
         if self._values is None:
             if self.arrived is not None:
+                self.marks.enter("sum of loss and norm", "world", range(self.num_ranks))
                 self.arrived.synchronize()
+                self.marks.leave()
             self._values = self.here[:NUM_SUMS].tolist()
             if self.rider:
                 self.rider.arrive(self.here[NUM_SUMS + NUM_OWN * self.num_ranks :].view(self.num_ranks, -1))
@@ -145,9 +149,9 @@ def send(own: Own, mesh: Mesh, nominal: int, rider: Rider | None = None) -> Sums
         dist.all_reduce(totals)
     mesh.marks.leave()
     if not is_gpu:
-        return Sums(totals, totals, None, nominal, num_ranks, rider)
+        return Sums(totals, totals, None, nominal, num_ranks, rider, mesh.marks)
     here = torch.empty(totals.shape, dtype=totals.dtype, pin_memory=True)
     here.copy_(totals, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record()
-    return Sums(totals, here, arrived, nominal, num_ranks, rider)
+    return Sums(totals, here, arrived, nominal, num_ranks, rider, mesh.marks)

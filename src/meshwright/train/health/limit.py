@@ -17,15 +17,16 @@ from meshwright.train.checkpoint import SaveReport
 class Limit:
     """The time at which a budget is spent; infinite on other ranks and in runs without a budget."""
 
-    def __init__(self, budget: Budget | None = None, begun_s: float = 0.0, step_s: float = 0.0) -> None:
+    def __init__(self, budget: Budget | None = None, begun_s: float = 0.0, step_s: float = 0.0, *, num_ahead: int = 0) -> None:
         self.budget, self.begun_s = budget, begun_s  # by the monotonic clock: when this start of the run began
+        self.num_ahead = num_ahead  # steps that are taken before a wish to stop is seen
         self.until_s = begun_s + budget.seconds_left if budget else math.inf
         self.step_s, self.save_s = step_s, 0.0  # of the last step (before the first: as predicted), and of the longest save
         self.is_passed = False
 
     def wants_stop(self) -> bool:
-        """Whether the run should end with this step, because one more step and the last save would exceed the budget."""
-        if time.monotonic() + self.step_s + self.save_s > self.until_s:
+        """Whether the run should end with this step, because another step and the last save would exceed the budget."""
+        if time.monotonic() + (1 + self.num_ahead) * self.step_s + self.save_s > self.until_s:
             self.is_passed = True
         return self.is_passed
 

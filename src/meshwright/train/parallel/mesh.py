@@ -67,10 +67,10 @@ class Mesh:
 
     def of_replicas(self) -> DeviceMesh:
         """The ranks that hold the same weights, for torch's `fully_shard`: groups that share a state, then the ranks of one."""
-        axes = [axis for axis in (self.replicate, self.shard) if axis.size > 1]
-        groups = [axis.group for axis in axes if axis.group is not None]
+        groups = [axis.group for axis in (self.replicate, self.shard) if axis.group is not None]
         if not groups:
             return DeviceMesh(self.device.type, [self.rank], mesh_dim_names=("shard",))
+        assert self.shard.group is not None, "a state that no ranks share is not sharded"
         if len(groups) == 1:
             return DeviceMesh.from_group(groups[0], self.device.type, mesh_dim_names=("shard",))
         column = next(grid for grid in replica_grid(self.layout) if self.rank in grid)

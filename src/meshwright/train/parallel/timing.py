@@ -33,6 +33,10 @@ class HostTimer:
         finally:
             self._spans[name].append(self._clock() - start)
 
+    def moment(self) -> float:
+        """Now."""
+        return time.perf_counter()
+
     def take(self) -> Spans:
         """Seconds of every span since the last call, by part."""
         taken, self._spans = self._spans, defaultdict(list)
@@ -65,6 +69,12 @@ class StreamTimer:
             end.record()
             self._pairs.append((name, start, end))
 
+    def moment(self) -> torch.cuda.Event:
+        """When the stream has done what is queued now."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
     def take(self) -> Spans:
         """Seconds of every span since the last call, by part; waits for the device."""
         return self.later()()
@@ -87,6 +97,16 @@ class StreamTimer:
 
 
 Timer = HostTimer | StreamTimer
+Moment = float | torch.cuda.Event
+
+
+def between_s(start: Moment, end: Moment) -> float:
+    """Seconds from one moment to another of the same timer; waits for a device that has not reached the second."""
+    if isinstance(start, float) or isinstance(end, float):
+        assert isinstance(start, float) and isinstance(end, float), "moments of one timer"
+        return end - start
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
 
 
 def timer_for(device: torch.device) -> Timer:
