@@ -103,7 +103,7 @@ def test_a_damaged_list_is_refused_before_anything_is_measured(machine, run, tmp
     (tmp_path / "bad.json").write_text("not JSON")
     machine["disk"] = lambda folder: pytest.fail("the disk was timed")
     code, _, err = run("--bad-nodes", "bad.json")
-    assert code == 2 and "no list of bad nodes" in err
+    assert code == 2 and "not a list of bad nodes" in err
 
 
 TWO_CARDS = """#!/bin/sh
