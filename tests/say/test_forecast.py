@@ -191,3 +191,9 @@ def test_the_layout_in_json_is_read_back_whole() -> None:
 def test_a_bound_without_a_far_end_is_null() -> None:
     values = JOB.changed("workload.global_batch=16384").forecast("tp=4,cp=2,pp=8,vp=8,mbs=1").to_json()
     assert values["is_lower_bound"] is True and values["time_to_train_high_s"] is None and values["time_to_train_s"] > 0
+
+
+def test_a_pipeline_of_single_chunks_names_who_runs_it_without_overlap() -> None:
+    job = Job("llama-3.1-8b", "dgx-h100-superpod", "mlperf-llama31-8b", gpus=64)
+    found = {name: (value, words) for name, value, words in forecast_document(job.forecast("pp=2,mbs=1")).blocks[0].rows}  # type: ignore[union-attr]
+    assert found["runs on"][0] == "megatron, bridge" and found["runs on"][1].startswith("with overlap_pp=no")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from meshwright.describe.whatif import domain_changes
@@ -71,12 +71,17 @@ def _question(forecast: Forecast) -> Iterator[Line]:
         f"{workload.global_batch:,} x {workload.seq_len:,} tokens",
         f"{workload.precision}, software {software_text(forecast.job.software)}",
     )
-    able = runs_on(forecast.job, layout)
-    yield (
-        "runs on",
-        ", ".join(able) or "none known",
-        "" if able else "no stack that meshwright knows runs it as planned; --json has the reasons",
-    )
+    yield "runs on", *_runners(forecast)
+
+
+def _runners(forecast: Forecast) -> tuple[str, str]:
+    """The stacks that run the layout, and a word about it; stacks that would without one overlap are named with that."""
+    layout = forecast.layout
+    if able := runs_on(forecast.job, layout):
+        return ", ".join(able), ""
+    if able := runs_on(forecast.job, replace(layout, overlap_pp=False)):
+        return ", ".join(able), "with overlap_pp=no: they do not overlap messages of single chunks"
+    return "none known", "no stack that meshwright knows runs it as planned; --json has the reasons"
 
 
 def software_text(stack: Software) -> str:
