@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -24,7 +25,10 @@ from meshwright.layout import parse_layout
 from meshwright.plan.plan import read_plan
 from meshwright.record.run import read_run
 from meshwright.say.vocabulary import problems
+from meshwright.train.job import TrainingJob
+from meshwright.train.loop import Progress
 from meshwright.train.record.mlperf import check_log
+from meshwright.train.session import owes_evaluation
 
 NUM_STEPS = 8
 SLOW_S = 0.15  # a step, where a test must be quicker than the run
@@ -176,6 +180,16 @@ def test_sigterm_saves_and_another_layout_goes_on(slow_run: Callable[..., Comman
     assert losses == pytest.approx([step["loss"] for step in steps_of(unbroken)], rel=1e-5)
     assert [event["layout"].split(",")[0] for event in events_of(run, "resumed")] == ["tp=2"]
     assert (run / f"plan-until-step-{steps}.json").is_file()
+
+
+def test_an_evaluation_that_a_stop_left_out_is_made_up_for(unbroken: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "a"
+    shutil.copytree(unbroken, run)
+    events = [line for line in (run / "events.jsonl").read_text().splitlines() if json.loads(line)["kind"] != "evaluation"]
+    (run / "events.jsonl").write_text("".join(f"{line}\n" for line in events))
+    job = TrainingJob(plan=read_plan(run / "plan.json"), runs=run.parent, name="a", corpus=Path("."), num_steps=NUM_STEPS)
+    assert [step for step in range(NUM_STEPS + 1) if owes_evaluation(job, Progress(step=step))] == [2, 4, 6, 8]
+    assert not any(owes_evaluation(replace(job, runs=unbroken.parent, name=unbroken.name), Progress(step=step)) for step in range(9))
 
 
 def test_sigterm_without_saving_does_not_promise_a_checkpoint(slow_run: Callable[..., Command], tmp_path: Path) -> None:

@@ -200,3 +200,16 @@ def test_steps_of_a_device_that_lags_behind_add_up_to_the_time_between_pauses(sm
         loop.train(parts, loop.Progress())
     seconds = [call.args[0].step_s for call in parts.logbook.step.call_args_list]
     assert seconds == pytest.approx([1.1, 1.0, 1.0, 1.0, 1.1, 1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(("is_reached", "status", "steps"), [(False, "finished", [4, 5]), (True, "target_reached", [])])
+def test_a_run_that_was_stopped_before_an_evaluation_begins_with_it(small: Small, is_reached: bool, status: str, steps: list[int]) -> None:
+    parts, evaluated = parts_of(job(small, 5), False), []
+
+    def evaluate(parts: Any, progress: loop.Progress) -> bool:
+        evaluated.append(progress.step)
+        return is_reached
+
+    with without_ranks([]), patch.object(loop, "evaluate", evaluate):
+        assert loop.train(parts, loop.Progress(step=3, samples=24), owes_evaluation=True) == status
+    assert (evaluated, recorded(parts)) == ([3], steps)

@@ -78,15 +78,19 @@ class Taken:
     exchange: measured.Exchange
 
 
-def train(parts: Parts, progress: Progress) -> str:
+def train(parts: Parts, progress: Progress, *, owes_evaluation: bool = False) -> str:
     """Train until the target, the last step, a signal or a spent budget; how it ended, in the words of a run's status.
 
     On a GPU the result of a step is read while the next step runs, so that the device never waits for the host. Before an evaluation, a
-    checkpoint and the end of the run the last result is read too.
+    checkpoint and the end of the run the last result is read too. A run that was stopped before an evaluation begins with it.
     """
     job, replica, logbook = parts.job, parts.replica, parts.logbook
     workload, last = job.plan.workload, job.last_step
     logbook.block_start(progress)
+    if owes_evaluation:
+        if evaluate(parts, progress):
+            return "target_reached"
+        logbook.block_start(progress)
     status, spikes = "finished", Spikes()
     replica.wants_stop = lambda: parts.stop.is_asked or (progress.step + 1 < last and parts.limit.wants_stop())
     replica.wants_save = parts.saves.wants_save

@@ -21,6 +21,7 @@ from meshwright.files import write_whole
 from meshwright.record.entries import Event
 from meshwright.record.header import RunHeader
 from meshwright.record.lock import RunLock
+from meshwright.record.run import read_run
 from meshwright.record.writer import RunWriter, append_event, elapsed_s, set_status
 from meshwright.train.checks import check_job
 from meshwright.train.data.corpus import Corpus
@@ -44,6 +45,7 @@ from meshwright.train.replica import Replica
 from meshwright.train.saves import Saves, check_resumable, find, has_checkpoint, restore, tensor_names
 
 START_PATIENCE_S = 600.0
+OWED = "owed"
 BY_SIGNAL = "asked to stop by a signal"
 # Work of different streams waits for one another where they share a queue of the GPU: a stage's receive must not wait for its send. The
 # driver makes 8 of them unless told otherwise, and a rank has a stream for each communicator beside its own.
@@ -139,14 +141,22 @@ def _train(job: TrainingJob, mesh: Mesh, watch: Watch, stop: StopSignal, place: 
         logbook.begun(progress, time.monotonic() - begun_s, replica.attention, num_groups=mesh.num_groups, groups_s=mesh.making_s)
         log.init_stop()
         log.run_start()
-        _steps(parts, progress, place)
+        owed = agreed(place, "evaluation", lambda: OWED if owes_evaluation(job, progress) else "") if job.resume else ""
+        _steps(parts, progress, place, owes=owed == OWED)
 
 
-def _steps(parts: Parts, progress: Progress, place: Place) -> None:
+def owes_evaluation(job: TrainingJob, progress: Progress) -> bool:
+    """Whether the run was stopped after a step that an evaluation follows, and before the evaluation."""
+    if not progress.step or not job.plan.workload.is_evaluated_after(progress.step, job.last_step):
+        return False
+    return all(event.kind != "evaluation" or event.step != progress.step for event in read_run(job.folder).events)
+
+
+def _steps(parts: Parts, progress: Progress, place: Place, *, owes: bool) -> None:
     """All steps, the last checkpoint, and the record of how the run ended."""
     job, stop, logbook = parts.job, parts.stop, parts.logbook
     try:
-        status = train(parts, progress)
+        status = train(parts, progress, owes_evaluation=owes)
         why = _why_stopped(parts, progress, place) if status == "stopped" else ""
         if job.saves_at_end:
             is_hurried = why == BY_SIGNAL or stop.is_asked
