@@ -193,7 +193,7 @@ def host_memory(gathered: Gathered, expected: Expected) -> Iterator[Finding]:
         if reading.memory_bytes is None or reading.available_bytes is None:
             continue
         needed = max(AVAILABLE_SHARE * reading.memory_bytes, expected.host_bytes or 0.0)
-        measured, wanted = gib(reading.available_bytes), f"{gib(needed)} of {gib(reading.memory_bytes)} available"
+        measured, wanted = gib(reading.available_bytes), f"at least {gib(needed)} of {gib(reading.memory_bytes)} available"
         if reading.available_bytes < needed:
             fix = "end the programs that hold it (ps aux --sort=-rss), or use a node with more"
             yield _about(reading, "host memory", FAIL, "memory of the host is already taken", measured, wanted, fix)
